@@ -149,7 +149,7 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
                 Ok(Finish::Cancelled) if !input.is_terminal() => return Ok(Exit::Interrupted),
                 Ok(_) => {}
                 // a person can go on after a message that does not fit; a script cannot know
-                Err(Failure::Input(text)) if input.is_terminal() => {
+                Err(Failure::Input(text) | Failure::Machine(text)) if input.is_terminal() => {
                     terminal::note(&format!(
                         "octavo: error: {} (/reset starts over)",
                         super::failure::one_line(&text)

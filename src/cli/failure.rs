@@ -42,6 +42,10 @@ pub(super) enum Failure {
     Usage(String),
     /// Bad input: exit code 1.
     Input(String),
+    /// The machine, which has no memory or disk left, or does not answer: exit code 1.
+    Machine(String),
+    /// The same, where another try may be made: exit code 75, as sysexits.h has it.
+    Again(String),
     /// The reader of stdout closed it: exit quietly.
     Pipe,
 }
@@ -50,7 +54,10 @@ impl Failure {
     /// What is wrong, in a line.
     pub(super) fn message(&self) -> String {
         match self {
-            Failure::Usage(message) | Failure::Input(message) => one_line(message),
+            Failure::Usage(message)
+            | Failure::Input(message)
+            | Failure::Machine(message)
+            | Failure::Again(message) => one_line(message),
             Failure::Pipe => String::new(),
         }
     }
@@ -59,6 +66,7 @@ impl Failure {
     pub(super) fn of(self, part: &str) -> Failure {
         match self {
             Failure::Input(message) => Failure::Input(format!("{part}: {message}")),
+            Failure::Machine(message) => Failure::Machine(format!("{part}: {message}")),
             others => others,
         }
     }
@@ -68,7 +76,8 @@ impl Failure {
         let (message, code) = match self {
             Failure::Pipe => return ExitCode::SUCCESS,
             Failure::Usage(message) => (message, 2),
-            Failure::Input(message) => (message, 1),
+            Failure::Input(message) | Failure::Machine(message) => (message, 1),
+            Failure::Again(message) => (message, AGAIN),
         };
         terminal::note(&format!("octavo: error: {}", one_line(&message)));
         ExitCode::from(code)
@@ -78,9 +87,10 @@ impl Failure {
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
-        let mut advice = None;
+        let (mut advice, mut is_machine) = (None, false);
         while let Some(this) = cause {
             advice = advice.or_else(|| advise(this));
+            is_machine |= is_of_the_machine(this);
             if this
                 .downcast_ref::<io::Error>()
                 .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
@@ -89,11 +99,41 @@ impl<E: Error + 'static> From<E> for Failure {
             }
             cause = this.source();
         }
-        Failure::Input(match advice {
+        let message = match advice {
             Some(advice) => format!("{error} ({advice})"),
             None => error.to_string(),
-        })
+        };
+        match is_machine {
+            true => Failure::Machine(message),
+            false => Failure::Input(message),
+        }
     }
+}
+
+/// EX_TEMPFAIL: schedulers try again where they are told to.
+const AGAIN: u8 = 75;
+
+/// Whether the same command may succeed at another time or on another machine.
+fn is_of_the_machine(error: &(dyn Error + 'static)) -> bool {
+    use io::ErrorKind as Kind;
+    let io = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    let passes = [
+        Kind::StorageFull,
+        Kind::QuotaExceeded,
+        Kind::OutOfMemory,
+        Kind::TimedOut,
+        Kind::Interrupted,
+        Kind::WouldBlock,
+        Kind::ResourceBusy,
+        Kind::StaleNetworkFileHandle,
+        Kind::NetworkDown,
+        Kind::NetworkUnreachable,
+        Kind::HostUnreachable,
+    ];
+    error.is::<NoMemory>()
+        || error.is::<KvTooLarge>()
+        || matches!(error.downcast_ref(), Some(MatrixError::NoMemory { .. }))
+        || io.is_some_and(|kind| passes.contains(&kind))
 }
 
 /// What would help, in the options' names, which nothing but the command line knows.

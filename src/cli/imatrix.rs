@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use octavo_engine::EngineOptions;
-use octavo_lab::imatrix::{Collector, Options};
+use octavo_lab::imatrix::{Collector, Options, Sums};
+use octavo_lab::pieces::{Content, Key, Part};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
+use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_model, codes};
 use super::prompt::TextArgs;
 use super::{load, signal, terminal, values};
 
@@ -21,6 +23,8 @@ use super::{load, signal, terminal, values};
 Examples:
   octavo imatrix model-f16.gguf -f text.txt -o imatrix.gguf
   octavo imatrix model-f16.gguf -f text.txt -o imatrix.gguf --chunks 100 -c 512
+  octavo imatrix model-f16.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
+  octavo merge *.piece -o imatrix.gguf
 
 The text is cut into chunks of -c tokens [default: 512]; a rest is left out.")]
 pub(super) struct ImatrixArgs {
@@ -30,8 +34,9 @@ pub(super) struct ImatrixArgs {
     text: TextArgs,
     /// The new file
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
-    output: PathBuf,
-    /// Replace OUT whatever it is, unless it is an input
+    #[arg(required_unless_present = "part", conflicts_with = "part")]
+    output: Option<PathBuf>,
+    /// Replace OUT or PIECE whatever it is, unless it is an input
     #[arg(long)]
     force: bool,
     /// Chunks at most; -1 is all
@@ -41,65 +46,121 @@ pub(super) struct ImatrixArgs {
     #[arg(long)]
     process_output: bool,
     #[command(flatten)]
+    part: PartArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
+    match args.part.part() {
+        Some(_) => make(args).map_err(codes),
+        None => make(args),
+    }
+}
+
+fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default()
         .model(args.model.path())
         .file(args.text.file.as_deref());
-    let output = Output {
-        path: &args.output,
+    let output = args.output.as_deref().map(|path| Output {
+        path,
         kind: Kind::Imatrix,
         force: args.force,
         inputs: &inputs,
-    };
-    output.check()?;
+    });
+    let job = args.part.job(args.force, &inputs);
+    output.as_ref().map_or(Ok(()), Output::check)?;
+    job.as_ref().map_or(Ok(()), Job::check)?;
     signal::install()?;
     let mut text = args.text.require()?;
     // as llama.cpp's -f does
     if args.text.file.is_some() && text.last() == Some(&b'\n') {
         text.pop();
     }
-    let chunk = args.compute.context().unwrap_or(Options::default().chunk);
-    let engine = load::engine_with(
-        &args.model,
-        EngineOptions {
-            ctx: Some(chunk),
-            ..args.compute.options()?
-        },
-    )?;
-    let max_chunks = usize::try_from(args.chunks).ok();
-    let mut collector = Collector::new(
-        &engine,
-        Options {
-            chunk,
-            max_chunks,
-            output: args.process_output,
-        },
-    )?;
-    let tokens = collector.tokens(&text)?;
-    let bar = terminal::Progress::tokens("imatrix");
-    for (i, part) in tokens.chunks(chunk).enumerate() {
-        bar.at((i * chunk) as u64, tokens.len() as u64);
-        collector.add(part)?;
+    let options = EngineOptions {
+        ctx: Some(args.chunk()),
+        ..args.compute.options()?
+    };
+    if let Some(job) = job {
+        let key = args.key(&text, &options)?;
+        return job.run(key, |part| {
+            args.collect(&text, options, Some(part)).map(Some)
+        });
     }
-    bar.clear();
-    let dataset = args
-        .text
-        .file
-        .as_ref()
-        .map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+    let all = args.collect(&text, options, None)?;
+    match (output, all.content) {
+        (Some(output), Content::Imatrix(sums)) => write(&sums, &all.about.source, &output),
+        _ => Ok(Exit::Done),
+    }
+}
+
+impl ImatrixArgs {
+    fn chunk(&self) -> usize {
+        self.compute.context().unwrap_or(Options::default().chunk)
+    }
+
+    /// All that the sums depend on.
+    fn key(&self, text: &[u8], options: &EngineOptions) -> Result<Key, Failure> {
+        let mut key = Key::new("imatrix");
+        add_model(&mut key, "model", self.model.path())?;
+        key.bytes("text", text)
+            .set("tokens of a chunk", self.chunk())
+            .set("chunks", self.chunks)
+            .set("output.weight", self.process_output);
+        add_computation(&mut key, options)?;
+        Ok(key)
+    }
+
+    /// Adds up the chunks of a part, or all of them.
+    fn collect(
+        &self,
+        text: &[u8],
+        options: EngineOptions,
+        part: Option<Part>,
+    ) -> Result<Measured, Failure> {
+        let engine = load::engine_with(&self.model, options.clone())?;
+        let chunk = self.chunk();
+        let mut collector = Collector::new(
+            &engine,
+            Options {
+                chunk,
+                max_chunks: usize::try_from(self.chunks).ok(),
+                output: self.process_output,
+            },
+        )?;
+        let tokens = collector.tokens(text)?;
+        let units = tokens.len() / chunk;
+        let own = part.map_or(0..units, |part| part.range(units));
+        let tokens = &tokens[own.start * chunk..own.end * chunk];
+        let bar = terminal::Progress::tokens("imatrix");
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            bar.at((i * chunk) as u64, tokens.len() as u64);
+            collector.add(part)?;
+        }
+        bar.clear();
+        let dataset = self.text.file.as_ref();
+        let dataset = dataset.map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+        Ok(Measured {
+            units,
+            about: about(&engine, &options, dataset, chunk)?,
+            content: Content::Imatrix(collector.sums().clone()),
+        })
+    }
+}
+
+/// Writes a matrix and says what is in it.
+pub(super) fn write(sums: &Sums, dataset: &str, output: &Output<'_>) -> Result<Exit, Failure> {
     output.check()?;
-    let bytes = collector.write(&args.output, &dataset)?;
+    let bytes = sums.write(output.path, dataset)?;
     terminal::note(&format!(
-        "octavo: wrote {} ({bytes} bytes): {} matrices, {} chunks of {chunk} tokens",
-        args.output.display(),
-        collector.matrices(),
-        collector.chunks()
+        "octavo: wrote {} ({bytes} bytes): {} matrices, {} chunks of {} tokens",
+        output.path.display(),
+        sums.matrices(),
+        sums.chunks(),
+        sums.chunk()
     ));
-    let (unseen, all) = collector.unseen();
+    let (unseen, all) = sums.unseen();
     if unseen > 0 {
         terminal::note(&format!(
             "octavo: warning: {unseen} of {all} experts' matrices saw no token of this text: all \

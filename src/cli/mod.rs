@@ -2,8 +2,8 @@
 //! computes nothing, and sees tensors only where it shows them.
 //!
 //! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is
-//! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the
-//! program), 130 (Ctrl-C), 143 and 129 (SIGTERM and SIGHUP).
+//! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 75 (batch work: another
+//! try may help), 101 (a fault of the program), 130 (Ctrl-C), 143 and 129 (SIGTERM and SIGHUP).
 
 mod args;
 mod argv;
@@ -19,9 +19,11 @@ mod inspect;
 mod lines;
 mod load;
 mod logits;
+mod merge;
 mod metrics;
 mod output;
 mod perplexity;
+mod pieces;
 mod prompt;
 mod quant_report;
 mod quantize;
@@ -85,6 +87,7 @@ enum Command {
     Convert(convert::ConvertArgs),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
+    Merge(merge::MergeArgs),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  \
                       octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
@@ -153,6 +156,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Completions { shell } => completions(shell),
     }
 }

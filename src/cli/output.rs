@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
 use octavo_lab::eval::base;
+use octavo_lab::pieces;
 use octavo_lab::report::Page;
 
 use super::embed::PRODUCER;
@@ -35,6 +36,8 @@ pub(super) enum Kind {
     Picture,
     /// A base of log-probabilities.
     Base,
+    /// A piece of a measurement.
+    Piece,
     /// A page with this title.
     Page(&'static str),
     /// One of the files that a comparison with llama.cpp keeps in its folder.
@@ -54,6 +57,7 @@ impl Kind {
             Kind::Embeddings => "file of embeddings".to_owned(),
             Kind::Picture => "picture's file".to_owned(),
             Kind::Base => "file of log-probabilities".to_owned(),
+            Kind::Piece => "piece of a measurement".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
             Kind::Kept => "comparison with llama.cpp".to_owned(),
             Kind::Golden => "golden".to_owned(),
@@ -78,6 +82,7 @@ impl Kind {
             Kind::Embeddings => says(path, PRODUCER),
             Kind::Picture => says(path, super::inspect::PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
+            Kind::Piece => beginning(path).starts_with(pieces::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they lie beside the command line that they came from
             Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),
@@ -170,6 +175,17 @@ impl Inputs {
 
     fn has(&self, path: &Path) -> bool {
         Identity::of(path).is_some_and(|identity| self.0.contains(&identity))
+    }
+}
+
+/// The files that a model is made of, in the order of their names.
+pub(super) fn files_of(path: &Path) -> Vec<PathBuf> {
+    let mut files = parts(path);
+    files.retain(|file| file.is_file());
+    files.sort();
+    match files.is_empty() {
+        true => vec![path.to_owned()],
+        false => files,
     }
 }
 

@@ -15,6 +15,7 @@ mod options;
 mod outputs;
 mod perplexity;
 mod pictures;
+mod pieces;
 mod quant_report;
 mod quantize;
 #[path = "../../tools/xtask/src/busy/quota.rs"]

@@ -19,6 +19,9 @@ pub struct Reader<R> {
     from: R,
     file: String,
     shape: Shape,
+    /// What the first chunk says.
+    first_cut: f32,
+    /// What all rows say that were seen.
     cut: f32,
 }
 
@@ -91,10 +94,11 @@ impl<R: Read + Seek> Reader<R> {
             from,
             file: file.to_owned(),
             shape,
+            first_cut: CUT,
             cut: CUT,
         };
         reader.check_tokens()?;
-        reader.infer_cut()?;
+        reader.first_cut = reader.cut_of(0)?;
         Ok(reader)
     }
 
@@ -112,6 +116,34 @@ impl<R: Read + Seek> Reader<R> {
     /// needs it. The first chunk is looked at when the file is opened, the others as they are read.
     pub fn cut(&self) -> f32 {
         self.cut
+    }
+
+    /// The same of a chunk: what its own rows need, or those of the first chunk. No other chunks
+    /// have a part in it, whichever were read before.
+    ///
+    /// # Errors
+    /// As [`Reader::rows`].
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn cut_of(&mut self, chunk: usize) -> Result<f32, Error> {
+        let shape = self.shape;
+        assert!(
+            chunk < shape.n_chunks,
+            "chunk {chunk} of {}",
+            shape.n_chunks
+        );
+        let mut cut = self.first_cut;
+        for row in 0..shape.rows() {
+            if cut == WIDE_CUT {
+                break;
+            }
+            let mut header = [0; row::HEADER];
+            self.read_at(self.row_at(chunk, row), &mut header)?;
+            cut = self.check_row(chunk, row, &header)?;
+        }
+        self.cut = self.cut.max(cut);
+        Ok(cut)
     }
 
     /// The tokens of a chunk.
@@ -160,7 +192,7 @@ impl<R: Read + Seek> Reader<R> {
         out.resize(rows.len() * shape.row_bytes(), 0);
         self.read_at(self.row_at(chunk, rows.start), out)?;
         for (row, bytes) in rows.zip(out.chunks_exact(shape.row_bytes())) {
-            self.check_row(chunk, row, bytes)?;
+            self.cut = self.cut.max(self.check_row(chunk, row, bytes)?);
         }
         Ok(())
     }
@@ -182,7 +214,8 @@ impl<R: Read + Seek> Reader<R> {
         })
     }
 
-    fn check_row(&mut self, chunk: usize, row: usize, bytes: &[u8]) -> Result<(), Error> {
+    /// Gives the cut that a row needs.
+    fn check_row(&self, chunk: usize, row: usize, bytes: &[u8]) -> Result<f32, Error> {
         let (scale, lowest) = row_header(bytes);
         let span = 65535.0 * scale;
         let sound = scale >= 0.0
@@ -198,10 +231,11 @@ impl<R: Read + Seek> Reader<R> {
                 lowest,
             });
         }
-        if span > CUT + SPAN_SLACK {
-            self.cut = WIDE_CUT;
-        }
-        Ok(())
+        Ok(if span > CUT + SPAN_SLACK {
+            WIDE_CUT
+        } else {
+            CUT
+        })
     }
 
     fn check_tokens(&mut self) -> Result<(), Error> {
@@ -223,18 +257,6 @@ impl<R: Read + Seek> Reader<R> {
                     });
                 }
                 index += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn infer_cut(&mut self) -> Result<(), Error> {
-        for row in 0..self.shape.rows() {
-            let mut header = [0; row::HEADER];
-            self.read_at(self.row_at(0, row), &mut header)?;
-            self.check_row(0, row, &header)?;
-            if self.cut == WIDE_CUT {
-                break;
             }
         }
         Ok(())

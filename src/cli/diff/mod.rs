@@ -6,7 +6,7 @@ mod pictures;
 mod print;
 mod recorded;
 mod routing;
-mod suite;
+pub(super) mod suite;
 
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use super::args::{ComputeArgs, Device};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
+use super::pieces::{PartArgs, codes};
 use super::prompt::TextArgs;
 use super::signal;
 use super::values;
@@ -46,6 +47,7 @@ Examples:
   octavo diff mmproj.gguf --image photo.png --reference graph.txt
                                                            what MTMD_DEBUG_GRAPH=1 llama-mtmd-cli \
 printed
+  octavo diff --suite suite.toml --part 3/8 --out 3.piece    one of eight jobs
   octavo diff model.gguf --mmproj mmproj.gguf --image photo.png -p \"What is this?\" --b-exec oracle
   octavo diff --suite reference/suite.toml                 models x prompts x instruction sets \
 against goldens
@@ -163,9 +165,12 @@ pub(super) struct DiffArgs {
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-    /// Replace the files of --html, --keep and --bless whatever they are, unless they are inputs
+    /// Replace the files of --html, --keep, --bless and --out whatever they are, unless they are
+    /// inputs
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    part: PartArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -308,13 +313,22 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
         Some(suite) => suite::diff(args, suite),
         None => one(args),
     };
+    let result = match args.part.part() {
+        Some(_) => result.map_err(codes),
+        None => result,
+    };
     result.map_err(|failure| match failure {
-        Failure::Input(message) => Failure::Usage(message),
+        Failure::Input(message) | Failure::Machine(message) => Failure::Usage(message),
         other => other,
     })
 }
 
 fn one(args: &DiffArgs) -> Result<Exit, Failure> {
+    if args.part.part().is_some() {
+        return Err(Failure::Usage(
+            "--part has no effect: expected --suite with it".to_owned(),
+        ));
+    }
     let recorded = !args.reference.is_empty() || args.llama_cpp.is_some();
     if !recorded && args.same_twice() {
         return Err(Failure::Usage(

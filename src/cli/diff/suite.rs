@@ -1,11 +1,13 @@
 //! `octavo diff --suite`: models × prompts × instruction sets against stored goldens.
 
+use std::ops::Range;
 use std::path::Path;
 
 use octavo_engine::{Engine, EngineOptions, ModelSource, default_threads};
-use octavo_kernels::IsaChoice;
+use octavo_kernels::{Isa, IsaChoice};
 use octavo_lab::diff::LlamaCpp;
 use octavo_lab::diff::suite::{Cell, Suite, SuiteModel};
+use octavo_lab::pieces::{About, Content, Key};
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -14,11 +16,16 @@ use super::DiffArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
+use crate::cli::pieces::{Measured, add_computation, add_model};
 use crate::cli::signal;
 use crate::cli::terminal;
 
 /// Runs a suite, or makes its goldens anew.
 pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
+    if args.bless && args.part.part().is_some() {
+        let what = "--part has no effect with --bless: expected one of the two";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     let suite = Suite::read(path)?;
     let (isas, lacking) = if suite.names_instruction_sets() {
         suite.instruction_sets()?
@@ -32,19 +39,87 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
         signal::install()?;
         return bless(args, &suite);
     }
-    let mut cells = Vec::new();
+    let inputs = suite.models().iter().fold(args.inputs(), |inputs, model| {
+        inputs.model(Some(&model.file))
+    });
+    if let Some(job) = args.part.job(args.force, &inputs) {
+        if args.json || args.all {
+            return Err(Failure::Usage(
+                "--json and --all have no effect with --part: expected them of octavo merge"
+                    .to_owned(),
+            ));
+        }
+        job.check()?;
+        signal::install()?;
+        let units = suite.models().len() * isas.len() * suite.prompts().len();
+        return job.run(key(args, path, &suite, &isas)?, |part| {
+            let cells = compare(args, &suite, &isas, part.range(units))?;
+            let (about, content) = (About::default(), Content::Suite(cells));
+            Ok(Some(Measured {
+                units,
+                about,
+                content,
+            }))
+        });
+    }
+    let units = suite.models().len() * isas.len() * suite.prompts().len();
+    let cells = compare(args, &suite, &isas, 0..units)?;
+    print(&cells, args.json, args.all)
+}
+
+/// The comparisons with these numbers: models, in each of them instruction sets, in each of them
+/// prompts. Whatever has none of them is not loaded.
+fn compare(
+    args: &DiffArgs,
+    suite: &Suite,
+    isas: &[Isa],
+    numbers: Range<usize>,
+) -> Result<Vec<Cell>, Failure> {
+    let (mut cells, mut first, n_prompts) = (Vec::new(), 0, suite.prompts().len());
     for model in suite.models() {
-        for isa in &isas {
+        for isa in isas {
+            let own = |number: usize| number.clamp(first, first + n_prompts) - first;
+            let prompts = own(numbers.start)..own(numbers.end);
+            first += n_prompts;
+            if prompts.is_empty() {
+                continue;
+            }
             let references = suite.references(model)?;
             let engine = load(args, &model.file, IsaChoice::Only(*isa), references.n_ctx())?;
-            cells.extend(suite.compare(model, &references, &engine, *isa)?);
+            cells.extend(suite.compare(model, &references, prompts, &engine, *isa)?);
         }
     }
+    Ok(cells)
+}
+
+/// All that the comparisons depend on.
+fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key, Failure> {
+    let mut key = Key::new("diff --suite");
+    key.files("suite", &[path.to_owned()])?;
+    for (i, model) in suite.models().iter().enumerate() {
+        add_model(&mut key, &format!("model {}", i + 1), Some(&model.file))?;
+        for (j, golden) in suite.goldens(model)?.into_iter().enumerate() {
+            key.files(&format!("golden {} of model {}", j + 1, i + 1), &[golden])?;
+        }
+    }
+    let names: Vec<&str> = isas.iter().map(|isa| isa.name()).collect();
+    key.set("instruction sets", names.join(" "));
+    let kv_type = args.compute.kv_type_or_f32()?;
+    let options = EngineOptions {
+        kv_type,
+        ..args.compute.options()?
+    };
+    add_computation(&mut key, &options)?;
+    Ok(key)
+}
+
+/// Prints what came of the comparisons.
+pub(in crate::cli) fn print(cells: &[Cell], json: bool, all: bool) -> Result<Exit, Failure> {
     let changed = cells.iter().filter(|cell| !cell.within).count();
-    let out = if args.json {
-        to_json(&cells)
+    let out = if json {
+        to_json(cells)
     } else {
-        to_text(&cells, args.all)
+        to_text(cells, all)
     };
     terminal::print(out.as_bytes())?;
     Ok(if changed == 0 {
@@ -202,7 +277,7 @@ fn to_text(cells: &[Cell], all: bool) -> String {
 fn to_json(cells: &[Cell]) -> String {
     let one = |cell: &Cell| {
         let verdict = if cell.within { "within" } else { "outside" };
-        json!({"model": cell.model, "prompt": cell.prompt, "isa": cell.isa.to_string(),
+        json!({"model": cell.model, "prompt": cell.prompt, "isa": cell.isa,
                 "verdict": verdict,
                "nmse": cell.nmse, "mean_kl": cell.kl, "tol_nmse": cell.allowed})
     };

@@ -1,8 +1,11 @@
 //! `octavo perplexity`: llama-perplexity's figures, under its names.
 
+mod merge;
+mod part;
 mod print;
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -14,9 +17,12 @@ use octavo_lab::eval::{self, Divergence, Error, Observer, Options, Perplexity, T
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
+use super::pieces::{Job, PartArgs, about, codes};
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::{load, prompt, values};
+
+pub(super) use merge::{divergence, perplexity};
 
 /// Tokens of a chunk unless given, as in llama-perplexity.
 const CHUNK: usize = 512;
@@ -35,6 +41,8 @@ Examples:
   octavo perplexity model.gguf -f text.txt
   octavo perplexity f16.gguf -f text.txt --kl-divergence-base base.kld       writes the base
   octavo perplexity q4.gguf --kl-divergence-base base.kld --kl-divergence    compares with it
+  octavo perplexity model.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
+  octavo merge *.piece                                                 what one run prints
 
 Base files are llama-perplexity's: either program reads the other's, and ik_llama.cpp's are read
 too. One that is cut off, of another vocabulary or (where -f is given) of another text is refused.
@@ -69,12 +77,9 @@ pub(super) struct PerplexityArgs {
         value_hint = clap::ValueHint::FilePath,
     )]
     kl_divergence_base: Option<PathBuf>,
-    /// Replace the file of --kl-divergence-base whatever it is, unless it is an input
-    #[arg(
-        long,
-        requires = "kl_divergence_base",
-        conflicts_with = "kl_divergence"
-    )]
+    /// Replace the file of --kl-divergence-base, or that of --out, whatever it is, unless it is an
+    /// input
+    #[arg(long)]
     force: bool,
     /// Compare with the predictions in the base; its text is read
     #[arg(long, requires = "kl_divergence_base")]
@@ -83,15 +88,29 @@ pub(super) struct PerplexityArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    part: PartArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
+    match args.part.part() {
+        Some(_) => measure(args).map_err(codes),
+        None => measure(args),
+    }
+}
+
+fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
+    args.check()?;
     let options = args.compute.options()?;
     let inputs = Inputs::default()
         .model(args.model.path())
         .file(args.file.as_deref());
+    let inputs = match args.kl_divergence {
+        true => inputs.file(args.kl_divergence_base.as_deref()),
+        false => inputs,
+    };
     let target = args
         .kl_divergence_base
         .as_deref()
@@ -106,8 +125,13 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
         // before the work, not after it
         target.check()?;
     }
+    let job = args.part.job(args.force, &inputs);
+    job.as_ref().map_or(Ok(()), Job::check)?;
     let text = args.file.as_deref().map(read).transpose()?;
     signal::install()?;
+    if let Some(job) = job {
+        return part::measure(args, options, text, &job);
+    }
     match &args.kl_divergence_base {
         Some(path) if args.kl_divergence => compare(args, options, path, text),
         _ => score(args, options, text.unwrap_or_default(), target),
@@ -131,32 +155,25 @@ fn score(
 ) -> Result<Exit, Failure> {
     options.ctx = options.ctx.or(Some(CHUNK));
     let engine = load::engine_with(&args.model, options.clone())?;
-    let tokenizer = engine.tokenizer();
-    let text = Text::new(
-        eval::encode(tokenizer, &text)?,
-        tokenizer.n_vocab(),
-        engine.n_ctx(),
-        args.chunks(),
-    )?;
-    let (options, generating) = (scoring(&options), Generating::begin());
+    let text = args.cut(&engine, &text)?;
+    let generating = Generating::begin();
     let mut watch = Watch::new(args, &generating, "scoring");
+    let (scoring, shape) = (scoring(&options), text.shape());
     let result = match target {
-        None => eval::perplexity(&engine, &text, &options, &mut watch),
-        Some(target) => base::write_file(target.path, text.shape(), text.tokens(), |writer| {
-            eval::perplexity_with_base(&engine, &text, &options, &mut watch, writer)
+        None => eval::perplexity(&engine, &text, &scoring, &mut watch),
+        Some(target) => base::write_file(target.path, shape, text.tokens(), |writer| {
+            eval::perplexity_with_base(&engine, &text, &scoring, &mut watch, writer)
         }),
     };
     let Some(ppl) = watch.end(result)? else {
         return Ok(Exit::Interrupted);
     };
     let out = match args.json {
-        true => print::perplexity_json(
-            &ppl,
-            &text,
-            &watch.chunk_ppl,
-            target.map(|t| t.path),
-            &engine,
-        )?,
+        true => {
+            let about = about(&engine, &options, String::new(), shape.n_ctx)?;
+            let base = target.map(|t| t.path);
+            print::perplexity_json(&ppl, &watch.chunk_ppl, base, &about)?
+        }
         false => print::final_estimate(&ppl),
     };
     terminal::print(out.as_bytes())?;
@@ -169,7 +186,32 @@ fn compare(
     path: &Path,
     text: Option<Vec<u8>>,
 ) -> Result<Exit, Failure> {
-    let mut base = Reader::open(path)?;
+    let mut base = open_base(path, &mut options)?;
+    let engine = load::engine_with(&args.model, options.clone())?;
+    if let Some(text) = text {
+        eval::check_text(&mut base, &eval::encode(engine.tokenizer(), &text)?)?;
+    }
+    let (scoring, generating) = (scoring(&options), Generating::begin());
+    let mut watch = Watch::new(args, &generating, "comparing");
+    let result = eval::divergence(&engine, &mut base, args.chunks(), &scoring, &mut watch);
+    let Some(divergence) = watch.end(result)? else {
+        return Ok(Exit::Interrupted);
+    };
+    let out = match args.json {
+        true => {
+            let (name, n_ctx) = (base.file().to_owned(), base.shape().n_ctx);
+            let about = about(&engine, &options, name, n_ctx)?;
+            print::divergence_json(&divergence, base.cut(), &about)?
+        }
+        false => print::divergence(&divergence),
+    };
+    terminal::print(out.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// Opens a base, whose chunks decide the context.
+fn open_base(path: &Path, options: &mut EngineOptions) -> Result<Reader<File>, Failure> {
+    let base = Reader::open(path)?;
     let n_ctx = base.shape().n_ctx;
     if let Some(given) = options.ctx.filter(|given| (1..n_ctx).contains(given)) {
         return Err(Failure::Input(format!(
@@ -178,22 +220,7 @@ fn compare(
         )));
     }
     options.ctx = Some(n_ctx);
-    let engine = load::engine_with(&args.model, options.clone())?;
-    if let Some(text) = text {
-        eval::check_text(&mut base, &eval::encode(engine.tokenizer(), &text)?)?;
-    }
-    let (options, generating) = (scoring(&options), Generating::begin());
-    let mut watch = Watch::new(args, &generating, "comparing");
-    let result = eval::divergence(&engine, &mut base, args.chunks(), &options, &mut watch);
-    let Some(divergence) = watch.end(result)? else {
-        return Ok(Exit::Interrupted);
-    };
-    let out = match args.json {
-        true => print::divergence_json(&divergence, &base, &engine)?,
-        false => print::divergence(&divergence),
-    };
-    terminal::print(out.as_bytes())?;
-    Ok(Exit::Done)
+    Ok(base)
 }
 
 fn scoring(options: &EngineOptions) -> Options {
@@ -206,6 +233,41 @@ fn scoring(options: &EngineOptions) -> Options {
 impl PerplexityArgs {
     fn chunks(&self) -> Option<usize> {
         usize::try_from(self.chunks).ok()
+    }
+
+    /// Refuses options that would have no effect.
+    fn check(&self) -> Result<(), Failure> {
+        let useless = |what: &str, expected: &str| {
+            let message = format!("{what} has no effect: expected {expected}");
+            Err(Failure::Usage(message))
+        };
+        let has_part = self.part.part().is_some();
+        let writes_base = self.kl_divergence_base.is_some() && !self.kl_divergence;
+        if has_part && writes_base {
+            return Err(Failure::Usage(
+                "--kl-divergence-base with --part: expected --kl-divergence too, as a base is \
+                 written by one run"
+                    .to_owned(),
+            ));
+        }
+        if has_part && self.json {
+            return useless("--json with --part", "it of octavo merge");
+        }
+        if self.force && !has_part && !writes_base {
+            return useless(
+                "--force",
+                "--kl-divergence-base or --out, which are written",
+            );
+        }
+        Ok(())
+    }
+
+    /// A text in chunks.
+    fn cut(&self, engine: &Engine, text: &[u8]) -> Result<Text, Failure> {
+        let tokenizer = engine.tokenizer();
+        let tokens = eval::encode(tokenizer, text)?;
+        let (n_vocab, n_ctx) = (tokenizer.n_vocab(), engine.n_ctx());
+        Ok(Text::new(tokens, n_vocab, n_ctx, self.chunks())?)
     }
 }
 
@@ -227,7 +289,7 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn new(args: &PerplexityArgs, generating: &'a Generating, what: &'static str) -> Watch<'a> {
-        let stream = !args.json;
+        let stream = !args.json && args.part.part().is_none();
         let bar = (!stream || !terminal::stdout_is_terminal()).then(|| Progress::chunks(what));
         Watch {
             generating,
@@ -285,10 +347,8 @@ impl<'a> Watch<'a> {
 
 impl Observer<Perplexity> for Watch<'_> {
     fn chunk(&mut self, so_far: &Perplexity, total: usize) {
-        let ppl = so_far.ppl().value;
-        self.chunk_ppl.push(ppl);
-        let line = format!("[{}]{},", so_far.chunks(), print::fixed(ppl, 0, 4));
-        self.chunk_done(so_far.chunks(), total, &line);
+        self.chunk_ppl.push(so_far.ppl().value);
+        self.chunk_done(so_far.chunks(), total, &print::perplexity_chunk(so_far));
     }
 
     fn cancelled(&self) -> bool {
@@ -298,24 +358,10 @@ impl Observer<Perplexity> for Watch<'_> {
 
 impl Observer<Divergence> for Watch<'_> {
     fn chunk(&mut self, so_far: &Divergence, total: usize) {
-        let header = if so_far.chunks() == 1 {
-            print::DIVERGENCE_HEADER
-        } else {
-            ""
-        };
-        self.chunk_done(
-            so_far.chunks(),
-            total,
-            &format!("{header}{}", print::divergence_row(so_far)),
-        );
+        self.chunk_done(so_far.chunks(), total, &print::divergence_chunk(so_far));
     }
 
     fn cancelled(&self) -> bool {
         self.stopped()
     }
-}
-
-/// What every JSON object has.
-fn about(engine: &Engine) -> serde_json::Value {
-    serde_json::json!({"model": engine.gguf().name(), "backend": engine.describe()})
 }

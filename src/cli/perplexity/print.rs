@@ -1,24 +1,20 @@
 //! The figures: llama-perplexity's lines, and JSON.
 
 use std::fmt::Write;
-use std::fs::File;
 use std::path::Path;
 
-use octavo_engine::Engine;
-use octavo_lab::eval::base::Reader;
-use octavo_lab::eval::{Divergence, Estimate, Perplexity, Sorted, Text};
+use octavo_lab::eval::{Divergence, Estimate, Perplexity, Sorted};
+use octavo_lab::pieces::About;
 use serde_json::{Value, json};
 
-use super::about;
-
 /// Above the rows of [`divergence_row`].
-pub(super) const DIVERGENCE_HEADER: &str = "\
+const DIVERGENCE_HEADER: &str = "\
     \nchunk             PPL               \
     ln(PPL(Q)/PPL(base))          \
     KL Divergence              Δp RMS            Same top p\n";
 
 /// A number as C prints it: `inf` and `nan` in lower case.
-pub(super) fn fixed(x: f64, width: usize, precision: usize) -> String {
+fn fixed(x: f64, width: usize, precision: usize) -> String {
     match x.is_nan() {
         true => format!("{:>width$}", "nan"),
         false => format!("{x:width$.precision$}"),
@@ -39,6 +35,11 @@ pub(super) fn eta(seconds: f64, chunks: usize) -> String {
     )
 }
 
+/// The figure up to a chunk.
+pub(super) fn perplexity_chunk(ppl: &Perplexity) -> String {
+    format!("[{}]{},", ppl.chunks(), fixed(ppl.ppl().value, 0, 4))
+}
+
 pub(super) fn final_estimate(ppl: &Perplexity) -> String {
     let Estimate { value, uncertainty } = ppl.ppl();
     format!(
@@ -48,8 +49,16 @@ pub(super) fn final_estimate(ppl: &Perplexity) -> String {
     )
 }
 
+/// The row of a chunk, and what stands above the first one.
+pub(super) fn divergence_chunk(d: &Divergence) -> String {
+    match d.chunks() {
+        1 => DIVERGENCE_HEADER.to_owned() + &divergence_row(d),
+        _ => divergence_row(d),
+    }
+}
+
 /// One row of the table: the figures up to a chunk.
-pub(super) fn divergence_row(d: &Divergence) -> String {
+fn divergence_row(d: &Divergence) -> String {
     let pair = |e: Estimate, scale: f64, width: usize, precision: usize| {
         format!(
             "    {} ± {}",
@@ -172,16 +181,15 @@ fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
 
 pub(super) fn perplexity_json(
     ppl: &Perplexity,
-    text: &Text,
     chunk_ppl: &[f64],
     base: Option<&Path>,
-    engine: &Engine,
+    about: &About,
 ) -> Result<String, serde_json::Error> {
     let mut object = json!({
         "ppl": ppl.ppl().value,
         "ppl_uncertainty": ppl.ppl().uncertainty,
         "mean_nll": ppl.mean_nll().value,
-        "n_ctx": text.shape().n_ctx,
+        "n_ctx": about.n_ctx,
         "chunks": ppl.chunks(),
         "scored": ppl.scored(),
         "chunk_ppl": chunk_ppl,
@@ -189,13 +197,13 @@ pub(super) fn perplexity_json(
     if let Some(base) = base {
         object["base"] = base.display().to_string().into();
     }
-    finish(object, engine)
+    finish(object, about)
 }
 
 pub(super) fn divergence_json(
     d: &Divergence,
-    base: &Reader<File>,
-    engine: &Engine,
+    cut: f32,
+    about: &About,
 ) -> Result<String, serde_json::Error> {
     let estimate = |e: Estimate| json!({"value": e.value, "uncertainty": e.uncertainty});
     let with = |e: Estimate, values: &Sorted, percentiles: &[(&'static str, f32)]| {
@@ -216,18 +224,18 @@ pub(super) fn divergence_json(
         "dp": with(d.dp(), &d.dps(), &DP_PERCENTILES),
         "rms_dp": estimate(d.rms_dp()),
         "same_top": estimate(d.same_top()),
-        "n_ctx": base.shape().n_ctx,
+        "n_ctx": about.n_ctx,
         "chunks": d.chunks(),
         "scored": d.scored(),
-        "base": base.file(),
-        "cut": base.cut(),
+        "base": about.source,
+        "cut": cut,
     });
-    finish(object, engine)
+    finish(object, about)
 }
 
-fn finish(mut object: Value, engine: &Engine) -> Result<String, serde_json::Error> {
-    if let (Value::Object(object), Value::Object(about)) = (&mut object, about(engine)) {
-        object.extend(about);
-    }
+/// Adds what every JSON object has.
+fn finish(mut object: Value, about: &About) -> Result<String, serde_json::Error> {
+    object["model"] = about.model.as_str().into();
+    object["backend"] = about.backend.as_str().into();
     Ok(serde_json::to_string(&object)? + "\n")
 }

@@ -1,12 +1,13 @@
 //! A suite: models × prompts × instruction sets held against stored goldens.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use octavo_engine::Engine;
 use octavo_kernels::{Isa, IsaChoice, IsaError};
 use octavo_text::tokenizer::EncodeOptions;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Against, Measured, Reference, Tolerance};
 
@@ -134,14 +135,14 @@ impl References {
 }
 
 /// What came of one model, prompt and instruction set.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// The model's file without its extension.
     pub model: String,
     /// The prompt's name.
     pub prompt: String,
-    /// The kernels that ran.
-    pub isa: Isa,
+    /// The name of the instruction set that ran.
+    pub isa: String,
     /// Whether the figures are within what is allowed.
     pub within: bool,
     /// Normalised mean square error of the logits.
@@ -212,18 +213,27 @@ impl Suite {
         Ok((here, lacking))
     }
 
+    /// The files of a model's goldens, in the order of the prompts.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn goldens(&self, model: &SuiteModel) -> Result<Vec<PathBuf>, SuiteError> {
+        let golden = |prompt: &String| {
+            let places = ["safetensors", "gguf"].map(|extension| model.golden(prompt, extension));
+            let there = places.iter().find(|place| place.is_file()).cloned();
+            let [path, _] = places;
+            there.ok_or(SuiteError::NoGolden { path })
+        };
+        self.file.prompts.keys().map(golden).collect()
+    }
+
     /// Reads the goldens of a model.
     ///
     /// # Errors
     /// If one is missing or unsound.
     pub fn references(&self, model: &SuiteModel) -> Result<References, SuiteError> {
         let mut all = Vec::new();
-        for (prompt, text) in &self.file.prompts {
-            let places = ["safetensors", "gguf"].map(|extension| model.golden(prompt, extension));
-            let Some(path) = places.iter().find(|place| place.is_file()).cloned() else {
-                let [path, _] = places;
-                return Err(SuiteError::NoGolden { path });
-            };
+        for ((prompt, text), path) in self.file.prompts.iter().zip(self.goldens(model)?) {
             all.push(Recorded {
                 prompt: prompt.clone(),
                 text: text.clone(),
@@ -234,7 +244,8 @@ impl Suite {
         Ok(References(all))
     }
 
-    /// Holds a loaded model against its goldens.
+    /// Holds a loaded model against its goldens: those of the prompts with these numbers, in the
+    /// order of [`Suite::prompts`].
     ///
     /// # Errors
     /// If a golden is of other tokens, or has no logits.
@@ -242,6 +253,7 @@ impl Suite {
         &self,
         model: &SuiteModel,
         references: &References,
+        prompts: Range<usize>,
         engine: &Engine,
         isa: Isa,
     ) -> Result<Vec<Cell>, SuiteError> {
@@ -252,7 +264,8 @@ impl Suite {
             ..default
         };
         let mut cells = Vec::new();
-        for recorded in &references.0 {
+        let first = prompts.start;
+        for recorded in references.0.iter().skip(first).take(prompts.len()) {
             let Recorded {
                 prompt,
                 text,
@@ -277,7 +290,7 @@ impl Suite {
             cells.push(Cell {
                 model: stem(&model.name),
                 prompt: prompt.clone(),
-                isa,
+                isa: isa.name().to_owned(),
                 within: tolerance.allows(&logits),
                 nmse: logits.nmse,
                 kl: logits.mean_kl,

@@ -2,17 +2,19 @@
 //! companions.
 
 use std::io::{Read, Seek};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 use super::base::{Norm, Reader, Row};
 use super::pass::{Part, Pass, for_each};
 use super::stats::{Estimate, Moments, Sorted, covariance};
-use super::{Error, Observer, Options};
+use super::{Error, MAX_CHUNK, Observer, Options};
 use octavo_engine::Engine;
 
-/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
-/// model.
-#[derive(Clone, Debug, Default)]
-pub struct Divergence {
+/// Sums over scored tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Sums {
     nll: Moments,
     nll_base: Moments,
     /// Sum of products of the two.
@@ -21,37 +23,114 @@ pub struct Divergence {
     dp: Moments,
     dp2: Moments,
     same_top: usize,
-    chunks: usize,
+    scored: usize,
+}
+
+impl Sums {
+    fn fold(&mut self, others: &Sums) {
+        self.nll.fold(&others.nll);
+        self.nll_base.fold(&others.nll_base);
+        self.nll_products += others.nll_products;
+        self.kld.fold(&others.kld);
+        self.dp.fold(&others.dp);
+        self.dp2.fold(&others.dp2);
+        self.same_top += others.same_top;
+        self.scored += others.scored;
+    }
+}
+
+/// What the scored tokens of one chunk give.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChunkDivergence {
+    sums: Sums,
     /// Of each scored token.
     klds: Vec<f32>,
     dps: Vec<f32>,
 }
 
+impl ChunkDivergence {
+    /// The same for whoever asks for no percentiles.
+    pub(crate) fn sums_only(&self) -> ChunkDivergence {
+        ChunkDivergence {
+            sums: self.sums,
+            ..ChunkDivergence::default()
+        }
+    }
+
+    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
+    /// anything.
+    pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
+        let Sums {
+            scored, same_top, ..
+        } = self.sums;
+        let lists = [self.klds.len(), self.dps.len()];
+        let fits = lists == [scored; 2] || lists == [0; 2];
+        scored <= n_ctx && n_ctx <= MAX_CHUNK && same_top <= scored && fits
+    }
+
+    fn add(&mut self, token: &Token) {
+        let sums = &mut self.sums;
+        sums.nll.add(token.nll);
+        sums.nll_base.add(token.nll_base);
+        sums.nll_products += token.nll * token.nll_base;
+        sums.kld.add(token.kld);
+        let dp = (-token.nll).exp() - (-token.nll_base).exp();
+        sums.dp.add(dp);
+        sums.dp2.add(dp * dp);
+        sums.same_top += usize::from(token.same_top);
+        sums.scored += 1;
+        self.klds.push(token.kld as f32);
+        self.dps.push(dp as f32);
+    }
+}
+
+/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
+/// model.
+///
+/// Each chunk is summed by itself and the chunks' sums are added in the text's order, so that every
+/// digit is the same wherever a chunk was read.
+#[derive(Clone, Debug, Default)]
+pub struct Divergence {
+    sums: Sums,
+    by_chunk: Vec<ChunkDivergence>,
+}
+
 impl Divergence {
+    /// Adds the text's next chunk.
+    pub fn push(&mut self, chunk: ChunkDivergence) {
+        self.sums.fold(&chunk.sums);
+        self.by_chunk.push(chunk);
+    }
+
+    /// Each chunk by itself.
+    pub fn by_chunk(&self) -> &[ChunkDivergence] {
+        &self.by_chunk
+    }
+
     /// Chunks read.
     pub fn chunks(&self) -> usize {
-        self.chunks
+        self.by_chunk.len()
     }
 
     /// Tokens scored.
     pub fn scored(&self) -> usize {
-        self.klds.len()
+        self.sums.scored
     }
 
     /// The model's perplexity.
     pub fn ppl(&self) -> Estimate {
-        exp(self.nll.mean(self.scored()))
+        exp(self.sums.nll.mean(self.scored()))
     }
 
     /// The base's perplexity.
     pub fn ppl_base(&self) -> Estimate {
-        exp(self.nll_base.mean(self.scored()))
+        exp(self.sums.nll_base.mean(self.scored()))
     }
 
     /// The correlation of the two log-perplexities; 0 where one of them does not vary.
     pub fn correlation(&self) -> f64 {
         let n = self.scored();
-        let spread = self.nll.mean(n).uncertainty * self.nll_base.mean(n).uncertainty;
+        let spread = self.sums.nll.mean(n).uncertainty * self.sums.nll_base.mean(n).uncertainty;
         if spread > 0.0 {
             self.covariance() / spread
         } else {
@@ -62,7 +141,7 @@ impl Divergence {
     /// ln(PPL(Q) / PPL(base)).
     pub fn ln_ratio(&self) -> Estimate {
         let n = self.scored();
-        let (ours, base) = (self.nll.mean(n), self.nll_base.mean(n));
+        let (ours, base) = (self.sums.nll.mean(n), self.sums.nll_base.mean(n));
         Estimate {
             value: ours.value - base.value,
             uncertainty: self.difference_of(ours.uncertainty, base.uncertainty, 1.0),
@@ -90,17 +169,17 @@ impl Divergence {
     /// KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out what the base gives
     /// less than e^-16 (or whatever the base's cut is), so that it can be slightly below 0.
     pub fn kld(&self) -> Estimate {
-        self.kld.mean(self.scored())
+        self.sums.kld.mean(self.scored())
     }
 
     /// Δp = p(Q) - p(base) of the text's token, as a fraction.
     pub fn dp(&self) -> Estimate {
-        self.dp.mean(self.scored())
+        self.sums.dp.mean(self.scored())
     }
 
     /// The root of the mean square of Δp.
     pub fn rms_dp(&self) -> Estimate {
-        let square = self.dp2.mean(self.scored());
+        let square = self.sums.dp2.mean(self.scored());
         let value = square.value.sqrt();
         let uncertainty = if value > 0.0 {
             0.5 / value * square.uncertainty
@@ -116,7 +195,7 @@ impl Divergence {
         if n == 0 {
             return Estimate::default();
         }
-        let value = self.same_top as f64 / n as f64;
+        let value = self.sums.same_top as f64 / n as f64;
         let uncertainty = if n > 1 {
             (value * (1.0 - value) / (n - 1) as f64).sqrt()
         } else {
@@ -127,16 +206,27 @@ impl Divergence {
 
     /// The KL divergence of each scored token.
     pub fn klds(&self) -> Sorted {
-        Sorted::of(self.klds.clone())
+        Sorted::of(self.of_tokens(|chunk| &chunk.klds))
     }
 
     /// The Δp of each scored token, as fractions.
     pub fn dps(&self) -> Sorted {
-        Sorted::of(self.dps.clone())
+        Sorted::of(self.of_tokens(|chunk| &chunk.dps))
+    }
+
+    fn of_tokens(&self, values: impl Fn(&ChunkDivergence) -> &Vec<f32>) -> Vec<f32> {
+        self.by_chunk.iter().flat_map(values).copied().collect()
     }
 
     fn covariance(&self) -> f64 {
-        covariance(&self.nll, &self.nll_base, self.nll_products, self.scored())
+        let Sums {
+            nll,
+            nll_base,
+            nll_products,
+            scored,
+            ..
+        } = &self.sums;
+        covariance(nll, nll_base, *nll_products, *scored)
     }
 
     /// The uncertainty of the difference of two correlated estimates.
@@ -144,19 +234,6 @@ impl Divergence {
         (a * a + b * b - 2.0 * scale * self.covariance())
             .max(0.0)
             .sqrt()
-    }
-
-    fn add(&mut self, token: &Token) {
-        self.nll.add(token.nll);
-        self.nll_base.add(token.nll_base);
-        self.nll_products += token.nll * token.nll_base;
-        self.kld.add(token.kld);
-        let dp = (-token.nll).exp() - (-token.nll_base).exp();
-        self.dp.add(dp);
-        self.dp2.add(dp * dp);
-        self.same_top += usize::from(token.same_top);
-        self.klds.push(token.kld as f32);
-        self.dps.push(dp as f32);
     }
 }
 
@@ -213,29 +290,49 @@ pub fn divergence<R: Read + Seek>(
     options: &Options,
     observer: &mut dyn Observer<Divergence>,
 ) -> Result<Divergence, Error> {
-    let shape = base.shape();
-    let n_chunks = chunks.map_or(shape.n_chunks, |n| n.min(shape.n_chunks));
+    let n_chunks = base.shape().n_chunks;
+    let n_chunks = chunks.map_or(n_chunks, |n| n.min(n_chunks));
     if n_chunks == 0 {
         return Err(Error::NoChunks);
     }
+    divergence_of(engine, base, 0..n_chunks, options, observer)
+}
+
+/// As [`divergence`], of some of the base's chunks.
+///
+/// # Errors
+/// As [`divergence`].
+///
+/// # Panics
+/// If the base has no such chunks.
+pub fn divergence_of<R: Read + Seek>(
+    engine: &Engine,
+    base: &mut Reader<R>,
+    chunks: Range<usize>,
+    options: &Options,
+    observer: &mut dyn Observer<Divergence>,
+) -> Result<Divergence, Error> {
+    let (shape, n_chunks) = (base.shape(), chunks.len());
     let mut pass = Pass::new(engine, shape, base.file(), options)?;
     let mut so_far = Divergence::default();
     let mut rows = Vec::new();
-    for chunk in 0..n_chunks {
-        let tokens = base.tokens(chunk)?;
+    for number in chunks {
+        let tokens = base.tokens(number)?;
+        let cut = base.cut_of(number)?;
+        let mut chunk = ChunkDivergence::default();
         let cancelled = &|| observer.cancelled();
         pass.chunk(&tokens, cancelled, &mut |part| {
             base.rows(
-                chunk,
+                number,
                 part.first..part.first + part.targets.len(),
                 &mut rows,
             )?;
-            for token in &score(part, &rows, shape.n_vocab, base.cut(), options.threads) {
-                so_far.add(token);
+            for token in &score(part, &rows, shape.n_vocab, cut, options.threads) {
+                chunk.add(token);
             }
             Ok(())
         })?;
-        so_far.chunks += 1;
+        so_far.push(chunk);
         observer.chunk(&so_far, n_chunks);
     }
     Ok(so_far)

@@ -9,8 +9,9 @@
 //!
 //! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few
 //! rows of logits at a time. What is kept is the text's tokens (a base's stay in its file) and, for
-//! the percentiles of a divergence, two f32 for each scored token. Sums are f64 and taken in the
-//! text's order, so that no figure depends on the number of threads.
+//! the percentiles of a divergence, two f32 for each scored token. Sums are f64: of each chunk by
+//! itself, then of the chunks in the text's order, so that no figure depends on the number of
+//! threads, or on which chunks were read by one process ([`Text::only`], [`divergence_of`]).
 
 mod divergence;
 mod error;
@@ -19,14 +20,17 @@ mod perplexity;
 mod stats;
 mod text;
 
-pub use divergence::{Divergence, divergence};
+pub use divergence::{ChunkDivergence, Divergence, divergence, divergence_of};
 pub use error::Error;
 pub use octavo_reference::kld_base as base;
-pub use perplexity::{Perplexity, perplexity, perplexity_with_base};
+pub use perplexity::{ChunkLikelihood, Perplexity, perplexity, perplexity_with_base};
 pub use stats::{Estimate, Sorted};
 pub use text::{Text, check_text, encode};
 
 use octavo_engine::default_threads;
+
+/// Tokens of a chunk at most, as a base counts them.
+const MAX_CHUNK: usize = i32::MAX as usize;
 
 /// How to compute; no figure depends on it.
 #[derive(Clone, Copy, Debug)]

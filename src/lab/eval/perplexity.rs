@@ -2,24 +2,56 @@
 
 use std::io::Write;
 
+use serde::{Deserialize, Serialize};
+
 use super::base::{self, Norm, Writer};
 use super::pass::{Part, Pass, for_each};
 use super::stats::{Estimate, Moments};
-use super::{Error, Observer, Options, Text};
+use super::{Error, MAX_CHUNK, Observer, Options, Text};
 use octavo_engine::Engine;
 
+/// What the scored tokens of one chunk give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChunkLikelihood {
+    nll: Moments,
+    scored: usize,
+}
+
+impl ChunkLikelihood {
+    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
+    /// anything.
+    pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
+        self.scored <= n_ctx && n_ctx <= MAX_CHUNK
+    }
+}
+
 /// The perplexity of a text, or of what has been read of it.
-#[derive(Clone, Copy, Debug, Default)]
+///
+/// Each chunk is summed by itself and the chunks' sums are added in the text's order, so that every
+/// digit is the same wherever a chunk was read.
+#[derive(Clone, Debug, Default)]
 pub struct Perplexity {
     nll: Moments,
     scored: usize,
-    chunks: usize,
+    by_chunk: Vec<ChunkLikelihood>,
 }
 
 impl Perplexity {
+    /// Adds the text's next chunk.
+    pub fn push(&mut self, chunk: ChunkLikelihood) {
+        self.nll.fold(&chunk.nll);
+        self.scored += chunk.scored;
+        self.by_chunk.push(chunk);
+    }
+
+    /// Each chunk by itself.
+    pub fn by_chunk(&self) -> &[ChunkLikelihood] {
+        &self.by_chunk
+    }
+
     /// Chunks read.
     pub fn chunks(&self) -> usize {
-        self.chunks
+        self.by_chunk.len()
     }
 
     /// Tokens scored.
@@ -101,19 +133,20 @@ fn score(
     let mut rows = Vec::new();
     for tokens in text.tokens().chunks_exact(shape.n_ctx) {
         let cancelled = &|| observer.cancelled();
+        let mut chunk = ChunkLikelihood::default();
         pass.chunk(tokens, cancelled, &mut |part| {
             let row_bytes = if sink.is_some() { shape.row_bytes() } else { 0 };
             rows.resize(part.targets.len() * row_bytes, 0);
             for nll in likelihoods(part, shape.n_vocab, &mut rows, options.threads) {
-                so_far.nll.add(nll);
+                chunk.nll.add(nll);
             }
-            so_far.scored += part.targets.len();
+            chunk.scored += part.targets.len();
             match &mut sink {
                 Some(write) => Ok(write(&rows)?),
                 None => Ok(()),
             }
         })?;
-        so_far.chunks += 1;
+        so_far.push(chunk);
         observer.chunk(&so_far, shape.n_chunks);
     }
     Ok(so_far)
@@ -173,11 +206,13 @@ mod tests {
 
     #[test]
     fn perplexity_by_hand() {
-        let mut ppl = Perplexity::default();
+        let mut chunk = ChunkLikelihood::default();
         for p in [0.5f64, 0.125] {
-            ppl.nll.add(-p.ln());
-            ppl.scored += 1;
+            chunk.nll.add(-p.ln());
+            chunk.scored += 1;
         }
+        let mut ppl = Perplexity::default();
+        ppl.push(chunk);
         // the mean of 1 and 3 bits is 2 bits; the variance of the mean is 1 square bit
         let bit = 2f64.ln();
         assert!((ppl.ppl().value - 4.0).abs() < 1e-12);

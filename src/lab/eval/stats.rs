@@ -1,5 +1,7 @@
 //! Means with their uncertainty, and percentiles, by llama-perplexity's definitions.
 
+use serde::{Deserialize, Serialize};
+
 /// A value and its standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -10,7 +12,7 @@ pub struct Estimate {
 }
 
 /// Sum and sum of squares.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Moments {
     pub(super) sum: f64,
     sum2: f64,
@@ -20,6 +22,12 @@ impl Moments {
     pub(super) fn add(&mut self, x: f64) {
         self.sum += x;
         self.sum2 += x * x;
+    }
+
+    /// Adds the moments of other values.
+    pub(super) fn fold(&mut self, others: &Moments) {
+        self.sum += others.sum;
+        self.sum2 += others.sum2;
     }
 
     /// The variance of the mean of `n` values; 0 where rounding would make it negative.

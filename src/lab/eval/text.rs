@@ -1,6 +1,7 @@
 //! A text as chunks of tokens.
 
 use std::io::{Read, Seek};
+use std::ops::Range;
 
 use super::Error;
 use super::base::{Reader, Shape};
@@ -68,6 +69,21 @@ impl Text {
     /// The tokens, whole chunks.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Some of its chunks; none of them is read in another way than in the whole text.
+    ///
+    /// # Panics
+    /// If it has no such chunks.
+    pub fn only(&self, chunks: Range<usize>) -> Text {
+        let n_ctx = self.shape.n_ctx;
+        Text {
+            tokens: self.tokens[chunks.start * n_ctx..chunks.end * n_ctx].to_vec(),
+            shape: Shape {
+                n_chunks: chunks.len(),
+                ..self.shape
+            },
+        }
     }
 
     /// How many tokens and chunks: the shape of its base.

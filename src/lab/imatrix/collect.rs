@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use gguf_rs_lite::{TensorType, Writer};
-
+use super::Error;
 use super::readers::{Routed, readers, routed};
-use super::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, Error, SUMS};
+use super::sums::{Entry, Sums};
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::{Engine, Wanted};
 use octavo_model::Tap;
@@ -34,45 +33,6 @@ impl Default for Options {
     }
 }
 
-/// Sums for the inputs of one tensor.
-#[derive(Clone, Debug, Default)]
-struct Entry {
-    /// One sum for each input of each of its matrices.
-    squares: Vec<f64>,
-    /// Rows that each of its matrices was given: one number, or one for each expert.
-    rows: Vec<u64>,
-}
-
-impl Entry {
-    /// Room for so many matrices with rows of `width` values.
-    fn make(&mut self, matrices: usize, width: usize) {
-        self.squares.resize(matrices * width, 0.0);
-        self.rows.resize(matrices, 0);
-    }
-
-    /// Adds one row of what a matrix is given.
-    fn add(&mut self, matrix: usize, row: &[f32]) {
-        let sums = self.squares.chunks_exact_mut(row.len().max(1)).nth(matrix);
-        let Some((sums, rows)) = sums.zip(self.rows.get_mut(matrix)) else {
-            return;
-        };
-        *rows += 1;
-        for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += f64::from(*x) * f64::from(*x);
-        }
-    }
-
-    /// Mean squares; like whoever reads the file, 1 for a matrix that was given nothing.
-    fn means(&self) -> Vec<f64> {
-        let width = self.squares.len() / self.rows.len().max(1);
-        let matrices = self.squares.chunks_exact(width.max(1)).zip(&self.rows);
-        let mean = |sum: f64, rows: u64| if rows == 0 { 1.0 } else { sum / rows as f64 };
-        matrices
-            .flat_map(|(sums, &rows)| sums.iter().map(move |&sum| mean(sum, rows)))
-            .collect()
-    }
-}
-
 /// A value of the step that is running: `[rows][width]`.
 struct Held {
     rows: usize,
@@ -87,8 +47,7 @@ pub struct Collector<'e> {
     readers: HashMap<Tap, Vec<String>>,
     /// The experts' matrices, by the value that completes what they need.
     routed: HashMap<Tap, Vec<Routed>>,
-    entries: BTreeMap<String, Entry>,
-    chunks: usize,
+    sums: Sums,
 }
 
 impl<'e> Collector<'e> {
@@ -106,8 +65,7 @@ impl<'e> Collector<'e> {
             options,
             readers: readers(engine, options.output),
             routed: routed(engine),
-            entries: BTreeMap::new(),
-            chunks: 0,
+            sums: Sums::new(chunk),
         })
     }
 
@@ -151,7 +109,7 @@ impl<'e> Collector<'e> {
             *first = bos;
         }
         let (readers, routed) = (&self.readers, &self.routed);
-        let entries = &mut self.entries;
+        let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
         let wait: HashSet<Tap> = routed
             .values()
             .flatten()
@@ -192,32 +150,28 @@ impl<'e> Collector<'e> {
             Some(&mut look),
             &mut |_, _| {},
         )?;
-        self.chunks += 1;
+        self.sums.push(&entries);
         Ok(())
+    }
+
+    /// What was added so far.
+    pub fn sums(&self) -> &Sums {
+        &self.sums
     }
 
     /// Chunks added.
     pub fn chunks(&self) -> usize {
-        self.chunks
+        self.sums.chunks()
     }
 
     /// Matrices seen.
     pub fn matrices(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Experts' matrices that no token was sent to, and how many there are.
-    pub fn unseen(&self) -> (usize, usize) {
-        let entries = || self.entries.values().filter(|entry| entry.rows.len() > 1);
-        let rows = || entries().flat_map(|entry| &entry.rows);
-        (rows().filter(|rows| **rows == 0).count(), rows().count())
+        self.sums.matrices()
     }
 
     /// Mean squares of the inputs of each matrix seen, by its name.
     pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
-        self.entries
-            .iter()
-            .map(|(name, entry)| (name.as_str(), entry.means()))
+        self.sums.means()
     }
 
     /// Writes llama.cpp's GGUF form. `dataset` names the text.
@@ -225,34 +179,7 @@ impl<'e> Collector<'e> {
     /// # Errors
     /// A failed write.
     pub fn write(&self, path: &Path, dataset: &str) -> Result<u64, Error> {
-        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let mut writer = Writer::new();
-        writer
-            .set("general.type", "imatrix")
-            .set(DATASETS, vec![dataset.to_owned()]);
-        writer
-            .set(CHUNK_COUNT, number(self.chunks))
-            .set(CHUNK_SIZE, number(self.options.chunk));
-        for (name, entry) in &self.entries {
-            let bytes = |x: f32| x.to_le_bytes();
-            let sums = entry.squares.iter().flat_map(|&sum| bytes(sum as f32));
-            let counts = entry.rows.iter().flat_map(|&rows| bytes(rows as f32));
-            let (sums, counts): (Vec<u8>, Vec<u8>) = (sums.collect(), counts.collect());
-            // one matrix has no second dimension, as ggml counts them
-            let matrices = entry.rows.len() as u64;
-            let width = entry.squares.len() as u64 / matrices.max(1);
-            let dims = |n: u64| {
-                if matrices > 1 {
-                    vec![n, matrices]
-                } else {
-                    vec![n]
-                }
-            };
-            let ty = TensorType::F32;
-            writer.tensor(&format!("{name}{SUMS}"), &dims(width), ty, sums);
-            writer.tensor(&format!("{name}{COUNTS}"), &dims(1), ty, counts);
-        }
-        Ok(writer.write_file(path)?)
+        self.sums.write(path, dataset)
     }
 }
 

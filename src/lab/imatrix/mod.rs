@@ -7,12 +7,14 @@
 mod collect;
 mod file;
 mod readers;
+mod sums;
 
 use gguf_rs_lite::TensorType;
 
 pub use collect::{Collector, Options};
 pub use file::Importance;
 pub(crate) use readers::readers;
+pub use sums::Sums;
 
 const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";
@@ -88,6 +90,9 @@ pub enum Error {
         index: usize,
         got: f32,
     },
+    /// Sums that cannot be added.
+    #[error("{name}: expected sums of the same shape as those of the chunks before")]
+    Shapes { name: String },
     /// A text too short for one chunk.
     #[error("the text has {got} tokens: expected at least {expected} (two chunks of {chunk})")]
     TooShort {

@@ -5,6 +5,7 @@
 //! [`sensitivity`] does the same with one tensor at a time: which of them pay for their bits.
 
 mod check;
+mod scores;
 mod sensitivity;
 
 use std::fs::File;
@@ -19,10 +20,12 @@ use serde::Serialize;
 use crate::eval::base::{Reader, Writer};
 use crate::eval::{self, Divergence, Observer, Perplexity, Text};
 use crate::imatrix::Importance;
+use crate::pieces::Part;
 use crate::quantize::{self, Plan, Target};
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
 
 pub use check::check;
+pub use scores::{BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, TensorScores};
 pub use sensitivity::{Sensitivity, sensitivity};
 
 /// Why there is no report.
@@ -115,6 +118,8 @@ pub struct Setup<'a> {
     pub n_ctx: usize,
     /// Chunks at most.
     pub chunks: Option<usize>,
+    /// Which of them, if not all.
+    pub part: Option<Part>,
     /// Weights for the quantizers that use some.
     pub importance: Option<&'a Importance>,
     /// Quantize tensors that are quantized already.
@@ -123,21 +128,13 @@ pub struct Setup<'a> {
     pub folder: &'a Path,
 }
 
-/// The base: the model's own figures, and the file with its rows.
+/// The base: what the model itself gave, and the file with its rows.
 #[derive(Debug)]
 pub struct Base {
-    /// Perplexity of the text.
-    pub ppl: f64,
+    /// Its perplexity, size and speed.
+    pub scores: BaseScores,
     /// Its file.
-    pub file: PathBuf,
-    /// Prompt tokens per second while scoring.
-    pub prompt_rate: f64,
-    /// Generated tokens per second.
-    pub generation_rate: f64,
-    /// Bytes of tensors.
-    pub bytes: u64,
-    /// Bits per weight.
-    pub bits: f64,
+    file: PathBuf,
 }
 
 /// One quantization.
@@ -199,6 +196,19 @@ impl Observer<Divergence> for Scoring<'_> {
 }
 
 impl Setup<'_> {
+    /// Chunks of the whole text.
+    pub fn units(&self) -> usize {
+        let all = self.tokens.len() / self.n_ctx.max(1);
+        self.chunks.map_or(all, |n| n.min(all))
+    }
+
+    /// The chunks that are scored.
+    fn text(&self, n_vocab: usize) -> Result<Text, eval::Error> {
+        let text = Text::new(self.tokens.clone(), n_vocab, self.n_ctx, self.chunks)?;
+        let n_chunks = text.shape().n_chunks;
+        Ok(text.only(self.part.map_or(0..n_chunks, |part| part.range(n_chunks))))
+    }
+
     /// How one quantization is made.
     fn quantizing(&self, target: Target) -> quantize::Options {
         let mut options = quantize::Options::new(target);
@@ -239,12 +249,7 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
     watch.begin("the model itself");
     let engine = setup.load(setup.model)?;
-    let text = Text::new(
-        setup.tokens.clone(),
-        engine.hparams().n_vocab(),
-        setup.n_ctx,
-        setup.chunks,
-    )?;
+    let text = setup.text(engine.hparams().n_vocab())?;
     let file = setup.folder.join("base.kld");
     let out = BufWriter::new(File::create(&file).map_err(io(&file))?);
     let mut writer = Writer::new(
@@ -263,16 +268,18 @@ pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
         &mut writer,
     )?;
     writer.finish().map_err(eval::Error::from)?;
-    let prompt_rate = text.tokens().len() as f64 / start.elapsed().as_secs_f64();
-    let generation_rate = generation_rate(&engine)?;
+    let prompts = Pace::since(start, text.tokens().len());
     let (bytes, bits) = size(engine.gguf());
-    Ok(Base {
-        ppl: ppl.ppl().value,
-        file,
-        prompt_rate,
-        generation_rate,
+    let facts = Facts {
         bytes,
         bits,
+        prompts,
+        generation: generation(&engine)?,
+    };
+    let chunks = ppl.by_chunk().to_vec();
+    Ok(Base {
+        scores: BaseScores { facts, chunks },
+        file,
     })
 }
 
@@ -280,8 +287,8 @@ pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
 /// the scoring.
 const GENERATED: usize = 32;
 
-/// Greedy tokens per second from a single-token context on.
-fn generation_rate(engine: &Engine) -> Result<f64, Error> {
+/// The pace of greedy tokens from a single-token context on.
+fn generation(engine: &Engine) -> Result<Pace, Error> {
     let mut session = engine.session();
     let n = GENERATED.min(session.n_ctx().saturating_sub(2)).max(1);
     session.eval(&[0], Role::Generated, Wanted::Last)?;
@@ -289,7 +296,7 @@ fn generation_rate(engine: &Engine) -> Result<f64, Error> {
     for id in (0..).take(n) {
         session.eval(&[id], Role::Generated, Wanted::Last)?;
     }
-    Ok(n as f64 / start.elapsed().as_secs_f64())
+    Ok(Pace::since(start, n))
 }
 
 /// Makes one quantization, and scores it.
@@ -301,13 +308,13 @@ pub fn quantized(
     base: &Base,
     target: Target,
     watch: &mut dyn Watch,
-) -> Result<Row, Error> {
+) -> Result<ModelScores, Error> {
     watch.begin(target.name());
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
     let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
     let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
     plan.write(&path, &mut |_| {})?;
-    row(
+    scores(
         setup,
         base,
         (target.name(), &path),
@@ -325,14 +332,14 @@ pub fn existing(
     base: &Base,
     path: &Path,
     watch: &mut dyn Watch,
-) -> Result<Row, Error> {
+) -> Result<ModelScores, Error> {
     let name = path.file_name().map_or_else(
         || path.display().to_string(),
         |n| n.to_string_lossy().into_owned(),
     );
     watch.begin(&name);
     let gguf = ModelSource::Path(path.to_owned()).open(true)?;
-    row(setup, base, (&name, path), size(&gguf), watch)
+    scores(setup, base, (&name, path), size(&gguf), watch)
 }
 
 /// Bytes of all tensors, and bits per weight.
@@ -342,32 +349,26 @@ fn size(gguf: &Gguf) -> (u64, f64) {
     (bytes, bytes as f64 * 8.0 / (n as f64).max(1.0))
 }
 
-fn row(
+fn scores(
     setup: &Setup<'_>,
     base: &Base,
     (name, path): (&str, &Path),
-    (bytes, bits_per_weight): (u64, f64),
+    (bytes, bits): (u64, f64),
     watch: &mut dyn Watch,
-) -> Result<Row, Error> {
+) -> Result<ModelScores, Error> {
     let engine = setup.load(path)?;
     let start = Instant::now();
     let d = score(setup, base, &engine, watch)?;
-    let tokens = d.chunks() * setup.n_ctx;
-    let prompt_rate = tokens as f64 / start.elapsed().as_secs_f64();
-    let klds = d.klds();
-    Ok(Row {
+    let prompts = Pace::since(start, d.chunks() * setup.n_ctx);
+    Ok(ModelScores {
         name: name.to_owned(),
-        bytes,
-        bits_per_weight,
-        ppl: d.ppl().value,
-        // the base's rows are cut off where tokens are hopeless; its own perplexity is not
-        ln_ppl_ratio: ((d.ppl().value / base.ppl).ln(), d.ln_ratio().uncertainty),
-        mean_kl: (d.kld().value, d.kld().uncertainty),
-        kl_99: klds.percentile(0.99),
-        max_kl: klds.maximum(),
-        same_top: d.same_top().value,
-        prompt_rate,
-        generation_rate: generation_rate(&engine)?,
+        facts: Facts {
+            bytes,
+            bits,
+            prompts,
+            generation: generation(&engine)?,
+        },
+        chunks: d.by_chunk().to_vec(),
     })
 }
 

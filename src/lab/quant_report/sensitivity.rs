@@ -7,7 +7,8 @@ use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use octavo_quant::needs_importance;
 use serde::Serialize;
 
-use super::{Base, Error, Setup, Watch, io, score};
+use super::{Base, Error, Setup, TensorScores, Watch, io, score};
+use crate::eval::ChunkDivergence;
 use crate::quantize::{
     self,
     mix::{fallback, is_quantizable},
@@ -117,8 +118,8 @@ pub(super) fn groups<'g>(
 }
 
 /// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit
-/// (all layers of a role together if `by_role`), and ranks them by the KL divergence that each
-/// causes, largest first.
+/// (all layers of a role together if `by_role`), and scores the model with each
+/// of them. [`TensorScores::ranked`] ranks them.
 ///
 /// The model is copied once; a tensor's values are replaced by what they become in `to`, in the
 /// file's own type, scored, and put back. In an F16 file that rounds them once more, which is far
@@ -131,7 +132,7 @@ pub fn sensitivity(
     base: &Base,
     (to, by_role): (TensorType, bool),
     watch: &mut dyn Watch,
-) -> Result<Vec<Sensitivity>, Error> {
+) -> Result<Vec<TensorScores>, Error> {
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
     let groups = groups(&gguf, setup, (to, by_role))?;
     let copy = setup.folder.join("one-tensor.gguf");
@@ -181,7 +182,7 @@ pub fn sensitivity(
         for (t, at) in tensors.iter().zip(&places[done]) {
             put(*at, gguf.data(t))?;
         }
-        all.push(Sensitivity {
+        all.push(TensorScores {
             name: if tensors.len() == 1 {
                 tensors[0].name.clone()
             } else {
@@ -190,11 +191,13 @@ pub fn sensitivity(
             layer: *layer,
             role: role.clone(),
             weights: tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum(),
-            mean_kl: d.kld().value,
-            same_top: d.same_top().value,
+            chunks: d
+                .by_chunk()
+                .iter()
+                .map(ChunkDivergence::sums_only)
+                .collect(),
         });
     }
-    all.sort_by(|a, b| b.mean_kl.total_cmp(&a.mean_kl));
     Ok(all)
 }
 

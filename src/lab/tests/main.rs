@@ -5,6 +5,7 @@ mod diff;
 mod imatrix;
 mod perplexity;
 mod pictures;
+mod pieces;
 mod quantize;
 mod quantize_arch;
 mod quantize_mix;

@@ -2,6 +2,7 @@
 //! definitions written out.
 
 mod definitions;
+mod parts;
 mod refused;
 
 use std::io::Cursor;

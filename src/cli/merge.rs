@@ -1,0 +1,134 @@
+//! `octavo merge`: the pieces of a measurement, put together.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use octavo_lab::pieces::{self, Content, Merged, Named, Piece};
+use octavo_lab::quant_report::Failed;
+
+use super::diff;
+use super::failure::{Exit, Failure};
+use super::imatrix;
+use super::output::{Inputs, Kind, Output};
+use super::perplexity;
+use super::pieces::codes;
+use super::quant_report::{self, Report};
+use super::signal;
+use super::terminal;
+
+/// Put together the pieces that --part wrote, and print what one run would have printed
+///
+/// Every figure has the digits of a single run, however the work was cut. All pieces of one
+/// measurement must be there, each part once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo perplexity model.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
+  octavo merge *.piece                                                 when all are done
+  octavo merge --json *.piece
+  octavo merge *.piece -o imatrix.gguf                                 pieces of octavo imatrix
+
+Exit code: what one run would have given (1 for a suite that is outside its tolerances), 2 if the
+pieces do not belong together or are not complete, 75 if another try may help.
+docs/clusters.md shows Slurm, GNU parallel, Kubernetes and Ray.")]
+pub(super) struct MergeArgs {
+    /// The pieces, in any order
+    #[arg(value_name = "PIECE", required = true, value_hint = clap::ValueHint::FilePath)]
+    pieces: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Of a suite, show every comparison, not only what changed
+    #[arg(long)]
+    all: bool,
+    /// The new importance matrix, for pieces of octavo imatrix
+    #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
+    output: Option<PathBuf>,
+    /// The report as one page, for pieces of octavo quant-report
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    /// Replace the output whatever it is, unless it is an input
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &MergeArgs) -> Result<Exit, Failure> {
+    merge(args).map_err(codes)
+}
+
+fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
+    let inputs = Inputs::default().files(&args.pieces);
+    let output = args.output.as_deref().map(|path| Output {
+        path,
+        kind: Kind::Imatrix,
+        force: args.force,
+        inputs: &inputs,
+    });
+    let page = args.html.as_deref();
+    let page = page.map(|path| quant_report::page_at(path, args.force, &inputs));
+    output.as_ref().map_or(Ok(()), Output::check)?;
+    page.as_ref().map_or(Ok(()), Output::check)?;
+    signal::install()?;
+    let named = |path: &PathBuf| Ok((path.display().to_string(), Piece::open(path)?));
+    let pieces: Result<Vec<Named>, Failure> = args.pieces.iter().map(named).collect();
+    let Merged {
+        about,
+        isas,
+        content,
+    } = pieces::merge(pieces?)?;
+    args.check(&content)?;
+    if isas.len() > 1 {
+        terminal::note(&format!(
+            "octavo: note: computed with {}: figures are equal up to the order of sums",
+            isas.join(" and ")
+        ));
+    }
+    let out = match (content, &output) {
+        (Content::Imatrix(sums), Some(output)) => {
+            return imatrix::write(&sums, &about.source, output);
+        }
+        (Content::Imatrix(_), None) => return Err(Failure::Usage(NO_OUTPUT.to_owned())),
+        (Content::QuantReport(None), _) => return Ok(Exit::Done),
+        (Content::QuantReport(Some(scores)), _) => {
+            let report = Report::of(about.model, &scores);
+            for Failed { name, error } in report.failed() {
+                terminal::note(&format!("octavo: error: {name}: {error}"));
+            }
+            return report.finish(args.json, page.as_ref());
+        }
+        (Content::Suite(cells), _) => return diff::suite::print(&cells, args.json, args.all),
+        (Content::Perplexity(chunks), _) => perplexity::perplexity(chunks, &about, args.json)?,
+        (Content::Divergence { cut, chunks }, _) => {
+            perplexity::divergence(chunks, cut, &about, args.json)?
+        }
+    };
+    terminal::print(out.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+const NO_OUTPUT: &str = "pieces of octavo imatrix: expected -o OUT.gguf with them";
+
+impl MergeArgs {
+    /// Refuses options that would have no effect on pieces of this kind.
+    fn check(&self, content: &Content) -> Result<(), Failure> {
+        let is_imatrix = matches!(content, Content::Imatrix(_));
+        let is_report = matches!(content, Content::QuantReport(_));
+        let useless = [
+            ("--json", self.json && is_imatrix),
+            ("--all", self.all && !matches!(content, Content::Suite(_))),
+            ("-o OUT.gguf", self.output.is_some() && !is_imatrix),
+            ("--html", self.html.is_some() && !is_report),
+            (
+                "--force",
+                self.force && self.output.is_none() && self.html.is_none(),
+            ),
+        ];
+        match useless.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(Failure::Usage(format!(
+                "{option} has no effect: expected pieces of another measurement with it"
+            ))),
+            None => Ok(()),
+        }
+    }
+}

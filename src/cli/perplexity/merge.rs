@@ -1,0 +1,43 @@
+//! The figures of all chunks, as one run prints them.
+
+use octavo_lab::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
+use octavo_lab::pieces::About;
+
+use super::print;
+
+/// What one run prints of a text.
+pub(in crate::cli) fn perplexity(
+    chunks: Vec<ChunkLikelihood>,
+    about: &About,
+    json: bool,
+) -> Result<String, serde_json::Error> {
+    let mut ppl = Perplexity::default();
+    let (mut out, mut chunk_ppl) = (String::new(), Vec::new());
+    for chunk in chunks {
+        ppl.push(chunk);
+        chunk_ppl.push(ppl.ppl().value);
+        out += &print::perplexity_chunk(&ppl);
+    }
+    match json {
+        true => print::perplexity_json(&ppl, &chunk_ppl, None, about),
+        false => Ok(out + "\n" + &print::final_estimate(&ppl)),
+    }
+}
+
+/// What one run prints of a comparison with a base.
+pub(in crate::cli) fn divergence(
+    chunks: Vec<ChunkDivergence>,
+    cut: f32,
+    about: &About,
+    json: bool,
+) -> Result<String, serde_json::Error> {
+    let (mut all, mut out) = (Divergence::default(), String::new());
+    for chunk in chunks {
+        all.push(chunk);
+        out += &print::divergence_chunk(&all);
+    }
+    match json {
+        true => print::divergence_json(&all, cut, about),
+        false => Ok(out + &print::divergence(&all)),
+    }
+}

@@ -1,0 +1,216 @@
+//! Parts of a long measurement on the command line: which part, where its piece goes, and what a
+//! piece is known by.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use octavo_engine::backend::cuda;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, demo_model};
+use octavo_kernels::{Isa, PromptBits};
+use octavo_lab::pieces::{About, Content, Key, Part, Piece};
+
+use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output, files_of};
+use super::terminal;
+
+/// Which part of the work, and where it goes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Batch work")]
+pub(super) struct PartArgs {
+    /// Do part I of N only (the first is 1) and write it to --out; octavo merge puts all parts
+    /// together. Exit code 2 if the input is at fault, 75 if another try may help
+    #[arg(long, value_name = "I/N", requires = "out")]
+    part: Option<Part>,
+    /// The piece that --part writes; where it is there already, complete and of the same work,
+    /// nothing is left to do
+    #[arg(long, value_name = "PIECE", requires = "part", value_hint = clap::ValueHint::FilePath)]
+    out: Option<PathBuf>,
+}
+
+impl PartArgs {
+    /// The part that was asked for.
+    pub(super) fn part(&self) -> Option<Part> {
+        self.part
+    }
+
+    /// The part, and its output in a run that reads these inputs.
+    pub(super) fn job<'a>(&'a self, force: bool, inputs: &'a Inputs) -> Option<Job<'a>> {
+        let (part, path) = (self.part?, self.out.as_deref()?);
+        let output = Output {
+            path,
+            kind: Kind::Piece,
+            force,
+            inputs,
+        };
+        Some(Job { part, output })
+    }
+}
+
+/// One part of the work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job<'a> {
+    pub(super) part: Part,
+    output: Output<'a>,
+}
+
+/// What a part gave.
+pub(super) struct Measured {
+    /// Units of all parts.
+    pub(super) units: usize,
+    pub(super) about: About,
+    pub(super) content: Content,
+}
+
+impl Job<'_> {
+    /// Refuses an output that would destroy something, before the work.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.output.check()
+    }
+
+    /// Whether the piece is there, whole, of this work and this part.
+    fn is_done(&self, key: &Key) -> bool {
+        let there = self.output.path.metadata().is_ok_and(|m| m.is_file());
+        let done = there
+            && Piece::open(self.output.path)
+                .is_ok_and(|piece| piece.key == *key && piece.part == self.part);
+        if done {
+            terminal::note(&format!(
+                "octavo: {}: part {} is complete already",
+                self.output.path.display(),
+                self.part
+            ));
+        }
+        done
+    }
+
+    /// Measures and writes the piece, unless it is there. `measure` gives nothing if Ctrl-C ended
+    /// it.
+    pub(super) fn run(
+        &self,
+        key: Key,
+        measure: impl FnOnce(Part) -> Result<Option<Measured>, Failure>,
+    ) -> Result<Exit, Failure> {
+        if self.is_done(&key) {
+            return Ok(Exit::Done);
+        }
+        let Some(measured) = measure(self.part)? else {
+            return Ok(Exit::Interrupted);
+        };
+        let (key, part) = (key, self.part);
+        let Measured {
+            units,
+            about,
+            content,
+        } = measured;
+        let piece = Piece {
+            key,
+            part,
+            units,
+            about,
+            content,
+        };
+        let bytes = piece.to_bytes(&self.output.path.display().to_string())?;
+        if let Err(failure) = self.output.write(&bytes) {
+            // another run of the same part may have been faster
+            return if self.is_done(&piece.key) {
+                Ok(Exit::Done)
+            } else {
+                Err(failure)
+            };
+        }
+        let range = piece.range();
+        terminal::note(&format!(
+            "octavo: wrote {} ({} bytes): part {part}, {} of {units}",
+            self.output.path.display(),
+            bytes.len(),
+            match range.len() {
+                0 => "none".to_owned(),
+                _ => format!("{} to {}", range.start + 1, range.end),
+            }
+        ));
+        Ok(Exit::Done)
+    }
+}
+
+/// The exit codes of batch work: 2 for whatever is wrong with the input, 75 where it is the machine
+/// and another try may help.
+pub(super) fn codes(failure: Failure) -> Failure {
+    match failure {
+        Failure::Input(message) => Failure::Usage(message),
+        Failure::Machine(message) => Failure::Again(message),
+        other => other,
+    }
+}
+
+/// Adds a model's files, or the built-in model.
+pub(super) fn add_model(key: &mut Key, name: &str, path: Option<&Path>) -> Result<(), Failure> {
+    match path {
+        Some(path) => key.files(name, &files_of(path))?,
+        None => key.bytes(name, demo_model()),
+    };
+    Ok(())
+}
+
+/// Adds what the computation's numbers depend on beside the model: the device, how it rounds, the
+/// type of the cache, the layout of the weights.
+pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<(), Failure> {
+    let device = match options.device {
+        DeviceChoice::Cpu => "cpu",
+        DeviceChoice::Cuda(_) => "cuda",
+        DeviceChoice::Auto { .. } => {
+            let works = |gpus: Vec<(_, Option<_>)>| gpus.iter().any(|(_, wrong)| wrong.is_none());
+            if cuda::devices().is_ok_and(works) {
+                return Err(Failure::Usage(
+                    "--part with a GPU at hand: expected --device cpu or --device cuda, which \
+                     says what computes every part"
+                        .to_owned(),
+                ));
+            }
+            "cpu"
+        }
+    };
+    key.set("device", device)
+        .set("KV cache", options.kv_type)
+        .set(
+            "rounding",
+            rounding(options.isa.resolve()?, options.prompt_bits),
+        )
+        .set(
+            "weights",
+            if options.repack {
+                "packed"
+            } else {
+                "as in the file"
+            },
+        );
+    if let Some(layers) = options.gpu_layers {
+        key.set("layers on the GPU", layers);
+    }
+    Ok(())
+}
+
+/// The rounding class of an instruction set: the names of all those that round prompts alike.
+pub(super) fn rounding(isa: Isa, bits: PromptBits) -> String {
+    let class = isa.prompt_rounding_in(bits);
+    let alike = Isa::ALL
+        .into_iter()
+        .filter(|other| other.prompt_rounding_in(bits) == class);
+    let names: Vec<&str> = alike.map(Isa::name).collect();
+    format!("{bits} bits, as {}", names.join(" "))
+}
+
+/// What is printed of a computation.
+pub(super) fn about(
+    engine: &Engine,
+    options: &EngineOptions,
+    source: String,
+    n_ctx: usize,
+) -> Result<About, Failure> {
+    Ok(About {
+        model: engine.gguf().name().to_owned(),
+        backend: engine.describe().to_owned(),
+        isa: options.isa.resolve()?.name().to_owned(),
+        source,
+        n_ctx,
+    })
+}

@@ -1,0 +1,337 @@
+//! `octavo quant-report`: what each quantization of a model costs in accuracy.
+
+mod report;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use gguf_rs_lite::{Temporary, TensorType};
+use octavo_engine::{EngineOptions, ModelSource};
+use octavo_lab::eval;
+use octavo_lab::imatrix::Importance;
+use octavo_lab::pieces::{About, Content, Key, Part};
+use octavo_lab::quant_report::{
+    Error, Failed, Scores, Setup, Watch, base, check, existing, quantized, sensitivity,
+};
+use octavo_lab::quantize::Target;
+use octavo_text::tokenizer::Tokenizer;
+
+use super::args::ComputeArgs;
+use super::failure::{Exit, Failure, one_line};
+use super::output::{Inputs, Kind, Output};
+use super::pieces::{Job, Measured, PartArgs, add_computation, add_model, codes};
+use super::quantize;
+use super::signal;
+use super::terminal::{self, Progress};
+use super::values;
+
+pub(super) use report::Report;
+
+/// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
+///
+/// Every type is made as `octavo quantize` makes it, in a temporary folder, and scored on the text
+/// against the model itself, as `octavo perplexity --kl-divergence` does.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo quant-report model-f16.gguf -f text.txt
+  octavo quant-report model-f16.gguf -f text.txt --types Q8_0,Q4_K_M,IQ4_XS \
+--chunks 20 --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K \
+--html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_0,Q4_1 --also model-awq
+  octavo quant-report model-f16.gguf -f text.txt --part 3/8 --out 3.piece
+  octavo merge *.piece --html report.html                                  when all are done
+
+--sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence \
+that each causes alone; with
+--by-role all layers of a tensor together.
+--json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, \
+mean_kl, kl_99, ...}],
+sensitivity?: [{name, layer, role, mean_kl, ...}], failed?: [{name, error}]}.
+A type that cannot be made or scored is named on stderr and left out; the rest is printed, with \
+exit code 1.")]
+pub(super) struct QuantReportArgs {
+    /// GGUF file or Hugging Face folder in F16, BF16 or F32
+    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
+    model: PathBuf,
+    /// The text to score (- is stdin)
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: PathBuf,
+    /// Types to measure, separated by commas
+    #[arg(long, value_name = "TYPES", value_delimiter = ',')]
+    #[arg(default_value = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K")]
+    #[arg(value_parser = values::target(), hide_possible_values = true)]
+    types: Vec<Target>,
+    /// Also score this file or folder, of the same vocabulary; may be given several times
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
+    also: Vec<PathBuf>,
+    /// Chunks of text to score at most; -1 is all
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
+    chunks: i64,
+    /// Importance matrix for the quantizers
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    imatrix: Option<PathBuf>,
+    /// Also quantize one tensor at a time to this type, and rank them
+    #[arg(long, value_name = "TYPE", value_parser = values::target(), hide_possible_values = true)]
+    sensitivity: Option<Target>,
+    /// With --sensitivity: all layers of a tensor together
+    #[arg(long, requires = "sensitivity")]
+    by_role: bool,
+    /// Take a model that is quantized already: figures then are of what is lost on top of that
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    /// Replace the file of --html or --out whatever it is, unless it is an input
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    part: PartArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Of the page.
+const TITLE: &str = "octavo quant-report";
+
+/// A bar for each part of the work.
+struct Bars(Progress);
+
+impl Bars {
+    /// What was measured; or why nothing was, which is said at once.
+    fn kept<T>(&self, name: &str, measured: Result<T, Error>) -> Result<T, Failed> {
+        measured.map_err(|error| {
+            self.0.clear();
+            let failed = Failed {
+                name: name.to_owned(),
+                error: one_line(&error.to_string()),
+            };
+            terminal::note(&format!("octavo: error: {name}: {}", failed.error));
+            failed
+        })
+    }
+}
+
+impl Watch for Bars {
+    fn begin(&mut self, what: &str) {
+        self.0.clear();
+        terminal::note(&format!("octavo: scoring {what}"));
+        self.0 = Progress::chunks("scoring");
+    }
+    fn at(&mut self, done: usize, total: usize) {
+        self.0.at(done as u64, total as u64);
+    }
+    fn cancelled(&self) -> bool {
+        // nothing is shown before the end: Ctrl-C ends the program at once
+        false
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
+    match args.part.part() {
+        Some(_) => report(args).map_err(codes),
+        None => report(args),
+    }
+}
+
+fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
+    let inputs = Inputs::default()
+        .model(Some(&args.model))
+        .file(Some(&args.file))
+        .file(args.imatrix.as_deref());
+    let inputs = args
+        .also
+        .iter()
+        .fold(inputs, |inputs, path| inputs.model(Some(path)));
+    let page = args.html.as_deref();
+    let page = page.map(|path| page_at(path, args.force, &inputs));
+    let job = args.part.job(args.force, &inputs);
+    page.as_ref().map_or(Ok(()), Output::check)?;
+    job.as_ref().map_or(Ok(()), Job::check)?;
+    args.check()?;
+    signal::install()?;
+    let mut text = super::prompt::read(&args.file)?;
+    if text.last() == Some(&b'\n') {
+        // as llama-perplexity's -f
+        text.pop();
+    }
+    let mut engine = args.compute.options()?;
+    let n_ctx = engine.ctx.filter(|n| *n > 0).unwrap_or(512);
+    engine.ctx = Some(n_ctx);
+    match job {
+        None => {
+            let (_, scores) = args.scores(&text, engine, None)?;
+            let model = args.model.display().to_string();
+            match scores {
+                Some(scores) => Report::of(model, &scores).finish(args.json, page.as_ref()),
+                None => Ok(Exit::Done),
+            }
+        }
+        Some(job) => {
+            let key = args.key(&text, &engine, n_ctx)?;
+            let about = About {
+                model: args.model.display().to_string(),
+                isa: engine.isa.resolve()?.name().to_owned(),
+                n_ctx,
+                ..About::default()
+            };
+            job.run(key, |part| {
+                let (units, scores) = args.scores(&text, engine, Some(part))?;
+                let content = Content::QuantReport(scores);
+                Ok(Some(Measured {
+                    units,
+                    about,
+                    content,
+                }))
+            })
+        }
+    }
+}
+
+/// The report's page.
+pub(super) fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
+    Output {
+        path,
+        kind: Kind::Page(TITLE),
+        force,
+        inputs,
+    }
+}
+
+impl QuantReportArgs {
+    /// Refuses options that would have no effect.
+    fn check(&self) -> Result<(), Failure> {
+        let has_part = self.part.part().is_some();
+        let useless = [
+            ("--json", self.json && has_part, "it of octavo merge"),
+            (
+                "--html",
+                self.html.is_some() && has_part,
+                "it of octavo merge",
+            ),
+            (
+                "--force",
+                self.force && !has_part && self.html.is_none(),
+                "--html or --out, which are written",
+            ),
+        ];
+        match useless.into_iter().find(|(_, given, _)| *given) {
+            Some((option, _, expected)) => Err(Failure::Usage(format!(
+                "{option} has no effect: expected {expected}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// All that the figures depend on.
+    fn key(&self, text: &[u8], options: &EngineOptions, n_ctx: usize) -> Result<Key, Failure> {
+        let mut key = Key::new("quant-report");
+        add_model(&mut key, "model", Some(&self.model))?;
+        let types: Vec<&str> = self.types.iter().map(|target| target.name()).collect();
+        key.bytes("text", text)
+            .set("tokens of a chunk", n_ctx)
+            .set("chunks", self.chunks)
+            .set("types", types.join(","))
+            .set("requantize", self.allow_requantize);
+        for (i, path) in self.also.iter().enumerate() {
+            add_model(&mut key, &format!("other model {}", i + 1), Some(path))?;
+            key.set(&format!("name of other model {}", i + 1), path.display());
+        }
+        if let Some(path) = &self.imatrix {
+            key.files("importance matrix", std::slice::from_ref(path))?;
+        }
+        if let Some(target) = self.sensitivity {
+            key.set("sensitivity", target.name())
+                .set("by role", self.by_role);
+        }
+        add_computation(&mut key, options)?;
+        Ok(key)
+    }
+
+    /// Scores all chunks or a part of them, and counts those of all parts; nothing where a part has
+    /// none.
+    fn scores(
+        &self,
+        text: &[u8],
+        engine: EngineOptions,
+        part: Option<Part>,
+    ) -> Result<(usize, Option<Box<Scores>>), Failure> {
+        let gguf = ModelSource::Path(self.model.clone()).open(true)?;
+        let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, text)?;
+        drop(gguf);
+        let importance = self.imatrix.as_deref().map(Importance::open).transpose()?;
+        let folder = Temporary::new(tempfile::tempdir()?.keep());
+        let setup = Setup {
+            model: &self.model,
+            n_ctx: engine.ctx.unwrap_or_default(),
+            engine,
+            tokens,
+            chunks: usize::try_from(self.chunks).ok(),
+            part,
+            importance: importance.as_ref(),
+            allow_requantize: self.allow_requantize,
+            folder: folder.path(),
+        };
+        let ranking = self
+            .sensitivity
+            .map(|target| (target.default_type(), self.by_role));
+        check(&setup, &self.types, ranking, &self.also).map_err(refused)?;
+        let units = setup.units();
+        if part.is_some_and(|part| part.range(units).is_empty()) {
+            return Ok((units, None));
+        }
+        let mut bars = Bars(Progress::chunks("scoring"));
+        let scores = measure(self, &setup, ranking, &mut bars);
+        bars.0.clear();
+        Ok((units, Some(Box::new(scores?))))
+    }
+}
+
+/// What stands against the report before it begins, with the option that helps.
+fn refused(error: Error) -> Failure {
+    let within = |what: String, source| match quantize::refused(source) {
+        Failure::Input(text) => Failure::Input(format!("{what}: {text}")),
+        other => other,
+    };
+    match error {
+        Error::Target { target, source } => within(target.to_string(), source),
+        Error::Quantize(source) => within("--sensitivity".to_owned(), source),
+        error => error.into(),
+    }
+}
+
+/// The base, then one model after the other; what fails after the base does not take the others
+/// with it.
+fn measure(
+    args: &QuantReportArgs,
+    setup: &Setup<'_>,
+    ranking: Option<(TensorType, bool)>,
+    bars: &mut Bars,
+) -> Result<Scores, Error> {
+    let base = base(setup, bars)?;
+    let mut models = Vec::new();
+    for &target in &args.types {
+        let scores = quantized(setup, &base, target, bars);
+        models.push(bars.kept(target.name(), scores));
+    }
+    for path in &args.also {
+        let scores = existing(setup, &base, path, bars);
+        models.push(bars.kept(&path.display().to_string(), scores));
+    }
+    let ranking = ranking.map(|(to, by_role)| {
+        let scores = sensitivity(setup, &base, (to, by_role), bars);
+        let kept = bars.kept(&format!("one tensor at a time in {to}"), scores);
+        (to.to_string(), kept)
+    });
+    Ok(Scores {
+        base: base.scores,
+        models,
+        ranking,
+    })
+}

@@ -1,0 +1,296 @@
+//! What an importance matrix is made of: sums over chunks of text.
+//!
+//! A chunk's sums are f64. They are added up in twice that precision and rounded once, to the f32
+//! of the file: so the file is the same whichever chunks were added together first.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use gguf_rs_lite::{TensorType, Writer};
+use serde::{Deserialize, Serialize};
+
+use super::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, Error, SUMS};
+
+/// Sums of one chunk for the inputs of one tensor.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
+    /// One sum for each input of each of its matrices.
+    pub(super) squares: Vec<f64>,
+    /// Rows that each of its matrices was given: one number, or one for each expert.
+    pub(super) rows: Vec<u64>,
+}
+
+impl Entry {
+    /// Room for so many matrices with rows of `width` values.
+    pub(super) fn make(&mut self, matrices: usize, width: usize) {
+        self.squares.resize(matrices * width, 0.0);
+        self.rows.resize(matrices, 0);
+    }
+
+    /// Adds one row of what a matrix is given.
+    pub(super) fn add(&mut self, matrix: usize, row: &[f32]) {
+        let sums = self.squares.chunks_exact_mut(row.len().max(1)).nth(matrix);
+        let Some((sums, rows)) = sums.zip(self.rows.get_mut(matrix)) else {
+            return;
+        };
+        *rows += 1;
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+}
+
+/// Sums of chunks for the inputs of one tensor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Total {
+    /// As in [`Entry`].
+    squares: Vec<f64>,
+    /// What each of them lacks of the exact sum, up to as much again.
+    rests: Vec<f64>,
+    rows: Vec<u64>,
+}
+
+impl Total {
+    /// Adds sums, and what these lack.
+    fn add(&mut self, squares: &[f64], rests: &[f64], rows: &[u64]) {
+        self.squares.resize(squares.len(), 0.0);
+        self.rests.resize(squares.len(), 0.0);
+        self.rows.resize(rows.len(), 0);
+        let rests = rests.iter().copied().chain(std::iter::repeat(0.0));
+        let sums = self.squares.iter_mut().zip(&mut self.rests);
+        for ((sum, rest), (x, x_rest)) in sums.zip(squares.iter().zip(rests)) {
+            (*sum, *rest) = added((*sum, *rest), (*x, x_rest));
+        }
+        for (sum, n) in self.rows.iter_mut().zip(rows) {
+            *sum = sum.saturating_add(*n);
+        }
+    }
+
+    /// Whether its lists fit each other.
+    fn is_sound(&self) -> bool {
+        let (n, matrices) = (self.squares.len(), self.rows.len());
+        n > 0 && self.rests.len() == n && matrices > 0 && n.is_multiple_of(matrices)
+    }
+
+    fn has_shape_of(&self, other: &Total) -> bool {
+        (self.squares.len(), self.rows.len()) == (other.squares.len(), other.rows.len())
+    }
+
+    /// Mean squares; like whoever reads the file, 1 for a matrix that was given nothing.
+    fn means(&self) -> Vec<f64> {
+        let width = self.squares.len() / self.rows.len().max(1);
+        let matrices = self.squares.chunks_exact(width.max(1)).zip(&self.rows);
+        let mean = |sum: f64, rows: u64| if rows == 0 { 1.0 } else { sum / rows as f64 };
+        matrices
+            .flat_map(|(sums, &rows)| sums.iter().map(move |&sum| mean(sum, rows)))
+            .collect()
+    }
+}
+
+/// The sum of two numbers, each of two f64 of which the second is what the first lacks: Knuth's
+/// exact sum of the first ones, and all that is left behind it.
+fn added((a, a_rest): (f64, f64), (b, b_rest): (f64, f64)) -> (f64, f64) {
+    let sum = a + b;
+    let of_b = sum - a;
+    let lost = (a - (sum - of_b)) + (b - of_b);
+    let rest = lost + (a_rest + b_rest);
+    let whole = sum + rest;
+    // infinite sums lack nothing that could be said
+    let lacks = if whole.is_finite() {
+        rest - (whole - sum)
+    } else {
+        0.0
+    };
+    (whole, lacks)
+}
+
+/// Sums over chunks of a text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sums {
+    /// Tokens of a chunk.
+    chunk: usize,
+    chunks: usize,
+    totals: BTreeMap<String, Total>,
+}
+
+impl Sums {
+    /// Nothing yet, of chunks of so many tokens.
+    pub fn new(chunk: usize) -> Sums {
+        Sums {
+            chunk,
+            ..Sums::default()
+        }
+    }
+
+    /// Adds one chunk.
+    pub(super) fn push(&mut self, entries: &BTreeMap<String, Entry>) {
+        self.chunks += 1;
+        for (name, entry) in entries {
+            let total = self.totals.entry(name.clone()).or_default();
+            total.add(&entry.squares, &[], &entry.rows);
+        }
+    }
+
+    /// Adds the chunks of others.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`]: they are of another model, or of chunks of another length.
+    pub fn merge(&mut self, others: &Sums) -> Result<(), Error> {
+        let shapes = |name: &str| Error::Shapes {
+            name: name.to_owned(),
+        };
+        if self.chunk != others.chunk {
+            return Err(shapes("tokens of a chunk"));
+        }
+        for (name, total) in &others.totals {
+            let own = self.totals.entry(name.clone()).or_default();
+            if own.is_sound() && !own.has_shape_of(total) {
+                return Err(shapes(name));
+            }
+            own.add(&total.squares, &total.rests, &total.rows);
+        }
+        self.chunks = self.chunks.saturating_add(others.chunks);
+        Ok(())
+    }
+
+    /// Whether it is what chunks can give: one that was read from a file may be anything.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.totals.values().all(Total::is_sound)
+    }
+
+    /// Tokens of a chunk.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Chunks added.
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Matrices seen.
+    pub fn matrices(&self) -> usize {
+        self.totals.len()
+    }
+
+    /// Experts' matrices that no token was sent to, and how many there are.
+    pub fn unseen(&self) -> (usize, usize) {
+        let totals = || self.totals.values().filter(|total| total.rows.len() > 1);
+        let rows = || totals().flat_map(|total| &total.rows);
+        (rows().filter(|rows| **rows == 0).count(), rows().count())
+    }
+
+    /// Mean squares of the inputs of each matrix seen, by its name.
+    pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
+        self.totals
+            .iter()
+            .map(|(name, total)| (name.as_str(), total.means()))
+    }
+
+    /// Writes llama.cpp's GGUF form. `dataset` names the text.
+    ///
+    /// # Errors
+    /// A failed write.
+    pub fn write(&self, path: &Path, dataset: &str) -> Result<u64, Error> {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let mut writer = Writer::new();
+        writer
+            .set("general.type", "imatrix")
+            .set(DATASETS, vec![dataset.to_owned()]);
+        writer
+            .set(CHUNK_COUNT, number(self.chunks))
+            .set(CHUNK_SIZE, number(self.chunk));
+        for (name, total) in &self.totals {
+            let bytes = |x: f32| x.to_le_bytes();
+            let sums = total.squares.iter().flat_map(|&sum| bytes(sum as f32));
+            let counts = total.rows.iter().flat_map(|&rows| bytes(rows as f32));
+            let (sums, counts): (Vec<u8>, Vec<u8>) = (sums.collect(), counts.collect());
+            // one matrix has no second dimension, as ggml counts them
+            let matrices = total.rows.len() as u64;
+            let width = total.squares.len() as u64 / matrices.max(1);
+            let dims = |n: u64| {
+                if matrices > 1 {
+                    vec![n, matrices]
+                } else {
+                    vec![n]
+                }
+            };
+            let ty = TensorType::F32;
+            writer.tensor(&format!("{name}{SUMS}"), &dims(width), ty, sums);
+            writer.tensor(&format!("{name}{COUNTS}"), &dims(1), ty, counts);
+        }
+        Ok(writer.write_file(path)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks whose sums are of very different sizes.
+    fn chunks() -> Vec<BTreeMap<String, Entry>> {
+        let squares = |chunk: i32, i: i32| {
+            let size = [1.0, 1e-9, 3e7, 1e16][(chunk * 7 + i) as usize % 4];
+            size * (1.0 + 1.0 / f64::from(3 + chunk * 31 + i * 17))
+        };
+        let entry = |chunk| Entry {
+            squares: (0..12).map(|i| squares(chunk, i)).collect(),
+            rows: vec![chunk as u64, 1, 7],
+        };
+        let one = |chunk| BTreeMap::from([("w".to_owned(), entry(chunk))]);
+        (0..40).map(one).collect()
+    }
+
+    #[test]
+    fn every_cut_gives_the_same_floats() {
+        let chunks = chunks();
+        let of = |range: std::ops::Range<usize>| {
+            let mut sums = Sums::new(64);
+            chunks[range].iter().for_each(|chunk| sums.push(chunk));
+            sums
+        };
+        let floats = |sums: &Sums| -> Vec<u32> {
+            let total = &sums.totals["w"];
+            let floats = total.squares.iter().map(|x| (*x as f32).to_bits());
+            floats.chain(total.rows.iter().map(|n| *n as u32)).collect()
+        };
+        let whole = of(0..40);
+        for parts in [1, 2, 3, 8, 40] {
+            let mut merged = Sums::new(64);
+            for i in 0..parts {
+                merged
+                    .merge(&of(40 * i / parts..40 * (i + 1) / parts))
+                    .unwrap();
+            }
+            assert_eq!(floats(&merged), floats(&whole), "{parts}");
+            assert_eq!(merged.chunks(), 40);
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_behind_a_large_sum() {
+        // plain f64 would lose every 1 behind 2^60
+        let mut sum = (0.0, 0.0);
+        for x in [2f64.powi(60), 1.0, 1.0, 1.0, -(2f64.powi(60))] {
+            sum = added(sum, (x, 0.0));
+        }
+        assert_eq!(sum, (3.0, 0.0));
+        let infinite = added((f64::MAX, 0.0), (f64::MAX, 0.0));
+        assert_eq!(added(infinite, (1.0, 0.0)), (f64::INFINITY, 0.0));
+    }
+
+    #[test]
+    fn sums_of_other_shapes_are_refused() {
+        let mut sums = Sums::new(64);
+        sums.push(&chunks()[0]);
+        assert!(sums.merge(&Sums::new(32)).is_err());
+        let mut other = Sums::new(64);
+        let entry = Entry {
+            squares: vec![1.0; 6],
+            rows: vec![1, 1, 1],
+        };
+        other.push(&BTreeMap::from([("w".to_owned(), entry)]));
+        let error = sums.merge(&other).unwrap_err().to_string();
+        assert!(error.starts_with("w: "), "{error}");
+    }
+}

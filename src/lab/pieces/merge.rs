@@ -1,0 +1,141 @@
+//! All pieces of a measurement, as one.
+
+use super::{About, Content, Error, Named, part};
+
+/// What all parts gave together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merged {
+    /// Names that are printed with the figures: those of the first part that has any units.
+    pub about: About,
+    /// Instruction sets that computed some of it, each once. Sets of one rounding class agree up to
+    /// the order of their sums.
+    pub isas: Vec<String>,
+    /// Of all units, in order.
+    pub content: Content,
+}
+
+/// Puts the pieces of a measurement together, whatever order they come in.
+///
+/// # Errors
+/// [`enum@Error`]: pieces of different measurements, a part that is missing or there twice.
+pub fn merge(pieces: Vec<Named>) -> Result<Merged, Error> {
+    let mut pieces = arrange(pieces)?.into_iter();
+    let Some((_, first)) = pieces.next() else {
+        return Err(Error::Nothing);
+    };
+    let mut has_units = !first.range().is_empty();
+    let mut merged = Merged {
+        isas: Vec::new(),
+        about: first.about,
+        content: first.content,
+    };
+    let note = |isas: &mut Vec<String>, isa: &String| {
+        if !isas.contains(isa) {
+            isas.push(isa.clone());
+        }
+    };
+    if has_units {
+        note(&mut merged.isas, &merged.about.isa);
+    }
+    for (file, piece) in pieces {
+        if !piece.range().is_empty() {
+            note(&mut merged.isas, &piece.about.isa);
+            if !has_units {
+                (merged.about, has_units) = (piece.about, true);
+            }
+        }
+        merged.content = merged
+            .content
+            .with(piece.content)
+            .ok_or(Error::Unsound { file })?;
+    }
+    Ok(merged)
+}
+
+impl Content {
+    /// This and what follows it; `None` if that is something else.
+    fn with(mut self, next: Content) -> Option<Content> {
+        match (&mut self, next) {
+            (Content::Perplexity(all), Content::Perplexity(more)) => all.extend(more),
+            (
+                Content::Divergence { cut, chunks },
+                Content::Divergence {
+                    cut: deeper,
+                    chunks: more,
+                },
+            ) => {
+                *cut = cut.max(deeper);
+                chunks.extend(more);
+            }
+            (Content::Imatrix(sums), Content::Imatrix(more)) => sums.merge(&more).ok()?,
+            (Content::Suite(all), Content::Suite(more)) => all.extend(more),
+            (Content::QuantReport(all), Content::QuantReport(more)) => match (&mut *all, more) {
+                (Some(all), Some(more)) => all.append(*more)?,
+                (None, more) => *all = more,
+                (Some(_), None) => {}
+            },
+            _ => return None,
+        }
+        Some(self)
+    }
+}
+
+/// All parts of one measurement in order, each once.
+fn arrange(mut pieces: Vec<Named>) -> Result<Vec<Named>, Error> {
+    let Some((first, others)) = pieces.split_first() else {
+        return Err(Error::Nothing);
+    };
+    for piece in others {
+        same_measurement(first, piece)?;
+    }
+    let of = first.1.part.of();
+    pieces.sort_by_key(|(_, piece)| piece.part.number());
+    for pair in pieces.windows(2) {
+        if let [(other, a), (file, b)] = pair
+            && a.part == b.part
+        {
+            return Err(Error::Twice {
+                file: file.clone(),
+                other: other.clone(),
+                part: b.part,
+            });
+        }
+    }
+    let there: Vec<u32> = pieces.iter().map(|(_, p)| p.part.number()).collect();
+    match part::missing(&there, of) {
+        Some(missing) => Err(Error::Missing {
+            missing,
+            of,
+            got: there.len(),
+        }),
+        None => Ok(pieces),
+    }
+}
+
+/// Refuses a piece of another measurement.
+fn same_measurement((other, a): &Named, (file, b): &Named) -> Result<(), Error> {
+    let differs = |what: &str, expected: String, got: String| Error::Differs {
+        file: file.clone(),
+        other: other.clone(),
+        what: what.to_owned(),
+        expected,
+        got,
+    };
+    if let Some((what, expected, got)) = a.key.difference(&b.key) {
+        return Err(differs(&what, expected, got));
+    }
+    for (what, a, b) in [
+        ("parts", a.part.of() as usize, b.part.of() as usize),
+        ("units", a.units, b.units),
+    ] {
+        if a != b {
+            return Err(differs(what, a.to_string(), b.to_string()));
+        }
+    }
+    let kinds = [&a.content, &b.content].map(std::mem::discriminant);
+    if kinds[0] == kinds[1] && a.about.n_ctx == b.about.n_ctx {
+        Ok(())
+    } else {
+        Err(Error::Unsound { file: file.clone() })
+    }
+}

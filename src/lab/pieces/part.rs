@@ -1,0 +1,142 @@
+//! Which of so many parts, and which units it has.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// One of several parts of about equal size, numbered from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    number: u32,
+    of: u32,
+}
+
+impl Part {
+    /// Its number, from 1.
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
+    /// How many parts there are.
+    pub fn of(self) -> u32 {
+        self.of
+    }
+
+    /// Its share of so many units. All parts together have each unit once, in order; where there
+    /// are more parts than units, some parts have none.
+    pub fn range(self, units: usize) -> Range<usize> {
+        let end = |number: u32| {
+            let units = units as u128 * u128::from(number) / u128::from(self.of.max(1));
+            usize::try_from(units).unwrap_or(usize::MAX)
+        };
+        end(self.number.saturating_sub(1))..end(self.number)
+    }
+
+    /// Whether there is such a part: one that was read from a file may be anything.
+    pub(super) fn is_sound(self) -> bool {
+        (1..=self.of).contains(&self.number)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let part = text.split_once('/').and_then(|(number, of)| {
+            let (number, of) = (number.trim().parse().ok()?, of.trim().parse().ok()?);
+            Some(Part { number, of })
+        });
+        part.filter(|part| part.is_sound())
+            .ok_or_else(|| "expected I/N such as 3/8: a part from 1 to N".to_owned())
+    }
+}
+
+/// The numbers from 1 to `of` that are not among `there`, which ascends, as in `3,5-7`; `None` if
+/// all are there.
+pub(super) fn missing(there: &[u32], of: u32) -> Option<String> {
+    let mut gaps = Vec::new();
+    let mut next = 1;
+    for &number in there {
+        if number > next {
+            gaps.push(next..=number - 1);
+        }
+        next = number.saturating_add(1);
+    }
+    if next <= of {
+        gaps.push(next..=of);
+    }
+    let text = |gap: &std::ops::RangeInclusive<u32>| match (gap.start(), gap.end()) {
+        (a, b) if a == b => a.to_string(),
+        (a, b) => format!("{a}-{b}"),
+    };
+    let list: Vec<String> = gaps.iter().map(text).collect();
+    (!list.is_empty()).then(|| list.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_every_unit_once_and_in_order() {
+        for units in [0, 1, 2, 7, 8, 100, usize::MAX] {
+            for of in [1, 2, 3, 8, 1000, u32::MAX] {
+                let numbers = [1, 2, 3, 7, 8, 999, 1000, of / 2, of - 1, of];
+                for number in numbers.into_iter().filter(|n| (1..=of).contains(n)) {
+                    let own = Part { number, of }.range(units);
+                    assert!(own.start <= own.end && own.end <= units);
+                    if number > 1 {
+                        let before = Part {
+                            number: number - 1,
+                            of,
+                        };
+                        assert_eq!(before.range(units).end, own.start);
+                    }
+                }
+                assert_eq!(Part { number: 1, of }.range(units).start, 0);
+                assert_eq!(Part { number: of, of }.range(units).end, units);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_read_as_they_are_written() {
+        let part: Part = "3/8".parse().unwrap();
+        assert_eq!(
+            (part.number(), part.of(), part.to_string()),
+            (3, 8, "3/8".to_owned())
+        );
+        for text in [
+            "",
+            "3",
+            "0/8",
+            "9/8",
+            "-1/8",
+            "1/0",
+            "a/b",
+            "1/8/2",
+            "1/99999999999",
+        ] {
+            assert!(text.parse::<Part>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn gaps_are_lists_of_ranges() {
+        assert_eq!(missing(&[1, 2, 3], 3), None);
+        assert_eq!(missing(&[2, 4], 8).unwrap(), "1,3,5-8");
+        assert_eq!(missing(&[], 2).unwrap(), "1-2");
+        assert_eq!(
+            missing(&[u32::MAX], u32::MAX).unwrap(),
+            format!("1-{}", u32::MAX - 1)
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! Batch work from outside: parts that processes of their own do, one of them killed and repeated,
+//! and what merging them prints: byte for byte what one run prints.
+
+mod clusters;
+mod refused;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command as Plain, Stdio};
+
+use octavo_fixtures::{committed_goldens, workspace_root};
+use tempfile::TempDir;
+
+use super::{bad, folder, good, octavo, stderr, stdout};
+
+/// A folder with a model, a coarser one and a text.
+struct Desk(TempDir);
+
+impl Desk {
+    fn new() -> Desk {
+        let desk = Desk(folder());
+        let demo = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+        std::fs::copy(demo, desk.at("model.gguf")).expect("copied");
+        let text = "Once there was a red fox. The fox lived under the tree.\n3+4=7\n".repeat(20);
+        std::fs::write(desk.at("text.txt"), text).expect("written");
+        desk
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.at(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// The words of a command line; what begins with `@` is a file here.
+    fn words(&self, line: &str) -> Vec<String> {
+        let word = |word: &str| match word.strip_prefix('@') {
+            Some(name) => self.name(name),
+            None => word.to_owned(),
+        };
+        line.split_whitespace().map(word).collect()
+    }
+
+    fn good(&self, line: &str) -> String {
+        let words = self.words(line);
+        good(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn bad(&self, line: &str, code: i32) -> String {
+        let words = self.words(line);
+        bad(&words.iter().map(String::as_str).collect::<Vec<_>>(), code)
+    }
+
+    /// Does all parts of a command, the last one first; gives the pieces as arguments.
+    fn parts(&self, command: &str, of: u32) -> String {
+        let piece = |i: u32| format!("@{of}-{i}.piece");
+        for i in (1..=of).rev() {
+            let line = format!("{command} --part {i}/{of} --out {}", piece(i));
+            assert_eq!(self.good(&line), "", "a part prints nothing");
+        }
+        (1..=of).map(piece).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What one run prints, and what merging 1, 3 and 8 parts prints.
+fn is_the_same_in_parts(desk: &Desk, command: &str, variants: &[&str]) {
+    let whole: Vec<String> = variants
+        .iter()
+        .map(|more| desk.good(&format!("{command} {more}")))
+        .collect();
+    for of in [1, 3, 8] {
+        let pieces = desk.parts(command, of);
+        for (more, whole) in variants.iter().zip(&whole) {
+            let merged = desk.good(&format!("merge {more} {pieces}"));
+            assert_eq!(merged, *whole, "{of} parts: {command} {more}");
+        }
+    }
+}
+
+#[test]
+fn perplexity_is_the_same_in_parts() {
+    let command = "perplexity @model.gguf -f @text.txt -c 32 -t 2";
+    is_the_same_in_parts(&Desk::new(), command, &["", "--json"]);
+}
+
+#[test]
+fn a_divergence_is_the_same_in_parts() {
+    let desk = Desk::new();
+    desk.good("perplexity @model.gguf -f @text.txt -c 32 --kl-divergence-base @base.kld");
+    desk.good("quantize @model.gguf @coarse.gguf Q2_K --allow-requantize");
+    let command = "perplexity @coarse.gguf -t 2 --kl-divergence --kl-divergence-base @base.kld";
+    is_the_same_in_parts(&desk, command, &["", "--json"]);
+    // fewer chunks than parts: some have none
+    is_the_same_in_parts(&desk, &format!("{command} --chunks 5"), &[""]);
+}
+
+#[test]
+fn an_importance_matrix_is_the_same_in_parts() {
+    let desk = Desk::new();
+    let command = "imatrix @model.gguf -f @text.txt -c 32 --process-output";
+    desk.good(&format!("{command} -o @whole.gguf"));
+    let whole = std::fs::read(desk.at("whole.gguf")).expect("there");
+    for of in [1, 3, 8] {
+        let pieces = desk.parts(command, of);
+        assert_eq!(desk.good(&format!("merge {pieces} -o @merged.gguf")), "");
+        let merged = std::fs::read(desk.at("merged.gguf")).expect("there");
+        assert!(merged == whole, "{of} parts");
+    }
+}
+
+#[test]
+fn a_suite_is_the_same_in_parts() {
+    let desk = Desk::new();
+    let root = workspace_root();
+    let at = |path: &str| root.join(path).to_str().expect("UTF-8").to_owned();
+    let suite = |tolerance: &str| {
+        let text = format!(
+            "models = [{:?}, {:?}]\nisa = [\"scalar\", \"auto\"]\ngoldens = {:?}\n\
+             against = \"exact\"\ntol_nmse = {tolerance}\n[prompts]\nsum = \"1+1=\"\n\
+             capital = \"What is the capital of France? The capital of France is\"\n",
+            at("src/engine/demo/tiny-qwen3-Q4_K_M.gguf"),
+            at("reference/models/rnd-llama-Q4_K_M.gguf"),
+            committed_goldens().to_str().expect("UTF-8"),
+        );
+        std::fs::write(desk.at("suite.toml"), text).expect("written");
+    };
+    let command = "diff --suite @suite.toml -t 2";
+    suite("1e-2");
+    is_the_same_in_parts(&desk, command, &["", "--all", "--json"]);
+    // what is outside is no failure of a part, but of the whole
+    suite("1e-30");
+    let run = |line: String| {
+        let words = desk.words(&line);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        octavo(&words).output().expect("it runs")
+    };
+    let whole = run(command.to_owned());
+    let merged = run(format!("merge {}", desk.parts(command, 3)));
+    assert_eq!(stdout(&merged), stdout(&whole));
+    assert_eq!(
+        (whole.status.code(), merged.status.code()),
+        (Some(1), Some(1))
+    );
+}
+
+/// All but the speeds, which no two runs have in common.
+#[test]
+fn a_report_is_the_same_in_parts() {
+    let desk = Desk::new();
+    desk.good("quantize @model.gguf @f16.gguf F16 --allow-requantize");
+    let command = "quant-report @f16.gguf -f @text.txt -c 32 --types Q8_0,Q2_K --also @model.gguf \
+                   --sensitivity Q2_K --by-role --chunks 9";
+    let figures = |line: &str| -> serde_json::Value {
+        let mut report: serde_json::Value =
+            serde_json::from_str(&desk.good(line)).expect("one object");
+        let mut speeds = 0;
+        let types = report["types"].as_array().map_or(0, Vec::len);
+        let models = (0..types).map(|i| format!("/types/{i}"));
+        for model in models.chain(["/base".to_owned()]) {
+            for speed in ["prompt_rate", "generation_rate"] {
+                let at = report.pointer_mut(&format!("{model}/{speed}"));
+                let at = at.unwrap_or_else(|| panic!("{model}/{speed}"));
+                assert!(at.take().as_f64().is_some_and(|rate| rate > 0.0));
+                speeds += 1;
+            }
+        }
+        assert_eq!(speeds, 2 * (1 + 3));
+        report
+    };
+    let whole = figures(&format!("{command} --json"));
+    assert!(
+        whole["sensitivity"]
+            .as_array()
+            .is_some_and(|all| all.len() == 8)
+    );
+    for of in [1, 3, 8] {
+        let pieces = desk.parts(command, of);
+        let merged = figures(&format!("merge --json {pieces} --html @page.html"));
+        assert_eq!(merged, whole, "{of} parts");
+    }
+    let page = std::fs::read_to_string(desk.at("page.html")).expect("the page");
+    assert!(page.contains("<svg") && page.contains("class=heat"));
+    // two chunks in eight parts: some have none
+    let few = command.replace("--chunks 9", "--chunks 2");
+    let merged = figures(&format!("merge --json {}", desk.parts(&few, 8)));
+    assert_eq!(merged, figures(&format!("{few} --json")));
+}
+
+/// One part is killed in the middle of its work: it leaves no piece, and is done when it is
+/// repeated; one that is there is not done again.
+#[test]
+fn a_part_that_was_killed_is_repeated() {
+    let desk = Desk::new();
+    let text = std::fs::read(desk.at("text.txt")).expect("there");
+    std::fs::write(desk.at("text.txt"), text.repeat(20)).expect("written");
+    let command = "perplexity @model.gguf -f @text.txt -c 32 -t 1 --chunks 400";
+    let line = format!("{command} --part 2/3 --out @3-2.piece");
+    let mut child = Plain::new(env!("CARGO_BIN_EXE_octavo"))
+        .args(desk.words(&line))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    // it says how long it will take when the first chunk is done
+    let notes = BufReader::new(child.stderr.take().expect("piped"));
+    let begun = notes.lines().map_while(Result::ok);
+    assert!(
+        begun
+            .into_iter()
+            .any(|line| line.contains("seconds per pass"))
+    );
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    assert!(
+        !desk.at("3-2.piece").exists(),
+        "it was done before it was killed"
+    );
+
+    let one = desk.parts(&format!("{command} --kv-type f32"), 1);
+    let pieces = desk.parts(command, 3);
+    assert_eq!(desk.good(&format!("merge {pieces}")), desk.good(command));
+    assert_ne!(
+        desk.good(&format!("merge {one}")),
+        desk.good(command),
+        "f32 is another run"
+    );
+    // all three are there, and nothing else
+    let left = std::fs::read_dir(desk.0.path()).expect("lists").count();
+    assert_eq!(left, 2 + 3 + 1);
+
+    let before = std::fs::metadata(desk.at("3-2.piece")).expect("there");
+    let words = desk.words(&line);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = octavo(&words).output().expect("it runs");
+    let notes = stderr(&output);
+    assert!(
+        output.status.success() && notes.contains("part 2/3 is complete already"),
+        "{notes}"
+    );
+    assert!(!notes.contains("seconds per pass"), "{notes}");
+    let after = std::fs::metadata(desk.at("3-2.piece")).expect("there");
+    assert_eq!(
+        before.modified().expect("a time"),
+        after.modified().expect("a time")
+    );
+
+    // of other work, or damaged: done anew
+    let mut bytes = std::fs::read(desk.at("3-2.piece")).expect("there");
+    let whole = bytes.clone();
+    bytes.truncate(bytes.len() / 2);
+    std::fs::write(desk.at("3-2.piece"), &bytes).expect("written");
+    desk.good(&line);
+    assert!(std::fs::read(desk.at("3-2.piece")).expect("there") == whole);
+    desk.good(&line.replace("--chunks 400", "--chunks 40"));
+    assert!(std::fs::read(desk.at("3-2.piece")).expect("there") != whole);
+}

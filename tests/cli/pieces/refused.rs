@@ -1,0 +1,181 @@
+//! What is wrong with parts and pieces, each in one line: exit code 2, or 75 where it is the
+//! machine that is at fault.
+
+use super::*;
+
+#[test]
+fn pieces_that_do_not_belong_together_are_refused() {
+    let desk = Desk::new();
+    let command = "perplexity @model.gguf -f @text.txt -c 32 --chunks 8";
+    desk.parts(command, 3);
+    let line = desk.bad("merge @3-1.piece @3-3.piece", 2);
+    assert!(
+        line.ends_with("parts missing: 2 of 3: expected a piece of every part, got 2"),
+        "{line}"
+    );
+    let line = desk.bad("merge @3-1.piece @3-2.piece @3-3.piece @3-2.piece", 2);
+    assert!(
+        line.contains("3-2.piece: part 2/3 is there twice"),
+        "{line}"
+    );
+    desk.good(&format!("{command} --part 2/4 --out @4-2.piece"));
+    let line = desk.bad("merge @3-1.piece @4-2.piece @3-3.piece", 2);
+    assert!(
+        line.contains("4-2.piece: ") && line.contains("parts: expected 3 as in"),
+        "{line}"
+    );
+    for (more, what) in [
+        ("-c 16", "tokens of a chunk: expected 32 as in"),
+        ("-c 32 --chunks 7", "chunks: expected 8 as in"),
+        ("-c 32 --kv-type f32", "KV cache: expected f16 as in"),
+        ("-c 32 --no-repack", "weights: expected packed as in"),
+        ("-c 32 --prompt-bits 8 --isa scalar", "rounding: expected "),
+    ] {
+        let chunks = if more.contains("--chunks") {
+            ""
+        } else {
+            "--chunks 8"
+        };
+        let own = format!("perplexity @model.gguf -f @text.txt {chunks} {more}");
+        desk.good(&format!("{own} --part 2/3 --out @other.piece"));
+        let line = desk.bad("merge @3-1.piece @other.piece @3-3.piece", 2);
+        assert!(
+            line.contains("other.piece: piece of another measurement: "),
+            "{line}"
+        );
+        assert!(line.contains(what), "{more}: {line}");
+    }
+    // another text, another model, another measurement
+    std::fs::write(desk.at("more.txt"), "Something else. ".repeat(200)).expect("written");
+    desk.good("quantize @model.gguf @coarse.gguf Q2_K --allow-requantize");
+    for (own, what) in [
+        ("perplexity @model.gguf -f @more.txt", "text: expected "),
+        ("perplexity @coarse.gguf -f @text.txt", "model: expected "),
+        (
+            "imatrix @model.gguf -f @text.txt",
+            "measurement: expected perplexity as in",
+        ),
+    ] {
+        desk.good(&format!(
+            "{own} -c 32 --chunks 8 --part 2/3 --out @other.piece"
+        ));
+        let line = desk.bad("merge @3-1.piece @other.piece @3-3.piece", 2);
+        assert!(line.contains(what), "{own}: {line}");
+    }
+}
+
+#[test]
+fn what_is_no_piece_is_refused() {
+    let desk = Desk::new();
+    let line = desk.bad("merge @none.piece", 2);
+    assert!(line.contains("none.piece: "), "{line}");
+    for (content, what) in [
+        (&b""[..], "an empty file"),
+        (b"octavo piece 99\n", "a piece of another version"),
+        (b"GGUF", "something else"),
+        (b"octavo piece 1\n", "damaged or cut off"),
+        (
+            &[&b"octavo piece 1\n"[..], &[0; 99]].concat(),
+            "damaged or cut off",
+        ),
+    ] {
+        std::fs::write(desk.at("x.piece"), content).expect("written");
+        let line = desk.bad("merge @x.piece", 2);
+        assert!(line.contains("x.piece: ") && line.contains(what), "{line}");
+    }
+    desk.bad("merge", 2);
+}
+
+#[test]
+fn options_without_effect_are_refused() {
+    let desk = Desk::new();
+    let part = "--part 1/1 --out @x.piece";
+    let text = "perplexity @model.gguf -f @text.txt -c 32 --chunks 2";
+    for (line, what) in [
+        (format!("{text} --part 1/2"), "--out"),
+        (format!("{text} --out @x.piece"), "--part"),
+        (
+            format!("{text} --part 0/2 --out @x.piece"),
+            "expected I/N such as 3/8",
+        ),
+        (
+            format!("{text} --part 3/2 --out @x.piece"),
+            "expected I/N such as 3/8",
+        ),
+        (format!("{text} {part} --json"), "--json"),
+        (
+            format!("{text} {part} --kl-divergence-base @b"),
+            "--kl-divergence too",
+        ),
+        (format!("{text} --force"), "--force has no effect"),
+        (
+            format!("quant-report @model.gguf -f @text.txt --html @p {part}"),
+            "--html",
+        ),
+        (
+            format!("quant-report @model.gguf -f @text.txt --json {part}"),
+            "--json",
+        ),
+        (
+            format!("diff @model.gguf -p x --b-isa scalar {part}"),
+            "expected --suite",
+        ),
+        (format!("diff --suite @s.toml --bless {part}"), "--bless"),
+        (
+            "imatrix @model.gguf -f @text.txt -o @o.gguf --part 1/2 --out @x".to_owned(),
+            "--part",
+        ),
+    ] {
+        let error = desk.bad(&line, 2);
+        assert!(error.contains(what), "{line}: {error}");
+    }
+    desk.good(&format!("{text} {part}"));
+    for option in ["-o @o.gguf", "--all", "--force", "--html @p.html"] {
+        let error = desk.bad(&format!("merge @x.piece {option}"), 2);
+        assert!(error.contains("has no effect"), "{error}");
+    }
+    desk.good("imatrix @model.gguf -f @text.txt -c 32 --part 1/1 --out @i.piece");
+    assert!(
+        desk.bad("merge @i.piece", 2)
+            .contains("expected -o OUT.gguf")
+    );
+    assert!(
+        desk.bad("merge @i.piece --json -o @o.gguf", 2)
+            .contains("--json has no effect")
+    );
+    assert!(
+        desk.bad("merge @i.piece -o @i.piece", 2)
+            .contains("is the input itself")
+    );
+}
+
+/// Bad input is exit code 2 for a part, which no other try mends; a full disk or too little memory
+/// is 75.
+#[cfg(target_os = "linux")]
+#[test]
+fn exit_codes_say_whether_another_try_may_help() {
+    let desk = Desk::new();
+    let text = "perplexity @model.gguf -f @text.txt -c 32";
+    let none = "perplexity @none.gguf -f @text.txt -c 32 --part 1/2 --out @x.piece";
+    assert!(desk.bad(none, 2).contains("none.gguf"));
+    let line = desk.bad(&format!("{text} --part 1/2 --out @none/x.piece"), 2);
+    assert!(line.contains("none/x.piece"), "{line}");
+    std::fs::write(desk.at("notes"), "that nobody wants to lose").expect("written");
+    let line = desk.bad(&format!("{text} --part 1/2 --out @notes"), 2);
+    assert!(line.contains("an older piece of a measurement"), "{line}");
+    let line = desk.bad(&format!("{text} --part 1/2 --out @text.txt --force"), 2);
+    assert!(line.contains("is the input itself"), "{line}");
+    // the cache takes more than there is
+    let large = "perplexity @model.gguf -f @text.txt -c 200000 --kv-type f32 -t 1";
+    let words = desk.words(&format!("{large} --part 1/2 --out @x.piece"));
+    let output = Plain::new("sh")
+        .args(["-c", "ulimit -v 400000; exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_octavo"))
+        .args(words)
+        .output()
+        .expect("sh runs");
+    let errors = stderr(&output);
+    assert_eq!(output.status.code(), Some(75), "{errors}");
+    assert!(errors.contains("no memory for 781 MiB"), "{errors}");
+    assert!(!desk.at("x.piece").exists());
+}
