@@ -91,17 +91,15 @@ impl Total {
 /// exact sum of the first ones, and all that is left behind it.
 fn added((a, a_rest): (f64, f64), (b, b_rest): (f64, f64)) -> (f64, f64) {
     let sum = a + b;
+    if !sum.is_finite() {
+        // it lacks nothing that could be said
+        return (sum, 0.0);
+    }
     let of_b = sum - a;
     let lost = (a - (sum - of_b)) + (b - of_b);
     let rest = lost + (a_rest + b_rest);
     let whole = sum + rest;
-    // infinite sums lack nothing that could be said
-    let lacks = if whole.is_finite() {
-        rest - (whole - sum)
-    } else {
-        0.0
-    };
-    (whole, lacks)
+    (whole, rest - (whole - sum))
 }
 
 /// Sums over chunks of a text.

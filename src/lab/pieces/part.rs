@@ -63,17 +63,17 @@ impl FromStr for Part {
 /// all are there.
 pub(super) fn missing(there: &[u32], of: u32) -> Option<String> {
     let mut gaps = Vec::new();
-    let mut next = 1;
-    for &number in there {
+    let (mut next, of) = (1, u64::from(of));
+    for number in there.iter().copied().map(u64::from) {
         if number > next {
             gaps.push(next..=number - 1);
         }
-        next = number.saturating_add(1);
+        next = number + 1;
     }
     if next <= of {
         gaps.push(next..=of);
     }
-    let text = |gap: &std::ops::RangeInclusive<u32>| match (gap.start(), gap.end()) {
+    let text = |gap: &std::ops::RangeInclusive<u64>| match (gap.start(), gap.end()) {
         (a, b) if a == b => a.to_string(),
         (a, b) => format!("{a}-{b}"),
     };
