@@ -65,7 +65,8 @@ pub struct EngineOptions {
     /// On a GPU, how many of the last layers run there, the output with them; all that there are
     /// unless given.
     pub gpu_layers: Option<usize>,
-    /// Threads; [`crate::default_threads`] unless given. More than the CPUs run as well, but slower.
+    /// Threads; [`crate::default_threads`] unless given. More than the CPUs run as well, but are
+    /// slower.
     pub threads: Option<usize>,
     /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place
     /// of new ones.
