@@ -137,8 +137,10 @@ DEVICE void gemm(const GemmParams& p) {
             for (u32 k = 0; k < SLICE; k += 16) {
                 u32 b[r_tiles][4];
 #pragma unroll
-                for (u32 j = 0; j < r_tiles; ++j)
-                    load_matrices(b[j], &weights[r0 + 16 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+                for (u32 j = 0; j < r_tiles; ++j) {
+                    const u32 row = r0 + 16 * j + lane / 16 * 8 + lane % 8;
+                    load_matrices(b[j], &weights[row][k + lane / 8 % 2 * 8]);
+                }
                 bool there = true;
 #pragma unroll
                 for (u32 i = 0; i < t_tiles; ++i) {

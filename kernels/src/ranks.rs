@@ -28,6 +28,12 @@ impl Cut {
         at(rank)..at(rank + 1)
     }
 
+    /// How many values of so many rows each of the ranks has.
+    pub fn lens(self, rows: usize, ranks: usize) -> Vec<usize> {
+        let parts = (0..ranks).map(|rank| self.of(rank, ranks));
+        parts.map(|part| rows * self.pieces * part.len()).collect()
+    }
+
     /// What is divided: with fewer of them than ranks, some would have nothing.
     pub fn grains(self) -> usize {
         self.width.div_ceil(self.grain)
@@ -59,8 +65,7 @@ pub trait Collective: Debug + Send + Sync {
 
 /// The whole rows of which all ranks have parts, this one `mine`.
 pub fn gather_rows(ranks: &dyn Collective, cut: Cut, rows: usize, mine: &[f32]) -> Vec<f32> {
-    let parts = (0..ranks.ranks()).map(|rank| cut.of(rank, ranks.ranks()));
-    let lens: Vec<usize> = parts.map(|part| rows * cut.pieces * part.len()).collect();
+    let lens = cut.lens(rows, ranks.ranks());
     let mut all = vec![0.0; rows * cut.pieces * cut.width];
     ranks.all_gather(mine, &lens, &mut all);
     let mut whole = vec![0.0; all.len()];

@@ -10,7 +10,7 @@ use octavo_lab::pieces::{Content, Key, Part};
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_model, codes};
+use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_model};
 use super::prompt::TextArgs;
 use super::{load, signal, terminal, values};
 
@@ -53,10 +53,7 @@ pub(super) struct ImatrixArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
-    match args.part.part() {
-        Some(_) => make(args).map_err(codes),
-        None => make(args),
-    }
+    args.part.ended(make(args))
 }
 
 fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
@@ -88,11 +85,11 @@ fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
             args.collect(&text, options, Some(part)).map(Some)
         });
     }
-    let all = args.collect(&text, options, None)?;
-    match (output, all.content) {
-        (Some(output), Content::Imatrix(sums)) => write(&sums, &all.about.source, &output),
-        _ => Ok(Exit::Done),
-    }
+    let Measured { about, content, .. } = args.collect(&text, options, None)?;
+    let (Some(output), Content::Imatrix(sums)) = (output, content) else {
+        unreachable!("an output is demanded where no part is, and what is collected are sums")
+    };
+    write(&sums, &about.source, &output)
 }
 
 impl ImatrixArgs {
@@ -144,7 +141,7 @@ impl ImatrixArgs {
         Ok(Measured {
             units,
             about: about(&engine, &options, dataset, chunk)?,
-            content: Content::Imatrix(collector.sums().clone()),
+            content: Content::Imatrix(collector.into_sums()),
         })
     }
 }

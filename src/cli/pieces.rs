@@ -33,6 +33,14 @@ impl PartArgs {
         self.part
     }
 
+    /// What came of a command, with the exit codes of batch work where that was asked for.
+    pub(super) fn ended(&self, result: Result<Exit, Failure>) -> Result<Exit, Failure> {
+        match self.part {
+            Some(_) => result.map_err(codes),
+            None => result,
+        }
+    }
+
     /// The part, and its output in a run that reads these inputs.
     pub(super) fn job<'a>(&'a self, force: bool, inputs: &'a Inputs) -> Option<Job<'a>> {
         let (part, path) = (self.part?, self.out.as_deref()?);
@@ -96,7 +104,6 @@ impl Job<'_> {
         let Some(measured) = measure(self.part)? else {
             return Ok(Exit::Interrupted);
         };
-        let (key, part) = (key, self.part);
         let Measured {
             units,
             about,
@@ -104,7 +111,7 @@ impl Job<'_> {
         } = measured;
         let piece = Piece {
             key,
-            part,
+            part: self.part,
             units,
             about,
             content,
@@ -120,9 +127,10 @@ impl Job<'_> {
         }
         let range = piece.range();
         terminal::note(&format!(
-            "octavo: wrote {} ({} bytes): part {part}, {} of {units}",
+            "octavo: wrote {} ({} bytes): part {}, {} of {units}",
             self.output.path.display(),
             bytes.len(),
+            self.part,
             match range.len() {
                 0 => "none".to_owned(),
                 _ => format!("{} to {}", range.start + 1, range.end),

@@ -3,17 +3,17 @@
 
 use std::fmt;
 
-/// Numbers to choose from, for a message.
-struct Choice<'a>(&'a [usize]);
+/// What there is to choose from, for a message: `1, 2 or 4`.
+pub(crate) struct Choice<'a, T>(pub(crate) &'a [T]);
 
-impl fmt::Display for Choice<'_> {
+impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<String> = self.0.iter().map(usize::to_string).collect();
-        match &numbers[..] {
+        let all: Vec<String> = self.0.iter().map(T::to_string).collect();
+        match &all[..] {
             [others @ .., last] if !others.is_empty() => {
                 write!(f, "{} or {last}", others.join(", "))
             }
-            _ => f.write_str(&numbers.join("")),
+            _ => f.write_str(&all.join("")),
         }
     }
 }

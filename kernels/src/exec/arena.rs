@@ -359,9 +359,8 @@ impl Arenas {
                     Resource::Angles => copy(from.angles, to.angles, values),
                     Resource::Codes(i) => to.codes[i].copy_from(&from.codes[i], values / ACT_GROUP),
                     Resource::Tiles => copy(from.tiles, to.tiles, values),
-                    // pieces are joined in the section that makes them; the cache and states are
-                    // the same in all places
-                    // and parts only for one that cannot be done again
+                    // pieces are joined in the section that makes them, parts are there for one
+                    // that nobody repeats; the cache and states are the same in all places
                     Resource::Pieces | Resource::Parts | Resource::Kv(_) | Resource::State(_) => {}
                 }
             }

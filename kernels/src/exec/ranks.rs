@@ -33,8 +33,7 @@ impl Part<'_> {
             return;
         }
         let (ranks, n) = (self.ranks(), rows * self.width(x));
-        let parts = (0..ranks.ranks()).map(|rank| cut.of(rank, ranks.ranks()));
-        let lens: Vec<usize> = parts.map(|part| rows * cut.pieces * part.len()).collect();
+        let lens = cut.lens(rows, ranks.ranks());
         // SAFETY: the input is finished, and nobody else is at the other values in this section;
         // both hold whole rows of the result.
         unsafe {

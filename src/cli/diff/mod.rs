@@ -18,7 +18,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use super::args::{ComputeArgs, Device};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
-use super::pieces::{PartArgs, codes};
+use super::pieces::PartArgs;
 use super::prompt::TextArgs;
 use super::signal;
 use super::values;
@@ -313,11 +313,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
         Some(suite) => suite::diff(args, suite),
         None => one(args),
     };
-    let result = match args.part.part() {
-        Some(_) => result.map_err(codes),
-        None => result,
-    };
-    result.map_err(|failure| match failure {
+    args.part.ended(result).map_err(|failure| match failure {
         Failure::Input(message) | Failure::Machine(message) => Failure::Usage(message),
         other => other,
     })

@@ -39,6 +39,7 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
         signal::install()?;
         return bless(args, &suite);
     }
+    let units = suite.models().len() * isas.len() * suite.prompts().len();
     let inputs = suite.models().iter().fold(args.inputs(), |inputs, model| {
         inputs.model(Some(&model.file))
     });
@@ -51,7 +52,6 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
         }
         job.check()?;
         signal::install()?;
-        let units = suite.models().len() * isas.len() * suite.prompts().len();
         return job.run(key(args, path, &suite, &isas)?, |part| {
             let cells = compare(args, &suite, &isas, part.range(units))?;
             let (about, content) = (About::default(), Content::Suite(cells));
@@ -62,7 +62,6 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
             }))
         });
     }
-    let units = suite.models().len() * isas.len() * suite.prompts().len();
     let cells = compare(args, &suite, &isas, 0..units)?;
     print(&cells, args.json, args.all)
 }

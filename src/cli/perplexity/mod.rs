@@ -17,7 +17,7 @@ use octavo_lab::eval::{self, Divergence, Error, Observer, Options, Perplexity, T
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, PartArgs, about, codes};
+use super::pieces::{Job, PartArgs, about};
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::{load, prompt, values};
@@ -95,10 +95,7 @@ pub(super) struct PerplexityArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
-    match args.part.part() {
-        Some(_) => measure(args).map_err(codes),
-        None => measure(args),
-    }
+    args.part.ended(measure(args))
 }
 
 fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {

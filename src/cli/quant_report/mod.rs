@@ -19,7 +19,7 @@ use octavo_text::tokenizer::Tokenizer;
 use super::args::ComputeArgs;
 use super::failure::{Exit, Failure, one_line};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, Measured, PartArgs, add_computation, add_model, codes};
+use super::pieces::{Job, Measured, PartArgs, add_computation, add_model};
 use super::quantize;
 use super::signal;
 use super::terminal::{self, Progress};
@@ -134,10 +134,7 @@ impl Watch for Bars {
 
 /// Runs the command.
 pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
-    match args.part.part() {
-        Some(_) => report(args).map_err(codes),
-        None => report(args),
-    }
+    args.part.ended(report(args))
 }
 
 fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
@@ -295,13 +292,9 @@ impl QuantReportArgs {
 
 /// What stands against the report before it begins, with the option that helps.
 fn refused(error: Error) -> Failure {
-    let within = |what: String, source| match quantize::refused(source) {
-        Failure::Input(text) => Failure::Input(format!("{what}: {text}")),
-        other => other,
-    };
     match error {
-        Error::Target { target, source } => within(target.to_string(), source),
-        Error::Quantize(source) => within("--sensitivity".to_owned(), source),
+        Error::Target { target, source } => quantize::refused(source).of(&target.to_string()),
+        Error::Quantize(source) => quantize::refused(source).of("--sensitivity"),
         error => error.into(),
     }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::Error;
 use super::config::Config;
+use crate::error::Choice;
 
 /// Where positions' scaling may be described.
 const GROUPS: [&str; 3] = [
@@ -32,12 +33,8 @@ impl Config {
             self.must(&path(name), "a number", self.float(&path(name))?)
         };
         if !self.row.scalings.contains(&kind.as_str()) {
-            let expected = match self.row.scalings.split_last() {
-                Some((last, first)) => {
-                    format!("{} or {last}", [&["default"], first].concat().join(", "))
-                }
-                None => "default".to_owned(),
-            };
+            let known = [&["default"], self.row.scalings].concat();
+            let expected = Choice(&known).to_string();
             return Err(self.bad(&path("rope_type"), expected, kind));
         }
         match kind.as_str() {

@@ -155,8 +155,8 @@ impl<'e> Collector<'e> {
     }
 
     /// What was added so far.
-    pub fn sums(&self) -> &Sums {
-        &self.sums
+    pub fn into_sums(self) -> Sums {
+        self.sums
     }
 
     /// Chunks added.

@@ -222,7 +222,7 @@ fn importance_is_the_same_file_however_it_is_cut() {
         for chunk in tokens[own.start * 8..own.end * 8].chunks(8) {
             collector.add(chunk).expect("adds");
         }
-        collector.sums().clone()
+        collector.into_sums()
     };
     let folder = tempfile::tempdir().expect("a folder");
     let file = |of: u32| {

@@ -98,8 +98,7 @@ pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
                 0 => Role::Prompt,
                 _ => Role::Generated,
             };
-            let sequences = (0..reader.number()?).map(|_| sequence(&mut reader));
-            let sequences = sequences.collect::<Option<_>>()?;
+            let sequences = reader.several(sequence)?;
             Message::Step(OwnedStep { role, sequences }, *kind == SHOWN_STEP)
         }
         (COPY, [group, from, to]) => Message::Copy {

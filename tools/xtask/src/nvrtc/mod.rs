@@ -85,6 +85,22 @@ struct Usage {
     code: Option<sass::Code>,
 }
 
+/// An instruction without the predicate before it: `@!P0 LDG R4` is `LDG R4`.
+fn unpredicated(line: &str) -> &str {
+    match line.strip_prefix('@') {
+        Some(rest) => rest
+            .split_once(' ')
+            .map_or("", |(_, rest)| rest.trim_start()),
+        None => line,
+    }
+}
+
+/// Values of a head of `attend_prompt_128_F16`; none for other kernels.
+fn prompt_head(kernel: &str) -> Option<usize> {
+    let (dim, _) = kernel.strip_prefix("attend_prompt_")?.split_once('_')?;
+    dim.parse().ok()
+}
+
 /// NVIDIA's disassembler, as `tools/get_nvrtc.sh` brings it.
 const NVDISASM: &str = "13.5/nvidia/cu13/bin/nvdisasm";
 

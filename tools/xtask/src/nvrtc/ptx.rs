@@ -2,6 +2,8 @@
 //! its source: matrix units used where they are meant to be, nothing in local memory, and loads
 //! past the coherent caches only of what no kernel writes.
 
+use super::{prompt_head, unpredicated};
+
 /// Facts of one kernel's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Text {
@@ -29,13 +31,7 @@ pub(super) fn texts(ptx: &str) -> Vec<Text> {
         let Some(text) = all.last_mut() else {
             continue;
         };
-        // an instruction may stand behind a predicate
-        let instruction = match line.strip_prefix('@') {
-            Some(rest) => rest
-                .split_once(' ')
-                .map_or("", |(_, rest)| rest.trim_start()),
-            None => line,
-        };
+        let instruction = unpredicated(line);
         text.mma += usize::from(instruction.starts_with("mma.sync"));
         text.local += usize::from(instruction.starts_with(".local"));
         let read_only = instruction.starts_with("ld.global.nc");
@@ -48,16 +44,15 @@ pub(super) fn texts(ptx: &str) -> Vec<Text> {
 /// call for. More would be work done twice, fewer a loop that was rolled up or products that were
 /// taken for equal.
 fn expected_mma(kernel: &str) -> usize {
+    if let Some(dim) = prompt_head(kernel) {
+        // 64 keys: queries in two halves are one product for each 8 keys and 16 values of a head,
+        // twice; weights by values one for each 16 keys and 8 values
+        return 2 * 8 * dim / 16 + 4 * dim / 8;
+    }
     match kernel {
         // a warp's quarter of a tile by an eighth, or both by a half, over four pieces of a slice
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_64") => 16,
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_128") => 64,
-        // 64 keys: queries in two halves are one product for each 8 keys and 16 values of a head,
-        // twice; weights by values one for each 16 keys and 8 values
-        _ if kernel.starts_with("attend_prompt_") => {
-            let dim: Option<usize> = kernel.split('_').nth(2).and_then(|dim| dim.parse().ok());
-            dim.map_or(0, |dim| 2 * 8 * dim / 16 + 4 * dim / 8)
-        }
         _ => 0,
     }
 }

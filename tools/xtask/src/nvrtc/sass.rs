@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use super::{prompt_head, unpredicated};
+
 /// Facts of one kernel's machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Code {
@@ -75,13 +77,7 @@ fn opcode(line: &str) -> &str {
     let Some((_, instruction)) = line.split_once("*/") else {
         return "";
     };
-    let instruction = instruction.trim_start();
-    let instruction = match instruction.strip_prefix('@') {
-        Some(rest) => rest
-            .split_once(' ')
-            .map_or("", |(_, rest)| rest.trim_start()),
-        None => instruction,
-    };
+    let instruction = unpredicated(instruction.trim_start());
     instruction.split([' ', ';']).next().unwrap_or_default()
 }
 
@@ -95,15 +91,14 @@ struct Least {
 /// A floor for each kind of kernel: what they have today, so that a change that costs it is seen.
 fn least(kernel: &str) -> Least {
     let at_least = |mma_run, loads_run| Least { mma_run, loads_run };
+    if let Some(dim) = prompt_head(kernel) {
+        // all products of a tile's queries and keys
+        return at_least(dim, 0);
+    }
     match kernel {
         // a slice of a warp's part; two of its four tiles in large ones
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_64") => at_least(16, 0),
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_128") => at_least(8, 0),
-        // all products of a tile's queries and keys
-        _ if kernel.starts_with("attend_prompt_") => {
-            let dim: Option<usize> = kernel.split('_').nth(2).and_then(|dim| dim.parse().ok());
-            at_least(dim.unwrap_or(usize::MAX), 0)
-        }
         // a unit of a strip
         _ if kernel.starts_with("gemv_") => at_least(0, 4),
         _ => at_least(0, 0),
