@@ -72,6 +72,25 @@ pub struct Matrix {
     strip_bytes: usize,
 }
 
+/// The packed strips of a matrix, and what multiplies generated tokens with them. To be looked up
+/// once and not strip by strip: a strip of a small matrix takes no longer than that.
+#[derive(Clone, Copy)]
+pub(crate) struct Strips<'a> {
+    pub(crate) gemv: &'a Gemv,
+    first: *const u8,
+    /// Of a strip.
+    pub(crate) bytes: usize,
+    count: usize,
+}
+
+impl Strips<'_> {
+    /// Start of strip `s`.
+    pub(crate) fn at(&self, s: usize) -> *const u8 {
+        assert!(s < self.count);
+        self.first.wrapping_add(s * self.bytes)
+    }
+}
+
 impl Matrix {
     /// Takes a matrix of `rows` x `cols` in type `ty` from `source`. With `repack`, types that have
     /// kernels of their own are copied into strips, by all threads of `pool`; the source's bytes
@@ -277,29 +296,32 @@ impl Matrix {
         self.expert_strips() * self.experts
     }
 
-    pub(crate) fn gemv(&self) -> Option<Gemv> {
-        self.kernels.map(|k| k.gemv)
-    }
-
     /// What a matrix unit does of generated tokens.
     pub(crate) fn tiled(&self) -> Option<TiledKernels> {
-        match self.gemv()? {
+        match self.kernels?.gemv {
             Gemv::Codes(kernels) => kernels.tiled,
             Gemv::Float(_) => None,
         }
     }
 
-    pub(crate) fn strip_bytes(&self) -> usize {
-        self.strip_bytes
+    /// The packed strips; `None` if the rows are as in the file.
+    pub(crate) fn packed_strips(&self) -> Option<Strips<'_>> {
+        let Data::Packed(memory) = &self.data else {
+            return None;
+        };
+        Some(Strips {
+            gemv: &self.kernels.as_ref()?.gemv,
+            first: memory.as_ptr(),
+            bytes: self.strip_bytes,
+            count: self.strips(),
+        })
     }
 
     /// Start of strip `s`.
-    pub(crate) fn strip(&self, s: usize) -> *const u8 {
-        let Data::Packed(memory) = &self.data else {
-            unreachable!("strips are asked for of packed matrices only")
-        };
-        assert!(s < self.strips());
-        memory.as_ptr().wrapping_add(s * self.strip_bytes)
+    fn strip(&self, s: usize) -> *const u8 {
+        self.packed_strips()
+            .expect("strips are asked for of packed matrices only")
+            .at(s)
     }
 
     /// The packed weights k in `k0..k1` of strip `s`: none if they are not packed.

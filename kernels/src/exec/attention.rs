@@ -97,10 +97,9 @@ impl Part<'_> {
                 seen[j] = self.seen(group.scores, *row);
                 // SAFETY: the query buffer was finished before the last barrier.
                 let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
-                for (i, x) in q.iter().enumerate() {
-                    let at = (j / size * d + i) * size + j % size;
-                    scratch.q[at] = x * group.scores.scale;
-                }
+                let first = j / size * d * size + j % size;
+                let to = scratch.q[first..].iter_mut().step_by(*size);
+                to.zip(q).for_each(|(to, x)| *to = x * group.scores.scale);
             }
             let mut run = attention::QueryRows {
                 pages: self.pages(group),

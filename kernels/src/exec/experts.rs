@@ -13,12 +13,14 @@ mod grouping;
 use std::ops::Range;
 
 use super::arena::{Codes, MAX_TILE};
+use super::gemv::PACKED;
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
 use super::scratch::Scratch;
 use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
 use super::{Role, UNITS, gemm, sums_len};
 use crate::act::ActRow;
 use crate::generic::batch;
+use crate::matrix::Strips;
 use crate::memory::Floats;
 use crate::table::{CodeKernels, FloatKernels};
 pub(super) use grouping::Grouping;
@@ -354,12 +356,13 @@ impl Part<'_> {
         // SAFETY: kernels are of this CPU, strips are whole, and the input is finished. Whole
         // strips of results of so many rows have room in the scratch.
         unsafe {
-            match matrix.gemv().expect("`reads` says that it is packed") {
+            let packed = matrix.packed_strips().expect(PACKED);
+            match packed.gemv {
                 Gemv::Codes(kernels) => {
-                    self.expert_codes(product, &kernels, strips, choices, near, codes);
+                    self.expert_codes(product, (&packed, kernels), strips, choices, near, codes);
                 }
                 Gemv::Float(kernels) => {
-                    self.expert_floats(product, &kernels, strips, choices, near);
+                    self.expert_floats(product, (&packed, kernels), strips, choices, near);
                 }
             }
             for (i, choice) in choices.iter().enumerate() {
@@ -373,7 +376,7 @@ impl Part<'_> {
     unsafe fn expert_codes(
         &self,
         product: &ExpertProduct<'_>,
-        kernels: &CodeKernels,
+        (packed, kernels): (&Strips<'_>, &CodeKernels),
         strips: Range<usize>,
         choices: &[u32],
         near: Near,
@@ -381,7 +384,7 @@ impl Part<'_> {
     ) {
         let matrix = product.matrix;
         let (cols, groups) = (matrix.cols, matrix.cols / ACT_GROUP);
-        let weights = matrix.strip(strips.start);
+        let weights = packed.at(strips.start);
         let input = |choice: u32| -> ActRow {
             let row = self.input_of(product, choice);
             self.view.codes[product.task.reads_codes].at_group(row * groups)
@@ -394,7 +397,7 @@ impl Part<'_> {
                 for (i, choice) in choices.iter().enumerate() {
                     rows.at_group(i * groups).copy_from(&input(*choice), groups);
                 }
-                let weights = (weights, matrix.strip_bytes(), matrix.strip_rows());
+                let weights = (weights, packed.bytes, matrix.strip_rows());
                 let (x, to) = ((&rows, choices.len()), (near.at, near.width));
                 return batch::strips(&kernels.batch, weights, cols, x, to);
             }
@@ -411,7 +414,7 @@ impl Part<'_> {
     unsafe fn expert_floats(
         &self,
         product: &ExpertProduct<'_>,
-        kernels: &FloatKernels,
+        (packed, kernels): (&Strips<'_>, &FloatKernels),
         strips: Range<usize>,
         choices: &[u32],
         near: Near,
@@ -426,12 +429,7 @@ impl Part<'_> {
                 unsafe {
                     let x = x.read(self.input_of(product, *choice) * cols, cols);
                     let to = near.at.add(i * near.width + column);
-                    (kernels.row)(
-                        matrix.strip(strip),
-                        cols,
-                        (x.as_ptr(), cols),
-                        (to, near.width),
-                    );
+                    (kernels.row)(packed.at(strip), cols, (x.as_ptr(), cols), (to, near.width));
                 }
             }
         }

@@ -5,19 +5,31 @@ use std::ops::Range;
 
 use super::matmul::Product;
 use super::scratch::{Scratch, Tiled};
-use super::{ACT_GROUP, Epilogue, GENERATED_ROWS, Gemv, Matrix, Operands, Part, STRIP_PAIR, Slot};
+use super::{ACT_GROUP, Epilogue, GENERATED_ROWS, Gemv, Operands, Part, STRIP_PAIR, Slot};
+use crate::act::ActRow;
 use crate::generic::batch;
-use crate::table::FloatKernels;
+use crate::matrix::Strips;
+use crate::table::{CodeKernels, FloatKernels};
+
+/// Why packed strips are there.
+pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";
 
 /// Results in rows: where the first one's begin, and floats from there to the next row's.
 type Results = (*mut f32, usize);
 
-/// Some of a product's rows.
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    range: &'a Range<usize>,
-    /// How many the product has.
-    all: usize,
+/// A product by strips: what is the same for all of them, looked up once.
+struct ByStrips<'a> {
+    product: &'a Product<'a>,
+    weights: Strips<'a>,
+    /// The other matrix of [`Epilogue::Gate`].
+    up: Option<Strips<'a>>,
+    /// Rows of the product.
+    m: usize,
+    /// Rows of a strip.
+    r: usize,
+    /// Outputs of a row, and inputs.
+    width: usize,
+    cols: usize,
 }
 
 impl Part<'_> {
@@ -33,6 +45,19 @@ impl Part<'_> {
         } else {
             strips * 15 / 16 / STRIP_PAIR
         };
+        let packed = |matrix: usize| self.model.matrices[matrix].packed_strips().expect(PACKED);
+        let by_strips = ByStrips {
+            product,
+            weights: product.matrix.packed_strips().expect(PACKED),
+            up: match product.then {
+                Some(Epilogue::Gate { up, .. }) => Some(packed(up)),
+                Some(Epilogue::Add { .. }) | None => None,
+            },
+            m,
+            r: self.model.table.strip,
+            width: product.matrix.rows,
+            cols: product.matrix.cols,
+        };
         // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
         unsafe { self.scratches.of(self.w.thread) }.tiled.forget();
         self.take_items(product.task.op, fixed, pairs, |pair| {
@@ -41,37 +66,29 @@ impl Part<'_> {
             }
             let first = pair * STRIP_PAIR;
             let strips = first..(first + STRIP_PAIR).min(strips);
-            for row in (0..m).step_by(GENERATED_ROWS) {
+            let mut row = 0;
+            while row < m {
                 let rows = row..m.min(row + GENERATED_ROWS);
+                row = rows.end;
                 // SAFETY: one thread has these strips.
-                unsafe { self.gemv_strips(product, strips.clone(), rows, m) };
+                unsafe { self.gemv_strips(&by_strips, &strips, rows) };
             }
             self.note_done(pair);
         });
     }
 
-    /// One or two strips times some of so many rows, and what follows.
+    /// One or two strips times some rows, and what follows.
     ///
     /// # Safety
     /// As [`Part::run`]; the strips are those of one of the *items*.
-    unsafe fn gemv_strips(
-        &self,
-        product: &Product<'_>,
-        strips: Range<usize>,
-        rows: Range<usize>,
-        all: usize,
-    ) {
+    unsafe fn gemv_strips(&self, by: &ByStrips<'_>, strips: &Range<usize>, rows: Range<usize>) {
         let &Product {
-            task,
-            matrix,
-            out,
-            then,
-            ..
-        } = product;
-        let (table, m) = (self.model.table, rows.len());
-        let (first, width) = (strips.start * table.strip, strips.len() * table.strip);
-        let n = width.min(matrix.rows - first);
-        let at = rows.start * matrix.rows + first;
+            task, out, then, ..
+        } = by.product;
+        let m = rows.len();
+        let (first, width) = (strips.start * by.r, strips.len() * by.r);
+        let n = width.min(by.width - first);
+        let at = rows.start * by.width + first;
         let place = |slot: Slot| self.view.buffers[slot].0.wrapping_add(at);
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
         // again.
@@ -83,45 +100,58 @@ impl Part<'_> {
         // SAFETY: one thread has these strips, so `n` columns of the output; strips that are not
         // full, and what is not the output yet, go through this thread's scratch.
         unsafe {
-            let mut multiply = |matrix, to| {
-                let rows = Rows { range: &rows, all };
-                self.multiply(product, matrix, &strips, rows, tiled, to);
-            };
             let Some(then) = then else {
                 if n == width {
-                    multiply(matrix, (place(out), matrix.rows));
+                    self.multiply(
+                        by,
+                        &by.weights,
+                        strips,
+                        &rows,
+                        tiled,
+                        (place(out), by.width),
+                    );
                 } else {
-                    multiply(matrix, (near, width));
+                    self.multiply(by, &by.weights, strips, &rows, tiled, (near, width));
                     for row in 0..m {
-                        let to = place(out).add(row * matrix.rows);
+                        let to = place(out).add(row * by.width);
                         std::ptr::copy_nonoverlapping(near.add(row * width), to, n);
                     }
                 }
                 return;
             };
-            multiply(matrix, (near, width));
+            self.multiply(by, &by.weights, strips, &rows, tiled, (near, width));
             let (f, b) = match then {
-                Epilogue::Gate { up, act, .. } => {
-                    multiply(&self.model.matrices[up], (other, width));
-                    ((table.gate)(act), (other.cast_const(), width))
+                Epilogue::Gate { act, .. } => {
+                    let up = by.up.as_ref().expect("a gate has two matrices");
+                    self.multiply(by, up, strips, &rows, tiled, (other, width));
+                    let gate = self.model.table.gate;
+                    (gate(act), (other.cast_const(), width))
                 }
-                Epilogue::Add { to, .. } => (table.add, (place(to).cast_const(), matrix.rows)),
+                Epilogue::Add { to, .. } => {
+                    let add = self.model.table.add;
+                    (add, (place(to).cast_const(), by.width))
+                }
             };
             f(&Operands {
                 a: (near, width),
                 b,
-                y: (place(then.out()), matrix.rows),
+                y: (place(then.out()), by.width),
                 rows: m,
                 n,
             });
             if let Some(codes) = task.codes {
                 for row in 0..m {
                     // whole groups, or the plan would not have asked for them
-                    let first = (at + row * matrix.rows) / ACT_GROUP;
+                    let first = (at + row * by.width) / ACT_GROUP;
                     self.quantize_groups(then.out(), first..first + n / ACT_GROUP, codes);
                 }
             }
         }
+    }
+
+    /// Some rows of a product's input as integers, from `row` on.
+    fn codes(&self, by: &ByStrips<'_>, row: usize) -> ActRow {
+        self.view.codes[by.product.task.reads_codes].at_group(row * (by.cols / ACT_GROUP))
     }
 
     /// One or two strips of a matrix times some rows of a product's input, whole strips of results.
@@ -130,54 +160,72 @@ impl Part<'_> {
     /// As [`Part::run`]; the results are this thread's.
     unsafe fn multiply(
         &self,
-        product: &Product<'_>,
-        matrix: &Matrix,
+        by: &ByStrips<'_>,
+        weights: &Strips<'_>,
         strips: &Range<usize>,
-        Rows { range: rows, all }: Rows<'_>,
+        rows: &Range<usize>,
         tiled: &mut Tiled,
         to: Results,
     ) {
-        let (r, cols) = (self.model.table.strip, matrix.cols);
-        let groups = cols / ACT_GROUP;
-        let codes = |row| self.view.codes[product.task.reads_codes].at_group(row * groups);
-        let (first, m) = (strips.start, rows.len());
-        let weights = matrix.strip(first);
-        let is_pair = strips.len() == batch::STRIPS;
         // SAFETY: kernels are of this CPU; strips are whole, and the input is finished.
         unsafe {
-            match matrix.gemv().expect("`reads` says that it is packed") {
-                Gemv::Codes(kernels) if m > 1 && is_pair => {
-                    let strip_bytes = matrix.strip_bytes();
-                    let by_vectors = || {
-                        let (weights, x) = ((weights, strip_bytes, r), codes(rows.start));
-                        batch::strips(&kernels.batch, weights, cols, (&x, m), to);
-                    };
-                    let Some(unit) = kernels.tiled.filter(|unit| m >= unit.fewest) else {
-                        return by_vectors();
-                    };
-                    tiled.faster(&unit, (&codes(0), all, cols), |tiles| {
-                        let Some(x) = tiles else {
-                            return by_vectors();
-                        };
-                        let x = x.wrapping_add((unit.bytes)(rows.start, cols));
-                        (unit.strips)((weights, strip_bytes), cols, (x, m), to);
-                    });
+            match weights.gemv {
+                Gemv::Codes(kernels) if rows.len() > 1 && strips.len() == batch::STRIPS => {
+                    let strips = (weights.at(strips.start), weights.bytes);
+                    self.multiply_rows(by, kernels, strips, rows, tiled, to);
                 }
                 Gemv::Codes(kernels) => {
-                    for (i, row) in rows.clone().enumerate() {
+                    for row in rows.clone() {
                         let kernel = kernels.row[strips.len() - 1];
-                        kernel(weights, cols, &codes(row), (to.0.add(i * to.1), to.1));
+                        let to = (to.0.add((row - rows.start) * to.1), to.1);
+                        kernel(weights.at(strips.start), by.cols, &self.codes(by, row), to);
                     }
                 }
                 Gemv::Float(kernels) => {
                     for s in strips.clone() {
-                        let (strip, to) = (matrix.strip(s), (to.0.add((s - first) * r), to.1));
-                        self.float_strip(&kernels, strip, (product.x, rows), to);
+                        let to = (to.0.add((s - strips.start) * by.r), to.1);
+                        self.float_strip(kernels, weights.at(s), (by.product.x, rows), to);
                     }
                 }
             }
         }
     }
+
+    /// A pair of strips, of so many bytes each, times several rows of a product's input, by
+    /// vectors or by the matrix unit.
+    ///
+    /// # Safety
+    /// As [`Part::multiply`].
+    #[inline(never)] // what one row does is short, and stays so
+    unsafe fn multiply_rows(
+        &self,
+        by: &ByStrips<'_>,
+        kernels: &CodeKernels,
+        (strips, bytes): (*const u8, usize),
+        rows: &Range<usize>,
+        tiled: &mut Tiled,
+        to: Results,
+    ) {
+        let m = rows.len();
+        // SAFETY: as the caller's.
+        unsafe {
+            let by_vectors = || {
+                let x = self.codes(by, rows.start);
+                batch::strips(&kernels.batch, (strips, bytes, by.r), by.cols, (&x, m), to);
+            };
+            let Some(unit) = kernels.tiled.filter(|unit| m >= unit.fewest) else {
+                return by_vectors();
+            };
+            tiled.faster(&unit, (&self.codes(by, 0), by.m, by.cols), |tiles| {
+                let Some(x) = tiles else {
+                    return by_vectors();
+                };
+                let x = x.wrapping_add((unit.bytes)(rows.start, by.cols));
+                (unit.strips)((strips, bytes), by.cols, (x, m), to);
+            });
+        }
+    }
+
     /// A strip of float weights times some rows of a slot.
     ///
     /// # Safety

@@ -32,6 +32,8 @@ pub(super) struct Scratch {
     pub(super) rows: Floats,
     /// Scores of the groups of experts.
     pub(super) scores: Vec<f32>,
+    /// What there is room for.
+    extent: Option<Extent>,
 }
 
 /// Activations of generated tokens as a matrix unit reads them, and whether it is the faster one.
@@ -140,8 +142,12 @@ impl Scratches {
 }
 
 impl Scratch {
-    /// Makes room for a step.
+    /// Makes room for a step of the executor's model.
     pub(super) fn reserve(&mut self, model: &Model, extent: &Extent) {
+        // asked before every section
+        if self.extent == Some(*extent) {
+            return;
+        }
         self.panel.grow(STRIP_PAIR * PANEL_FLOATS);
         self.sums.grow(UNITS * sums_len(extent.most_rows()));
         let head_dims = model.program.caches.iter().map(|kv| kv.head_dim);
@@ -174,5 +180,6 @@ impl Scratch {
             let bytes = caches.map(|kv| (unit.scratch)(kv.head_dim)).max();
             self.unit.grow(bytes.unwrap_or(0) / 4);
         }
+        self.extent = Some(*extent);
     }
 }

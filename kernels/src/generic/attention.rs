@@ -260,9 +260,10 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
         let ask = |soon: [*const u8; 2], d: usize| {
             // two rows of a page at a time, never many at once: those that wait would hold up
             // everything else
-            for line in (0..2 * row_bytes::<E>()).step_by(64) {
-                ahead.ask::<S>(soon[0].wrapping_add(d * row_bytes::<E>() + line));
-                ahead.ask::<S>(soon[1].wrapping_add(d * row_bytes::<E>() + line));
+            for line in 0..(2 * row_bytes::<E>()).div_ceil(64) {
+                let at = d * row_bytes::<E>() + 64 * line;
+                ahead.ask::<S>(soon[0].wrapping_add(at));
+                ahead.ask::<S>(soon[1].wrapping_add(at));
             }
         };
         for first in (0..PAGE).step_by(H * S::R) {
@@ -271,20 +272,24 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
                 // even and odd positions of the head apart: one chain of sums would wait for each
                 // multiply-add
                 let mut sums = [[[S::zero(); NQ]; H]; 2];
+                // a page is asked for along with its first vectors
+                let soon = soon.filter(|_| first == 0);
                 if NQ * H >= 8 && H > 1 {
                     // one after the other: there are registers for one of them
-                    for d in (g..g + group).step_by(2) {
-                        if let Some(soon) = soon.filter(|_| first == 0) {
+                    for pair in 0..group / 2 {
+                        let d = g + 2 * pair;
+                        if let Some(soon) = soon {
                             ask(soon, d);
                         }
                         add_products::<S, E, NQ, H>(q, k, d, first, &mut sums[0]);
                     }
-                    for d in (g..g + group).step_by(2) {
-                        add_products::<S, E, NQ, H>(q, k, d + 1, first, &mut sums[1]);
+                    for pair in 0..group / 2 {
+                        add_products::<S, E, NQ, H>(q, k, g + 2 * pair + 1, first, &mut sums[1]);
                     }
                 } else {
-                    for d in (g..g + group).step_by(2) {
-                        if let Some(soon) = soon.filter(|_| first == 0) {
+                    for pair in 0..group / 2 {
+                        let d = g + 2 * pair;
+                        if let Some(soon) = soon {
                             ask(soon, d);
                         }
                         for (odd, sums) in sums.iter_mut().enumerate() {
