@@ -93,7 +93,7 @@ pub(super) fn pair(a: ValueShape, b: ValueShape) -> Result<ValueShape, ShapeErro
 pub(super) fn hadamard(x: ValueShape, order: usize) -> Result<ValueShape, ShapeError> {
     let power = order.clamp(2, HADAMARD_ORDER).next_power_of_two();
     same("order of a Hadamard transform", power, order)?;
-    whole("values that are transformed", x.width, order)?;
+    whole("values that are transformed", order, x.width)?;
     Ok(x)
 }
 
