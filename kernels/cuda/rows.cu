@@ -203,6 +203,34 @@ KERNEL(exponential, UnaryParams, THREADS) {
     p.out[at] = x != x ? x : expf(fmaxf(-87.3f, fminf(88.3f, x)));
 }
 
+struct HadamardParams {
+    const float* x;  // whole groups of `order`, a power of two
+    float* out;
+    u64 n;  // values
+    u32 order;
+    float factor;  // 1 / sqrt(order)
+};
+static_assert(sizeof(HadamardParams) == 32, "kernels/src/cuda/params.rs has the same");
+constexpr u32 HADAMARD_ORDER = 256;  // the largest: kernels/src/hadamard.rs has the same
+
+// A group for each warp. Sums are those of the CPU, in the same order.
+KERNEL(hadamard, HadamardParams, WARP) {
+    SHARED(float, v, [HADAMARD_ORDER]);
+    const u64 first = static_cast<u64>(blockIdx.x) * p.order;
+    for (u32 i = threadIdx.x; i < p.order; i += WARP) v[i] = p.x[first + i];
+    __syncthreads();
+    for (u32 half = 1; half < p.order; half *= 2) {
+        for (u32 i = threadIdx.x; i < p.order / 2; i += WARP) {
+            const u32 at = i / half * 2 * half + i % half;
+            const float a = v[at], b = v[at + half];
+            v[at] = a + b;
+            v[at + half] = a - b;
+        }
+        __syncthreads();
+    }
+    for (u32 i = threadIdx.x; i < p.order; i += WARP) p.out[first + i] = v[i] * p.factor;
+}
+
 struct ScaleByPositionParams {
     const float* x;        // (rows, width)
     const float* factors;  // by position

@@ -360,6 +360,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::AddBias { .. }
             | Op::AddGiven { .. }
             | Op::Rope { .. }
+            | Op::Hadamard { .. }
             | Op::KvWrite { .. }
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }

@@ -74,6 +74,15 @@ impl KvType {
         self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
     }
 
+    /// Whether its bits are so few that a head's largest values leave nothing of the others, unless
+    /// they are rotated.
+    pub fn wants_rotated_heads(self) -> bool {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::Bf16 | KvType::Q8_0 => false,
+            KvType::Q4_0 => true,
+        }
+    }
+
     /// What storing changes, as a part of the root mean square of a head's values: half a unit in
     /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
     /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four

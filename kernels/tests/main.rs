@@ -9,6 +9,7 @@ mod cuda_shim;
 mod elementwise;
 mod experts;
 mod given;
+mod hadamard;
 mod layer;
 mod matmul;
 mod recurrence;

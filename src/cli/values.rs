@@ -72,7 +72,7 @@ pub(super) fn kv_type() -> Named<KvType> {
 pub(super) fn kv_type_help() -> String {
     format!(
         "Type of the KV cache: {}; q8_0 costs little accuracy (mean KL divergence 0.0009 with \
-         SmolLM2 135M), q4_0 much (0.2)",
+         SmolLM2 135M), q4_0 some (0.07)",
         KvType::names()
     )
 }

@@ -8,8 +8,9 @@ use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, ExpertGemv,
-    Gather, Gemm, Gemv, Given, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair,
-    Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Gather, Gemm, Gemv, Given, Hadamard, Heads, KvWrite, LinearAttention, MulVector, Norm,
+    Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary,
+    WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -77,13 +78,8 @@ fn norm_threads(n: u32) -> u32 {
 
 /// `rms_norm` of so many groups of `p.n` values.
 pub fn rms_norm(p: &Norm, groups: u32) -> Launch {
-    launch(
-        Module::Rows,
-        "rms_norm",
-        [groups, 1, 1],
-        norm_threads(p.n),
-        p,
-    )
+    let threads = norm_threads(p.n);
+    launch(Module::Rows, "rms_norm", [groups, 1, 1], threads, p)
 }
 
 /// `layer_norm` of so many groups of `p.n` values.
@@ -97,6 +93,12 @@ pub fn scale_by_position(p: &ScaleByPosition) -> Launch {
     let n = u64::from(p.rows) * u64::from(p.width);
     let grid = [blocks(n, 256), 1, 1];
     launch(Module::Rows, "scale_by_position", grid, 256, p)
+}
+
+/// Hadamard transforms of neighbours: a warp for each.
+pub fn hadamard(p: &Hadamard) -> Launch {
+    let groups = u32::try_from(p.n / u64::from(p.order)).expect("no step is larger than a grid");
+    launch(Module::Rows, "hadamard", [groups, 1, 1], 32, p)
 }
 
 /// Rotates queries or keys.
@@ -296,13 +298,8 @@ pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
         Form::Floats => "norm_floats",
         Form::Halves => "norm_halves",
     };
-    launch(
-        Module::Activations,
-        name,
-        [p.rows, 1, 1],
-        norm_threads(p.cols),
-        p,
-    )
+    let threads = norm_threads(p.cols);
+    launch(Module::Activations, name, [p.rows, 1, 1], threads, p)
 }
 
 /// Bytes of `rows` rows of activations in a form.

@@ -86,6 +86,8 @@ params! {
     /// `rows.cu`: a function of single values.
     Unary, 32 { x: Ptr, out: Ptr, n: u64, parameter: f32, unused: u32 }
     /// `rows.cu`.
+    Hadamard, 32 { x: Ptr, out: Ptr, n: u64, order: u32, factor: f32 }
+    /// `rows.cu`.
     ScaleByPosition, 40 {
         x: Ptr, factors: Ptr, positions: Ptr, out: Ptr, rows: u32, width: u32,
     }

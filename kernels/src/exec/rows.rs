@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
+use crate::hadamard;
 use crate::op::{Function, MERGED_ROWS, scale_at};
 use crate::program::{Recurrent, RowTable};
 use crate::rope::Pairing;
@@ -51,6 +52,7 @@ impl Part<'_> {
                 }
                 Op::AddBias { x, bias } => self.add_bias(*x, bias, result()),
                 Op::Rope { x, head_dim, rope } => self.rope(*x, *head_dim, *rope, result()),
+                Op::Hadamard { x, order } => self.hadamard(*x, *order, result()),
                 Op::KvWrite { k, v, cache } => self.kv_write(*k, *v, *cache),
                 Op::Gate { gate, up, act } => {
                     self.by_element((table.gate)(*act), *gate, *up, result());
@@ -306,6 +308,21 @@ impl Part<'_> {
                 let to = self.row_mut(out, r, all.clone()).as_mut_ptr();
                 (self.model.table.unary)(Function::Scale(factor), from, all.end, to);
             }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn hadamard(&self, x: Slot, order: usize, out: Slot) {
+        let all = 0..self.width(x);
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            let to = unsafe {
+                let to = self.row_mut(out, r, all.clone());
+                to.copy_from_slice(self.row(x, r, all.clone()));
+                to
+            };
+            to.chunks_exact_mut(order).for_each(hadamard::transform);
         }
     }
 

@@ -44,6 +44,10 @@ pub enum Op<V, M, C, T> {
     /// Rotates the pairs of each head of width `head_dim` by the token's position and the angles of
     /// table `rope`; values behind the last pair pass unchanged.
     Rope { x: V, head_dim: usize, rope: usize },
+    /// Every `order` neighbours times the Hadamard matrix of that order, divided by the square root
+    /// of `order`: a rotation, and its own inverse. A value that is much larger than its neighbours
+    /// becomes a little of each of them.
+    Hadamard { x: V, order: usize },
     /// Appends keys and values to the cache. No result.
     KvWrite { k: V, v: V, cache: CacheLayer },
     /// Attention over what is cached there: `softmax(scores) V` per head; query head `h`
@@ -349,6 +353,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::AddBias { x, .. }
             | Op::AddGiven { x, .. }
             | Op::Rope { x, .. }
+            | Op::Hadamard { x, .. }
             | Op::Unary { x, .. }
             | Op::ScaleByPosition { x, .. }
             | Op::MulVector { x, .. }
@@ -403,6 +408,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::MatMul { .. }
             | Op::AddGiven { .. }
             | Op::Rope { .. }
+            | Op::Hadamard { .. }
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }
             | Op::SelectRows { .. }

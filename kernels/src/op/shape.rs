@@ -85,6 +85,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;
                 rules::rotation(value(x), head_dim, pairs)
             }
+            Op::Hadamard { x, order } => rules::hadamard(value(x), order),
             Op::KvWrite { k, v, cache: c } => rules::kv_write(value(k), value(v), cache(c)?),
             Op::Attention {
                 q,

@@ -73,6 +73,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             MatMul { x: value, w: matrix }
             AddBias { x: value, bias: vector }
             Rope { x: value, head_dim: as_is, rope: as_is }
+            Hadamard { x: value, order: as_is }
             KvWrite { k: value, v: value, cache: cache }
             Attention { q: value, cache: cache, scores: as_is, sinks: any_vector }
             Gate { gate: value, up: value, act: as_is }

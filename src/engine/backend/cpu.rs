@@ -13,6 +13,7 @@ use octavo_kernels::{
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::Share;
+use super::rotate::Stored;
 use super::{Executable, TapSink, best_of};
 use octavo_model::{Network, WeightId, WeightRef};
 
@@ -192,7 +193,8 @@ impl Cpu {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
-        Cpu::prepare_with(gguf, model, layers, None, options, progress)
+        let model = Stored::of(model, options.kv_type);
+        Cpu::prepare_with(gguf, &model, layers, None, options, progress)
     }
 
     fn prepare_with(

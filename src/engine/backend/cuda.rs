@@ -13,6 +13,7 @@ use octavo_kernels::{KvType, Step};
 pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
+use super::rotate::Stored;
 use super::{Executable, Loading, LoadingSink, TapSink};
 use octavo_model::{Network, WeightRef};
 
@@ -77,7 +78,8 @@ impl Part {
         layers: &Range<usize>,
         options: &Options,
     ) -> Part {
-        let lowered = lower(gguf, model, layers, options.kv_type);
+        let model = Stored::of(model, options.kv_type);
+        let lowered = lower(gguf, &model, layers, options.kv_type);
         let source = |weight: &WeightRef| Source {
             name: weight.name.clone(),
             ty: weight.ty,

@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod cuda;
 mod lower;
 pub mod ranks;
+mod rotate;
 pub mod split;
 
 use std::cell::RefCell;

@@ -163,6 +163,7 @@ impl Run<'_> {
             Op::AddGiven { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
             Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
             Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),
+            Op::Hadamard { .. } => unreachable!("backends rotate, graphs of models do not"),
             Op::KvWrite { k, v, cache } => {
                 let layer = self.layer_of(cache);
                 self.cache[layer] = (self.value(k).clone(), self.value(v).clone());

@@ -5,7 +5,7 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Concat, Constant, Embed, Given, KvWrite, MulVector, Norm, Pair, Rope,
+    Attention, Concat, Constant, Embed, Given, Hadamard, KvWrite, MulVector, Norm, Pair, Rope,
     ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
@@ -47,6 +47,7 @@ impl Scene<'_> {
             }
             Op::AddBias { x, .. } => self.add_bias(at, x, result()),
             Op::Rope { x, head_dim, rope } => self.rope(x, head_dim, rope, result()),
+            Op::Hadamard { x, order } => self.hadamard(x, order, result()),
             Op::KvWrite { k, v, cache } => self.kv_write(k, v, cache),
             Op::Gate { gate, up, act } => launch::gate(act, &self.both(gate, up, result())),
             Op::Unary { x, f } => self.unary(f, x, result()),
@@ -191,6 +192,16 @@ impl Scene<'_> {
             from: small(from),
             part: small(part),
             unused: 0,
+        })
+    }
+
+    fn hadamard(&self, x: Slot, order: usize, out: Slot) -> Launch {
+        launch::hadamard(&Hadamard {
+            x: self.slot(x),
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            order: small(order),
+            factor: crate::hadamard::factor(order),
         })
     }
 

@@ -4,6 +4,7 @@ use super::super::{
     CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, TopGroups, ValueShape, matrix_state,
 };
 use super::ShapeError;
+use crate::hadamard::HADAMARD_ORDER;
 use crate::ranks::Cut;
 
 /// A value of all rows, which has no operands.
@@ -87,6 +88,13 @@ pub(super) fn pair(a: ValueShape, b: ValueShape) -> Result<ValueShape, ShapeErro
         rows: same_rows(a, b)?,
         ..a
     })
+}
+
+pub(super) fn hadamard(x: ValueShape, order: usize) -> Result<ValueShape, ShapeError> {
+    let power = order.clamp(2, HADAMARD_ORDER).next_power_of_two();
+    same("order of a Hadamard transform", power, order)?;
+    whole("values that are transformed", order, x.width)?;
+    Ok(x)
 }
 
 pub(super) fn scale_by_position(x: ValueShape, step: usize) -> Result<ValueShape, ShapeError> {

@@ -1,6 +1,10 @@
 //! Operations that are done value by value.
 
+use octavo_kernels::Isa;
+use octavo_kernels::cuda::params::Hadamard;
+
 use super::*;
+use crate::hadamard::{SIZES, transformed};
 
 #[test]
 fn element_by_element_operations_match() {
@@ -246,6 +250,25 @@ fn scales_follow_positions() {
                 "{position}: {x}, {got}"
             );
         }
+    }
+}
+
+#[test]
+fn hadamard_transforms_add_in_the_order_of_cpus() {
+    let Some(mut bench) = device() else { return };
+    for [m, width, order] in SIZES {
+        let x = Rng(32).floats(m * width);
+        let out = bench.alloc(4 * x.len());
+        let p = Hadamard {
+            x: bench.floats(&x),
+            out,
+            n: x.len() as u64,
+            order: order as u32,
+            factor: 1.0 / (order as f32).sqrt(),
+        };
+        bench.run(&launch::hadamard(&p));
+        let expected = transformed(Isa::Scalar, &x, width, order, 1);
+        assert_eq!(bench.read(out, x.len()), expected, "{width} by {order}");
     }
 }
 

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::cpu::{self, Cpu};
+use super::rotate::Stored;
 use super::{Executable, Loading, LoadingSink, TapSink};
 use crate::{Error, ModelSource};
 use message::Message;
@@ -170,7 +171,8 @@ pub(crate) fn prepare(
     let words: Vec<u32> = text.bytes().map(u32::from).collect();
     world.say(&Message::Load(&words));
     let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-    let share = Share::of(model, 0, ranks);
+    let stored = Stored::of(model, wanted.cpu.kv_type);
+    let share = Share::of(&stored, 0, ranks);
     let mine = Cpu::prepare_share(gguf, share, link.clone(), wanted.cpu, &mut progress);
     let failed = agree(&**link, mine.as_ref().err().map(ToString::to_string));
     let failed = failed.map(|(rank, why)| Error::Rank { rank, ranks, why });

@@ -133,6 +133,7 @@ fn heads(network: &dyn Network) -> Vec<Option<usize>> {
             | Op::Unary { x, .. }
             | Op::ScaleByPosition { x, .. }
             | Op::Rope { x, .. }
+            | Op::Hadamard { x, .. }
             | Op::Slice { x, .. } => vec![x, node.out],
             Op::Mul { a, b } | Op::Gate { gate: a, up: b, .. } => vec![a, b, node.out],
             _ => continue,
@@ -371,6 +372,7 @@ impl Divider<'_> {
                 self.only_row_part(x, self.network.tensors().vector(weight).len())
             }
             Op::Rope { x, head_dim, .. } => self.only_row_part(x, head_dim),
+            Op::Hadamard { x, order } => self.only_row_part(x, order),
             Op::Slice { x, each, width, .. } => {
                 let cut = self.only_row_part(x, each)?;
                 let narrow = |values: usize| values / each * width;

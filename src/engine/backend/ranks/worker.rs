@@ -11,6 +11,7 @@ use super::{Described, Share, agree, digest, give_up};
 use crate::ModelSource;
 use crate::backend::Executable;
 use crate::backend::cpu::{self, Cpu};
+use crate::backend::rotate::Stored;
 use crate::device::default_threads;
 
 /// Serves rank 0 until that says stop: prepares shares of models, computes its part of steps.
@@ -92,7 +93,8 @@ fn prepare(link: &Arc<dyn Collective>, described: &[u32]) -> Result<Cpu, String>
     }
     let mut model = Model::load(&gguf).map_err(line)?;
     model.fit_to_context(described.positions);
-    let share = Share::of(&model, link.rank(), link.ranks());
+    let stored = Stored::of(&model, options.kv_type);
+    let share = Share::of(&stored, link.rank(), link.ranks());
     Cpu::prepare_share(&gguf, share, link.clone(), &options, &mut |_, _| {}).map_err(line)
 }
 

@@ -26,6 +26,7 @@ impl Bounds<'_> {
             Op::Rope { x, rope, .. } => {
                 rules::rotation(n, self.of(x), model.ropes()[rope].magnitude)
             }
+            Op::Hadamard { x, order } => rules::hadamard(n, self.of(x), order),
             Op::KvWrite { k, v, cache } => {
                 self.cache.insert(cache, (k, v));
                 rules::constant(n, 0.0)

@@ -53,6 +53,12 @@ pub(super) fn rotation(n: usize, x: &Stats, magnitude: f64) -> Explained {
     })
 }
 
+/// As many roundings as there are sums on a value's way, and one of the factor.
+pub(super) fn hadamard(n: usize, x: &Stats, order: usize) -> Explained {
+    let roundings = f64::from(order.ilog2() + 2);
+    each_row(n, |r| (x.error[r] + roundings * U * x.size[r], x.size[r]))
+}
+
 pub(super) fn gate(n: usize, gate: &Stats, up: &Stats, act: Activation) -> Explained {
     // gpt-oss adds 1 to what is gated
     let more = f64::from(u8::from(act == Activation::SwigluOai));

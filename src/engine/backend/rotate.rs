@@ -1,0 +1,179 @@
+//! A network as it runs with a cache of some type: where that has few bits, keys and values are
+//! rotated on their way into the cache. A head often has a few values that are many times as large
+//! as the others; with one scale for all of them, four bits leave nothing of the others. Rotated by
+//! a Hadamard matrix each value is a little of all.
+//!
+//! Rotated queries have the products with rotated keys that they had before, and what attention
+//! adds up of rotated values is the rotated sum, which is rotated back. Nothing else changes, so
+//! that no architecture and no kernel of attention has to know of it.
+
+use octavo_kernels::{HADAMARD_ORDER, KvType, Rope};
+use octavo_model::{CacheGroup, Graph, Network, Node, Op, Tensors, ValueId};
+
+/// A network and, where its cache wants rotated heads, the graph that rotates them.
+pub(super) struct Stored<'a> {
+    network: &'a dyn Network,
+    rotating: Option<Graph>,
+}
+
+impl<'a> Stored<'a> {
+    /// As it runs with a cache of this type.
+    pub(super) fn of(network: &'a dyn Network, kv: KvType) -> Stored<'a> {
+        let rotating = kv.wants_rotated_heads().then(|| rotating(network));
+        Stored { network, rotating }
+    }
+}
+
+impl Network for Stored<'_> {
+    fn graph(&self) -> &Graph {
+        match &self.rotating {
+            Some(graph) => graph,
+            None => self.network.graph(),
+        }
+    }
+
+    fn tensors(&self) -> &Tensors {
+        self.network.tensors()
+    }
+
+    fn ropes(&self) -> &[Rope] {
+        self.network.ropes()
+    }
+
+    fn caches(&self) -> &[CacheGroup] {
+        self.network.caches()
+    }
+}
+
+/// The graph with rotations around the cache.
+fn rotating(network: &dyn Network) -> Graph {
+    let whole = network.graph();
+    let mut graph = Graph {
+        nodes: Vec::with_capacity(whole.nodes.len()),
+        ..whole.clone()
+    };
+    // the largest power of two of neighbours that a head is whole groups of
+    let order = |group: usize| {
+        let dim = network.caches()[group].head_dim;
+        (1 << dim.trailing_zeros()).min(HADAMARD_ORDER)
+    };
+    for node in &whole.nodes {
+        match node.op {
+            Op::KvWrite { k, v, cache } => {
+                let order = order(cache.group);
+                let (k, v) = (rotate(&mut graph, k, order), rotate(&mut graph, v, order));
+                let op = Op::KvWrite { k, v, cache };
+                graph.nodes.push(Node { op, ..*node });
+            }
+            Op::Attention {
+                q,
+                cache,
+                scores,
+                sinks,
+            } => {
+                let order = order(cache.group);
+                let q = rotate(&mut graph, q, order);
+                let op = Op::Attention {
+                    q,
+                    cache,
+                    scores,
+                    sinks,
+                };
+                let out = twin(&mut graph, node.out);
+                graph.nodes.push(Node { op, out, tap: None });
+                let op = Op::Hadamard { x: out, order };
+                graph.nodes.push(Node { op, ..*node });
+            }
+            _ => graph.nodes.push(*node),
+        }
+    }
+    let sound = graph.validate(network.tensors(), network.ropes(), network.caches());
+    sound.expect("a sound graph with rotations is sound");
+    graph
+}
+
+/// A new value of the shape of another.
+fn twin(graph: &mut Graph, value: ValueId) -> ValueId {
+    graph.values.push(graph.values[value.index()]);
+    ValueId(graph.values.len() as u32 - 1)
+}
+
+/// The value, rotated.
+fn rotate(graph: &mut Graph, x: ValueId, order: usize) -> ValueId {
+    let out = twin(graph, x);
+    let op = Op::Hadamard { x, order };
+    graph.nodes.push(Node { op, out, tap: None });
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gguf_rs_lite::{Gguf, OpenOptions};
+    use octavo_kernels::{Isa, PromptBits, Role, Sequence, Step};
+    use octavo_model::Model;
+
+    use super::*;
+    use crate::backend::Executable;
+    use crate::backend::cpu::{Cpu, Options};
+    use crate::demo_model;
+
+    /// The logits of a few tokens.
+    fn logits(gguf: &Arc<Gguf>, network: &dyn Network, kv_type: KvType) -> Vec<f32> {
+        let options = Options {
+            isa: Isa::Scalar,
+            threads: 1,
+            pool: None,
+            kv_type,
+            n_pages: 4,
+            n_states: 0,
+            prompt_bits: PromptBits::default(),
+            repack: true,
+            lock: false,
+        };
+        let mut cpu = Cpu::prepare(gguf, network, &options, &mut |_, _| {}).expect("a small model");
+        let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 300).collect();
+        let seqs = [Sequence {
+            tokens: &tokens,
+            start: 0,
+            tables: &[&[2, 0, 1]],
+            wanted: 20..40,
+            ..Sequence::default()
+        }];
+        let step = Step {
+            role: Role::Prompt,
+            seqs: &seqs,
+            input: &[],
+        };
+        cpu.step(&step, None).expect("logits").to_vec()
+    }
+
+    /// Mean squared error, as a part of the mean square.
+    fn nmse(of: &[f32], exact: &[f32]) -> f64 {
+        let squares =
+            |all: &mut dyn Iterator<Item = f32>| -> f64 { all.map(|x| f64::from(x).powi(2)).sum() };
+        let errors = squares(&mut of.iter().zip(exact).map(|(a, b)| a - b));
+        errors / squares(&mut exact.iter().copied())
+    }
+
+    #[test]
+    fn rotations_are_undone_and_keep_what_four_bits_would_lose() {
+        let options = OpenOptions::default();
+        let gguf = Gguf::from_bytes(demo_model(), "demo", &options).expect("a sound file");
+        let gguf = Arc::new(gguf);
+        let model = Model::load(&gguf).expect("a sound model");
+        let rotated = Stored {
+            network: &model,
+            rotating: Some(rotating(&model)),
+        };
+        let plain = logits(&gguf, &model, KvType::F32);
+        let turned = logits(&gguf, &rotated, KvType::F32);
+        assert!(turned != plain, "nothing was rotated");
+        let lost = nmse(&turned, &plain);
+        assert!(lost < 1e-6, "{lost:e} of the logits are lost in rotations");
+        // what this module does by itself for a cache of four bits
+        let four_bits = nmse(&logits(&gguf, &model, KvType::Q4_0), &plain);
+        assert!(four_bits < 0.02, "{four_bits:e} of the logits are lost");
+    }
+}
