@@ -1,4 +1,5 @@
-//! `/metrics`: under our own names, and under vLLM's too where routers and autoscalers ask for those.
+//! `/metrics`: under our own names, and under vLLM's too for routers and autoscalers that read
+//! those.
 
 use std::sync::atomic::AtomicU64;
 

@@ -145,7 +145,8 @@ def main():
     found = faults(objects)
     files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
     if set(kustomization["resources"]) != files:
-        found.append(f"kustomization: lists {kustomization['resources']}, there are {sorted(files)}")
+        listed = kustomization["resources"]
+        found.append(f"kustomization: lists {listed}, there are {sorted(files)}")
     made = rendered(folder)
     if made is not None:
         found += [f"rendered: {fault}" for fault in faults(made)]
