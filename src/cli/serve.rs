@@ -83,6 +83,17 @@ struct ListenArgs {
     /// Site whose pages may use the server, with its scheme and without a path; * for all
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
+    /// Whose names /metrics has: octavo's own, or vLLM's as well, for routers and autoscalers that
+    /// read those
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
+    metrics_prefix: MetricsPrefix,
+}
+
+/// What stands before the names of `/metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum MetricsPrefix {
+    Octavo,
+    Vllm,
 }
 
 /// How requests share the machine.
@@ -163,6 +174,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         any_model: listen.any_model,
         keys: keys(listen)?,
         origins: listen.cors_origin.clone(),
+        vllm_names: listen.metrics_prefix == MetricsPrefix::Vllm,
         drain: Duration::from_secs(share.drain.into()),
         batch: BatchOptions {
             stall: Duration::from_millis(share.stall.into()),

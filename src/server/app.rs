@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use octavo_engine::sample::Constraint;
-use octavo_engine::{Engine, Front};
+use octavo_engine::{Engine, Front, Health};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 use tokio::sync::Semaphore;
@@ -65,7 +65,10 @@ impl App {
         App {
             n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
             grammars: Grammars::new(&engine),
-            metrics: Recorder::new(options.names.first().map_or("", String::as_str)),
+            metrics: Recorder::new(
+                options.names.first().map_or("", String::as_str),
+                options.vllm_names,
+            ),
             engine,
             front,
             template,
@@ -92,6 +95,11 @@ impl App {
     /// Positions that a request can have.
     pub(crate) fn n_ctx(&self) -> usize {
         self.n_ctx
+    }
+
+    /// Whether it takes nothing new, because it will end.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.front.health() == Health::Closing
     }
 
     /// The name answers carry.

@@ -67,6 +67,8 @@ pub struct Options {
     pub is_local: bool,
     /// What pictures are seen with; without it, none are taken.
     pub sight: Option<Arc<Sight>>,
+    /// Whether its numbers carry vLLM's names beside our own.
+    pub vllm_names: bool,
     /// What identifiers are made from, so that nobody guesses another's.
     pub secret: [u8; 16],
 }
@@ -91,6 +93,7 @@ impl Default for Options {
             lookup: Lookup::Auto,
             is_local: true,
             sight: None,
+            vllm_names: false,
             secret: random(),
         }
     }

@@ -1,7 +1,9 @@
-//! `/metrics`: vLLM's names, and the same and more under our own.
+//! `/metrics`: under our own names, and under vLLM's too for routers and autoscalers that read
+//! those.
 
 use std::sync::atomic::AtomicU64;
 
+use octavo_engine::kv::PAGE;
 use octavo_engine::sequence::Finish;
 use octavo_engine::{Event, Snapshot, Timing};
 use prometheus_client::encoding::text::encode;
@@ -10,6 +12,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+/// What stands before a name: ours, and vLLM's.
+const OURS: &str = "octavo_";
+const VLLM: &str = "vllm:";
 
 type Labels = Vec<(String, String)>;
 type Real = Gauge<f64, AtomicU64>;
@@ -35,6 +41,8 @@ const WHOLE: [f64; 21] = [
 /// What is measured at the end of each text.
 pub(crate) struct Recorder {
     labels: Labels,
+    /// What stands before the names that vLLM has too.
+    prefixes: &'static [&'static str],
     first_token: Histogram,
     per_token: Histogram,
     queue: Histogram,
@@ -46,10 +54,14 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(model: &str) -> Recorder {
+    pub(crate) fn new(model: &str, vllm_names: bool) -> Recorder {
         let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         Recorder {
             labels: vec![label("model_name", model), label("engine", "0")],
+            prefixes: match vllm_names {
+                true => &[OURS, VLLM],
+                false => &[OURS],
+            },
             first_token: Histogram::new(FIRST_TOKEN),
             per_token: Histogram::new(BETWEEN),
             queue: Histogram::new(WHOLE),
@@ -109,88 +121,150 @@ impl Recorder {
         let labels = self.labels.iter();
         let labels = labels.map(|(name, value)| (name.clone().into(), value.clone().into()));
         let mut registry = Registry::with_labels(labels);
-        gauges(&mut registry, snapshot);
-        counters(&mut registry, snapshot);
-        self.histograms(&mut registry);
-        let ended = "Texts that ended, by reason";
-        registry.register("vllm:request_success", ended, self.ended.clone());
+        let level = Level::of(snapshot);
+        for prefix in self.prefixes {
+            level.register(&mut registry, prefix);
+            counters(&mut registry, prefix, snapshot);
+            self.register(&mut registry, prefix);
+        }
+        if self.prefixes.contains(&VLLM) {
+            vllm_alone(&mut registry, snapshot, &level);
+        }
+        our_gauges(&mut registry, snapshot, &level);
+        our_counters(&mut registry, snapshot);
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
     }
 
-    fn histograms(&self, registry: &mut Registry) {
+    fn register(&self, registry: &mut Registry, prefix: &str) {
         let all = [
             ("time_to_first_token_seconds", &self.first_token),
             ("inter_token_latency_seconds", &self.per_token),
-            ("time_per_output_token_seconds", &self.per_token),
-            ("request_time_per_output_token_seconds", &self.per_token),
             ("request_queue_time_seconds", &self.queue),
             ("request_prefill_time_seconds", &self.prefill),
             ("request_decode_time_seconds", &self.decode),
             ("request_inference_time_seconds", &self.inference),
             ("e2e_request_latency_seconds", &self.total),
         ];
-        for (name, histogram) in all {
-            registry.register(format!("vllm:{name}"), "Seconds", histogram.clone());
+        // vLLM has had three names for it
+        let older = [
+            ("time_per_output_token_seconds", &self.per_token),
+            ("request_time_per_output_token_seconds", &self.per_token),
+        ];
+        let older = older.into_iter().filter(|_| prefix == VLLM);
+        for (name, histogram) in all.into_iter().chain(older) {
+            registry.register(format!("{prefix}{name}"), "Seconds", histogram.clone());
+        }
+        let ended = "Texts that ended, by reason";
+        let name = format!("{prefix}request_success");
+        registry.register(name, ended, self.ended.clone());
+    }
+}
+
+/// How much is going on now.
+struct Level {
+    running: usize,
+    waiting: usize,
+    /// Pages of the cache, and the part of them that requests hold.
+    pages: usize,
+    usage: f64,
+}
+
+impl Level {
+    fn of(snapshot: &Snapshot) -> Level {
+        let in_state = |state: &str| {
+            let requests = snapshot.requests.iter();
+            requests.filter(|request| request.state == state).count()
+        };
+        let pages = snapshot.pages.free + snapshot.pages.cached + snapshot.pages.used;
+        Level {
+            running: in_state("running"),
+            waiting: in_state("waiting") + in_state("preempted"),
+            pages,
+            usage: snapshot.pages.used as f64 / pages.max(1) as f64,
+        }
+    }
+
+    /// What vLLM has other names for than we.
+    fn register(&self, registry: &mut Registry, prefix: &str) {
+        let names = match prefix {
+            VLLM => [
+                "num_requests_running",
+                "num_requests_waiting",
+                "kv_cache_usage_perc",
+            ],
+            _ => [
+                "requests_running",
+                "requests_waiting",
+                "kv_cache_usage_ratio",
+            ],
+        };
+        let values = [self.running as f64, self.waiting as f64, self.usage];
+        let helps = [
+            "Requests that run",
+            "Requests that wait",
+            "Part of the cache that requests hold, from 0 to 1",
+        ];
+        for ((name, value), help) in names.into_iter().zip(values).zip(helps) {
+            add_gauge(registry, &format!("{prefix}{name}"), help, value);
         }
     }
 }
 
-/// What is the case now.
-fn gauges(registry: &mut Registry, snapshot: &Snapshot) {
-    let pages = snapshot.pages;
-    let total = pages.free + pages.cached + pages.used;
-    let in_state = |state: &str| {
-        let requests = snapshot.requests.iter();
-        requests.filter(|request| request.state == state).count()
-    };
-    let running = in_state("running");
-    let waiting = in_state("waiting") + in_state("preempted");
-    let used = pages.used as f64 / total.max(1) as f64;
-    let all: [(&str, &str, f64); 8] = [
-        (
-            "vllm:num_requests_running",
-            "Requests that run",
-            running as f64,
-        ),
-        (
-            "vllm:num_requests_waiting",
-            "Requests that wait",
-            waiting as f64,
-        ),
-        ("vllm:kv_cache_usage_perc", "Part of the cache in use", used),
-        (
-            "octavo_requests_running",
-            "Requests that run",
-            running as f64,
-        ),
-        (
-            "octavo_requests_waiting",
-            "Requests that wait",
-            waiting as f64,
-        ),
-        ("octavo_kv_pages_total", "Pages of the cache", total as f64),
-        (
-            "octavo_kv_pages_free",
-            "Pages without an owner",
-            pages.free as f64,
-        ),
-        (
-            "octavo_kv_pages_cached",
-            "Pages kept for later prompts",
-            pages.cached as f64,
-        ),
+fn add_gauge(registry: &mut Registry, name: &str, help: &str, value: f64) {
+    let gauge = Real::default();
+    gauge.set(value);
+    registry.register(name, help, gauge);
+}
+
+/// `_total` is appended to the name.
+fn add_counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter: Counter = Counter::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+/// What only routers ask for: older names of vLLM's, and how large the cache is.
+fn vllm_alone(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
+    let (asked, found) = (snapshot.totals.prompt_tokens, snapshot.totals.cached_tokens);
+    let rate = found as f64 / asked.max(1) as f64;
+    let usage = "Part of the cache that requests hold, from 0 to 1";
+    add_gauge(registry, "vllm:gpu_cache_usage_perc", usage, level.usage);
+    let hits = "Part of the tokens looked up that were found";
+    add_gauge(registry, "vllm:gpu_prefix_cache_hit_rate", hits, rate);
+    for (name, help, value) in [
+        ("queries", "Tokens looked up in the cache", asked),
+        ("hits", "Tokens found in the cache", found),
+    ] {
+        let name = format!("vllm:gpu_prefix_cache_{name}");
+        add_counter(registry, &name, help, value);
+    }
+    // a gauge as in vLLM: those who read Prometheus's older format do not know the type "info"
+    let config: Family<Labels, Gauge> = Family::default();
+    let labels = vec![
+        ("block_size".to_owned(), PAGE.to_string()),
+        ("num_gpu_blocks".to_owned(), level.pages.to_string()),
     ];
-    for (name, help, value) in all {
-        let gauge = Real::default();
-        gauge.set(value);
-        registry.register(name, help, gauge);
+    config.get_or_create(&labels).set(1);
+    let help = "Positions of a page of the cache, and pages";
+    registry.register("vllm:cache_config_info", help, config);
+}
+
+fn our_gauges(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
+    let pages = snapshot.pages;
+    for (name, help, value) in [
+        ("total", "Pages of the cache", level.pages),
+        ("free", "Pages without an owner", pages.free),
+        ("cached", "Pages kept for later prompts", pages.cached),
+    ] {
+        let name = format!("octavo_kv_pages_{name}");
+        add_gauge(registry, &name, help, value as f64);
     }
 }
 
-/// What has been done so far; `_total` is appended to the names.
-fn counters(registry: &mut Registry, snapshot: &Snapshot) {
+/// What has been done so far, of which vLLM has the same names.
+fn counters(registry: &mut Registry, prefix: &str, snapshot: &Snapshot) {
     let totals = snapshot.totals;
     let all: [(&str, &str, u64); 6] = [
         ("prompt_tokens", "Tokens of prompts", totals.prompt_tokens),
@@ -220,16 +294,13 @@ fn counters(registry: &mut Registry, snapshot: &Snapshot) {
             totals.aborted,
         ),
     ];
-    let count = |value: u64| {
-        let counter: Counter = Counter::default();
-        counter.inc_by(value);
-        counter
-    };
     for (name, help, value) in all {
-        for prefix in ["vllm:", "octavo_"] {
-            registry.register(format!("{prefix}{name}"), help, count(value));
-        }
+        add_counter(registry, &format!("{prefix}{name}"), help, value);
     }
+}
+
+fn our_counters(registry: &mut Registry, snapshot: &Snapshot) {
+    let totals = snapshot.totals;
     let own: [(&str, &str, u64); 6] = [
         (
             "octavo_recomputed_tokens",
@@ -259,7 +330,7 @@ fn counters(registry: &mut Registry, snapshot: &Snapshot) {
         ),
     ];
     for (name, help, value) in own {
-        registry.register(name, help, count(value));
+        add_counter(registry, name, help, value);
     }
     let busy: Counter<f64, AtomicU64> = Counter::default();
     busy.inc_by(totals.busy.as_secs_f64());

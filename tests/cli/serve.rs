@@ -110,6 +110,27 @@ fn who_is_under_way_is_answered_before_the_program_ends() {
 }
 
 #[test]
+fn who_takes_too_long_is_told_so_and_the_program_ends() {
+    let prompts = vec!["\"1+1=\""; 64].join(",");
+    let body = format!(r#"{{"prompt": [{prompts}], "max_tokens": 450, "ignore_eos": true}}"#);
+    for (drain, signals) in [("1", 1), ("60", 2)] {
+        let serving = serve(&["--drain", drain]);
+        let stream = serving.ask(&body);
+        std::thread::sleep(Duration::from_millis(150));
+        let start = Instant::now();
+        for _ in 0..signals {
+            serving.terminate();
+            // two that wait for the program are one
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let answer = read(stream);
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert_eq!(serving.end().0, Some(0));
+        assert!(start.elapsed() < Duration::from_secs(20), "{drain}");
+    }
+}
+
+#[test]
 fn what_cannot_be_served_is_said_in_a_line() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();

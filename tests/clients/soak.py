@@ -340,8 +340,8 @@ class Soak:
         growth = self.growth()
         print(f"{self.next} requests in {took:.0f} s, slowest {self.slowest:.1f} s; "
               + ", ".join(f"{what}: {n}" for what, n in sorted(self.counts.items())))
-        print(f"{counts.get('vllm:num_preemptions_total', 0):.0f} preemptions, "
-              f"{counts.get('vllm:prefix_cache_hits_total', 0):.0f} cached tokens, "
+        print(f"{counts.get('octavo_num_preemptions_total', 0):.0f} preemptions, "
+              f"{counts.get('octavo_prefix_cache_hits_total', 0):.0f} cached tokens, "
               f"{len(self.greedy)} greedy texts; {self.args.storm} clients left at once: idle after "
               f"{storm:.2f} s{growth}")
         print(f"{sum(self.faults.values())} faults {dict(self.faults) or ''}")

@@ -88,6 +88,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/props", shows(app, Guard::Key, native::props))
         .route("/slots", shows(app, Guard::Key, native::slots))
         .route("/ready", shows(app, Guard::Open, status::ready))
+        .route("/live", shows(app, Guard::Open, status::live))
         .route("/metrics", shows(app, Guard::Key, status::metrics))
         .route("/", get(|| async { page::response() }))
         .fallback(|| async { ApiError::not_found("there is no such route") })
@@ -95,6 +96,10 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .layer(from_fn({
             let app = Arc::clone(app);
             move |request, next| share(Arc::clone(&app), request, next)
+        }))
+        .layer(from_fn({
+            let app = Arc::clone(app);
+            move |request, next| part(Arc::clone(&app), request, next)
         }))
 }
 
@@ -117,6 +122,17 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
     let named = HeaderValue::from_static("authorization, content-type, x-api-key");
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);
+    response
+}
+
+/// An answer of a server that will end is the last one on its connection. A client that kept the
+/// connection for its next request might send it just when it is closed, and would get nothing.
+async fn part(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+    let mut response = next.run(request).await;
+    if app.is_closing() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
     response
 }
 

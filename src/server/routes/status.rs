@@ -1,4 +1,4 @@
-//! `/health`, `/ready`, `/metrics`: for whoever watches over it.
+//! `/health`, `/ready`, `/live`, `/metrics`: for whoever watches over it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,15 @@ use crate::http::json_response;
 /// A step that takes so long will not end.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// Whether it works at all.
+/// Whether requests should be sent here: it works, and will not end.
 pub(crate) async fn health(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+    ready(Arc::clone(&app)).await?;
+    live(app).await
+}
+
+/// Whether it works at all, though it may be about to end. Where it does not, only another start
+/// helps.
+pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     if let Health::Broken(why) = app.front.health() {
         return Err(ApiError::unavailable(why));
     }

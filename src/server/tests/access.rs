@@ -53,7 +53,7 @@ fn with_a_key_nothing_of_the_model_is_open() {
             assert_ne!(ask(path, headers), 401, "{path} {headers}");
         }
     }
-    for path in ["/health", "/v1/health", "/ready", "/"] {
+    for path in ["/health", "/v1/health", "/ready", "/live", "/"] {
         assert_eq!(ask(path, ""), 200, "{path}");
     }
 }

@@ -9,3 +9,4 @@ mod hostile;
 mod page;
 mod pictures;
 mod sharing;
+mod watching;

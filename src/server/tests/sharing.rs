@@ -147,7 +147,7 @@ fn wait_until_pages_rest(server: &Server) {
     let metrics = server.get("/metrics").text;
     let running = metrics
         .lines()
-        .find(|line| line.starts_with("vllm:num_requests_running"));
+        .find(|line| line.starts_with("octavo_requests_running"));
     assert!(
         running.is_some_and(|line| line.ends_with(" 0.0")),
         "{running:?}"
