@@ -13,18 +13,18 @@ use mpi::Threading;
 use mpi::request::{LocalScope, Request, scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Equivalence, Source};
-use octavo_engine::backend::ranks::{World, serve};
+use octavo_engine::backend::ranks::{World, agree, serve};
 use octavo_kernels::Collective;
+use serde::{Deserialize, Serialize};
 
 use super::WORLD;
 use crate::cli::terminal;
 
-/// What a launcher says of how many it has started: Open MPI's, MPICH's.
-const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 /// A wait is short, or there is time to sleep: of steps and of parts of rows.
 const SPIN: Duration = Duration::from_millis(2);
-/// How long nobody looks, at least and at most.
-const NAP: Duration = Duration::from_micros(20);
+/// How long nobody looks, as a part of the wait so far, and at most: what a wait costs beyond what
+/// it waits for is a small part of it.
+const NAP_PART: u32 = 16;
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// Looks between two at the clock.
 const LOOKS: u32 = 64;
@@ -37,8 +37,7 @@ static JOINED: OnceLock<Mpi> = OnceLock::new();
 
 /// As [`super::run`].
 pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
-    let several = |name| std::env::var(name).is_ok_and(|n| n.parse().is_ok_and(|n: usize| n > 1));
-    if !SIZES.into_iter().any(several) {
+    if super::started().is_none() {
         return program();
     }
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Serialized) else {
@@ -49,9 +48,18 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
     let own = JOINED.get_or_init(|| Mpi {
         ranks: number(world.size()),
         rank: number(world.rank()),
-        timeout: Duration::from_secs(timeout(std::env::args())),
+        timeout: Duration::from_secs(timeout(arguments())),
     });
     let link: Arc<dyn Collective> = Arc::new(own.clone());
+    if let Some((rank, why)) = agree(own, differs(own, &Started::here())) {
+        if own.rank == 0 {
+            terminal::note(&format!(
+                "octavo: error: rank {rank} of {}: {why}",
+                own.ranks
+            ));
+        }
+        return ExitCode::from(2);
+    }
     if own.rank > 0 {
         crate::cli::guard_maps(1);
         serve(&link);
@@ -61,6 +69,55 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
     let code = program();
     world.stop();
     code
+}
+
+/// Which program a rank is, and what it was asked.
+#[derive(Debug, Serialize, Deserialize)]
+struct Started {
+    version: String,
+    arguments: Vec<String>,
+}
+
+impl Started {
+    fn here() -> Started {
+        let commit = option_env!("OCTAVO_BUILD_COMMIT").map(|commit| format!(" ({commit})"));
+        let version = env!("CARGO_PKG_VERSION").to_owned() + &commit.unwrap_or_default();
+        #[cfg(feature = "rank-faults")]
+        let version = super::faults::version(version);
+        Started {
+            version,
+            arguments: arguments().collect(),
+        }
+    }
+}
+
+/// How this rank differs from rank 0, which would be obeyed all the same: whoever starts ranks with
+/// other programs or arguments means something else.
+fn differs(link: &Mpi, own: &Started) -> Option<String> {
+    let text = serde_json::to_string(own).expect("text");
+    let mut words: Vec<u32> = text.bytes().map(u32::from).collect();
+    link.broadcast(&mut words);
+    let text: Vec<u8> = words.iter().map(|byte| *byte as u8).collect();
+    let Ok(first) = serde_json::from_slice::<Started>(&text) else {
+        let version = &own.version;
+        return Some(format!("version {version}: expected the one of rank 0"));
+    };
+    let Started { version, arguments } = own;
+    if *version != first.version {
+        let expected = first.version;
+        return Some(format!(
+            "version {version}: expected {expected}, as rank 0 has it"
+        ));
+    }
+    let (found, expected) = (arguments.join(" "), first.arguments.join(" "));
+    (found != expected)
+        .then(|| format!("arguments {found}: expected {expected}, as rank 0 has them"))
+}
+
+/// What this process was started with; none of what is looked for is anything but Unicode.
+fn arguments() -> impl Iterator<Item = String> {
+    let all = std::env::args_os().skip(1);
+    all.map(|arg| arg.to_string_lossy().into_owned())
 }
 
 /// How long a rank may take to answer, in seconds: all of them were started with the same
@@ -117,7 +174,7 @@ impl<T: ?Sized> Begun<'_, '_, T> {
 impl Mpi {
     /// Looks again and again, until there is nobody to wait for.
     fn wait(&self, limit: Option<Duration>, mut waits_for: impl FnMut() -> Option<usize>) {
-        let (begin, mut nap) = (Instant::now(), NAP);
+        let begin = Instant::now();
         loop {
             for _ in 0..LOOKS {
                 if waits_for().is_none() {
@@ -126,17 +183,20 @@ impl Mpi {
                 spin_loop();
             }
             let waited = begin.elapsed();
-            if let Some(rank) = waits_for().filter(|_| limit.is_some_and(|limit| waited > limit)) {
+            if waited <= SPIN {
+                continue;
+            }
+            let Some(rank) = waits_for() else {
+                continue;
+            };
+            if limit.is_some_and(|limit| waited > limit) {
                 self.end(&format!(
                     "rank {rank} of {} has not answered for {} s",
                     self.ranks,
                     self.timeout.as_secs()
                 ));
             }
-            if waited > SPIN {
-                std::thread::sleep(nap);
-                nap = (2 * nap).min(LONGEST_NAP);
-            }
+            std::thread::sleep((waited / NAP_PART).min(LONGEST_NAP));
         }
     }
 
@@ -167,6 +227,8 @@ impl Collective for Mpi {
     }
 
     fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]) {
+        #[cfg(feature = "rank-faults")]
+        super::faults::at_gather(self.rank);
         let world = SimpleCommunicator::world();
         let mut parts = Vec::with_capacity(self.ranks);
         let mut rest = all;
