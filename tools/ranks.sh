@@ -109,8 +109,12 @@ pair "no file for rank 1" "error: rank 1 of 2: .*model.gguf" "$work/a" "$run" "$
 cp reference/models/rnd-qwen2-Q6_K.gguf "$work/b/model.gguf"
 pair "another file for rank 1" "error: rank 1 of 2: model.gguf: another model: expected" \
   "$work/a" "$run" "$work/b" "$run"
-# the last byte of some weights is another, or there is none
+# the same keys and tensors, but other weights; then fewer
 size=$(stat -c %s "$work/a/model.gguf")
+head -c $((size - 200000)) "$work/a/model.gguf" >"$work/b/model.gguf"
+head -c 200000 /dev/zero >>"$work/b/model.gguf"
+pair "other weights for rank 1" "error: rank 1 of 2: model.gguf: another model: expected" \
+  "$work/a" "$run" "$work/b" "$run"
 head -c $((size - 5000)) "$work/a/model.gguf" >"$work/b/model.gguf"
 pair "a truncated file for rank 1" "error: rank 1 of 2: .*model.gguf" \
   "$work/a" "$run" "$work/b" "$run"
