@@ -12,7 +12,7 @@ use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::terminal::{self, Progress};
 use super::threads::DEFAULT;
-use super::{load, signal, threads, values};
+use super::{load, ranks, signal, threads, values};
 
 /// Measure a model's speed, as llama-bench does, and how much of the machine's it is
 ///
@@ -224,7 +224,7 @@ fn measure(
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads.count),
         pool: None,
-        world: None,
+        world: ranks::world(),
         isa: args.isa,
         kv_type: setting.kv_type,
         prompt_bits: setting.prompt_bits,

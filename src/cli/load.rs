@@ -7,6 +7,7 @@ use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, GuessArgs, ModelArgs};
 use super::failure::Failure;
+use super::ranks;
 use super::terminal::{self, Progress};
 
 /// What the built-in model is called in messages.
@@ -75,6 +76,7 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
     if options.ctx == Some(0) {
         options.ctx = Some(n_ctx_train(&source)?);
     }
+    options.world = ranks::world();
     let engine = shown(|sink| Engine::load(&source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)

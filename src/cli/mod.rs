@@ -27,6 +27,7 @@ mod pieces;
 mod prompt;
 mod quant_report;
 mod quantize;
+mod ranks;
 mod run;
 mod serve;
 mod signal;
@@ -69,6 +70,11 @@ Commands that run a model run the built-in demo model if no MODEL is given.";
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Started as several ranks: seconds that one may take to answer before all of them end
+    #[cfg(feature = "mpi")]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = ranks::SECONDS)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    rank_timeout: u64,
 }
 
 #[derive(Debug, Subcommand)]
@@ -97,12 +103,33 @@ enum Command {
     },
 }
 
+impl Command {
+    /// That it is one of those that several ranks run together.
+    fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
+        match self {
+            Command::Run(_)
+            | Command::Chat(_)
+            | Command::Serve(_)
+            | Command::Logits(_)
+            | Command::Perplexity(_)
+            | Command::Bench(_) => Ok(()),
+            _ => Err(Failure::Usage(format!(
+                "{ranks} ranks: expected run, chat, serve, logits, perplexity or bench"
+            ))),
+        }
+    }
+}
+
 /// What parsing arguments, listening to Ctrl-C and opening a model take beside the file itself.
 const LEAST_MEMORY: usize = 8 << 20;
 
 /// Runs the program on these arguments, the program's name first.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     install_panic_hook();
+    ranks::run(|| program(args))
+}
+
+fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
     guard_maps(1);
     // below this nothing is certain, not even an error
     if let Err(error) = octavo_kernels::room(LEAST_MEMORY) {
@@ -141,6 +168,9 @@ fn numbers_below_0(command: clap::Command) -> clap::Command {
 }
 
 fn dispatch(command: Command) -> Result<Exit, Failure> {
+    if let Some(world) = ranks::world() {
+        command.check_ranks(world.ranks())?;
+    }
     match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
@@ -195,6 +225,7 @@ fn install_panic_hook() {
              {}/issues",
             env!("CARGO_PKG_REPOSITORY")
         ));
+        ranks::after_panic();
     }));
 }
 

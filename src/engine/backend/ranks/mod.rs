@@ -71,8 +71,8 @@ struct Described {
     version: String,
     /// None: the model inside the program.
     path: Option<PathBuf>,
-    /// Of keys and tensors.
-    header: String,
+    /// Of keys, tensors and some of their data.
+    digest: String,
     mmap: bool,
     positions: usize,
     isa: String,
@@ -114,7 +114,7 @@ impl Described {
                 ModelSource::Path(path) => Some(path.clone()),
                 ModelSource::Demo => None,
             },
-            header: digest(gguf),
+            digest: digest(gguf),
             mmap: wanted.mmap,
             positions: wanted.positions,
             isa: isa.to_string(),
@@ -129,7 +129,8 @@ impl Described {
     }
 }
 
-/// SHA-256 of a file's keys and tensors.
+/// SHA-256 of a file's keys and tensors, and of the first row of each, which tells models apart that
+/// were trained from the same one.
 fn digest(gguf: &Gguf) -> String {
     let mut hash = Sha256::new();
     for (key, value) in gguf.keys() {
@@ -139,6 +140,12 @@ fn digest(gguf: &Gguf) -> String {
         let (name, ty, dims) = (&tensor.name, tensor.ty, &tensor.dims);
         let offset = gguf.file_offset(tensor);
         hash.update(format!("{name} {ty} {dims:?} {offset:?}\n"));
+        let row = dims.first().and_then(|n| ty.row_bytes(*n));
+        // no file has such a row; one may say so
+        let row = row.filter(|n| *n <= gguf.file_bytes());
+        let mut row = vec![0; row.unwrap_or(0) as usize];
+        gguf.read(tensor, 0, &mut row);
+        hash.update(&row);
     }
     let bytes = hash.finalize();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -189,8 +196,9 @@ pub(crate) fn prepare(
     }
 }
 
-/// Lets every rank know which of them could not do what it was told, and why: the first of them.
-fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, String)> {
+/// Lets every rank know which of them cannot do what it was told, and why, in a line: the first of
+/// them. All call it together.
+pub fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, String)> {
     let mine: Vec<f32> = why
         .iter()
         .flat_map(|why| why.bytes())

@@ -85,10 +85,10 @@ fn prepare(link: &Arc<dyn Collective>, described: &[u32]) -> Result<Cpu, String>
         lock: described.lock,
     };
     let gguf = Arc::new(source.open(described.mmap).map_err(line)?);
-    if digest(&gguf) != described.header {
+    if digest(&gguf) != described.digest {
         let name = gguf.name();
         return Err(format!(
-            "{name}: expected the same keys and tensors as on rank 0"
+            "{name}: another model: expected the keys and tensors that rank 0 has"
         ));
     }
     let mut model = Model::load(&gguf).map_err(line)?;
