@@ -126,7 +126,7 @@ class Load:
         self.lock = threading.Lock()
         self.good = 0
         self.slowest = 0.0
-        self.lost = []  # what happened, and whether some of the text had come
+        self.lost = []  # what happened, and whether a stream had begun
 
     def __enter__(self):
         self.threads = [threading.Thread(target=self.client, args=(i,)) for i in range(CLIENTS)]
@@ -171,6 +171,7 @@ class Load:
             if not stream:
                 said.append(json.load(response)["choices"][0]["text"])
                 return
+            said.append("")  # it has begun: nobody asks another server once the head was sent on
             for line in response:
                 if line.strip() == b"data: [DONE]":
                     return
