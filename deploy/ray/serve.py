@@ -1,7 +1,7 @@
 """Replicas of `octavo serve` under Ray Serve, behind one OpenAI address.
 
     pip install 'ray[serve]==2.60.0'
-    OCTAVO_ARGS='/models/model.gguf -t 8' serve run deploy.ray.serve:app
+    cd deploy/ray && OCTAVO_ARGS='/models/model.gguf -t 8' serve run serve:app
     curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "1+1=", "max_tokens": 8}'
 
 `OCTAVO` names the program (octavo), `OCTAVO_ARGS` its arguments (none: the built-in model),
