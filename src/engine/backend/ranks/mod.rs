@@ -129,8 +129,8 @@ impl Described {
     }
 }
 
-/// SHA-256 of a file's keys and tensors, and of the first row of each, which tells models apart that
-/// were trained from the same one.
+/// SHA-256 of a file's keys and tensors, and of the first row of each, which tells models apart
+/// that were trained from the same one.
 fn digest(gguf: &Gguf) -> String {
     let mut hash = Sha256::new();
     for (key, value) in gguf.keys() {
