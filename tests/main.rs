@@ -1,16 +1,14 @@
-//! Octavo from outside: the program, models on every backend against their goldens, hostile files.
+//! Octavo from outside: the program, folders, models on GPUs against their goldens, hostile files.
 
 #![allow(unsafe_code)] // `cuda::watched`: a device passes promises on
 
-mod architectures;
 mod cli;
 mod crates;
 mod cuda;
-mod determinism;
 mod docs;
-mod embeddings;
-mod goldens;
 mod hf;
 mod hostile;
-mod logits;
 mod sizes;
+
+#[path = "../src/engine/tests/logits.rs"]
+mod logits;

@@ -22,7 +22,7 @@ on() {
   printf '\n-- %s: %s\n' "$cpu" "$isas"
   local runner="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu"
   OCTAVO_EXPECT_ISA=$isas CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$runner \
-    cargo test --release --target $target -p octavo-quant -p octavo-kernels -p octavo-llm "$@"
+    cargo test --release --target $target "$@"
 }
 
 all=scalar,neon,dotprod,i8mm
@@ -31,9 +31,9 @@ no_gpu=(--skip cuda_shim:: --skip cuda::)
 # what asks for equal bits in many batches takes minutes there, and is no different from elsewhere;
 # Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again
 slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits)
-on max $all --lib
-on max $all --test kernels --test octavo -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}" "${slow[@]}"
+on max $all -p octavo-quant -p octavo-kernels --lib
+on max $all -p octavo-kernels -p octavo-engine --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}" "${slow[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
-named=(--lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
+named=(-p octavo-quant -p octavo-kernels --lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
 on cortex-a53 scalar,neon "${named[@]}"
 on cortex-a76 scalar,neon,dotprod "${named[@]}"

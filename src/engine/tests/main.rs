@@ -1,8 +1,14 @@
-//! The engine crate from outside.
+//! The engine crate from outside: its parts, and models on every instruction set against their
+//! goldens.
 
+mod architectures;
 mod beams;
+mod determinism;
+mod embeddings;
 mod generate;
+mod goldens;
 mod kv;
+mod logits;
 mod ranks;
 mod sampler;
 mod scheduler;

@@ -161,8 +161,8 @@ fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass
             (1, None, Lookup::Auto),
             (4, None, Lookup::Auto),
             // guesses end some texts early, at times so many that there are pages for the others
-            (4, Some(13), Lookup::Off),
-            (4, Some(13), Lookup::Auto),
+            (4, Some(11), Lookup::Off),
+            (4, Some(11), Lookup::Auto),
             (8, Some(26), Lookup::Auto),
         ] {
             let engine = engine(sessions, pages.map(|pages| pages * PAGE));
