@@ -1,14 +1,14 @@
 //! What the crates may need of each other and of others, as Cargo sees it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Everything that a crate needs to be built, itself included.
-fn needs(package: &str) -> BTreeSet<String> {
+/// What `cargo tree` prints of each crate, with these arguments.
+fn tree(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .current_dir(octavo_fixtures::workspace_root())
-        .args(["tree", "--edges", "normal", "--prefix", "none"])
-        .args(["--format", "{p}", "--package", package])
+        .args(["tree", "--prefix", "none"])
+        .args(arguments)
         .output()
         .expect("cargo runs");
     assert!(
@@ -16,11 +16,34 @@ fn needs(package: &str) -> BTreeSet<String> {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
-    text.lines()
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Everything that a crate needs to be built, itself included.
+fn needs(package: &str) -> BTreeSet<String> {
+    tree(&["--edges", "normal", "--format", "{p}", "--package", package])
+        .lines()
         .filter_map(|line| line.split(' ').next())
         .map(str::to_owned)
         .collect()
+}
+
+/// Every crate that is built for these packages, with the features it is built with.
+fn features(edges: &str, packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let format = ["--format", "{p}|{f}", "--edges", edges];
+    let lines = tree(&[&format, packages].concat());
+    // a line without anything stands between packages
+    for line in lines.lines().filter(|line| !line.is_empty()) {
+        let (name, features) = line.split_once('|').expect("a crate and its features");
+        // behind the features stands whether the crate was shown before
+        let features = features.split(' ').next().unwrap_or_default();
+        let names = features.split(',').filter(|feature| !feature.is_empty());
+        all.entry(name.to_owned())
+            .or_default()
+            .extend(names.map(str::to_owned));
+    }
+    all
 }
 
 #[test]
@@ -65,4 +88,21 @@ fn nothing_flows_backwards() {
         !needs("octavo-engine").contains("tokio"),
         "the engine knows nothing of async"
     );
+}
+
+/// A crate with other features is another build of it, and of everything above it.
+#[test]
+fn running_and_testing_share_one_build() {
+    let tests = features("normal,build,dev", &["--workspace"]);
+    for package in ["octavo-llm", "xtask"] {
+        let alone = features("normal,build", &["--package", package]);
+        assert!(alone.len() > 50, "{} crates", alone.len());
+        for (name, features) in alone {
+            let missing: Vec<_> = tests[&name].difference(&features).collect();
+            assert!(
+                missing.is_empty(),
+                "{name}: tests build it with {missing:?}, {package} without: see Cargo.toml"
+            );
+        }
+    }
 }
