@@ -1,0 +1,95 @@
+//! Who begins, and where room comes from: requests begin in the order in which they came, with
+//! what the cache holds of them; where pages lack, the newest gives its own back.
+
+use super::Scheduler;
+use super::job::{self, Job, Plan, State};
+use crate::kv::{Ledger, PAGE};
+
+impl Scheduler {
+    /// Lets a request run that does not, if it may. `is_open` becomes false if there is no place or
+    /// no room: then nobody newer may begin either, or it would wait for ever.
+    pub(super) fn may_run(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+        if self.is_of_running_group(at) {
+            return self.joins(ledger, at);
+        }
+        let places = self.running() + self.jobs[at].width;
+        *is_open = *is_open && !self.has_preempted && places <= self.settings.sequences;
+        *is_open && self.begins(ledger, at, is_open)
+    }
+
+    /// Lets a request begin that waits, with what the cache holds of it, if there is room.
+    fn begins(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+        let job = &mut self.jobs[at];
+        let mut cached = 0;
+        if self.settings.prefixes && !job.wants_all {
+            cached = job.adopt(ledger, self.settings.reuse_generated);
+        }
+        let waits = self.settings.prefixes && self.is_being_read(at);
+        let promised: usize = self.running_groups().map(job::pages_to_come).sum();
+        let needed = job::pages_to_come(&self.jobs[self.members(at)]) + promised;
+        *is_open = waits || needed <= ledger.available() || self.running() == 0;
+        let job = &mut self.jobs[at];
+        if waits || !*is_open {
+            ledger.truncate(&mut job.timeline, 0);
+            return false;
+        }
+        match job.state {
+            State::Preempted => job.reused.recomputed += job.tokens.len() - 1 - cached,
+            _ => job.reused.cached = cached,
+        }
+        job.state = State::Running;
+        true
+    }
+
+    /// Whether another request is just computing the page that comes next in this one.
+    fn is_being_read(&self, at: usize) -> bool {
+        let job = &self.jobs[at];
+        let next = |job: &Job| {
+            let history = job.history(self.settings.reuse_generated);
+            history.page(job.timeline.len() / PAGE)
+        };
+        let alike = |other: &&Job| {
+            other.state == State::Running
+                && other.reads()
+                && other.salt == job.salt
+                && Ledger::is_at_same_page(&other.timeline, &job.timeline)
+                && next(other) == next(job)
+        };
+        let may_take = !job.wants_all && job.timeline.len() + PAGE < job.tokens.len();
+        may_take && self.jobs.iter().any(|other| alike(&other))
+    }
+
+    /// Makes room for `n` more tokens of a request, if need be by taking the pages of newer ones.
+    pub(super) fn reserve(
+        &mut self,
+        ledger: &mut Ledger,
+        at: usize,
+        n: usize,
+        plan: &mut Plan,
+    ) -> bool {
+        loop {
+            let job = &mut self.jobs[at];
+            let end = job.timeline.len() + n;
+            let short = match ledger.reserve(&mut job.timeline, end) {
+                Ok(copies) => {
+                    plan.copies.extend(copies);
+                    return true;
+                }
+                Err(short) => short,
+            };
+            let own = self.jobs[at].group;
+            let mut running = self.jobs.iter().enumerate();
+            let newest = running.rfind(|(_, job)| job.state == State::Running);
+            let newest = newest.map_or(at, |(newest, _)| newest);
+            let is_own = self.jobs[newest].group == own;
+            if is_own && self.running_groups().all(|group| group[0].group == own) {
+                plan.failed.push((self.jobs[at].id, short));
+                return false;
+            }
+            self.preempt(ledger, newest, plan);
+            if is_own {
+                return false;
+            }
+        }
+    }
+}
