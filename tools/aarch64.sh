@@ -13,6 +13,11 @@ fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 # the committed models only: emulation is slow; and what a compiler makes here does not run there
 export OCTAVO_SHARED=/nonexistent OCTAVO_REQUIRE_SHARED=0 OCTAVO_REQUIRE_CXX=0
+# kernels' tests take a part of their cases
+export OCTAVO_EMULATED=1
+
+# always the same, or Cargo would build what they need with other features each time
+crates=(-p octavo-quant -p octavo-kernels -p octavo-engine)
 
 # on CPU ISAS ARGUMENTS...: tests on an emulated CPU, on which exactly these instruction sets must
 # run
@@ -22,7 +27,7 @@ on() {
   printf '\n-- %s: %s\n' "$cpu" "$isas"
   local runner="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu"
   OCTAVO_EXPECT_ISA=$isas CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$runner \
-    cargo test --release --target $target "$@"
+    cargo test --release --target $target "${crates[@]}" "$@"
 }
 
 all=scalar,neon,dotprod,i8mm
@@ -31,9 +36,9 @@ no_gpu=(--skip cuda_shim:: --skip cuda::)
 # what asks for equal bits in many batches takes minutes there, and is no different from elsewhere;
 # Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again
 slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits)
-on max $all -p octavo-quant -p octavo-kernels --lib
-on max $all -p octavo-kernels -p octavo-engine --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}" "${slow[@]}"
+on max $all --lib
+on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}" "${slow[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
-named=(-p octavo-quant -p octavo-kernels --lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
+named=(--lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
 on cortex-a53 scalar,neon "${named[@]}"
 on cortex-a76 scalar,neon,dotprod "${named[@]}"

@@ -5,7 +5,7 @@ mod exact;
 mod refused;
 mod windows;
 
-use crate::common::{Rng, f32_bytes};
+use crate::common::{Rng, all_or_one, f32_bytes, is_taken};
 use exact::{SCALE, exact, hold};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
@@ -241,7 +241,10 @@ fn identity(n: usize) -> Vec<u32> {
 #[test]
 fn matches_a_naive_softmax() {
     let mut worst = [0.0f64; 2];
-    for c in cases(2) {
+    for (i, c) in cases(2).into_iter().enumerate() {
+        if !is_taken(i) {
+            continue;
+        }
         let n = 40;
         let data = data(c, n);
         let has_unit = c.isa.prompt_rounding().attention > 0.0 && c.head_dim.is_multiple_of(32);
@@ -275,7 +278,10 @@ fn matches_a_naive_softmax() {
 
 #[test]
 fn pages_batches_and_threads_do_not_change_a_bit() {
-    for c in cases(1) {
+    for (i, c) in cases(1).into_iter().enumerate() {
+        if !is_taken(i) {
+            continue;
+        }
         let n = 70;
         let data = data(c, n);
         let prompt = 45;
@@ -332,7 +338,7 @@ fn long_contexts_are_merged_from_pieces() {
         let one = run(Case { threads: 1, ..c }, &data, n, 1020, 64, &identity(n));
         assert!(one == y, "{isa}: threads or batches change a long context");
         // rows of two pieces beside rows of three
-        for threads in [1, 2, 3] {
+        for &threads in all_or_one(&[3, 2, 1]) {
             let c = Case { threads, ..c };
             let together = run_together(c, &data, n, (1020, 512), 7, |_| identity(n));
             assert!(

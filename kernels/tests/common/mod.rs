@@ -21,6 +21,24 @@ pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
         .filter(|ty| octavo_quant::can_dequantize(*ty))
 }
 
+/// Whether instructions are emulated, which takes each of them some fifty times as long
+/// (`tools/aarch64.sh`): a part of the cases must do, and CPUs that are there run all.
+fn is_emulated() -> bool {
+    std::env::var_os("OCTAVO_EMULATED").is_some_and(|value| value == "1")
+}
+
+/// Cases that say the same in other surroundings: all of them, or the first where instructions are
+/// emulated.
+pub(crate) fn all_or_one<T>(cases: &[T]) -> &[T] {
+    if is_emulated() { &cases[..1] } else { cases }
+}
+
+/// Whether the case at this place of a list is taken: each is, or one of three where instructions
+/// are emulated. Whoever counts from another number each time takes all in the end.
+pub(crate) fn is_taken(place: usize) -> bool {
+    !is_emulated() || place.is_multiple_of(3)
+}
+
 /// A small seeded generator (SplitMix64).
 pub(crate) struct Rng(pub(crate) u64);
 
