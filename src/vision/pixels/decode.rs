@@ -62,6 +62,9 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
         let got = format!("{format:?}");
         return Err(Error::Format { got });
     }
+    if format == ImageFormat::Jpeg {
+        return super::jpeg::decode(bytes, limits);
+    }
     let bad = |error: image::ImageError| Error::Damaged {
         // one line, whatever the decoder says
         why: error.to_string().replace(['\n', '\r'], " "),

@@ -1,7 +1,8 @@
-//! From the bytes of an image file to what a tower reads, equal to llama.cpp's libmtmd to the bit:
-//! decoded, scaled, padded and normalised.
+//! From the bytes of an image file to what a tower reads, equal to llama.cpp's libmtmd to the bit
+//! for PNG and JPEG files: decoded, scaled, padded and normalised.
 
 mod decode;
+mod jpeg;
 mod resample;
 mod size;
 

@@ -2,6 +2,7 @@
 
 mod encoder;
 mod hostile;
+mod jpeg;
 mod pixels;
 mod support;
 mod text;

@@ -146,18 +146,6 @@ fn every_kind_of_pixel_is_read_as_llama_cpp_does() {
             );
         }
     }
-    let flat = DynamicImage::ImageRgb8(image::RgbImage::from_pixel(
-        16,
-        16,
-        image::Rgb([90, 160, 30]),
-    ));
-    for pixel in decoded(&file(&flat, ImageFormat::Jpeg)).rgb.chunks(3) {
-        let near = pixel.iter().zip([90, 160, 30]);
-        assert!(
-            near.into_iter().all(|(a, b)| a.abs_diff(b) <= 2),
-            "JPEG: {pixel:?}"
-        );
-    }
 }
 
 #[test]
@@ -212,7 +200,7 @@ fn damaged_files_are_refused_or_read() {
     });
     let image = DynamicImage::ImageRgb8(image);
     let (mut refused, mut read) = (0, 0);
-    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP] {
+    for format in [ImageFormat::Png, ImageFormat::WebP] {
         let whole = file(&image, format);
         for round in 0..140 {
             let mut bytes = whole.clone();
