@@ -30,8 +30,13 @@ impl Model {
         }
     }
 
-    pub(crate) fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
+    /// Takes a key away.
+    pub(crate) fn unset(&mut self, key: &str) {
         self.keys.retain(|(old, _)| old != key);
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
+        self.unset(key);
         self.keys.push((key.into(), value.into()));
     }
 

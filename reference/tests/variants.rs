@@ -134,12 +134,53 @@ const OTHERS: &[(Variant, f64)] = &[
             "deepseek2, no multiplier, temperature",
             "deepseek2-F32",
             |m| {
-                let multiplier = "deepseek2.rope.scaling.yarn_log_multiplier";
-                m.keys.retain(|(key, _)| key != multiplier);
+                m.unset("deepseek2.rope.scaling.yarn_log_multiplier");
                 m.set("deepseek2.attention.temperature_scale", 0.5f32);
                 m.set("deepseek2.attention.temperature_length", 8u32);
             },
         ),
+        1e-9,
+    ),
+    (
+        ("qwen35, biases of queries and gates", "qwen35-F32", |m| {
+            m.add_bias("blk.3.attn_q.bias", 128);
+        }),
+        1e-9,
+    ),
+    (
+        (
+            "qwen2moe, no width of shared experts",
+            "qwen2moe-F32",
+            |m| {
+                m.unset("qwen2moe.expert_shared_feed_forward_length");
+                for il in 0..2 {
+                    for part in ["gate", "up", "down"] {
+                        let name = format!("blk.{il}.ffn_{part}_shexp.weight");
+                        m.add_bias(&name, 64 * 64);
+                        m.tensors.get_mut(&name).unwrap().0 = vec![64, 64];
+                    }
+                }
+            },
+        ),
+        1e-9,
+    ),
+    (
+        ("cohere2, a base that nobody reads", "cohere2-F32", |m| {
+            m.set("cohere2.rope.freq_base_swa", 500f32);
+        }),
+        1e-9,
+    ),
+    (
+        ("qwen3moe, keys of other routers", "qwen3moe-F32", |m| {
+            m.set("qwen3moe.expert_weights_scale", 2.5f32);
+            m.set("qwen3moe.expert_gating_func", 2u32);
+        }),
+        1e-9,
+    ),
+    (
+        ("granitehybrid, no divisor", "granitehybrid-F32", |m| {
+            m.unset("granitehybrid.logit_scale");
+        }),
         1e-9,
     ),
 ];

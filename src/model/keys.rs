@@ -89,6 +89,9 @@ pub struct Keys<'a> {
     /// The file.
     pub gguf: &'a Gguf,
     arch: &'static str,
+    /// Layers at the end of the file that are not part of the forward pass. What a key says of each
+    /// layer it says of them too.
+    pub n_behind: usize,
     /// What was read or assumed, in order.
     pub entries: Vec<Entry>,
     /// What was assumed or left out, one line each.
@@ -101,6 +104,7 @@ impl<'a> Keys<'a> {
         Keys {
             gguf,
             arch,
+            n_behind: 0,
             entries: Vec::new(),
             warnings: Vec::new(),
         }
@@ -172,6 +176,18 @@ impl<'a> Keys<'a> {
         self.warnings.push(format!("{}: {text}", self.gguf.name()));
     }
 
+    /// Warns of a key that llama.cpp reads for other architectures alone, where the value is none
+    /// of those that ask for nothing.
+    pub(super) fn warn_of_unheard(&mut self, suffix: &str, neutral: &[f64]) {
+        if let Some(value) = self.get(suffix).filter(|v| !is_one_of(v, neutral)) {
+            let key = self.full(suffix);
+            self.warn(format!(
+                "{key} = {} is not applied, as in llama.cpp",
+                show(&value)
+            ));
+        }
+    }
+
     fn ranged(
         &self,
         key: &str,
@@ -213,11 +229,13 @@ impl<'a> Keys<'a> {
         let key = self.full(suffix);
         let (values, source) = match (self.gguf.get(&key), default) {
             (Some(Value::Array(array)), _) => {
-                if array.len() != n_layer {
+                let n_block = n_layer + self.n_behind;
+                if array.len() != n_block {
                     let got = format!("an array of {}", array.len());
-                    return Err(self.bad(key, format!("one value per layer ({n_layer})"), got));
+                    return Err(self.bad(key, format!("one value per layer ({n_block})"), got));
                 }
-                let values = array.iter().map(|v| self.ranged(&key, &v, &range));
+                let forward = array.iter().take(n_layer);
+                let values = forward.map(|v| self.ranged(&key, &v, &range));
                 (values.collect::<Result<Vec<_>, _>>()?, Source::File)
             }
             (Some(v), _) => (vec![self.ranged(&key, &v, &range)?; n_layer], Source::File),
@@ -227,6 +245,23 @@ impl<'a> Keys<'a> {
         let all = PerLayer(values);
         self.note(key, all.shown(), source);
         Ok(all)
+    }
+
+    /// A count that is the same in all layers, whether a file says it once or for each.
+    pub(super) fn uniform(
+        &mut self,
+        suffix: &str,
+        n_layer: usize,
+        range: RangeInclusive<usize>,
+        default: Option<usize>,
+    ) -> Result<usize, Error> {
+        let default = default.map(|value| PerLayer::same(value, n_layer));
+        let all = self.per_layer(suffix, n_layer, range, default.as_ref())?;
+        if all.iter().any(|n| n != all.of(0)) {
+            let got: String = all.shown().to_string().chars().take(60).collect();
+            return Err(self.unsupported(suffix, "one number for all layers", got));
+        }
+        Ok(all.of(0))
     }
 
     /// A finite positive number below `below`; `None` as default makes the key required.
@@ -314,6 +349,19 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// Whether a value (or every element of an array) is one of a few numbers; a bool counts as 0 or 1.
+pub(super) fn is_one_of(v: &Value<'_>, numbers: &[f64]) -> bool {
+    match v {
+        Value::Array(a) => a.iter().all(|v| is_one_of(&v, numbers)),
+        Value::Bool(b) => numbers.contains(&f64::from(u8::from(*b))),
+        v => v
+            .as_int()
+            .map(|i| i as f64)
+            .or(float(v))
+            .is_some_and(|x| numbers.contains(&x)),
+    }
+}
+
 fn an_integer(range: &RangeInclusive<usize>) -> String {
     format!("an integer from {} to {}", range.start(), range.end())
 }
@@ -351,4 +399,18 @@ pub fn json_f32(x: f32) -> serde_json::Value {
         .ok()
         .and_then(serde_json::Number::from_f64)
         .map_or(serde_json::Value::Null, Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neutral_values() {
+        assert!(is_one_of(&Value::U32(0), &[0.0]));
+        assert!(!is_one_of(&Value::U32(8), &[0.0]));
+        assert!(is_one_of(&Value::Bool(true), &[1.0]));
+        assert!(!is_one_of(&Value::F32(f32::NAN), &[0.0]));
+        assert!(!is_one_of(&Value::Str(b"0"), &[0.0]));
+    }
 }

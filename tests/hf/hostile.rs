@@ -90,6 +90,18 @@ fn what_is_not_supported_is_refused_by_name() {
         &["model_type", "llama, mistral, qwen2, qwen3", "mamba2"],
         &|c| c["model_type"] = json!("mamba2"),
     );
+    config(&["model_type: expected a string, got 3"], &|c| {
+        c["model_type"] = json!(3)
+    });
+    config(&["model_type", "llama, mistral", "got nothing"], &|c| {
+        c["model_type"] = Value::Null
+    });
+    config(&["rope_scaling", "null", "got [1]"], &|c| {
+        c["rope_scaling"] = json!([1])
+    });
+    config(&["eos_token_id", "below 1024", "got 99999"], &|c| {
+        c["eos_token_id"] = json!(99999)
+    });
     config(&["hidden_act", "gelu"], &|c| {
         c["hidden_act"] = json!("gelu")
     });
@@ -105,10 +117,24 @@ fn what_is_not_supported_is_refused_by_name() {
     config(&["vocab_size"], &|c| {
         c["vocab_size"] = json!(4_000_000_000_u32)
     });
+}
+
+#[test]
+fn tokenizers_that_are_not_supported_are_refused_by_name() {
+    let folder = Folder::new();
     let tokenizer =
         |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
     tokenizer(&["model.type", "BPE", "Unigram"], &|t| {
         t["model"]["type"] = json!("Unigram")
+    });
+    for (merges, got) in [(Value::Null, "got nothing"), (json!("a b"), "\"a b\"")] {
+        tokenizer(&["model.merges", "pairs", got], &|t| {
+            t["model"]["merges"] = merges.clone()
+        });
+    }
+    let says = ["eos_token_id", "below 1024", "got 99999"];
+    folder.refuses("generation_config.json", &says, |g| {
+        g["eos_token_id"] = json!([1, 99999])
     });
     tokenizer(&["pre_tokenizer"], &|t| {
         t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("a|b")
@@ -128,6 +154,23 @@ fn what_is_not_supported_is_refused_by_name() {
     tokenizer(&["normalizer", "NFKC"], &|t| {
         t["normalizer"] = json!({ "type": "NFKC" })
     });
+}
+
+/// As many tokens end a generation as the folder names: GGUF has keys for three.
+#[test]
+fn any_number_of_tokens_ends_a_generation() {
+    let folder = Folder::new();
+    let ends = [3, 7, 5, 9, 4];
+    let path = folder.path.join("generation_config.json");
+    std::fs::write(&path, json!({ "eos_token_id": ends }).to_string()).expect("written");
+    let gguf = hf::open(&folder.path, &OpenOptions::default()).expect("sound");
+    let again = Folder::of(&gguf);
+    for folder in [&folder, &again] {
+        let engine = folder.open().expect("sound");
+        for id in ends {
+            assert!(engine.tokenizer().is_eog(id), "{id}");
+        }
+    }
 }
 
 /// Modules that are to stay plain, and are not; or are to be quantized, and are not.

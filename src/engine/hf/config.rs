@@ -186,13 +186,13 @@ impl Config {
 
 /// What is known of the `model_type` that the settings name.
 fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
-    let model_type = settings.model_type();
+    const KEY: &str = "model_type";
+    let names = || types::all().map(|row| row.name).collect::<Vec<_>>();
+    let expected = || format!("one of {}", names().join(", "));
+    let model_type = settings.string(KEY)?;
+    let model_type = settings.must(KEY, &expected(), model_type)?;
     let row = types::all().find(|row| row.name == model_type);
-    row.ok_or_else(|| {
-        let names: Vec<&str> = types::all().map(|row| row.name).collect();
-        let expected = format!("one of {}", names.join(", "));
-        settings.bad("model_type", expected, model_type)
-    })
+    row.ok_or_else(|| settings.bad(KEY, expected(), model_type))
 }
 
 /// The settings with those of the language model, where others stand around it, and with values

@@ -108,6 +108,7 @@ impl Config {
     /// Where positions' scaling is described, and its kind, if there is one.
     pub(super) fn scaling(&self) -> Result<Option<(&'static str, String)>, Error> {
         for group in GROUPS {
+            self.typed(group, "settings by name, or null", Value::as_object)?;
             let kind = match self.string(&format!("{group}.rope_type"))? {
                 Some(kind) => Some(kind),
                 None => self.string(&format!("{group}.type"))?,

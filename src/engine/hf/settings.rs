@@ -27,11 +27,6 @@ impl Settings {
         Ok(Settings { file, root })
     }
 
-    /// The type of model that they are of.
-    pub(super) fn model_type(&self) -> &str {
-        self.root["model_type"].as_str().unwrap_or_default()
-    }
-
     pub(super) fn bad(&self, key: &str, expected: impl Into<String>, got: impl ToString) -> Error {
         let got = got.to_string().chars().take(80).collect();
         Error::Value {

@@ -41,15 +41,14 @@ type Names = &'static [(&'static str, &'static str)];
 
 impl Kind {
     fn of(settings: &Settings) -> Result<Kind, Error> {
-        let model_type = settings.model_type();
+        const KEY: &str = "model_type";
+        let names = TYPES.map(|(name, _)| name).join(", ");
+        let expected = format!("one of {names}, whose vision towers are known");
+        let model_type = settings.must(KEY, &expected, settings.string(KEY)?)?;
         let found = TYPES.iter().find(|(name, _)| *name == model_type);
         match found {
             Some((_, kind)) => Ok(*kind),
-            None => {
-                let names = TYPES.map(|(name, _)| name).join(", ");
-                let expected = format!("one of {names}, whose vision towers are known");
-                Err(settings.bad("model_type", expected, model_type))
-            }
+            None => Err(settings.bad(KEY, expected, model_type)),
         }
     }
 

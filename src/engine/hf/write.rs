@@ -142,6 +142,8 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     });
     for name in ["bos", "eos"] {
         let id = gguf.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
+        // a file may name one that it has no token for
+        let id = id.filter(|id| (*id as usize) < h.n_vocab());
         config[format!("{name}_token_id")] = json!(id);
     }
     if let Some(awq) = awq_settings(gguf, h.arch.name())? {

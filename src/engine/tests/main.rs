@@ -14,3 +14,4 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod speculate;
+mod variants;

@@ -2,7 +2,7 @@
 
 use super::command_r::{COMMAND, logit_factor};
 use super::{Error, Hparams, Keys, Spec};
-use crate::hparams::{only_windows_turn, windows, windows_turn_by_base};
+use crate::hparams::{only_windows_turn, windows};
 
 pub(super) const SPEC: Spec = Spec {
     name: "cohere2",
@@ -12,9 +12,11 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    if k.get("logit_scale").is_none() {
+        return Err(k.missing(k.full("logit_scale"), "a number"));
+    }
     logit_factor(k, h)?;
     windows(k, h, 4, None)?;
-    windows_turn_by_base(k, h)?;
-    only_windows_turn(h);
+    only_windows_turn(k, h);
     Ok(())
 }

@@ -20,8 +20,9 @@ pub(super) const COMMAND: Spec = Spec {
     ..DECODER
 };
 
+/// Without the key, or where it is 0, logits are as they are.
 pub(super) fn logit_factor(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
-    h.factors.logits = k.factor("logit_scale", None)?;
+    h.factors.logits = k.factor("logit_scale", Some(1.0))?;
     Ok(())
 }
 

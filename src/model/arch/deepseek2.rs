@@ -2,7 +2,7 @@
 //! attention by one narrow row for all heads, and experts behind the first layers.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, pre_norm_layer};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, latent_scores};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts, latent_scores};
 
 pub(super) const SPEC: Spec = Spec {
     name: "deepseek2",
@@ -32,8 +32,10 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         } else {
             Gating::Softmax
         },
+        hears: Hears::GatingAndScale,
         normalized: None,
         n_ff: DefaultWidth::Required,
+        ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);
     h.leading_dense = k

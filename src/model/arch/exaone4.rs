@@ -3,11 +3,11 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
 use super::{POST_NORMS, with_head_norms, with_post_norms};
-use crate::hparams::{only_windows_turn, windows, windows_turn_by_base};
+use crate::hparams::{only_windows_turn, windows};
 
 pub(super) const SPEC: Spec = Spec {
     name: "exaone4",
-    reads: &["attention.sliding_window"],
+    reads: &["attention.sliding_window", "nextn_predict_layers"],
     numbers,
     ends: |b| b.ends_with_rope_freqs(),
     layer,
@@ -19,8 +19,7 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     if h.n_layer() != 64 || !windows(k, h, 4, Some(4096))? {
         return Ok(());
     }
-    windows_turn_by_base(k, h)?;
-    only_windows_turn(h);
+    only_windows_turn(k, h);
     Ok(())
 }
 

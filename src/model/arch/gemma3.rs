@@ -4,7 +4,7 @@
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::{sandwiched_layer, scale_by_width};
 use super::{Binder, Error, Hparams, Keys, Layer, NUMBERED_POST_NORMS, Spec, with_head_norms};
-use crate::hparams::{ScalingKind, windows, windows_turn_by};
+use crate::hparams::{ScalingKind, windows_or_none, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma3",
@@ -16,7 +16,7 @@ pub(super) const SPEC: Spec = Spec {
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
-    windows(k, h, 6, None)?;
+    windows_or_none(k, h, 6)?;
     let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;
     windows_turn_by(h, |rope| {
         rope.freq_base = base;

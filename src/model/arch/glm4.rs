@@ -7,6 +7,7 @@ use super::{pre_norm_layer, taps, with_post_norms};
 pub(super) const SPEC: Spec = Spec {
     name: "glm4",
     pairing: Pairing::Norm,
+    reads: &["nextn_predict_layers"],
     layer,
     ..DECODER
 };

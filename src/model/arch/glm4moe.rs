@@ -3,7 +3,7 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
 use super::{pre_norm_layer_with, with_head_norms};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts};
 use crate::weights::Experts;
 
 pub(super) const SPEC: Spec = Spec {
@@ -17,8 +17,10 @@ pub(super) const SPEC: Spec = Spec {
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         gating: Gating::Sigmoid,
+        hears: Hears::GatingAndScale,
         normalized: None,
         n_ff: DefaultWidth::Required,
+        ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);
     h.leading_dense = k

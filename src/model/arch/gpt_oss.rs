@@ -5,7 +5,9 @@ use super::{
     Attention, Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, blk,
     pre_norm_layer_with, taps,
 };
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, windows, windows_turn_by_base};
+use crate::hparams::{
+    DefaultWidth, ExpertRules, Gating, MIXTURE, experts, windows, windows_turn_by_base,
+};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gpt-oss",
@@ -25,6 +27,7 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         gating: Gating::SoftmaxOfChosen,
         normalized: Some(false),
         n_ff: DefaultWidth::Required,
+        ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);
     windows(k, h, 2, None)?;

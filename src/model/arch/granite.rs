@@ -6,13 +6,8 @@ use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 pub(super) const SPEC: Spec = Spec {
     name: "granite",
     numbers: |k, h| {
-        numbers(k, h)?;
-        if !k.flag("rope.scaling.finetuned", true)? {
-            for layer in &mut h.layers {
-                layer.rope = None;
-            }
-        }
-        Ok(())
+        numbers(k, h, None)?;
+        turns_if_finetuned(k, h)
     },
     ..GRANITE
 };
@@ -31,10 +26,25 @@ pub(super) const GRANITE: Spec = Spec {
     ..DECODER
 };
 
-pub(super) fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+/// Nothing turns where the file says so.
+pub(super) fn turns_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    if !k.flag("rope.scaling.finetuned", true)? {
+        for layer in &mut h.layers {
+            layer.rope = None;
+        }
+    }
+    Ok(())
+}
+
+/// The factors; `divisor` is what logits are divided by where no key says so.
+pub(super) fn numbers(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    divisor: Option<f32>,
+) -> Result<(), Error> {
     h.factors.embedding = k.factor("embedding_scale", Some(1.0))?;
     h.factors.residual = k.factor("residual_scale", Some(1.0))?;
-    h.factors.logits = 1.0 / k.factor("logit_scale", None)?;
+    h.factors.logits = 1.0 / k.factor("logit_scale", divisor)?;
     let usual = h.layers[0].scores.scale;
     h.set_attention_scale(k.factor("attention.scale", Some(usual))?);
     Ok(())

@@ -1,6 +1,6 @@
 //! Granite 4: Granite with Mamba 2 in place of most layers' attention, and experts in some models.
 
-use super::granite::{self, GRANITE};
+use super::granite::{GRANITE, numbers, turns_if_finetuned};
 use super::granitemoe::WIDE;
 use super::{Recurrent, Spec};
 use crate::hparams::experts_if_any;
@@ -17,7 +17,9 @@ pub(super) const SPEC: Spec = Spec {
         "expert_used_count",
     ],
     numbers: |k, h| {
-        (granite::SPEC.numbers)(k, h)?;
+        // its files need not have what logits are divided by
+        numbers(k, h, Some(1.0))?;
+        turns_if_finetuned(k, h)?;
         h.experts = experts_if_any(k, h, WIDE)?;
         Ok(())
     },

@@ -15,7 +15,7 @@ pub(super) const SPEC: Spec = Spec {
         "expert_used_count",
     ],
     numbers: |k, h| {
-        numbers(k, h)?;
+        numbers(k, h, None)?;
         h.experts = Some(experts(k, h, WIDE)?);
         Ok(())
     },

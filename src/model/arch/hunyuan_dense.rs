@@ -7,6 +7,7 @@ pub(super) const SPEC: Spec = Spec {
     name: "hunyuan-dense",
     qk_norm: QkNorm::AfterRope,
     qk_normed: [taps::Q_CUR_NORM, taps::K_CUR_NORM],
+    counts_one_expert: true,
     reads: &["rope.scaling.alpha"],
     numbers,
     layer: qk_normed_layer,

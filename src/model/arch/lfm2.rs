@@ -2,7 +2,7 @@
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
 use super::{Ends, pre_norm_layer_with, taps, with_head_norms};
-use crate::hparams::windows;
+use crate::hparams::windows_or_none;
 
 pub(super) const SPEC: Spec = Spec {
     name: "lfm2",
@@ -13,7 +13,7 @@ pub(super) const SPEC: Spec = Spec {
     qk_normed: [taps::Q_LAYERNORM, taps::K_LAYERNORM],
     attn_out: Some(taps::SELF_ATTN_OUT_PROJ),
     reads: &["attention.sliding_window"],
-    numbers: |k, h| windows(k, h, 0, None).map(|_| ()),
+    numbers: |k, h| windows_or_none(k, h, 0).map(|_| ()),
     ends,
     layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
     ..DECODER

@@ -2,7 +2,7 @@
 
 use super::lfm2::{self, normed_layer};
 use super::{Error, Ffn, Hparams, Keys, Spec};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "lfm2moe",
@@ -22,8 +22,9 @@ pub(super) const SPEC: Spec = Spec {
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         gating: Gating::Sigmoid,
-        normalized: Some(true),
+        hears: Hears::Gating,
         n_ff: DefaultWidth::Required,
+        ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);
     h.leading_dense = k

@@ -176,6 +176,8 @@ pub(super) struct Spec {
     pub(super) causal: bool,
     /// Positions are embedded, and nothing turns.
     pub(super) embeds_positions: bool,
+    /// Files may count one expert, where others without experts count none.
+    pub(super) counts_one_expert: bool,
     /// Keys that this architecture reads itself, of those that are refused otherwise.
     pub(super) reads: &'static [&'static str],
     /// Reads them, and makes the hyperparameters what it needs.
@@ -238,6 +240,7 @@ const DECODER: Spec = Spec {
     scaled_embedding: taps::INP_EMBD,
     causal: true,
     embeds_positions: false,
+    counts_one_expert: false,
     reads: &[],
     numbers: |_, _| Ok(()),
     ends: |b| b.ends(),

@@ -3,7 +3,7 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
 use super::{POST_NORMS, with_post_norms, with_qk_norms};
-use crate::hparams::{ScalingKind, windows, windows_turn_by};
+use crate::hparams::{ScalingKind, windows_or_none, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
     name: "olmo2",
@@ -14,7 +14,7 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
-    windows(k, h, 4, None)?;
+    windows_or_none(k, h, 4)?;
     windows_turn_by(h, |rope| {
         rope.scaling.value = ScalingKind::None;
         rope.attn_factor.value = 1.0;

@@ -11,6 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     numbers: |k, h| {
         let rules = ExpertRules {
             normalized: Some(false),
+            always_shared: true,
             ..MIXTURE
         };
         h.experts = Some(experts(k, h, rules)?);

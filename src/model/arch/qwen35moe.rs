@@ -3,7 +3,7 @@
 use super::qwen2moe::gated_experts;
 use super::qwen35::{self, normed_layer};
 use super::{Error, Hparams, Keys, Spec, taps};
-use crate::hparams::{MIXTURE, experts};
+use crate::hparams::{ExpertRules, MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen35moe",
@@ -19,6 +19,10 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 pub(super) fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
-    h.experts = Some(experts(k, h, MIXTURE)?);
+    let rules = ExpertRules {
+        always_shared: true,
+        ..MIXTURE
+    };
+    h.experts = Some(experts(k, h, rules)?);
     Ok(())
 }

@@ -103,17 +103,18 @@ impl Builder<'_> {
     }
 
     /// A query or key: product, bias, norm if there is one, rotation if the layer turns. Product
-    /// and bias have names if they are `apart` from the others'.
+    /// and bias have names if they are `apart` from the others'. A bias is as wide as the product,
+    /// so it is added before gates are cut off.
     fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> Projected {
-        let own = at(p.tap, l).filter(|_| apart);
-        let (mut y, mut gate) = (self.matmul(x, p.w, own.filter(|_| !p.gated)), None);
+        let own = at(p.tap, l).filter(|_| apart && !p.gated);
+        let y = self.matmul(x, p.w, own);
+        let (mut y, mut gate) = (self.bias(y, p.bias, own), None);
         if p.gated {
             let n = self.h.layers[l].head_dim;
             let name = at(self.spec.query_gate, l);
             gate = Some(self.named_slice(y, 2 * n, n, n, name));
             y = self.slice(y, 2 * n, 0, n);
         }
-        y = self.bias(y, p.bias, own);
         let tap = at(p.turned_tap, l);
         y = match self.spec.qk_norm {
             QkNorm::BeforeRope => {

@@ -45,12 +45,29 @@ pub enum Gating {
 /// What an architecture says of its experts where files do not.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertRules {
-    /// Unless `expert_gating_func` says another.
+    /// Unless `expert_gating_func` says another and is heard.
     pub(crate) gating: Gating,
+    /// Which keys say how scores become weights.
+    pub(crate) hears: Hears,
     /// Whether weights are divided by their sum; `None`: `expert_weights_norm` says.
     pub(crate) normalized: Option<bool>,
     /// Feed-forward width without `expert_feed_forward_length`.
     pub(crate) n_ff: DefaultWidth,
+    /// An expert sees every token, and without a key it is as wide as the file's feed-forward
+    /// blocks.
+    pub(crate) always_shared: bool,
+}
+
+/// Which keys of a router llama.cpp reads for an architecture. Most architectures have but one way:
+/// there the keys change nothing, and neither do they here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hears {
+    /// None.
+    Nothing,
+    /// `expert_gating_func`.
+    Gating,
+    /// That, and `expert_weights_scale`.
+    GatingAndScale,
 }
 
 /// Feed-forward width of an expert, if no key has it.
@@ -67,8 +84,10 @@ pub(crate) enum DefaultWidth {
 /// Most mixtures: softmax over all experts, then divided by the sum.
 pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     gating: Gating::Softmax,
+    hears: Hears::Nothing,
     normalized: Some(true),
     n_ff: DefaultWidth::Divided,
+    always_shared: false,
 };
 
 /// Keys that [`experts`] reads, of those that are refused otherwise.
@@ -92,9 +111,13 @@ pub(crate) fn experts_if_any(
 /// Reads what there is of experts.
 pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Result<Experts, Error> {
     let count = k.count("expert_count", 1..=MAX_EXPERTS, None)?.value;
-    let used = k.count("expert_used_count", 1..=count, None)?.value;
+    let used = k.uniform("expert_used_count", h.n_layer(), 1..=count, None)?;
     let n_ff = width(k, h, rules.n_ff, used)?;
-    let shared_n_ff = shared_width(k, n_ff)?;
+    let shared_n_ff = if rules.always_shared {
+        always_shared_width(k, h)?
+    } else {
+        shared_width(k, n_ff)?
+    };
     let normalized = match rules.normalized {
         Some(normalized) => normalized,
         None => k.flag("expert_weights_norm", false)?,
@@ -104,9 +127,9 @@ pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Resu
         used,
         n_ff,
         shared_n_ff,
-        gating: gating(k, rules.gating)?,
+        gating: gating(k, rules)?,
         normalized,
-        scale: k.factor("expert_weights_scale", Some(1.0))?,
+        scale: scale(k, rules.hears)?,
         groups: groups(k, count, used)?,
     })
 }
@@ -123,16 +146,31 @@ fn width(
         DefaultWidth::Divided => Some(whole / used).filter(|n| *n > 0),
         DefaultWidth::Required => None,
     };
-    let range = 1..=MAX_WIDTH;
-    Ok(k.count("expert_feed_forward_length", range, default)?.value)
+    k.uniform(
+        "expert_feed_forward_length",
+        h.n_layer(),
+        1..=MAX_WIDTH,
+        default,
+    )
+}
+
+const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
+
+/// Of an expert that is always there: 0 stands for no number.
+fn always_shared_width(k: &mut Keys<'_>, h: &Hparams) -> Result<usize, Error> {
+    let range = 0..=MAX_WIDTH;
+    let whole = Some(h.layers[0].n_ff).filter(|n| *n > 0);
+    match k.count(SHARED_WIDTH, range, whole)?.value {
+        0 => whole.ok_or_else(|| k.missing(k.full(SHARED_WIDTH), "a number above 0")),
+        n => Ok(n),
+    }
 }
 
 /// As a width, or as a number of experts of the usual one.
 fn shared_width(k: &mut Keys<'_>, n_ff: usize) -> Result<usize, Error> {
-    const WIDTH: &str = "expert_shared_feed_forward_length";
     const COUNT: &str = "expert_shared_count";
-    if k.get(WIDTH).is_some() {
-        return Ok(k.count(WIDTH, 0..=MAX_WIDTH, None)?.value);
+    if k.get(SHARED_WIDTH).is_some() {
+        return Ok(k.count(SHARED_WIDTH, 0..=MAX_WIDTH, None)?.value);
     }
     if k.get(COUNT).is_none() {
         return Ok(0);
@@ -145,21 +183,36 @@ fn shared_width(k: &mut Keys<'_>, n_ff: usize) -> Result<usize, Error> {
     })
 }
 
-fn gating(k: &mut Keys<'_>, default: Gating) -> Result<Gating, Error> {
+fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
     const KEY: &str = "expert_gating_func";
-    let number = match default {
+    let default = rules.gating;
+    let number: u8 = match default {
         Gating::Softmax => 1,
         Gating::Sigmoid => 2,
         Gating::SoftmaxOfChosen => 3,
     };
+    if rules.hears == Hears::Nothing {
+        k.warn_of_unheard(KEY, &[0.0, f64::from(number)]);
+        return Ok(default);
+    }
     // 0 is what converters write that do not know
-    match k.count(KEY, 0..=4, Some(number))?.value {
+    match k.count(KEY, 0..=4, Some(number.into()))?.value {
         0 => Ok(default),
         1 => Ok(Gating::Softmax),
         2 => Ok(Gating::Sigmoid),
         3 => Ok(Gating::SoftmaxOfChosen),
         other => Err(k.unsupported(KEY, "1, 2 or 3", other.to_string())),
     }
+}
+
+/// What all weights are multiplied with.
+fn scale(k: &mut Keys<'_>, hears: Hears) -> Result<f32, Error> {
+    const KEY: &str = "expert_weights_scale";
+    if hears != Hears::GatingAndScale {
+        k.warn_of_unheard(KEY, &[0.0, 1.0]);
+        return Ok(1.0);
+    }
+    k.factor(KEY, Some(1.0))
 }
 
 fn groups(k: &mut Keys<'_>, experts: usize, used: usize) -> Result<Option<TopGroups>, Error> {

@@ -26,7 +26,7 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 use layers::Layers;
 
 pub(crate) use experts::{
-    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, experts_if_any,
+    DefaultWidth, EXPERT_KEYS, ExpertRules, Hears, MIXTURE, experts, experts_if_any,
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
@@ -39,7 +39,8 @@ pub use recurrent::RecurrentHparams;
 pub(crate) use rope::Sections;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use windows::{
-    only_windows_turn, windows, windows_have_heads, windows_turn_by, windows_turn_by_base,
+    only_windows_turn, windows, windows_have_heads, windows_or_none, windows_turn_by,
+    windows_turn_by_base,
 };
 
 /// Most layers a file may ask for (llama.cpp's limit is of the same size).
@@ -153,7 +154,8 @@ impl Hparams {
         let mut n_layer = block_count(&mut k, gguf.tensors().len())?;
         let n_block = n_layer.value;
         if spec.reads.contains(&experts::PREDICTION_LAYERS) {
-            n_layer.value -= experts::prediction_layers(&mut k, n_block)?;
+            k.n_behind = experts::prediction_layers(&mut k, n_block)?;
+            n_layer.value -= k.n_behind;
         }
         let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         let epsilon = match spec.norm {

@@ -1,13 +1,11 @@
 //! Keys that ask for something that is not implemented.
 
-use gguf_rs_lite::Value;
-
 use crate::Error;
 use crate::arch::Spec;
-use crate::keys::{Keys, float, show};
+use crate::keys::{Keys, is_one_of, show};
 
-use super::DEEPSTACK;
 use super::rope::SECTIONS;
+use super::{DEEPSTACK, EXPERT_KEYS};
 
 /// Keys that ask for something that graphs do not do unless their architecture says so
 /// ([`Spec::reads`]), with the values that ask for nothing.
@@ -51,6 +49,9 @@ pub(super) fn refuse_unsupported(
         .filter(|(suffix, _)| !spec.reads.contains(suffix))
         .filter(|(suffix, _)| spec.sections.is_none() || *suffix != SECTIONS)
     {
+        // one expert that sees every token is the feed-forward block that there is
+        let counts_one = spec.counts_one_expert && EXPERT_KEYS.contains(suffix);
+        let neutral: &[f64] = if counts_one { &[0.0, 1.0] } else { neutral };
         if let Some(v) = k.get(suffix).filter(|v| !is_one_of(v, neutral)) {
             return Err(k.unsupported(suffix, "not implemented", show(&v)));
         }
@@ -78,31 +79,4 @@ pub(super) fn refuse_unsupported(
         ));
     }
     Ok(())
-}
-
-/// Whether a value (or every element of an array) is one of a few numbers; a bool counts as 0 or 1.
-pub(super) fn is_one_of(v: &Value<'_>, numbers: &[f64]) -> bool {
-    match v {
-        Value::Array(a) => a.iter().all(|v| is_one_of(&v, numbers)),
-        Value::Bool(b) => numbers.contains(&f64::from(u8::from(*b))),
-        v => v
-            .as_int()
-            .map(|i| i as f64)
-            .or(float(v))
-            .is_some_and(|x| numbers.contains(&x)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neutral_values() {
-        assert!(is_one_of(&Value::U32(0), &[0.0]));
-        assert!(!is_one_of(&Value::U32(8), &[0.0]));
-        assert!(is_one_of(&Value::Bool(true), &[1.0]));
-        assert!(!is_one_of(&Value::F32(f32::NAN), &[0.0]));
-        assert!(!is_one_of(&Value::Str(b"0"), &[0.0]));
-    }
 }

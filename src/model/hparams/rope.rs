@@ -4,10 +4,8 @@ use gguf_rs_lite::Value;
 
 use crate::Error;
 use crate::arch::Spec;
-use crate::keys::{Keys, Source, Sourced, show};
+use crate::keys::{Keys, Source, Sourced, float, is_one_of, json_f32, show};
 use octavo_kernels::Pairing;
-
-use super::refused::is_one_of;
 
 /// How positions are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +202,8 @@ fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option
     Ok((0..n_rot / 2).map(axis).collect())
 }
 
-/// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`.
+/// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`. A file without a
+/// factor, or with one of 0, means 1, whatever the type is.
 fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
     const TYPE: &str = "rope.scaling.type";
     let old = k.get("rope.scaling.factor").is_none() && k.get("rope.scale_linear").is_some();
@@ -231,10 +230,11 @@ fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourc
         }
     };
     k.note(k.full(TYPE), kind.value.name(), kind.source);
-    let needs = kind.source == Source::File
-        && matches!(kind.value, ScalingKind::Linear | ScalingKind::Yarn);
-    let factor = k.positive(suffix, f32::INFINITY, if needs { None } else { Some(1.0) })?;
-    Ok((kind, factor))
+    if k.get(suffix).is_some_and(|v| float(&v) == Some(0.0)) {
+        k.note(k.full(suffix), json_f32(1.0), Source::Default);
+        return Ok((kind, Sourced::default(1.0)));
+    }
+    Ok((kind, k.positive(suffix, f32::INFINITY, Some(1.0))?))
 }
 
 /// YaRN's extrapolation factor is 1 with yarn and 0 without; a file may only say so.

@@ -32,6 +32,19 @@ pub(crate) fn windows(
     Ok(has.contains(&true))
 }
 
+/// The same where a window of 0 is none, as if the key was missing.
+pub(crate) fn windows_or_none(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    period: usize,
+) -> Result<bool, Error> {
+    if k.get(WINDOW).is_some_and(|v| v.as_int() == Some(0)) {
+        k.note(k.full(WINDOW), 0, crate::Source::File);
+        return Ok(false);
+    }
+    windows(k, h, period, None)
+}
+
 /// Which layers have windows: a flag for each in the file, or the period of those without.
 fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>, Error> {
     if let Some(Value::Array(flags)) = k.get(PATTERN) {
@@ -39,8 +52,11 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
             Value::Bool(flag) => Some(flag),
             v => v.as_int().map(|flag| flag != 0),
         };
-        let all: Option<Vec<bool>> = flags.iter().map(flag).collect();
-        let fits = all.filter(|all| all.len() == n_layer).ok_or_else(|| {
+        let n_flags = [n_layer, n_layer + k.n_behind];
+        let fits = n_flags.contains(&flags.len());
+        let forward = flags.iter().take(n_layer).map(flag);
+        let all: Option<Vec<bool>> = forward.collect();
+        let fits = all.filter(|_| fits).ok_or_else(|| {
             let expected = format!("a flag for each of {n_layer} layers");
             let got = format!("an array of {}", flags.len());
             k.bad(k.full(PATTERN), expected, got)
@@ -69,8 +85,10 @@ pub(crate) fn windows_turn_by_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<
     Ok(())
 }
 
-/// Lets none but layers with windows turn.
-pub(crate) fn only_windows_turn(h: &mut Hparams) {
+/// Lets none but layers with windows turn. llama.cpp's graphs of such models take one base for all.
+pub(crate) fn only_windows_turn(k: &mut Keys<'_>, h: &mut Hparams) {
+    let usual = f64::from(h.ropes[0].freq_base.value);
+    k.warn_of_unheard("rope.freq_base_swa", &[usual]);
     for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_none()) {
         layer.rope = None;
     }

@@ -4,5 +4,6 @@ mod files;
 mod forward;
 mod graph;
 mod hostile;
+mod lenient;
 mod rope;
 mod support;

@@ -37,7 +37,7 @@ pub use detokenize::DetokenizeOptions;
 pub use error::Error;
 pub use joins::last_join;
 pub use space::SpacePrefix;
-pub use specials::{STRIP_KEYS, SpecialTokens};
+pub use specials::{ENDS_KEY, STRIP_KEYS, SpecialTokens};
 pub use utf8::Utf8Stream;
 
 /// The longest text that is tokenized in one call, in bytes.
@@ -109,6 +109,7 @@ pub struct Tokenizer {
     special: SpecialTokens,
     ends: BTreeSet<u32>,
     eog_ids: Vec<u32>,
+    suppressed_ids: Vec<u32>,
     /// With and without control tokens.
     partitioners: [Partitioner; 2],
     add_bos: bool,
@@ -214,14 +215,17 @@ impl Tokenizer {
         mut vocab: Vocab,
         kind: Kind,
         pre: &str,
-        warnings: Vec<String>,
+        mut warnings: Vec<String>,
     ) -> Result<Self, Error> {
         let mut special = SpecialTokens::read(gguf, &vocab, kind.defaults())?;
-        let ends = special.complete(&mut vocab);
+        warnings.extend(SpecialTokens::warnings(gguf, &vocab)?);
+        let mut ends = special.complete(&mut vocab);
+        ends.extend(specials::more_ends(gguf, &vocab)?);
         Ok(Tokenizer {
             pieces: Pieces::default(),
             special,
             eog_ids: ends.iter().copied().collect(),
+            suppressed_ids: specials::suppressed(gguf, &vocab)?,
             ends,
             partitioners: [Partitioner::default(), Partitioner::default()],
             add_bos: false,
@@ -391,6 +395,12 @@ impl Tokenizer {
     /// The tokens that end a generation, ascending.
     pub fn eog_ids(&self) -> &[u32] {
         &self.eog_ids
+    }
+
+    /// Tokens that the file wants never to be chosen (`tokenizer.ggml.suppress_tokens`), as its
+    /// model may give them high logits all the same.
+    pub fn suppressed_ids(&self) -> &[u32] {
+        &self.suppressed_ids
     }
 
     /// Whether a token is a control or unknown token: not part of the text.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Array, Gguf};
 
 use super::error::Error;
 use super::vocab::{
@@ -183,7 +183,7 @@ const ALWAYS_SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|c
 
 impl SpecialTokens {
     /// Ids given by keys, over the defaults of a tokenizer's model. An id outside the vocabulary is
-    /// an error.
+    /// no id, as in llama.cpp: some converters write one for a token that there is not.
     pub(super) fn read(
         gguf: &Gguf,
         vocab: &Vocab,
@@ -211,18 +211,24 @@ impl SpecialTokens {
             special.unk = default(0, UNKNOWN);
         }
         for (key, field) in KEYS {
-            let Some(id) = gguf.u32(key)? else { continue };
-            if id as usize >= vocab.n {
-                return Err(Error::SpecialId {
-                    file: vocab.file.clone(),
-                    key,
-                    n_vocab: vocab.n,
-                    got: id,
-                });
+            let there = |id: &u32| (*id as usize) < vocab.n;
+            if let Some(id) = gguf.u32(key)?.filter(there) {
+                *field(&mut special) = Some(id);
             }
-            *field(&mut special) = Some(id);
         }
         Ok(special)
+    }
+
+    /// A line for each key whose id is outside the vocabulary.
+    pub(super) fn warnings(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<String>, Error> {
+        let mut warnings = Vec::new();
+        for (key, _) in KEYS {
+            if let Some(id) = gguf.u32(key)?.filter(|id| *id as usize >= vocab.n) {
+                let n = vocab.n;
+                warnings.push(format!("{key} = {id} is ignored: there are {n} tokens"));
+            }
+        }
+        Ok(warnings)
     }
 
     /// Fills in roles by text and corrects attributes; gives the ids that end a generation.
@@ -302,28 +308,54 @@ fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     }
 }
 
+/// Tokens that are never to be chosen. Ids that are none of the vocabulary's are left out, as
+/// llama.cpp does.
+pub(super) fn suppressed(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> {
+    let key = "tokenizer.ggml.suppress_tokens";
+    let Some(ids) = typed_array(gguf, key, "i32", Array::i32s)? else {
+        return Ok(Vec::new());
+    };
+    let known = |id: i32| u32::try_from(id).ok().filter(|id| vocab.ids().contains(id));
+    Ok(ids.filter_map(known).collect())
+}
+
 /// Ids of tokens that eat the white space before and behind them: Hugging Face's flags, which no
 /// key of llama.cpp's has.
 pub const STRIP_KEYS: [&str; 2] = ["tokenizer.octavo.lstrip", "tokenizer.octavo.rstrip"];
+
+/// Ids of further tokens that end a generation: folders may name more than the three for which
+/// llama.cpp has keys.
+pub const ENDS_KEY: &str = "tokenizer.octavo.ends";
+
+/// Those that the file has.
+pub(super) fn more_ends(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> {
+    given_ids(gguf, vocab, ENDS_KEY)
+}
+
+/// Ids of a key of ours, all of them tokens of the vocabulary.
+fn given_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, Error> {
+    let ids = typed_array(gguf, key, "u32", |a| {
+        a.u32s().map(Iterator::collect::<Vec<u32>>)
+    })?
+    .unwrap_or_default();
+    match ids.iter().find(|id| **id as usize >= vocab.n) {
+        Some(&got) => Err(Error::SpecialId {
+            file: vocab.file.clone(),
+            key,
+            n_vocab: vocab.n,
+            got,
+        }),
+        None => Ok(ids),
+    }
+}
 
 /// Which tokens eat white space. llama.cpp's files do not say it: there it follows from the names
 /// of a few models.
 pub(super) fn set_strip(gguf: &Gguf, vocab: &mut Vocab, pre: &str) -> Result<(), Error> {
     if STRIP_KEYS.iter().any(|key| gguf.get(key).is_some()) {
         for (key, attr) in STRIP_KEYS.into_iter().zip([LSTRIP, RSTRIP]) {
-            let ids = typed_array(gguf, key, "u32", |a| {
-                a.u32s().map(Iterator::collect::<Vec<u32>>)
-            })?;
-            for got in ids.unwrap_or_default() {
-                if got as usize >= vocab.n {
-                    return Err(Error::SpecialId {
-                        file: vocab.file.clone(),
-                        key,
-                        n_vocab: vocab.n,
-                        got,
-                    });
-                }
-                add(vocab, got, attr);
+            for id in given_ids(gguf, vocab, key)? {
+                add(vocab, id, attr);
             }
         }
         return Ok(());

@@ -64,8 +64,15 @@ pub(super) fn typed_array<'a, T>(
     })
 }
 
-fn parallel<T>(gguf: &Gguf, key: &'static str, n: usize, values: Vec<T>) -> Result<Vec<T>, Error> {
-    if values.len() == n {
+/// A value for each token. What a file has beyond its tokens nobody reads, in llama.cpp neither.
+fn parallel<T>(
+    gguf: &Gguf,
+    key: &'static str,
+    n: usize,
+    mut values: Vec<T>,
+) -> Result<Vec<T>, Error> {
+    if values.len() >= n {
+        values.truncate(n);
         return Ok(values);
     }
     Err(Error::ArrayLength {

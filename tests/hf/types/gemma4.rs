@@ -100,6 +100,9 @@ fn what_published_folders_say_more_is_read() {
     change("config.json", &|config| {
         config["text_config"]["use_double_wide_mlp"] = json!(true);
     });
+    change("generation_config.json", &|generation| {
+        generation["suppress_tokens"] = json!([7, 258, u32::MAX]);
+    });
     let visible = json!({ "id": 299, "content": "<|channel>", "special": true });
     change("tokenizer.json", &|tokenizer| {
         let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("tokens");
@@ -128,6 +131,7 @@ fn what_published_folders_say_more_is_read() {
     };
     assert_eq!(ints("gemma4.feed_forward_length"), [64, 64, 64, 128, 128]);
     assert_eq!(ints("tokenizer.ggml.token_type")[299], 4, "user-defined");
+    assert_eq!(ints("tokenizer.ggml.suppress_tokens"), [7, 258]);
     let text = |key: &str| view.str(key).expect("text");
     assert_eq!(text("tokenizer.ggml.model"), Some("gemma4"));
     let scale = view.tensor("blk.1.ffn_down_exps.scale").expect("there");

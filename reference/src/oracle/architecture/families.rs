@@ -88,6 +88,7 @@ pub(super) const MIXTRAL: Experts = Experts {
     required: false,
     gating: Gating::Softmax,
     keyed_gating: false,
+    keyed_scale: false,
     weights_norm: WeightsNorm::Always,
     dense_width: true,
     selection_bias: false,
@@ -156,7 +157,7 @@ pub(super) const GEMMA2: Architecture = Architecture {
         length: WindowLength::Default(4096),
         period: 2,
         only_of: None,
-        rope: WindowRope::Same,
+        rope: WindowRope::Based,
         own_heads: false,
     }),
     score_scale: ScoreScale::WideAt(46),
@@ -224,7 +225,9 @@ pub(super) const BERT: Architecture = Architecture {
 pub(super) const GRANITE: Architecture = Architecture {
     name: "granite",
     rotated: Rotated::IfFinetuned,
-    scales: Scales::Granite,
+    scales: Scales::Granite {
+        divisor_required: true,
+    },
     experts: Some(MIXTRAL),
     ..LLAMA
 };

@@ -228,8 +228,10 @@ pub(super) enum WindowLength {
 /// The rotation in windowed layers.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WindowRope {
-    /// That of the others, but for `rope.freq_base_swa` if it is there.
+    /// That of the others.
     Same,
+    /// The same, but for `rope.freq_base_swa` if it is there.
+    Based,
     /// `rope.freq_base_swa` or else this base, not scaled.
     Local(f64),
     /// The base of the others, not scaled and of magnitude 1.
@@ -255,9 +257,11 @@ pub(super) enum Scales {
     Embedding,
     /// Logits by `logit_scale`.
     Logits,
-    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which has to be
+    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which may have to be
     /// there.
-    Granite,
+    Granite {
+        divisor_required: bool,
+    },
     /// As Granite, with defaults for all three.
     MiniCpm,
 }
@@ -270,6 +274,8 @@ pub(super) struct Experts {
     pub(super) gating: Gating,
     /// `expert_gating_func` may say otherwise.
     pub(super) keyed_gating: bool,
+    /// `expert_weights_scale` may say what weights are multiplied by.
+    pub(super) keyed_scale: bool,
     pub(super) weights_norm: WeightsNorm,
     /// An expert is as wide as a dense block; otherwise `expert_feed_forward_length` says how wide.
     pub(super) dense_width: bool,

@@ -228,6 +228,9 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "granitehybrid",
         recurrent: Some(Recurrent::Mamba2),
+        scales: Scales::Granite {
+            divisor_required: false,
+        },
         ..GRANITE
     },
     QWEN35,
@@ -264,6 +267,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         experts: Some(Experts {
             gating: Gating::Sigmoid,
             keyed_gating: true,
+            keyed_scale: true,
             weights_norm: WeightsNorm::Keyed,
             selection_bias: true,
             shared_tap: "ffn_shexp_out",
@@ -276,6 +280,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         latent: true,
         experts: Some(Experts {
             keyed_gating: true,
+            keyed_scale: true,
             weights_norm: WeightsNorm::Keyed,
             ..NARROW
         }),
@@ -290,7 +295,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             length: WindowLength::Required,
             period: 2,
             only_of: None,
-            rope: WindowRope::Same,
+            rope: WindowRope::Based,
             own_heads: false,
         }),
         sinks: true,

@@ -80,9 +80,9 @@ pub(super) fn read(
             WeightsNorm::Never => false,
             WeightsNorm::Keyed => keys.flag("expert_weights_norm")?.unwrap_or(false),
         },
-        scale: match facts.beside_dense {
-            true => 1.0,
-            false => keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+        scale: match facts.keyed_scale {
+            true => keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+            false => 1.0,
         },
         groups: read_groups(keys, count)?,
         selection_bias: facts.selection_bias,
@@ -116,8 +116,12 @@ fn read_shared_width(
     if let Some(width) = keyed.filter(|&width| width > 0) {
         return Ok(Some(width));
     }
+    // a gated one is always there, and no key counts it
+    if facts.shared_gate.is_some() {
+        return Ok(Some(n_ff));
+    }
     match keys.integer("expert_shared_count")?.unwrap_or(0) {
-        0 => Ok(facts.shared_gate.map(|_| n_ff)),
+        0 => Ok(None),
         count => Ok(Some(count.saturating_mul(n_ff_expert))),
     }
 }

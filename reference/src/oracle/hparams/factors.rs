@@ -31,10 +31,11 @@ pub(super) fn read(
         Scales::None => {}
         Scales::Embedding => factors.embedding = wide.sqrt(),
         Scales::Logits => factors.logits = keyed("logit_scale", 1.0)?,
-        Scales::Granite => {
-            let divisor = keys
-                .factor("logit_scale")?
-                .ok_or_else(|| keys.missing("logit_scale"))?;
+        Scales::Granite { divisor_required } => {
+            let divisor = match keys.factor("logit_scale")? {
+                None if divisor_required => return Err(keys.missing("logit_scale")),
+                divisor => divisor.unwrap_or(1.0),
+            };
             factors = Factors {
                 embedding: keyed("embedding_scale", 1.0)?,
                 residual: keyed("residual_scale", 1.0)?,

@@ -29,7 +29,8 @@ pub(super) fn read(
     let window_base = keys.number("rope.freq_base_swa")?;
     let window_rope = match architecture.windows.map(|windows| windows.rope) {
         None => rope.clone(),
-        Some(WindowRope::Same) => scaled(keys, architecture, n_rot, window_base.unwrap_or(base))?,
+        Some(WindowRope::Same) => scaled(keys, architecture, n_rot, base)?,
+        Some(WindowRope::Based) => scaled(keys, architecture, n_rot, window_base.unwrap_or(base))?,
         Some(WindowRope::Local(local)) => Rope {
             base: window_base.unwrap_or(local),
             scale: 1.0,

@@ -8,7 +8,7 @@ use super::super::{Error, pretty};
 use super::order::{LONGEST, Token, merges};
 use super::proto::{BPE, FILE, ModelProto, NormalizerSpec, Piece, TrainerSpec};
 use super::{CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, bad, padding};
-use octavo_text::tokenizer::{SpacePrefix, Tokenizer};
+use octavo_text::tokenizer::{ENDS_KEY, SpacePrefix, Tokenizer};
 
 /// A vocabulary in a GGUF file.
 struct Vocab<'a> {
@@ -309,6 +309,10 @@ impl Vocab<'_> {
         for key in ["eos", "eot", "eom"] {
             ends.extend(self.gguf.u32(&format!("tokenizer.ggml.{key}_token_id"))?);
         }
+        let more = self.gguf.array(ENDS_KEY)?;
+        ends.extend(more.as_ref().and_then(Array::u32s).into_iter().flatten());
+        // a file may name ids that it has no tokens for
+        ends.retain(|id| (*id as usize) < self.tokens.len());
         Ok(json!({ "eos_token_id": ends }))
     }
 }

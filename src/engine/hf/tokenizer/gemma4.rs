@@ -7,7 +7,7 @@ use gguf_rs_lite::View;
 use super::super::Error;
 use super::super::config::Config;
 use super::spm::{add, from_json, prefix_of};
-use super::{Files, Specials, Tokens, USER_DEFINED};
+use super::{Files, Specials, Tokens, USER_DEFINED, bad, ids};
 use octavo_text::tokenizer::SpacePrefix;
 
 /// Tokens that llama.cpp's converter has printed though the folder calls them special: answers are
@@ -56,6 +56,15 @@ pub(super) fn declare(
         .set("tokenizer.ggml.merges", merges)
         .set("tokenizer.ggml.scores", vec![SCORE; tokens.places.len()])
         .set("tokenizer.ggml.add_space_prefix", false);
+    let suppressed = &files.generation["suppress_tokens"];
+    if !suppressed.is_null() {
+        let file = dir.join("generation_config.json").display().to_string();
+        let wrong = || bad(&file, "suppress_tokens", "ids of tokens", suppressed);
+        let ids = ids(suppressed).ok_or_else(wrong)?.into_iter();
+        // the key has signed ids, and those that are too large for it are of no vocabulary
+        let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id).ok()).collect();
+        view.set("tokenizer.ggml.suppress_tokens", ids);
+    }
     specials.by_text = tokens.declare(view);
     specials.add_bos = Some(true);
     Ok(specials)

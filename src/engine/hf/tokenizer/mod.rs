@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use super::config::Config;
 use super::{Error, MAX_SETTINGS, MAX_TOKENIZER, read_json};
 pub(super) use files::files;
-use octavo_text::tokenizer::STRIP_KEYS;
+use octavo_text::tokenizer::{ENDS_KEY, STRIP_KEYS};
 
 /// GGUF's types of tokens.
 const NORMAL: i32 = 1;
@@ -53,6 +53,7 @@ struct Files {
     /// `tokenizer.json`, null where there is none.
     tokenizer: Value,
     settings: Value,
+    generation_file: String,
     generation: Value,
 }
 
@@ -104,16 +105,22 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
     let read = |name: &str| Ok::<_, Error>(read_json(dir, name, MAX_SETTINGS)?.unwrap_or_default());
     let files = Files {
         file: dir.join("tokenizer.json").display().to_string(),
+        generation_file: dir.join("generation_config.json").display().to_string(),
         tokenizer: read_json(dir, "tokenizer.json", MAX_TOKENIZER)?.unwrap_or_default(),
         settings: read("tokenizer_config.json")?,
         generation: read("generation_config.json")?,
     };
     let model = &files.tokenizer["model"];
     // files from before there was a choice do not say what they are
-    if !files.tokenizer.is_null()
-        && (model["type"].as_str().is_some_and(|t| t != "BPE") || !model["merges"].is_array())
-    {
+    if model["type"].as_str().is_some_and(|t| t != "BPE") {
         return Err(files.bad("model.type", "BPE", &model["type"]));
+    }
+    if !files.tokenizer.is_null() && !model["merges"].is_array() {
+        let got = match &model["merges"] {
+            Value::Null => "nothing".to_owned(),
+            other => other.to_string(),
+        };
+        return Err(files.bad("model.merges", "a list of pairs", got));
     }
     let specials = if config.row.arch == "gemma4" {
         gemma4::declare(dir, &files, config, view)?
@@ -327,20 +334,8 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
             view.set(&format!("tokenizer.ggml.{to}"), id);
         }
     }
-    let mut ends: Vec<u32> = by_setting("eos_token")?.into_iter().collect();
-    let generation = ids(&files.generation["eos_token_id"]).unwrap_or_default();
-    for id in config.ids("eos_token_id")?.into_iter().chain(generation) {
-        if !ends.contains(&id) {
-            ends.push(id);
-        }
-    }
-    if ends.is_empty() {
-        ends.extend(vocab.eos);
-    }
-    // GGUF has three keys for tokens that end a generation
-    for (id, key) in ends.into_iter().zip(["eos", "eot", "eom"]) {
-        view.set(&format!("tokenizer.ggml.{key}_token_id"), id);
-    }
+    let first = by_setting("eos_token")?;
+    declare_ends(files, config, first, vocab.eos, view)?;
     for (key, at, own) in [
         ("add_bos_token", 0, vocab.add_bos),
         ("add_eos_token", 1, None),
@@ -349,6 +344,47 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
         if let Some(add) = files.settings[key].as_bool().or_else(template).or(own) {
             view.set(&format!("tokenizer.ggml.{key}"), add);
         }
+    }
+    Ok(())
+}
+
+/// Sets the keys of the tokens that end a generation: `first`, then those that either file of
+/// settings names, or else the vocabulary's `own`.
+fn declare_ends(
+    files: &Files,
+    config: &Config,
+    first: Option<u32>,
+    own: Option<u32>,
+    view: &mut View,
+) -> Result<(), Error> {
+    const KEY: &str = "eos_token_id";
+    let mut ends: Vec<u32> = first.into_iter().collect();
+    let of_config = config.ids(KEY)?;
+    let of_generation = ids(&files.generation[KEY]).unwrap_or_default();
+    let n = config.vocab_size()?;
+    let outside = |ids: &[u32]| ids.iter().copied().find(|id| *id as usize >= n);
+    let expected = format!("token ids below {n}");
+    if let Some(id) = outside(&of_config) {
+        return Err(config.bad(KEY, expected, id));
+    }
+    if let Some(id) = outside(&of_generation) {
+        return Err(bad(&files.generation_file, KEY, &expected, id));
+    }
+    for id in of_config.into_iter().chain(of_generation) {
+        if !ends.contains(&id) {
+            ends.push(id);
+        }
+    }
+    if ends.is_empty() {
+        ends.extend(own);
+    }
+    // llama.cpp has three keys for them
+    const KEYS: [&str; 3] = ["eos", "eot", "eom"];
+    for (id, key) in ends.iter().zip(KEYS) {
+        view.set(&format!("tokenizer.ggml.{key}_token_id"), *id);
+    }
+    if let Some(more) = ends.get(KEYS.len()..).filter(|more| !more.is_empty()) {
+        view.set(ENDS_KEY, more.to_vec());
     }
     Ok(())
 }

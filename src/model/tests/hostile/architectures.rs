@@ -188,9 +188,19 @@ fn experts() {
                 &["qwen3moe.expert_feed_forward_length", "got 0"],
             ),
             (
-                "a gate that is unknown",
-                |f| f.set("expert_gating_func", Val::U32(4)),
-                &["qwen3moe.expert_gating_func = 4"],
+                "layers that use unequal numbers",
+                |f| f.set("expert_used_count", vec![2u32, 3]),
+                &["qwen3moe.expert_used_count = [2,3]", "all layers"],
+            ),
+            (
+                "layers of unequal widths",
+                |f| f.set("expert_feed_forward_length", vec![24u32, 32]),
+                &["expert_feed_forward_length = [24,32]", "all layers"],
+            ),
+            (
+                "numbers of other layers",
+                |f| f.set("expert_used_count", vec![2u32, 2, 2]),
+                &["qwen3moe.expert_used_count", "layer (2)", "array of 3"],
             ),
             (
                 "groups that do not divide",
@@ -213,6 +223,26 @@ fn experts() {
             ),
         ],
     );
+}
+
+/// llama.cpp has one way for this architecture, whatever its keys say.
+#[test]
+fn keys_of_other_routers_change_nothing() {
+    let mut f = valid("qwen3moe");
+    let usual = f.load().unwrap_or_else(|e| panic!("{e}")).hparams.experts;
+    f.set("expert_gating_func", Val::U32(4));
+    f.set("expert_weights_scale", Val::F32(2.5));
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(m.hparams.experts, usual);
+    for (key, value) in [("gating_func", "4"), ("weights_scale", "2.5")] {
+        let line = format!("qwen3moe.expert_{key} = {value} is not applied");
+        let said = m.warnings().iter().any(|w| w.contains(&line));
+        assert!(said, "{:?}", m.warnings());
+    }
+    f.set("expert_gating_func", Val::U32(1));
+    f.set("expert_weights_scale", Val::F32(1.0));
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert!(m.warnings().is_empty(), "{:?}", m.warnings());
 }
 
 #[test]

@@ -117,6 +117,11 @@ fn widths() {
                 &["deepseek2.rope.dimension_count", "even", "got 7"],
             ),
             (
+                "a gate that is unknown",
+                |f| f.set("expert_gating_func", Val::U32(4)),
+                &["deepseek2.expert_gating_func = 4"],
+            ),
+            (
                 "no length for what grows",
                 |f| f.set("attention.temperature_scale", Val::F32(0.1)),
                 &["missing key deepseek2.attention.temperature_length"],

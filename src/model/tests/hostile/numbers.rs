@@ -99,14 +99,14 @@ const SCALING: &[Row] = &[
         &["rope.scaling.type", "a string", "got 2"],
     ),
     (
-        "yarn without factor",
-        |f| f.set("rope.scaling.type", "yarn"),
-        &["missing key", "scaling.factor"],
+        "factor an empty array",
+        |f| f.set("rope.scaling.factor", Vec::<f32>::new()),
+        &["llama.rope.scaling.factor", "an array of 0 values"],
     ),
     (
-        "factor 0",
-        |f| f.set("rope.scaling.factor", Val::F32(0.0)),
-        &["llama.rope.scaling.factor", "got 0"],
+        "factor negative",
+        |f| f.set("rope.scaling.factor", Val::F32(-2.0)),
+        &["llama.rope.scaling.factor", "got -2"],
     ),
     (
         "factor NaN",

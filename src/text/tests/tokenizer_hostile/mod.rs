@@ -3,7 +3,7 @@
 mod specials;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
-use octavo_text::tokenizer::{EncodeOptions, Error, Tokenizer};
+use octavo_text::tokenizer::{ENDS_KEY, EncodeOptions, Error, Tokenizer};
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -154,10 +154,6 @@ fn what_is_missing_or_of_another_type_is_named() {
             message.contains(key) && message.contains("94") && message.contains("95"),
             "{message}"
         );
-        let message = refused_after(&|w| {
-            w.set(key, vec![1_i32; 96]);
-        });
-        assert!(message.contains("96"), "{message}");
     }
     for key in [
         "tokenizer.ggml.add_bos_token",
@@ -175,6 +171,41 @@ fn what_is_missing_or_of_another_type_is_named() {
     let mut writer = spm(&[]);
     writer.remove("tokenizer.ggml.scores");
     assert!(refused(writer).contains("tokenizer.ggml.scores"));
+}
+
+/// llama.cpp reads no further than there are tokens, either.
+#[test]
+fn what_is_said_beyond_the_tokens_is_not_read() {
+    let mut writer = spm(&[("a", NORMAL, -1.0)]);
+    let mut types = vec![UNKNOWN, CONTROL, CONTROL];
+    types.extend([BYTE; 256]);
+    types.extend([NORMAL, CONTROL, USER_DEFINED]);
+    let mut scores = vec![0_f32; 259];
+    scores.extend([-1.0, f32::NAN]);
+    writer
+        .set("tokenizer.ggml.token_type", types)
+        .set("tokenizer.ggml.scores", scores);
+    let long = open(writer).expect("it loads");
+    let plain = open(spm(&[("a", NORMAL, -1.0)])).expect("it loads");
+    assert_eq!(ids(&long, "a<s>b"), ids(&plain, "a<s>b"));
+    assert_eq!(parsed(&long, "a<s>b"), parsed(&plain, "a<s>b"));
+}
+
+#[test]
+fn further_ends_of_generation_are_tokens() {
+    let mut writer = bpe(&[], &[]);
+    writer.set(ENDS_KEY, vec![3_u32, 5]);
+    let tokenizer = open(writer).expect("it loads");
+    assert_eq!(tokenizer.eog_ids(), [3, 5]);
+    for wrong in [95, u32::MAX] {
+        let mut writer = bpe(&[], &[]);
+        writer.set(ENDS_KEY, vec![3_u32, wrong]);
+        let message = refused(writer);
+        assert!(
+            message.contains(ENDS_KEY) && message.contains(&wrong.to_string()),
+            "{message}"
+        );
+    }
 }
 
 #[test]
@@ -232,7 +263,7 @@ fn duplicates_and_odd_byte_tokens_are_refused() {
 }
 
 #[test]
-fn special_ids_must_exist() {
+fn special_ids_that_do_not_exist_are_none() {
     for name in [
         "bos",
         "eos",
@@ -250,16 +281,21 @@ fn special_ids_must_exist() {
         for id in [95_u32, u32::MAX] {
             let mut writer = bpe(&[], &[]);
             writer.set(&key, id);
-            let message = refused(writer);
-            assert!(
-                message.contains(&key) && message.contains(&id.to_string()),
-                "{message}"
-            );
+            let tokenizer = open(writer).expect("it loads");
+            let usual = open(bpe(&[], &[])).expect("it loads");
+            assert_eq!(tokenizer.special(), usual.special());
+            let line = format!("{key} = {id} is ignored: there are 95 tokens");
+            let said = tokenizer.warnings().contains(&line);
+            assert!(said, "{:?}", tokenizer.warnings());
         }
         let mut writer = bpe(&[], &[]);
         writer.set(&key, -1_i32);
         assert!(refused(writer).contains(&key));
     }
+    // a default stays
+    let mut writer = spm(&[]);
+    writer.set("tokenizer.ggml.unknown_token_id", u32::MAX);
+    assert_eq!(open(writer).expect("it loads").unk(), Some(0));
     let mut writer = bpe(&[], &[]);
     writer.set("tokenizer.ggml.eos_token_id", 94_u32);
     let tokenizer = open(writer).expect("it loads");

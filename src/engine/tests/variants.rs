@@ -1,0 +1,265 @@
+//! Small models of the shared folder with other keys and tensors: the engine against its oracle,
+//! and what changes nothing against the model as it is.
+
+use std::path::Path;
+
+use crate::logits::{load, logits};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
+use octavo_engine::backend::Role;
+use octavo_fixtures::shared;
+use octavo_kernels::Isa;
+use octavo_reference::{Oracle, metrics::nmse};
+
+/// A model in memory, before it is written.
+struct File {
+    keys: Vec<(String, OwnedValue)>,
+    tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
+}
+
+impl File {
+    fn read(path: &Path) -> File {
+        let gguf = Gguf::open(path, &OpenOptions::default()).expect("a shared model");
+        let own = |(key, value): (&str, _)| (key.to_owned(), OwnedValue::from(value));
+        let keys = gguf.keys().map(own).collect();
+        let tensors = gguf.tensors().iter().map(|t| {
+            let data = gguf.data(t).to_vec();
+            (t.name.clone(), t.dims.clone(), t.ty, data)
+        });
+        let tensors = tensors.collect();
+        File { keys, tensors }
+    }
+
+    fn full(&self, key: &str) -> String {
+        let arch = self
+            .keys
+            .iter()
+            .find(|(key, _)| key == "general.architecture");
+        match arch.map(|(_, arch)| arch) {
+            Some(OwnedValue::Str(arch)) => {
+                format!("{}.{key}", String::from_utf8_lossy(arch))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<u32> {
+        let key = self.full(key);
+        let value = self.keys.iter().find(|(other, _)| *other == key);
+        value.map(|(_, value)| match value {
+            OwnedValue::U32(n) => *n,
+            other => panic!("{key}: {other:?}"),
+        })
+    }
+
+    fn unset(&mut self, key: &str) {
+        let key = self.full(key);
+        self.keys.retain(|(other, _)| *other != key);
+    }
+
+    fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
+        self.unset(key);
+        self.keys.push((self.full(key), value.into()));
+    }
+
+    /// Says a number for each layer of the file, if it says it once.
+    fn spread(&mut self, key: &str) {
+        if let (Some(n), Some(layers)) = (self.get(key), self.get("block_count")) {
+            self.set(key, vec![n; layers as usize]);
+        }
+    }
+
+    /// An F32 tensor of numbers that differ.
+    fn add(&mut self, name: String, dims: &[u64]) {
+        let n: u64 = dims.iter().product();
+        let value = |i: u64| ((i * 37 + 11) % 101) as f32 / 100.0 - 0.5;
+        let bytes = (0..n).flat_map(|i| value(i).to_le_bytes()).collect();
+        let tensor = (name, dims.to_vec(), TensorType::F32, bytes);
+        self.tensors.push(tensor);
+    }
+
+    /// Biases of the products that have queries, and gates behind them.
+    fn add_query_biases(&mut self) {
+        let queries = |t: &(String, Vec<u64>, _, _)| {
+            let layer = t.0.strip_suffix(".attn_q.weight")?;
+            Some((format!("{layer}.attn_q.bias"), t.1[1]))
+        };
+        let biases: Vec<_> = self.tensors.iter().filter_map(queries).collect();
+        assert!(!biases.is_empty(), "no queries");
+        for (name, width) in biases {
+            self.add(name, &[width]);
+        }
+    }
+
+    /// One more layer, which predicts further tokens.
+    fn add_prediction(&mut self) {
+        let (n, width) = (self.get("block_count"), self.get("embedding_length"));
+        let (n, width) = (n.expect("a number"), width.expect("a number"));
+        let last = format!("blk.{}.", n - 1);
+        let own = |t: &(String, Vec<u64>, TensorType, Vec<u8>)| {
+            let rest = t.0.strip_prefix(&last)?;
+            Some((format!("blk.{n}.{rest}"), t.1.clone(), t.2, t.3.clone()))
+        };
+        let copies: Vec<_> = self.tensors.iter().filter_map(own).collect();
+        self.tensors.extend(copies);
+        let width = u64::from(width);
+        self.add(format!("blk.{n}.nextn.eh_proj.weight"), &[2 * width, width]);
+        for name in ["enorm", "hnorm"] {
+            self.add(format!("blk.{n}.nextn.{name}.weight"), &[width]);
+        }
+        self.set("block_count", n + 1);
+        self.set("nextn_predict_layers", 1_u32);
+    }
+
+    fn write(self, path: &Path) {
+        let mut writer = Writer::new();
+        for (key, value) in self.keys {
+            writer.set(&key, value);
+        }
+        for (name, dims, ty, data) in self.tensors {
+            writer.tensor(&name, &dims, ty, data);
+        }
+        writer.write_file(path).expect("it is written");
+    }
+}
+
+/// Enough tokens for every window of these models to end.
+fn tokens() -> Vec<u32> {
+    (0..40).map(|i| (i * 37 + 5) % 250).collect()
+}
+
+/// The engine's logits of a changed model, and the oracle's.
+fn both(base: &Path, change: fn(&mut File)) -> (Vec<f32>, Vec<f64>) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("m.gguf");
+    let mut file = File::read(base);
+    change(&mut file);
+    file.write(&path);
+    let ours = logits(&load(&path, Isa::best(), true), &tokens(), Role::Prompt);
+    let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
+    let oracle = Oracle::open(&gguf).unwrap_or_else(|e| panic!("{e}"));
+    let exact = oracle.forward(&tokens()).unwrap_or_else(|e| panic!("{e}"));
+    (ours, exact)
+}
+
+/// A model's name, and what is done to it.
+type Variant = (&'static str, fn(&mut File));
+
+/// Nothing that llama.cpp would hear.
+const UNHEARD: &[&str] = &[
+    "ernie4_5-moe",
+    "gpt-oss",
+    "granitemoe",
+    "granitehybrid",
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen35moe",
+    "qwen3next",
+];
+
+const SAME: &[Variant] = &[
+    ("cohere2", |f| f.set("rope.freq_base_swa", 500_f32)),
+    ("exaone4", |f| f.set("rope.freq_base_swa", 500_f32)),
+    ("lfm2moe", |f| f.set("expert_weights_scale", 2.5_f32)),
+    ("hunyuan-dense", |f| {
+        f.set("expert_count", 1_u32);
+        f.set("expert_used_count", 1_u32);
+    }),
+    ("olmo2", |f| f.set("attention.sliding_window", 0_u32)),
+    ("lfm2", |f| f.set("attention.sliding_window", 0_u32)),
+    ("smollm3", |f| f.set("rope.scaling.type", "linear")),
+    ("smollm3", |f| f.set("rope.scaling.factor", 0_f32)),
+    ("glm4", File::add_prediction),
+    ("exaone4", File::add_prediction),
+    ("glm4moe", |f| {
+        f.spread("attention.head_count");
+        f.spread("attention.head_count_kv");
+        f.spread("feed_forward_length");
+    }),
+];
+
+/// What says another thing than the model as it is.
+const OTHERS: &[Variant] = &[
+    ("gemma3", |f| f.set("attention.sliding_window", 0_u32)),
+    ("command-r", |f| f.unset("logit_scale")),
+    ("command-r", |f| f.set("logit_scale", 0_f32)),
+    ("cohere2", |f| f.set("logit_scale", 0_f32)),
+    ("granitehybrid", |f| f.unset("logit_scale")),
+    ("granitehybrid", |f| f.set("logit_scale", 0_f32)),
+    ("gpt-oss", |f| f.unset("rope.scaling.factor")),
+    ("glm4moe", |f| f.set("expert_weights_scale", 0.5_f32)),
+    ("deepseek2", |f| f.set("expert_weights_scale", 0.5_f32)),
+    ("lfm2moe", |f| f.set("expert_gating_func", 1_u32)),
+    ("qwen35", File::add_query_biases),
+    ("qwen35moe", File::add_query_biases),
+    ("qwen3next", File::add_query_biases),
+    ("qwen2moe", widen_shared),
+    ("qwen35moe", widen_shared),
+    ("qwen3next", widen_shared),
+];
+
+/// Takes the key away that says how wide the expert is that sees every token, and makes it as wide
+/// as a feed-forward block.
+fn widen_shared(f: &mut File) {
+    f.unset("expert_shared_feed_forward_length");
+    let (n_ff, width) = (f.get("feed_forward_length"), f.get("embedding_length"));
+    let (n_ff, width) = (n_ff.expect("a number"), width.expect("a number"));
+    let (n_ff, width) = (u64::from(n_ff), u64::from(width));
+    let shared = |name: &str| name.contains("_shexp.weight") && !name.contains("ffn_gate_inp");
+    let names: Vec<String> = f.tensors.iter().map(|t| t.0.clone()).collect();
+    f.tensors.retain(|t| !shared(&t.0));
+    for name in names.into_iter().filter(|name| shared(name)) {
+        let dims = match name.contains("ffn_down") {
+            true => [n_ff, width],
+            false => [width, n_ff],
+        };
+        f.add(name, &dims);
+    }
+}
+
+/// How far the engine is from the oracle; the latter takes GELU as it is defined.
+fn limit(model: &str) -> f64 {
+    match model {
+        "gemma3" => crate::logits::GELU_NMSE,
+        _ => 1e-9,
+    }
+}
+
+#[test]
+fn keys_that_say_nothing_new_change_nothing() {
+    let Some(arch) = shared("arch/models") else {
+        return;
+    };
+    let unheard = UNHEARD.iter().flat_map(|name| -> [Variant; 3] {
+        [
+            (name, |f| f.set("expert_weights_scale", 2.5_f32)),
+            (name, |f| f.set("expert_gating_func", 2_u32)),
+            (name, |f| {
+                f.spread("expert_used_count");
+                f.spread("expert_feed_forward_length");
+            }),
+        ]
+    });
+    for (name, change) in unheard.chain(SAME.iter().copied()) {
+        let base = arch.join(format!("{name}-F32.gguf"));
+        let (usual, exact) = both(&base, |_| {});
+        let (ours, oracle) = both(&base, change);
+        assert!(usual == ours, "{name}: other logits");
+        assert!(exact == oracle, "{name}: other logits of the oracle");
+    }
+}
+
+#[test]
+fn what_says_another_thing_is_heard_as_the_oracle_hears_it() {
+    let Some(arch) = shared("arch/models") else {
+        return;
+    };
+    for (i, (name, change)) in OTHERS.iter().enumerate() {
+        let base = arch.join(format!("{name}-F32.gguf"));
+        let (usual, _) = both(&base, |_| {});
+        let (ours, exact) = both(&base, *change);
+        let error = nmse(&ours, &exact).expect("as many");
+        assert!(error < limit(name), "{i} {name}: NMSE {error:e}");
+        assert!(usual != ours, "{i} {name}: nothing changed");
+    }
+}
