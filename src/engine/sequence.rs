@@ -40,6 +40,8 @@ pub struct Sequence {
     generated: Vec<u32>,
     logprobs: Vec<Logprobs>,
     finish: Option<Finish>,
+    /// The stop string that ended it, by its place in the list.
+    stopped_by: Option<usize>,
 }
 
 impl Sequence {
@@ -55,13 +57,15 @@ impl Sequence {
     ) -> Result<Sequence, SequenceError> {
         check_prompt(prompt, options, bounds)?;
         let mut config = options.sampler.clone();
-        if options.ignore_eos {
-            let in_range = |id: &&u32| (**id as usize) < bounds.n_vocab;
-            let ends = vocabulary.eog_ids().iter().filter(in_range);
-            config
-                .logit_bias
-                .extend(ends.map(|&id| (id, f32::NEG_INFINITY)));
-        }
+        let ends: &[u32] = match options.ignore_eos {
+            true => vocabulary.eog_ids(),
+            false => &[],
+        };
+        let banned = ends.iter().chain(vocabulary.suppressed_ids());
+        let in_range = banned.filter(|id| (**id as usize) < bounds.n_vocab);
+        config
+            .logit_bias
+            .extend(in_range.map(|&id| (id, f32::NEG_INFINITY)));
         let mut sampler = Sampler::new(config, bounds.n_vocab)?;
         let words = prompt.iter().filter(|id| !is_cell(**id));
         words.for_each(|&id| sampler.accept(id));
@@ -83,6 +87,7 @@ impl Sequence {
             generated: Vec::new(),
             logprobs: Vec::new(),
             finish: None,
+            stopped_by: None,
         })
     }
 
@@ -216,12 +221,15 @@ impl Sequence {
         if self.options.max_tokens == Some(0) {
             return Ok(self.end(Finish::Length));
         }
-        let (id, recorded) = match computed {
-            Computed::Argmax(id) => (id, None),
+        let chosen = match computed {
+            Computed::Argmax(id) => Some((id, None)),
             Computed::Logits(logits) => self.choose(logits, vocabulary)?,
             Computed::Cached(_) => unreachable!("returned above"),
         };
-        self.take(id, recorded, vocabulary)
+        match chosen {
+            Some((id, recorded)) => self.take(id, recorded, vocabulary),
+            None => Ok(self.end(Finish::Stop)),
+        }
     }
 
     /// Takes the token that comes next; answers the text that is certain now.
@@ -237,7 +245,7 @@ impl Sequence {
         self.logprobs.extend(recorded);
         self.sampler.accept(id);
         self.generated.push(id);
-        let (mut text, stopped) = self.say(id, vocabulary);
+        let (mut text, stopped) = self.say(id, vocabulary)?;
         let finish = if stopped {
             Some(Finish::Stop)
         } else if Some(self.generated.len()) == self.options.max_tokens {
@@ -304,6 +312,7 @@ impl Sequence {
             text: self.text,
             tokens: self.generated,
             finish: self.finish.unwrap_or(Finish::Cancelled),
+            stopped_by: self.stopped_by,
             logprobs: self.logprobs,
             prompt_tokens: self.n_prompt,
             cached_tokens: self.n_cached_before,
@@ -321,17 +330,30 @@ impl Sequence {
     }
 
     /// Adds a token's text; answers what is certain of it, and whether it ends the generation.
-    fn say(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> (String, bool) {
+    fn say(
+        &mut self,
+        id: u32,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<(String, bool), SequenceError> {
         if self.ends(id, vocabulary) {
-            return (String::new(), true);
+            return Ok((String::new(), true));
         }
         if !self.shows(id, vocabulary) {
-            return (String::new(), false);
+            return Ok((String::new(), false));
         }
         let whole = self.utf8.push(vocabulary.piece(id));
-        let pushed = self.stops.push(&whole);
+        let is_early = self.generated.len() <= self.options.min_tokens;
+        let before = is_early.then(|| self.stops.clone());
+        let mut pushed = self.stops.push(&whole);
+        if let (Some(mut before), Some(_)) = (before, pushed.stop) {
+            // a stop string that comes too early is text, and what follows is searched anew
+            pushed.text = before.finish() + &whole;
+            pushed.stop = None;
+            self.stops = StopMatcher::new(&self.options.stop)?;
+        }
+        self.stopped_by = pushed.stop;
         self.text.push_str(&pushed.text);
-        (pushed.text, pushed.stop.is_some())
+        Ok((pushed.text, pushed.stop.is_some()))
     }
 
     /// Ends it; answers the text that was held back.
@@ -340,6 +362,7 @@ impl Sequence {
         let tail = self.utf8.finish();
         let pushed = self.stops.push(&tail);
         let ended = pushed.stop.is_some();
+        self.stopped_by = self.stopped_by.or(pushed.stop);
         self.finish = Some(if ended { Finish::Stop } else { finish });
         let mut text = pushed.text;
         text.push_str(&self.stops.finish());

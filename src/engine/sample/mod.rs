@@ -134,6 +134,12 @@ impl Sampler {
         self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.penalises()
     }
 
+    /// Whether bias leaves the token with the largest logit where it is: it bans others at most.
+    fn stays_the_largest(&self, largest: u32) -> bool {
+        let mut bias = self.config.logit_bias.iter();
+        bias.all(|&(id, bias)| id != largest && bias == f32::NEG_INFINITY)
+    }
+
     /// Chooses a token from the raw logits, one per token of the vocabulary. Does not
     /// [`accept`](Sampler::accept) it.
     ///
@@ -149,8 +155,11 @@ impl Sampler {
     /// As [`Sampler::sample`]; also if none of the tokens is left.
     pub fn sample_among(&mut self, logits: &[f32], among: Among<'_>) -> Result<u32, SampleError> {
         check(logits, self.n_vocab)?;
-        if self.takes_the_largest() && among.is_all() {
-            return argmax(logits).ok_or(SampleError::NothingLeft);
+        if self.config.is_greedy() && !self.config.penalises() && among.is_all() {
+            let largest = argmax(logits).ok_or(SampleError::NothingLeft)?;
+            if self.stays_the_largest(largest) {
+                return Ok(largest);
+            }
         }
         self.gather(logits, among, self.config.is_greedy());
         if self.candidates.is_empty() {

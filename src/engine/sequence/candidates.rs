@@ -31,7 +31,11 @@ impl Sequence {
             return Ok(Vec::new());
         }
         let allowed = self.allowed()?;
-        let among = self.among(allowed.as_ref(), vocabulary);
+        let banned = self.banned(vocabulary);
+        let among = Among {
+            allowed: allowed.as_ref(),
+            banned: &banned,
+        };
         let best = self.sampler.best_among(logits, among, n)?;
         let recorded = match self.options.logprobs {
             Some(n_top) => {
@@ -55,7 +59,8 @@ impl Sequence {
         if self.ends(id, vocabulary) {
             return true;
         }
-        if self.options.stop.is_empty() || !self.shows(id, vocabulary) {
+        let may_end = self.generated.len() >= self.options.min_tokens;
+        if !may_end || self.options.stop.is_empty() || !self.shows(id, vocabulary) {
             return false;
         }
         let text = self.utf8.clone().push(vocabulary.piece(id));
@@ -77,7 +82,8 @@ impl Sequence {
         Ok(next)
     }
 
-    /// The token that comes next after this output, and what is recorded of it.
+    /// The token that comes next after this output, and what is recorded of it; `None` if the
+    /// constraint wants the text to end here.
     ///
     /// # Errors
     /// If none can be chosen.
@@ -85,15 +91,25 @@ impl Sequence {
         &mut self,
         logits: &[f32],
         vocabulary: &dyn Vocabulary,
-    ) -> Result<(u32, Option<Logprobs>), SequenceError> {
+    ) -> Result<Option<(u32, Option<Logprobs>)>, SequenceError> {
         let allowed = self.allowed()?;
-        let among = self.among(allowed.as_ref(), vocabulary);
-        let id = self.sampler.sample_among(logits, among)?;
+        let banned = self.banned(vocabulary);
+        let among = Among {
+            allowed: allowed.as_ref(),
+            banned: &banned,
+        };
+        let id = match self.sampler.sample_among(logits, among) {
+            // what the constraint wants is whole: no ban of its end can make it longer
+            Err(SampleError::NothingLeft) if self.is_complete(allowed.as_ref(), vocabulary) => {
+                return Ok(None);
+            }
+            chosen => chosen?,
+        };
         let recorded = match self.options.logprobs {
             Some(n) => Some(logprobs(logits, id, n)?),
             None => None,
         };
-        Ok((id, recorded))
+        Ok(Some((id, recorded)))
     }
 
     /// What the constraint leaves to choose from.
@@ -104,18 +120,22 @@ impl Sequence {
         }
     }
 
-    /// Of what the constraint leaves, what the options do.
-    fn among<'a>(
-        &self,
-        allowed: Option<&'a TokenSet>,
-        vocabulary: &'a dyn Vocabulary,
-    ) -> Among<'a> {
-        let banned = if self.generated.len() < self.options.min_tokens {
-            vocabulary.eog_ids()
+    /// Tokens that would end the text too early.
+    fn banned(&self, vocabulary: &dyn Vocabulary) -> Vec<u32> {
+        if self.generated.len() < self.options.min_tokens {
+            [vocabulary.eog_ids(), &self.options.stop_ids].concat()
         } else {
-            &[]
-        };
-        Among { allowed, banned }
+            Vec::new()
+        }
+    }
+
+    /// Whether the constraint leaves only tokens that end the text.
+    fn is_complete(&self, allowed: Option<&TokenSet>, vocabulary: &dyn Vocabulary) -> bool {
+        let n_vocab = u32::try_from(self.bounds.n_vocab).unwrap_or(u32::MAX);
+        allowed.is_some_and(|set| {
+            let mut left = (0..n_vocab).filter(|id| set.contains(*id)).peekable();
+            left.peek().is_some() && left.all(|id| self.ends(id, vocabulary))
+        })
     }
 
     fn fork(&self) -> Sequence {

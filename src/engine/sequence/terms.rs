@@ -18,6 +18,11 @@ pub trait Vocabulary {
 
     /// Tokens that end a generation.
     fn eog_ids(&self) -> &[u32];
+
+    /// Tokens that the model may name and that are never chosen.
+    fn suppressed_ids(&self) -> &[u32] {
+        &[]
+    }
 }
 
 impl Vocabulary for Tokenizer {
@@ -34,6 +39,10 @@ impl Vocabulary for Tokenizer {
     fn eog_ids(&self) -> &[u32] {
         self.eog_ids()
     }
+
+    fn suppressed_ids(&self) -> &[u32] {
+        self.suppressed_ids()
+    }
 }
 
 /// How to generate.
@@ -49,7 +58,7 @@ pub struct Options {
     pub stop_ids: Vec<u32>,
     /// Never choose a token that ends the generation.
     pub ignore_eos: bool,
-    /// Choose no token that ends the generation before so many others.
+    /// Neither a token nor a string ends the text before so many tokens.
     pub min_tokens: usize,
     /// Record log-probabilities with so many alternatives.
     pub logprobs: Option<usize>,
@@ -201,6 +210,8 @@ pub struct Text {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
+    /// The stop string that ended it, by its place in the list.
+    pub stopped_by: Option<usize>,
     /// One per token if asked for.
     pub logprobs: Vec<Logprobs>,
     /// Tokens of the prompt.

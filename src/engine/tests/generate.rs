@@ -2,6 +2,7 @@
 //! cancelling.
 
 mod shown;
+mod suppressed;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -334,6 +334,95 @@ fn who_is_told_of_an_event_may_use_the_engine() {
     assert!(told > 0);
 }
 
+/// Wants so many `a`, and then the end.
+#[derive(Clone, Debug)]
+struct Wants(usize);
+
+impl Constraint for Wants {
+    fn allowed(&mut self) -> Result<Option<TokenSet>, ConstraintError> {
+        Ok(Some(TokenSet::of([u32::from(self.0 > 0)])))
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        self.0 = self.0.saturating_sub(1);
+        Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
+    let usual = Options::default();
+    let no_end = Options {
+        ignore_eos: true,
+        ..usual.clone()
+    };
+    let long = Options {
+        min_tokens: 7,
+        ..usual.clone()
+    };
+    // an end that may be chosen is
+    for (options, tokens) in [
+        (usual, vec![1, 1, 0]),
+        (no_end, vec![1, 1]),
+        (long, vec![1, 1]),
+    ] {
+        let mut s = sequence(&[1], &options);
+        s.constrain(Box::new(Wants(2)));
+        while s.work().is_some() {
+            s.feed(Computed::Logits(&[1.0; 9]), &Letters)
+                .expect("it ends");
+        }
+        assert_eq!(s.generated(), tokens);
+        let text = s.into_text();
+        assert_eq!((text.text.as_str(), text.finish), ("aa", Finish::Stop));
+    }
+}
+
+/// The text of tokens that are each the likeliest in turn, and which stop string ended it.
+fn said(options: &Options, ids: &[usize]) -> (String, Option<usize>) {
+    let mut s = sequence(&[1], options);
+    for &id in ids {
+        if s.work().is_none() {
+            break;
+        }
+        let mut logits = [0.0; 9];
+        logits[id] = 9.0;
+        s.feed(Computed::Logits(&logits), &Letters)
+            .expect("a token");
+    }
+    let text = s.into_text();
+    (text.text, text.stopped_by)
+}
+
+#[test]
+fn nothing_ends_a_text_before_its_fewest_tokens() {
+    let options = |min_tokens: usize, stop: &[&str], stop_ids: &[u32]| Options {
+        sampler: SamplerConfig {
+            temperature: 0.0,
+            ..SamplerConfig::default()
+        },
+        stop: stop.iter().map(|text| (*text).to_owned()).collect(),
+        stop_ids: stop_ids.to_vec(),
+        min_tokens,
+        max_tokens: Some(6),
+        ..Options::default()
+    };
+    let ids = [1, 2, 3, 1, 2, 3];
+    let ended = |text: &str, by: Option<usize>| (text.to_owned(), by);
+    let stops = ["x", "bc"];
+    assert_eq!(said(&options(0, &stops, &[]), &ids), ended("a", Some(1)));
+    assert_eq!(said(&options(2, &stops, &[]), &ids), ended("a", Some(1)));
+    assert_eq!(said(&options(3, &stops, &[]), &ids), ended("abca", Some(1)));
+    assert_eq!(said(&options(6, &stops, &[]), &ids), ended("abcabc", None));
+    assert_eq!(said(&options(0, &[], &[2]), &ids), ended("a", None));
+    // the second likeliest is the lowest id of the others that may be chosen
+    assert_eq!(said(&options(2, &[], &[2]), &ids), ended("aaca", None));
+}
+
 /// Allows everything for so many tokens, and gives up then.
 #[derive(Debug)]
 struct GivesUp(usize);

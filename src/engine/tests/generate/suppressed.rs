@@ -1,0 +1,59 @@
+//! Tokens that a file wants never to be chosen.
+
+use octavo_engine::sample::top_logits;
+use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_fixtures::tiny::{File, Val};
+use octavo_kernels::Role;
+
+use super::*;
+
+/// A model of the file, and the first token that it generates, greedy, and with logit bias for
+/// another one.
+fn first(file: &File, bias: Vec<(u32, f32)>) -> (Engine, u32) {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).expect("written");
+    let options = EngineOptions {
+        ctx: Some(96),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&ModelSource::Path(path), &options, &mut |_| {}).expect("it loads");
+    let mut options = limited(1);
+    options.sampler.logit_bias = bias;
+    let mut session = engine.session();
+    let text = generate(
+        &mut session,
+        engine.tokenizer(),
+        &[2, 3],
+        &options,
+        &mut Seen::default(),
+    );
+    let id = text.expect("a token").tokens[0];
+    (engine, id)
+}
+
+#[test]
+fn suppressed_tokens_are_never_chosen() {
+    let mut file = File::running("llama");
+    let (engine, largest) = first(&file, Vec::new());
+    let logits = engine.session().eval(&[2, 3], Role::Prompt, Wanted::Last);
+    let top = top_logits(&logits.expect("logits").data, 3);
+    let [best, second, third] = [0, 1, 2].map(|i| top[i].0);
+    assert_eq!(largest, best, "nothing is suppressed yet");
+
+    let key = "tokenizer.ggml.suppress_tokens";
+    // what is no token of the vocabulary is left out
+    let of = |id: u32| Val::from(vec![-1, i32::MAX, id as i32]);
+    file.set(key, of(third));
+    assert_eq!(
+        first(&file, Vec::new()).1,
+        best,
+        "another one is suppressed"
+    );
+    file.set(key, of(best));
+    let (engine, chosen) = first(&file, Vec::new());
+    assert_eq!(engine.tokenizer().suppressed_ids(), [best]);
+    assert_eq!(chosen, second);
+    let bias = vec![(best, 1000.0), (third, 1000.0)];
+    assert_eq!(first(&file, bias).1, third, "bias does not bring it back");
+}
