@@ -14,6 +14,7 @@ use crate::Options;
 use crate::error::ApiError;
 use crate::grammar::{Grammars, Rule};
 use crate::metrics::Recorder;
+use crate::wire;
 
 /// Conversations rendered, texts tokenized and grammars compiled at a time: this work is bounded,
 /// but must not keep a core from steps or all threads from other requests.
@@ -41,6 +42,8 @@ pub(crate) struct App {
     pub(crate) created: u64,
     pub(crate) started: Instant,
     n_ctx: usize,
+    /// Bytes of the longest token.
+    longest_token: usize,
     workers: Arc<Semaphore>,
     /// Who compiles a rule for a text: that can take longer, and one at a time is enough.
     compiler: Arc<Semaphore>,
@@ -64,6 +67,7 @@ impl App {
         let n_pages = pages.free + pages.cached + pages.used;
         App {
             n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
+            longest_token: longest_token(&engine),
             grammars: Grammars::new(&engine),
             metrics: Recorder::new(
                 options.names.first().map_or("", String::as_str),
@@ -97,23 +101,33 @@ impl App {
         self.n_ctx
     }
 
+    /// Bytes of a text beyond which it has more tokens than there are positions; none where one
+    /// token may stand for a word of any length.
+    pub(crate) fn most_bytes(&self) -> Option<usize> {
+        let is_exact = self.tokenizer().model_name() != "bert";
+        is_exact.then(|| self.n_ctx.saturating_mul(self.longest_token))
+    }
+
     /// Whether it takes nothing new, because it will end.
     pub(crate) fn is_closing(&self) -> bool {
         self.front.health() == Health::Closing
     }
 
-    /// The name answers carry.
+    /// The name of answers to whoever asked for none.
     pub(crate) fn name(&self) -> &str {
         self.options.names.first().map_or("", String::as_str)
     }
 
-    /// An error unless the request names a model that is served.
-    pub(crate) fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
-        match name {
-            None | Some("") => Ok(()),
-            Some(_) if self.options.any_model => Ok(()),
-            Some(name) if self.options.names.iter().any(|own| own == name) => Ok(()),
-            Some(name) => Err(ApiError::no_model(name)),
+    /// The name that the answer to a request carries: of several, the one that was asked for.
+    ///
+    /// # Errors
+    /// If the request names a model that is not served.
+    pub(crate) fn model(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        let names = &self.options.names;
+        match asked.filter(|name| !name.is_empty()) {
+            Some(name) if names.iter().any(|own| own == name) => Ok(name.to_owned()),
+            Some(name) if !self.options.any_model => Err(ApiError::no_model(name)),
+            _ => Ok(self.name().to_owned()),
         }
     }
 
@@ -162,6 +176,13 @@ impl App {
         let Some((rule, param)) = rule else {
             return Ok(None);
         };
+        let rule = Arc::new(rule);
+        // one that is known does not wait for those that take long
+        let known = Arc::clone(&rule);
+        let found = self.work(move |app| Ok(app.grammars.find(&known))).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
         let compile = move |app: &App| app.grammars.compile(&rule, param).map(Some);
         self.work_as(&self.compiler, WORK_PATIENCE, compile).await
     }
@@ -207,6 +228,13 @@ impl App {
             Err(_) => Err(ApiError::server("a fault of the program")),
         }
     }
+}
+
+fn longest_token(engine: &Engine) -> usize {
+    let tokenizer = engine.tokenizer();
+    let ids = 0..u32::try_from(engine.hparams().n_vocab()).unwrap_or(u32::MAX);
+    let bytes = ids.map(|id| wire::bytes(tokenizer, id).len());
+    bytes.max().unwrap_or(0)
 }
 
 /// A place of a request among those that run or wait.

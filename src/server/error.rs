@@ -75,6 +75,28 @@ impl ApiError {
         error
     }
 
+    /// A prompt of so many bytes that they have more tokens than there are positions.
+    pub(crate) fn too_many_bytes(bytes: usize, most: usize, n_ctx: usize) -> ApiError {
+        let message = format!(
+            "the prompt has {bytes} bytes: expected at most {most} for the context of {n_ctx}"
+        );
+        let mut error = ApiError::bad_request(message).coded("context_length_exceeded");
+        error.0.more.insert("n_ctx".to_owned(), json!(n_ctx));
+        error
+    }
+
+    /// The same about the fields of a request that this one was made of.
+    pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> ApiError {
+        if let Some(param) = self.0.param.take() {
+            let name = rename(&param);
+            if let Some(rest) = self.0.message.strip_prefix(&param) {
+                self.0.message = format!("{name}{rest}");
+            }
+            self.0.param = Some(name);
+        }
+        self
+    }
+
     /// No key, or a wrong one.
     pub(crate) fn unauthorized(message: &str) -> ApiError {
         let status = StatusCode::UNAUTHORIZED;

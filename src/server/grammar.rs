@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::limits;
+use crate::schema::compact;
 
 /// Room for whoever compiles a rule: llguidance follows references on the stack.
 const STACK_BYTES: usize = 256 << 20;
@@ -80,7 +81,8 @@ impl Grammars {
         Ok(compiled)
     }
 
-    fn find(&self, rule: &Rule) -> Option<Box<dyn Constraint>> {
+    /// A constraint of a rule that is kept.
+    pub(crate) fn find(&self, rule: &Rule) -> Option<Box<dyn Constraint>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().find(|(other, _)| other == rule);
         found.map(|(_, constraint)| constraint.fork())
@@ -119,28 +121,6 @@ impl Grammars {
             Err(error) => Err(ApiError::bad_field(param, shorten(&error.to_string()))),
         }
     }
-}
-
-/// How JSON is written: without white space of the model's choice, for small models never stop
-/// writing it.
-pub(crate) fn written() -> Value {
-    json!({
-        "whitespace_flexible": false,
-        "item_separator": ", ",
-        "key_separator": ": ",
-        "coerce_one_of": true,
-    })
-}
-
-/// A schema that says so itself.
-fn compact(mut schema: Value) -> Value {
-    if schema == Value::Bool(true) {
-        schema = json!({});
-    }
-    if let Value::Object(object) = &mut schema {
-        object.insert("x-guidance".to_owned(), written());
-    }
-    schema
 }
 
 fn factory(engine: &Engine) -> Result<ParserFactory, String> {

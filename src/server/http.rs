@@ -2,16 +2,19 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Response, header};
+use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_util::StreamExt;
+use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -36,7 +39,7 @@ const MAX_HEAD: usize = 64 << 10;
 /// A client that takes nothing for so long is gone.
 const SEND_TIME: Duration = Duration::from_secs(30);
 
-/// How much of a body that is too long is read and thrown away, so that whoever sends it hears why.
+/// How much of a body that nobody wants is read and thrown away, so that its sender hears why.
 const DISCARD: usize = 64 << 20;
 
 /// What connections have left to do when all is done.
@@ -115,7 +118,6 @@ pub(crate) async fn read_json(request: Request, limit: usize) -> Result<Value, A
     let announced = announced_length(request.headers());
     let body = request.into_body();
     if announced.is_some_and(|length| length > limit as u64) {
-        let _ = tokio::time::timeout(HEAD_TIME, discard(body)).await;
         return Err(ApiError::too_large(limit));
     }
     let read = tokio::time::timeout(BODY_TIME, read(body, limit));
@@ -145,9 +147,6 @@ async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     while let Some(piece) = stream.next().await {
         let piece = piece.map_err(|_| ApiError::bad_request("the body ended before its end"))?;
         if all.len() + piece.len() > limit {
-            drop(all);
-            let rest = stream.take_while(|piece| std::future::ready(piece.is_ok()));
-            let _ = tokio::time::timeout(HEAD_TIME, count(rest)).await;
             return Err(ApiError::too_large(limit));
         }
         all.extend_from_slice(&piece);
@@ -155,13 +154,55 @@ async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     Ok(all)
 }
 
-async fn discard(body: Body) {
-    count(body.into_data_stream()).await;
+/// Reads what an error answer left unread of a body, and throws it away: a connection that is
+/// closed before is reset, and whoever still sends never hears what was wrong.
+pub(crate) async fn read_out(request: Request, next: Next) -> Response<Body> {
+    // who asks first whether to send the body will not send it now
+    let is_sent = !request.headers().contains_key(header::EXPECT);
+    let (head, body) = request.into_parts();
+    let rest = SharedBody(Arc::new(Mutex::new(body)));
+    let body = Body::new(SharedBody(Arc::clone(&rest.0)));
+    let response = next.run(Request::from_parts(head, body)).await;
+    let status = response.status();
+    if is_sent && (status.is_client_error() || status.is_server_error()) {
+        let rest = std::mem::take(&mut *rest.lock());
+        let _ = tokio::time::timeout(HEAD_TIME, discard(rest)).await;
+    }
+    response
+}
+
+/// A body that can be read on after whoever had it is gone.
+struct SharedBody(Arc<Mutex<Body>>);
+
+impl SharedBody {
+    fn lock(&self) -> MutexGuard<'_, Body> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HttpBody for SharedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut *self.lock()).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.lock().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.lock().size_hint()
+    }
 }
 
 /// Reads and forgets, up to a point.
-async fn count<E>(stream: impl futures_util::Stream<Item = Result<Bytes, E>>) {
-    let mut stream = pin!(stream);
+async fn discard(body: Body) {
+    let mut stream = body.into_data_stream();
     let mut seen = 0;
     while let Some(Ok(piece)) = stream.next().await {
         seen += piece.len();

@@ -15,6 +15,7 @@ mod page;
 mod params;
 mod prompt;
 mod routes;
+mod schema;
 mod sse;
 mod tools;
 mod wire;

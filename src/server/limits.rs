@@ -1,6 +1,9 @@
 //! How large a rule for a text may be. Compiling one takes time that grows faster than its size,
 //! and nobody else may wait for it.
 
+mod lark;
+mod meeting;
+
 use serde_json::Value;
 
 use crate::grammar::Rule;
@@ -22,33 +25,46 @@ const MAX_DEFINITIONS: usize = 200;
 const MAX_ALTERNATIVES: usize = 500;
 const MAX_VALUES: usize = 2000;
 
+/// Operators of a grammar that intersect or negate: each multiplies the states of what it joins.
+const MAX_OPERATORS: usize = 8;
+
 /// An error if a rule is larger than anybody needs.
 pub(crate) fn check(rule: &Rule) -> Result<(), String> {
-    let at_most = |n: usize, most: usize, what: &str| match n <= most {
-        true => Ok(()),
-        false => Err(format!("expected at most {most} {what}, got {n}")),
-    };
     match rule {
         Rule::JsonObject => Ok(()),
         Rule::Regex(pattern) => at_most(pattern.len(), MAX_REGEX, "bytes"),
         Rule::Lark(text) => {
             at_most(text.len(), MAX_GRAMMAR, "bytes")?;
-            at_most(text.lines().count(), MAX_RULES, "lines")
+            at_most(text.lines().count(), MAX_RULES, "lines")?;
+            let lark::Parts { operators, schemas } = lark::parts(text);
+            at_most(operators, MAX_OPERATORS, "operators & and ~")?;
+            check_schemas(&schemas)
         }
-        Rule::Schema(schema) => check_schema(schema),
+        Rule::Schema(schema) => check_schemas(std::slice::from_ref(schema)),
         Rule::Call { grammar, schemas } => {
             at_most(grammar.len(), MAX_SCHEMA, "bytes")?;
-            schemas.iter().try_for_each(check_schema)
+            check_schemas(schemas)
         }
     }
 }
 
+fn at_most(n: usize, most: usize, what: &str) -> Result<(), String> {
+    match n <= most {
+        true => Ok(()),
+        false => Err(format!("expected at most {most} {what}, got {n}")),
+    }
+}
+
+fn check_schemas(schemas: &[Value]) -> Result<(), String> {
+    schemas.iter().try_for_each(check_schema)?;
+    meeting::check(schemas)
+}
+
 fn check_schema(schema: &Value) -> Result<(), String> {
-    let bytes = schema.to_string().len();
     let mut counts = Counts::default();
     counts.add(schema);
     let all = [
-        (bytes, MAX_SCHEMA, "bytes"),
+        (schema.to_string().len(), MAX_SCHEMA, "bytes"),
         (counts.properties, MAX_PROPERTIES, "properties"),
         (
             counts.patterns,
@@ -64,10 +80,8 @@ fn check_schema(schema: &Value) -> Result<(), String> {
         (counts.alternatives, MAX_ALTERNATIVES, "alternatives"),
         (counts.values, MAX_VALUES, "values in enumerations"),
     ];
-    match all.into_iter().find(|(n, most, _)| n > most) {
-        Some((n, most, what)) => Err(format!("expected at most {most} {what}, got {n}")),
-        None => Ok(()),
-    }
+    all.into_iter()
+        .try_for_each(|(n, most, what)| at_most(n, most, what))
 }
 
 /// What a schema holds, at any depth.
@@ -135,5 +149,87 @@ mod tests {
         let chain: String = (0..800).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
         assert!(check(&Rule::Lark(chain)).is_err());
         assert!(check(&Rule::Regex("a?".repeat(20_000))).is_err());
+    }
+
+    #[test]
+    fn what_holds_for_one_value_together_is_bounded() {
+        let multiple = |n: f64| json!({ "type": "number", "multipleOf": n });
+        let pattern = |n: usize| json!({ "type": "string", "pattern": format!("a{n}") });
+        let some = |n: usize| (0..n).map(pattern).collect::<Vec<_>>();
+        let under = |name: &str, schema: Value| json!({ "properties": { name: schema } });
+        let objects = |name: fn(usize) -> String| -> Vec<Value> {
+            (0..20).map(|n| under(&name(n), pattern(n))).collect()
+        };
+        let numbers: Map<String, Value> = (0..20)
+            .map(|n| (format!("p{n}"), multiple(9900.0 + f64::from(n))))
+            .collect();
+        let dates = json!({ "allOf": vec![json!({ "format": "date" }); 9] });
+        let fine = [
+            multiple(9973.0),
+            multiple(0.01),
+            json!({ "allOf": [multiple(97.0), multiple(89.0), multiple(97.0)] }),
+            json!({ "allOf": some(8) }),
+            // one value is one of them, or there are several values
+            json!({ "anyOf": some(400) }),
+            json!({ "properties": {
+                "a": { "anyOf": [multiple(9973.0), { "type": "null" }] },
+                "b": { "anyOf": [multiple(9967.0), { "type": "null" }] },
+            } }),
+            json!({ "properties": { "a": pattern(1), "b": { "allOf": some(8) } } }),
+            json!({ "prefixItems": some(20) }),
+            json!({ "allOf": objects(|n| format!("p{n}")) }),
+            json!({ "$defs": { "a": { "allOf": some(20) } } }),
+            json!({ "properties": { "next": { "$ref": "#" }, "a": pattern(1) } }),
+        ];
+        for schema in fine {
+            assert_eq!(check(&Rule::Schema(schema.clone())), Ok(()), "{schema}");
+        }
+        let explosive = [
+            multiple(9_999_991.0),
+            multiple(0.000_123_457),
+            multiple(1e-12),
+            json!({ "allOf": [multiple(9973.0), multiple(9967.0)] }),
+            json!({ "allOf": [multiple(0.001), multiple(97.0)] }),
+            json!({ "allOf": some(9) }),
+            json!({ "allOf": [{ "allOf": some(5) }, { "allOf": [{ "allOf": some(5) }] }] }),
+            json!({ "allOf": [{ "$ref": "#/$defs/a" }, { "$ref": "#/$defs/b" }],
+                "$defs": { "a": multiple(997.0), "b": multiple(991.0) } }),
+            json!({ "$ref": "#/$defs/a", "multipleOf": 997,
+                "$defs": { "a": { "anyOf": [{ "type": "null" }, multiple(991.0)] } } }),
+            json!({ "allOf": objects(|_| "p".to_owned()) }),
+            json!({ "allOf": [under("p", multiple(997.0)),
+                { "patternProperties": { "^.$": multiple(991.0) } }] }),
+            json!({ "allOf": [
+                { "items": multiple(997.0) },
+                { "prefixItems": [multiple(991.0)] },
+            ] }),
+            json!({ "properties": numbers }),
+            json!({ "anyOf": [multiple(997.0), multiple(991.0)] }),
+            json!({ "anyOf": [under("a", multiple(997.0)), under("b", multiple(991.0))] }),
+            dates,
+        ];
+        for schema in explosive {
+            assert!(check(&Rule::Schema(schema.clone())).is_err(), "{schema}");
+            let grammar = format!("start: \"%json {{\" /[/]#\\/\"/ // %json\n  | %json {schema}\n");
+            assert!(check(&Rule::Lark(grammar.clone())).is_err(), "{grammar}");
+            let schemas = vec![schema];
+            let grammar = String::new();
+            assert!(check(&Rule::Call { grammar, schemas }).is_err());
+        }
+    }
+
+    #[test]
+    fn operators_of_a_grammar_are_counted_where_they_are_some() {
+        let joined = |n: usize| format!("start: A\nA: {}", vec!["/a/"; n + 1].join(" & "));
+        assert_eq!(check(&Rule::Lark(joined(8))), Ok(()));
+        assert!(check(&Rule::Lark(joined(9))).is_err());
+        assert!(check(&Rule::Lark(format!("start: A\nA: {}/a/", "~".repeat(9)))).is_err());
+        let none = format!(
+            "start: \"{0}\" /{0}/ <{0}> %json {{ \"const\": \"{0}\" }} // {0}\n# {0}",
+            "&~".repeat(9)
+        );
+        assert_eq!(check(&Rule::Lark(none)), Ok(()));
+        let repeated = format!("start:{}", " A~3..5 B ~ 2".repeat(9));
+        assert_eq!(check(&Rule::Lark(repeated)), Ok(()));
     }
 }

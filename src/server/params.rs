@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{Fields, token_id};
+use crate::fields::{Fields, token_id, whole};
 use crate::grammar::Rule;
 
 /// Texts of one prompt.
@@ -99,10 +99,10 @@ fn seed(app: &App, fields: &Fields<'_>) -> Result<u64, ApiError> {
     match fields.get("seed") {
         None => Ok(app.new_seed()),
         // llama-server's word for any
-        Some(value) if value.as_i64() == Some(-1) => Ok(app.new_seed()),
+        Some(value) if whole(value) == Some(-1) => Ok(app.new_seed()),
         Some(value) => value
             .as_u64()
-            .or_else(|| value.as_i64().map(i64::cast_unsigned))
+            .or_else(|| whole(value).map(i64::cast_unsigned))
             .ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits")),
     }
 }

@@ -50,7 +50,10 @@ fn one(
 ) -> Result<Vec<u32>, ApiError> {
     let n_vocab = app.n_vocab();
     let tokens = match value {
-        Value::String(text) => app.tokenizer().encode(text.as_bytes(), options)?,
+        Value::String(text) => {
+            check_bytes(app, text)?;
+            app.tokenizer().encode(text.as_bytes(), options)?
+        }
         Value::Array(ids) if ids.len() <= MAX_IDS => {
             let ids = ids
                 .iter()
@@ -64,6 +67,17 @@ fn one(
         return Err(fields.wrong(name, "a prompt with at least one token"));
     }
     Ok(tokens)
+}
+
+/// An error if a text has more tokens than any prompt, however it is cut: to see that, it is not
+/// cut, for that takes long and others wait.
+pub(crate) fn check_bytes(app: &App, text: &str) -> Result<(), ApiError> {
+    match app.most_bytes() {
+        Some(most) if text.len() > most => {
+            Err(ApiError::too_many_bytes(text.len(), most, app.n_ctx()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An error unless a prompt leaves room for a token.

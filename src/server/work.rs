@@ -150,6 +150,8 @@ pub(crate) struct Choice {
     pub(crate) tokens: Vec<u32>,
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) finish: Finish,
+    /// The stop string that ended it, by its place in the list.
+    pub(crate) stopped_by: Option<usize>,
     pub(crate) timing: Timing,
 }
 
@@ -166,6 +168,7 @@ impl Choice {
             tokens: text.tokens,
             logprobs: text.logprobs,
             finish: text.finish,
+            stopped_by: text.stopped_by,
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
-use crate::prompt::{check_length, salt};
+use crate::prompt::{check_bytes, check_length, salt};
 use crate::sse;
 use crate::tools;
 use crate::wire::{self, Usage};
@@ -40,7 +40,11 @@ pub(crate) struct Prepared {
 /// How an answer is written.
 #[derive(Clone)]
 pub(crate) struct Style {
+    /// The name of the model, as it was asked for.
+    pub(crate) model: String,
     template: Arc<str>,
+    /// How a call is written that must happen.
+    forced: Option<CallFormat>,
     rendered: Arc<str>,
     tools: Arc<[Value]>,
     wants: Wants,
@@ -54,7 +58,12 @@ pub(crate) struct Style {
 impl Style {
     /// Takes an answer apart.
     pub(crate) fn parser(&self) -> AnswerParser {
-        AnswerParser::new(&self.template, &self.rendered, self.wants).with_tools(&self.tools)
+        let parser = AnswerParser::new(&self.template, &self.rendered, self.wants);
+        let parser = parser.with_tools(&self.tools);
+        match self.forced {
+            Some(format) => parser.forced(format),
+            None => parser,
+        }
     }
 }
 
@@ -109,7 +118,7 @@ pub(crate) fn prepare(
     pictures: Vec<Shown>,
 ) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
-    app.check_model(fields.str("model")?)?;
+    let model = app.model(fields.str("model")?)?;
     let Asked {
         conversation,
         choice,
@@ -136,8 +145,10 @@ pub(crate) fn prepare(
     let rule = rule(app, &fields, &conversation, &choice)?;
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
-        reasoning: fields.str("reasoning_format")? != Some("none"),
+        // a rule holds from the first token on, and leaves no room for thoughts
+        reasoning: fields.str("reasoning_format")? != Some("none") && rule.is_none(),
     };
+    let is_forced = matches!(rule, Some((Rule::Call { .. }, _)));
     // some vocabularies have the words around calls, or thoughts, as control tokens
     let thinks = AnswerParser::new(template.source(), "", wants).has_control_words();
     options.show_special = wants.tools || wants.reasoning && thinks;
@@ -152,7 +163,9 @@ pub(crate) fn prepare(
         rule,
         stream: fields.bool("stream")?.unwrap_or(false),
         style: Style {
+            model,
             template: template.source().into(),
+            forced: is_forced.then(|| CallFormat::of(template.source()).forced()),
             rendered: rendered.into(),
             tools: conversation.tools.into(),
             wants,
@@ -166,6 +179,7 @@ pub(crate) fn prepare(
 
 /// The tokens of a rendered conversation, with its pictures in the places of their markers.
 fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, ApiError> {
+    check_bytes(app, rendered)?;
     match app.marker() {
         Some(marker) if !pictures.is_empty() => {
             let tokens = octavo_vision::prompt::tokens(
@@ -238,7 +252,7 @@ fn rule(
     match (chosen.is_empty(), given) {
         (true, given) => Ok(given),
         (false, None) => {
-            let format = CallFormat::of(template(app)?.source());
+            let format = CallFormat::of(template(app)?.source()).forced();
             Ok(Some((tools::call(format, &chosen), "tools")))
         }
         (false, Some((_, name))) => Err(ApiError::bad_field(
@@ -335,7 +349,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
-        "model": app.name(),
+        "model": style.model,
         "system_fingerprint": crate::FINGERPRINT,
         "choices": choices,
         "usage": usage.to_json(),

@@ -18,7 +18,7 @@ use crate::fields::Fields;
 use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
-use crate::prompt::{check_length, prompts, salt};
+use crate::prompt::{check_bytes, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
 use crate::work::{Answer, Choice, Update, Work, keep_best};
@@ -36,6 +36,7 @@ struct Prepared {
 /// How an answer is written.
 #[derive(Clone)]
 struct Style {
+    model: String,
     prompts: Arc<Vec<Vec<u32>>>,
     echo: bool,
     logprobs: bool,
@@ -75,7 +76,7 @@ pub(crate) async fn handle(
 
 fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
-    app.check_model(fields.str("model")?)?;
+    let model = app.model(fields.str("model")?)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
     let most = fields.count("max_tokens", 0, 1 << 30)?;
     options.max_tokens = Some(most.unwrap_or(DEFAULT_TOKENS));
@@ -132,6 +133,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         rule,
         stream,
         style: Style {
+            model,
             prompts: Arc::new(prompts),
             echo,
             logprobs: logprobs.is_some(),
@@ -151,6 +153,7 @@ fn all_prompts(app: &App, fields: &Fields<'_>, best_of: usize) -> Result<Vec<Vec
     };
     let mut prompts = prompts(app, fields, "prompt", encode)?;
     if let Some(suffix) = fields.str("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        check_bytes(app, suffix)?;
         for prompt in &mut prompts {
             *prompt = super::native::infill(app, prompt, suffix)?;
         }
@@ -234,7 +237,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "id": head.id,
         "object": "text_completion",
         "created": head.created,
-        "model": app.name(),
+        "model": style.model,
         "system_fingerprint": crate::FINGERPRINT,
         "choices": choices,
         "usage": usage.to_json(),
@@ -306,7 +309,7 @@ impl CompletionWriter {
             "id": self.head.id,
             "object": "text_completion",
             "created": self.head.created,
-            "model": self.app.name(),
+            "model": self.style.model,
             "system_fingerprint": crate::FINGERPRINT,
             "choices": choices,
         })

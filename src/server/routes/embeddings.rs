@@ -25,7 +25,12 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let (requests, in_base64) = app.work(move |app| prepare(app, &caller, &body)).await?;
+    let prepared = app.work(move |app| prepare(app, &caller, &body));
+    let Prepared {
+        model,
+        requests,
+        in_base64,
+    } = prepared.await?;
     let prompt = requests.iter().map(|request| request.prompt.len()).sum();
     let answers = Work::begin(&app, requests)?.collect().await?;
     let data = answers.iter().enumerate().map(|(index, answer)| {
@@ -45,14 +50,21 @@ pub(crate) async fn handle(
     Ok(json_response(&json!({
         "object": "list",
         "data": data.collect::<Vec<_>>(),
-        "model": app.name(),
+        "model": model,
         "usage": usage.to_json(),
     })))
 }
 
-fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<(Vec<Request>, bool), ApiError> {
+/// Requests, and how their answer is written.
+struct Prepared {
+    model: String,
+    requests: Vec<Request>,
+    in_base64: bool,
+}
+
+fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
-    app.check_model(fields.str("model")?)?;
+    let model = app.model(fields.str("model")?)?;
     let in_base64 = match fields.str("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
@@ -101,6 +113,9 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<(Vec<Request>, bo
             ..Request::default()
         })
     };
-    let requests = prompts.into_iter().map(request).collect::<Result<_, _>>()?;
-    Ok((requests, in_base64))
+    Ok(Prepared {
+        model,
+        requests: prompts.into_iter().map(request).collect::<Result<_, _>>()?,
+        in_base64,
+    })
 }

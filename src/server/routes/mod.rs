@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::app::App;
 use crate::auth::{self, Caller};
 use crate::error::ApiError;
-use crate::http::read_json;
+use crate::http::{read_json, read_out};
 use crate::page;
 
 /// Who may ask for a route.
@@ -101,6 +101,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
             let app = Arc::clone(app);
             move |request, next| part(Arc::clone(&app), request, next)
         }))
+        .layer(from_fn(read_out))
 }
 
 /// Tells browsers which pages of other sites may use the server: those that were named.
@@ -111,16 +112,22 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let Some(origin) = origin.filter(is_named) else {
         return next.run(request).await;
     };
+    // clients send headers of their own, and a browser asks for all of them by name
+    let asked = request
+        .headers()
+        .get(header::ACCESS_CONTROL_REQUEST_HEADERS);
+    let usual = HeaderValue::from_static("authorization, content-type, x-api-key");
+    let named = asked.cloned().unwrap_or(usual);
     let mut response = match *request.method() {
         Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(header::VARY, HeaderValue::from_static("origin"));
+    let vary = HeaderValue::from_static("origin, access-control-request-headers");
+    headers.insert(header::VARY, vary);
     let methods = HeaderValue::from_static("GET, POST");
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-    let named = HeaderValue::from_static("authorization, content-type, x-api-key");
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);
     response
 }

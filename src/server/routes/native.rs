@@ -18,7 +18,7 @@ use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::images::MAX_IMAGES;
 use crate::params::{self, Dialect};
-use crate::prompt::{check_length, prompts, salt};
+use crate::prompt::{check_bytes, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
@@ -27,6 +27,14 @@ struct Prepared {
     request: Request,
     rule: Option<(Rule, &'static str)>,
     stream: bool,
+    style: Style,
+}
+
+/// How an answer is written.
+struct Style {
+    model: String,
+    /// The stop strings.
+    stop: Vec<String>,
 }
 
 /// `/completion`: one text, in llama-server's words.
@@ -54,9 +62,12 @@ pub(crate) async fn infill_route(
 ) -> Result<Response<Body>, ApiError> {
     let prepared = app.work(move |app| {
         let fields = Fields::of(&body)?;
-        let prefix = fields.str("input_prefix")?.unwrap_or_default();
-        let suffix = fields.str("input_suffix")?.unwrap_or_default();
-        let more = fields.str("prompt")?.unwrap_or_default();
+        let [prefix, suffix, more] =
+            ["input_prefix", "input_suffix", "prompt"].map(|name| -> Result<&str, ApiError> {
+                let text = fields.str(name)?.unwrap_or_default();
+                check_bytes(app, text).map(|()| text)
+            });
+        let (prefix, suffix, more) = (prefix?, suffix?, more?);
         let prefix = app
             .tokenizer()
             .encode(prefix.as_bytes(), EncodeOptions::PIECE)?;
@@ -101,7 +112,7 @@ fn prepare(
     fields: &Fields<'_>,
     prompt: Vec<u32>,
 ) -> Result<Prepared, ApiError> {
-    app.check_model(fields.str("model")?)?;
+    let model = app.model(fields.str("model")?)?;
     check_length(app, &prompt)?;
     let mut options = params::options(app, fields, Dialect::Native)?;
     let range = -2..=1 << 30;
@@ -119,6 +130,10 @@ fn prepare(
         },
         rule: params::rule(fields)?,
         stream: fields.bool("stream")?.unwrap_or(false),
+        style: Style {
+            model,
+            stop: options.stop,
+        },
     })
 }
 
@@ -130,17 +145,18 @@ async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>
         return Ok(sse::response(NativeWriter {
             app: Arc::clone(app),
             work,
+            style: prepared.style,
             has_ended: false,
         }));
     }
     let mut answers = work.collect().await?;
     let choice = answers.pop().and_then(|mut answer| answer.choices.pop());
     let choice = choice.ok_or_else(|| ApiError::server("the text is lost"))?;
-    Ok(json_response(&whole(app, &choice)))
+    Ok(json_response(&whole(app, &prepared.style, &choice)))
 }
 
-fn whole(app: &App, choice: &Choice) -> Value {
-    let mut object = last(app, choice.finish, &choice.timing);
+fn whole(app: &App, style: &Style, choice: &Choice) -> Value {
+    let mut object = last(style, choice.finish, choice.stopped_by, &choice.timing);
     object["content"] = json!(choice.text);
     object["tokens"] = json!(choice.tokens);
     if !choice.logprobs.is_empty() {
@@ -151,8 +167,10 @@ fn whole(app: &App, choice: &Choice) -> Value {
 }
 
 /// What is told at the end.
-fn last(app: &App, finish: Finish, timing: &Timing) -> Value {
+fn last(style: &Style, finish: Finish, stopped_by: Option<usize>, timing: &Timing) -> Value {
+    let word = stopped_by.and_then(|place| style.stop.get(place));
     let kind = match finish {
+        Finish::Stop if word.is_some() => "word",
         Finish::Stop => "eos",
         Finish::Length | Finish::ContextFull => "limit",
         Finish::Cancelled => "none",
@@ -161,12 +179,13 @@ fn last(app: &App, finish: Finish, timing: &Timing) -> Value {
         "index": 0,
         "content": "",
         "stop": true,
-        "model": app.name(),
+        "model": style.model,
         "tokens_predicted": timing.generated_tokens,
         "tokens_evaluated": timing.prompt_tokens,
         "tokens_cached": timing.cached,
         "truncated": finish == Finish::ContextFull,
         "stop_type": kind,
+        "stopping_word": word.map_or("", String::as_str),
         "timings": wire::timings(timing),
     })
 }
@@ -174,6 +193,7 @@ fn last(app: &App, finish: Finish, timing: &Timing) -> Value {
 struct NativeWriter {
     app: Arc<App>,
     work: Work,
+    style: Style,
     has_ended: bool,
 }
 
@@ -200,7 +220,9 @@ impl Writer for NativeWriter {
                 }
                 object
             }
-            Event::Finished { text, timing, .. } => last(&self.app, text.finish, &timing),
+            Event::Finished { text, timing, .. } => {
+                last(&self.style, text.finish, text.stopped_by, &timing)
+            }
             Event::Failed(error) => {
                 self.has_ended = true;
                 ApiError::from(error).to_json()
@@ -229,7 +251,11 @@ pub(crate) async fn tokenize(
                 let asked = super::conversation::read(&fields, app.marker())?;
                 let conversation = asked.conversation;
                 let template = super::chat::template(app)?;
-                (super::chat::render(template, &conversation, false)?, true)
+                let continues = fields.bool("continue_final_message")?.unwrap_or(false);
+                (
+                    super::chat::render(template, &conversation, continues)?,
+                    true,
+                )
             }
             None => (
                 fields.need("content", fields.str("prompt")?)?.to_owned(),

@@ -1,24 +1,27 @@
 //! `/v1/responses`: OpenAI's newer interface, without stored conversations: a request is made into
 //! one for a chat, and the answer into items.
 
+mod names;
+mod writer;
+
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::Event;
-use octavo_engine::sequence::Finish;
-use octavo_text::chat::answer::{AnswerParser, Piece};
+use octavo_engine::{Event, Request};
 use serde_json::{Map, Value, json};
 
-use super::chat::{self, Prepared, Style};
-use crate::app::{App, now};
+use super::chat::{self, Prepared};
+use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images;
-use crate::sse::{self, Message, Writer};
+use crate::sse;
 use crate::work::{Update, Work};
+use names::Names;
+use writer::ResponseWriter;
 
 const MAX_ITEMS: usize = 4096;
 
@@ -28,18 +31,13 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let chat = Arc::new(chat_request(&Fields::of(&body)?)?);
-    let pictures = images::see(&app, &chat).await?;
-    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, pictures));
-    let Prepared {
-        mut request,
-        rule,
-        stream,
-        style,
-    } = prepared.await?;
-    request.constraint = app.compile(rule).await?;
+    let fields = Fields::of(&body)?;
+    let (chat, names) = chat_request(&fields)?;
+    let told = Told::of(&fields)?;
+    let ready = ready(&app, caller, Arc::new(chat)).await;
+    let (request, stream, style) = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
     let mut work = Work::begin(&app, vec![request])?;
-    let mut writer = ResponseWriter::new(Arc::clone(&app), &style);
+    let mut writer = ResponseWriter::new(Arc::clone(&app), &style, told);
     if stream {
         work.has_begun().await?;
         writer.work = Some(work);
@@ -55,23 +53,71 @@ pub(crate) async fn handle(
     Ok(json_response(&writer.response(status)))
 }
 
-/// The same request for a chat.
-fn chat_request(fields: &Fields<'_>) -> Result<Value, ApiError> {
+/// Makes a request for the engine of one for a chat.
+async fn ready(
+    app: &Arc<App>,
+    caller: Caller,
+    chat: Arc<Value>,
+) -> Result<(Request, bool, chat::Style), ApiError> {
+    let pictures = images::see(app, &chat).await?;
+    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, pictures));
+    let Prepared {
+        mut request,
+        rule,
+        stream,
+        style,
+    } = prepared.await?;
+    request.constraint = app.compile(rule).await?;
+    Ok((request, stream, style))
+}
+
+/// Fields of a request that its answer repeats.
+struct Told {
+    tools: Value,
+    tool_choice: Value,
+    parallel_tool_calls: bool,
+    metadata: Value,
+}
+
+impl Told {
+    fn of(fields: &Fields<'_>) -> Result<Told, ApiError> {
+        let or = |name: &str, usual: Value| fields.get(name).cloned().unwrap_or(usual);
+        fields.object("metadata")?;
+        Ok(Told {
+            tools: or("tools", json!([])),
+            tool_choice: or("tool_choice", json!("auto")),
+            parallel_tool_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
+            metadata: or("metadata", json!({})),
+        })
+    }
+}
+
+/// The same request for a chat, and what its fields are called there.
+fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
     if fields.get("previous_response_id").is_some() || fields.get("conversation").is_some() {
         let message = "conversations are not stored here: send all of it as input";
         return Err(ApiError::bad_field("previous_response_id", message));
     }
     let mut messages = Vec::new();
+    let mut names = Names::default();
     if let Some(text) = fields.str("instructions")? {
         messages.push(json!({ "role": "system", "content": text }));
+        names.messages.push("instructions".to_owned());
     }
     match fields.need("input", fields.get("input"))? {
-        Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
+        Value::String(text) => {
+            messages.push(json!({ "role": "user", "content": text }));
+            names.messages.push("input".to_owned());
+        }
         _ => {
             let items = fields.list("input", MAX_ITEMS)?.unwrap_or_default();
             for (i, item) in items.iter().enumerate() {
                 let path = format!("input[{i}].");
-                messages.extend(message(&Fields::at(item, &path)?, item)?);
+                let message = message(&Fields::at(item, &path)?, item)?;
+                names
+                    .messages
+                    .extend(message.is_some().then(|| format!("input[{i}]")));
+                messages.extend(message);
             }
         }
     }
@@ -110,16 +156,20 @@ fn chat_request(fields: &Fields<'_>) -> Result<Value, ApiError> {
     }
     // tools of other kinds are the client's own business
     let tools = fields.list("tools", 128)?.unwrap_or_default().iter();
-    let functions = tools.filter(|tool| tool["type"] == "function").map(|tool| {
+    let mut functions = Vec::new();
+    for (i, tool) in tools
+        .enumerate()
+        .filter(|(_, tool)| tool["type"] == "function")
+    {
         let mut function = tool.as_object().cloned().unwrap_or_default();
         function.remove("type");
-        json!({ "type": "function", "function": function })
-    });
-    let functions: Vec<Value> = functions.collect();
+        functions.push(json!({ "type": "function", "function": function }));
+        names.tools.push(format!("tools[{i}]"));
+    }
     if !functions.is_empty() {
         chat.insert("tools".to_owned(), json!(functions));
     }
-    Ok(Value::Object(chat))
+    Ok((Value::Object(chat), names))
 }
 
 /// `{type, name, schema}` lies flat here.
@@ -159,294 +209,5 @@ fn message(fields: &Fields<'_>, item: &Value) -> Result<Option<Value>, ApiError>
         }
         "reasoning" => Ok(None),
         _ => Err(fields.wrong("type", "message, function_call or function_call_output")),
-    }
-}
-
-/// An item of the output, as it grows.
-struct Item {
-    id: String,
-    kind: Kind,
-    text: String,
-}
-
-enum Kind {
-    Reasoning,
-    Text,
-    Call { call_id: String, name: String },
-}
-
-impl Item {
-    fn to_json(&self, is_done: bool) -> Value {
-        let status = if is_done { "completed" } else { "in_progress" };
-        let text = if is_done { self.text.as_str() } else { "" };
-        match &self.kind {
-            Kind::Reasoning => json!({
-                "id": self.id,
-                "type": "reasoning",
-                "summary": [],
-                "content": [{ "type": "reasoning_text", "text": text }],
-                "status": status,
-            }),
-            Kind::Text => {
-                let parts = if is_done {
-                    json!([part(text)])
-                } else {
-                    json!([])
-                };
-                json!({
-                    "id": self.id,
-                    "type": "message",
-                    "role": "assistant",
-                    "status": status,
-                    "content": parts,
-                })
-            }
-            Kind::Call { call_id, name } => json!({
-                "id": self.id,
-                "type": "function_call",
-                "call_id": call_id,
-                "name": name,
-                "arguments": text,
-                "status": status,
-            }),
-        }
-    }
-}
-
-fn part(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
-}
-
-/// Writes a response, all at once or while it is made.
-struct ResponseWriter {
-    app: Arc<App>,
-    work: Option<Work>,
-    id: String,
-    created: u64,
-    parser: AnswerParser,
-    items: Vec<Item>,
-    /// Whether the last item may still grow.
-    is_open: bool,
-    sequence: u64,
-    messages: Vec<Message>,
-    usage: Value,
-    finish: Option<Finish>,
-    has_ended: bool,
-}
-
-impl ResponseWriter {
-    fn new(app: Arc<App>, style: &Style) -> ResponseWriter {
-        let mut writer = ResponseWriter {
-            id: app.new_id("resp_"),
-            app,
-            work: None,
-            created: now(),
-            parser: style.parser(),
-            items: Vec::new(),
-            is_open: false,
-            sequence: 0,
-            messages: Vec::new(),
-            usage: Value::Null,
-            finish: None,
-            has_ended: false,
-        };
-        for name in ["response.created", "response.in_progress"] {
-            let response = writer.response("in_progress");
-            writer.tell(name, json!({ "response": response }));
-        }
-        writer
-    }
-
-    fn status(&self) -> &'static str {
-        match self.finish {
-            Some(Finish::Length | Finish::ContextFull) => "incomplete",
-            _ => "completed",
-        }
-    }
-
-    fn response(&self, status: &str) -> Value {
-        let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
-        json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": null,
-            "incomplete_details": incomplete,
-            "model": self.app.name(),
-            "output": self.items.iter().map(|item| item.to_json(true)).collect::<Vec<_>>(),
-            "parallel_tool_calls": true,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": self.usage,
-        })
-    }
-
-    fn tell(&mut self, name: &'static str, mut data: Value) {
-        data["type"] = json!(name);
-        data["sequence_number"] = json!(self.sequence);
-        self.sequence += 1;
-        self.messages.push(Message::Named(name, data));
-    }
-
-    /// Something about the last item.
-    fn tell_of_item(&mut self, name: &'static str, mut data: Value) {
-        let at = self.items.len() - 1;
-        data["item_id"] = json!(self.items[at].id);
-        data["output_index"] = json!(at);
-        self.tell(name, data);
-    }
-
-    fn open(&mut self, kind: Kind) {
-        self.close();
-        let prefix = match kind {
-            Kind::Reasoning => "rs_",
-            Kind::Text => "msg_",
-            Kind::Call { .. } => "fc_",
-        };
-        let is_text = matches!(kind, Kind::Text);
-        self.items.push(Item {
-            id: self.app.new_id(prefix),
-            kind,
-            text: String::new(),
-        });
-        self.is_open = true;
-        let at = self.items.len() - 1;
-        let item = self.items[at].to_json(false);
-        self.tell(
-            "response.output_item.added",
-            json!({ "output_index": at, "item": item }),
-        );
-        if is_text {
-            let data = json!({ "content_index": 0, "part": part("") });
-            self.tell_of_item("response.content_part.added", data);
-        }
-    }
-
-    fn close(&mut self) {
-        if !std::mem::take(&mut self.is_open) {
-            return;
-        }
-        let at = self.items.len() - 1;
-        let text = self.items[at].text.clone();
-        match self.items[at].kind {
-            Kind::Text => {
-                let data = json!({ "content_index": 0, "text": text, "logprobs": [] });
-                self.tell_of_item("response.output_text.done", data);
-                let data = json!({ "content_index": 0, "part": part(&text) });
-                self.tell_of_item("response.content_part.done", data);
-            }
-            Kind::Reasoning => {
-                let data = json!({ "content_index": 0, "text": text });
-                self.tell_of_item("response.reasoning_text.done", data);
-            }
-            Kind::Call { .. } => {
-                let data = json!({ "arguments": text });
-                self.tell_of_item("response.function_call_arguments.done", data);
-            }
-        }
-        let item = self.items[at].to_json(true);
-        self.tell(
-            "response.output_item.done",
-            json!({ "output_index": at, "item": item }),
-        );
-    }
-
-    fn last_is(&self, is_kind: impl Fn(&Kind) -> bool) -> bool {
-        self.is_open && self.items.last().is_some_and(|item| is_kind(&item.kind))
-    }
-
-    fn add(&mut self, pieces: Vec<Piece>) {
-        for piece in pieces {
-            match piece {
-                Piece::Content(text) => {
-                    // white space alone between calls is no message
-                    let is_text = self.last_is(|kind| matches!(kind, Kind::Text));
-                    if !is_text && text.trim().is_empty() && !self.items.is_empty() {
-                        continue;
-                    }
-                    if !is_text {
-                        self.open(Kind::Text);
-                    }
-                    self.grow("response.output_text.delta", text);
-                }
-                Piece::Reasoning(text) => {
-                    if !self.last_is(|kind| matches!(kind, Kind::Reasoning)) {
-                        self.open(Kind::Reasoning);
-                    }
-                    self.grow("response.reasoning_text.delta", text);
-                }
-                Piece::CallBegins { name, .. } => {
-                    let call_id = self.app.new_id("call_");
-                    self.open(Kind::Call { call_id, name });
-                }
-                Piece::CallArguments { text, .. } => {
-                    self.grow("response.function_call_arguments.delta", text);
-                }
-            }
-        }
-    }
-
-    fn grow(&mut self, name: &'static str, text: String) {
-        if let Some(item) = self.items.last_mut() {
-            item.text.push_str(&text);
-            let data = json!({ "content_index": 0, "delta": text });
-            self.tell_of_item(name, data);
-        }
-    }
-
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Delta { delta, .. } => {
-                let pieces = self.parser.push(&delta.text);
-                self.add(pieces);
-            }
-            Event::Finished { text, timing, .. } => {
-                let pieces = self.parser.finish();
-                self.add(pieces);
-                self.close();
-                self.finish = Some(text.finish);
-                self.usage = json!({
-                    "input_tokens": timing.prompt_tokens,
-                    "input_tokens_details": { "cached_tokens": timing.cached },
-                    "output_tokens": timing.generated_tokens,
-                    "output_tokens_details": { "reasoning_tokens": 0 },
-                    "total_tokens": timing.prompt_tokens + timing.generated_tokens,
-                });
-                let status = self.status();
-                let name = match status {
-                    "incomplete" => "response.incomplete",
-                    _ => "response.completed",
-                };
-                let response = self.response(status);
-                self.tell(name, json!({ "response": response }));
-            }
-            Event::Failed(error) => {
-                let mut response = self.response("failed");
-                response["error"] = ApiError::from(error).to_json()["error"].take();
-                self.tell("response.failed", json!({ "response": response }));
-                self.has_ended = true;
-            }
-            Event::Started { .. }
-            | Event::Read { .. }
-            | Event::Prompt(_)
-            | Event::Found { .. }
-            | Event::Embedded { .. } => {}
-        }
-    }
-}
-
-impl Writer for ResponseWriter {
-    async fn next(&mut self) -> Option<Vec<Message>> {
-        if self.messages.is_empty() {
-            if self.has_ended {
-                return None;
-            }
-            match self.work.as_mut()?.next().await {
-                None => self.has_ended = true,
-                Some(Update { event, .. }) => self.take(event),
-            }
-        }
-        Some(std::mem::take(&mut self.messages))
     }
 }

@@ -56,6 +56,12 @@ fn with_a_key_nothing_of_the_model_is_open() {
     for path in ["/health", "/v1/health", "/ready", "/live", "/"] {
         assert_eq!(ask(path, ""), 200, "{path}");
     }
+    // who sends a picture hears it too
+    let much = vec![b' '; 6 << 20];
+    for _ in 0..10 {
+        let answer = read(server.send("POST", "/v1/chat/completions", "", &much));
+        assert_eq!(answer.status, 401);
+    }
 }
 
 #[test]
@@ -80,6 +86,11 @@ fn pages_of_other_sites_are_turned_away() {
     // the browser asks first
     let asked = read(server.send("OPTIONS", "/tokenize", headers, b""));
     assert_eq!(asked.status, 204);
+    let wanted =
+        format!("{headers}access-control-request-headers: content-type, x-stainless-os\r\n");
+    let more = read(server.send("OPTIONS", "/tokenize", &wanted, b""));
+    let all = "access-control-allow-headers: content-type, x-stainless-os\r";
+    assert!(more.head.contains(all), "{}", more.head);
     let allowed = "access-control-allow-origin: https://example.org";
     assert!(
         asked.head.to_ascii_lowercase().contains(allowed),
@@ -109,6 +120,23 @@ fn a_model_is_known_by_its_names() {
         assert_eq!(ask(json!(model)), status, "{model}");
     }
     assert_eq!((ask(Value::Null), ask(json!(1))), (200, 400));
+    // answers carry the name that was asked for
+    for (path, input) in [
+        ("/v1/completions", "prompt"),
+        ("/completion", "prompt"),
+        ("/v1/embeddings", "input"),
+        ("/v1/responses", "input"),
+    ] {
+        for (asked, told) in [("a", "a"), ("b/c", "b/c"), ("", "a")] {
+            let body =
+                json!({ (input): "1", "model": asked, "max_tokens": 1, "max_output_tokens": 1 });
+            assert_eq!(
+                server.post(path, &body).json()["model"],
+                told,
+                "{path} {asked}"
+            );
+        }
+    }
     assert_eq!(server.get("/v1/models/b/c").json()["id"], "b/c");
     assert_eq!(server.get("/v1/models/gpt").status, 404);
     assert_eq!(

@@ -280,6 +280,69 @@ fn a_response_has_the_text_of_the_chat() {
 }
 
 #[test]
+fn a_response_names_and_repeats_what_was_sent() {
+    let server = Server::usual();
+    let message = json!({ "role": "robot", "content": "a" });
+    let tool = json!({ "type": "function", "name": "a b" });
+    let format = json!({ "type": "json_schema", "schema": { "multipleOf": 99991 } });
+    for (param, mut body) in [
+        ("max_output_tokens", json!({ "max_output_tokens": -1 })),
+        (
+            "input[1].role",
+            json!({ "input": [{ "type": "reasoning" }, message] }),
+        ),
+        (
+            "tools[1].name",
+            json!({ "tools": [{ "type": "web_search" }, tool] }),
+        ),
+        ("text.format", json!({ "text": { "format": format } })),
+        (
+            "text.format.type",
+            json!({ "text": { "format": { "type": "xml" } } }),
+        ),
+        ("metadata", json!({ "metadata": 1 })),
+    ] {
+        body["instructions"] = json!("a");
+        if body.get("input").is_none() {
+            body["input"] = json!("a");
+        }
+        let answer = server.post("/v1/responses", &body);
+        assert_eq!(
+            (answer.status, answer.param().as_str()),
+            (400, param),
+            "{}",
+            answer.text
+        );
+        let text = answer.json()["error"]["message"].to_string();
+        assert!(text.starts_with(&format!("\"{param}: ")), "{text}");
+    }
+    let told = json!({
+        "tools": [{ "type": "function", "name": "f", "parameters": { "type": "object" } }],
+        "tool_choice": "none", "parallel_tool_calls": false, "metadata": { "a": "b" },
+    });
+    let mut body = told.clone();
+    body["input"] = json!("a");
+    body["max_output_tokens"] = json!(4);
+    body["ignore_eos"] = json!(true);
+    let whole = server.post("/v1/responses", &body).json();
+    for (name, value) in told.as_object().expect("fields") {
+        assert_eq!(whole[name], *value, "{name}");
+    }
+    body["stream"] = json!(true);
+    let events = server.stream("/v1/responses", &body);
+    let events = events
+        .iter()
+        .map(|event| serde_json::from_str::<Value>(event).expect("JSON"));
+    let deltas = events.filter(|event| event["type"] == "response.output_text.delta");
+    assert!(
+        deltas
+            .map(|delta| assert_eq!(delta["logprobs"], json!([])))
+            .count()
+            > 0
+    );
+}
+
+#[test]
 fn tokens_go_there_and_back() {
     let server = Server::usual();
     for text in ["1+1=", "ünïcödé \u{1f600} text", ""] {
@@ -295,6 +358,27 @@ fn tokens_go_there_and_back() {
             .is_some_and(|text| text.starts_with('2')),
         "{answer}"
     );
+    // what ended it, in llama-server's words
+    let ended = |answer: &Value| (answer["stop_type"].clone(), answer["stopping_word"].clone());
+    assert_eq!(ended(&answer), (json!("eos"), json!("")));
+    for stream in [false, true] {
+        let body = json!({
+            "prompt": "1+1=", "temperature": 0, "stop": ["x", "2"], "stream": stream,
+        });
+        let answer = match stream {
+            false => server.post("/completion", &body).json(),
+            true => {
+                let pieces = server.stream("/completion", &body);
+                serde_json::from_str(pieces.last().expect("an end")).expect("JSON")
+            }
+        };
+        assert_eq!(ended(&answer), (json!("word"), json!("2")));
+    }
+    let text = |seed: Value| {
+        let body = json!({ "prompt": "Once", "seed": seed, "temperature": 1.5, "n_predict": 12 });
+        server.post("/completion", &body).json()["content"].clone()
+    };
+    assert_eq!(text(json!(42.0)), text(json!(42)));
 }
 
 #[test]
@@ -314,6 +398,11 @@ fn a_message_is_continued_where_it_ends() {
             prompt.ends_with(&format!("assistant\n{text}")),
             "{prompt:?}"
         );
+        let tokens = server.post("/tokenize", &body).json()["tokens"].clone();
+        let told = server
+            .post("/detokenize", &json!({ "tokens": tokens }))
+            .json();
+        assert_eq!(told["content"], prompt);
     }
 }
 

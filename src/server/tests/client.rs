@@ -3,11 +3,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use octavo_engine::{Engine, EngineOptions, ModelSource};
+use octavo_fixtures::tiny::File;
 use octavo_server::{Options, Stop, serve};
 use serde_json::Value;
 
@@ -44,6 +46,21 @@ impl Server {
     pub(crate) fn of(source: &ModelSource, engine: EngineOptions, options: Options) -> Server {
         let engine = Engine::load(source, &engine, &mut |_| {}).expect("it loads");
         Server::with(engine, options)
+    }
+
+    /// A server of a small random model with this chat template.
+    pub(crate) fn chatting(template: &str) -> Server {
+        static FILES: AtomicUsize = AtomicUsize::new(0);
+        let mut file = File::running("qwen3");
+        file.set("tokenizer.chat_template", template);
+        let n = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("octavo-server-test-{}-{n}.gguf", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, file.bytes()).expect("written");
+        let source = ModelSource::Path(path.clone());
+        let server = Server::of(&source, small(), Options::default());
+        std::fs::remove_file(path).expect("it is there");
+        server
     }
 
     /// A server of a loaded model.

@@ -1,6 +1,9 @@
 //! Texts that must be something: JSON of a schema, a call of a tool.
 
-use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
 
 use crate::client::Server;
 
@@ -93,6 +96,36 @@ fn a_call_that_is_demanded_happens() {
 }
 
 #[test]
+fn a_known_rule_does_not_wait_for_those_that_are_compiled() {
+    let server = Server::usual();
+    let ask = |schema: &Value| {
+        let body = json!({ "prompt": "1+1=", "max_tokens": 1, "json_schema": schema });
+        assert_eq!(server.post("/v1/completions", &body).status, 200);
+    };
+    let known = json!({ "type": "boolean" });
+    ask(&known);
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for first in 0..3 {
+            let (ask, done) = (&ask, &done);
+            scope.spawn(move || {
+                let multiple = |n: usize| json!({ "type": "integer", "multipleOf": 9900 + n });
+                let all = (0..10).map(|n| (format!("p{n}"), multiple(10 * first + n)));
+                let all: Map<String, Value> = all.collect();
+                let required: Vec<&String> = all.keys().collect();
+                let schema = json!({ "type": "object", "properties": all, "required": required });
+                ask(&schema);
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // some of them wait by then
+        std::thread::sleep(Duration::from_millis(50));
+        ask(&known);
+        assert!(done.load(Ordering::SeqCst) < 2);
+    });
+}
+
+#[test]
 fn rules_that_cannot_be_are_refused_at_once() {
     let server = Server::usual();
     let wrong = [
@@ -112,4 +145,134 @@ fn rules_that_cannot_be_are_refused_at_once() {
         assert_eq!(answer.status, 400, "{fields}: {}", answer.text);
         assert!(!answer.param().is_empty(), "{fields}: {}", answer.text);
     }
+}
+
+/// Templates that end with the messages, each with what shows a format of calls.
+const SIGNS: [(&str, &str); 8] = [
+    ("Qwen3-Coder", "<tool_call><function=f><parameter=x>"),
+    ("GLM", "<tool_call>f<arg_key>"),
+    ("MiniMax", "<minimax:tool_call>"),
+    ("DeepSeek", "<｜DSML｜invoke>"),
+    ("MiniCPM", "<param name=>"),
+    ("Gemma", "<|tool_call>call:"),
+    ("Hermes", "<tool_call>"),
+    ("none", ""),
+];
+
+fn template(sign: &str) -> String {
+    let messages = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    format!("{messages}{{% if false %}}{sign}{{% endif %}}")
+}
+
+#[test]
+fn a_call_happens_in_every_format() {
+    let roll = json!({ "type": "function", "function": { "name": "roll", "parameters": {
+        "type": "object",
+        "properties": {
+            "sides": { "enum": [6, 20] },
+            "why": { "type": "string", "enum": ["fun", "a \"bet\""] },
+            "times": { "$ref": "#/$defs/few" },
+            "by": { "anyOf": [{ "const": "me" }, { "const": 7 }] },
+        },
+        "required": ["sides", "why", "times", "by"],
+        "$defs": { "few": { "type": "integer", "minimum": 2, "maximum": 9, "format": "int32" } },
+    } } });
+    let stop = json!({ "type": "function", "function": { "name": "stop" } });
+    for (name, sign) in SIGNS {
+        let server = Server::chatting(&template(sign));
+        for seed in 0..3 {
+            let fields = json!({
+                "tools": [roll], "tool_choice": "required", "seed": seed, "max_tokens": 450,
+            });
+            let answer = content(&server, fields);
+            assert_eq!(answer["finish_reason"], "tool_calls", "{name}: {answer}");
+            let call = &answer["message"]["tool_calls"][0]["function"];
+            let arguments = call["arguments"].as_str().expect("text");
+            let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+            assert!(
+                [json!(6), json!(20)].contains(&arguments["sides"]),
+                "{name}: {call}"
+            );
+            assert!(
+                [json!("fun"), json!("a \"bet\"")].contains(&arguments["why"]),
+                "{name}: {call}"
+            );
+            assert!((2..=9).contains(&arguments["times"].as_i64().expect("a number")));
+            assert!(
+                [json!("me"), json!(7)].contains(&arguments["by"]),
+                "{name}: {call}"
+            );
+        }
+        let named = json!({ "type": "function", "function": { "name": "stop" } });
+        let answer = content(
+            &server,
+            json!({ "tools": [roll, stop], "tool_choice": named }),
+        );
+        let call = &answer["message"]["tool_calls"][0]["function"];
+        assert_eq!(
+            *call,
+            json!({ "name": "stop", "arguments": "{}" }),
+            "{name}: {answer}"
+        );
+    }
+}
+
+#[test]
+fn what_a_rule_demands_is_no_thought() {
+    let ends = "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}";
+    let server = Server::chatting(&(template("<tool_call>") + ends));
+    let schema = json!({ "enum": [{ "a": "<think>b" }] });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": schema } });
+    let answer = content(&server, json!({ "response_format": format }));
+    let message = &answer["message"];
+    assert_eq!(message["content"], "{\"a\": \"<think>b\"}", "{answer}");
+    assert!(message.get("reasoning_content").is_none(), "{answer}");
+    let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
+    let answer = content(
+        &server,
+        json!({ "tools": tools, "tool_choice": "required" }),
+    );
+    assert_eq!(
+        answer["message"]["tool_calls"][0]["function"]["name"], "f",
+        "{answer}"
+    );
+    // without a rule it thinks
+    let answer = content(&server, json!({ "max_tokens": 4, "ignore_eos": true }));
+    assert_eq!(answer["message"]["content"], "", "{answer}");
+}
+
+#[test]
+fn a_text_that_is_whole_ends_whatever_bans_its_end() {
+    let server = Server::usual();
+    let schema = json!({ "json_schema": { "enum": [{ "a": 1 }] } });
+    for (name, value) in [("ignore_eos", json!(true)), ("min_tokens", json!(100))] {
+        let mut fields = schema.clone();
+        fields[name] = value;
+        let answer = content(&server, fields);
+        assert_eq!(answer["message"]["content"], "{\"a\": 1}", "{name}");
+        assert_eq!(answer["finish_reason"], "stop", "{name}");
+    }
+}
+
+#[test]
+fn what_a_schema_tells_people_alone_is_passed_over() {
+    let server = Server::usual();
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "format": { "type": "string", "format": "password", "maxLength": 3 },
+            "list": { "type": "array", "items": { "const": 1 }, "uniqueItems": false },
+        },
+        "required": ["format", "list"],
+        "additionalProperties": false,
+    });
+    let answer = content(&server, json!({ "json_schema": schema }));
+    let text = answer["message"]["content"].as_str().expect("text");
+    let value: Value = serde_json::from_str(text).expect("JSON");
+    assert!(
+        value["format"].is_string() && value["list"].is_array(),
+        "{text}"
+    );
+    let body = json!({ "prompt": "1", "json_schema": { "type": "array", "uniqueItems": true } });
+    assert_eq!(server.post("/v1/completions", &body).param(), "json_schema");
 }

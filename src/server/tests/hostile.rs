@@ -95,6 +95,15 @@ fn bodies_that_are_none_are_refused() {
         assert_eq!(answer.status, 400, "{}", answer.text);
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
     }
+    // who sends much hears what was wrong all the same
+    let much = vec![b' '; 6 << 20];
+    for (method, path, status) in [("POST", "/nowhere", 404), ("PUT", path, 405)] {
+        for _ in 0..10 {
+            assert_eq!(read(server.send(method, path, "", &much)).status, status);
+        }
+    }
+    let waits = read(server.send("POST", "/nowhere", "expect: 100-continue\r\n", b""));
+    assert_eq!(waits.status, 404);
     let long = vec![b' '; 9 << 20];
     assert_eq!(read(server.send("POST", path, "", &long)).status, 413);
     assert_eq!(read(server.send("DELETE", path, "", b"")).status, 405);
@@ -161,6 +170,79 @@ fn schemas_made_to_explode_are_answered_and_hold_nobody_up() {
         assert!(start.elapsed() < Duration::from_secs(10), "{schema}");
     }
     assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn rules_whose_states_multiply_are_refused_before_they_are_compiled() {
+    let server = Server::usual();
+    let multiple = |n: u32| json!({ "type": "integer", "multipleOf": n });
+    let multiples = [9973, 9967, 9949, 9941].map(multiple);
+    let multiples = json!({ "allOf": multiples });
+    let patterns: Vec<Value> = (1..16)
+        .map(|i| json!({ "type": "string", "pattern": format!("(.*[ab].{{{i}}}c)") }))
+        .collect();
+    let joined: Vec<String> = (1..31).map(|i| format!("/.*[ab].{{{i}}}c.*/")).collect();
+    let parameters = json!({ "type": "object", "properties": { "a": multiple(9_999_991) } });
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
+    let rules = [
+        ("json_schema", json!({ "json_schema": multiple(9_999_991) })),
+        (
+            "json_schema",
+            json!({ "json_schema": { "allOf": patterns } }),
+        ),
+        ("json_schema", json!({ "json_schema": multiples })),
+        (
+            "grammar",
+            json!({ "grammar": format!("start: %json {}", multiple(9_999_991)) }),
+        ),
+        (
+            "grammar",
+            json!({ "grammar": format!("start: %json {multiples}") }),
+        ),
+        (
+            "grammar",
+            json!({ "grammar": format!("start: A\nA: {}", joined.join(" & ")) }),
+        ),
+        (
+            "tools",
+            json!({
+                "tools": [tool],
+                "tool_choice": "required",
+            }),
+        ),
+    ];
+    for (param, mut body) in rules {
+        let start = Instant::now();
+        body["messages"] = json!([{ "role": "user", "content": "1" }]);
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(
+            (answer.status, answer.param().as_str()),
+            (400, param),
+            "{}",
+            answer.text
+        );
+        assert!(start.elapsed() < Duration::from_secs(10), "{param}");
+    }
+}
+
+#[test]
+fn texts_too_long_for_any_context_are_refused_unread() {
+    let server = Server::usual();
+    let long = "a ".repeat(3 << 20);
+    let message = json!([{ "role": "user", "content": long }]);
+    for (path, body) in [
+        ("/v1/completions", json!({ "prompt": long })),
+        ("/completion", json!({ "prompt": long })),
+        ("/infill", json!({ "input_prefix": long })),
+        ("/v1/embeddings", json!({ "input": long })),
+        ("/v1/chat/completions", json!({ "messages": message })),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 400, "{path}");
+        let error = &answer.json()["error"];
+        assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
+        assert!(answer.text.contains("bytes"), "{path}: {error}");
+    }
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl ChatWriter {
             "id": self.head.id,
             "object": "chat.completion.chunk",
             "created": self.head.created,
-            "model": self.app.name(),
+            "model": self.style.model,
             "system_fingerprint": crate::FINGERPRINT,
             "choices": choices,
         });

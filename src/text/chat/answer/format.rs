@@ -262,6 +262,54 @@ impl CallFormat {
         Some((before, after.to_owned()))
     }
 
+    /// The format in which a grammar forces a call of a model that writes this one: the same,
+    /// except where values have a notation of their own.
+    pub fn forced(self) -> CallFormat {
+        match self {
+            CallFormat::Gemma => CallFormat::Hermes,
+            own => own,
+        }
+    }
+
+    /// The text before and after the parameters of a single call of `name`, where each stands in
+    /// tags; `None` where they do not. What is before begins with [`CallFormat::opening`].
+    pub fn around_tags(self, name: &str) -> Option<(String, &'static str)> {
+        let opening = self.opening();
+        match self {
+            CallFormat::FunctionTag => {
+                Some((format!("{opening}{name}>\n"), "</function>\n</tool_call>"))
+            }
+            CallFormat::ParamTag => Some((format!("{opening}{name}\">\n"), "</function>")),
+            CallFormat::ArgKey => Some((format!("{opening}{name}\n"), "</tool_call>")),
+            CallFormat::Invoke => Some((
+                format!("{opening}{name}\">\n"),
+                "</invoke>\n</minimax:tool_call>",
+            )),
+            CallFormat::Dsml => Some((
+                format!("{opening}function_calls>\n<｜DSML｜invoke name=\"{name}\">\n"),
+                "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            )),
+            _ => None,
+        }
+    }
+
+    /// The text before and after the value of such a parameter, which is a text or JSON.
+    pub fn around_value(self, key: &str, is_text: bool) -> (String, &'static str) {
+        match self {
+            CallFormat::ParamTag => (format!("<param name=\"{key}\">"), "</param>\n"),
+            CallFormat::ArgKey => (
+                format!("<arg_key>{key}</arg_key>\n<arg_value>"),
+                "</arg_value>\n",
+            ),
+            CallFormat::Invoke => (format!("<parameter name=\"{key}\">"), "</parameter>\n"),
+            CallFormat::Dsml => (
+                format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">"),
+                "</｜DSML｜parameter>\n",
+            ),
+            _ => (format!("<parameter={key}>\n"), "\n</parameter>\n"),
+        }
+    }
+
     pub(super) fn syntax(self) -> Syntax {
         let plain = Syntax {
             openers: &[],

@@ -97,6 +97,17 @@ impl AnswerParser {
         self
     }
 
+    /// Tells the parser, after the tools, that a grammar forces a call in this format: the answer
+    /// begins with it, and thinks nothing before.
+    pub fn forced(mut self, format: CallFormat) -> AnswerParser {
+        self.format = format;
+        self.syntax = format.syntax();
+        self.mode = Mode::Content;
+        self.after_marker = false;
+        Arc::make_mut(&mut self.kinds).be_strict();
+        self
+    }
+
     /// Whether the words around thoughts are control tokens in the vocabularies of models with such
     /// a template, so that an answer must be generated with them shown.
     pub fn has_control_words(&self) -> bool {

@@ -24,16 +24,31 @@ enum At {
 }
 
 /// What is known of tools: their names, and what schemas say about their parameters.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Kinds {
     names: HashSet<String>,
     parameters: HashMap<(String, String), Kind>,
+    /// Whether what is no text by its schema is JSON, because a grammar says so.
+    is_strict: bool,
 }
 
 impl Kinds {
     /// Whether a function may be called: any may where none are known.
     pub(super) fn has(&self, name: &str) -> bool {
         self.names.is_empty() || self.names.contains(name)
+    }
+
+    /// From now on, what is no text by its schema is JSON.
+    pub(super) fn be_strict(&mut self) {
+        self.is_strict = true;
+    }
+
+    fn of(&self, name: &str, key: &str) -> Kind {
+        let place = (name.to_owned(), key.to_owned());
+        match self.parameters.get(&place) {
+            None | Some(Kind::Unknown) if self.is_strict => Kind::Other,
+            found => found.copied().unwrap_or(Kind::Unknown),
+        }
     }
 }
 
@@ -184,14 +199,7 @@ impl TagReader {
         self.kind = match attributes {
             a if a.contains("string=\"true\"") => Kind::Text,
             a if a.contains("string=\"false\"") => Kind::Other,
-            _ => {
-                let place = (self.name.clone(), key.to_owned());
-                self.kinds
-                    .parameters
-                    .get(&place)
-                    .copied()
-                    .unwrap_or(Kind::Unknown)
-            }
+            _ => self.kinds.of(&self.name, key),
         };
         self.value.clear();
         self.quoted = false;

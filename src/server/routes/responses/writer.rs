@@ -1,0 +1,312 @@
+//! A response of the newer interface, all at once or while it is made.
+
+use std::sync::Arc;
+
+use octavo_engine::Event;
+use octavo_engine::sequence::Finish;
+use octavo_text::chat::answer::{AnswerParser, Piece};
+use serde_json::{Value, json};
+
+use super::Told;
+use crate::app::{App, now};
+use crate::error::ApiError;
+use crate::routes::chat::Style;
+use crate::sse::{Message, Writer};
+use crate::work::{Update, Work};
+
+/// An item of the output, as it grows.
+struct Item {
+    id: String,
+    kind: Kind,
+    text: String,
+}
+
+enum Kind {
+    Reasoning,
+    Text,
+    Call { call_id: String, name: String },
+}
+
+impl Item {
+    fn to_json(&self, is_done: bool) -> Value {
+        let status = if is_done { "completed" } else { "in_progress" };
+        let text = if is_done { self.text.as_str() } else { "" };
+        match &self.kind {
+            Kind::Reasoning => json!({
+                "id": self.id,
+                "type": "reasoning",
+                "summary": [],
+                "content": [{ "type": "reasoning_text", "text": text }],
+                "status": status,
+            }),
+            Kind::Text => {
+                let parts = if is_done {
+                    json!([part(text)])
+                } else {
+                    json!([])
+                };
+                json!({
+                    "id": self.id,
+                    "type": "message",
+                    "role": "assistant",
+                    "status": status,
+                    "content": parts,
+                })
+            }
+            Kind::Call { call_id, name } => json!({
+                "id": self.id,
+                "type": "function_call",
+                "call_id": call_id,
+                "name": name,
+                "arguments": text,
+                "status": status,
+            }),
+        }
+    }
+}
+
+fn part(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+}
+
+/// Writes a response, all at once or while it is made.
+pub(super) struct ResponseWriter {
+    app: Arc<App>,
+    pub(super) work: Option<Work>,
+    id: String,
+    model: String,
+    told: Told,
+    created: u64,
+    parser: AnswerParser,
+    items: Vec<Item>,
+    /// Whether the last item may still grow.
+    is_open: bool,
+    sequence: u64,
+    messages: Vec<Message>,
+    usage: Value,
+    finish: Option<Finish>,
+    has_ended: bool,
+}
+
+impl ResponseWriter {
+    pub(super) fn new(app: Arc<App>, style: &Style, told: Told) -> ResponseWriter {
+        let mut writer = ResponseWriter {
+            id: app.new_id("resp_"),
+            model: style.model.clone(),
+            told,
+            app,
+            work: None,
+            created: now(),
+            parser: style.parser(),
+            items: Vec::new(),
+            is_open: false,
+            sequence: 0,
+            messages: Vec::new(),
+            usage: Value::Null,
+            finish: None,
+            has_ended: false,
+        };
+        for name in ["response.created", "response.in_progress"] {
+            let response = writer.response("in_progress");
+            writer.tell(name, json!({ "response": response }));
+        }
+        writer
+    }
+
+    pub(super) fn status(&self) -> &'static str {
+        match self.finish {
+            Some(Finish::Length | Finish::ContextFull) => "incomplete",
+            _ => "completed",
+        }
+    }
+
+    pub(super) fn response(&self, status: &str) -> Value {
+        let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": incomplete,
+            "model": self.model,
+            "output": self.items.iter().map(|item| item.to_json(true)).collect::<Vec<_>>(),
+            "parallel_tool_calls": self.told.parallel_tool_calls,
+            "tool_choice": self.told.tool_choice,
+            "tools": self.told.tools,
+            "metadata": self.told.metadata,
+            "usage": self.usage,
+        })
+    }
+
+    fn tell(&mut self, name: &'static str, mut data: Value) {
+        data["type"] = json!(name);
+        data["sequence_number"] = json!(self.sequence);
+        self.sequence += 1;
+        self.messages.push(Message::Named(name, data));
+    }
+
+    /// Something about the last item.
+    fn tell_of_item(&mut self, name: &'static str, mut data: Value) {
+        let at = self.items.len() - 1;
+        data["item_id"] = json!(self.items[at].id);
+        data["output_index"] = json!(at);
+        self.tell(name, data);
+    }
+
+    fn open(&mut self, kind: Kind) {
+        self.close();
+        let prefix = match kind {
+            Kind::Reasoning => "rs_",
+            Kind::Text => "msg_",
+            Kind::Call { .. } => "fc_",
+        };
+        let is_text = matches!(kind, Kind::Text);
+        self.items.push(Item {
+            id: self.app.new_id(prefix),
+            kind,
+            text: String::new(),
+        });
+        self.is_open = true;
+        let at = self.items.len() - 1;
+        let item = self.items[at].to_json(false);
+        self.tell(
+            "response.output_item.added",
+            json!({ "output_index": at, "item": item }),
+        );
+        if is_text {
+            let data = json!({ "content_index": 0, "part": part("") });
+            self.tell_of_item("response.content_part.added", data);
+        }
+    }
+
+    fn close(&mut self) {
+        if !std::mem::take(&mut self.is_open) {
+            return;
+        }
+        let at = self.items.len() - 1;
+        let text = self.items[at].text.clone();
+        match self.items[at].kind {
+            Kind::Text => {
+                let data = json!({ "content_index": 0, "text": text, "logprobs": [] });
+                self.tell_of_item("response.output_text.done", data);
+                let data = json!({ "content_index": 0, "part": part(&text) });
+                self.tell_of_item("response.content_part.done", data);
+            }
+            Kind::Reasoning => {
+                let data = json!({ "content_index": 0, "text": text });
+                self.tell_of_item("response.reasoning_text.done", data);
+            }
+            Kind::Call { .. } => {
+                let data = json!({ "arguments": text });
+                self.tell_of_item("response.function_call_arguments.done", data);
+            }
+        }
+        let item = self.items[at].to_json(true);
+        self.tell(
+            "response.output_item.done",
+            json!({ "output_index": at, "item": item }),
+        );
+    }
+
+    fn last_is(&self, is_kind: impl Fn(&Kind) -> bool) -> bool {
+        self.is_open && self.items.last().is_some_and(|item| is_kind(&item.kind))
+    }
+
+    fn add(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => {
+                    // white space alone between calls is no message
+                    let is_text = self.last_is(|kind| matches!(kind, Kind::Text));
+                    if !is_text && text.trim().is_empty() && !self.items.is_empty() {
+                        continue;
+                    }
+                    if !is_text {
+                        self.open(Kind::Text);
+                    }
+                    self.grow("response.output_text.delta", text);
+                }
+                Piece::Reasoning(text) => {
+                    if !self.last_is(|kind| matches!(kind, Kind::Reasoning)) {
+                        self.open(Kind::Reasoning);
+                    }
+                    self.grow("response.reasoning_text.delta", text);
+                }
+                Piece::CallBegins { name, .. } => {
+                    let call_id = self.app.new_id("call_");
+                    self.open(Kind::Call { call_id, name });
+                }
+                Piece::CallArguments { text, .. } => {
+                    self.grow("response.function_call_arguments.delta", text);
+                }
+            }
+        }
+    }
+
+    fn grow(&mut self, name: &'static str, text: String) {
+        if let Some(item) = self.items.last_mut() {
+            item.text.push_str(&text);
+            let mut data = json!({ "content_index": 0, "delta": text });
+            if matches!(item.kind, Kind::Text) {
+                data["logprobs"] = json!([]);
+            }
+            self.tell_of_item(name, data);
+        }
+    }
+
+    pub(super) fn take(&mut self, event: Event) {
+        match event {
+            Event::Delta { delta, .. } => {
+                let pieces = self.parser.push(&delta.text);
+                self.add(pieces);
+            }
+            Event::Finished { text, timing, .. } => {
+                let pieces = self.parser.finish();
+                self.add(pieces);
+                self.close();
+                self.finish = Some(text.finish);
+                self.usage = json!({
+                    "input_tokens": timing.prompt_tokens,
+                    "input_tokens_details": { "cached_tokens": timing.cached },
+                    "output_tokens": timing.generated_tokens,
+                    "output_tokens_details": { "reasoning_tokens": 0 },
+                    "total_tokens": timing.prompt_tokens + timing.generated_tokens,
+                });
+                let status = self.status();
+                let name = match status {
+                    "incomplete" => "response.incomplete",
+                    _ => "response.completed",
+                };
+                let response = self.response(status);
+                self.tell(name, json!({ "response": response }));
+            }
+            Event::Failed(error) => {
+                let mut response = self.response("failed");
+                response["error"] = ApiError::from(error).to_json()["error"].take();
+                self.tell("response.failed", json!({ "response": response }));
+                self.has_ended = true;
+            }
+            Event::Started { .. }
+            | Event::Read { .. }
+            | Event::Prompt(_)
+            | Event::Found { .. }
+            | Event::Embedded { .. } => {}
+        }
+    }
+}
+
+impl Writer for ResponseWriter {
+    async fn next(&mut self) -> Option<Vec<Message>> {
+        if self.messages.is_empty() {
+            if self.has_ended {
+                return None;
+            }
+            match self.work.as_mut()?.next().await {
+                None => self.has_ended = true,
+                Some(Update { event, .. }) => self.take(event),
+            }
+        }
+        Some(std::mem::take(&mut self.messages))
+    }
+}
