@@ -76,10 +76,12 @@ impl Oracle<'_> {
         for &(id, bias) in &self.options.sampler.logit_bias {
             logits[id as usize] += f64::from(bias);
         }
-        if self.options.ignore_eos || said.len() < self.options.min_tokens {
-            for &id in self.engine.tokenizer().eog_ids() {
-                logits[id as usize] = f64::NEG_INFINITY;
-            }
+        let is_early = said.len() < self.options.min_tokens;
+        let ends = self.engine.tokenizer().eog_ids().iter();
+        let ends = ends.filter(|_| self.options.ignore_eos || is_early);
+        let stops = self.options.stop_ids.iter().filter(|_| is_early);
+        for &id in ends.chain(stops) {
+            logits[id as usize] = f64::NEG_INFINITY;
         }
         let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits.iter().map(|logit| (logit - most).exp()).sum();
