@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs Miri, which sees undefined behaviour that no test can: over a tiny layer of the executor in both of its models of
 # what references may do, and over such unit tests of the crates as it is fast enough for (a call takes it ten
-# microseconds). Installs what it needs. About five minutes on 2 cores.
+# microseconds). Installs what it needs. A few minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
