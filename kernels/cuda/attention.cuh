@@ -13,7 +13,8 @@
 // `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves.
 // Queries are two halves each, the second holding what the first rounded away: scores then have the
 // cache's accuracy. Probabilities are halves. Keys are taken 64 at a time, counted from position 0
-// wherever a window begins: what a row does not see has weight zero and changes no bit of it.
+// wherever a window begins: what a row does not see has weight zero and changes no bit of it. The
+// next keys and values are on their way while these are multiplied.
 #ifndef OCTAVO_ATTENTION
 #define OCTAVO_ATTENTION
 
@@ -286,8 +287,11 @@ template <int DIM>
 DEVICE void attend_prompt(const AttentionParams& p) {
     static_assert(DIM % 16 == 0 && DIM <= 128, "the tensor cores take 16 values at a time, and registers are few");
     constexpr u32 stride = DIM + 8;  // eight more, for the banks: see gemm.cuh
-    SHARED(u16, keys, [KEYS][stride]);
-    SHARED(u16, values, [KEYS][stride]);
+    typedef u16 Tile[KEYS][stride];
+    LAUNCHED_SHARED(tiles, 4 * sizeof(Tile));
+    // two tiles of keys, and two of values
+    Tile* const keys = reinterpret_cast<Tile*>(tiles);
+    Tile* const values = keys + 2;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 first_row = p.tiles[2 * blockIdx.x], n_rows = p.tiles[2 * blockIdx.x + 1];
     const u32 head_kv = blockIdx.y, per_kv = p.heads / p.heads_kv, n_queries = n_rows * per_kv;
@@ -305,15 +309,15 @@ DEVICE void attend_prompt(const AttentionParams& p) {
             x = p.q[head * DIM + d] * p.scale;
         }
         const u16 leading = float_to_half(x);
-        keys[query][d] = leading;
-        values[query][d] = float_to_half(x - half_to_float(leading));
+        keys[0][query][d] = leading;
+        values[0][query][d] = float_to_half(x - half_to_float(leading));
     }
     __syncthreads();
     u32 q[DIM / 16][4], rest[DIM / 16][4];
 #pragma unroll
     for (u32 k = 0; k < DIM / 16; ++k) {
-        load_matrices(q[k], &keys[warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
-        load_matrices(rest[k], &values[warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
+        load_matrices(q[k], &keys[0][warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
+        load_matrices(rest[k], &values[0][warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
     }
     __syncthreads();
 
@@ -328,22 +332,35 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     float max[2] = {minus_infinity(), minus_infinity()}, total[2] = {}, sum[DIM / 8][4] = {};
     // of all rows, the first one sees the first keys, and the last one the last
     const u32 first = seen_by(p, first_row).first, visible = seen_by(p, first_row + n_rows - 1).end;
-    for (u32 first_key = first / KEYS * KEYS; first_key < visible; first_key += KEYS) {
-        for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += ATTEND_THREADS) {
-            const u32 key = i / (DIM / 8), d = i % (DIM / 8) * 8, at = first_key + key;
-            // nothing was written behind the last position, and what lies before the first may be
-            // gone: zero times that may be no number
-            Words k = {}, v = {};
-            const u32 page = at >= first && at < visible ? page_of(p.paging, first_row, table, at / PAGE) : p.paging.n_pages;
-            if (page < p.paging.n_pages) {
-                const u32 in_page = 2 * (at % PAGE * DIM + d);
-                const u64 from = page_start<KvF16>(page, p.heads_kv, head_kv, DIM) + in_page;
-                k = load16(all_k + from);
-                v = load16(all_v + from);
-            }
-            store16(&keys[key][d], k);
-            store16(&values[key][d], v);
+    const auto bring = [&](u32 first_key, u32 tile) {
+        constexpr u32 pieces = KEYS * DIM / 8 / ATTEND_THREADS;
+        // nothing was written behind the last position, and what lies before the first may be gone:
+        // zero times that may be no number
+        const auto is_needed = [&](u32 key) { return first_key + key >= first && first_key + key < visible; };
+        // all numbers of pages are asked for before any of them is used
+        u32 page[pieces];
+#pragma unroll
+        for (u32 i = 0; i < pieces; ++i) {
+            const u32 key = (i * ATTEND_THREADS + threadIdx.x) / (DIM / 8);
+            page[i] = is_needed(key) ? table[(first_key + key) / PAGE] : 0;
         }
+#pragma unroll
+        for (u32 i = 0; i < pieces; ++i) {
+            const u32 piece = i * ATTEND_THREADS + threadIdx.x, key = piece / (DIM / 8), d = piece % (DIM / 8) * 8;
+            const bool there = is_needed(key) && checked_page(p.paging, first_row, page[i]) < p.paging.n_pages;
+            const u64 start = page_start<KvF16>(there ? page[i] : 0, p.heads_kv, head_kv, DIM);
+            const u64 from = start + 2 * ((first_key + key) % PAGE * DIM + d);
+            copy_early(&keys[tile][key][d], all_k + from, there);
+            copy_early(&values[tile][key][d], all_v + from, there);
+        }
+    };
+    const u32 begin = first / KEYS * KEYS;
+    if (begin < visible) bring(begin, 0);
+    copies_begun();
+    for (u32 first_key = begin, tile = 0; first_key < visible; first_key += KEYS, tile ^= 1) {
+        if (first_key + KEYS < visible) bring(first_key + KEYS, tile ^ 1);
+        copies_begun();
+        copied<1>();
         __syncthreads();
 
         float score[KEYS / 8][4] = {};
@@ -352,7 +369,7 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
             for (u32 n = 0; n < KEYS / 16; ++n) {
                 u32 b[4];
-                load_matrices(b, &keys[16 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
+                load_matrices(b, &keys[tile][16 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
                     mma_f16(score[2 * n + i], q[k], b[2 * i], b[2 * i + 1]);
@@ -411,7 +428,7 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
             for (u32 d = 0; d < DIM / 16; ++d) {
                 u32 b[4];
-                load_matrices_transposed(b, &values[16 * n + lane % 16][16 * d + lane / 16 * 8]);
+                load_matrices_transposed(b, &values[tile][16 * n + lane % 16][16 * d + lane / 16 * 8]);
                 mma_f16(sum[2 * d], a, b[0], b[1]);
                 mma_f16(sum[2 * d + 1], a, b[2], b[3]);
             }

@@ -25,6 +25,8 @@ typedef unsigned long long u64;
 #define KERNEL_OF(name, Params, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Params p)
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
+// So many bytes at a multiple of 1024, which a launch must ask for.
+#define LAUNCHED_SHARED(name, bytes) extern __shared__ __align__(1024) u8 name[]
 
 #else
 
@@ -41,6 +43,7 @@ typedef unsigned long long u64;
     static char name##_key;                                                                                        \
     typedef type name##_type dims;                                                                                 \
     name##_type& name = *static_cast<name##_type*>(shim::shared(&name##_key, sizeof(name##_type)))
+#define LAUNCHED_SHARED(name, bytes) u8* name = static_cast<u8*>(shim::launched_shared(bytes))
 
 #endif
 
@@ -129,6 +132,66 @@ DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Sixteen bytes to shared memory, which are there after `copied`; zeros where there is nothing to
+// copy.
+DEVICE void copy_early(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+// Ends a group of them.
+DEVICE void copies_begun() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+// Waits for all of a thread's groups but the last `LATER`.
+template <int LATER>
+DEVICE void copied() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory");
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Products of four warps together, which go on while they do something else. What threads have
+// written to shared memory is seen by these products after `written_for_products` and a barrier;
+// their registers, after `products_begin`.
+DEVICE void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+DEVICE void products_begun() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+
+// d += a b: of four warps each has 16 of a's 64 rows of 16 halves; b's 128 columns are rows of 64
+// halves in shared memory, of which those from 16 k on are taken, and whose eighths are where
+// `swizzled` says. Lanes have elements of a and d as in `mma_f16`, d in 16 tiles one behind the
+// other.
+DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
+    // rows of 128 bytes, swizzled so; eight of them are 1024 bytes
+    const u64 at = (shared_address(b) + 32 * k) >> 4 & 0x3fff;
+    const u64 factor = u64{1} << 62 | u64{1024 >> 4} << 32 | u64{1} << 16 | at;
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(factor));
+}
+#endif
+
 #else
 
 DEVICE float as_float(u32 bits) { return shim::bit_cast<float>(bits); }
@@ -156,6 +219,17 @@ DEVICE Words load16_once(const void* at) { return load_vector<Words>(at); }
 DEVICE void load_matrices(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, false); }
 DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, true); }
 DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { shim::mma_f16(d, a, b0, b1); }
+DEVICE void copy_early(void* to, const void* from, bool there) {
+    store_vector<Words>(to, there ? load_vector<Words>(from) : Words{});
+}
+DEVICE void copies_begun() {}
+template <int LATER>
+DEVICE void copied() {}
+DEVICE void written_for_products() {}
+DEVICE void products_begin() {}
+DEVICE void products_begun() {}
+DEVICE void products_done() {}
+DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) { shim::multiply_wide(d, a, b, k); }
 
 #endif
 
@@ -165,6 +239,10 @@ DEVICE void store16(void* at, Words v) { store_vector<Words>(at, v); }
 DEVICE float low_half(u32 pair) { return half_to_float(static_cast<u16>(pair)); }
 DEVICE float high_half(u32 pair) { return half_to_float(static_cast<u16>(pair >> 16)); }
 DEVICE float bf16_to_float(u16 b) { return as_float(static_cast<u32>(b) << 16); }
+
+// Where eighth `eighth` of row `row` is among rows of 128 bytes: the rows of one column of eighths
+// then lie in different banks.
+DEVICE constexpr u32 swizzled(u32 row, u32 eighth) { return 128 * row + 16 * (eighth ^ row % 8); }
 
 template <class T>
 DEVICE constexpr T least(T a, T b) {
@@ -182,6 +260,29 @@ DEVICE float lanes_sum(float x) {
 #pragma unroll
     for (int o = lanes / 2; o > 0; o /= 2) x += __shfl_xor_sync(ALL_LANES, x, o);
     return x;
+}
+// The sums of `n` values (a power of two) over all lanes: a lane gets that of value
+// lane / (32 / n). The trees are those of `lanes_sum`, and half of the values that are left
+// change places at each step.
+template <u32 n>
+DEVICE float lanes_sums(float (&v)[n]) {
+    u32 left = n;
+#pragma unroll
+    for (u32 o = WARP / 2; o > 0; o /= 2) {
+        if (left == 1) {
+            v[0] += __shfl_xor_sync(ALL_LANES, v[0], o);
+            continue;
+        }
+        left /= 2;
+        const bool upper = threadIdx.x & o;
+#pragma unroll
+        for (u32 i = 0; i < n / 2; ++i) {
+            if (i >= left) continue;
+            const float kept = upper ? v[i + left] : v[i], given = upper ? v[i] : v[i + left];
+            v[i] = kept + __shfl_xor_sync(ALL_LANES, given, o);
+        }
+    }
+    return v[0];
 }
 template <int lanes>
 DEVICE i32 lanes_sum(i32 x) {

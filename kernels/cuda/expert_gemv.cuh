@@ -1,5 +1,5 @@
-// Products of each row with the experts that it is given to: a block for eight strips of one expert
-// of one row, a warp for each. A strip's arithmetic is that of `gemv`, bit for bit. Which expert it
+// Products of each row with the experts that it is given to: a block for as many strips of one
+// expert of one row as its warps have parts of. A strip's arithmetic is that of `gemv`, bit for bit. Which expert it
 // is stands in device memory, so that launches do not depend on it.
 #ifndef OCTAVO_EXPERT_GEMV
 #define OCTAVO_EXPERT_GEMV
@@ -21,19 +21,23 @@ static_assert(sizeof(ExpertGemvParams) == 88, "kernels/src/cuda/params.rs has th
 
 template <class F>
 DEVICE void expert_gemv(const ExpertGemvParams& p) {
+    SHARED(float, sums, [MOST_PARTS][GEMV_WARPS][STRIP]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 choice = blockIdx.x, strip = blockIdx.y * GEMV_WARPS + warp;
-    const u32 strips = (p.n + STRIP - 1) / STRIP;
-    // whole warps, and nobody waits for them
-    if (strip >= strips) return;
+    const u32 parts = parts_of(p.w.units), across = GEMV_WARPS / parts, strips = (p.n + STRIP - 1) / STRIP;
+    const u32 choice = blockIdx.x, first = blockIdx.y * across;
     const u32 expert = place(p.ids[choice], p.experts);
-    GemvParams one = {};
     constexpr int pieces = F::FLOAT ? FLOAT_PIECES : INTEGER_PIECES;
-    one.x = activation_piece(p.x, choice / p.sharing, pieces, 0, p.w.units, 0);
-    one.columns = 1;
-    const float value = strip_product<F, 1>(p.w, one, expert * strips + strip);
-    const u32 row = strip * STRIP + lane;
-    if (lane < STRIP && row < p.n) p.out[static_cast<u64>(choice) * p.n + row] = value;
+    const u8* x = activation_piece(p.x, choice / p.sharing, pieces, 0, p.w.units, 0);
+    const u32 part = warp % parts, strip = least(first + warp / parts, strips - 1);
+    const float mine = strip_part<F, 1>(p.w, x, 1, expert * strips + strip, part, parts);
+    constexpr u32 lanes = WARP / STRIP;
+    if (lane % lanes == 0) sums[part][warp / parts][lane / lanes] = mine;
+    __syncthreads();
+    const u32 row = first * STRIP + threadIdx.x;
+    if (threadIdx.x >= across * STRIP || row >= p.n) return;
+    float value = sums[0][threadIdx.x / STRIP][threadIdx.x % STRIP];
+    for (u32 i = 1; i < parts; ++i) value += sums[i][threadIdx.x / STRIP][threadIdx.x % STRIP];
+    p.out[static_cast<u64>(choice) * p.n + row] = value;
 }
 
 #endif

@@ -1,11 +1,13 @@
 // Products of a packed matrix with up to eight rows of activations: what generation spends its time
 // in, which is the time it takes to read the weights once.
 //
-// A warp takes a strip of four rows, its lanes neighbouring units. For a unit a lane issues all of
-// the strip's 16-byte reads before it uses any of them (with few columns, those of its next unit
-// too), decodes once, and multiplies with every column of activations, which L1 holds. Sums stay in
-// the lane until the end of the rows; then one fixed tree over the lanes. Nothing in a column's
-// arithmetic depends on how many columns there are.
+// A warp has a strip of four rows, or a part of one where rows are long, its lanes neighbouring
+// units. For a unit a lane issues all of the strip's 16-byte reads before it uses any of them,
+// decodes once, and multiplies with every column of activations, which L1 holds. Sums stay in the
+// lane until the end of its part; then one fixed tree over the lanes, and the parts in their order.
+// Nothing in a column's arithmetic depends on how many columns there are, nor on who computes it.
+//
+// Nothing is read ahead: as many warps as registers allow hide more than each of them could.
 //
 // One launch has up to three matrices of the same type and input, one beside the other; or two of
 // the same shape, a gate and what it gates. Eight strips are a unit of the next product's input: a
@@ -25,10 +27,10 @@ struct GemvParams {
     GemvPart parts[3];
     const u8* x;
     u8* integers;  // instead of `out` if not null: (columns, units of rows), see activations.cuh
-    u32 strips;    // of all parts that are one beside the other
+    u32 tiles;  // of all matrices that are one beside the other, each of which begins with one
     u32 columns;
     u32 gated;  // a GateKind: parts[0].out = gate(parts[0].w x) * parts[1].w x; 0: products alone
-    u32 unused;
+    u32 tile;   // strips that a block takes at a time: one for each warp, or for its parts of strips
 };
 static_assert(sizeof(GemvParams) == 224, "kernels/src/cuda/params.rs has the same");
 
@@ -36,6 +38,12 @@ constexpr u32 GEMV_WARPS = 8;
 constexpr u32 GEMV_THREADS = GEMV_WARPS * WARP;
 constexpr u32 GEMV_COLUMNS = 8;
 static_assert(GEMV_WARPS * STRIP == UNIT, "a block makes a unit");
+
+// Parts of a row of so many units, which are dealt to them in turn, 32 at a time: by the length of
+// a row alone, so that its numbers depend on nothing else. The matrices with long rows have few of
+// them for a large device. kernels/src/cuda/launch/products.rs has the same numbers.
+constexpr u32 MOST_PARTS = 4;
+DEVICE u32 parts_of(u32 units) { return units < 256 ? 1 : MOST_PARTS; }
 
 // What a lane reads of one unit of a strip.
 template <class F>
@@ -58,9 +66,57 @@ DEVICE void load_unit(Raw<F>& raw, const Matrix& w, u32 strip, u32 unit) {
     load_scales<F::SUPERS>(raw.supers, w.supers, static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
 }
 
-// One unit of four rows against the integer activations of all columns.
+// A unit of a column of integer activations.
+struct UnitOfX {
+    u32 w[16];
+    UnitSums sums;
+};
+
+DEVICE void load_unit_of_x(UnitOfX& to, const u8* x, u32 column, u32 units, u32 unit) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Words v = load16(activation_piece(x, column, INTEGER_PIECES, i, units, unit));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to.w[4 * i + j] = v.w[j];
+    }
+    to.sums = load_vector<UnitSums>(activation_piece(x, column, INTEGER_PIECES, 4, units, unit));
+}
+
+// What a unit of a row adds to its product with a column.
+template <class F>
+DEVICE float add_unit(float acc, const u32 (&codes)[8], const Scales& g, const UnitOfX& x) {
+    i32 dot[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        i32 a = 0, b = 0;
+#pragma unroll
+        for (int i = 4 * half; i < 4 * half + 4; ++i) {
+            a = __dp4a(static_cast<i32>(codes[i]), static_cast<i32>(x.w[i]), a);
+            b = __dp4a(static_cast<i32>(codes[i]), static_cast<i32>(x.w[8 + i]), b);
+        }
+        dot[half] = a * 256 + b;
+    }
+    const UnitSums& sums = x.sums;
+    const i32 first = dot[0] - F::OFFSET * sums.first, second = dot[1] - F::OFFSET * sums.second;
+    float sum;
+    if constexpr (F::GROUP == 16) {
+        sum = fmaf(g.scale[1], static_cast<float>(second), g.scale[0] * static_cast<float>(first));
+        if constexpr (F::MIN) {
+            sum = fmaf(-g.min[0], static_cast<float>(sums.first), sum);
+            sum = fmaf(-g.min[1], static_cast<float>(sums.second), sum);
+        }
+    } else {
+        sum = g.scale[0] * static_cast<float>(first + second);
+        if constexpr (F::MIN) sum = fmaf(-g.min[0], static_cast<float>(sums.first + sums.second), sum);
+    }
+    return fmaf(sums.scale, sum, acc);
+}
+
+// One unit of four rows of codes.
 template <class F, int N>
-DEVICE void gemv_codes(float (&acc)[STRIP][N], const Raw<F>& raw, const GemvParams& p, u32 units, u32 unit) {
+DEVICE void gemv_codes(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns, u32 strip, u32 unit) {
+    Raw<F> raw;
+    load_unit(raw, w, strip, unit);
     u32 codes[STRIP][8];
     Scales scales[STRIP];
 #pragma unroll
@@ -70,50 +126,18 @@ DEVICE void gemv_codes(float (&acc)[STRIP][N], const Raw<F>& raw, const GemvPara
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-        if (n >= static_cast<int>(p.columns)) continue;
-        u32 x[16];
+        if (n >= static_cast<int>(columns)) continue;
+        UnitOfX of_x;
+        load_unit_of_x(of_x, x, n, w.units, unit);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const Words v = load16(activation_piece(p.x, n, INTEGER_PIECES, i, units, unit));
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[4 * i + j] = v.w[j];
-        }
-        const UnitSums sums = load_vector<UnitSums>(activation_piece(p.x, n, INTEGER_PIECES, 4, units, unit));
-#pragma unroll
-        for (u32 r = 0; r < STRIP; ++r) {
-            i32 dot[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                i32 a = 0, b = 0;
-#pragma unroll
-                for (int i = 4 * half; i < 4 * half + 4; ++i) {
-                    a = __dp4a(static_cast<i32>(codes[r][i]), static_cast<i32>(x[i]), a);
-                    b = __dp4a(static_cast<i32>(codes[r][i]), static_cast<i32>(x[8 + i]), b);
-                }
-                dot[half] = a * 256 + b;
-            }
-            const Scales& g = scales[r];
-            const i32 first = dot[0] - F::OFFSET * sums.first, second = dot[1] - F::OFFSET * sums.second;
-            float sum;
-            if constexpr (F::GROUP == 16) {
-                sum = fmaf(g.scale[1], static_cast<float>(second), g.scale[0] * static_cast<float>(first));
-                if constexpr (F::MIN) {
-                    sum = fmaf(-g.min[0], static_cast<float>(sums.first), sum);
-                    sum = fmaf(-g.min[1], static_cast<float>(sums.second), sum);
-                }
-            } else {
-                sum = g.scale[0] * static_cast<float>(first + second);
-                if constexpr (F::MIN) sum = fmaf(-g.min[0], static_cast<float>(sums.first + sums.second), sum);
-            }
-            acc[r][n] = fmaf(sums.scale, sum, acc[r][n]);
-        }
+        for (u32 r = 0; r < STRIP; ++r) acc[n][r] = add_unit<F>(acc[n][r], codes[r], scales[r], of_x);
     }
 }
 
 // One unit of four rows of floats. A piece of 16 bytes at a time: whole units would not fit in
 // registers.
 template <class F, int N>
-DEVICE void gemv_floats(float (&acc)[STRIP][N], const Matrix& w, const GemvParams& p, u32 strip, u32 unit) {
+DEVICE void gemv_floats(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns, u32 strip, u32 unit) {
     constexpr int pieces = F::LOW / 4, values = 4 * F::IN_WORD;
 #pragma unroll 2
     for (int piece = 0; piece < pieces; ++piece) {
@@ -123,17 +147,17 @@ DEVICE void gemv_floats(float (&acc)[STRIP][N], const Matrix& w, const GemvParam
             words[r] = load16_once(piece_at(w.low, strip, F::LOW, r * pieces + piece, w.units, unit));
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            if (n >= static_cast<int>(p.columns)) continue;
+            if (n >= static_cast<int>(columns)) continue;
 #pragma unroll
             for (int j = 0; j < values; j += 4) {
                 const int at = (piece * values + j) / 4;
-                const Words x = load16(activation_piece(p.x, n, FLOAT_PIECES, at, w.units, unit));
+                const Words of_x = load16(activation_piece(x, n, FLOAT_PIECES, at, w.units, unit));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 r = 0; r < STRIP; ++r) {
                         const float v = F::value(words[r].w[(j + i) / F::IN_WORD], (j + i) % F::IN_WORD);
-                        acc[r][n] = fmaf(v, as_float(x.w[i]), acc[r][n]);
+                        acc[n][r] = fmaf(v, as_float(of_x.w[i]), acc[n][r]);
                     }
                 }
             }
@@ -141,78 +165,78 @@ DEVICE void gemv_floats(float (&acc)[STRIP][N], const Matrix& w, const GemvParam
     }
 }
 
-// A strip's product with all columns: lane 4 n + r of the warp gets that of row r and column n.
+// A part of a strip's products with all columns: a lane gets the sum of value
+// lane / (32 / (4 N)), which is that of row value % 4 and column value / 4.
 template <class F, int N>
-DEVICE float strip_product(const Matrix& w, const GemvParams& p, u32 strip) {
-    const u32 lane = threadIdx.x % WARP;
-    float acc[STRIP][N] = {};
-    u32 unit = lane;
-    if constexpr (F::FLOAT) {
-        for (; unit < w.units; unit += WARP) gemv_floats<F, N>(acc, w, p, strip, unit);
-    } else if constexpr (N > 2) {
-        for (; unit < w.units; unit += WARP) {
-            Raw<F> raw;
-            load_unit(raw, w, strip, unit);
-            gemv_codes<F, N>(acc, raw, p, w.units, unit);
-        }
-    } else {
-        Raw<F> raw;
-        if (unit < w.units) load_unit(raw, w, strip, unit);
-        while (unit < w.units) {
-            Raw<F> next;
-            if (unit + WARP < w.units) load_unit(next, w, strip, unit + WARP);
-            gemv_codes<F, N>(acc, raw, p, w.units, unit);
-            raw = next;
-            unit += WARP;
+DEVICE float strip_part(const Matrix& w, const u8* x, u32 columns, u32 strip, u32 part, u32 parts) {
+    float acc[N][STRIP] = {};
+    for (u32 unit = part * WARP + threadIdx.x % WARP; unit < w.units; unit += parts * WARP) {
+        if constexpr (F::FLOAT) {
+            gemv_floats<F, N>(acc, w, x, columns, strip, unit);
+        } else {
+            gemv_codes<F, N>(acc, w, x, columns, strip, unit);
         }
     }
-    float mine = 0.0f;
+    float sums[N * STRIP];
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (u32 r = 0; r < STRIP; ++r) {
-            const float sum = lanes_sum<32>(acc[r][n]);
-            if (lane == n * STRIP + r) mine = sum;
-        }
-    }
-    return mine;
+    for (u32 i = 0; i < N * STRIP; ++i) sums[i] = acc[i / STRIP][i % STRIP];
+    return lanes_sums(sums);
 }
 
 template <class F, int N>
 DEVICE void gemv(const GemvParams& p) {
     static_assert(N * STRIP <= WARP, "a lane for each result");
-    SHARED(float, results, [N][UNIT]);
+    constexpr u32 values = N * STRIP, lanes = WARP / values;
+    SHARED(float, sums, [2][MOST_PARTS][GEMV_WARPS][values]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 column = lane / STRIP, in_strip = lane % STRIP;
-    for (u32 first = blockIdx.x * GEMV_WARPS; first < p.strips; first += gridDim.x * GEMV_WARPS) {
-        u32 strip = first + warp, part = 0;
-        const bool there = strip < p.strips;
+    const u32 parts = parts_of(p.parts[0].w.units), across = GEMV_WARPS / parts;
+    const u32 part = warp % parts, matrices = p.gated != 0 ? 2 : 1;
+    for (u32 at = blockIdx.x; at < p.tiles; at += gridDim.x) {
+        u32 tile = at, of = 0;
         if (p.gated == 0) {
-            while (part < 2 && strip >= p.parts[part].w.strips && there) strip -= p.parts[part++].w.strips;
+            for (; of < 2; ++of) {
+                const u32 tiles = (p.parts[of].w.strips + p.tile - 1) / p.tile;
+                if (tile < tiles) break;
+                tile -= tiles;
+            }
         }
-        float value = 0.0f, gate = 0.0f;
-        if (there) {
+        const u32 first = tile * p.tile;
 #pragma unroll 1
-            for (u32 round = 0; round <= (p.gated != 0 ? 1u : 0u); ++round) {
-                gate = value;
-                value = strip_product<F, N>(p.parts[part + round].w, p, strip);
+        for (u32 m = 0; m < matrices; ++m) {
+            const Matrix& w = p.parts[of + m].w;
+#pragma unroll 1
+            for (u32 i = warp / parts; i < p.tile; i += across) {
+                // behind the last strip it is that one again, which nobody asks for
+                const u32 strip = least(first + i, w.strips - 1);
+                const float mine = strip_part<F, N>(w, p.x, p.columns, strip, part, parts);
+                if (lane % lanes == 0) sums[m][part][i][lane / lanes] = mine;
             }
-            if (p.gated != 0) value = gated(p.gated, gate, value);
         }
-        const GemvPart& to = p.parts[part];
-        const u32 row = strip * STRIP + in_strip;
-        if (p.integers == nullptr) {
-            if (there && row < to.w.rows && column < p.columns) {
-                const u64 at = static_cast<u64>(column) * to.w.rows + row;
-                to.out[at] = to.add != nullptr ? to.add[at] + value : value;
-            }
-            continue;
-        }
-        if (column < N) results[column][warp * STRIP + in_strip] = there && row < to.w.rows ? value : 0.0f;
         __syncthreads();
-        // column by column, so that all lanes of a warp are there
-        if (warp < p.columns)
-            store_integers(p.integers, warp, (p.strips + GEMV_WARPS - 1) / GEMV_WARPS, first / GEMV_WARPS, results[warp][lane]);
+        const GemvPart& to = p.parts[of];
+        const auto product = [&](u32 column, u32 in_tile) {
+            float all[2] = {};
+            for (u32 m = 0; m < matrices; ++m) {
+                const u32 strip = in_tile / STRIP, value = column * STRIP + in_tile % STRIP;
+                all[m] = sums[m][0][strip][value];
+                for (u32 i = 1; i < parts; ++i) all[m] += sums[m][i][strip][value];
+            }
+            return p.gated != 0 ? gated(p.gated, all[0], all[1]) : all[0];
+        };
+        if (p.integers == nullptr) {
+            const u32 rows = p.tile * STRIP;
+            for (u32 i = threadIdx.x; i < rows * p.columns; i += GEMV_THREADS) {
+                const u32 column = i / rows, row = first * STRIP + i % rows;
+                if (row >= to.w.rows) continue;
+                const u64 place = static_cast<u64>(column) * to.w.rows + row;
+                const float value = product(column, i % rows);
+                to.out[place] = to.add != nullptr ? to.add[place] + value : value;
+            }
+        } else if (warp < p.columns) {
+            // column by column, so that all lanes of a warp are there
+            const float value = first * STRIP + lane < to.w.rows ? product(warp, lane) : 0.0f;
+            store_integers(p.integers, warp, p.tiles, tile, value);
+        }
         __syncthreads();
     }
 }

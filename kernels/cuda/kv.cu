@@ -65,25 +65,30 @@ struct HeadsParams {
 static_assert(sizeof(HeadsParams) == 216, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 LARGEST_HEAD = 256;
+constexpr u32 HEADS_WARPS = 4;
 
-// Bias, norm, rotation, and where a head goes; a block of one warp for each head of a row. Every
+// Bias, norm, rotation, and where a head goes. Blocks are (rows, head), a warp for each row. Every
 // value is what `add`, `rms_norm`, `rope` and `kv_write` make of it.
 template <class Kv>
 DEVICE void heads(const HeadsParams& p) {
-    SHARED(float, head, [LARGEST_HEAD]);
-    const u32 lane = threadIdx.x, row = blockIdx.x;
+    SHARED(float, all, [HEADS_WARPS][LARGEST_HEAD]);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 wanted = blockIdx.x * (blockDim.x / WARP) + warp, row = least(wanted, p.paging.rows - 1);
+    float* head = all[warp];
     u32 h = blockIdx.y;
     const bool query = h < p.q.n, value = h >= p.q.n + p.k.n;
     const HeadGroup& from = query ? p.q : value ? p.v : p.k;
     if (!query) h -= value ? p.q.n + p.k.n : p.q.n;
     const float* x = from.x + (static_cast<u64>(row) * from.n + h) * p.head_dim;
-    for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = from.bias == nullptr ? x[i] : x[i] + from.bias[h * p.head_dim + i];
+    for (u32 i = lane; i < p.head_dim; i += WARP)
+        head[i] = from.bias == nullptr ? x[i] : x[i] + from.bias[h * p.head_dim + i];
     __syncthreads();
     if (from.norm != nullptr) {
-        const float scale = norm_scale(head, p.head_dim, from.eps);
+        const float scale = norm_scale_by_warp(head, p.head_dim, from.eps);
         for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = head[i] * scale * from.norm[i];
         __syncthreads();
     }
+    if (wanted != row) return;
     if (query) {
         float* out = p.out + (static_cast<u64>(row) * p.q.n + h) * p.head_dim;
         for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, row, p.turn);
@@ -98,8 +103,8 @@ DEVICE void heads(const HeadsParams& p) {
         Kv::store(to, position % PAGE, i, p.head_dim, value ? head[i] : rotated(head, i, row, p.turn));
 }
 
-KERNEL(heads_F16, HeadsParams, WARP) { heads<KvF16>(p); }
-KERNEL(heads_BF16, HeadsParams, WARP) { heads<KvBF16>(p); }
-KERNEL(heads_F32, HeadsParams, WARP) { heads<KvF32>(p); }
-KERNEL(heads_Q8_0, HeadsParams, WARP) { heads<KvQ8_0>(p); }
-KERNEL(heads_Q4_0, HeadsParams, WARP) { heads<KvQ4_0>(p); }
+KERNEL(heads_F16, HeadsParams, HEADS_WARPS * WARP) { heads<KvF16>(p); }
+KERNEL(heads_BF16, HeadsParams, HEADS_WARPS * WARP) { heads<KvBF16>(p); }
+KERNEL(heads_F32, HeadsParams, HEADS_WARPS * WARP) { heads<KvF32>(p); }
+KERNEL(heads_Q8_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ8_0>(p); }
+KERNEL(heads_Q4_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ4_0>(p); }

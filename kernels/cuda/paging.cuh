@@ -30,11 +30,11 @@ DEVICE const u32* table_of(const Paging& p, u32 row) {
 // Page `i` of a row's table, which may be none of the cache's: then the row is told, and nothing
 // may be read there. So a table from before a page was allocated ends the step with an error, not
 // with another page's keys.
-DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) {
-    const u32 page = table[i];
+DEVICE u32 checked_page(const Paging& p, u32 row, u32 page) {
     if (page >= p.n_pages) *p.missing = p.first_row + row + 1;
     return page;
 }
+DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) { return checked_page(p, row, table[i]); }
 
 // Bytes before a head's part of a page, in a cache of `Kv`.
 template <class Kv>

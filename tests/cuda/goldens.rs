@@ -9,13 +9,14 @@ use octavo_engine::backend::cuda::prompt_rounding;
 use octavo_engine::backend::{Role, split};
 use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_kernels::KvType;
+use octavo_kernels::cuda::Device;
 use octavo_model::{Model, Op};
 use octavo_reference::golden::{Embedded, Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
 use crate::logits::GELU_NMSE;
 
-use super::{Sequences, both, device, limits, open};
+use super::{Sequences, both, device, limits, open, shim};
 
 /// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the
 /// recorded f32 logits themselves are off.
@@ -45,9 +46,9 @@ fn check(
     folder: &Path,
     prompt: &str,
     theirs: &Summary,
+    device: Box<dyn Device>,
     (role, gpu_layers): (Role, usize),
 ) {
-    let Some(device) = device() else { return };
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
     let options = both(gpu_layers, KvType::F32, limits(n, 1, n), true);
@@ -113,7 +114,8 @@ fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usiz
     for prompt in prompts {
         let theirs = summary.get(*prompt).expect("a prompt of the summary");
         for role in [Role::Prompt, Role::Generated] {
-            check(model, &folder, prompt, theirs, (role, gpu_layers));
+            let Some(device) = device() else { return };
+            check(model, &folder, prompt, theirs, device, (role, gpu_layers));
         }
     }
 }
@@ -127,6 +129,24 @@ fn the_committed_goldens_hold() {
     ] {
         let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
         every_prompt(&path, &committed_goldens(), &["sum", "capital"], usize::MAX);
+    }
+}
+
+/// Prompts by the kernels of warps that multiply in groups, which a GPU has or has not.
+#[test]
+fn the_goldens_hold_where_warps_multiply_in_groups() {
+    for model in [
+        "../src/engine/demo/tiny-qwen3-Q4_K_M",
+        "models/rnd-qwen2-Q6_K",
+    ] {
+        let Some(mut device) = shim() else { return };
+        device.wide = true;
+        let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
+        let folder = committed_goldens().join(path.file_stem().expect("a name"));
+        let summary = read_summary(&folder.join("summary.json")).expect("a summary");
+        let theirs = summary.get("sum").expect("a prompt of the summary");
+        let how = (Role::Prompt, usize::MAX);
+        check(&path, &folder, "sum", theirs, Box::new(device), how);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <utility>
@@ -54,6 +55,9 @@ static std::vector<Warp> warps;
 static std::vector<Shared> arrays;
 alignas(256) static unsigned char arena[ARENA];
 static size_t arena_used;
+// What a launch asks for lies between fences too.
+static std::vector<unsigned char> launched;
+static size_t launched_at, launched_bytes;
 static Fiber* current;
 static void (*kernel)(const void*);
 static const void* params;
@@ -210,6 +214,11 @@ void* shared(const void* key, size_t bytes) {
     return arena + at;
 }
 
+void* launched_shared(size_t bytes) {
+    if (bytes > launched_bytes) fail("%zu bytes of launched shared memory: %zu were asked for", bytes, launched_bytes);
+    return launched.data() + launched_at;
+}
+
 static void entry() {
     kernel(params);
     current->state = State::ended;
@@ -272,6 +281,13 @@ static void check_fences() {
         }
         if (i < arrays.size()) from = arrays[i].at + arrays[i].bytes;
     }
+    for (size_t at = 0; at < launched.size(); ++at) {
+        if (at == launched_at) at += launched_bytes;
+        if (launched[at] != POISON) {
+            report("launched shared memory was written outside of its bytes");
+            return;
+        }
+    }
 }
 
 // Puts 0, 1, ... in the order of a schedule.
@@ -303,6 +319,7 @@ static bool run_lanes(size_t first, unsigned schedule, std::mt19937_64& random) 
 static void run_block(unsigned schedule, std::mt19937_64& random) {
     static std::vector<size_t> order;
     memset(arena, POISON, sizeof arena);
+    std::fill(launched.begin(), launched.end(), static_cast<unsigned char>(POISON));
     const size_t n = fibers.size();
     for (size_t i = 0; i < n; ++i) {
         Fiber& f = fibers[i];
@@ -339,7 +356,8 @@ static void run_block(unsigned schedule, std::mt19937_64& random) {
 
 // Runs a kernel and returns what was wrong, or null. Schedules: 0 forward, 1 backward, 2 random.
 extern "C" const char* octavo_shim_launch(void (*kernel)(const void*), const void* params, const unsigned* grid,
-                                          unsigned threads, unsigned schedule, unsigned long long seed) {
+                                          unsigned threads, unsigned shared, unsigned schedule,
+                                          unsigned long long seed) {
     using namespace shim;
     if (threads == 0 || threads % 32 != 0 || threads > 1024) return "expected whole warps, at most 32 of them";
     shim::kernel = kernel;
@@ -349,6 +367,9 @@ extern "C" const char* octavo_shim_launch(void (*kernel)(const void*), const voi
     failed = false;
     arrays.clear();
     arena_used = 0;
+    launched_bytes = shared;
+    launched.resize(shared == 0 ? 0 : shared + 1024 + FENCE);
+    launched_at = -reinterpret_cast<uintptr_t>(launched.data()) % 1024;
     fibers.resize(threads);
     warps.resize(threads / 32);
     for (Fiber& f : fibers)

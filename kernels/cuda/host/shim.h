@@ -31,6 +31,8 @@ void barrier(const char* file, int line);
 typedef unsigned char Gift[32];
 const Gift* exchange(const char* file, int line, const void* gift, size_t bytes);
 void* shared(const void* key, size_t bytes);
+// What a launch asked for; no less may be used.
+void* launched_shared(size_t bytes);
 unsigned lane();
 // Ends the launch with this message; does not return.
 [[noreturn]] void fail(const char* format, ...);
@@ -128,6 +130,32 @@ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
             sum += x * y;
         }
         d[e] += sum;
+    }
+}
+
+// See compat.cuh, which says where an eighth is, too.
+inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
+    const Gift* gifts = exchange("wgmma", 0, a, sizeof a);
+    const u8* rows = static_cast<const u8*>(b);
+    float left[2][16];
+    for (unsigned i = 0; i < 16; ++i) {
+        u32 words[4];
+        memcpy(words, gifts[lane() / 4 * 4 + i % 8 / 2], sizeof words);
+        for (unsigned r = 0; r < 2; ++r) left[r][i] = half_to_float(half_of(&words[r + i / 8 * 2], i % 2));
+    }
+    for (unsigned j = 0; j < 64; j += 4) {
+        for (unsigned e = 0; e < 2; ++e) {
+            const unsigned column = j * 2 + lane() % 4 * 2 + e;
+            float sums[2] = {};
+            for (unsigned i = 0; i < 16; ++i) {
+                const unsigned eighth = (2 * k + i / 8) ^ column % 8;
+                u16 half;
+                memcpy(&half, rows + 128 * column + 16 * eighth + 2 * (i % 8), sizeof half);
+                const float right = half_to_float(half);
+                for (unsigned r = 0; r < 2; ++r) sums[r] += left[r][i] * right;
+            }
+            for (unsigned r = 0; r < 2; ++r) d[j + 2 * r + e] += sums[r];
+        }
     }
 }
 

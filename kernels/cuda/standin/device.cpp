@@ -131,6 +131,8 @@ EXPORTED Code cuCtxSetCurrent(Context* context) {
     });
 }
 
+enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+
 // Code for a device runs on those of the same generation that are not older.
 EXPORTED Code cuModuleLoadData(Handle* module, const void* bytes) {
     return call("cuModuleLoadData", CONTEXT | NOT_IN_CAPTURE, [&](Context* context, bool) {
@@ -161,6 +163,23 @@ EXPORTED Code cuModuleGetFunction(Handle* function, Handle module, const char* n
             return SUCCESS;
         }
         return NOT_FOUND;
+    });
+}
+
+// Bytes of shared memory that launches may ask for beyond the usual limit: the only attribute here.
+EXPORTED Code cuFuncSetAttribute(Handle handle, int attribute, int value) {
+    return call("cuFuncSetAttribute", CONTEXT | NOT_IN_CAPTURE, [&](Context* context, bool) {
+        const auto found = state().functions.find(handle);
+        if (found == state().functions.end()) return INVALID_HANDLE;
+        if (state().modules.at(found->second.module).context != context) return INVALID_HANDLE;
+        // what a block may have in all, by capability 8.0, 8.6 and 8.9, and 9.0 and later
+        const DeviceSettings& device = *device_of(context->device);
+        const unsigned most = device.major >= 9 ? 227 : device.minor == 0 || device.minor == 7 ? 163 : 99;
+        const uint64_t all = static_cast<uint64_t>(value) + found->second.kernel.shared_bytes;
+        const bool fits = value >= 0 && all <= most * 1024u;
+        if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || !fits) return INVALID_VALUE;
+        found->second.most_launched = static_cast<unsigned>(value);
+        return SUCCESS;
     });
 }
 

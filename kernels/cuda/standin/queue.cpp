@@ -15,7 +15,8 @@ static void run_launch(Stream& stream, const Operation& operation) {
         return;
     }
     const void* parameters = operation.bytes.data();
-    const char* wrong = function.launch(function.entry, parameters, operation.grid, operation.threads, 0, 0);
+    const char* wrong =
+        function.launch(function.entry, parameters, operation.grid, operation.threads, operation.shared, 0, 0);
     if (wrong != nullptr) fault("kernel %s: %s", function.kernel.name.c_str(), wrong);
 }
 

@@ -100,13 +100,15 @@ struct Image {
 };
 
 typedef const char* (*LaunchFunction)(void (*)(const void*), const void*, const unsigned*, unsigned, unsigned,
-                                      unsigned long long);
+                                      unsigned, unsigned long long);
 
 struct Function {
     Handle module;
     Kernel kernel;
     void (*entry)(const void*);
     LaunchFunction launch;
+    // Bytes of shared memory that a launch may ask for.
+    unsigned most_launched = 48 * 1024;
 };
 
 struct Operation {
@@ -114,7 +116,7 @@ struct Operation {
     explicit Operation(Kind of_kind) : kind(of_kind) {}
     Kind kind;
     Handle function = 0;
-    unsigned grid[3] = {0, 0, 0}, threads = 0;
+    unsigned grid[3] = {0, 0, 0}, threads = 0, shared = 0;
     // Parameters, or what an upload read when it was called.
     std::vector<unsigned char> bytes;
     // Of copies: `host` is where an upload reads when it runs (0: it did already), or where a download writes.

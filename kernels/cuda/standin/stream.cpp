@@ -166,8 +166,9 @@ EXPORTED Code cuLaunchKernel(Handle handle, unsigned x, unsigned y, unsigned z, 
         const uint64_t threads = uint64_t{threads_x} * threads_y * threads_z;
         const bool grid = x > 0 && y > 0 && z > 0 && x <= 0x7fffffffu && y <= 65535 && z <= 65535;
         if (!grid || threads == 0 || threads > kernel.most_threads) return INVALID_VALUE;
-        if (threads_y != 1 || threads_z != 1 || shared != 0 || extra != nullptr || parameters == nullptr)
-            fault("kernel %s: expected threads along x, static memory and parameters alone", kernel.name.c_str());
+        if (shared > function.most_launched) return INVALID_VALUE;
+        if (threads_y != 1 || threads_z != 1 || extra != nullptr || parameters == nullptr)
+            fault("kernel %s: expected threads along x, and parameters alone", kernel.name.c_str());
         const unsigned char* first = static_cast<const unsigned char*>(parameters[0]);
         Operation operation{Operation::launch};
         operation.function = handle;
@@ -175,6 +176,7 @@ EXPORTED Code cuLaunchKernel(Handle handle, unsigned x, unsigned y, unsigned z, 
         operation.grid[1] = y;
         operation.grid[2] = z;
         operation.threads = threads_x;
+        operation.shared = shared;
         operation.bytes.assign(first, first + kernel.parameter_bytes);
         return add(*stream, std::move(operation));
     });

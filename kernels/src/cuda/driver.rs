@@ -186,6 +186,13 @@ impl Gpu {
         // SAFETY: the module is loaded, and stays so.
         let function = unsafe { result::module::get_function(module, name) }
             .map_err(driver_error("cuModuleGetFunction"))?;
+        if launch.shared > 0 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(launch.shared).expect("far below 2^31");
+            // SAFETY: a kernel of this module, all of whose launches ask for as much.
+            unsafe { result::function::set_function_attribute(function, most, bytes) }
+                .map_err(driver_error("cuFuncSetAttribute"))?;
+        }
         self.functions.insert(launch.kernel.clone(), function);
         Ok(function)
     }
@@ -242,6 +249,10 @@ impl Device for Gpu {
 
     fn multiprocessors(&self) -> u32 {
         self.info.multiprocessors
+    }
+
+    fn is_wide(&self) -> bool {
+        self.info.is_wide()
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {
@@ -344,7 +355,7 @@ impl Device for Gpu {
                 function,
                 (x, y, z),
                 (launch.threads, 1, 1),
-                0,
+                launch.shared,
                 stream,
                 &mut params,
             )

@@ -35,9 +35,15 @@ pub struct GpuInfo {
 }
 
 impl GpuInfo {
-    /// The architecture to compile for.
+    /// The architecture to compile for. Hopper's has instructions that no other generation has.
     pub fn arch(&self) -> String {
-        format!("sm_{}{}", self.capability.0, self.capability.1)
+        let own = if self.is_wide() { "a" } else { "" };
+        format!("sm_{}{}{own}", self.capability.0, self.capability.1)
+    }
+
+    /// Whether its warps multiply in groups of four: Hopper's do.
+    pub(super) fn is_wide(&self) -> bool {
+        self.capability == (9, 0)
     }
 
     /// Whether the kernels run on it at all.

@@ -3,14 +3,20 @@
 //! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch;
 //! grids that a device's size decides (`gemv`) only say who does a piece of work.
 
+mod products;
+
+pub use products::{
+    Form, GEMV_COLUMNS, activation_bytes, activations, expert_gemv, gemm, gemv, kernel_names,
+    normed_activations, wide_gemm, wide_gemm_in_all_tiles,
+};
+
 use super::Ptr;
 use super::modules::Module;
-use super::pack::{STRIP, UNIT, kernels_of};
+use super::pack::kernels_of;
 use super::params::{
-    Argmax, Arrange, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, ExpertGemv,
-    Gather, Gemm, Gemv, Given, Hadamard, Heads, KvWrite, LinearAttention, MulVector, Norm,
-    Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary,
-    WeightedSum,
+    Argmax, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, Gather, Given, Hadamard,
+    Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak, Rope,
+    ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -27,24 +33,19 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of shared memory that its blocks get beside what the kernel has: the same in all
+    /// launches of a kernel.
+    pub shared: u32,
     /// Its parameters.
     pub params: Vec<u64>,
 }
 
-/// Most columns of activations that `gemv` takes.
-pub const GEMV_COLUMNS: usize = 8;
 /// Queries of a tile of `attend_prompt`.
 pub const TILE_QUERIES: usize = 64;
 /// Parts of a row that `argmax` looks through at the same time.
 pub const ARGMAX_PARTS: u32 = 64;
 /// Bytes of one of them.
 pub const ARGMAX_PART_BYTES: usize = 16;
-/// Warps of a `gemv` block, and strips of a warp at a time: one.
-const GEMV_WARPS: u32 = 8;
-/// `gemv` blocks for each multiprocessor: enough that reads of some wait while others multiply.
-const GEMV_BLOCKS: u32 = 4;
-/// Tokens and rows of `gemm` tiles, small and large.
-const GEMM_TILES: [u32; 2] = [64, 128];
 
 fn launch(
     module: Module,
@@ -58,6 +59,7 @@ fn launch(
         kernel: kernel.into(),
         grid,
         threads,
+        shared: 0,
         params: params.words(),
     }
 }
@@ -229,15 +231,6 @@ pub fn expert_bias(p: &ExpertBias) -> Launch {
     launch(Module::Experts, "expert_bias", grid, 256, p)
 }
 
-/// Products of so many experts of rows, counted over all rows.
-pub fn expert_gemv(ty: TensorType, p: &ExpertGemv, choices: u32) -> Launch {
-    let ty = kernels_of(ty);
-    // choices first: only that side of a grid is never too short
-    let grid = [choices, p.n.div_ceil(STRIP as u32).div_ceil(GEMV_WARPS), 1];
-    let name = format!("expert_gemv_{ty}_1");
-    launch(Module::ExpertGemv(ty), name, grid, 32 * GEMV_WARPS, p)
-}
-
 /// What `argmax` says of a row that has a value that is not finite.
 pub const NOT_FINITE: u32 = u32::MAX;
 
@@ -258,103 +251,6 @@ pub fn embed(ty: TensorType, p: &Embed) -> Launch {
     launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
 }
 
-/// The form that an input of products is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// For `gemv`, with codes.
-    Integers,
-    /// For `gemv`, with floats.
-    Floats,
-    /// For `gemm`.
-    Halves,
-}
-
-impl Form {
-    /// What `gemv` multiplies weights of type `ty` with.
-    pub fn of_gemv(ty: TensorType) -> Form {
-        if super::pack::has_codes(ty) {
-            Form::Integers
-        } else {
-            Form::Floats
-        }
-    }
-}
-
-/// Activations in the form that products read.
-pub fn activations(form: Form, p: &Arrange) -> Launch {
-    let units = u64::from(p.rows) * u64::from(p.units);
-    let (name, grid, threads) = match form {
-        Form::Integers => ("activations_integers", blocks(32 * units, 128), 128),
-        Form::Floats => ("activations_floats", blocks(32 * units, 128), 128),
-        Form::Halves => ("activations_halves", p.rows, norm_threads(p.cols)),
-    };
-    launch(Module::Activations, name, [grid, 1, 1], threads, p)
-}
-
-/// The same of rows that `rms_norm` has to come before.
-pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
-    let name = match form {
-        Form::Integers => "norm_integers",
-        Form::Floats => "norm_floats",
-        Form::Halves => "norm_halves",
-    };
-    let threads = norm_threads(p.cols);
-    launch(Module::Activations, name, [p.rows, 1, 1], threads, p)
-}
-
-/// Bytes of `rows` rows of activations in a form.
-pub fn activation_bytes(form: Form, rows: usize, cols: usize) -> usize {
-    match form {
-        Form::Integers => rows * cols.div_ceil(UNIT) * 5 * 16,
-        Form::Floats => rows * cols.div_ceil(UNIT) * 8 * 16,
-        Form::Halves => rows * cols.next_multiple_of(2 * UNIT) * 2,
-    }
-}
-
-/// Products with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many
-/// multiprocessors. All matrices are of the same type.
-pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
-    let columns = p.columns.max(1).next_power_of_two();
-    assert!(
-        columns as usize <= GEMV_COLUMNS,
-        "{columns} columns: expected at most {GEMV_COLUMNS}"
-    );
-    let blocks = p
-        .strips
-        .div_ceil(GEMV_WARPS)
-        .min(multiprocessors * GEMV_BLOCKS)
-        .max(1);
-    let ty = kernels_of(ty);
-    launch(
-        Module::Gemv(ty),
-        format!("gemv_{ty}_{columns}"),
-        [blocks, 1, 1],
-        32 * GEMV_WARPS,
-        p,
-    )
-}
-
-/// A product with any number of rows of activations, on a device of so many multiprocessors: in
-/// large tiles where each of them then gets two.
-pub fn gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
-    let grid = |tile: u32| [p.w.rows.div_ceil(tile), p.tokens.div_ceil(tile), 1];
-    let [small, large] = GEMM_TILES;
-    let [x, y, _] = grid(large);
-    let tile = if u64::from(x) * u64::from(y) >= 2 * u64::from(multiprocessors) {
-        large
-    } else {
-        small
-    };
-    let ty = kernels_of(ty);
-    launch(
-        Module::Gemm(ty),
-        format!("gemm_{ty}_{tile}"),
-        grid(tile),
-        256,
-        p,
-    )
-}
-
 /// Stores keys and values.
 pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
     let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
@@ -370,9 +266,15 @@ pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
 /// What is done to queries, keys and values between their products and attention, the cache's part
 /// included.
 pub fn heads(kv: KvType, p: &Heads) -> Launch {
-    let grid = [p.paging.rows, p.q.n + p.k.n + p.v.n, 1];
-    launch(Module::Kv, format!("heads_{}", kv_name(kv)), grid, 32, p)
+    // few rows, few to a block: then heads have more of the device
+    let warps = p.paging.rows.min(HEADS_WARPS);
+    let grid = [p.paging.rows.div_ceil(warps), p.q.n + p.k.n + p.v.n, 1];
+    let name = format!("heads_{}", kv_name(kv));
+    launch(Module::Kv, name, grid, 32 * warps, p)
 }
+
+/// Rows of a block of [`heads`], at most.
+const HEADS_WARPS: u32 = 4;
 
 /// Parts of a row's positions, at most.
 pub const MOST_SPLITS: u32 = 16;
@@ -409,34 +311,24 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
         p.splits,
     ];
     let module = Module::Attention(head_dim);
+    let name = format!("attend_{}_{head_dim}_{at_once}", kv_name(kv));
+    let merge = format!("attend_{head_dim}_merge");
+    let heads = [p.heads * p.paging.rows, 1, 1];
     [
-        launch(
-            module,
-            format!("attend_{}_{head_dim}_{at_once}", kv_name(kv)),
-            grid,
-            128,
-            p,
-        ),
-        launch(
-            module,
-            format!("attend_{head_dim}_merge"),
-            [p.heads * p.paging.rows, 1, 1],
-            128,
-            p,
-        ),
+        launch(module, name, grid, 128, p),
+        launch(module, merge, heads, 128, p),
     ]
 }
 
 /// Attention of prompts in so many tiles (see `cuda/attention.cuh`).
 pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     let name = format!("attend_prompt_{head_dim}_F16");
-    launch(
-        Module::Attention(head_dim),
-        name,
-        [tiles, p.heads_kv, 1],
-        128,
-        p,
-    )
+    let grid = [tiles, p.heads_kv, 1];
+    Launch {
+        // two tiles of 64 keys and two of as many values, their rows eight halves apart
+        shared: 4 * 64 * 2 * (head_dim as u32 + 8),
+        ..launch(Module::Attention(head_dim), name, grid, 128, p)
+    }
 }
 
 /// A convolution over the rows of sequences, and the rows that it keeps.
@@ -475,14 +367,6 @@ pub const PEAK_SUMS: u32 = 8;
 /// Products on tensor cores, for their own sake.
 pub fn mma_peak(p: &Peak, blocks: u32) -> Launch {
     launch(Module::Probe, "mma_peak", [blocks, 1, 1], PEAK_THREADS, p)
-}
-
-/// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
-pub fn kernel_names(ty: TensorType) -> String {
-    match super::pack::is_packed(ty) {
-        true => format!("gemv_{0}, gemm_{0}", kernels_of(ty)),
-        false => format!("gemv_F32, gemm_F32 from {ty} as floats"),
-    }
 }
 
 /// A type as the names of kernels have it.

@@ -213,6 +213,11 @@ pub trait Device: Send {
     /// How many blocks run at a time, as far as grids follow from it.
     fn multiprocessors(&self) -> u32;
 
+    /// Whether its warps multiply in groups: prompts have kernels of their own there.
+    fn is_wide(&self) -> bool {
+        false
+    }
+
     /// Bytes of memory that are free.
     ///
     /// # Errors
@@ -303,6 +308,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn multiprocessors(&self) -> u32 {
         (**self).multiprocessors()
+    }
+
+    fn is_wide(&self) -> bool {
+        (**self).is_wide()
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {

@@ -23,6 +23,8 @@ pub enum Module {
     Gemv(TensorType),
     /// Prompts' products.
     Gemm(TensorType),
+    /// Prompts' products where warps multiply in groups; without kernels for any other GPU.
+    WideGemm(TensorType),
     /// Operations around mixtures of experts.
     Experts,
     /// Operations that go from token to token.
@@ -43,7 +45,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
-pub const HEADERS: [(&str, &str); 14] = [
+pub const HEADERS: [(&str, &str); 16] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -57,6 +59,8 @@ pub const HEADERS: [(&str, &str); 14] = [
     ("embed.cuh", include_str!("../../cuda/embed.cuh")),
     ("gemv.cuh", include_str!("../../cuda/gemv.cuh")),
     ("gemm.cuh", include_str!("../../cuda/gemm.cuh")),
+    ("wide.cuh", include_str!("../../cuda/wide.cuh")),
+    ("wide_gemm.cuh", include_str!("../../cuda/wide_gemm.cuh")),
     ("experts.cuh", include_str!("../../cuda/experts.cuh")),
     (
         "expert_gemv.cuh",
@@ -67,7 +71,7 @@ pub const HEADERS: [(&str, &str); 14] = [
 ];
 
 /// The files of modules: name, text.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -79,6 +83,7 @@ const FILES: [(&str, &str); 11] = [
     ("experts.cu", include_str!("../../cuda/experts.cu")),
     ("expert_gemv.cu", include_str!("../../cuda/expert_gemv.cu")),
     ("recurrence.cu", include_str!("../../cuda/recurrence.cu")),
+    ("wide_gemm.cu", include_str!("../../cuda/wide_gemm.cu")),
 ];
 
 impl Module {
@@ -87,8 +92,8 @@ impl Module {
         let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
         all.extend([Module::Experts, Module::Recurrence]);
         for &ty in FORMATS.iter() {
-            all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
-            all.push(Module::ExpertGemv(ty));
+            all.extend([Module::Embed(ty), Module::Gemv(ty), Module::ExpertGemv(ty)]);
+            all.extend([Module::Gemm(ty), Module::WideGemm(ty)]);
         }
         all.extend(HEAD_DIMS.map(Module::Attention));
         all
@@ -108,6 +113,7 @@ impl Module {
             Module::Experts => 8,
             Module::ExpertGemv(_) => 9,
             Module::Recurrence => 10,
+            Module::WideGemm(_) => 11,
         }]
     }
 
@@ -116,9 +122,11 @@ impl Module {
         match self {
             Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
             Module::Experts | Module::Recurrence => None,
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) | Module::ExpertGemv(ty) => {
-                Some(("FORMAT", ty.to_string()))
-            }
+            Module::Embed(ty)
+            | Module::Gemv(ty)
+            | Module::Gemm(ty)
+            | Module::WideGemm(ty)
+            | Module::ExpertGemv(ty) => Some(("FORMAT", ty.to_string())),
             Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
         }
     }

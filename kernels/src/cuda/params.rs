@@ -62,8 +62,8 @@ params! {
     GemvPart, 64 { w: Matrix, add: Ptr, out: Ptr }
     /// `gemv.cuh`.
     Gemv, 224 {
-        parts: [GemvPart; 3], x: Ptr, integers: Ptr, strips: u32, columns: u32, gated: u32,
-        unused: u32,
+        parts: [GemvPart; 3], x: Ptr, integers: Ptr, tiles: u32, columns: u32, gated: u32,
+        tile: u32,
     }
     /// `gemm.cuh`.
     Gemm, 88 { w: Matrix, x: Ptr, scales: Ptr, add: Ptr, out: Ptr, tokens: u32, unused: u32 }

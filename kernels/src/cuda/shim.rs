@@ -52,6 +52,7 @@ impl Default for Sources {
             Module::Embed(FORMATS[0]),
             Module::Gemv(FORMATS[0]),
             Module::Gemm(FORMATS[0]),
+            Module::WideGemm(FORMATS[0]),
             Module::Attention(HEAD_DIMS[0]),
             Module::Experts,
             Module::ExpertGemv(FORMATS[0]),
@@ -102,6 +103,7 @@ struct Built {
         *const u32,
         u32,
         u32,
+        u32,
         u64,
     ) -> *const c_char,
 }
@@ -118,6 +120,8 @@ pub struct Shim {
     pub schedule: Schedule,
     /// Bytes that allocations may take, all together.
     pub capacity: u64,
+    /// Prompts are multiplied as on a GPU whose warps do that in groups.
+    pub wide: bool,
 }
 
 /// An allocation between fences that nothing may write; everything is NaN at first.
@@ -152,6 +156,7 @@ impl Shim {
             recordings: Vec::new(),
             schedule: Schedule::Forward,
             capacity: 1 << 32,
+            wide: false,
         })
     }
 
@@ -185,9 +190,11 @@ impl Shim {
     fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
         let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
         let wanted = |module: &Module| match module {
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) | Module::ExpertGemv(ty) => {
-                self.sources.formats.contains(ty)
-            }
+            Module::Embed(ty)
+            | Module::Gemv(ty)
+            | Module::Gemm(ty)
+            | Module::WideGemm(ty)
+            | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
             _ => true,
         };
         for module in Module::all()
@@ -250,6 +257,10 @@ impl Device for Shim {
 
     fn multiprocessors(&self) -> u32 {
         2
+    }
+
+    fn is_wide(&self) -> bool {
+        self.wide
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {
@@ -341,6 +352,7 @@ impl Device for Shim {
                     params,
                     launch.grid.as_ptr(),
                     launch.threads,
+                    launch.shared,
                     schedule,
                     seed,
                 );

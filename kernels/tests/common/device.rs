@@ -30,6 +30,14 @@ impl Machine {
         }
     }
 
+    /// Whether there are kernels for warps that multiply in groups.
+    pub(crate) fn has_wide_kernels(&self) -> bool {
+        match self {
+            Machine::Shim(_) => true,
+            Machine::Gpu(gpu) => gpu.is_wide(),
+        }
+    }
+
     /// Every order of threads that there is to choose from: a GPU has its own.
     pub(crate) fn schedules(&self) -> &'static [Schedule] {
         match self {

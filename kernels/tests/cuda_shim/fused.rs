@@ -20,7 +20,7 @@ fn arrangement(bench: &mut Bench, form: Form, p: &Arrange) -> Vec<[u8; 4]> {
         p.out,
         launch::activation_bytes(form, p.rows as usize, p.cols as usize) / 4,
     );
-    if form == Form::Halves {
+    if matches!(form, Form::Halves | Form::WideHalves) {
         all.extend(bench.words(p.scales, p.rows as usize));
     }
     all
@@ -32,11 +32,12 @@ fn norms_of_inputs_are_norms_and_inputs() {
     let mut rng = Rng(21);
     for schedule in bench.0.schedules() {
         bench.0.schedule(*schedule);
-        for (rows, cols) in [(3, 40), (2, 256), (1, 257), (2, 3008)] {
+        for (rows, cols) in [(3, 40), (2, 256), (1, 257), (2, 3008), (1, 2049)] {
             let (mut x, weight) = (rng.floats(rows * cols), rng.floats(cols));
             x[cols - 1] *= 1e20;
             let (at_weight, eps) = (bench.floats(&weight), 1e-6);
-            for form in [Form::Integers, Form::Floats, Form::Halves] {
+            let forms = [Form::Integers, Form::Floats, Form::Halves, Form::WideHalves];
+            for form in forms {
                 let p = Arrange {
                     weight: at_weight,
                     eps,
@@ -91,11 +92,9 @@ fn products_side_by_side_are_products() {
                 };
             }
             let x = bench.arranged(Form::of_gemv(ty), &x, cols);
-            let strips = parts.iter().map(|part| part.w.strips).sum();
             let p = Gemv {
                 parts,
                 x,
-                strips,
                 columns: columns as u32,
                 ..Gemv::default()
             };
@@ -117,8 +116,9 @@ fn gated_products_are_two_products_and_a_gate() {
     for (i, &ty) in FORMATS.iter().enumerate() {
         bench.0.schedule(Schedule::ALL[i % 3]);
         let mut rng = Rng(u64::from(ty.id()) + 41);
-        let cols = if ty.block_len() == 1 { 33 } else { 256 };
-        for (rows, columns) in [(64, 1), (45, 2), (70, 4), (133, 7)] {
+        // rows of one part and of four
+        for (rows, columns, cols) in [(64, 1, 256), (45, 2, 8192), (70, 4, 512), (133, 1, 8448)] {
+            let cols = if ty.block_len() == 1 { cols + 1 } else { cols };
             let x = rng.floats(columns * cols);
             let raws = [0; 2].map(|_| random_blocks(&mut rng, ty, rows * cols));
             let n = columns * rows;
@@ -152,11 +152,10 @@ fn gated_products_are_two_products_and_a_gate() {
                 };
             }
             let x = bench.arranged(Form::of_gemv(ty), &x, cols);
-            let (strips, columns) = (parts[0].w.strips, columns as u32);
+            let columns = columns as u32;
             let mut p = Gemv {
                 parts,
                 x,
-                strips,
                 columns,
                 gated: 1,
                 ..Gemv::default()

@@ -118,7 +118,6 @@ impl Bench {
             &Gemv {
                 parts,
                 x,
-                strips: w.strips,
                 columns: columns as u32,
                 ..Gemv::default()
             },
@@ -179,27 +178,45 @@ impl Bench {
         x: &[f32],
         add: Option<&[f32]>,
     ) -> Vec<f32> {
+        let p = self.gemm_params(Form::Halves, (ty, rows, cols), raw, x, add);
+        self.run(&launch::gemm(ty, &p, multiprocessors));
+        self.read(p.out, x.len() / cols * rows)
+    }
+
+    /// By the prompt kernels of warps that multiply in groups.
+    fn wide_gemm(
+        &mut self,
+        (ty, rows, cols): (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
+        let p = self.gemm_params(Form::WideHalves, (ty, rows, cols), raw, x, add);
+        self.run(&launch::wide_gemm(ty, &p, 2));
+        self.read(p.out, x.len() / cols * rows)
+    }
+
+    /// What a product with the rows of `x` takes, these being in a form.
+    fn gemm_params(
+        &mut self,
+        form: Form,
+        (ty, rows, cols): (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Gemm {
         let tokens = x.len() / cols;
-        let w = self.matrix((ty, rows, cols), raw);
-        let arrange = self.arrangement(Form::Halves, x, cols);
-        self.run(&launch::activations(Form::Halves, &arrange));
-        let (arranged, scales) = (arrange.out, arrange.scales);
-        let add = add.map_or(Ptr::NULL, |add| self.floats(add));
-        let out = self.alloc(4 * tokens * rows);
-        self.run(&launch::gemm(
-            ty,
-            &Gemm {
-                w,
-                x: arranged,
-                scales,
-                add,
-                out,
-                tokens: tokens as u32,
-                unused: 0,
-            },
-            multiprocessors,
-        ));
-        self.read(out, tokens * rows)
+        let arrange = self.arrangement(form, x, cols);
+        self.run(&launch::activations(form, &arrange));
+        Gemm {
+            w: self.matrix((ty, rows, cols), raw),
+            x: arrange.out,
+            scales: arrange.scales,
+            add: add.map_or(Ptr::NULL, |add| self.floats(add)),
+            out: self.alloc(4 * tokens * rows),
+            tokens: tokens as u32,
+            unused: 0,
+        }
     }
 }
 

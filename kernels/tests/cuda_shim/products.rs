@@ -1,6 +1,6 @@
 //! Embeddings, and products of both kinds.
 
-use octavo_kernels::cuda::launch;
+use octavo_kernels::cuda::launch::{self, Form};
 use octavo_kernels::cuda::pack::{has_codes, is_packed};
 use octavo_kernels::cuda::params::Embed;
 use octavo_kernels::cuda::shim::Schedule;
@@ -8,19 +8,19 @@ use octavo_kernels::has_minimum;
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
-use crate::common::{Form, Rng, exact, random_blocks, weight_types};
+use crate::common::{Form as Factors, Rng, exact, random_blocks, weight_types};
 
 /// Every type that kernels read, also those that share a kernel.
 fn types() -> impl Iterator<Item = T> {
     weight_types().filter(|ty| is_packed(*ty))
 }
 
-/// Columns at the edges of blocks, units, and what 32 lanes take at a time.
+/// Columns at the edges of blocks, units, what 32 lanes take at a time, and parts of rows.
 fn widths(ty: T) -> Vec<usize> {
     let block = ty.block_len();
     match block {
-        1 => vec![1, 31, 33, 100, 1056],
-        _ => [block, 3 * block, 1024 + block]
+        1 => vec![1, 31, 33, 100, 1056, 8161],
+        _ => [block, 3 * block, 1024 + block, 8192 + block]
             .map(|n| n.next_multiple_of(block))
             .to_vec(),
     }
@@ -73,7 +73,7 @@ type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) 
 fn check_product(
     bench: &mut Bench,
     product: Product,
-    form: Form,
+    form: Factors,
     (ty, rows, cols): (T, usize, usize),
     tokens: usize,
 ) {
@@ -109,9 +109,9 @@ fn generation_products_match_the_oracle() {
     let Some(mut bench) = device() else { return };
     for ty in types() {
         let form = if has_codes(ty) {
-            Form::Integers(32)
+            Factors::Integers(32)
         } else {
-            Form::Floats
+            Factors::Floats
         };
         for (i, cols) in widths(ty).into_iter().enumerate() {
             for (j, rows) in [1, 4, 19, 37].into_iter().enumerate() {
@@ -136,10 +136,31 @@ fn prompt_products_match_the_oracle() {
                 check_product(
                     &mut bench,
                     Bench::gemm,
-                    Form::Halves,
+                    Factors::Halves,
                     (ty, rows, cols),
                     tokens,
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn wide_products_match_the_oracle() {
+    let Some(mut bench) = device().filter(|bench| bench.0.has_wide_kernels()) else {
+        return;
+    };
+    for (k, ty) in types().enumerate() {
+        for (i, cols) in widths(ty).into_iter().enumerate() {
+            let shapes = [(1, 1), (64, 3), (67, 131), (132, 17)];
+            for (j, (rows, tokens)) in shapes.into_iter().enumerate() {
+                // a tile takes long where a CPU does it; every type meets each width, and each shape
+                if (i + j + k) % shapes.len() > 0 {
+                    continue;
+                }
+                bench.0.schedule(Schedule::ALL[(i + j) % 3]);
+                let shape = (ty, rows, cols);
+                check_product(&mut bench, Bench::wide_gemm, Factors::Halves, shape, tokens);
             }
         }
     }
@@ -164,6 +185,30 @@ fn large_tiles_are_small_ones() {
 }
 
 #[test]
+fn wide_tiles_of_every_size_give_the_same() {
+    let Some(mut bench) = device().filter(|bench| bench.0.has_wide_kernels()) else {
+        return;
+    };
+    for (i, ty) in [T::Q4_K, T::Q6_K, T::F16].into_iter().enumerate() {
+        bench.0.schedule(Schedule::ALL[i]);
+        let mut rng = Rng(u64::from(ty.id()) + 6);
+        let (rows, cols, tokens) = (150, 512, 130);
+        let raw = random_blocks(&mut rng, ty, rows * cols);
+        let (x, add) = (rng.floats(tokens * cols), rng.floats(tokens * rows));
+        let p = bench.gemm_params(Form::WideHalves, (ty, rows, cols), &raw, &x, Some(&add));
+        let products = launch::wide_gemm_in_all_tiles(ty, &p)
+            .into_iter()
+            .map(|launch| {
+                bench.run(&launch);
+                bench.read(p.out, tokens * rows)
+            });
+        let products: Vec<_> = products.collect();
+        assert!(products.windows(2).all(|two| two[0] == two[1]), "{ty}");
+        bench.0.clear();
+    }
+}
+
+#[test]
 fn a_tokens_product_depends_on_nothing_beside_it() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(4);
@@ -171,7 +216,12 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
         let (rows, cols, tokens) = (21, 1280, 8);
         let raw = random_blocks(&mut rng, ty, rows * cols);
         let x = rng.floats(tokens * cols);
-        for product in [Bench::gemv as Product, Bench::gemm, Bench::gemm_large] {
+        let wide = bench
+            .0
+            .has_wide_kernels()
+            .then_some(Bench::wide_gemm as Product);
+        let products = [Bench::gemv as Product, Bench::gemm, Bench::gemm_large];
+        for product in products.into_iter().chain(wide) {
             let all = product(&mut bench, (ty, rows, cols), &raw, &x, None);
             for schedule in bench.0.schedules() {
                 bench.0.schedule(*schedule);
@@ -199,7 +249,14 @@ fn activations_keep_their_size_and_their_faults() {
     let mut rng = Rng(8);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(cols);
-    for product in [Bench::gemv as Product, Bench::gemm] {
+    let wide = bench
+        .0
+        .has_wide_kernels()
+        .then_some(Bench::wide_gemm as Product);
+    for product in [Bench::gemv as Product, Bench::gemm]
+        .into_iter()
+        .chain(wide)
+    {
         let plain = product(&mut bench, (ty, rows, cols), &raw, &x, None);
         for exponent in [-90, -40, 0, 17, 60, 100] {
             let factor = 2f32.powi(exponent);

@@ -21,6 +21,8 @@ pub(super) struct Scene<'a> {
     pub(super) base: Ptr,
     pub(super) n_pages: usize,
     pub(super) multiprocessors: u32,
+    /// Whether its warps multiply in groups.
+    pub(super) wide: bool,
     pub(super) shape: Shape,
     pub(super) record: Addresses,
 }
@@ -105,6 +107,8 @@ impl Scene<'_> {
     pub(super) fn form(&self, ty: TensorType) -> Form {
         if self.shape.generated {
             Form::of_gemv(ty)
+        } else if self.wide {
+            Form::WideHalves
         } else {
             Form::Halves
         }

@@ -383,6 +383,7 @@ impl<D: Device> Executor<D> {
             base: self.base,
             n_pages: self.limits.n_pages,
             multiprocessors: self.device.multiprocessors(),
+            wide: self.device.is_wide(),
             shape,
             record: self
                 .record

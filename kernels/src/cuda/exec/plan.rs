@@ -450,7 +450,8 @@ impl Widest {
             match instruction.op {
                 Op::MatMul { x, w } => {
                     let (rows, source) = (rows_of(x), source(w));
-                    for form in [Form::of_gemv(source.stored()), Form::Halves] {
+                    let prompts = [Form::Halves, Form::WideHalves];
+                    for form in prompts.into_iter().chain([Form::of_gemv(source.stored())]) {
                         let bytes = launch::activation_bytes(form, rows, source.cols);
                         widest.activation_bytes = widest.activation_bytes.max(bytes);
                     }

@@ -131,8 +131,12 @@ impl Scene<'_> {
             tokens: small(self.rows(x)),
             unused: 0,
         };
-        list.launches
-            .push(launch::gemm(ty, &p, self.multiprocessors));
+        let gemm = if self.wide {
+            launch::wide_gemm
+        } else {
+            launch::gemm
+        };
+        list.launches.push(gemm(ty, &p, self.multiprocessors));
     }
 
     /// The gate and what it gates, of one input, in the form that is wanted of it.
@@ -173,7 +177,6 @@ impl Scene<'_> {
             .iter()
             .map(|p| self.matrix(self.plan.weights[p.w]).1)
             .collect();
-        let all = matrices.iter().map(|w| w.strips).sum();
         for first in (0..rows).step_by(launch::GEMV_COLUMNS) {
             let columns = launch::GEMV_COLUMNS.min(rows - first);
             let mut parts = [GemvPart::default(); GEMV_PARTS];
@@ -194,14 +197,9 @@ impl Scene<'_> {
                 parts,
                 x: input.offset(before(form, matrices[0].cols)),
                 integers,
-                strips: if gated.is_some() {
-                    matrices[0].strips
-                } else {
-                    all
-                },
                 columns: small(columns),
                 gated: gated.map_or(0, |(act, _)| launch::gate_of_gemv(act)),
-                unused: 0,
+                ..Gemv::default()
             };
             list.launches
                 .push(launch::gemv(ty, &p, self.multiprocessors));

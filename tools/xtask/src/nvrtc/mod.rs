@@ -62,15 +62,15 @@ const COMPILERS: [Compiler; 2] = [
         name: "12.9",
         library: "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
         version: (12, 9),
-        architectures: &["sm_80", "sm_90"],
+        architectures: &["sm_80", "sm_90a"],
         looked_at: "sm_80",
     },
     Compiler {
         name: "13.0",
         library: "nvidia/cu13/lib/libnvrtc.so.13",
         version: (13, 0),
-        architectures: &["sm_87", "sm_90", "sm_120"],
-        looked_at: "sm_90",
+        architectures: &["sm_87", "sm_90a", "sm_120"],
+        looked_at: "sm_90a",
     },
 ];
 
@@ -93,6 +93,13 @@ fn unpredicated(line: &str) -> &str {
             .map_or("", |(_, rest)| rest.trim_start()),
         None => line,
     }
+}
+
+/// Rows and tokens of a tile of `wide_gemm_Q4_K_128_256`; none for other kernels.
+fn wide_tile(kernel: &str) -> Option<[usize; 2]> {
+    let mut sizes = kernel.strip_prefix("wide_gemm_")?.rsplit('_');
+    let tokens = sizes.next()?.parse().ok()?;
+    Some([sizes.next()?.parse().ok()?, tokens])
 }
 
 /// Values of a head of `attend_prompt_128_F16`; none for other kernels.
@@ -177,11 +184,11 @@ fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     let mut jobs: Vec<Job> = Vec::new();
     for (compiler, which) in COMPILERS.iter().enumerate() {
         for &arch in which.architectures {
-            jobs.extend(
-                Module::all()
-                    .into_iter()
-                    .map(|module| (compiler, module, arch)),
-            );
+            // elsewhere these have no kernels
+            let wide = |module: &Module| matches!(module, Module::WideGemm(_));
+            let modules = Module::all().into_iter();
+            let modules = modules.filter(|module| !wide(module) || arch == "sm_90a");
+            jobs.extend(modules.map(|module| (compiler, module, arch)));
         }
     }
     jobs.retain(|job| args.wants(*job));

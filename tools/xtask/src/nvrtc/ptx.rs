@@ -2,7 +2,7 @@
 //! its source: matrix units used where they are meant to be, nothing in local memory, and loads
 //! past the coherent caches only of what no kernel writes.
 
-use super::{prompt_head, unpredicated};
+use super::{prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,8 @@ pub(super) fn texts(ptx: &str) -> Vec<Text> {
             continue;
         };
         let instruction = unpredicated(line);
-        text.mma += usize::from(instruction.starts_with("mma.sync"));
+        let products = ["mma.sync", "wgmma.mma_async"];
+        text.mma += usize::from(products.iter().any(|name| instruction.starts_with(name)));
         text.local += usize::from(instruction.starts_with(".local"));
         let read_only = instruction.starts_with("ld.global.nc");
         text.odd_loads += usize::from(read_only && !instruction.contains("L1::no_allocate"));
@@ -48,6 +49,10 @@ fn expected_mma(kernel: &str) -> usize {
         // 64 keys: queries in two halves are one product for each 8 keys and 16 values of a head,
         // twice; weights by values one for each 16 keys and 8 values
         return 2 * 8 * dim / 16 + 4 * dim / 8;
+    }
+    if let Some([_, tokens]) = wide_tile(kernel) {
+        // two slices of eight pieces, with 128 tokens at a time
+        return 2 * 8 * tokens / 128;
     }
     match kernel {
         // a warp's quarter of a tile by an eighth, or both by a half, over four pieces of a slice
@@ -66,7 +71,7 @@ fn mma_fault(text: &Text) -> Option<String> {
         return (!whole).then(|| format!("{kernel}: expected 8 and 32 mma.sync, got {got}"));
     }
     let expected = expected_mma(kernel);
-    (got != expected).then(|| format!("{kernel}: expected {expected} mma.sync, got {got}"))
+    (got != expected).then(|| format!("{kernel}: expected {expected} matrix products, got {got}"))
 }
 
 /// What is wrong with a module's text.
@@ -139,5 +144,7 @@ mod tests {
         assert_eq!(expected_mma("attend_prompt_128_F16"), 192);
         assert_eq!(expected_mma("attend_F16_128_4"), 0);
         assert_eq!(expected_mma("gemm_Q4_K_128"), 64);
+        assert_eq!(expected_mma("wide_gemm_Q4_K_64_128"), 16);
+        assert_eq!(expected_mma("wide_gemm_F16_128_256"), 32);
     }
 }

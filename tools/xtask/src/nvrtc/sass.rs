@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{prompt_head, unpredicated};
+use super::{prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) fn codes(text: &str) -> Vec<Code> {
             (mma, loads) = (0, 0);
             continue;
         }
-        if opcode.starts_with("HMMA") {
+        if opcode.starts_with("HMMA") || opcode.starts_with("HGMMA") {
             code.mma += 1;
             mma += 1;
         }
@@ -94,6 +94,10 @@ fn least(kernel: &str) -> Least {
     if let Some(dim) = prompt_head(kernel) {
         // all products of a tile's queries and keys
         return at_least(dim, 0);
+    }
+    if let Some([_, tokens]) = wide_tile(kernel) {
+        // all of a slice
+        return at_least(8 * tokens / 128, 0);
     }
     match kernel {
         // a slice of a warp's part; two of its four tiles in large ones
