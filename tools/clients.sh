@@ -71,6 +71,7 @@ end
 
 begin
 "$python" tests/clients/hostile_http.py "$url"
+"$python" tests/clients/hostile_requests.py "$url"
 end
 
 trap - EXIT

@@ -119,6 +119,9 @@ pub(super) struct BenchArgs {
     /// Run from the file's own rows instead of copying weights into the kernels' layout
     #[arg(long)]
     no_repack: bool,
+    /// Keep the CPU's copies of weights in memory: none of them goes to a swap file
+    #[arg(long, conflicts_with = "no_repack")]
+    mlock: bool,
     /// Do not measure the machine's limits first; the columns of percentages stay empty
     #[arg(long)]
     no_limits: bool,
@@ -234,7 +237,7 @@ fn measure(
         batch: Some(setting.batch),
         mmap: !args.no_mmap,
         repack: setting.repack,
-        lock: false,
+        lock: args.mlock,
     };
     let engine = load::shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());

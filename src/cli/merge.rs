@@ -44,7 +44,7 @@ pub(super) struct MergeArgs {
     /// The new importance matrix, for pieces of octavo imatrix
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     output: Option<PathBuf>,
-    /// The report as one page, for pieces of octavo quant-report
+    /// The report as one page, for pieces of octavo quant-report and diff --suite
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
     /// Replace the output whatever it is, unless it is an input
@@ -65,10 +65,7 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
         force: args.force,
         inputs: &inputs,
     });
-    let page = args.html.as_deref();
-    let page = page.map(|path| quant_report::page_at(path, args.force, &inputs));
     output.as_ref().map_or(Ok(()), Output::check)?;
-    page.as_ref().map_or(Ok(()), Output::check)?;
     signal::install()?;
     let named = |path: &PathBuf| Ok((path.display().to_string(), Piece::open(path)?));
     let pieces: Result<Vec<Named>, Failure> = args.pieces.iter().map(named).collect();
@@ -78,6 +75,16 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
         content,
     } = pieces::merge(pieces?)?;
     args.check(&content)?;
+    let page = args.html.as_deref().map(|path| Output {
+        path,
+        kind: Kind::Page(match content {
+            Content::Suite(_) => diff::TITLE,
+            _ => quant_report::TITLE,
+        }),
+        force: args.force,
+        inputs: &inputs,
+    });
+    page.as_ref().map_or(Ok(()), Output::check)?;
     if isas.len() > 1 {
         terminal::note(&format!(
             "octavo: note: computed with {}: figures are equal up to the order of sums",
@@ -97,7 +104,9 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
             }
             return report.finish(args.json, page.as_ref());
         }
-        (Content::Suite(cells), _) => return diff::suite::print(&cells, args.json, args.all),
+        (Content::Suite(cells), _) => {
+            return diff::suite::print(&cells, args.json, args.all, page.as_ref());
+        }
         (Content::Perplexity(chunks), _) => perplexity::perplexity(chunks, &about, args.json)?,
         (Content::Divergence { cut, chunks }, _) => {
             perplexity::divergence(chunks, cut, &about, args.json)?
@@ -113,12 +122,12 @@ impl MergeArgs {
     /// Refuses options that would have no effect on pieces of this kind.
     fn check(&self, content: &Content) -> Result<(), Failure> {
         let is_imatrix = matches!(content, Content::Imatrix(_));
-        let is_report = matches!(content, Content::QuantReport(_));
+        let has_page = matches!(content, Content::QuantReport(_) | Content::Suite(_));
         let useless = [
             ("--json", self.json && is_imatrix),
             ("--all", self.all && !matches!(content, Content::Suite(_))),
             ("-o OUT.gguf", self.output.is_some() && !is_imatrix),
-            ("--html", self.html.is_some() && !is_report),
+            ("--html", self.html.is_some() && !has_page),
             (
                 "--force",
                 self.force && self.output.is_none() && self.html.is_none(),

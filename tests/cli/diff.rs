@@ -238,12 +238,23 @@ fn a_suite_is_blessed_holds_and_says_what_changed() {
         made_by.starts_with(concat!("octavo ", env!("CARGO_PKG_VERSION"))),
         "{made_by}"
     );
-    assert_eq!(compared(&args, 0), "4 comparisons, 0 changed\n");
+    let page = dir.path().join("page.html");
+    let to_page = [&args[..], &["--html", page.to_str().expect("UTF-8")]].concat();
+    let html = |code: i32| {
+        let printed = compared(&to_page, code);
+        (printed, std::fs::read_to_string(&page).expect("the page"))
+    };
+    let (out, good) = html(0);
+    assert_eq!(out, "4 comparisons, 0 changed\n");
+    assert!(good.contains("<p class=good>4 comparisons, 0 changed</p>"));
+    assert_eq!(good.matches(">within</td>").count(), 4, "{good}");
     let changed = variant(&dir, "changed.gguf", true, |w| {
         w.set("qwen3.rope.freq_base", 10_000.0f32);
     });
     std::fs::rename(changed, &model).expect("renamed");
-    let out = compared(&args, 1);
+    let (out, outside) = html(1);
+    assert!(outside.contains("<p class=bad>4 comparisons, 4 changed</p>"));
+    assert_eq!(outside.matches("<tr class=bad>").count(), 4, "{outside}");
     assert!(
         out.starts_with("CHANGED model / fox / ") && out.ends_with("4 comparisons, 4 changed\n"),
         "{out}"
@@ -251,6 +262,34 @@ fn a_suite_is_blessed_holds_and_says_what_changed() {
     std::fs::write(&suite, "models = 3").expect("written");
     assert!(bad(&args, 2).contains("suite.toml: TOML parse error"));
     assert!(bad(&["diff", "--bless", "-p", "x"], 2).contains("--suite"));
+}
+
+#[test]
+fn options_without_effect_on_a_suite_are_refused() {
+    let suite = path("reference/suite.toml");
+    for more in [
+        "-p x",
+        "-f x",
+        "--tokens 1",
+        "--no-special",
+        "--a-isa scalar",
+        "--b-device cpu",
+        "--b-exec oracle",
+        "--against exact",
+        "--tol-nmse 1",
+        "--tol-kl 1",
+        "--llama-cpp .",
+        "--keep x",
+        "--html x --bless",
+        "--json --bless",
+        "--all --bless",
+        "--html x --part 1/2 --out y",
+        "--json --part 1/2 --out y",
+    ] {
+        let more: Vec<&str> = more.split(' ').collect();
+        let line = bad(&[&["diff", "--suite", &suite], &more[..]].concat(), 2);
+        assert!(line.contains(more[0]), "{line}");
+    }
 }
 
 #[test]

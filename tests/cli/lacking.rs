@@ -216,6 +216,41 @@ fn weights_that_cannot_be_locked_are_one_line() {
     );
 }
 
+/// What the system says of a process: the memory that it has locked, in KiB.
+#[cfg(target_os = "linux")]
+fn locked(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    let status = status.unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.map_or(0, |number| number.parse().expect("a number"))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn bench_locks_weights_or_says_that_it_cannot() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
+        .args(["bench", "--device", "cpu", "--no-limits", "--mlock"])
+        .args(["-p", "256", "-n", "0", "-r", "1000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let ended = loop {
+        if let Some(status) = child.try_wait().expect("its state") {
+            break Some(status);
+        }
+        if locked(child.id()) > 1024 {
+            child.kill().expect("killed");
+            break None;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    let line = stderr(&child.wait_with_output().expect("ends"));
+    let refused = line.starts_with("octavo: error: locking ");
+    assert!(ended.is_none_or(|s| !s.success() && refused), "{line}");
+}
+
 /// What happens to a file.
 type Change = fn(&Path);
 

@@ -4,6 +4,7 @@
 #![cfg(unix)]
 
 mod beside;
+mod rows;
 
 use std::fs;
 use std::io::Read;
@@ -79,6 +80,17 @@ impl Desk {
     }
 }
 
+/// What a command makes of an older output of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Older {
+    /// It is replaced unasked.
+    Replaced,
+    /// It stays: a model, which nothing tells from others' models.
+    Refused,
+    /// It is what would be written, so that nothing is left to do.
+    Done,
+}
+
 /// A command that writes `@OUT`.
 struct Writer<'a> {
     args: &'a str,
@@ -86,8 +98,8 @@ struct Writer<'a> {
     reads: &'a [&'a str],
     /// The exit code of a refusal.
     code: i32,
-    /// Older outputs are replaced unasked: not models, which nothing tells from others' models.
-    replaces_older: bool,
+    /// What becomes of an older output.
+    older: Older,
     /// Equal runs write equal bytes.
     same_bytes: bool,
 }
@@ -142,9 +154,7 @@ impl Writer<'_> {
         fs::write(&older, made).expect("written");
         fs::set_permissions(&older, fs::Permissions::from_mode(0o600)).expect("changed");
         let before = fs::metadata(&older).expect("there").ino();
-        if self.replaces_older {
-            desk.good(self.args, "older");
-        } else {
+        if self.older == Older::Refused {
             self.refused(
                 desk,
                 "older",
@@ -153,14 +163,14 @@ impl Writer<'_> {
             );
             assert_eq!(fs::metadata(&older).expect("there").ino(), before);
             desk.good(&self.forced(), "older");
+        } else {
+            desk.good(self.args, "older");
         }
         self.check(&older, made);
         let after = fs::metadata(&older).expect("there");
-        assert!(
-            after.ino() != before && after.mode() & 0o777 == 0o600,
-            "{}: replaced, as private as before",
-            self.args
-        );
+        assert_eq!(after.ino() == before, self.older == Older::Done);
+        let private = after.mode() & 0o777 == 0o600;
+        assert!(private, "{}: as private as before", self.args);
         // write-protected
         fs::set_permissions(&older, fs::Permissions::from_mode(0o444)).expect("changed");
         self.refused(
@@ -239,11 +249,11 @@ impl Writer<'_> {
         desk.good(self.args, "dangling");
         self.check(&desk.at("far away/fresh"), made);
         // what it leads to is an older output by now
-        if self.replaces_older {
-            desk.good(self.args, "dangling");
-        } else {
+        if self.older == Older::Refused {
             self.refused(desk, "dangling", false, "is there already");
             desk.good(&self.forced(), "dangling");
+        } else {
+            desk.good(self.args, "dangling");
         }
         self.check(&desk.at("far away/fresh"), made);
         fs::write(desk.at("far away/fresh"), NOTES).expect("written");
@@ -312,143 +322,4 @@ impl Writer<'_> {
             self.args
         );
     }
-}
-
-#[test]
-fn quantize() {
-    let desk = Desk::new();
-    desk.good(
-        "imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2",
-        "matrix",
-    );
-    let args = "quantize @model.gguf @OUT Q8_0 --allow-requantize --imatrix @matrix";
-    let reads = &["model.gguf", "matrix"];
-    Writer {
-        args,
-        reads,
-        code: 1,
-        replaces_older: false,
-        same_bytes: true,
-    }
-    .row(&desk);
-}
-
-#[test]
-fn convert() {
-    let desk = Desk::new();
-    desk.good(
-        "quantize @model.gguf @OUT awq --no-search --group 64",
-        "awq",
-    );
-    let reads = &["awq/model.safetensors", "awq/config.json"];
-    Writer {
-        args: "convert @awq @OUT",
-        reads,
-        code: 1,
-        replaces_older: false,
-        same_bytes: true,
-    }
-    .row(&desk);
-}
-
-#[test]
-fn imatrix() {
-    let args = "imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2";
-    let reads = &["model.gguf", "text"];
-    Writer {
-        args,
-        reads,
-        code: 1,
-        replaces_older: true,
-        same_bytes: true,
-    }
-    .row(&Desk::new());
-}
-
-#[test]
-fn logits() {
-    let reads = &["model.gguf", "few"];
-    let args = "logits @model.gguf -f @few --dump @OUT";
-    Writer {
-        args,
-        reads,
-        code: 1,
-        replaces_older: true,
-        same_bytes: true,
-    }
-    .row(&Desk::new());
-}
-
-#[test]
-fn perplexity() {
-    let args = "perplexity @model.gguf -f @text -c 16 --chunks 2 --kl-divergence-base @OUT";
-    let reads = &["model.gguf", "text"];
-    Writer {
-        args,
-        reads,
-        code: 1,
-        replaces_older: true,
-        same_bytes: true,
-    }
-    .row(&Desk::new());
-}
-
-#[test]
-fn diff_of_two_files() {
-    let desk = Desk::new();
-    fs::copy(desk.at("model.gguf"), desk.at("other.gguf")).expect("copied");
-    let args = "diff @model.gguf @other.gguf -f @few --html @OUT";
-    let reads = &["model.gguf", "other.gguf", "few"];
-    Writer {
-        args,
-        reads,
-        code: 2,
-        replaces_older: true,
-        same_bytes: true,
-    }
-    .row(&desk);
-}
-
-#[test]
-fn diff_with_a_reference() {
-    let args = "diff @model.gguf --reference @golden --html @OUT";
-    let reads = &["model.gguf", "golden"];
-    Writer {
-        args,
-        reads,
-        code: 2,
-        replaces_older: true,
-        same_bytes: true,
-    }
-    .row(&Desk::new());
-}
-
-#[test]
-fn quant_report() {
-    let desk = Desk::new();
-    desk.good(
-        "quantize @model.gguf @OUT F16 --allow-requantize",
-        "f16.gguf",
-    );
-    let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf \
-                --html @OUT";
-    let reads = &["f16.gguf", "text", "model.gguf"];
-    // speeds are in it
-    Writer {
-        args,
-        reads,
-        code: 1,
-        replaces_older: true,
-        same_bytes: false,
-    }
-    .row(&desk);
-    // another command's page is another kind
-    desk.good("diff @model.gguf --reference @golden --html @OUT", "page");
-    let before = fs::read(desk.at("page")).expect("there");
-    let (code, text) = desk.run(args, "page");
-    assert!(
-        code == Some(1) && text.contains("older page of octavo quant-report"),
-        "{text}"
-    );
-    assert_eq!(fs::read(desk.at("page")).expect("there"), before);
 }

@@ -129,6 +129,11 @@ fn a_suite_is_the_same_in_parts() {
     let command = "diff --suite @suite.toml -t 2";
     suite("1e-2");
     is_the_same_in_parts(&desk, command, &["", "--all", "--json"]);
+    desk.good(&format!("{command} --html @whole.html"));
+    let pieces = desk.parts(command, 3);
+    desk.good(&format!("merge {pieces} --html @merged.html"));
+    let page = |name: &str| std::fs::read(desk.at(name)).expect("there");
+    assert!(page("merged.html") == page("whole.html"), "other pages");
     // what is outside is no failure of a part, but of the whole
     suite("1e-30");
     let run = |line: String| {

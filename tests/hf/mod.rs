@@ -4,7 +4,7 @@
 mod hostile;
 mod make;
 mod spm;
-mod types;
+pub(crate) mod types;
 
 use std::path::{Path, PathBuf};
 

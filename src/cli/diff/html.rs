@@ -1,5 +1,6 @@
 //! A comparison as one HTML page.
 
+use octavo_lab::diff::suite::Cell;
 use octavo_lab::diff::{
     Comparison, LogitComparison, PositionTop, TapReport, TensorComparison, Verdict,
 };
@@ -7,8 +8,10 @@ use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
+use super::TITLE;
 use super::print::{Columns, EXECUTIONS, Report, quoted, title};
 use super::routing;
+use super::suite::summary;
 
 /// Positions whose tables are shown: the first of a long text say no more.
 const MAX_TABLES: usize = 200;
@@ -16,7 +19,7 @@ const MAX_TABLES: usize = 200;
 /// Two executions.
 pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     let c = &report.comparison;
-    let mut page = Page::new("octavo diff");
+    let mut page = Page::new(TITLE);
     page.paragraph(&format!("A: {}", report.a), None);
     page.paragraph(&format!("B: {}", report.b), None);
     page.paragraph(report.verdict(), Some(c.verdict != Verdict::Diverged));
@@ -76,6 +79,37 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     );
     page.end_fold();
     Ok(page.finish())
+}
+
+/// What came of a suite.
+pub(super) fn suite(cells: &[Cell]) -> String {
+    let mut page = Page::new(TITLE);
+    let all_within = cells.iter().all(|cell| cell.within);
+    page.paragraph(&summary(cells), Some(all_within));
+    let head = [
+        "model",
+        "prompt",
+        "instruction set",
+        "verdict",
+        "NMSE",
+        "allowed",
+        "mean KL",
+    ];
+    let row = |cell: &Cell| {
+        let verdict = if cell.within { "within" } else { "changed" };
+        let cells = vec![
+            cell.model.clone(),
+            cell.prompt.clone(),
+            cell.isa.clone(),
+            verdict.to_owned(),
+            format!("{:.3e}", cell.nmse),
+            format!("{:e}", cell.allowed),
+            format!("{:.3e}", cell.kl),
+        ];
+        (!cell.within, cells)
+    };
+    page.table(&head, cells.iter().map(row));
+    page.finish()
 }
 
 /// NMSE of the layer's main tensors, layer by layer.

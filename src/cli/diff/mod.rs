@@ -100,19 +100,17 @@ pub(super) struct DiffArgs {
     /// Run a suite: models, prompts and instruction sets against stored goldens; prints what
     /// changed
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
+    #[arg(conflicts_with_all = ["prompt", "file", "escape", "tokens", "no_special"])]
+    #[arg(conflicts_with_all = ["a_isa", "b_isa", "a_device", "b_device", "a_exec", "b_exec"])]
+    #[arg(conflicts_with_all = ["against", "tol_nmse", "tol_kl"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     suite: Option<PathBuf>,
     /// Make the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
-    #[arg(long, requires = "suite")]
+    #[arg(long)]
     bless: bool,
-    /// Where --llama-cpp keeps its command line, raw output and the report
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "octavo-diff",
-        value_hint = clap::ValueHint::DirPath,
-    )]
-    keep: PathBuf,
+    /// Where --llama-cpp keeps its command line, raw output and the report [default: octavo-diff]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    keep: Option<PathBuf>,
     /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact
     /// dequantization
     #[arg(long, value_name = "WHICH", default_value = "logits")]
@@ -211,7 +209,7 @@ fn tolerance(text: &str) -> Result<f64, String> {
 }
 
 /// Of the page.
-const TITLE: &str = "octavo diff";
+pub(super) const TITLE: &str = "octavo diff";
 
 const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
 
@@ -268,16 +266,27 @@ impl DiffArgs {
         }
     }
 
+    /// The page of --html, if it was asked for.
+    fn page<'a>(&'a self, inputs: &'a Inputs) -> Option<Output<'a>> {
+        let page = self.html.as_deref();
+        page.map(|path| self.output(path, Kind::Page(TITLE), inputs))
+    }
+
+    /// The folder of --keep.
+    fn keep(&self) -> &Path {
+        self.keep.as_deref().unwrap_or(Path::new("octavo-diff"))
+    }
+
     /// Makes the folder of --keep and refuses it if it holds others' files under the names that are
     /// kept there.
     fn check_kept(&self, report: Option<&str>, inputs: &Inputs) -> Result<(), Failure> {
-        let failed = |error| Failure::Input(format!("{}: {error}", self.keep.display()));
-        std::fs::create_dir_all(&self.keep).map_err(failed)?;
+        let failed = |error| Failure::Input(format!("{}: {error}", self.keep().display()));
+        std::fs::create_dir_all(self.keep()).map_err(failed)?;
         let paths: Vec<PathBuf> = LlamaCpp::KEPT
             .iter()
             .copied()
             .chain(report)
-            .map(|name| self.keep.join(name))
+            .map(|name| self.keep().join(name))
             .collect();
         paths
             .iter()
@@ -309,6 +318,10 @@ fn encoding(args: &DiffArgs) -> EncodeOptions {
 /// Runs the command. Whatever keeps it from comparing is exit code 2.
 pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
     super::guard_maps(2);
+    if args.keep.is_some() && args.llama_cpp.is_none() {
+        let what = "--keep has no effect: expected --llama-cpp with it";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     let result = match &args.suite {
         Some(suite) => suite::diff(args, suite),
         None => one(args),
@@ -320,10 +333,14 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
 }
 
 fn one(args: &DiffArgs) -> Result<Exit, Failure> {
-    if args.part.part().is_some() {
-        return Err(Failure::Usage(
-            "--part has no effect: expected --suite with it".to_owned(),
-        ));
+    let of_suites = [
+        ("--part", args.part.part().is_some()),
+        ("--bless", args.bless),
+    ];
+    if let Some((option, _)) = of_suites.into_iter().find(|(_, given)| *given) {
+        return Err(Failure::Usage(format!(
+            "{option} has no effect: expected --suite with it"
+        )));
     }
     let recorded = !args.reference.is_empty() || args.llama_cpp.is_some();
     if !recorded && args.same_twice() {
@@ -334,10 +351,7 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
         ));
     }
     let inputs = args.inputs();
-    let page = args
-        .html
-        .as_deref()
-        .map(|path| args.output(path, Kind::Page(TITLE), &inputs));
+    let page = args.page(&inputs);
     if let Some(page) = &page {
         page.check()?;
     }

@@ -12,7 +12,7 @@ use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
-use super::DiffArgs;
+use super::{DiffArgs, html};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
@@ -22,10 +22,7 @@ use crate::cli::terminal;
 
 /// Runs a suite, or makes its goldens anew.
 pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
-    if args.bless && args.part.part().is_some() {
-        let what = "--part has no effect with --bless: expected one of the two";
-        return Err(Failure::Usage(what.to_owned()));
-    }
+    check_options(args)?;
     let suite = Suite::read(path)?;
     let (isas, lacking) = if suite.names_instruction_sets() {
         suite.instruction_sets()?
@@ -40,16 +37,11 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
         return bless(args, &suite);
     }
     let units = suite.models().len() * isas.len() * suite.prompts().len();
-    let inputs = suite.models().iter().fold(args.inputs(), |inputs, model| {
-        inputs.model(Some(&model.file))
-    });
+    let mut inputs = inputs(args, &suite);
+    for model in suite.models() {
+        inputs = inputs.files(&suite.goldens(model)?);
+    }
     if let Some(job) = args.part.job(args.force, &inputs) {
-        if args.json || args.all {
-            return Err(Failure::Usage(
-                "--json and --all have no effect with --part: expected them of octavo merge"
-                    .to_owned(),
-            ));
-        }
         job.check()?;
         signal::install()?;
         return job.run(key(args, path, &suite, &isas)?, |part| {
@@ -62,8 +54,46 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
             }))
         });
     }
+    let page = args.page(&inputs);
+    page.as_ref().map_or(Ok(()), Output::check)?;
+    signal::install()?;
     let cells = compare(args, &suite, &isas, 0..units)?;
-    print(&cells, args.json, args.all)
+    print(&cells, args.json, args.all, page.as_ref())
+}
+
+/// Refuses options that would have no effect: neither a part nor goldens made anew are reported.
+fn check_options(args: &DiffArgs) -> Result<(), Failure> {
+    let has_part = args.part.part().is_some();
+    let report = [
+        ("--json", args.json),
+        ("--all", args.all),
+        ("--html", args.html.is_some()),
+    ];
+    let report = report.into_iter().find(|(_, given)| *given);
+    let what = match report {
+        _ if args.bless && has_part => {
+            "--part has no effect with --bless: expected one of the two".to_owned()
+        }
+        Some((option, _)) if args.bless => {
+            format!("{option} has no effect with --bless: expected one of the two")
+        }
+        Some((option, _)) if has_part => {
+            format!("{option} has no effect with --part: expected it of octavo merge")
+        }
+        _ if args.llama_cpp.is_some() && !args.bless => {
+            "--llama-cpp has no effect: expected --bless with it".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Usage(what))
+}
+
+/// All that a suite is computed from.
+fn inputs(args: &DiffArgs, suite: &Suite) -> Inputs {
+    let models = suite.models().iter();
+    models.fold(args.inputs(), |inputs, model| {
+        inputs.model(Some(&model.file))
+    })
 }
 
 /// The comparisons with these numbers: models, in each of them instruction sets, in each of them
@@ -112,8 +142,16 @@ fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key,
     Ok(key)
 }
 
-/// Prints what came of the comparisons.
-pub(in crate::cli) fn print(cells: &[Cell], json: bool, all: bool) -> Result<Exit, Failure> {
+/// Writes the page, if there is one, and prints what came of the comparisons.
+pub(in crate::cli) fn print(
+    cells: &[Cell],
+    json: bool,
+    all: bool,
+    page: Option<&Output<'_>>,
+) -> Result<Exit, Failure> {
+    if let Some(page) = page {
+        page.write(html::suite(cells).as_bytes())?;
+    }
     let changed = cells.iter().filter(|cell| !cell.within).count();
     let out = if json {
         to_json(cells)
@@ -144,9 +182,7 @@ fn load(args: &DiffArgs, model: &Path, isa: IsaChoice, ctx: usize) -> Result<Eng
 /// Goldens in safetensors hold what one program cannot make alone, and stay.
 fn bless(args: &DiffArgs, suite: &Suite) -> Result<Exit, Failure> {
     let llama = args.llama_cpp.as_deref().map(LlamaCpp::open).transpose()?;
-    let inputs = suite.models().iter().fold(args.inputs(), |inputs, model| {
-        inputs.model(Some(&model.file))
-    });
+    let inputs = inputs(args, suite);
     check_goldens(args, suite, &inputs)?;
     for model in suite.models() {
         for (prompt, text) in suite.prompts() {
@@ -239,12 +275,12 @@ fn by_llama_cpp(
         &model.file,
         text.as_bytes(),
         (text.len() + 8, threads),
-        &args.keep,
+        args.keep(),
     )?;
     let made = std::fs::read(&made)
         .map_err(|error| Failure::Input(format!("{}: {error}", made.display())))?;
     golden.write(&made)?;
-    let commands = args.keep.join("commands.txt");
+    let commands = args.keep().join("commands.txt");
     let line = std::fs::read_to_string(&commands)
         .map_err(|error| Failure::Input(format!("{}: {error}", commands.display())))?;
     Ok(format!("{}{line}", llama.version()))
@@ -268,9 +304,12 @@ fn to_text(cells: &[Cell], all: bool) -> String {
              {kl:.3e}\n"
         );
     }
+    out + &summary(cells) + "\n"
+}
+
+pub(super) fn summary(cells: &[Cell]) -> String {
     let changed = cells.iter().filter(|cell| !cell.within).count();
-    out += &format!("{} comparisons, {changed} changed\n", cells.len());
-    out
+    format!("{} comparisons, {changed} changed", cells.len())
 }
 
 fn to_json(cells: &[Cell]) -> String {

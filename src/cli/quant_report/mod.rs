@@ -97,7 +97,7 @@ pub(super) struct QuantReportArgs {
 }
 
 /// Of the page.
-const TITLE: &str = "octavo quant-report";
+pub(super) const TITLE: &str = "octavo quant-report";
 
 /// A bar for each part of the work.
 struct Bars(Progress);
@@ -192,7 +192,7 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
 }
 
 /// The report's page.
-pub(super) fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
+fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
     Output {
         path,
         kind: Kind::Page(TITLE),

@@ -12,7 +12,7 @@ mod mixtures;
 mod names;
 mod refused;
 mod seeing;
-mod towers;
+pub(crate) mod towers;
 mod uses;
 
 use std::collections::BTreeMap;

@@ -159,6 +159,13 @@ impl Both {
     }
 }
 
+/// A folder of a text model and a tower, for as long as the folder around it is kept; `None` where
+/// the shared folder is absent.
+pub(crate) fn seeing_folder() -> Option<(TempDir, PathBuf)> {
+    let both = Both::new("qwen3_vl", safetensors::Dtype::F32)?;
+    Some((both.dir, both.folder))
+}
+
 #[test]
 fn towers_of_folders_are_their_files() {
     for (_, model_type) in TOWERS {

@@ -50,6 +50,9 @@ pub(crate) struct CompareArgs {
     /// Octavo's instruction set; llama.cpp's is the one it was built for
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: String,
+    /// Bits of Octavo's prompts, 8 or 16, as for octavo bench [default: 16]
+    #[arg(long, value_name = "BITS", value_parser = ["8", "16"])]
+    prompt_bits: Option<String>,
     /// Rounds
     #[arg(
         long,
@@ -99,9 +102,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
         for turn in [round % 2 == 1, round.is_multiple_of(2)] {
             let mut command = Command::new(if turn { &octavo } else { &llama });
             if turn {
-                command
-                    .arg("bench")
-                    .args(["--device", "cpu", "--isa", &args.isa]);
+                ours_alone(&mut command, args);
             } else {
                 command.args(side::LLAMA_SETTINGS);
             }
@@ -120,6 +121,14 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     match &args.csv {
         Some(path) => append(path, &lines, &about),
         None => Ok(()),
+    }
+}
+
+/// The arguments that only Octavo takes.
+fn ours_alone(command: &mut Command, args: &CompareArgs) {
+    command.args(["bench", "--device", "cpu", "--isa", &args.isa]);
+    if let Some(bits) = &args.prompt_bits {
+        command.args(["--prompt-bits", bits]);
     }
 }
 
@@ -227,7 +236,7 @@ fn compare(ours: &[Sample], theirs: &[Sample]) -> Result<Vec<Line>, String> {
 fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
     let mut out = format!(
         "{}, {}, {}; tokens per second, medians of {rounds} rounds\n",
-        text(about, "model_type"),
+        side::model(about),
         text(about, "isa"),
         text(about, "cpu_info")
     );
@@ -249,8 +258,8 @@ fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
 
 /// Adds a line for each test.
 fn append(path: &Path, lines: &[Line], about: &Value) -> Result<(), String> {
-    let [date, cpu, model, isa] =
-        ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
+    let [date, cpu, isa] = ["test_time", "cpu_info", "isa"].map(|name| text(about, name));
+    let model = side::model(about);
     let line = |l: &Line| {
         let rates = format!(
             "{:.2},{:.2},{:.3},{:.3},{:.3}",
@@ -321,6 +330,26 @@ mod tests {
     }
 
     #[test]
+    fn bits_of_prompts_are_for_octavo() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            compare: CompareArgs,
+        }
+        let said = |more: &[&str]| {
+            let words = [&["xtask", "m.gguf", "--llama-cpp", "."], more].concat();
+            let line = <Line as clap::Parser>::try_parse_from(words).expect("parses");
+            let mut command = Command::new("octavo");
+            ours_alone(&mut command, &line.compare);
+            let words = command.get_args().map(|word| word.to_string_lossy());
+            words.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(said(&[]), "bench --device cpu --isa auto");
+        let eight = said(&["--prompt-bits", "8"]);
+        assert_eq!(eight, "bench --device cpu --isa auto --prompt-bits 8");
+    }
+
+    #[test]
     fn files_get_one_head() {
         let path = std::env::temp_dir().join(format!("octavo-compare-{}.csv", std::process::id()));
         let line = Line {
@@ -336,6 +365,7 @@ mod tests {
             "test_time": "2026-01-01T00:00:00Z",
             "cpu_info": "c",
             "model_type": "m",
+            "prompt_bits": 8,
             "isa": "avx2"
         });
         for _ in 0..2 {
@@ -347,7 +377,7 @@ mod tests {
         assert_eq!((lines.len(), lines[1]), (3, lines[2]));
         assert_eq!(
             lines[1],
-            "2026-01-01T00:00:00Z,\"c\",\"m\",\"tg64, 2 threads\",avx2,\
+            "2026-01-01T00:00:00Z,\"c\",\"m, prompts in 8 bits\",\"tg64, 2 threads\",avx2,\
              30.00,20.00,1.500,1.400,1.600,\"fa 1, repack 1\""
         );
     }

@@ -98,6 +98,15 @@ pub(crate) fn text(about: &Value, name: &str) -> String {
     about[name].as_str().unwrap_or("?").to_owned()
 }
 
+/// The model of a record of Octavo's, and what was said of its prompts, if that is not usual.
+pub(crate) fn model(about: &Value) -> String {
+    let model = text(about, "model_type");
+    match about["prompt_bits"].as_u64() {
+        None | Some(16) => model,
+        Some(bits) => format!("{model}, prompts in {bits} bits"),
+    }
+}
+
 /// The middle one, or the mean of the two in the middle.
 pub(crate) fn median(x: &[f64]) -> f64 {
     let mut x = x.to_vec();
@@ -118,4 +127,18 @@ pub(crate) fn append(path: &Path, names: &str, lines: &[String]) -> Result<(), S
         lines.iter().try_for_each(|line| writeln!(file, "{line}"))
     };
     write().map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn bits_of_prompts_are_said_if_they_are_not_usual() {
+        let of = |bits: Value| model(&json!({"model_type": "m", "prompt_bits": bits}));
+        assert_eq!(of(json!(8)), "m, prompts in 8 bits");
+        // an older program's record has none
+        assert_eq!([of(json!(16)), of(Value::Null)], ["m", "m"]);
+    }
 }

@@ -56,7 +56,7 @@ pub(super) fn diff(
     } else {
         "report.txt"
     };
-    let report = args.keep.join(name);
+    let report = args.keep().join(name);
     let report = args
         .llama_cpp
         .is_some()
@@ -260,9 +260,9 @@ fn run_llama_cpp(
         .unwrap_or_else(default_threads);
     terminal::note(&format!(
         "octavo: running llama-results; its output is kept in {}",
-        args.keep.display()
+        args.keep().display()
     ));
-    Ok(llama.results(model, text, (n_tokens, threads), &args.keep)?)
+    Ok(llama.results(model, text, (n_tokens, threads), args.keep())?)
 }
 
 /// llama.cpp's tools add special tokens, and most of them do not look for any in the text.

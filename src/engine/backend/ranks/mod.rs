@@ -4,6 +4,7 @@
 //! Nothing but words and parts of rows goes from rank to rank, so that only rank 0 decides
 //! anything: no two of them can come to think differently of what is next.
 
+mod heads;
 mod message;
 mod share;
 mod worker;
@@ -163,11 +164,11 @@ pub(crate) fn prepare(
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
     let (link, ranks) = (&world.0.link, world.ranks());
-    if !share::is_possible(model, ranks) {
+    if !heads::is_possible(model, ranks) {
         return Err(Error::Ranks {
             file: gguf.name().to_owned(),
             ranks,
-            possible: share::possible(model),
+            possible: heads::possible(model),
         });
     }
     if world.0.is_taken.swap(true, Ordering::SeqCst) {

@@ -14,6 +14,8 @@ use octavo_model::{
     CacheGroup, Graph, Network, Node, Op, Pieces, Tap, Tensors, ValueId, VecId, WeightId,
 };
 
+use super::heads;
+
 /// Rows that stay together, where nothing else says how many: no matrix is cut into less.
 const GRAIN: usize = 16;
 
@@ -45,30 +47,15 @@ impl Network for Share<'_> {
     }
 }
 
-/// Whether a network can be divided among so many ranks: each has as many key heads.
-pub(in crate::backend) fn is_possible(network: &dyn Network, ranks: usize) -> bool {
-    let mut heads = network.caches().iter().map(|group| group.n_head_kv);
-    heads.all(|heads| heads.is_multiple_of(ranks))
-}
-
-/// The numbers of ranks that a network with key heads can be divided among.
-pub(in crate::backend) fn possible(network: &dyn Network) -> Vec<usize> {
-    let heads = network.caches().iter().map(|group| group.n_head_kv);
-    let most = heads.min().unwrap_or(1);
-    (1..=most)
-        .filter(|ranks| is_possible(network, *ranks))
-        .collect()
-}
-
 impl<'a> Share<'a> {
-    /// The share of one of so many ranks, which must be [possible](is_possible).
+    /// The share of one of so many ranks, which must be [possible](heads::is_possible).
     pub(in crate::backend) fn of(network: &'a dyn Network, rank: usize, ranks: usize) -> Share<'a> {
         let whole = network.graph();
         let mut divider = Divider {
             network,
             rank,
             ranks,
-            heads: heads(network),
+            heads: heads::of_values(network),
             forms: vec![Form::default(); whole.values.len()],
             wants: None,
             tensors: network.tensors().clone(),
@@ -90,7 +77,11 @@ impl<'a> Share<'a> {
             ..whole.clone()
         };
         let caches = network.caches().iter().map(|group| CacheGroup {
-            n_head_kv: group.n_head_kv / ranks,
+            n_head_kv: match group.n_layer {
+                // nobody's
+                0 => group.n_head_kv,
+                _ => group.n_head_kv / ranks,
+            },
             ..*group
         });
         let share = Share {
@@ -106,45 +97,6 @@ impl<'a> Share<'a> {
         sound.expect("a share of a sound graph is sound");
         share
     }
-}
-
-/// Which values are divided by key heads, and into how many, because attention reads or makes them
-/// so, or because they become what it reads.
-fn heads(network: &dyn Network) -> Vec<Option<usize>> {
-    let graph = network.graph();
-    let of = |cache: CacheLayer| network.caches()[cache.group].n_head_kv;
-    let mut heads = vec![None; graph.values.len()];
-    for node in &graph.nodes {
-        let (cache, values) = match node.op {
-            Op::Attention { q, cache, .. } => (cache, [q, node.out]),
-            Op::KvWrite { k, v, cache } => (cache, [k, v]),
-            _ => continue,
-        };
-        for value in values {
-            heads[value.index()] = Some(of(cache));
-        }
-    }
-    for node in graph.nodes.iter().rev() {
-        let values: Vec<ValueId> = match node.op {
-            Op::RmsNorm { x, .. }
-            | Op::LayerNorm { x, .. }
-            | Op::AddBias { x, .. }
-            | Op::MulVector { x, .. }
-            | Op::Unary { x, .. }
-            | Op::ScaleByPosition { x, .. }
-            | Op::Rope { x, .. }
-            | Op::Hadamard { x, .. }
-            | Op::Slice { x, .. } => vec![x, node.out],
-            Op::Mul { a, b } | Op::Gate { gate: a, up: b, .. } => vec![a, b, node.out],
-            _ => continue,
-        };
-        let known = values.iter().find_map(|value| heads[value.index()]);
-        for value in values {
-            let own = &mut heads[value.index()];
-            *own = own.or(known);
-        }
-    }
-    heads
 }
 
 /// What there is of a value of the whole graph: all of its rows, a part of them, or both.

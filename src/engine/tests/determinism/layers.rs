@@ -1,5 +1,9 @@
 //! The same where states are kept, windows pass, and layers differ.
 
+use octavo_engine::speculate::Lookup;
+use octavo_fixtures::tiny::File;
+
+use super::guesses::together;
 use super::*;
 
 /// A session goes back to where a state was kept, and says the same from there, also where the

@@ -83,6 +83,9 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     n_gen: u32,
+    /// Bits of octavo's and the baseline's prompts, 8 or 16, as for octavo bench [default: 16]
+    #[arg(long, value_name = "BITS", value_parser = ["8", "16"])]
+    prompt_bits: Option<String>,
     /// Repetitions in a run, after one to warm up
     #[arg(
         short,
@@ -168,13 +171,17 @@ struct Program {
     name: &'static str,
     path: PathBuf,
     /// What it takes besides the arguments that all take.
-    first: Vec<&'static str>,
+    first: Vec<String>,
     /// llama.cpp's best setting for each test.
     settings: HashMap<Test, (bool, bool)>,
 }
 
 impl Program {
-    fn octavo(name: &'static str, path: PathBuf) -> Result<Program, String> {
+    fn octavo(
+        name: &'static str,
+        path: PathBuf,
+        prompt_bits: Option<&str>,
+    ) -> Result<Program, String> {
         let help = Command::new(&path).args(["bench", "--help"]).output();
         let help = help.map_err(|error| format!("cannot start {}: {error}", path.display()))?;
         let mut first = vec!["bench", "--device", "cpu"];
@@ -182,10 +189,13 @@ impl Program {
         if String::from_utf8_lossy(&help.stdout).contains("--no-limits") {
             first.push("--no-limits");
         }
+        if let Some(bits) = prompt_bits {
+            first.extend(["--prompt-bits", bits]);
+        }
         Ok(Program {
             name,
             path,
-            first,
+            first: first.into_iter().map(str::to_owned).collect(),
             settings: HashMap::new(),
         })
     }
@@ -266,9 +276,10 @@ impl Program {
 pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
     let llama = side::find(&args.llama_cpp, "llama-bench")?;
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
-    let mut programs = vec![Program::octavo("octavo", octavo)?];
+    let bits = args.prompt_bits.as_deref();
+    let mut programs = vec![Program::octavo("octavo", octavo, bits)?];
     if let Some(path) = &args.baseline {
-        programs.push(Program::octavo("baseline", path.clone())?);
+        programs.push(Program::octavo("baseline", path.clone(), bits)?);
     }
     let tests = [Test::Prompt(args.n_prompt), Test::Generation(args.n_gen)];
     let machine = Machine::here();

@@ -82,7 +82,8 @@ pub(super) fn render(
     setting: (usize, u32),
 ) -> String {
     let (threads, rounds) = setting;
-    let [model, isa, cpu] = ["model_type", "isa", "cpu_info"].map(|name| text(about, name));
+    let [isa, cpu] = ["isa", "cpu_info"].map(|name| text(about, name));
+    let model = side::model(about);
     let s = if threads == 1 { "" } else { "s" };
     let mut out = format!(
         "{model}, {isa}, {cpu}, {threads} thread{s}; tokens per second and their share of the \
@@ -117,7 +118,8 @@ pub(super) fn render(
 
 /// Adds a line for each row.
 pub(super) fn append(path: &Path, rows: &[Row], about: &Value) -> Result<(), String> {
-    let [date, cpu, model] = ["test_time", "cpu_info", "model_type"].map(|name| text(about, name));
+    let [date, cpu] = ["test_time", "cpu_info"].map(|name| text(about, name));
+    let model = side::model(about);
     let line = |row: &Row| {
         let cell = |cell: Option<&Cell>| {
             cell.map_or(",".to_owned(), |c| {
@@ -179,11 +181,14 @@ mod tests {
 
     #[test]
     fn rows_have_speeds_shares_and_bounds() {
-        let about = json!({"model_type": "m", "isa": "avx2", "cpu_info": "c"});
+        let about = json!({"model_type": "m", "prompt_bits": 8, "isa": "avx2", "cpu_info": "c"});
         let [two, three, skipped] = rows();
         let text = render(&[two, skipped], &["octavo", "llama.cpp"], &about, (2, 3));
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].starts_with("m, avx2, c, 2 threads; "), "{text}");
+        assert!(
+            lines[0].starts_with("m, prompts in 8 bits, avx2, c, 2 threads; "),
+            "{text}"
+        );
         assert_eq!(
             lines[2],
             "busy2    tg48    0.50      100.0   0.50       <5.0  <0.03            >20.00"
