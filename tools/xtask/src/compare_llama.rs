@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 use crate::side::{self, median, text};
@@ -21,6 +21,7 @@ Examples:
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 \
 --csv tools/bench/my-machine.csv
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build-cuda model.gguf --device cuda -p 512,2048
 
 No other work should run: with more threads than free CPUs both programs wait at barriers, and \
 ratios mean nothing. The
@@ -47,6 +48,9 @@ pub(crate) struct CompareArgs {
     /// Repetitions of each test in a round
     #[arg(short, long, value_name = "N", default_value = "3")]
     repetitions: String,
+    /// What computes, for both programs
+    #[arg(long, value_enum, default_value_t = Processor::Cpu)]
+    device: Processor,
     /// Octavo's instruction set; llama.cpp's is the one it was built for
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: String,
@@ -67,6 +71,39 @@ pub(crate) struct CompareArgs {
     /// The program to measure [default: built first, in release mode]
     #[arg(long, value_name = "FILE")]
     octavo: Option<PathBuf>,
+}
+
+/// What both programs compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Processor {
+    /// The CPU
+    Cpu,
+    /// An NVIDIA GPU
+    Cuda,
+}
+
+impl Processor {
+    fn llama_settings(self) -> &'static [&'static str] {
+        match self {
+            Processor::Cpu => &side::LLAMA_SETTINGS,
+            Processor::Cuda => &side::LLAMA_GPU_SETTINGS,
+        }
+    }
+
+    fn setting_name(self, record: &Value) -> String {
+        match self {
+            Processor::Cpu => side::setting_name(side::llama_setting(record)),
+            Processor::Cuda => side::gpu_setting_name(record),
+        }
+    }
+
+    /// Where Octavo's records name it.
+    fn field(self) -> &'static str {
+        match self {
+            Processor::Cpu => "cpu_info",
+            Processor::Cuda => "gpu_info",
+        }
+    }
 }
 
 /// What one program measured in one round.
@@ -93,6 +130,9 @@ struct Line {
 
 /// Runs the task.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
+    if args.device == Processor::Cuda && (args.isa != "auto" || args.prompt_bits.is_some()) {
+        return Err("--isa and --prompt-bits have no effect with --device cuda".to_owned());
+    }
     let llama = side::find(&args.llama_cpp, "llama-bench")?;
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
     let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
@@ -104,19 +144,21 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
             if turn {
                 ours_alone(&mut command, args);
             } else {
-                command.args(side::LLAMA_SETTINGS);
+                command.args(args.device.llama_settings());
             }
             let records = measure(common(&mut command, args))?;
             if turn {
                 about = records[0].clone();
                 samples(&records, round, |_| String::new(), &mut ours)?;
             } else {
-                let setting = |r: &Value| side::setting_name(side::llama_setting(r));
+                let setting = |r: &Value| args.device.setting_name(r);
                 samples(&records, round, setting, &mut theirs)?;
             }
         }
     }
     let lines = compare(&ours, &theirs)?;
+    // the column is called after what it mostly is
+    about["cpu_info"] = about[args.device.field()].clone();
     print!("{}", table(&lines, &about, args.rounds));
     match &args.csv {
         Some(path) => append(path, &lines, &about),
@@ -126,7 +168,10 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
 
 /// The arguments that only Octavo takes.
 fn ours_alone(command: &mut Command, args: &CompareArgs) {
-    command.args(["bench", "--device", "cpu", "--isa", &args.isa]);
+    match args.device {
+        Processor::Cpu => command.args(["bench", "--device", "cpu", "--isa", &args.isa]),
+        Processor::Cuda => command.args(["bench", "--device", "cuda"]),
+    };
     if let Some(bits) = &args.prompt_bits {
         command.args(["--prompt-bits", bits]);
     }
@@ -313,6 +358,14 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_those_of_what_computes() {
+        let record = json!({"flash_attn": true, "repack": 0, "n_ubatch": 2048});
+        assert_eq!(Processor::Cpu.setting_name(&record), "fa 1, repack 0");
+        assert_eq!(Processor::Cuda.setting_name(&record), "fa 1, ubatch 2048");
+        assert!(Processor::Cuda.llama_settings().contains(&"-ngl"));
+    }
+
+    #[test]
     fn records_become_samples() {
         let r = json!({"n_prompt": 0, "n_gen": 64, "n_depth": 9, "n_threads": 2, "avg_ts": 1.5});
         let mut all = Vec::new();
@@ -347,6 +400,7 @@ mod tests {
         assert_eq!(said(&[]), "bench --device cpu --isa auto");
         let eight = said(&["--prompt-bits", "8"]);
         assert_eq!(eight, "bench --device cpu --isa auto --prompt-bits 8");
+        assert_eq!(said(&["--device", "cuda"]), "bench --device cuda");
     }
 
     #[test]

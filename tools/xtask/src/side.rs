@@ -12,6 +12,10 @@ use serde_json::Value;
 /// Every setting of llama.cpp that may be its best on a CPU.
 pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
 
+/// Every setting of llama.cpp that may be its best on a GPU.
+pub(crate) const LLAMA_GPU_SETTINGS: [&str; 8] =
+    ["-ngl", "999", "-fa", "0,1", "-b", "2048", "-ub", "512,2048"];
+
 /// A program of llama.cpp in a folder, a build folder or a source folder.
 pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
     let places = ["", "bin", "build/bin"].map(|folder| dir.join(folder).join(program));
@@ -91,6 +95,12 @@ pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
         u8::from(flash_attention),
         u8::from(repack)
     )
+}
+
+/// Which of [`LLAMA_GPU_SETTINGS`] a record is of, for people.
+pub(crate) fn gpu_setting_name(r: &Value) -> String {
+    let flash_attention = u8::from(llama_setting(r).0);
+    format!("fa {flash_attention}, ubatch {}", r["n_ubatch"])
 }
 
 /// A record's text.
