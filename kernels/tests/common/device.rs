@@ -11,21 +11,21 @@ use octavo_kernels::cuda::{Cache, Device, Gpu};
 
 /// One of the two.
 pub(crate) enum Machine {
-    Shim(Shim),
+    Shim(Box<Shim>),
     Gpu(Box<Gpu>),
 }
 
 impl Machine {
     pub(crate) fn device(&mut self) -> &mut dyn Device {
         match self {
-            Machine::Shim(shim) => shim,
+            Machine::Shim(shim) => &mut **shim,
             Machine::Gpu(gpu) => gpu,
         }
     }
 
     pub(crate) fn boxed(self) -> Box<dyn Device> {
         match self {
-            Machine::Shim(shim) => Box::new(shim),
+            Machine::Shim(shim) => shim,
             Machine::Gpu(gpu) => gpu,
         }
     }
@@ -101,6 +101,6 @@ pub(crate) fn machine(dir: &str) -> Option<Machine> {
             Some(Machine::Gpu(Box::new(open())))
         }
         Ok(other) => panic!("OCTAVO_TEST_DEVICE={other}: expected gpu, or nothing"),
-        Err(_) => shim(dir, Sources::default()).map(Machine::Shim),
+        Err(_) => shim(dir, Sources::default()).map(|shim| Machine::Shim(Box::new(shim))),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn device() -> Option<Bench> {
 
 /// The CPU with changed sources.
 fn device_of(sources: Sources) -> Option<Bench> {
-    shim(env!("CARGO_TARGET_TMPDIR"), sources).map(|shim| Bench(Machine::Shim(shim)))
+    shim(env!("CARGO_TARGET_TMPDIR"), sources).map(|shim| Bench(Machine::Shim(Box::new(shim))))
 }
 
 pub(crate) struct Bench(pub(crate) Machine);
