@@ -29,7 +29,7 @@ pub(crate) struct NvrtcArgs {
     /// List every kernel's registers, and what its machine code does between two branches
     #[arg(long)]
     list: bool,
-    /// Only what has all of these words in its name, such as "13.0 sm_90 gemv.cu Q4_K"
+    /// Only what has all of these words in its name, such as "13.0 sm_90a gemv.cu Q4_K"
     #[arg(long, value_name = "WORDS")]
     only: Option<String>,
 }
