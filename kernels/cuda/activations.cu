@@ -50,7 +50,7 @@ KERNEL(norm_integers, ArrangeParams, NORM_PART) {
     const float* x = p.x + static_cast<u64>(row) * p.cols;
     const bool there = col < p.cols;
     const float v = there ? x[col] : 0.0f, weight = there ? p.weight[col] : 0.0f;
-    const float scale = norm_scale_by<NORM_PART>(x, p.cols, p.eps);
+    const float scale = norm_scale_by_part(x, p.cols, p.eps);
     store_integers(p.out, row, p.units, unit, v * scale * weight);
 }
 
@@ -176,7 +176,7 @@ DEVICE void store_halves(const ArrangeParams& p, u32 row, const Row& x) {
 // A row, normed by the threads of `store_halves`.
 DEVICE Normed normed_in_parts(const ArrangeParams& p, u32 row) {
     const float* x = p.x + static_cast<u64>(row) * p.cols;
-    return {x, p.weight, norm_scale_by<NORM_PART>(x, p.cols, p.eps)};
+    return {x, p.weight, norm_scale_by_part(x, p.cols, p.eps)};
 }
 
 KERNEL(activations_halves, ArrangeParams, NORM_PART) { store_halves<GemmSlices>(p, blockIdx.x, plain(p, blockIdx.x)); }

@@ -34,59 +34,29 @@ DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u
 constexpr float LARGEST = 32639.0f;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
-// Stores units of integers, of each of which every lane of a warp has one value; there are `units`,
-// and what is beyond is left out. Trees over lanes grow side by side. What is not finite makes the
-// scale so, and so reaches the logits.
-template <int N>
-DEVICE void store_integers(u8* to, u32 row, u32 units, const u32 (&unit)[N], const float (&v)[N]) {
+// Stores a unit of integers, of which every lane of a warp has one value; there are `units`, and one
+// beyond is left out. What is not finite makes the scale so, and so reaches the logits.
+DEVICE void store_integers(u8* to, u32 row, u32 units, u32 unit, float v) {
     const u32 lane = threadIdx.x % WARP, half = lane / 16;
-    float odd[N], largest[N];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-        odd[n] = v[n] - v[n];
-        largest[n] = fabsf(v[n]);
-    }
+    float odd = v - v, largest = fabsf(v);
 #pragma unroll
     for (int o = 16; o > 0; o /= 2) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-            odd[n] += __shfl_xor_sync(ALL_LANES, odd[n], o);
-            largest[n] = fmaxf(largest[n], __shfl_xor_sync(ALL_LANES, largest[n], o));
-        }
+        odd += __shfl_xor_sync(ALL_LANES, odd, o);
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
     }
-    i32 q[N], sum[N];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-        const bool finite = odd[n] == 0.0f;
-        const float scale = largest[n] / LARGEST;
-        const float inverse = finite && scale >= SMALLEST_NORMAL ? 1.0f / scale : 0.0f;
-        q[n] = __float2int_rn((finite ? v[n] : 0.0f) * inverse);
-        sum[n] = q[n];
-        largest[n] = finite ? scale : as_float(0x7fc00000u);
+    const bool finite = odd == 0.0f;
+    const float scale = largest / LARGEST;
+    const float inverse = finite && scale >= SMALLEST_NORMAL ? 1.0f / scale : 0.0f;
+    const i32 q = __float2int_rn((finite ? v : 0.0f) * inverse);
+    const i32 sum = lanes_sum<16>(q), second = __shfl_sync(ALL_LANES, sum, 16);
+    if (unit >= units) return;
+    const i32 low = static_cast<i8>(q & 255), high = (q - low) >> 8;
+    activation_piece(to, row, INTEGER_PIECES, half, units, unit)[lane % 16] = static_cast<u8>(high);
+    activation_piece(to, row, INTEGER_PIECES, 2 + half, units, unit)[lane % 16] = static_cast<u8>(low);
+    if (lane == 0) {
+        const UnitSums sums = {finite ? scale : as_float(0x7fc00000u), sum, second, 0};
+        store_vector<UnitSums>(activation_piece(to, row, INTEGER_PIECES, 4, units, unit), sums);
     }
-#pragma unroll
-    for (int o = 8; o > 0; o /= 2) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) sum[n] += __shfl_xor_sync(ALL_LANES, sum[n], o);
-    }
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-        const i32 second = __shfl_sync(ALL_LANES, sum[n], 16);
-        if (unit[n] >= units) continue;
-        const i32 low = static_cast<i8>(q[n] & 255), high = (q[n] - low) >> 8;
-        activation_piece(to, row, INTEGER_PIECES, half, units, unit[n])[lane % 16] = static_cast<u8>(high);
-        activation_piece(to, row, INTEGER_PIECES, 2 + half, units, unit[n])[lane % 16] = static_cast<u8>(low);
-        if (lane == 0) {
-            const UnitSums sums = {largest[n], sum[n], second, 0};
-            store_vector<UnitSums>(activation_piece(to, row, INTEGER_PIECES, 4, units, unit[n]), sums);
-        }
-    }
-}
-
-DEVICE void store_integers(u8* to, u32 row, u32 units, u32 unit, float v) {
-    const u32 places[1] = {unit};
-    const float values[1] = {v};
-    store_integers<1>(to, row, units, places, values);
 }
 
 #endif

@@ -151,10 +151,10 @@ DEVICE void copied() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Products of four warps together, which go on while they do something else. What threads have
 // written to shared memory is seen by these products after `written_for_products` and a barrier;
-// their registers, after `products_begin`.
+// their registers, after `registers_written_for_products`.
 DEVICE void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
-DEVICE void products_begun() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void registers_written_for_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+DEVICE void products_committed() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
 
 // d += a b: of four warps each has 16 of a's 64 rows of 16 halves; b's 128 columns are rows of 64
@@ -220,14 +220,16 @@ DEVICE void load_matrices(u32 (&m)[4], const void* row) { shim::load_matrices(m,
 DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, true); }
 DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { shim::mma_f16(d, a, b0, b1); }
 DEVICE void copy_early(void* to, const void* from, bool there) {
-    store_vector<Words>(to, there ? load_vector<Words>(from) : Words{});
+    shim::check_aligned(to, 16);
+    shim::check_aligned(from, 16);
+    shim::begin_copy(to, there ? from : nullptr);
 }
-DEVICE void copies_begun() {}
+DEVICE void copies_begun() { shim::end_group_of_copies(); }
 template <int LATER>
-DEVICE void copied() {}
+DEVICE void copied() { shim::wait_for_copies(LATER); }
 DEVICE void written_for_products() {}
-DEVICE void products_begin() {}
-DEVICE void products_begun() {}
+DEVICE void registers_written_for_products() {}
+DEVICE void products_committed() {}
 DEVICE void products_done() {}
 DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) { shim::multiply_wide(d, a, b, k); }
 

@@ -27,7 +27,7 @@ struct GemvParams {
     GemvPart parts[3];
     const u8* x;
     u8* integers;  // instead of `out` if not null: (columns, units of rows), see activations.cuh
-    u32 tiles;  // of all matrices that are one beside the other, each of which begins with one
+    u32 tiles;  // of all matrices that are one beside the other; each matrix begins a new one
     u32 columns;
     u32 gated;  // a GateKind: parts[0].out = gate(parts[0].w x) * parts[1].w x; 0: products alone
     u32 tile;   // strips that a block takes at a time: one for each warp, or for its parts of strips
@@ -36,7 +36,6 @@ static_assert(sizeof(GemvParams) == 224, "kernels/src/cuda/params.rs has the sam
 
 constexpr u32 GEMV_WARPS = 8;
 constexpr u32 GEMV_THREADS = GEMV_WARPS * WARP;
-constexpr u32 GEMV_COLUMNS = 8;
 static_assert(GEMV_WARPS * STRIP == UNIT, "a block makes a unit");
 
 // Parts of a row of so many units, which are dealt to them in turn, 32 at a time: by the length of
@@ -214,14 +213,15 @@ DEVICE void gemv(const GemvParams& p) {
         }
         __syncthreads();
         const GemvPart& to = p.parts[of];
+        const auto sum_of = [&](u32 m, u32 column, u32 in_tile) {
+            const u32 strip = in_tile / STRIP, value = column * STRIP + in_tile % STRIP;
+            float sum = sums[m][0][strip][value];
+            for (u32 i = 1; i < parts; ++i) sum += sums[m][i][strip][value];
+            return sum;
+        };
         const auto product = [&](u32 column, u32 in_tile) {
-            float all[2] = {};
-            for (u32 m = 0; m < matrices; ++m) {
-                const u32 strip = in_tile / STRIP, value = column * STRIP + in_tile % STRIP;
-                all[m] = sums[m][0][strip][value];
-                for (u32 i = 1; i < parts; ++i) all[m] += sums[m][i][strip][value];
-            }
-            return p.gated != 0 ? gated(p.gated, all[0], all[1]) : all[0];
+            const float first = sum_of(0, column, in_tile);
+            return p.gated != 0 ? gated(p.gated, first, sum_of(1, column, in_tile)) : first;
         };
         if (p.integers == nullptr) {
             const u32 rows = p.tile * STRIP;

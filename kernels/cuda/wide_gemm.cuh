@@ -45,16 +45,16 @@ struct WideUnits {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
             float v[16];
-            halves<0>(v, i);
+            columns<0>(v, i);
             pack<0>(a, v, i);
-            halves<1>(v, i);
+            columns<1>(v, i);
             pack<1>(a, v, i);
         }
     }
 
    private:
     template <int HALF>
-    DEVICE void halves(float (&v)[16], u32 i) const {
+    DEVICE void columns(float (&v)[16], u32 i) const {
         if constexpr (F::FLOAT) {
             decode_half<F, HALF>(v, w, row_of(i), unit);
         } else {
@@ -76,7 +76,7 @@ template <class F, u32 GROUPS, u32 TOKENS>
 DEVICE void wide_gemm(const GemmParams& p) {
     constexpr u32 threads = 4 * WARP * GROUPS, parts = TOKENS / WIDE_COLUMNS;
     // of a slice: its first 64 columns of all tokens, then the others
-    constexpr u32 half_bytes = TOKENS * 128, stage_bytes = 2 * half_bytes;
+    constexpr u32 stage_half = TOKENS * 128, stage_bytes = 2 * stage_half;
     LAUNCHED_SHARED(tokens, WIDE_STAGES * stage_bytes);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 first_token = blockIdx.y * TOKENS, first_row = blockIdx.x * 64 * GROUPS + 16 * warp;
@@ -84,12 +84,13 @@ DEVICE void wide_gemm(const GemmParams& p) {
     const auto bring = [&](u32 slice) {
         if (slice < slices) {
             u8* stage = tokens + slice % WIDE_STAGES * stage_bytes;
-#pragma unroll
+            // codes of eight bits leave no registers for all addresses at once
+#pragma unroll(F::LOW == 8 ? 4 : 32)
             for (u32 i = threadIdx.x; i < TOKENS * WIDE_SLICE / 8; i += threads) {
                 const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8), token = first_token + row;
                 const bool there = token < p.tokens;
                 const u64 from = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE + 8 * eighth;
-                copy_early(stage + eighth / 8 * half_bytes + swizzled(row, eighth % 8), p.x + from, there);
+                copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), p.x + from, there);
             }
         }
         copies_begun();
@@ -105,14 +106,14 @@ DEVICE void wide_gemm(const GemmParams& p) {
         // where the slice before the last one was, which all warps are done with
         bring(slice + 2);
         const u8* stage = tokens + slice % WIDE_STAGES * stage_bytes;
-        products_begin();
+        registers_written_for_products();
 #pragma unroll
         for (u32 k = 0; k < WIDE_PRODUCTS; ++k) {
 #pragma unroll
             for (u32 i = 0; i < parts; ++i)
-                multiply_wide(acc[i], now[k], stage + k / 4 * half_bytes + i * WIDE_COLUMNS * 128, k % 4);
+                multiply_wide(acc[i], now[k], stage + k / 4 * stage_half + i * WIDE_COLUMNS * 128, k % 4);
         }
-        products_begun();
+        products_committed();
         weights.decode(next);
         weights.load(WIDE_UNITS * (slice + 2) + lane % 4);
         products_done();

@@ -52,6 +52,10 @@ impl Device for Watched {
         self.device.multiprocessors()
     }
 
+    fn is_wide(&self) -> bool {
+        self.device.is_wide()
+    }
+
     fn free_bytes(&self) -> Result<u64, Error> {
         self.device.free_bytes()
     }

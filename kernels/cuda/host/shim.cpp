@@ -26,12 +26,19 @@ constexpr int POISON = 0xff;
 
 enum class State { runnable, at_barrier, in_exchange, ended };
 
+struct Copy {
+    void* to;
+    const void* from;
+};
+
 struct Fiber {
     Index thread;
     State state;
     const char* file;
     int line;
     unsigned exchanges;
+    // Groups that have not been waited for, and the one that has not ended.
+    std::vector<std::vector<Copy>> copies;
     std::unique_ptr<char[]> stack;
 #if defined(__x86_64__) || defined(__aarch64__)
     void* sp;
@@ -214,6 +221,27 @@ void* shared(const void* key, size_t bytes) {
     return arena + at;
 }
 
+void begin_copy(void* to, const void* from) {
+    memset(to, POISON, 16);
+    current->copies.back().push_back({to, from});
+}
+
+void end_group_of_copies() { current->copies.emplace_back(); }
+
+void wait_for_copies(size_t later) {
+    std::vector<std::vector<Copy>>& copies = current->copies;
+    while (copies.size() > later + 1) {
+        for (const Copy& copy : copies.front()) {
+            if (copy.from == nullptr) {
+                memset(copy.to, 0, 16);
+            } else {
+                memcpy(copy.to, copy.from, 16);
+            }
+        }
+        copies.erase(copies.begin());
+    }
+}
+
 void* launched_shared(size_t bytes) {
     if (bytes > launched_bytes) fail("%zu bytes of launched shared memory: %zu were asked for", bytes, launched_bytes);
     return launched.data() + launched_at;
@@ -327,6 +355,7 @@ static void run_block(unsigned schedule, std::mt19937_64& random) {
         f.thread = {t % block_size.x, t / block_size.x % block_size.y, t / (block_size.x * block_size.y)};
         f.state = State::runnable;
         f.exchanges = 0;
+        f.copies.assign(1, {});
         prepare(f, entry);
     }
     for (;;) {

@@ -31,7 +31,12 @@ void barrier(const char* file, int line);
 typedef unsigned char Gift[32];
 const Gift* exchange(const char* file, int line, const void* gift, size_t bytes);
 void* shared(const void* key, size_t bytes);
-// What a launch asked for; no less may be used.
+// Sixteen bytes, zeros if there is no source: NaN until a wait for their group copies them, as late as that may be.
+void begin_copy(void* to, const void* from);
+void end_group_of_copies();
+// Waits for all of a thread's groups but the last `later`.
+void wait_for_copies(size_t later);
+// What a launch asked for; a kernel may use no more.
 void* launched_shared(size_t bytes);
 unsigned lane();
 // Ends the launch with this message; does not return.
@@ -133,7 +138,7 @@ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     }
 }
 
-// See compat.cuh, which says where an eighth is, too.
+// See compat.cuh, whose `swizzled` says where an eighth is: here once more, since a GPU knows it by itself.
 inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
     const Gift* gifts = exchange("wgmma", 0, a, sizeof a);
     const u8* rows = static_cast<const u8*>(b);

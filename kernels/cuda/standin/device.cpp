@@ -172,9 +172,10 @@ EXPORTED Code cuFuncSetAttribute(Handle handle, int attribute, int value) {
         const auto found = state().functions.find(handle);
         if (found == state().functions.end()) return INVALID_HANDLE;
         if (state().modules.at(found->second.module).context != context) return INVALID_HANDLE;
-        // what a block may have in all, by capability 8.0, 8.6 and 8.9, and 9.0 and later
+        // what a block may have in all: KiB of capability 9 to 11, of 8.0 and 8.7, and of the others
         const DeviceSettings& device = *device_of(context->device);
-        const unsigned most = device.major >= 9 ? 227 : device.minor == 0 || device.minor == 7 ? 163 : 99;
+        const bool large = device.major == 8 && (device.minor == 0 || device.minor == 7);
+        const unsigned most = device.major >= 9 && device.major < 12 ? 227 : large ? 163 : 99;
         const uint64_t all = static_cast<uint64_t>(value) + found->second.kernel.shared_bytes;
         const bool fits = value >= 0 && all <= most * 1024u;
         if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || !fits) return INVALID_VALUE;

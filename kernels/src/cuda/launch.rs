@@ -1,7 +1,8 @@
 //! The launch table: which kernel runs for an operation, and with how many threads.
 //!
 //! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch;
-//! grids that a device's size decides (`gemv`) only say who does a piece of work.
+//! grids and tiles that a device's size decides (those of products) only say who does a piece of
+//! work.
 
 mod products;
 
@@ -69,7 +70,8 @@ fn blocks(n: u64, threads: u32) -> u32 {
     u32::try_from(n.div_ceil(u64::from(threads))).expect("no step is larger than a grid")
 }
 
-/// Threads that norm a group of `n` values: a warp for the short ones, the heads.
+/// Threads that norm a group of `n` values, as in `cuda/norm.cuh`: a warp for the short ones, the
+/// heads.
 fn norm_threads(n: u32) -> u32 {
     match n {
         0..=256 => 32,

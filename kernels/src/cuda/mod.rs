@@ -214,9 +214,7 @@ pub trait Device: Send {
     fn multiprocessors(&self) -> u32;
 
     /// Whether its warps multiply in groups: prompts have kernels of their own there.
-    fn is_wide(&self) -> bool {
-        false
-    }
+    fn is_wide(&self) -> bool;
 
     /// Bytes of memory that are free.
     ///

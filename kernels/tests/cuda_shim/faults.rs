@@ -3,11 +3,23 @@
 use octavo_kernels::cuda::shim::{Schedule, Sources};
 use octavo_quant::TensorType as T;
 
-use super::device_of;
+use super::{Bench, device_of};
 use crate::common::{Rng, random_blocks};
+
+type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
 
 /// What a prompt product makes of changed sources: an error of the shim, or numbers.
 fn planted(
+    file: &str,
+    from: &str,
+    to: &str,
+    schedule: Schedule,
+) -> Option<Result<Vec<f32>, String>> {
+    planted_in(Bench::gemm, file, from, to, schedule)
+}
+
+fn planted_in(
+    product: Product,
     file: &str,
     from: &str,
     to: &str,
@@ -21,12 +33,12 @@ fn planted(
     sources.replace(file, from, to);
     let mut bench = device_of(sources)?;
     bench.0.schedule(schedule);
-    let (rows, cols, tokens) = (64, 256, 60);
+    let (rows, cols, tokens) = (64, 512, 60);
     let mut rng = Rng(12);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(tokens * cols);
     let product = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        bench.gemm((ty, rows, cols), &raw, &x, None)
+        product(&mut bench, (ty, rows, cols), &raw, &x, None)
     }));
     Some(product.map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default()))
 }
@@ -126,4 +138,30 @@ fn other_faults_are_seen() {
         "token <= p.tokens",
         "written outside of an allocation",
     );
+}
+
+/// Tokens that are used before they have come, or brought where others are still being multiplied.
+#[test]
+fn copies_that_come_late_or_early_are_seen() {
+    let wide = |from: &str, to: &str, schedule| {
+        planted_in(Bench::wide_gemm, "wide_gemm.cuh", from, to, schedule)
+    };
+    let stages = "constexpr u32 WIDE_STAGES = 3;";
+    let Some(right) = wide(stages, "constexpr u32 WIDE_STAGES = 3u;", Schedule::Forward) else {
+        return;
+    };
+    let right = right.expect("it runs");
+    let wait = "        copied<1>();\n";
+    let faults = [
+        (stages, "constexpr u32 WIDE_STAGES = 2;"),
+        (wait, "        copied<2>();\n"),
+        (wait, ""),
+    ];
+    for (from, to) in faults {
+        for schedule in Schedule::ALL {
+            let got = wide(from, to, schedule).expect("the compiler is there");
+            let seen = got.as_ref().map_or(true, |numbers| *numbers != right);
+            assert!(seen, "{from:?} as {to:?}, {schedule:?}");
+        }
+    }
 }

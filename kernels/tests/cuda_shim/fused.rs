@@ -32,7 +32,15 @@ fn norms_of_inputs_are_norms_and_inputs() {
     let mut rng = Rng(21);
     for schedule in bench.0.schedules() {
         bench.0.schedule(*schedule);
-        for (rows, cols) in [(3, 40), (2, 256), (1, 257), (2, 3008), (1, 2049)] {
+        for (rows, cols) in [
+            (3, 40),
+            (2, 256),
+            (1, 257),
+            (2, 3008),
+            (1, 2049),
+            (1, 12290),
+            (1, 14336),
+        ] {
             let (mut x, weight) = (rng.floats(rows * cols), rng.floats(cols));
             x[cols - 1] *= 1e20;
             let (at_weight, eps) = (bench.floats(&weight), 1e-6);
