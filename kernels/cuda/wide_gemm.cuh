@@ -81,16 +81,23 @@ DEVICE void wide_gemm(const GemmParams& p) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 first_token = blockIdx.y * TOKENS, first_row = blockIdx.x * 64 * GROUPS + 16 * warp;
     const u32 slices = (p.w.units + WIDE_UNITS - 1) / WIDE_UNITS;
+    const auto bring_piece = [&](u32 slice, u32 i) {
+        u8* stage = tokens + slice % WIDE_STAGES * stage_bytes;
+        const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8), token = first_token + row;
+        const bool there = token < p.tokens;
+        const u64 from = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE + 8 * eighth;
+        copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), p.x + from, there);
+    };
     const auto bring = [&](u32 slice) {
+        constexpr u32 pieces = TOKENS * WIDE_SLICE / 8;
         if (slice < slices) {
-            u8* stage = tokens + slice % WIDE_STAGES * stage_bytes;
-            // codes of eight bits leave no registers for all addresses at once
-#pragma unroll(F::LOW == 8 ? 4 : 32)
-            for (u32 i = threadIdx.x; i < TOKENS * WIDE_SLICE / 8; i += threads) {
-                const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8), token = first_token + row;
-                const bool there = token < p.tokens;
-                const u64 from = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE + 8 * eighth;
-                copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), p.x + from, there);
+            if constexpr (F::LOW == 8) {
+                // codes of eight bits leave no registers for all addresses at once
+#pragma unroll 4
+                for (u32 i = threadIdx.x; i < pieces; i += threads) bring_piece(slice, i);
+            } else {
+#pragma unroll
+                for (u32 i = threadIdx.x; i < pieces; i += threads) bring_piece(slice, i);
             }
         }
         copies_begun();
