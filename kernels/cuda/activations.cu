@@ -41,9 +41,9 @@ KERNEL(activations_integers, ArrangeParams, 128) {
     store_integers(p.out, row, p.units, unit, col < p.cols ? plain(p, row)[col] : 0.0f);
 }
 
-// Blocks are (row, eight units). Each works out the norm of the whole row: one after the other would
-// take longer than reading a row many times. A value and its weight, which come from far away, are
-// on their way meanwhile.
+// Blocks are (row, eight units). Each works out the norm of the whole row: one after the other
+// would take longer than reading a row many times. A value and its weight, which come from far
+// away, are on their way meanwhile.
 KERNEL(norm_integers, ArrangeParams, NORM_PART) {
     const u32 row = blockIdx.x, unit = blockIdx.y * (NORM_PART / WARP) + threadIdx.x / WARP;
     const u32 col = unit * UNIT + threadIdx.x % WARP;

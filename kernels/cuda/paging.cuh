@@ -27,13 +27,14 @@ DEVICE const u32* table_of(const Paging& p, u32 row) {
     return p.tables + static_cast<u64>(p.sequences[row]) * p.max_pages;
 }
 
-// Page `i` of a row's table, which may be none of the cache's: then the row is told, and nothing
-// may be read there. So a table from before a page was allocated ends the step with an error, not
-// with another page's keys.
+// A page of a row's table, which may be none of the cache's: then the row is told, and nothing may
+// be read there. So a table from before a page was allocated ends the step with an error, not with
+// another page's keys.
 DEVICE u32 checked_page(const Paging& p, u32 row, u32 page) {
     if (page >= p.n_pages) *p.missing = p.first_row + row + 1;
     return page;
 }
+// Page `i` of the table, likewise.
 DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) { return checked_page(p, row, table[i]); }
 
 // Bytes before a head's part of a page, in a cache of `Kv`.

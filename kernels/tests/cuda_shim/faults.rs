@@ -3,10 +3,8 @@
 use octavo_kernels::cuda::shim::{Schedule, Sources};
 use octavo_quant::TensorType as T;
 
-use super::{Bench, device_of};
+use super::{Bench, Product, device_of};
 use crate::common::{Rng, random_blocks};
-
-type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
 
 /// What a prompt product makes of changed sources: an error of the shim, or numbers.
 fn planted(

@@ -33,6 +33,9 @@ fn device_of(sources: Sources) -> Option<Bench> {
 
 pub(crate) struct Bench(pub(crate) Machine);
 
+/// A method of [`Bench`] that multiplies: shape of the weights, their blocks, rows, what is added.
+type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
+
 impl Bench {
     fn bytes(&mut self, bytes: &[u8]) -> Ptr {
         let at = self.0.device().alloc(bytes.len()).expect("memory");

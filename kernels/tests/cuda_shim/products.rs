@@ -7,7 +7,7 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::has_minimum;
 use octavo_quant::TensorType as T;
 
-use super::{Bench, Worst, device};
+use super::{Bench, Product, Worst, device};
 use crate::common::{Form as Factors, Rng, exact, random_blocks, weight_types};
 
 /// Every type that kernels read, also those that share a kernel.
@@ -66,8 +66,6 @@ fn embeddings_are_the_oracles_bit_for_bit() {
         }
     }
 }
-
-type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
 
 /// Holds a product against f64 sums of the oracle's weights.
 fn check_product(

@@ -2,7 +2,7 @@
 //!
 //! Both programs measure the same tests, one after the other, several rounds of it, so that a
 //! machine that slows down or speeds up does so for both. llama.cpp runs with every setting that
-//! may be its best on a CPU, and its best one counts. Speeds are medians over the rounds; the
+//! may be its best, and its best one counts. Speeds are medians over the rounds; the
 //! spread is that of the rounds' own ratios.
 
 use std::fmt::Write as _;
