@@ -215,14 +215,11 @@ impl Simd for Portable {
         acc
     }
     #[inline(always)]
-    unsafe fn dot2(acc: I8, w: I8, x: *const i32) -> I8 {
-        // SAFETY: the caller has one readable word at `x`.
-        let x = unsafe { x.read_unaligned() };
+    unsafe fn dot2(acc: I8, w: I8, x: I8) -> I8 {
+        let halves = |v: i32| (i32::from(v as i16), v >> 16);
         lanes!(I8, |i| {
-            let (low, high) = (i32::from(w.0[i] as i16), w.0[i] >> 16);
-            acc.0[i]
-                .wrapping_add(low * i32::from(x as i16))
-                .wrapping_add(high * (x >> 16))
+            let ((w0, w1), (x0, x1)) = (halves(w.0[i]), halves(x.0[i]));
+            acc.0[i].wrapping_add(w0 * x0).wrapping_add(w1 * x1)
         })
     }
     #[inline(always)]

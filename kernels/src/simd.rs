@@ -103,8 +103,22 @@ pub(crate) trait Simd: Copy {
         // they are taken unsigned, and there both are one.
         unsafe { Self::dot4_i8(acc, codes[0], x) }
     }
-    /// Adds to every lane the products of its two 16-bit halves with the two halves of `x`.
-    unsafe fn dot2(acc: Self::I, w: Self::I, x: *const i32) -> Self::I;
+    /// Adds to every lane the products of its two 16-bit halves with those of the same lane of `x`,
+    /// wrapping around.
+    unsafe fn dot2(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// The same with one `x` for all lanes.
+    #[inline(always)]
+    unsafe fn dot2_same(acc: Self::I, w: Self::I, x: *const i32) -> Self::I {
+        // SAFETY: the same contract.
+        unsafe { Self::dot2(acc, w, Self::iset1(x.read_unaligned())) }
+    }
+    /// Whether [`Simd::dot2`] may be slow enough for Winograd's inner products (see
+    /// [`pairs`](crate::generic::pairs)) to be worth what they add to panels and tiles.
+    const WINOGRAD: bool = false;
+    /// Whether they are the faster ones on this CPU.
+    fn prefers_winograd() -> bool {
+        false
+    }
     /// Four 16-bit activations in the form `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
     /// Asks for the line at `p`, into the first cache.

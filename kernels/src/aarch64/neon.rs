@@ -139,9 +139,16 @@ impl<D: Dot> Simd for Neon<D> {
         dot4(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4(acc, codes, x) }
         dot4_i8(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4_i8(acc, codes, x) }
         acc_sum(acc: D::Acc) -> I { D::acc_sum(acc) }
+        dot2(acc: I, w: I, x: I) -> I {
+            let halves = |v: int32x4_t| [vmovn_s32(v), vshrn_n_s32::<16>(v)];
+            std::array::from_fn(|i| {
+                let ([w0, w1], [x0, x1]) = (halves(w[i]), halves(x[i]));
+                vmlal_s16(vmlal_s16(acc[i], w0, x0), w1, x1)
+            })
+        }
         // halves of lanes come apart once for all tokens: the compiler sees that it is the same for
         // each
-        dot2(acc: I, w: I, x: *const i32) -> I {
+        dot2_same(acc: I, w: I, x: *const i32) -> I {
             let x = vreinterpret_s16_s32(vdup_n_s32(x.read_unaligned()));
             let (low, high) = (vreinterpretq_s16_s32(w[0]), vreinterpretq_s16_s32(w[1]));
             let (first, second) = (vuzp1q_s16(low, high), vuzp2q_s16(low, high));

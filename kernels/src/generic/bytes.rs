@@ -213,11 +213,7 @@ unsafe fn tile<
                 }
             }
         }
-        for j in 0..W.min(a.m - t) {
-            for (s, sums) in sums.iter().enumerate() {
-                store::<S, MS>(a, s, t + j, sums[j]);
-            }
-        }
+        store::<S, MS, W>(a, t, sums);
     }
 }
 

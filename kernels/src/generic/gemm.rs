@@ -154,45 +154,57 @@ unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles<'_>, x: *cons
                 }
             }
         }
-        for j in 0..W.min(a.m - t) {
-            for (s, sums) in sums.iter().enumerate() {
-                store::<S, MS>(a, s, t + j, sums[j]);
-            }
-        }
+        store::<S, MS, W>(a, t, sums);
     }
 }
 
-/// Adds strip `s` of one token's sums to those of the slices before, and after the last slice
-/// writes the output.
+/// Adds a tile's sums, those of `W` tokens from `t` on, to the sums of the slices before, and after
+/// the last slice writes the output.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `t < a.m`.
 #[inline(always)]
-pub(crate) unsafe fn store<S: Simd, const MS: usize>(
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
+pub(crate) unsafe fn store<S: Simd, const MS: usize, const W: usize>(
     a: &Tiles<'_>,
-    s: usize,
     t: usize,
-    sums: S::F,
+    mut sums: [[S::F; W]; MS],
 ) {
-    // SAFETY: row t of y has `rows` values from this strip's first on, row t of the sums MS * R.
+    // SAFETY: there are sums for whole tiles, MS * R for each token; row t of y has `rows` values
+    // from this strip's first on.
     unsafe {
-        let so_far = a.sums.add((t * MS + s) * S::R);
-        let sums = if a.k0 == 0 {
-            sums
-        } else {
-            S::add(S::load(so_far), sums)
-        };
+        let so_far = a.sums.add(t * MS * S::R);
+        if a.k0 > 0 {
+            for j in 0..W {
+                for s in 0..MS {
+                    let before = S::load(so_far.add((j * MS + s) * S::R));
+                    sums[s][j] = S::add(before, sums[s][j]);
+                }
+            }
+        }
         let Some((y, n)) = a.y.filter(|_| a.is_last()) else {
-            return S::store(so_far, sums);
+            for j in 0..W {
+                for s in 0..MS {
+                    S::store(so_far.add((j * MS + s) * S::R), sums[s][j]);
+                }
+            }
+            return;
         };
-        let rows = a.rows.saturating_sub(s * S::R).min(S::R);
-        let y = y.add(t * n + s * S::R);
-        if rows == S::R {
-            S::store(y, sums);
-        } else {
-            let mut lanes = [0f32; 16];
-            S::store(lanes.as_mut_ptr(), sums);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), y, rows);
+        for j in 0..W {
+            if t + j == a.m {
+                break;
+            }
+            for s in 0..MS {
+                let rows = a.rows.saturating_sub(s * S::R).min(S::R);
+                let y = y.add((t + j) * n + s * S::R);
+                if rows == S::R {
+                    S::store(y, sums[s][j]);
+                } else {
+                    let mut lanes = [0f32; 16];
+                    S::store(lanes.as_mut_ptr(), sums[s][j]);
+                    std::ptr::copy_nonoverlapping(lanes.as_ptr(), y, rows);
+                }
+            }
         }
     }
 }

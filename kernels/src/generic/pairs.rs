@@ -7,12 +7,22 @@
 //! (and minimum); the activations' scale follows at the end of the slice.
 //!
 //! ```text
-//! panel   per strip: pairs [kc / 2][R], then per group scales [R] and, if the format has them,
-//!         minima [R]
+//! panel   per strip: pairs [kc / 2][R], then per group scales [R], if the format has them minima
+//!         [R], and for Winograd's products [R] of pairs
 //! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W],
-//!         scales [W]
+//!         scales [W], and for Winograd's products of pairs, [kc / 16][W] and [kc / 32][W]
 //! ```
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
+//!
+//! Where additions are cheaper than products, some tokens of a tile take half as many products by
+//! S. Winograd's inner products ("A New Algorithm for Inner Product", IEEE Transactions on
+//! Computers, 1968):
+//! ```text
+//! w0 x0 + w1 x1  =  (w1 - x0) (x1 - w0)  +  w0 w1  +  x0 x1
+//! ```
+//! The last two terms are those of a row and of a token, computed once each. In floats that would
+//! lose digits; integers wrap around and come back, so that not a bit depends on it. Differences
+//! fit 16 bits because codes stay within a byte: [`ACT_MAX`] and 128 are 32,767.
 
 use super::gemm::{KC, Tiles, store, tile_width};
 use super::gemv::integers;
@@ -21,8 +31,14 @@ use crate::formats::Format;
 use crate::simd::Simd;
 
 /// Words of a tile's slice of `kc`, for each token.
-const fn slice_words(kc: usize) -> usize {
-    kc / 2 + kc / 16 + kc / 32 + 1
+const fn slice_words<S: Simd>(kc: usize) -> usize {
+    let sums = kc / 16 + kc / 32;
+    kc / 2 + sums + 1 + if S::WINOGRAD { sums } else { 0 }
+}
+
+/// Where a tile's slice has the scales, in words for each token.
+const fn scales_at(kc: usize) -> usize {
+    kc / 2 + kc / 16 + kc / 32
 }
 
 /// Where a tile's slice has the negated sums of groups of `group` values, in words for each token.
@@ -32,6 +48,25 @@ const fn sums_at(kc: usize, group: usize) -> usize {
     } else {
         kc / 2 + kc / 16
     }
+}
+
+/// Where a tile's slice has the products of pairs of groups of `group` values, in words for each
+/// token.
+const fn products_at(kc: usize, group: usize) -> usize {
+    scales_at(kc) + 1 + sums_at(kc, group) - kc / 2
+}
+
+/// Vectors that a panel has for one group, beside the codes.
+const fn per_group<S: Simd>(min: bool) -> usize {
+    1 + min as usize + S::WINOGRAD as usize
+}
+
+/// How many of `tokens` take Winograd's inner products, where these are preferred.
+///
+/// Of four vector units two multiply, and all add. Two products of two tokens each, and one product
+/// and two additions of four others, keep all four busy.
+const fn winograd_tokens(tokens: usize) -> usize {
+    (2 * tokens).div_ceil(3)
 }
 
 /// Writes tokens `t..t + width` of `x` (`[m][k]`) as a tile, zeros where there is no token.
@@ -71,16 +106,27 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(
                 }
                 for group in [16, 32] {
                     let sums = tile.add(sums_at(kc, group) * width);
+                    let products = pairs.add(products_at(kc, group) * width);
                     for (i, q) in q[..kc].chunks_exact(group).enumerate() {
                         sums.add(i * width + j).write(-q.iter().sum::<i32>() as f32);
+                        if S::WINOGRAD {
+                            products.add(i * width + j).write(products_of_pairs(q));
+                        }
                     }
                 }
-                tile.add((slice_words(kc) - 1) * width + j).write(scale);
+                tile.add(scales_at(kc) * width + j).write(scale);
             }
         }
-        tile = tile.wrapping_add(slice_words(kc) * width);
+        tile = tile.wrapping_add(slice_words::<S>(kc) * width);
         k0 += kc;
     }
+}
+
+/// The products of neighbours, summed.
+#[inline(always)]
+fn products_of_pairs(q: &[i32]) -> i32 {
+    let products = q.chunks_exact(2).map(|pair| pair[0] * pair[1]);
+    products.fold(0, i32::wrapping_add)
 }
 
 /// Converts k in `k0..k1` of a packed strip to a panel of pairs.
@@ -95,17 +141,21 @@ pub(crate) unsafe fn panel<S: Simd, F: Format>(
     k1: usize,
     out: *mut f32,
 ) {
+    // differences of codes and activations fit 16 bits
+    const { assert!(F::OFFSET <= 128 && F::LARGEST as i32 - F::OFFSET <= 128) };
     let mut scales = out.wrapping_add((k1 - k0) / 2 * S::R);
     let mut out = out.cast::<u8>();
     // SAFETY: blocks k0 / K .. k1 / K are in the strip; each writes K / 2 vectors of pairs and K /
-    // GROUP of scales and minima, together at most K vectors.
+    // GROUP of scales, minima and products, together at most K vectors.
     unsafe {
         for b in k0 / F::K..k1 / F::K {
             let block = strip.add(b * F::BLOCK_BYTES * S::R);
             let block_scales = F::block_scales::<S>(block);
             for g in 0..F::K / 32 {
-                widen::<S, F>(F::codes::<S, 0>(block, g), out);
-                widen::<S, F>(F::codes::<S, 1>(block, g), out.add(32 * S::R));
+                let halves = [
+                    widen::<S, F>(F::codes::<S, 0>(block, g), out),
+                    widen::<S, F>(F::codes::<S, 1>(block, g), out.add(32 * S::R)),
+                ];
                 out = out.add(64 * S::R);
                 for part in 0..32 / F::GROUP {
                     let (scale, min) =
@@ -116,25 +166,40 @@ pub(crate) unsafe fn panel<S: Simd, F: Format>(
                         S::store(scales, min);
                         scales = scales.add(S::R);
                     }
+                    if S::WINOGRAD {
+                        let products = if F::GROUP == 16 {
+                            halves[part]
+                        } else {
+                            S::iadd(halves[0], halves[1])
+                        };
+                        S::store_bytes(scales.cast(), products);
+                        scales = scales.add(S::R);
+                    }
                 }
             }
         }
     }
 }
 
-/// Four vectors of codes to eight vectors of pairs.
+/// Four vectors of codes to eight vectors of pairs, whose products are returned if they are wanted.
 #[inline(always)]
 // an index keeps the vectors in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
-unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) {
+unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) -> S::I {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
         let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(F::OFFSET * 0x0001_0001));
+        let mut products = S::iset1(0);
         for j in 0..4 {
             let (even, odd) = (S::and(codes[j], mask), S::and(S::shr(codes[j], 8), mask));
-            S::store_bytes(out.add(2 * j * 4 * S::R), S::sub16(even, offset));
-            S::store_bytes(out.add((2 * j + 1) * 4 * S::R), S::sub16(odd, offset));
+            let (even, odd) = (S::sub16(even, offset), S::sub16(odd, offset));
+            S::store_bytes(out.add(2 * j * 4 * S::R), even);
+            S::store_bytes(out.add((2 * j + 1) * 4 * S::R), odd);
+            if S::WINOGRAD {
+                products = S::dot2(products, even, odd);
+            }
         }
+        products
     }
 }
 
@@ -152,6 +217,29 @@ pub(crate) unsafe fn tiles<
 >(
     a: &Tiles<'_>,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::WINOGRAD && S::prefers_winograd() {
+            all_tiles::<S, GROUP, MIN, MS, NT, true>(a);
+        } else {
+            all_tiles::<S, GROUP, MIN, MS, NT, false>(a);
+        }
+    }
+}
+
+/// # Safety
+/// As [`tiles`].
+#[inline(always)]
+unsafe fn all_tiles<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const NT: usize,
+    const WINOGRAD: bool,
+>(
+    a: &Tiles<'_>,
+) {
     let mut t = 0;
     while t < a.m {
         // SAFETY: tile `t` starts at `t * k` words, because all tiles before it are full.
@@ -159,9 +247,9 @@ pub(crate) unsafe fn tiles<
             let x = a.x.add(t * a.k);
             a.prefetch::<S>(t, NT);
             match tile_width(a.m - t, NT) {
-                1 => tile::<S, GROUP, MIN, MS, 1>(a, x, t),
-                4 => tile::<S, GROUP, MIN, MS, 4>(a, x, t),
-                _ => tile::<S, GROUP, MIN, MS, NT>(a, x, t),
+                1 => tile::<S, GROUP, MIN, MS, 1, WINOGRAD>(a, x, t),
+                4 => tile::<S, GROUP, MIN, MS, 4, WINOGRAD>(a, x, t),
+                _ => tile::<S, GROUP, MIN, MS, NT, WINOGRAD>(a, x, t),
             }
         }
         t += NT;
@@ -170,55 +258,144 @@ pub(crate) unsafe fn tiles<
 
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see widen
-unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, const W: usize>(
+unsafe fn tile<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const W: usize,
+    const WINOGRAD: bool,
+>(
     a: &Tiles<'_>,
     x: *const f32,
     t: usize,
 ) {
-    // vectors of one group's scale and minimum
-    let per_group = 1 + MIN as usize;
+    let per_group = per_group::<S>(MIN);
     // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
     unsafe {
         let mut sums = [[S::zero(); W]; MS];
         // slices before this one are whole
-        let x = x.add(a.k0 / KC * slice_words(KC) * W);
+        let x = x.add(a.k0 / KC * slice_words::<S>(KC) * W);
         let fsums = x.add(sums_at(a.kc, GROUP) * W);
-        // known to the processor, not to the compiler, which would unroll the loop until registers
-        // run out
+        // known to the processor, not to the compiler, which would unroll the loops over a group
+        // until registers run out
         let pairs = std::hint::black_box(GROUP / 2);
         for g in 0..a.kc / GROUP {
-            let mut dots = [[S::iset1(0); W]; MS];
-            for p in g * pairs..(g + 1) * pairs {
-                let w: [S::I; MS] = std::array::from_fn(
+            let scales: [*const f32; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| a.panel.add((s * a.kc + a.kc / 2 + g * per_group) * S::R),
+            );
+            let dots = if WINOGRAD {
+                let rows = scales.map(
                     #[inline(always)]
-                    |s| S::load_bytes(a.panel.add((s * a.kc + p) * S::R).cast()),
+                    |scales| S::load_bytes(scales.add((per_group - 1) * S::R).cast()),
                 );
-                for j in 0..W {
-                    let xv = x.add(p * W + j).cast::<i32>();
-                    for s in 0..MS {
-                        dots[s][j] = S::dot2(dots[s][j], w[s], xv);
-                    }
-                }
-            }
+                winograd_dots::<S, GROUP, MS, W>(a, x, g, rows, pairs / 2)
+            } else {
+                dots::<S, MS, W>(a, x, g, pairs)
+            };
             for s in 0..MS {
-                let scales = a.panel.add((s * a.kc + a.kc / 2 + g * per_group) * S::R);
-                let scale = S::load(scales);
+                let scale = S::load(scales[s]);
                 for j in 0..W {
                     sums[s][j] = S::fma(scale, S::to_f(dots[s][j]), sums[s][j]);
                 }
                 if MIN {
-                    let min = S::load(scales.add(S::R));
+                    let min = S::load(scales[s].add(S::R));
                     for j in 0..W {
                         sums[s][j] = S::fma(min, S::set1(fsums.add(g * W + j).read()), sums[s][j]);
                     }
                 }
             }
         }
-        for j in 0..W.min(a.m - t) {
-            let scale = S::set1(x.add((slice_words(a.kc) - 1) * W + j).read());
+        for j in 0..W {
+            let scale = S::set1(x.add(scales_at(a.kc) * W + j).read());
             for s in 0..MS {
-                store::<S, MS>(a, s, t + j, S::mul(sums[s][j], scale));
+                sums[s][j] = S::mul(sums[s][j], scale);
             }
         }
+        store::<S, MS, W>(a, t, sums);
     }
 }
+
+/// Sums of the products of group `g`, of so many pairs, for strips and tokens.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // see widen
+unsafe fn dots<S: Simd, const MS: usize, const W: usize>(
+    a: &Tiles<'_>,
+    x: *const f32,
+    g: usize,
+    pairs: usize,
+) -> [[S::I; W]; MS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut dots = [[S::iset1(0); W]; MS];
+        for p in g * pairs..(g + 1) * pairs {
+            let w: [S::I; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| S::load_bytes(a.panel.add((s * a.kc + p) * S::R).cast()),
+            );
+            for j in 0..W {
+                let xv = x.add(p * W + j).cast::<i32>();
+                for s in 0..MS {
+                    dots[s][j] = S::dot2_same(dots[s][j], w[s], xv);
+                }
+            }
+        }
+        dots
+    }
+}
+
+/// The same by Winograd's inner products for most of the tokens; `rows` are the products of pairs
+/// of every row of the strips, and the group has so many times two pairs.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // see widen
+unsafe fn winograd_dots<S: Simd, const GROUP: usize, const MS: usize, const W: usize>(
+    a: &Tiles<'_>,
+    x: *const f32,
+    g: usize,
+    rows: [S::I; MS],
+    twos: usize,
+) -> [[S::I; W]; MS] {
+    let x = x.cast::<i32>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let tokens = x.add((products_at(a.kc, GROUP) + g) * W);
+        let mut dots = [[S::iset1(0); W]; MS];
+        for j in 0..winograd_tokens(W) {
+            for s in 0..MS {
+                dots[s][j] = S::iadd(rows[s], S::iset1(tokens.add(j).read()));
+            }
+        }
+        for p in g * twos..(g + 1) * twos {
+            let w: [[S::I; 2]; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| {
+                    let w = a.panel.add((s * a.kc + 2 * p) * S::R).cast();
+                    [S::load_bytes(w), S::load_bytes(w.add(4 * S::R))]
+                },
+            );
+            for j in 0..W {
+                let xs = x.add(2 * p * W + j);
+                let (x0, x1) = (S::iset1(xs.read()), S::iset1(xs.add(W).read()));
+                for s in 0..MS {
+                    let [w0, w1] = w[s];
+                    dots[s][j] = if j < winograd_tokens(W) {
+                        S::dot2(dots[s][j], S::sub16(w1, x0), S::sub16(x1, w0))
+                    } else {
+                        S::dot2(S::dot2(dots[s][j], w0, x0), w1, x1)
+                    };
+                }
+            }
+        }
+        dots
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::generic::pairs::tests::both_ways_agree;
 use crate::portable::Portable;
 use std::collections::BTreeMap;
 
@@ -81,7 +82,8 @@ unsafe fn of_dots<S: Simd>(
             S::load_bytes(a[at..].as_ptr().cast()),
             S::load_bytes(b[at..].as_ptr().cast()),
         );
-        is("dot2", S::dot2(v, w, &b[5]));
+        is("dot2", S::dot2(v, w, v));
+        is("dot2_same", S::dot2_same(v, w, &b[5]));
         is(
             "dot4",
             S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)),
@@ -142,8 +144,10 @@ unsafe fn of_floats<S: Simd>(
     }
 }
 
-/// Every operation gives the bits that it gives in plain Rust.
+/// Every operation gives the bits that it gives in plain Rust, and so do whole products whichever
+/// way they are made.
 pub(crate) fn agrees<S: Simd>(name: &str) {
+    both_ways_agree::<S>(name);
     let mut bits = 1u32;
     let mut random = || {
         bits = bits.wrapping_mul(0x9e37_79b1).rotate_left(13) ^ 0x85eb_ca6b;

@@ -103,9 +103,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             multiply_add::<VNNI>(multiply_add::<VNNI>(acc, codes[0], x0), codes[1], x1)
         }
         acc_sum(acc: __m256i) -> __m256i { acc }
-        dot2(acc: __m256i, w: __m256i, x: *const i32) -> __m256i {
-            multiply_add::<VNNI>(acc, w, _mm256_set1_epi32(x.read_unaligned()))
-        }
+        dot2(acc: __m256i, w: __m256i, x: __m256i) -> __m256i { multiply_add::<VNNI>(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }

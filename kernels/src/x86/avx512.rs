@@ -4,7 +4,9 @@ use super::ops;
 use crate::act::Act4;
 use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
@@ -14,6 +16,24 @@ pub(crate) struct Avx512;
 pub(crate) struct Planes {
     high: __m512i,
     low: __m512i,
+}
+
+/// `vpdpwssd` as it is. The compiler makes a product and an addition of the intrinsic where that
+/// shortens a chain of its model, which costs a third of the time of prompts on a Zen 4.
+#[inline]
+#[target_feature(enable = "avx512f", enable = "avx512vnni")]
+fn multiply_add(mut acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: registers in, registers out.
+    unsafe {
+        asm!(
+            "vpdpwssd {acc}, {a}, {b}",
+            acc = inout(zmm_reg) acc,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
 }
 
 impl Simd for Avx512 {
@@ -79,9 +99,7 @@ impl Simd for Avx512 {
         acc_sum(acc: Planes) -> __m512i {
             _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low)
         }
-        dot2(acc: __m512i, w: __m512i, x: *const i32) -> __m512i {
-            _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x.read_unaligned()))
-        }
+        dot2(acc: __m512i, w: __m512i, x: __m512i) -> __m512i { multiply_add(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
@@ -89,6 +107,17 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn act4(x: [i16; 4]) -> Act4 {
         Act4::planes(x)
+    }
+
+    const WINOGRAD: bool = true;
+    // AMD's have four vector units, two of which multiply; Intel's have two that do both
+    fn prefers_winograd() -> bool {
+        static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
+            let vendor = __cpuid(0);
+            let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+            name.as_flattened() == b"AuthenticAMD"
+        });
+        *IS_AMD
     }
 }
 
