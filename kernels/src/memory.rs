@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple. Under
 /// Miri there are none, and every byte that is mapped takes time.
-const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
+pub(crate) const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
 /// Bytes of a mapping that many weights share.
 const SHARED: usize = 32 * LARGE;
 

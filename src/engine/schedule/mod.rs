@@ -19,16 +19,21 @@ use crate::kv::{Ledger, PAGE};
 use job::State;
 pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
 
-/// Tokens of prompts taken at a time at least, whatever others wait for: a prompt must end too. One
-/// page: with fewer, weights would be unpacked more often than they are used.
+/// Tokens of prompts taken at a time at least, where a step of those that generate takes longer than
+/// they should wait: nothing keeps to that then, and a prompt must end too. One page: with fewer,
+/// weights would be unpacked more often than they are used.
 pub const MIN_CHUNK: usize = PAGE;
+
+/// Where a step takes less: behind thousands of positions, attention of a page takes longer than all
+/// weights.
+const FEWEST: usize = 4;
 
 /// Tokens of a preempted request that are computed again in a step beside others that generate, and
 /// alone: each costs about as much as another request.
 const REPLAYS: usize = 8;
 const REPLAYS_ALONE: usize = 64;
 
-/// What a new measurement makes up of the estimate of a prompt's speed.
+/// What a new measurement makes up of an estimate.
 const NEWS: f64 = 0.3;
 
 /// All requests, in the order in which they came.
@@ -37,6 +42,8 @@ pub struct Scheduler {
     jobs: Vec<Job>,
     /// Tokens of prompts per second, as measured.
     rate: Option<f64>,
+    /// What a step of those that generate takes, as measured, in seconds.
+    step: f64,
     has_preempted: bool,
     preemptions: u64,
 }
@@ -48,6 +55,7 @@ impl Scheduler {
             settings,
             jobs: Vec::new(),
             rate: None,
+            step: 0.0,
             has_preempted: false,
             preemptions: 0,
         }
@@ -233,8 +241,12 @@ impl Scheduler {
     /// have passed are given back.
     pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
-        if role == Role::Prompt && rows >= MIN_CHUNK.min(self.settings.rows) {
-            let rate = rows as f64 / time.as_secs_f64().max(1e-9);
+        let seconds = time.as_secs_f64();
+        if role == Role::Generated {
+            self.step += NEWS * (seconds - self.step);
+        } else if rows >= MIN_CHUNK.min(self.chunk()) {
+            // the last tokens of a prompt tell little
+            let rate = rows as f64 / seconds.max(1e-9);
             self.rate = Some(self.rate.map_or(rate, |old| old + NEWS * (rate - old)));
         }
         for share in &plan.shares {
@@ -275,7 +287,12 @@ impl Scheduler {
         if !self.jobs.iter().any(Job::generates) {
             return rows;
         }
-        let in_time = self.rate.unwrap_or(0.0) * self.settings.stall.as_secs_f64();
-        (in_time as usize).max(MIN_CHUNK).min(rows)
+        let stall = self.settings.stall.as_secs_f64();
+        let least = match self.rate {
+            Some(_) if self.step < stall => FEWEST,
+            _ => MIN_CHUNK,
+        };
+        let in_time = self.rate.unwrap_or(0.0) * stall;
+        (in_time as usize).max(least).min(rows)
     }
 }

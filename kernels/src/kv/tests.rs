@@ -1,0 +1,46 @@
+use super::*;
+
+/// Layers that write the first bytes of a large page with the page of a number.
+fn layers_that_begin(shape: &KvShape, n_pages: usize, page: usize) -> usize {
+    let pitch = shape.layer_pages(n_pages);
+    let large = |layer: usize, page: usize| (layer * pitch + page) * shape.page_stride() / LARGE;
+    let begins = |layer: &usize| large(*layer, page) != large(*layer, page - 1);
+    (0..shape.n_layer).filter(begins).count()
+}
+
+#[test]
+fn layers_do_not_want_large_pages_at_once() {
+    for (n_layer, n_head_kv, head_dim) in [(28, 8, 128), (30, 3, 64), (36, 8, 128), (61, 1, 576)] {
+        let shape = KvShape {
+            n_layer,
+            n_head_kv,
+            head_dim,
+            ty: KvType::F16,
+        };
+        let in_large = LARGE / shape.page_stride();
+        for n_pages in [in_large, 500, 1000, 8192] {
+            let unused = shape.layer_pages(n_pages) - n_pages;
+            assert!(unused < in_large, "{shape:?}: {unused} of {n_pages} unused");
+            let most = (1..n_pages)
+                .map(|page| layers_that_begin(&shape, n_pages, page))
+                .max();
+            assert!(
+                most <= Some(n_layer.div_ceil(8)),
+                "{shape:?}, {n_pages} pages: {most:?} layers at once"
+            );
+        }
+    }
+}
+
+#[test]
+fn small_caches_have_nothing_between_layers() {
+    let shape = KvShape {
+        n_layer: 4,
+        n_head_kv: 2,
+        head_dim: 64,
+        ty: KvType::F16,
+    };
+    for n_pages in [0, 1, 100] {
+        assert_eq!(shape.layer_pages(n_pages), n_pages);
+    }
+}
