@@ -26,7 +26,9 @@ struct Normed {
     float scale;
     DEVICE float operator[](u32 i) const { return x[i] * scale * weight[i]; }
 };
-DEVICE Plain plain(const ArrangeParams& p, u32 row) { return {p.x + static_cast<u64>(row) * p.cols}; }
+DEVICE Plain plain(const ArrangeParams& p, u32 row) {
+    return {p.x + static_cast<u64>(row) * p.cols};
+}
 DEVICE Normed normed(const ArrangeParams& p, u32 row) {
     const float* x = p.x + static_cast<u64>(row) * p.cols;
     return {x, p.weight, norm_scale(x, p.cols, p.eps)};
@@ -142,7 +144,8 @@ DEVICE void store_halves(const ArrangeParams& p, u32 row, const Row& x) {
     for (u32 i = 0; i < KEPT; ++i) kept[i] = four_of(x, i * at_once + 4 * threadIdx.x, p.cols);
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) see(kept[i]);
-    for (u32 col = KEPT * at_once + 4 * threadIdx.x; col < p.cols; col += at_once) see(four_of(x, col, p.cols));
+    for (u32 col = KEPT * at_once + 4 * threadIdx.x; col < p.cols; col += at_once)
+        see(four_of(x, col, p.cols));
     max = lanes_max<32>(max);
     bad = lanes_sum<32>(bad);
     if (threadIdx.x % WARP == 0) {
@@ -163,14 +166,17 @@ DEVICE void store_halves(const ArrangeParams& p, u32 row, const Row& x) {
         u32 pairs[2] = {};
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
-            if (finite) pairs[i] = pack_halves(four.v[2 * i] * inverse, four.v[2 * i + 1] * inverse);
+            if (finite)
+                pairs[i] = pack_halves(four.v[2 * i] * inverse, four.v[2 * i + 1] * inverse);
         }
         Slices::store(out, col, pairs[0], pairs[1]);
     };
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) store(i * at_once + 4 * threadIdx.x, kept[i]);
-    for (u32 col = KEPT * at_once + 4 * threadIdx.x; col < padded; col += at_once) store(col, four_of(x, col, p.cols));
-    if (threadIdx.x == 0) p.scales[row] = finite ? as_float((exponent - 13u) << 23) : as_float(0x7fc00000u);
+    for (u32 col = KEPT * at_once + 4 * threadIdx.x; col < padded; col += at_once)
+        store(col, four_of(x, col, p.cols));
+    if (threadIdx.x == 0)
+        p.scales[row] = finite ? as_float((exponent - 13u) << 23) : as_float(0x7fc00000u);
 }
 
 // A row, normed by the threads of `store_halves`.
@@ -179,8 +185,12 @@ DEVICE Normed normed_in_parts(const ArrangeParams& p, u32 row) {
     return {x, p.weight, norm_scale_by_part(x, p.cols, p.eps)};
 }
 
-KERNEL(activations_halves, ArrangeParams, NORM_PART) { store_halves<GemmSlices>(p, blockIdx.x, plain(p, blockIdx.x)); }
-KERNEL(activations_wide, ArrangeParams, NORM_PART) { store_halves<WideSlices>(p, blockIdx.x, plain(p, blockIdx.x)); }
+KERNEL(activations_halves, ArrangeParams, NORM_PART) {
+    store_halves<GemmSlices>(p, blockIdx.x, plain(p, blockIdx.x));
+}
+KERNEL(activations_wide, ArrangeParams, NORM_PART) {
+    store_halves<WideSlices>(p, blockIdx.x, plain(p, blockIdx.x));
+}
 KERNEL(norm_halves, ArrangeParams, NORM_PART) {
     store_halves<GemmSlices>(p, blockIdx.x, normed_in_parts(p, blockIdx.x));
 }

@@ -26,7 +26,8 @@ static_assert(sizeof(UnitSums) == 16, "a piece");
 DEVICE u8* activation_piece(u8* x, u32 row, int pieces, int piece, u32 units, u32 unit) {
     return x + ((static_cast<u64>(row) * pieces + piece) * units + unit) * 16;
 }
-DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u32 units, u32 unit) {
+DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u32 units,
+                                  u32 unit) {
     return x + ((static_cast<u64>(row) * pieces + piece) * units + unit) * 16;
 }
 
@@ -34,8 +35,8 @@ DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u
 constexpr float LARGEST = 32639.0f;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
-// Stores a unit of integers, of which every lane of a warp has one value; there are `units`, and one
-// beyond is left out. What is not finite makes the scale so, and so reaches the logits.
+// Stores a unit of integers, of which every lane of a warp has one value; there are `units`, and
+// one beyond is left out. What is not finite makes the scale so, and so reaches the logits.
 DEVICE void store_integers(u8* to, u32 row, u32 units, u32 unit, float v) {
     const u32 lane = threadIdx.x % WARP, half = lane / 16;
     float odd = v - v, largest = fabsf(v);
@@ -52,7 +53,8 @@ DEVICE void store_integers(u8* to, u32 row, u32 units, u32 unit, float v) {
     if (unit >= units) return;
     const i32 low = static_cast<i8>(q & 255), high = (q - low) >> 8;
     activation_piece(to, row, INTEGER_PIECES, half, units, unit)[lane % 16] = static_cast<u8>(high);
-    activation_piece(to, row, INTEGER_PIECES, 2 + half, units, unit)[lane % 16] = static_cast<u8>(low);
+    activation_piece(to, row, INTEGER_PIECES, 2 + half, units, unit)[lane % 16] =
+        static_cast<u8>(low);
     if (lane == 0) {
         const UnitSums sums = {finite ? scale : as_float(0x7fc00000u), sum, second, 0};
         store_vector<UnitSums>(activation_piece(to, row, INTEGER_PIECES, 4, units, unit), sums);

@@ -101,7 +101,8 @@ DEVICE void attend_split(const AttentionParams& p) {
     const Seen of_row = seen_by(p, row);
     const u32 first = of_row.first, visible = of_row.end, first_page = first / PAGE;
     const u32 pages = (visible + PAGE - 1) / PAGE - first_page;
-    const u32 begin = first_page + split * pages / p.splits, end = first_page + (split + 1) * pages / p.splits;
+    const u32 begin = first_page + split * pages / p.splits;
+    const u32 end = first_page + (split + 1) * pages / p.splits;
     const u32* table = table_of(p.paging, row);
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
@@ -137,7 +138,8 @@ DEVICE void attend_split(const AttentionParams& p) {
                 if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * piece, DIM);
                 // what lies behind the last position was never written: zero times that may be no
                 // number
-                if (active && at >= before && at < in_page) values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
+                if (active && at >= before && at < in_page)
+                    values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
             }
         }
         float score[HEADS][steps];
@@ -227,7 +229,8 @@ DEVICE void attend_split(const AttentionParams& p) {
         for (u32 i = 0; i < parts; ++i) top = fmaxf(top, part_states[i][h][0]);
         for (u32 i = 0; i < parts; ++i) {
             // parts without positions have no maximum
-            const float n = part_states[i][h][1], weight = n == 0.0f ? 0.0f : expf(part_states[i][h][0] - top);
+            const float n = part_states[i][h][1];
+            const float weight = n == 0.0f ? 0.0f : expf(part_states[i][h][0] - top);
             joined = fmaf(n, weight, joined);
             value = fmaf(part_sums[i][h][d], weight, value);
         }
@@ -269,7 +272,8 @@ DEVICE void attend_merge(const AttentionParams& p) {
         value = joined == 0.0f ? 0.0f : value / joined;
         if constexpr (DIM % UNIT == 0) {
             if (p.integers != nullptr) {
-                const u32 units = p.heads * (DIM / UNIT), unit = blockIdx.x % p.heads * (DIM / UNIT) + d / UNIT;
+                const u32 units = p.heads * (DIM / UNIT);
+                const u32 unit = blockIdx.x % p.heads * (DIM / UNIT) + d / UNIT;
                 store_integers(p.integers, blockIdx.x / p.heads, units, unit, value);
                 continue;
             }
@@ -285,7 +289,8 @@ constexpr u32 KEYS = 64;
 // / (heads of a KV head); its 64 queries are (row, head) in that order, 16 to a warp.
 template <int DIM>
 DEVICE void attend_prompt(const AttentionParams& p) {
-    static_assert(DIM % 16 == 0 && DIM <= 128, "the tensor cores take 16 values at a time, and registers are few");
+    static_assert(DIM % 16 == 0 && DIM <= 128,
+                  "the tensor cores take 16 values at a time, and registers are few");
     constexpr u32 stride = DIM + 8;  // eight more, for the banks: see gemm.cuh
     typedef u16 Tile[KEYS][stride];
     LAUNCHED_SHARED(tiles, 4 * sizeof(Tile));
@@ -305,7 +310,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
         const u32 query = i / DIM, d = i % DIM;
         float x = 0.0f;
         if (query < n_queries) {
-            const u64 head = static_cast<u64>(first_row + query / per_kv) * p.heads + head_kv * per_kv + query % per_kv;
+            const u64 head = static_cast<u64>(first_row + query / per_kv) * p.heads +
+                             head_kv * per_kv + query % per_kv;
             x = p.q[head * DIM + d] * p.scale;
         }
         const u16 leading = float_to_half(x);
@@ -336,7 +342,9 @@ DEVICE void attend_prompt(const AttentionParams& p) {
         constexpr u32 pieces = KEYS * DIM / 8 / ATTEND_THREADS;
         // nothing was written behind the last position, and what lies before the first may be gone:
         // zero times that may be no number
-        const auto is_needed = [&](u32 key) { return first_key + key >= first && first_key + key < visible; };
+        const auto is_needed = [&](u32 key) {
+            return first_key + key >= first && first_key + key < visible;
+        };
         // all numbers of pages are asked for before any of them is used
         u32 page[pieces];
 #pragma unroll
@@ -346,8 +354,10 @@ DEVICE void attend_prompt(const AttentionParams& p) {
         }
 #pragma unroll
         for (u32 i = 0; i < pieces; ++i) {
-            const u32 piece = i * ATTEND_THREADS + threadIdx.x, key = piece / (DIM / 8), d = piece % (DIM / 8) * 8;
-            const bool there = is_needed(key) && checked_page(p.paging, first_row, page[i]) < p.paging.n_pages;
+            const u32 piece = i * ATTEND_THREADS + threadIdx.x;
+            const u32 key = piece / (DIM / 8), d = piece % (DIM / 8) * 8;
+            const bool there =
+                is_needed(key) && checked_page(p.paging, first_row, page[i]) < p.paging.n_pages;
             const u64 start = page_start<KvF16>(there ? page[i] : 0, p.heads_kv, head_kv, DIM);
             const u64 from = start + 2 * ((first_key + key) % PAGE * DIM + d);
             copy_early(&keys[tile][key][d], all_k + from, there);
@@ -369,7 +379,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
             for (u32 n = 0; n < KEYS / 16; ++n) {
                 u32 b[4];
-                load_matrices(b, &keys[tile][16 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
+                load_matrices(
+                    b, &keys[tile][16 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
                     mma_f16(score[2 * n + i], q[k], b[2 * i], b[2 * i + 1]);
@@ -392,7 +403,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
                     const u32 key = first_key + 8 * n + lane % 4 * 2 + e;
-                    if (key < seen[i].first || key >= seen[i].end) score[n][2 * i + e] = minus_infinity();
+                    if (key < seen[i].first || key >= seen[i].end)
+                        score[n][2 * i + e] = minus_infinity();
                     top = fmaxf(top, score[n][2 * i + e]);
                 }
             }
@@ -428,7 +440,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
             for (u32 d = 0; d < DIM / 16; ++d) {
                 u32 b[4];
-                load_matrices_transposed(b, &values[tile][16 * n + lane % 16][16 * d + lane / 16 * 8]);
+                load_matrices_transposed(b,
+                                         &values[tile][16 * n + lane % 16][16 * d + lane / 16 * 8]);
                 mma_f16(sum[2 * d], a, b[0], b[1]);
                 mma_f16(sum[2 * d + 1], a, b[2], b[3]);
             }
@@ -450,7 +463,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
         for (u32 d = 0; d < DIM / 8; ++d) {
 #pragma unroll
             for (u32 e = 0; e < 2; ++e)
-                p.out[head * DIM + 8 * d + lane % 4 * 2 + e] = all == 0.0f ? 0.0f : sum[d][2 * i + e] * weight / all;
+                p.out[head * DIM + 8 * d + lane % 4 * 2 + e] =
+                    all == 0.0f ? 0.0f : sum[d][2 * i + e] * weight / all;
         }
     }
 }

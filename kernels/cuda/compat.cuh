@@ -35,13 +35,13 @@ typedef unsigned long long u64;
 #define DEVICE inline
 #define KERNEL(name, Params, threads) KERNEL_(name, Params)
 #define KERNEL_OF(name, Params, threads, blocks) KERNEL_(name, Params)
-#define KERNEL_(name, Params)                                                                                      \
-    static void name##_body(const Params& p);                                                                      \
-    extern "C" void name(const void* params) { name##_body(*static_cast<const Params*>(params)); }                 \
+#define KERNEL_(name, Params)                                                                      \
+    static void name##_body(const Params& p);                                                      \
+    extern "C" void name(const void* params) { name##_body(*static_cast<const Params*>(params)); } \
     static void name##_body(const Params& p)
-#define SHARED(type, name, dims)                                                                                   \
-    static char name##_key;                                                                                        \
-    typedef type name##_type dims;                                                                                 \
+#define SHARED(type, name, dims)   \
+    static char name##_key;        \
+    typedef type name##_type dims; \
     name##_type& name = *static_cast<name##_type*>(shim::shared(&name##_key, sizeof(name##_type)))
 #define LAUNCHED_SHARED(name, bytes) u8* name = static_cast<u8*>(shim::launched_shared(bytes))
 
@@ -126,8 +126,8 @@ DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) {
 
 // d += a b: a is 16x16 halves by rows, b 16x8 by columns, d 16x8 floats.
 DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -152,10 +152,18 @@ DEVICE void copied() {
 // Products of four warps together, which go on while they do something else. What threads have
 // written to shared memory is seen by these products after `written_for_products` and a barrier;
 // their registers, after `registers_written_for_products`.
-DEVICE void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-DEVICE void registers_written_for_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
-DEVICE void products_committed() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
-DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+DEVICE void written_for_products() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+DEVICE void registers_written_for_products() {
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+DEVICE void products_committed() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+DEVICE void products_done() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory");
+}
 
 // d += a b: of four warps each has 16 of a's 64 rows of 16 halves; b's 128 columns are rows of 64
 // halves in shared memory, of which those from 16 k on are taken, and whose eighths are where
@@ -217,8 +225,12 @@ DEVICE void store_vector(void* at, T v) {
 
 DEVICE Words load16_once(const void* at) { return load_vector<Words>(at); }
 DEVICE void load_matrices(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, false); }
-DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, true); }
-DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { shim::mma_f16(d, a, b0, b1); }
+DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) {
+    shim::load_matrices(m, row, true);
+}
+DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    shim::mma_f16(d, a, b0, b1);
+}
 DEVICE void copy_early(void* to, const void* from, bool there) {
     shim::check_aligned(to, 16);
     shim::check_aligned(from, 16);
@@ -231,7 +243,9 @@ DEVICE void written_for_products() {}
 DEVICE void registers_written_for_products() {}
 DEVICE void products_committed() {}
 DEVICE void products_done() {}
-DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) { shim::multiply_wide(d, a, b, k); }
+DEVICE void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
+    shim::multiply_wide(d, a, b, k);
+}
 
 #endif
 

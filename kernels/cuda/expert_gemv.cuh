@@ -1,6 +1,6 @@
 // Products of each row with the experts that it is given to: a block for as many strips of one
-// expert of one row as its warps have parts of. A strip's arithmetic is that of `gemv`, bit for bit. Which expert it
-// is stands in device memory, so that launches do not depend on it.
+// expert of one row as its warps have parts of. A strip's arithmetic is that of `gemv`, bit for
+// bit. Which expert it is stands in device memory, so that launches do not depend on it.
 #ifndef OCTAVO_EXPERT_GEMV
 #define OCTAVO_EXPERT_GEMV
 
@@ -23,7 +23,8 @@ template <class F>
 DEVICE void expert_gemv(const ExpertGemvParams& p) {
     SHARED(float, sums, [MOST_PARTS][GEMV_WARPS][STRIP]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 parts = parts_of(p.w.units), across = GEMV_WARPS / parts, strips = (p.n + STRIP - 1) / STRIP;
+    const u32 parts = parts_of(p.w.units), across = GEMV_WARPS / parts;
+    const u32 strips = (p.n + STRIP - 1) / STRIP;
     const u32 choice = blockIdx.x, first = blockIdx.y * across;
     const u32 expert = place(p.ids[choice], p.experts);
     constexpr int pieces = F::FLOAT ? FLOAT_PIECES : INTEGER_PIECES;

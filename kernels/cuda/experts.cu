@@ -47,7 +47,9 @@ DEVICE u32 key(float x) {
 }
 
 // A value and its place: larger where the value is, and of equal ones where the place is lower.
-DEVICE u64 ranked(float x, u32 at) { return static_cast<u64>(key(x)) << 32 | static_cast<u32>(~at); }
+DEVICE u64 ranked(float x, u32 at) {
+    return static_cast<u64>(key(x)) << 32 | static_cast<u32>(~at);
+}
 
 constexpr u64 ABOVE_ALL = 0xffffffffffffffffull;
 
@@ -105,7 +107,8 @@ KERNEL(top_k, TopKParams, WARP) {
         }
         before = lanes_best(best);
         if (threadIdx.x == 0)
-            p.out[static_cast<u64>(blockIdx.x) * p.n + round] = static_cast<float>(~static_cast<u32>(before));
+            p.out[static_cast<u64>(blockIdx.x) * p.n + round] =
+                static_cast<float>(~static_cast<u32>(before));
     }
 }
 

@@ -79,7 +79,8 @@ DEVICE void load_row(u32* to, const u8* plane, u32 strip, u32 row, u32 units, u3
 #pragma unroll
     for (int j = 0; j < bits; j += at_once) {
         const u32 word = row * bits + j;
-        load_words<at_once>(to + j, piece_at(plane, strip, bits, word / 4, units, unit) + word % 4 * 4);
+        const u8* piece = piece_at(plane, strip, bits, word / 4, units, unit);
+        load_words<at_once>(to + j, piece + word % 4 * 4);
     }
 }
 
@@ -170,7 +171,9 @@ template <int low, int high, int group, int offset>
 struct Supers : Codes<low, high, group, offset> {
     static constexpr int SCALES = 2;
     DEVICE static u32 first(const u32* s, u32 row) { return s[row / 2] >> (16 * (row % 2)) & 255; }
-    DEVICE static u32 second(const u32* s, u32 row) { return s[row / 2] >> (16 * (row % 2) + 8) & 255; }
+    DEVICE static u32 second(const u32* s, u32 row) {
+        return s[row / 2] >> (16 * (row % 2) + 8) & 255;
+    }
 };
 
 // The bytes are a scale and a minimum, each with its own half.
@@ -278,7 +281,9 @@ struct F16 : Floats<16> {
     DEVICE static float value(u32 word, int i) { return i == 0 ? low_half(word) : high_half(word); }
 };
 struct BF16 : Floats<16> {
-    DEVICE static float value(u32 word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
+    DEVICE static float value(u32 word, int i) {
+        return as_float(i == 0 ? word << 16 : word & 0xffff0000u);
+    }
 };
 struct F32 : Floats<32> {
     DEVICE static float value(u32 word, int) { return as_float(word); }
@@ -299,8 +304,10 @@ DEVICE void load_row_unit(RowUnit<F>& u, const Matrix& w, u32 row, u32 unit) {
     load_row<F::LOW>(u.low, w.low, strip, r, w.units, unit);
     if constexpr (F::HIGH > 0) load_row<F::HIGH>(u.high, w.high, strip, r, w.units, unit);
     const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
-    u.scale = load_scale<F::SCALES>(w.scales, (static_cast<u64>(strip) * w.units + unit) * STRIP + r);
-    u.super = load_scale<F::SUPERS>(w.supers, (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r);
+    const u64 of_scales = static_cast<u64>(strip) * w.units + unit;
+    const u64 of_supers = static_cast<u64>(strip) * supers + unit / SUPER_UNITS;
+    u.scale = load_scale<F::SCALES>(w.scales, of_scales * STRIP + r);
+    u.super = load_scale<F::SUPERS>(w.supers, of_supers * STRIP + r);
 }
 
 // Byte `i` of a word of codes, less the offset. Unsigned ones become the last bits of 2^23, which
@@ -312,8 +319,8 @@ DEVICE float code_value(u32 word, int i) {
     if constexpr (F::TABLE || bits == 8) {
         return static_cast<float>(static_cast<i8>(word >> (8 * i) & 255) - F::OFFSET);
     } else {
-        const float of_bits = as_float(__byte_perm(word, 0x4b000000u, 0x7440u | static_cast<u32>(i)));
-        return of_bits - (8388608.0f + static_cast<float>(F::OFFSET));
+        const u32 bits = __byte_perm(word, 0x4b000000u, 0x7440u | static_cast<u32>(i));
+        return as_float(bits) - (8388608.0f + static_cast<float>(F::OFFSET));
     }
 }
 
@@ -340,7 +347,8 @@ DEVICE void decode_half(float (&v)[16], const Matrix& w, u32 row, u32 unit) {
 #pragma unroll
         for (int j = 0; j < words; j += 4) {
             const u32 word = row % STRIP * F::LOW + HALF * words + j;
-            const Words piece = load16_once(piece_at(w.low, row / STRIP, F::LOW, word / 4, w.units, unit));
+            const u8* at = piece_at(w.low, row / STRIP, F::LOW, word / 4, w.units, unit);
+            const Words piece = load16_once(at);
 #pragma unroll
             for (int i = 0; i < 4 * F::IN_WORD; ++i)
                 v[j * F::IN_WORD + i] = F::value(piece.w[i / F::IN_WORD], i % F::IN_WORD);

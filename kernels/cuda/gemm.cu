@@ -3,4 +3,6 @@
 #include "gemm.cuh"
 
 KERNEL_OF(JOIN(gemm, FORMAT, 64), GemmParams, GEMM_THREADS, 2) { gemm<FORMAT, 64, 64, 2>(p); }
-KERNEL_OF(JOIN(gemm, FORMAT, 128), GemmParams, GEMM_THREADS, blocks_of<FORMAT>()) { gemm<FORMAT, 128, 128, 2>(p); }
+KERNEL_OF(JOIN(gemm, FORMAT, 128), GemmParams, GEMM_THREADS, blocks_of<FORMAT>()) {
+    gemm<FORMAT, 128, 128, 2>(p);
+}

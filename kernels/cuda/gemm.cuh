@@ -46,7 +46,8 @@ DEVICE void half_to_shared(u16* to, const float (&v)[16]) {
     for (u32 i = 0; i < 2; ++i) {
         Words words;
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) words.w[j] = pack_halves(v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
+        for (u32 j = 0; j < 4; ++j)
+            words.w[j] = pack_halves(v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
         store16(to + 16 * HALF + 8 * i, words);
     }
 }
@@ -91,7 +92,8 @@ template <class F, u32 TOKENS, u32 ROWS, u32 ACROSS>
 DEVICE void gemm(const GemmParams& p) {
     SHARED(u16, tokens, [TOKENS][TILE_STRIDE]);
     SHARED(u16, weights, [ROWS][TILE_STRIDE]);
-    constexpr u32 along = GEMM_THREADS / WARP / ACROSS, t_tiles = TOKENS / ACROSS / 16, r_tiles = ROWS / along / 16;
+    constexpr u32 along = GEMM_THREADS / WARP / ACROSS;
+    constexpr u32 t_tiles = TOKENS / ACROSS / 16, r_tiles = ROWS / along / 16;
     constexpr u32 pieces = TOKENS * SLICE / 8 / GEMM_THREADS;
     static_assert(2 * ROWS <= GEMM_THREADS, "a unit for each thread, at most");
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -108,7 +110,8 @@ DEVICE void gemm(const GemmParams& p) {
 
     // what this thread brings: one unit of weights, some pieces of tokens
     const u32 weight_row = threadIdx.x / 2, weight_unit = threadIdx.x % 2;
-    WeightUnit<F> weight = {p.w, weight_row < ROWS ? first_row + weight_row : p.w.rows, 0, false, {}};
+    const u32 row_of_all = weight_row < ROWS ? first_row + weight_row : p.w.rows;
+    WeightUnit<F> weight = {p.w, row_of_all, 0, false, {}};
     Words piece[pieces];
     const auto load = [&](u32 unit) {
         weight.load(unit + weight_unit);
@@ -117,7 +120,8 @@ DEVICE void gemm(const GemmParams& p) {
             const u32 at = i * GEMM_THREADS + threadIdx.x, token = first_token + at / (SLICE / 8);
             piece[i] = {};
             if (token < p.tokens)
-                piece[i] = load16(p.x + static_cast<u64>(token) * stride + unit * UNIT + at % (SLICE / 8) * 8);
+                piece[i] = load16(p.x + static_cast<u64>(token) * stride + unit * UNIT +
+                                  at % (SLICE / 8) * 8);
         }
     };
 

@@ -30,7 +30,8 @@ struct GemvParams {
     u32 tiles;  // of all matrices that are one beside the other; each matrix begins a new one
     u32 columns;
     u32 gated;  // a GateKind: parts[0].out = gate(parts[0].w x) * parts[1].w x; 0: products alone
-    u32 tile;   // strips that a block takes at a time: one for each warp, or for its parts of strips
+    // strips that a block takes at a time: one for each warp, or for its parts of strips
+    u32 tile;
 };
 static_assert(sizeof(GemvParams) == 224, "kernels/src/cuda/params.rs has the same");
 
@@ -56,13 +57,15 @@ struct Raw {
 template <class F>
 DEVICE void load_unit(Raw<F>& raw, const Matrix& w, u32 strip, u32 unit) {
 #pragma unroll
-    for (int i = 0; i < F::LOW; ++i) load_words<4>(raw.low + 4 * i, piece_at(w.low, strip, F::LOW, i, w.units, unit));
+    for (int i = 0; i < F::LOW; ++i)
+        load_words<4>(raw.low + 4 * i, piece_at(w.low, strip, F::LOW, i, w.units, unit));
 #pragma unroll
     for (int i = 0; i < F::HIGH; ++i)
         load_words<4>(raw.high + 4 * i, piece_at(w.high, strip, F::HIGH, i, w.units, unit));
     load_scales<F::SCALES>(raw.scales, w.scales, static_cast<u64>(strip) * w.units + unit);
     const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
-    load_scales<F::SUPERS>(raw.supers, w.supers, static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
+    load_scales<F::SUPERS>(raw.supers, w.supers,
+                           static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
 }
 
 // A unit of a column of integer activations.
@@ -106,14 +109,16 @@ DEVICE float add_unit(float acc, const u32 (&codes)[8], const Scales& g, const U
         }
     } else {
         sum = g.scale[0] * static_cast<float>(first + second);
-        if constexpr (F::MIN) sum = fmaf(-g.min[0], static_cast<float>(sums.first + sums.second), sum);
+        if constexpr (F::MIN)
+            sum = fmaf(-g.min[0], static_cast<float>(sums.first + sums.second), sum);
     }
     return fmaf(sums.scale, sum, acc);
 }
 
 // One unit of four rows of codes.
 template <class F, int N>
-DEVICE void gemv_codes(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns, u32 strip, u32 unit) {
+DEVICE void gemv_codes(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns, u32 strip,
+                       u32 unit) {
     Raw<F> raw;
     load_unit(raw, w, strip, unit);
     u32 codes[STRIP][8];
@@ -129,21 +134,25 @@ DEVICE void gemv_codes(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32
         UnitOfX of_x;
         load_unit_of_x(of_x, x, n, w.units, unit);
 #pragma unroll
-        for (u32 r = 0; r < STRIP; ++r) acc[n][r] = add_unit<F>(acc[n][r], codes[r], scales[r], of_x);
+        for (u32 r = 0; r < STRIP; ++r)
+            acc[n][r] = add_unit<F>(acc[n][r], codes[r], scales[r], of_x);
     }
 }
 
 // One unit of four rows of floats. A piece of 16 bytes at a time: whole units would not fit in
 // registers.
 template <class F, int N>
-DEVICE void gemv_floats(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns, u32 strip, u32 unit) {
+DEVICE void gemv_floats(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32 columns,
+                        u32 strip, u32 unit) {
     constexpr int pieces = F::LOW / 4, values = 4 * F::IN_WORD;
 #pragma unroll 2
     for (int piece = 0; piece < pieces; ++piece) {
         Words words[STRIP];
 #pragma unroll
-        for (u32 r = 0; r < STRIP; ++r)
-            words[r] = load16_once(piece_at(w.low, strip, F::LOW, r * pieces + piece, w.units, unit));
+        for (u32 r = 0; r < STRIP; ++r) {
+            const u8* at = piece_at(w.low, strip, F::LOW, r * pieces + piece, w.units, unit);
+            words[r] = load16_once(at);
+        }
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             if (n >= static_cast<int>(columns)) continue;
@@ -155,7 +164,8 @@ DEVICE void gemv_floats(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u3
                 for (int i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 r = 0; r < STRIP; ++r) {
-                        const float v = F::value(words[r].w[(j + i) / F::IN_WORD], (j + i) % F::IN_WORD);
+                        const u32 word = words[r].w[(j + i) / F::IN_WORD];
+                        const float v = F::value(word, (j + i) % F::IN_WORD);
                         acc[n][r] = fmaf(v, as_float(of_x.w[i]), acc[n][r]);
                     }
                 }

@@ -73,7 +73,8 @@ template <class Kv>
 DEVICE void heads(const HeadsParams& p) {
     SHARED(float, all, [HEADS_WARPS][LARGEST_HEAD]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 wanted = blockIdx.x * (blockDim.x / WARP) + warp, row = least(wanted, p.paging.rows - 1);
+    const u32 wanted = blockIdx.x * (blockDim.x / WARP) + warp;
+    const u32 row = least(wanted, p.paging.rows - 1);
     float* head = all[warp];
     u32 h = blockIdx.y;
     const bool query = h < p.q.n, value = h >= p.q.n + p.k.n;
@@ -98,9 +99,12 @@ DEVICE void heads(const HeadsParams& p) {
     if (position < 0) return;
     const u32 page = page_of(p.paging, row, table_of(p.paging, row), position / PAGE);
     if (page >= p.paging.n_pages) return;
-    u8* to = static_cast<u8*>(value ? p.pages_v : p.pages_k) + page_start<Kv>(page, p.k.n, h, p.head_dim);
-    for (u32 i = lane; i < p.head_dim; i += WARP)
-        Kv::store(to, position % PAGE, i, p.head_dim, value ? head[i] : rotated(head, i, row, p.turn));
+    u8* pages = static_cast<u8*>(value ? p.pages_v : p.pages_k);
+    u8* to = pages + page_start<Kv>(page, p.k.n, h, p.head_dim);
+    for (u32 i = lane; i < p.head_dim; i += WARP) {
+        const float x = value ? head[i] : rotated(head, i, row, p.turn);
+        Kv::store(to, position % PAGE, i, p.head_dim, x);
+    }
 }
 
 KERNEL(heads_F16, HeadsParams, HEADS_WARPS * WARP) { heads<KvF16>(p); }

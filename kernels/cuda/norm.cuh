@@ -10,7 +10,9 @@ constexpr u32 NORM_THREADS = 1024;
 // Threads of blocks that norm a row each, and do a part of what comes behind it.
 constexpr u32 NORM_PART = 256;
 
-DEVICE float norm_scale_of_sum(float sum, u32 n, float eps) { return 1.0f / sqrtf(sum / static_cast<float>(n) + eps); }
+DEVICE float norm_scale_of_sum(float sum, u32 n, float eps) {
+    return 1.0f / sqrtf(sum / static_cast<float>(n) + eps);
+}
 
 // From what each thread has of the sum of squares: those of values threadIdx.x, threadIdx.x +
 // blockDim.x and so on.

@@ -35,7 +35,9 @@ DEVICE u32 checked_page(const Paging& p, u32 row, u32 page) {
     return page;
 }
 // Page `i` of the table, likewise.
-DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) { return checked_page(p, row, table[i]); }
+DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) {
+    return checked_page(p, row, table[i]);
+}
 
 // Bytes before a head's part of a page, in a cache of `Kv`.
 template <class Kv>
@@ -104,7 +106,9 @@ struct KvF32 {
 
 // ggml's Q8_0: bytes, and behind those of all positions a half for every 32 of them.
 struct KvQ8_0 {
-    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * (head_dim + head_dim / 32 * 2); }
+    DEVICE static u64 page_bytes(u32 head_dim) {
+        return static_cast<u64>(PAGE) * (head_dim + head_dim / 32 * 2);
+    }
     DEVICE static u32 scale_at(u32 position, u32 d, u32 head_dim) {
         return PAGE * head_dim + 2 * (position * (head_dim / 32) + d / 32);
     }
@@ -119,7 +123,8 @@ struct KvQ8_0 {
     DEVICE static void decode(float (&v)[8], const Eight& eight) {
         const float scale = low_half(eight.scale);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = scale * static_cast<float>(static_cast<i8>(eight.codes >> (8 * i) & 255));
+        for (int i = 0; i < 8; ++i)
+            v[i] = scale * static_cast<float>(static_cast<i8>(eight.codes >> (8 * i) & 255));
     }
     // What is not finite makes the scale so.
     DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
@@ -129,13 +134,16 @@ struct KvQ8_0 {
         const i32 code = static_cast<i32>(roundf((finite ? x : 0.0f) * inverse));
         page[position * head_dim + d] = static_cast<u8>(code);
         const float stored = finite ? scale : as_float(0x7fc00000u);
-        if (d % 32 == 0) store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+        if (d % 32 == 0)
+            store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
     }
 };
 
 // ggml's Q4_0: a byte has values i and i + 16 of 32, whose halves lie as those of Q8_0.
 struct KvQ4_0 {
-    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * (head_dim / 2 + head_dim / 32 * 2); }
+    DEVICE static u64 page_bytes(u32 head_dim) {
+        return static_cast<u64>(PAGE) * (head_dim / 2 + head_dim / 32 * 2);
+    }
     DEVICE static u32 code_at(u32 position, u32 d, u32 head_dim) {
         return position * (head_dim / 2) + d / 32 * 16 + d % 16;
     }
@@ -148,7 +156,8 @@ struct KvQ4_0 {
     };
     DEVICE static Eight fetch(const u8* page, u32 position, u32 d, u32 head_dim) {
         const u64 both = load_vector<u64>(page + code_at(position, d, head_dim));
-        return {both >> (d % 32 / 16 * 4), load_vector<u16>(page + scale_at(position, d, head_dim))};
+        const u16 scale = load_vector<u16>(page + scale_at(position, d, head_dim));
+        return {both >> (d % 32 / 16 * 4), scale};
     }
     DEVICE static void decode(float (&v)[8], const Eight& eight) {
         const float scale = low_half(eight.scale);
@@ -170,7 +179,8 @@ struct KvQ4_0 {
         const i32 other = __shfl_xor_sync(ALL_LANES, code, 16);
         if (d % 32 < 16) page[code_at(position, d, head_dim)] = static_cast<u8>(code | other << 4);
         const float stored = finite ? scale : as_float(0x7fc00000u);
-        if (d % 32 == 0) store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+        if (d % 32 == 0)
+            store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
     }
 };
 

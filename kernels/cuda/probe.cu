@@ -12,8 +12,9 @@ constexpr u32 PEAK_THREADS = 256;
 // Independent sums, so that no product waits for the one before.
 constexpr u32 SUMS = 8;
 
-// Factors are ones: a thread's sum is 16 for each round, sum and element of it, and what the sums begin with: each with
-// another number, or a compiler might make one product of all, which have the same factors.
+// Factors are ones: a thread's sum is 16 for each round, sum and element of it, and what the sums
+// begin with: each with another number, or a compiler might make one product of all, which have the
+// same factors.
 KERNEL(mma_peak, PeakParams, PEAK_THREADS) {
     const u32 ones = 0x3c003c00u, a[4] = {ones, ones, ones, ones};
     float sums[SUMS][4];

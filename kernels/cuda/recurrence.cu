@@ -1,6 +1,6 @@
-// What goes from token to token of a sequence: short convolutions, and attention by matrices that are
-// written to and read from. Each value has one fixed order of sums, whatever else is in a step and
-// however a text is cut into steps.
+// What goes from token to token of a sequence: short convolutions, and attention by matrices that
+// are written to and read from. Each value has one fixed order of sums, whatever else is in a step
+// and however a text is cut into steps.
 //
 // States lie in slots. A step reads at most one slot of each sequence and writes others, never one
 // that is read in the same step; so no block waits for another.
@@ -58,8 +58,8 @@ static_assert(sizeof(CausalConvParams) == 72, "kernels/src/cuda/params.rs has th
 
 constexpr u32 THREADS = 256;
 
-// A thread for each value. Where the rows up to this one leave a state, that is what the value's sum
-// is made of but for the oldest: the same thread keeps it.
+// A thread for each value. Where the rows up to this one leave a state, that is what the value's
+// sum is made of but for the oldest: the same thread keeps it.
 KERNEL(causal_conv, CausalConvParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= static_cast<u64>(p.rows) * p.width) return;
@@ -72,9 +72,12 @@ KERNEL(causal_conv, CausalConvParams, THREADS) {
     for (u32 j = 0; j < p.kernel; ++j) {
         // counted from the first row of the state, which is followed by the sequence's own
         const u32 i = in_sequence + j;
-        const float* source = i >= before ? p.x + static_cast<u64>(span.first + i - before) * p.width
-                              : from == nullptr ? nullptr
-                                                : from + static_cast<u64>(i) * p.width;
+        const float* source = nullptr;
+        if (i >= before) {
+            source = p.x + static_cast<u64>(span.first + i - before) * p.width;
+        } else if (from != nullptr) {
+            source = from + static_cast<u64>(i) * p.width;
+        }
         const float x = source == nullptr ? 0.0f : source[column];
         if (source != nullptr) sum = fmaf(x, p.weight[static_cast<u64>(j) * p.width + column], sum);
         if (kept != nullptr && j > 0) kept[static_cast<u64>(j - 1) * p.width + column] = x;
@@ -89,7 +92,8 @@ struct LinearAttentionParams {
     const float* decay;  // (rows, heads)
     const float* rate;   // the same
     float* out;          // (rows, heads, value_dim)
-    States states;       // (heads, value_dim / 16, key_dim, 16), the last values of a head with others that are unused
+    // (heads, value_dim / 16, key_dim, 16), the last values of a head with others that are unused
+    States states;
     u32 heads;
     u32 keys;
     u32 key_dim;
@@ -147,7 +151,8 @@ DEVICE u32 key_at(u32 i, u32 part) { return (i / PIECE * PARTS + part) * PIECE +
 
 // Brings `n` tokens from `row` on, all threads together.
 template <u32 KEYS>
-DEVICE void bring(Tokens<KEYS>& tokens, const LinearAttentionParams& p, const Place& place, u64 row, u32 n) {
+DEVICE void bring(Tokens<KEYS>& tokens, const LinearAttentionParams& p, const Place& place, u64 row,
+                  u32 n) {
     for (u32 i = threadIdx.x; i < n * KEYS; i += LINEAR_THREADS) {
         const u32 t = i / KEYS, j = i % KEYS;
         const u64 from = ((row + t) * p.keys + place.key) * p.key_dim + j;
@@ -205,7 +210,8 @@ struct Row {
         for (u32 i = 0; i < OWN; i += PIECE) {
             const Words piece = load16(key + key_at(i, part));
 #pragma unroll
-            for (u32 j = 0; j < PIECE; ++j) m[i + j] = fmaf(change, as_float(piece.w[j]), decay * m[i + j]);
+            for (u32 j = 0; j < PIECE; ++j)
+                m[i + j] = fmaf(change, as_float(piece.w[j]), decay * m[i + j]);
         }
     }
 };
@@ -234,7 +240,8 @@ DEVICE void linear_attention(const LinearAttentionParams& p) {
             row.write(tokens.k[t], decay, tokens.rate[t] * value, place.part);
             const float result = p.scale * row.answer(tokens.q[t], place.part);
             const u64 at = static_cast<u64>(span.first) + done + t;
-            if (exists && place.part == 0) p.out[(at * p.heads + place.head) * p.value_dim + place.value] = result;
+            if (exists && place.part == 0)
+                p.out[(at * p.heads + place.head) * p.value_dim + place.value] = result;
             float* kept = state_after(p.states, span, done + t + 1);
             if (exists && kept != nullptr) row.store(kept + of_row, p.key_dim, place.part);
         }

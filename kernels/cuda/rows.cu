@@ -18,7 +18,8 @@ static_assert(sizeof(NormParams) == 32, "kernels/src/cuda/params.rs has the same
 KERNEL(rms_norm, NormParams, NORM_THREADS) {
     const u64 base = static_cast<u64>(blockIdx.x) * p.n;
     const float scale = norm_scale(p.x + base, p.n, p.eps);
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) p.out[base + i] = p.x[base + i] * scale * p.weight[i];
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x)
+        p.out[base + i] = p.x[base + i] * scale * p.weight[i];
 }
 
 // (x - mean) / sqrt(var) * weight, likewise: the mean first, because the mean of the squares less
@@ -36,9 +37,11 @@ KERNEL(layer_norm, NormParams, NORM_THREADS) {
     for (u32 i = 0; i < blockDim.x / WARP; ++i) mean += sums[i];
     mean /= static_cast<float>(p.n);
     float squares = 0.0f;
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) squares = fmaf(x[i] - mean, x[i] - mean, squares);
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x)
+        squares = fmaf(x[i] - mean, x[i] - mean, squares);
     const float scale = norm_scale_of(squares, p.n, p.eps);
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) out[i] = (x[i] - mean) * scale * p.weight[i];
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x)
+        out[i] = (x[i] - mean) * scale * p.weight[i];
 }
 
 struct RopeParams {

@@ -83,10 +83,12 @@ DEVICE void wide_gemm(const GemmParams& p) {
     const u32 slices = (p.w.units + WIDE_UNITS - 1) / WIDE_UNITS;
     const auto bring_piece = [&](u32 slice, u32 i) {
         u8* stage = tokens + slice % WIDE_STAGES * stage_bytes;
-        const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8), token = first_token + row;
+        const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8);
+        const u32 token = first_token + row;
         const bool there = token < p.tokens;
-        const u64 from = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE + 8 * eighth;
-        copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), p.x + from, there);
+        const u64 first = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE;
+        const u16* from = p.x + first + 8 * eighth;
+        copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), from, there);
     };
     const auto bring = [&](u32 slice) {
         constexpr u32 pieces = TOKENS * WIDE_SLICE / 8;
@@ -117,8 +119,10 @@ DEVICE void wide_gemm(const GemmParams& p) {
 #pragma unroll
         for (u32 k = 0; k < WIDE_PRODUCTS; ++k) {
 #pragma unroll
-            for (u32 i = 0; i < parts; ++i)
-                multiply_wide(acc[i], now[k], stage + k / 4 * stage_half + i * WIDE_COLUMNS * 128, k % 4);
+            for (u32 i = 0; i < parts; ++i) {
+                const u8* b = stage + k / 4 * stage_half + i * WIDE_COLUMNS * 128;
+                multiply_wide(acc[i], now[k], b, k % 4);
+            }
         }
         products_committed();
         weights.decode(next);

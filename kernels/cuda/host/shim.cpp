@@ -1,4 +1,5 @@
-// Runs one launch: blocks one after the other, the threads of a block as fibers that give way where they wait.
+// Runs one launch: blocks one after the other, the threads of a block as fibers that give way where
+// they wait.
 #include "../compat.cuh"
 
 #include <stdarg.h>
@@ -75,7 +76,8 @@ static unsigned number(const Fiber& f) { return static_cast<unsigned>(&f - fiber
 const Index& thread() { return current->thread; }
 unsigned lane() { return number(*current) % 32; }
 
-// From one stack to another: what the callee must keep goes on the old stack and comes from the new one.
+// From one stack to another: what the callee must keep goes on the old stack and comes from the new
+// one.
 #if defined(__x86_64__)
 static void* main_sp;
 extern "C" void octavo_shim_switch(void** save, void* to);
@@ -168,7 +170,8 @@ static void leave(Fiber& f) { swapcontext(&f.context, &main_context); }
 #endif
 
 static void say(const char* format, va_list arguments) {
-    const int n = snprintf(message, sizeof message, "block (%u, %u, %u): ", block.x, block.y, block.z);
+    const int n = snprintf(message, sizeof message, "block (%u, %u, %u): ", block.x, block.y,
+                           block.z);
     vsnprintf(message + n, sizeof message - static_cast<size_t>(n), format, arguments);
     failed = true;
 }
@@ -214,7 +217,8 @@ void* shared(const void* key, size_t bytes) {
     const size_t at = (arena_used + FENCE + 15) / 16 * 16;
     size_t all = bytes;
     for (const Shared& a : arrays) all += a.bytes;
-    if (all > SHARED_LIMIT) fail("%zu bytes of shared memory: expected at most %zu", all, SHARED_LIMIT);
+    if (all > SHARED_LIMIT)
+        fail("%zu bytes of shared memory: expected at most %zu", all, SHARED_LIMIT);
     if (at + bytes + FENCE > ARENA) fail("more shared arrays than the shim has room for");
     arrays.push_back({key, at, bytes});
     arena_used = at + bytes;
@@ -243,7 +247,8 @@ void wait_for_copies(size_t later) {
 }
 
 void* launched_shared(size_t bytes) {
-    if (bytes > launched_bytes) fail("%zu bytes of launched shared memory: %zu were asked for", bytes, launched_bytes);
+    if (bytes > launched_bytes)
+        fail("%zu bytes of launched shared memory: %zu were asked for", bytes, launched_bytes);
     return launched.data() + launched_at;
 }
 
@@ -266,15 +271,15 @@ static bool release(size_t first, size_t last, State state, const char* what) {
         } else if (waiting == nullptr) {
             waiting = &f;
         } else if (f.line != waiting->line || strcmp(f.file, waiting->file) != 0) {
-            report("%s: thread %u waits at %s:%d, thread %u at %s:%d", what, number(*waiting), waiting->file,
-                   waiting->line, number(f), f.file, f.line);
+            report("%s: thread %u waits at %s:%d, thread %u at %s:%d", what, number(*waiting),
+                   waiting->file, waiting->line, number(f), f.file, f.line);
             return false;
         }
     }
     if (waiting == nullptr) return false;
     if (ended != nullptr) {
-        report("%s: thread %u waits at %s:%d, thread %u has ended", what, number(*waiting), waiting->file,
-               waiting->line, number(*ended));
+        report("%s: thread %u waits at %s:%d, thread %u has ended", what, number(*waiting),
+               waiting->file, waiting->line, number(*ended));
         return false;
     }
     for (size_t i = first; i < last; ++i) fibers[i].state = State::runnable;
@@ -289,8 +294,9 @@ static void report_deadlock() {
         if (f.state == State::in_exchange) in_exchange = &f;
     }
     if (at_barrier != nullptr && in_exchange != nullptr) {
-        report("deadlock: thread %u waits for its block at %s:%d, thread %u for its warp at %s:%d", number(*at_barrier),
-               at_barrier->file, at_barrier->line, number(*in_exchange), in_exchange->file, in_exchange->line);
+        report("deadlock: thread %u waits for its block at %s:%d, thread %u for its warp at %s:%d",
+               number(*at_barrier), at_barrier->file, at_barrier->line, number(*in_exchange),
+               in_exchange->file, in_exchange->line);
     } else {
         report("deadlock");
     }
@@ -319,7 +325,8 @@ static void check_fences() {
 }
 
 // Puts 0, 1, ... in the order of a schedule.
-static void arrange(std::vector<size_t>& order, size_t n, unsigned schedule, std::mt19937_64& random) {
+static void arrange(std::vector<size_t>& order, size_t n, unsigned schedule,
+                    std::mt19937_64& random) {
     order.resize(n);
     for (size_t i = 0; i < n; ++i) order[i] = schedule == 1 ? n - 1 - i : i;
     if (schedule != 2) return;
@@ -342,8 +349,8 @@ static bool run_lanes(size_t first, unsigned schedule, std::mt19937_64& random) 
     return any;
 }
 
-// A warp goes on alone as far as it can before the next one starts: whatever it needs of the others that no barrier
-// brings is not there yet. In random order it may be stopped at any exchange.
+// A warp goes on alone as far as it can before the next one starts: whatever it needs of the others
+// that no barrier brings is not there yet. In random order it may be stopped at any exchange.
 static void run_block(unsigned schedule, std::mt19937_64& random) {
     static std::vector<size_t> order;
     memset(arena, POISON, sizeof arena);
@@ -352,7 +359,8 @@ static void run_block(unsigned schedule, std::mt19937_64& random) {
     for (size_t i = 0; i < n; ++i) {
         Fiber& f = fibers[i];
         const unsigned t = static_cast<unsigned>(i);
-        f.thread = {t % block_size.x, t / block_size.x % block_size.y, t / (block_size.x * block_size.y)};
+        const unsigned plane = block_size.x * block_size.y;
+        f.thread = {t % block_size.x, t / block_size.x % block_size.y, t / plane};
         f.state = State::runnable;
         f.exchanges = 0;
         f.copies.assign(1, {});
@@ -365,7 +373,8 @@ static void run_block(unsigned schedule, std::mt19937_64& random) {
             do {
                 progress |= run_lanes(32 * w, schedule, random);
                 if (failed) return;
-            } while (release(32 * w, 32 * w + 32, State::in_exchange, "warp") && (schedule != 2 || random() % 2 == 0));
+            } while (release(32 * w, 32 * w + 32, State::in_exchange, "warp") &&
+                     (schedule != 2 || random() % 2 == 0));
             if (failed) return;
         }
         bool all_ended = true;
@@ -384,11 +393,12 @@ static void run_block(unsigned schedule, std::mt19937_64& random) {
 }  // namespace shim
 
 // Runs a kernel and returns what was wrong, or null. Schedules: 0 forward, 1 backward, 2 random.
-extern "C" const char* octavo_shim_launch(void (*kernel)(const void*), const void* params, const unsigned* grid,
-                                          unsigned threads, unsigned shared, unsigned schedule,
-                                          unsigned long long seed) {
+extern "C" const char* octavo_shim_launch(void (*kernel)(const void*), const void* params,
+                                          const unsigned* grid, unsigned threads, unsigned shared,
+                                          unsigned schedule, unsigned long long seed) {
     using namespace shim;
-    if (threads == 0 || threads % 32 != 0 || threads > 1024) return "expected whole warps, at most 32 of them";
+    if (threads == 0 || threads % 32 != 0 || threads > 1024)
+        return "expected whole warps, at most 32 of them";
     shim::kernel = kernel;
     shim::params = params;
     grid_size = {grid[0], grid[1], grid[2]};

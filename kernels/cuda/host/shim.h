@@ -1,10 +1,13 @@
-// CUDA's words for a host compiler: the kernels' own sources run on the CPU, a block at a time, a fiber for each thread.
+// CUDA's words for a host compiler: the kernels' own sources run on the CPU, a block at a time, a
+// fiber for each thread.
 //
-// What this shows: that a kernel's logic is right, that no thread is missing at a barrier, that shared memory is written
-// before it is read (it is NaN when a block starts) and that no order of threads matters (three schedules). What it
-// cannot show: speed, races between blocks, how memory is ordered without a barrier, and the last bit of `expf`.
+// What this shows: that a kernel's logic is right, that no thread is missing at a barrier, that
+// shared memory is written before it is read (it is NaN when a block starts) and that no order of
+// threads matters (three schedules). What it cannot show: speed, races between blocks, how memory
+// is ordered without a barrier, and the last bit of `expf`.
 //
-// Shared memory of a block, its barriers and the exchanges of a warp are in shim.cpp. One launch at a time.
+// Shared memory of a block, its barriers and the exchanges of a warp are in shim.cpp. One launch at
+// a time.
 #ifndef OCTAVO_SHIM
 #define OCTAVO_SHIM
 
@@ -26,12 +29,13 @@ const Index& thread();
 extern Index block, block_size, grid_size;
 
 void barrier(const char* file, int line);
-// Gives 32 bytes to the warp and waits for all of its lanes; afterwards every lane may read what each gave, until the
-// exchange after the next.
+// Gives 32 bytes to the warp and waits for all of its lanes; afterwards every lane may read what
+// each gave, until the exchange after the next.
 typedef unsigned char Gift[32];
 const Gift* exchange(const char* file, int line, const void* gift, size_t bytes);
 void* shared(const void* key, size_t bytes);
-// Sixteen bytes, zeros if there is no source: NaN until a wait for their group copies them, as late as that may be.
+// Sixteen bytes, zeros if there is no source: NaN until a wait for their group copies them, as late
+// as that may be.
 void begin_copy(void* to, const void* from);
 void end_group_of_copies();
 // Waits for all of a thread's groups but the last `later`.
@@ -85,7 +89,8 @@ inline T shuffle(const char* file, int line, T value, unsigned from) {
 
 inline int dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; ++i)
-        c += static_cast<signed char>(a >> (8 * i) & 255) * static_cast<signed char>(b >> (8 * i) & 255);
+        c += static_cast<signed char>(a >> (8 * i) & 255) *
+             static_cast<signed char>(b >> (8 * i) & 255);
     return c;
 }
 
@@ -99,7 +104,9 @@ inline unsigned byte_perm(unsigned a, unsigned b, unsigned selector) {
     return r;
 }
 
-inline u16 half_of(const u32* words, unsigned i) { return static_cast<u16>(words[i / 2] >> (16 * (i % 2))); }
+inline u16 half_of(const u32* words, unsigned i) {
+    return static_cast<u16>(words[i / 2] >> (16 * (i % 2)));
+}
 
 inline void load_matrices(u32 (&m)[4], const void* row, bool transposed) {
     check_aligned(row, 16);
@@ -117,8 +124,9 @@ inline void load_matrices(u32 (&m)[4], const void* row, bool transposed) {
     }
 }
 
-// Which lane has which element is PTX's: of a, row lane / 4 (+ 8 in words 1 and 3), columns 2 (lane % 4), + 1 (+ 8 in
-// words 2 and 3); of b, the same with its column for the row; of d, row lane / 4 (+ 8 in 2 and 3).
+// Which lane has which element is PTX's: of a, row lane / 4 (+ 8 in words 1 and 3), columns 2 (lane
+// % 4), + 1 (+ 8 in words 2 and 3); of b, the same with its column for the row; of d, row lane / 4
+// (+ 8 in 2 and 3).
 inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     const u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const Gift* gifts = exchange("mma", 0, mine, sizeof mine);
@@ -138,7 +146,8 @@ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     }
 }
 
-// See compat.cuh, whose `swizzled` says where an eighth is: here once more, since a GPU knows it by itself.
+// See compat.cuh, whose `swizzled` says where an eighth is: here once more, since a GPU knows it by
+// itself.
 inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
     const Gift* gifts = exchange("wgmma", 0, a, sizeof a);
     const u8* rows = static_cast<const u8*>(b);
@@ -146,7 +155,8 @@ inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 
     for (unsigned i = 0; i < 16; ++i) {
         u32 words[4];
         memcpy(words, gifts[lane() / 4 * 4 + i % 8 / 2], sizeof words);
-        for (unsigned r = 0; r < 2; ++r) left[r][i] = half_to_float(half_of(&words[r + i / 8 * 2], i % 2));
+        for (unsigned r = 0; r < 2; ++r)
+            left[r][i] = half_to_float(half_of(&words[r + i / 8 * 2], i % 2));
     }
     for (unsigned j = 0; j < 64; j += 4) {
         for (unsigned e = 0; e < 2; ++e) {

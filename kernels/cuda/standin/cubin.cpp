@@ -10,13 +10,22 @@
 
 namespace standin {
 
-// Attributes of a kernel in its section .nv.info.NAME: a byte for the form, one for the attribute, then a value of two
-// bytes or, in form 4, so many bytes.
-enum { FORM_SIZED = 4, ATTRIBUTE_MOST_THREADS = 0x05, ATTRIBUTE_PARAMETER = 0x17, ATTRIBUTE_PARAMETER_BYTES = 0x19,
-       ATTRIBUTE_TOOLKIT = 0x37 };
+// Attributes of a kernel in its section .nv.info.NAME: a byte for the form, one for the attribute,
+// then a value of two bytes or, in form 4, so many bytes.
+enum {
+    FORM_SIZED = 4,
+    ATTRIBUTE_MOST_THREADS = 0x05,
+    ATTRIBUTE_PARAMETER = 0x17,
+    ATTRIBUTE_PARAMETER_BYTES = 0x19,
+    ATTRIBUTE_TOOLKIT = 0x37
+};
 
-static uint16_t word16(const unsigned char* at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
-static uint32_t word32(const unsigned char* at) { return word16(at) | static_cast<uint32_t>(word16(at + 2)) << 16; }
+static uint16_t word16(const unsigned char* at) {
+    return static_cast<uint16_t>(at[0] | at[1] << 8);
+}
+static uint32_t word32(const unsigned char* at) {
+    return word16(at) | static_cast<uint32_t>(word16(at + 2)) << 16;
+}
 
 static void read_attributes(const unsigned char* at, size_t n, Kernel& kernel) {
     for (size_t i = 0; i + 4 <= n;) {
@@ -27,14 +36,16 @@ static void read_attributes(const unsigned char* at, size_t n, Kernel& kernel) {
         if (attribute == ATTRIBUTE_PARAMETER) ++kernel.n_parameters;
         if (attribute == ATTRIBUTE_MOST_THREADS && bytes >= 12)
             kernel.most_threads = word32(at + i + 4) * word32(at + i + 8) * word32(at + i + 12);
-        if (attribute == ATTRIBUTE_TOOLKIT && bytes >= 4) kernel.toolkit = static_cast<int>(word32(at + i + 4));
+        if (attribute == ATTRIBUTE_TOOLKIT && bytes >= 4)
+            kernel.toolkit = static_cast<int>(word32(at + i + 4));
         i += 4 + bytes;
     }
 }
 
 // Since CUDA 13 the architecture is in the second byte of the flags, before in the first.
 static int architecture(const Elf64_Ehdr& head) {
-    return static_cast<int>(head.e_ident[EI_ABIVERSION] >= 8 ? head.e_flags >> 8 & 255 : head.e_flags & 255);
+    const bool is_second = head.e_ident[EI_ABIVERSION] >= 8;
+    return static_cast<int>(head.e_flags >> (is_second ? 8 : 0) & 255);
 }
 
 // An image's length is not told: as with the real driver, what it says of itself is believed.
@@ -46,7 +57,8 @@ bool read_image(const void* bytes, Image& image) {
     image.sm = architecture(head);
     std::vector<Elf64_Shdr> sections(head.e_shnum);
     memcpy(sections.data(), base + head.e_shoff, sections.size() * sizeof(Elf64_Shdr));
-    const char* names = reinterpret_cast<const char*>(base + sections.at(head.e_shstrndx).sh_offset);
+    const char* names =
+        reinterpret_cast<const char*>(base + sections.at(head.e_shstrndx).sh_offset);
     std::map<std::string, Kernel> kernels;
     for (const Elf64_Shdr& section : sections) {
         const std::string name = names + section.sh_name;

@@ -18,7 +18,8 @@ enum Attribute {
 
 static const DeviceSettings* device_of(int device) {
     const std::vector<DeviceSettings>& all = state().settings.devices;
-    return device >= 0 && static_cast<size_t>(device) < all.size() ? &all[static_cast<size_t>(device)] : nullptr;
+    if (device < 0 || static_cast<size_t>(device) >= all.size()) return nullptr;
+    return &all[static_cast<size_t>(device)];
 }
 
 EXPORTED Code cuInit(unsigned flags) {
@@ -30,8 +31,8 @@ EXPORTED Code cuInit(unsigned flags) {
     });
 }
 
-// NVRTC asks the driver for a table of functions that no documentation names. This one has none: its first word is its
-// size.
+// NVRTC asks the driver for a table of functions that no documentation names. This one has none:
+// its first word is its size.
 EXPORTED Code cuGetExportTable(const void** table, const void*) {
     static const size_t empty[1] = {sizeof empty};
     *table = empty;
@@ -156,8 +157,9 @@ EXPORTED Code cuModuleGetFunction(Handle* function, Handle module, const char* n
             Function found{module, kernel, nullptr, nullptr};
             if (!find_kernel(name, found)) fault("the shim has no kernel %s", name);
             if (kernel.shared_bytes > 48 * 1024 || kernel.n_parameters != 1)
-                fault("kernel %s: %lu bytes of shared memory, %u parameters: expected at most 49152, and 1", name,
-                      static_cast<unsigned long>(kernel.shared_bytes), kernel.n_parameters);
+                fault("kernel %s: %lu bytes of shared memory, %u parameters: expected at most "
+                      "49152, and 1",
+                      name, static_cast<unsigned long>(kernel.shared_bytes), kernel.n_parameters);
             *function = ++state().handles;
             state().functions[*function] = found;
             return SUCCESS;
@@ -172,7 +174,7 @@ EXPORTED Code cuFuncSetAttribute(Handle handle, int attribute, int value) {
         const auto found = state().functions.find(handle);
         if (found == state().functions.end()) return INVALID_HANDLE;
         if (state().modules.at(found->second.module).context != context) return INVALID_HANDLE;
-        // what a block may have in all: KiB of capability 9 to 11, of 8.0 and 8.7, and of the others
+        // what a block may have in all: KiB of capability 9 to 11, of 8.0 and 8.7, of the others
         const DeviceSettings& device = *device_of(context->device);
         const bool large = device.major == 8 && (device.minor == 0 || device.minor == 7);
         const unsigned most = device.major >= 9 && device.major < 12 ? 227 : large ? 163 : 99;
@@ -260,7 +262,8 @@ EXPORTED Code cuMemFreeHost(void* at) {
         const Block& block = found->second;
         for (const auto& [handle, stream] : state().streams)
             for (const Operation& operation : stream.queue)
-                if (operation.host >= block.at && operation.host < block.at + block.n && context->sticky == 0)
+                if (operation.host >= block.at && operation.host < block.at + block.n &&
+                    context->sticky == 0)
                     fault("page-locked memory is freed while a copy from or to it is queued");
         release(state().pinned, found->first);
         return SUCCESS;
@@ -284,7 +287,8 @@ EXPORTED Code cuGetErrorString(int code, const char** text) {
         {LAUNCH_FAILED, "unspecified launch failure"},
         {CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"},
         {CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"},
-        {CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread"},
+        {CAPTURE_WRONG_THREAD,
+         "attempt to terminate a thread-local capture sequence from another thread"},
     };
     const auto found = texts.find(code);
     if (found == texts.end()) return INVALID_VALUE;

@@ -17,16 +17,20 @@ static size_t page() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // An allocation ends as near as alignment allows to a page that cannot be touched.
-Code allocate(Context& context, std::map<Address, Block>& blocks, size_t n, bool of_device, Address& at) {
+Code allocate(Context& context, std::map<Address, Block>& blocks, size_t n, bool of_device,
+              Address& at) {
     const size_t inner = round_up(n, page()), mapped = inner + 2 * page();
-    void* map = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* map =
+        mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) return OUT_OF_MEMORY;
     unsigned char* first = static_cast<unsigned char*>(map) + page();
-    if (mprotect(first, inner, PROT_READ | PROT_WRITE) != 0) fault("mprotect of %zu bytes failed", inner);
+    if (mprotect(first, inner, PROT_READ | PROT_WRITE) != 0)
+        fault("mprotect of %zu bytes failed", inner);
     const size_t lead = of_device ? (inner - n) / ALIGNMENT * ALIGNMENT : 0;
     memset(first, FENCE, inner);
     memset(first + lead, POISON, n);
-    if (of_device && mprotect(first, inner, PROT_NONE) != 0) fault("mprotect of %zu bytes failed", inner);
+    if (of_device && mprotect(first, inner, PROT_NONE) != 0)
+        fault("mprotect of %zu bytes failed", inner);
     at = reinterpret_cast<Address>(first + lead);
     blocks[at] = Block{&context, static_cast<unsigned char*>(map), mapped, first + lead, n};
     return SUCCESS;
@@ -38,7 +42,8 @@ static void check_fence(const Block& block) {
     for (const unsigned char* at = first; at < last; ++at) {
         if (at == block.at) at += block.n;
         if (at < last && *at != FENCE)
-            fault("memory was written %td bytes from the start of an allocation of %zu", at - block.at, block.n);
+            fault("memory was written %td bytes from the start of an allocation of %zu",
+                  at - block.at, block.n);
     }
 }
 
@@ -60,8 +65,8 @@ const Block* block_of(const std::map<Address, Block>& blocks, Address at, size_t
     for (const auto& [start, block] : blocks) {
         if (at >= start && at + n <= start + block.n) return &block;
         if (at < start + block.n && at + n > start)
-            fault("%zu bytes at %#lx: expected them inside of an allocation, which has %zu at %#lx", n,
-                  static_cast<unsigned long>(at), block.n, static_cast<unsigned long>(start));
+            fault("%zu bytes at %#lx: expected them inside of an allocation, which has %zu at %#lx",
+                  n, static_cast<unsigned long>(at), block.n, static_cast<unsigned long>(start));
     }
     return nullptr;
 }
@@ -90,7 +95,8 @@ uint64_t hash_of(const unsigned char* at, size_t n) {
 void open_memory(bool open) {
     const int access = open ? PROT_READ | PROT_WRITE : PROT_NONE;
     for (const auto& [at, block] : state().memory)
-        if (mprotect(block.map + page(), block.mapped - 2 * page(), access) != 0) fault("mprotect failed");
+        if (mprotect(block.map + page(), block.mapped - 2 * page(), access) != 0)
+            fault("mprotect failed");
 }
 
 }  // namespace standin

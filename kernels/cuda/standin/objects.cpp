@@ -22,7 +22,8 @@ void bind(Context* context) {
 
 Context* current() {
     const auto found = state().primary.find(bound);
-    return found != state().primary.end() && found->second.get() == bound_context ? bound_context : nullptr;
+    const bool there = found != state().primary.end() && found->second.get() == bound_context;
+    return there ? bound_context : nullptr;
 }
 
 Stream* stream_of(Handle handle, const Context& context) {
@@ -66,7 +67,8 @@ static size_t drop(std::map<Handle, T>& all, const Context& context, const char*
     return n;
 }
 
-static size_t drop_blocks(std::map<Address, Block>& all, const Context& context, const char* what, bool tell) {
+static size_t drop_blocks(std::map<Address, Block>& all, const Context& context, const char* what,
+                          bool tell) {
     std::vector<Address> of_context;
     for (const auto& [at, block] : all)
         if (block.context == &context) of_context.push_back(at);
@@ -77,7 +79,8 @@ static size_t drop_blocks(std::map<Address, Block>& all, const Context& context,
 
 size_t tear_down(Context& context, bool tell) {
     State& st = state();
-    size_t n = drop(st.graphs, context, "graphs", tell) + drop(st.streams, context, "streams", tell);
+    size_t n = drop(st.graphs, context, "graphs", tell);
+    n += drop(st.streams, context, "streams", tell);
     n += drop(st.events, context, "events", tell);
     for (auto at = st.functions.begin(); at != st.functions.end();) {
         const bool of_context = st.modules.at(at->second.module).context == &context;

@@ -15,8 +15,8 @@ static void run_launch(Stream& stream, const Operation& operation) {
         return;
     }
     const void* parameters = operation.bytes.data();
-    const char* wrong =
-        function.launch(function.entry, parameters, operation.grid, operation.threads, operation.shared, 0, 0);
+    const char* wrong = function.launch(function.entry, parameters, operation.grid,
+                                        operation.threads, operation.shared, 0, 0);
     if (wrong != nullptr) fault("kernel %s: %s", function.kernel.name.c_str(), wrong);
 }
 
@@ -26,9 +26,11 @@ static void run_upload(const Operation& operation) {
         return;
     }
     const Address from = reinterpret_cast<Address>(operation.host);
-    if (block_of(state().pinned, from, operation.n) == nullptr) fault("an upload runs whose source was freed");
+    if (block_of(state().pinned, from, operation.n) == nullptr)
+        fault("an upload runs whose source was freed");
     if (hash_of(operation.host, operation.n) != operation.hash)
-        fault("%zu bytes of page-locked memory were written while a copy from there was queued", operation.n);
+        fault("%zu bytes of page-locked memory were written while a copy from there was queued",
+              operation.n);
     memcpy(reinterpret_cast<void*>(operation.to), operation.host, operation.n);
 }
 
@@ -42,11 +44,13 @@ static void run(Stream& stream, const Operation& operation) {
             memcpy(operation.host, reinterpret_cast<const void*>(operation.from), operation.n);
             break;
         case Operation::copy:
-            memcpy(reinterpret_cast<void*>(operation.to), reinterpret_cast<const void*>(operation.from), operation.n);
+            memcpy(reinterpret_cast<void*>(operation.to),
+                   reinterpret_cast<const void*>(operation.from), operation.n);
             break;
         case Operation::event: {
             const auto event = state().events.find(operation.event_handle);
-            if (event != state().events.end() && event->second.ticket == operation.ticket) event->second.reached = true;
+            if (event != state().events.end() && event->second.ticket == operation.ticket)
+                event->second.reached = true;
             break;
         }
     }
@@ -88,7 +92,8 @@ Code enqueue(Stream& stream, Operation operation) {
     return SUCCESS;
 }
 
-// What a launch uses is not known: where a context has one stream, its launches are taken to use everything.
+// What a launch uses is not known: where a context has one stream, its launches are taken to use
+// everything.
 void settle_before_free(const Context& context, const Block& block) {
     size_t streams = 0;
     for (const auto& [handle, stream] : state().streams) streams += stream.context == &context;

@@ -53,7 +53,8 @@ static std::vector<std::string> split(const std::string& text, char by) {
 static uint64_t number(const std::string& key, const std::string& value) {
     char* end = nullptr;
     const uint64_t n = strtoull(value.c_str(), &end, 10);
-    if (value.empty() || *end != 0) fault("setting %s: expected a number, got '%s'", key.c_str(), value.c_str());
+    if (value.empty() || *end != 0)
+        fault("setting %s: expected a number, got '%s'", key.c_str(), value.c_str());
     return n;
 }
 

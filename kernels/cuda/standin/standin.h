@@ -1,10 +1,12 @@
-// A stand-in for NVIDIA's driver (libcuda.so.1), for tests: the functions that the CUDA backend calls, as strict as
-// their documentation allows. Kernels are found in real cubins and run by the CPU shim (../host) on the same addresses.
+// A stand-in for NVIDIA's driver (libcuda.so.1), for tests: the functions that the CUDA backend
+// calls, as strict as their documentation allows. Kernels are found in real cubins and run by the
+// CPU shim (../host) on the same addresses.
 //
-// Work is queued for each stream and runs at once, as late as it may, or whenever a seed says so. Memory of a device
-// can be touched while work runs and at no other time; it is NaN at first and lies between pages that nobody may touch.
-// What a driver would answer with an error code is answered so. What a driver would not notice, or what its
-// documentation calls undefined, ends the process with a line: a fault of the caller is not to be overlooked.
+// Work is queued for each stream and runs at once, as late as it may, or whenever a seed says so.
+// Memory of a device can be touched while work runs and at no other time; it is NaN at first and
+// lies between pages that nobody may touch. What a driver would answer with an error code is
+// answered so. What a driver would not notice, or what its documentation calls undefined, ends the
+// process with a line: a fault of the caller is not to be overlooked.
 //
 // What this cannot show: time, and whatever the documentation does not say.
 #ifndef OCTAVO_STANDIN
@@ -51,7 +53,8 @@ enum class Execute { eager, late, at_random };
 
 struct DeviceSettings {
     int major = 9, minor = 0;
-    // What there is, and what cuMemGetInfo says is free. A device with memory of its own gives no more than that.
+    // What there is, and what cuMemGetInfo says is free. A device with memory of its own gives no
+    // more than that.
     size_t memory = size_t{4} << 30, free = size_t{4} << 30;
     bool integrated = false;
     // cuDeviceGet fails.
@@ -99,8 +102,8 @@ struct Image {
     std::vector<Kernel> kernels;
 };
 
-typedef const char* (*LaunchFunction)(void (*)(const void*), const void*, const unsigned*, unsigned, unsigned,
-                                      unsigned, unsigned long long);
+typedef const char* (*LaunchFunction)(void (*)(const void*), const void*, const unsigned*, unsigned,
+                                      unsigned, unsigned, unsigned long long);
 
 struct Function {
     Handle module;
@@ -119,7 +122,8 @@ struct Operation {
     unsigned grid[3] = {0, 0, 0}, threads = 0, shared = 0;
     // Parameters, or what an upload read when it was called.
     std::vector<unsigned char> bytes;
-    // Of copies: `host` is where an upload reads when it runs (0: it did already), or where a download writes.
+    // Of copies: `host` is where an upload reads when it runs (0: it did already), or where a
+    // download writes.
     Address to = 0, from = 0;
     unsigned char* host = nullptr;
     size_t n = 0;
@@ -145,7 +149,8 @@ struct Event {
     Handle stream = 0;
 };
 
-// Of a device, or of the host and page-locked. Around it lie a fence to the ends of its pages, and a guard page each.
+// Of a device, or of the host and page-locked. Around it lie a fence to the ends of its pages, and
+// a guard page each.
 struct Block {
     Context* context;
     unsigned char* map;
@@ -196,7 +201,8 @@ bool read_image(const void* bytes, Image& image);
 bool find_kernel(const std::string& name, Function& function);
 
 // memory.cpp
-Code allocate(Context& context, std::map<Address, Block>& blocks, size_t n, bool of_device, Address& at);
+Code allocate(Context& context, std::map<Address, Block>& blocks, size_t n, bool of_device,
+              Address& at);
 void release(std::map<Address, Block>& blocks, Address at);
 const Block* block_of(const std::map<Address, Block>& blocks, Address at, size_t n);
 size_t used(const Context& context);
@@ -253,7 +259,8 @@ Code call(const char* name, unsigned needs, Body body) {
     const int injected = count_call(name);
     if (!state().initialized && (needs & EARLY) == 0) return NOT_INITIALIZED;
     Context* context = (needs & CONTEXT) != 0 ? current() : nullptr;
-    if ((needs & CONTEXT) != 0 && context == nullptr) return injected != 0 ? Code(injected) : INVALID_CONTEXT;
+    if ((needs & CONTEXT) != 0 && context == nullptr)
+        return injected != 0 ? Code(injected) : INVALID_CONTEXT;
     if ((needs & NOT_IN_CAPTURE) != 0 && spoils_capture()) return CAPTURE_UNSUPPORTED;
     const int sticky = context != nullptr ? context->sticky : 0;
     const bool fails = injected != 0 || sticky != 0;

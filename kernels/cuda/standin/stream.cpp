@@ -154,14 +154,17 @@ EXPORTED Code cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, Handle on
 }
 
 // Parameters are read now, in queues and in captures.
-EXPORTED Code cuLaunchKernel(Handle handle, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
-                             unsigned threads_z, unsigned shared, Handle on, void** parameters, void** extra) {
+EXPORTED Code cuLaunchKernel(Handle handle, unsigned x, unsigned y, unsigned z, unsigned threads_x,
+                             unsigned threads_y, unsigned threads_z, unsigned shared, Handle on,
+                             void** parameters, void** extra) {
     return call("cuLaunchKernel", CONTEXT, [&](Context* context, bool) {
         const auto found = state().functions.find(handle);
-        if (found == state().functions.end()) fault("a launch of a kernel whose module was unloaded");
+        if (found == state().functions.end())
+            fault("a launch of a kernel whose module was unloaded");
         Stream* stream = stream_of(on, *context);
         const Function& function = found->second;
-        if (stream == nullptr || state().modules.at(function.module).context != context) return INVALID_HANDLE;
+        if (stream == nullptr || state().modules.at(function.module).context != context)
+            return INVALID_HANDLE;
         const Kernel& kernel = function.kernel;
         const uint64_t threads = uint64_t{threads_x} * threads_y * threads_z;
         const bool grid = x > 0 && y > 0 && z > 0 && x <= 0x7fffffffu && y <= 65535 && z <= 65535;
@@ -212,7 +215,8 @@ EXPORTED Code cuStreamEndCapture(Handle handle, Handle* graph) {
     });
 }
 
-EXPORTED Code cuGraphInstantiateWithFlags(Handle* executable, Handle graph, unsigned long long flags) {
+EXPORTED Code cuGraphInstantiateWithFlags(Handle* executable, Handle graph,
+                                          unsigned long long flags) {
     return call("cuGraphInstantiate", CONTEXT | NOT_IN_CAPTURE, [&](Context* context, bool) {
         const Graph* of = object_of(state().graphs, graph, *context);
         if (of == nullptr || of->executable || flags != 0) return INVALID_VALUE;
@@ -225,7 +229,8 @@ EXPORTED Code cuGraphInstantiateWithFlags(Handle* executable, Handle graph, unsi
 EXPORTED Code cuGraphUpload(Handle executable, Handle on) {
     return call("cuGraphUpload", CONTEXT | NOT_IN_CAPTURE, [&](Context* context, bool) {
         const Graph* of = object_of(state().graphs, executable, *context);
-        return of == nullptr || !of->executable || stream_of(on, *context) == nullptr ? INVALID_VALUE : SUCCESS;
+        const bool there = of != nullptr && of->executable && stream_of(on, *context) != nullptr;
+        return there ? SUCCESS : INVALID_VALUE;
     });
 }
 
@@ -249,5 +254,7 @@ static Code destroy(const char* name, Handle handle, bool executable) {
     });
 }
 
-EXPORTED Code cuGraphExecDestroy(Handle executable) { return destroy("cuGraphExecDestroy", executable, true); }
+EXPORTED Code cuGraphExecDestroy(Handle executable) {
+    return destroy("cuGraphExecDestroy", executable, true);
+}
 EXPORTED Code cuGraphDestroy(Handle graph) { return destroy("cuGraphDestroy", graph, false); }
