@@ -1,6 +1,7 @@
 // Compiled once for each HEAD_DIM; the numbers in the names are query heads that a block takes at a
 // time.
-#include "attention.cuh"
+#include "attention_prompt.cuh"
+#include "attention_split.cuh"
 
 #define ATTEND_SPLIT(TYPE, HEADS)                                                   \
     KERNEL(JOIN(attend_##TYPE, HEAD_DIM, HEADS), AttentionParams, ATTEND_THREADS) { \

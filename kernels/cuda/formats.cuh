@@ -304,10 +304,10 @@ DEVICE void load_row_unit(RowUnit<F>& u, const Matrix& w, u32 row, u32 unit) {
     load_row<F::LOW>(u.low, w.low, strip, r, w.units, unit);
     if constexpr (F::HIGH > 0) load_row<F::HIGH>(u.high, w.high, strip, r, w.units, unit);
     const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
-    const u64 of_scales = static_cast<u64>(strip) * w.units + unit;
-    const u64 of_supers = static_cast<u64>(strip) * supers + unit / SUPER_UNITS;
-    u.scale = load_scale<F::SCALES>(w.scales, of_scales * STRIP + r);
-    u.super = load_scale<F::SUPERS>(w.supers, of_supers * STRIP + r);
+    const u64 scale = (static_cast<u64>(strip) * w.units + unit) * STRIP + r;
+    u.scale = load_scale<F::SCALES>(w.scales, scale);
+    const u64 super = (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r;
+    u.super = load_scale<F::SUPERS>(w.supers, super);
 }
 
 // Byte `i` of a word of codes, less the offset. Unsigned ones become the last bits of 2^23, which

@@ -87,6 +87,31 @@ struct WeightUnit {
     }
 };
 
+// The pieces of tokens that a thread brings, of eight columns each.
+template <u32 TOKENS>
+struct TokenPieces {
+    static constexpr u32 PIECES = TOKENS * SLICE / 8 / GEMM_THREADS;
+    Words piece[PIECES];
+
+    DEVICE void load(const GemmParams& p, u32 first_token, u32 stride, u32 unit) {
+#pragma unroll
+        for (u32 i = 0; i < PIECES; ++i) {
+            const u32 at = i * GEMM_THREADS + threadIdx.x, token = first_token + at / (SLICE / 8);
+            piece[i] = {};
+            if (token < p.tokens)
+                piece[i] = load16(p.x + static_cast<u64>(token) * stride + unit * UNIT +
+                                  at % (SLICE / 8) * 8);
+        }
+    }
+    DEVICE void store(u16 (&tokens)[TOKENS][TILE_STRIDE]) const {
+#pragma unroll
+        for (u32 i = 0; i < PIECES; ++i) {
+            const u32 at = i * GEMM_THREADS + threadIdx.x;
+            store16(&tokens[at / (SLICE / 8)][at % (SLICE / 8) * 8], piece[i]);
+        }
+    }
+};
+
 // `ACROSS` of the eight warps are beside each other along the tokens.
 template <class F, u32 TOKENS, u32 ROWS, u32 ACROSS>
 DEVICE void gemm(const GemmParams& p) {
@@ -94,7 +119,6 @@ DEVICE void gemm(const GemmParams& p) {
     SHARED(u16, weights, [ROWS][TILE_STRIDE]);
     constexpr u32 along = GEMM_THREADS / WARP / ACROSS;
     constexpr u32 t_tiles = TOKENS / ACROSS / 16, r_tiles = ROWS / along / 16;
-    constexpr u32 pieces = TOKENS * SLICE / 8 / GEMM_THREADS;
     static_assert(2 * ROWS <= GEMM_THREADS, "a unit for each thread, at most");
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 first_row = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
@@ -112,28 +136,17 @@ DEVICE void gemm(const GemmParams& p) {
     const u32 weight_row = threadIdx.x / 2, weight_unit = threadIdx.x % 2;
     const u32 row_of_all = weight_row < ROWS ? first_row + weight_row : p.w.rows;
     WeightUnit<F> weight = {p.w, row_of_all, 0, false, {}};
-    Words piece[pieces];
+    TokenPieces<TOKENS> pieces;
     const auto load = [&](u32 unit) {
         weight.load(unit + weight_unit);
-#pragma unroll
-        for (u32 i = 0; i < pieces; ++i) {
-            const u32 at = i * GEMM_THREADS + threadIdx.x, token = first_token + at / (SLICE / 8);
-            piece[i] = {};
-            if (token < p.tokens)
-                piece[i] = load16(p.x + static_cast<u64>(token) * stride + unit * UNIT +
-                                  at % (SLICE / 8) * 8);
-        }
+        pieces.load(p, first_token, stride, unit);
     };
 
     float acc[t_tiles][2 * r_tiles][4] = {};
     load(0);
     for (u32 unit = 0; unit < p.w.units; unit += 2) {
         if (weight_row < ROWS) weight.store(&weights[weight_row][weight_unit * UNIT]);
-#pragma unroll
-        for (u32 i = 0; i < pieces; ++i) {
-            const u32 at = i * GEMM_THREADS + threadIdx.x;
-            store16(&tokens[at / (SLICE / 8)][at % (SLICE / 8) * 8], piece[i]);
-        }
+        pieces.store(tokens);
         __syncthreads();
         if (unit + 2 < p.w.units) load(unit + 2);
         if (!by_slice || is_there(0)) {

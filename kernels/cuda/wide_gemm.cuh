@@ -86,9 +86,9 @@ DEVICE void wide_gemm(const GemmParams& p) {
         const u32 row = i / (WIDE_SLICE / 8), eighth = i % (WIDE_SLICE / 8);
         const u32 token = first_token + row;
         const bool there = token < p.tokens;
-        const u64 first = (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE;
-        const u16* from = p.x + first + 8 * eighth;
-        copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), from, there);
+        const u64 from =
+            (static_cast<u64>(there ? token : 0) * slices + slice) * WIDE_SLICE + 8 * eighth;
+        copy_early(stage + eighth / 8 * stage_half + swizzled(row, eighth % 8), p.x + from, there);
     };
     const auto bring = [&](u32 slice) {
         constexpr u32 pieces = TOKENS * WIDE_SLICE / 8;

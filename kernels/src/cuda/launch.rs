@@ -322,7 +322,7 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
     ]
 }
 
-/// Attention of prompts in so many tiles (see `cuda/attention.cuh`).
+/// Attention of prompts in so many tiles (see `cuda/attention_prompt.cuh`).
 pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     let name = format!("attend_prompt_{head_dim}_F16");
     let grid = [tiles, p.heads_kv, 1];

@@ -45,7 +45,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
-pub const HEADERS: [(&str, &str); 16] = [
+pub const HEADERS: [(&str, &str); 18] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -68,6 +68,14 @@ pub const HEADERS: [(&str, &str); 16] = [
     ),
     ("paging.cuh", include_str!("../../cuda/paging.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
+    (
+        "attention_split.cuh",
+        include_str!("../../cuda/attention_split.cuh"),
+    ),
+    (
+        "attention_prompt.cuh",
+        include_str!("../../cuda/attention_prompt.cuh"),
+    ),
 ];
 
 /// The files of modules: name, text.

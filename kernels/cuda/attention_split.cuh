@@ -1,0 +1,282 @@
+// Paged attention of any rows, in float arithmetic, with pages of any type.
+//
+// Blocks take (KV head, row, split): a fixed number of splits shares a row's pages by the length
+// that is read from device memory, so that few rows keep the whole device busy and a captured
+// launch serves every length. A warp takes a page at a time; neighbouring lanes have a position's
+// values, eight each, and every group of lanes keeps its own softmax until the end. Partial sums
+// are joined in the order of warps and lanes, then of splits: never by who is first.
+//
+// A row in a window takes none of the pages that lie wholly outside of it: the others are shared
+// among its splits.
+#ifndef OCTAVO_ATTENTION_SPLIT
+#define OCTAVO_ATTENTION_SPLIT
+
+#include "attention.cuh"
+
+constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
+constexpr u32 MOST_SPLITS = 16;
+
+DEVICE constexpr int power_of_two(int n) {
+    int p = 2;
+    while (p < n) p *= 2;
+    return p;
+}
+
+// How a warp divides a page: neighbouring lanes have a position's values.
+template <class Kv, int DIM>
+struct SplitShape {
+    static_assert(DIM % 8 == 0 && DIM <= 256, "a lane has eight values");
+    static constexpr int LANES = power_of_two(DIM / 8);
+    static constexpr u32 GROUPS = WARP / LANES;  // positions at a time
+    static constexpr int STEPS = PAGE / GROUPS;
+    // whether a page's values fit in 32 registers: then they are fetched while its keys are on
+    // their way
+    static constexpr bool EARLY = STEPS * sizeof(typename Kv::Eight) <= 128;
+    static constexpr u32 PARTS = ATTEND_WARPS * GROUPS;
+};
+
+// What a thread works on: eight values from `8 * piece` on, of every position `step * GROUPS +
+// group` of a page, for some query heads of a row.
+struct SplitPlace {
+    u32 warp, piece, group;
+    u32 row, split, head_kv, first_head, n_heads;
+};
+
+// The softmax of some heads over the positions that a lane has seen: the largest score, the sum of
+// weights, and the lane's eight values of the weighted sum.
+template <int HEADS>
+struct SplitSums {
+    float max[HEADS], total[HEADS], sum[HEADS][8];
+};
+
+DEVICE float dot(const float (&q)[8], const float (&k)[8]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(q[i], k[i], sum);
+    return sum;
+}
+
+template <int HEADS, int STEPS>
+DEVICE void cap_scores(float (&score)[HEADS][STEPS], float cap) {
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) score[h][s] = soft_capped(score[h][s], cap);
+    }
+}
+
+// Makes weights of a head's scores of the positions that are seen.
+template <int STEPS>
+DEVICE void weigh(float (&score)[STEPS], const bool (&seen)[STEPS], float& max, float& total,
+                  float (&sum)[8]) {
+    float top = max;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) top = seen[s] ? fmaxf(top, score[s]) : top;
+    const float shrink = total == 0.0f ? 0.0f : expf(max - top);
+    max = top;
+    total *= shrink;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i] *= shrink;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        // `top` is no number to subtract where a lane has seen nothing yet
+        score[s] = seen[s] ? expf(score[s] - top) : 0.0f;
+        total += score[s];
+    }
+}
+
+DEVICE void add_weighted(float (&sum)[8], float weight, const float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i] = fmaf(weight, v[i], sum[i]);
+}
+
+// Eight values of a position, which were fetched early or are fetched now.
+template <class Kv, int DIM, class Shape, int KEPT>
+DEVICE void eight_of(float (&to)[8], const typename Kv::Eight (&early)[KEPT], int step,
+                     const u8* page, const SplitPlace& place) {
+    if constexpr (Shape::EARLY) {
+        Kv::decode(to, early[step]);
+    } else {
+        const u32 position = step * Shape::GROUPS + place.group;
+        Kv::decode(to, Kv::fetch(page, position, 8 * place.piece, DIM));
+    }
+}
+
+// Takes the pages of a split into the sums, a warp one at a time.
+template <class Kv, int DIM, int HEADS>
+DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const SplitPlace& place) {
+    typedef SplitShape<Kv, DIM> Shape;
+    constexpr int steps = Shape::STEPS, kept = Shape::EARLY ? steps : 1;
+    const u32 row = place.row, split = place.split;
+    const bool active = place.piece < DIM / 8;
+    const Seen of_row = seen_by(p, row);
+    const u32 first = of_row.first, visible = of_row.end, first_page = first / PAGE;
+    const u32 pages = (visible + PAGE - 1) / PAGE - first_page;
+    const u32 begin = first_page + split * pages / p.splits;
+    const u32 end = first_page + (split + 1) * pages / p.splits;
+    const u32* table = table_of(p.paging, row);
+    const u8* all_k = static_cast<const u8*>(p.pages_k);
+    const u8* all_v = static_cast<const u8*>(p.pages_v);
+
+    float q[HEADS][8];
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const u64 head = static_cast<u64>(row) * p.heads + place.first_head + h;
+            const u64 at = head * DIM + 8 * place.piece + i;
+            q[h][i] = active && static_cast<u32>(h) < place.n_heads ? p.q[at] * p.scale : 0.0f;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) sums.max[h] = minus_infinity();
+    for (u32 page = begin + place.warp; page < end; page += ATTEND_WARPS) {
+        const u32 number = page_of(p.paging, row, table, page);
+        if (number >= p.paging.n_pages) continue;
+        const u64 base = page_start<Kv>(number, p.heads_kv, place.head_kv, DIM);
+        // what is seen of the page: from `before` up to `in_page`, at least one position
+        const u32 before = most(first, page * PAGE) - page * PAGE;
+        const u32 in_page = least(visible - page * PAGE, PAGE);
+        typename Kv::Eight keys[kept] = {}, values[kept] = {};
+        if constexpr (Shape::EARLY) {
+#pragma unroll
+            for (int s = 0; s < steps; ++s) {
+                const u32 at = s * Shape::GROUPS + place.group;
+                if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * place.piece, DIM);
+                // what lies behind the last position was never written: zero times that may be no
+                // number
+                if (active && at >= before && at < in_page)
+                    values[s] = Kv::fetch(all_v + base, at, 8 * place.piece, DIM);
+            }
+        }
+        float score[HEADS][steps];
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            float k[8] = {};
+            if (active) eight_of<Kv, DIM, Shape>(k, keys, s, all_k + base, place);
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) score[h][s] = lanes_sum<Shape::LANES>(dot(q[h], k));
+        }
+        if (place.group >= in_page) continue;
+        if (p.cap != 0.0f) cap_scores(score, p.cap);
+        bool seen[steps];
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            const u32 at = s * Shape::GROUPS + place.group;
+            seen[s] = at >= before && at < in_page;
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h)
+            weigh(score[h], seen, sums.max[h], sums.total[h], sums.sum[h]);
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            float v[8] = {};
+            if (active && seen[s]) eight_of<Kv, DIM, Shape>(v, values, s, all_v + base, place);
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) add_weighted(sums.sum[h], score[h][s], v);
+        }
+    }
+}
+
+// What all parts of a block have of one value of a head.
+struct Joined {
+    float max, total, value;
+};
+
+// Joins them, in their order.
+template <u32 PARTS, int HEADS, int DIM>
+DEVICE Joined join_parts(const float (&sums)[PARTS][HEADS][DIM],
+                         const float (&states)[PARTS][HEADS][2], u32 h, u32 d) {
+    float top = minus_infinity(), joined = 0.0f, value = 0.0f;
+    for (u32 i = 0; i < PARTS; ++i) top = fmaxf(top, states[i][h][0]);
+    for (u32 i = 0; i < PARTS; ++i) {
+        // parts without positions have no maximum
+        const float n = states[i][h][1];
+        const float weight = n == 0.0f ? 0.0f : expf(states[i][h][0] - top);
+        joined = fmaf(n, weight, joined);
+        value = fmaf(sums[i][h][d], weight, value);
+    }
+    return {top, joined, value};
+}
+
+// `HEADS`: query heads of a KV head that a block takes at a time.
+template <class Kv, int DIM, int HEADS>
+DEVICE void attend_split(const AttentionParams& p) {
+    typedef SplitShape<Kv, DIM> Shape;
+    SHARED(float, part_sums, [Shape::PARTS][HEADS][DIM]);
+    SHARED(float, part_states, [Shape::PARTS][HEADS][2]);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 piece = lane % Shape::LANES, group = lane / Shape::LANES;
+    const u32 per_kv = p.heads / p.heads_kv, chunks = (per_kv + HEADS - 1) / HEADS;
+    const u32 head_kv = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    const u32 first_head = head_kv * per_kv + chunk * HEADS;
+    const u32 n_heads = least<u32>(HEADS, per_kv - chunk * HEADS);
+    const u32 row = blockIdx.y, split = blockIdx.z;
+    SplitSums<HEADS> sums = {};
+    take_pages<Kv, DIM>(sums, p, {warp, piece, group, row, split, head_kv, first_head, n_heads});
+
+    const u32 part = warp * Shape::GROUPS + group;
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        if (piece < DIM / 8) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) part_sums[part][h][8 * piece + i] = sums.sum[h][i];
+        }
+        if (piece == 0) {
+            part_states[part][h][0] = sums.max[h];
+            part_states[part][h][1] = sums.total[h];
+        }
+    }
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < n_heads * DIM; e += ATTEND_THREADS) {
+        const u32 h = e / DIM, d = e % DIM;
+        const Joined all = join_parts(part_sums, part_states, h, d);
+        const u64 to = (static_cast<u64>(row) * p.heads + first_head + h) * p.splits + split;
+        p.sums[to * DIM + d] = all.value;
+        if (d == 0) {
+            p.states[2 * to] = all.max;
+            p.states[2 * to + 1] = all.total;
+        }
+    }
+}
+
+// Joins the splits of one row and head (blockIdx.x), in their order.
+template <int DIM>
+DEVICE void attend_merge(const AttentionParams& p) {
+    const u64 first = static_cast<u64>(blockIdx.x) * p.splits;
+    for (u32 d = threadIdx.x; d < DIM; d += ATTEND_THREADS) {
+        // all reads at once, then the sums in their order
+        float tops[MOST_SPLITS], totals[MOST_SPLITS], sums[MOST_SPLITS];
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+            const bool there = i < p.splits;
+            tops[i] = there ? p.states[2 * (first + i)] : minus_infinity();
+            totals[i] = there ? p.states[2 * (first + i) + 1] : 0.0f;
+            sums[i] = there ? p.sums[(first + i) * DIM + d] : 0.0f;
+        }
+        float top = minus_infinity(), joined = 0.0f, value = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) top = fmaxf(top, tops[i]);
+        const float sink = sink_of(p, blockIdx.x % p.heads);
+        top = fmaxf(top, sink);
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+            const float weight = totals[i] == 0.0f ? 0.0f : expf(tops[i] - top);
+            joined = fmaf(totals[i], weight, joined);
+            value = fmaf(sums[i], weight, value);
+        }
+        if (p.sinks != nullptr) joined += expf(sink - top);
+        value = joined == 0.0f ? 0.0f : value / joined;
+        if constexpr (DIM % UNIT == 0) {
+            if (p.integers != nullptr) {
+                const u32 units = p.heads * (DIM / UNIT);
+                const u32 unit = blockIdx.x % p.heads * (DIM / UNIT) + d / UNIT;
+                store_integers(p.integers, blockIdx.x / p.heads, units, unit, value);
+                continue;
+            }
+        }
+        p.out[static_cast<u64>(blockIdx.x) * DIM + d] = value;
+    }
+}
+
+#endif
