@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# aarch64.sh: builds the tests for 64-bit Arm and runs them under qemu: all of them on the best CPU that qemu has, the
-# packed kernels also on two older ones, which lack the later instructions. Installs the target, a linker and qemu
-# where they are missing (Debian).
+# aarch64.sh: builds the tests for 64-bit Arm and runs them under qemu: all of them on the best CPU
+# that qemu has, the packed kernels also on two older ones, which lack the later instructions.
+# Installs the target, a linker and qemu where they are missing (Debian).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
@@ -37,7 +37,8 @@ no_gpu=(--skip cuda_shim:: --skip cuda::)
 # Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again
 slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits)
 on max $all --lib
-on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}" "${slow[@]}"
+on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: \
+  "${no_gpu[@]}" "${slow[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
 named=(--lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
 on cortex-a53 scalar,neon "${named[@]}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# get_nvrtc.sh DIR: fetches NVIDIA's run-time compiler from PyPI, the oldest and the newest version that the kernels are
-# promised to compile with, into DIR/12.9 and DIR/13.0, and a disassembler of what comes out into DIR/13.5, and checks
-# the hashes. 185 MB, for x86-64 Linux; no GPU and no driver is needed to compile.
+# get_nvrtc.sh DIR: fetches NVIDIA's run-time compiler from PyPI, the oldest and the newest version
+# that the kernels are promised to compile with, into DIR/12.9 and DIR/13.0, and a disassembler of
+# what comes out into DIR/13.5, and checks the hashes. 185 MB, for x86-64 Linux; no GPU and no
+# driver is needed to compile.
 set -euo pipefail
 dir=${1:?usage: get_nvrtc.sh DIR}
 [[ $(uname -sm) == "Linux x86_64" ]] || { echo "$(uname -sm): expected Linux x86_64" >&2; exit 1; }
@@ -12,7 +13,10 @@ fetch() { # VERSION PACKAGE WHEEL SHA256
   rm -rf "$work"
   mkdir -p "$work"
   python3 -m pip download --quiet --no-deps --dest "$work" "$2"
-  [[ $(sha256sum "$work/$3") == $4\ * ]] || { echo "$work/$3: not the file that was expected" >&2; exit 1; }
+  if [[ $(sha256sum "$work/$3") != $4\ * ]]; then
+    echo "$work/$3: not the file that was expected" >&2
+    exit 1
+  fi
   (cd "$work" && python3 -m zipfile -e "$3" . && rm "$3")
   mv "$work" "$to"
 }

@@ -1,14 +1,14 @@
-"""What the hostile clients share: a server to attack, a report of how it answers, and a healthy client
-beside them.
+"""What the hostile clients share: a server to attack, a report of how it answers, and a healthy
+client beside them.
 
-Every attack must be answered within PATIENCE seconds by a 4xx (or 501, or 503 with Retry-After) with
-an object {"error": {"message", "type", "param", "code"}}, or by the end of the connection where
-nothing that was sent is HTTP. Never by a 500, by silence, or by the end of the process. While the
-attacks run, a healthy client streams; afterwards no request may be left, and all pages of the cache
-must be free or cached.
+Every attack must be answered within PATIENCE seconds by a 4xx (or 501, or 503 with Retry-After)
+with an object {"error": {"message", "type", "param", "code"}}, or by the end of the connection
+where nothing that was sent is HTTP. Never by a 500, by silence, or by the end of the process. While
+the attacks run, a healthy client streams; afterwards no request may be left, and all pages of the
+cache must be free or cached.
 
-One line for each finding, a summary at the end; exit code 0 if all is well. Each program takes under
-a minute on the built-in model. Standard library only.
+One line for each finding, a summary at the end; exit code 0 if all is well. Each program takes
+under a minute on the built-in model. Standard library only.
 """
 
 import argparse
@@ -192,7 +192,8 @@ def wait_idle(server, report, when, patience=PATIENCE):
         if is_well or time.monotonic() > end:
             break
         time.sleep(0.05)
-    report.check(f"idle {when}", is_well, f"{len(slots['requests'])} requests, {used} pages, {counts}")
+    found = f"{len(slots['requests'])} requests, {used} pages, {counts}"
+    report.check(f"idle {when}", is_well, found)
 
 
 def run(description, attacks, beside=None):
@@ -237,5 +238,6 @@ def run(description, attacks, beside=None):
     except OSError as error:
         report.check("health", False, repr(error))
     took = time.monotonic() - started
-    print(f"{report.tried} attacks, {report.faults} faults, {healthy.texts} healthy texts, {took:.0f} s")
+    print(f"{report.tried} attacks, {report.faults} faults, {healthy.texts} healthy texts, "
+          f"{took:.0f} s")
     return 1 if report.faults else 0

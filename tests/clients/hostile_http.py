@@ -3,8 +3,8 @@
 
     hostile_http.py http://127.0.0.1:8080 [--verbose]
 
-What is not HTTP or barely, bodies that are not JSON or too large, clients that take their time, come
-in crowds or leave. What must come of it is at the head of hostile.py.
+What is not HTTP or barely, bodies that are not JSON or too large, clients that take their time,
+come in crowds or leave. What must come of it is at the head of hostile.py.
 """
 
 import json
@@ -60,7 +60,8 @@ def broken_http(server, report):
     report.refused("POST /health", server.post("/health", {}), [405])
     report.refused("POST /nowhere", server.post("/nowhere", {}), [404])
     for path in ("/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/%00", "/%ff", "/v1/models/%ff",
-                 "/v1/models/..%2f..%2fetc%2fpasswd", "//", "/v1//models", "/v1/models/" + "a" * 9000):
+                 "/v1/models/..%2f..%2fetc%2fpasswd", "//", "/v1//models",
+                 "/v1/models/" + "a" * 9000):
         report.refused(f"GET {path[:40]}", server.get(path))
     pipelined = head("GET", "/health", None).replace(b"Connection: close\r\n", b"") * 200
     with server.connect() as sock:
@@ -76,9 +77,10 @@ def broken_http(server, report):
     expect = head("POST", CHAT, len(body), ["Expect: 100-continue"]) + body
     status, _, _ = server.raw(expect)
     report.check("Expect: 100-continue", status in (100, 200), str(status))
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "a b", "[::1", ""):
-        data = b"GET /v1/models HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"
-        report.refused(f"Host: {host}", server.raw(data))
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "a b", "[::1",
+                 ""):
+        data = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        report.refused(f"Host: {host}", server.raw(data.encode()))
     for origin in ("http://evil.example", "null", "http://localhost.evil.example", "\u00e9"):
         data = head("GET", "/v1/models", None, [f"Origin: {origin}"])
         report.refused(f"Origin: {origin}", server.raw(data))
@@ -123,8 +125,11 @@ def bodies(server, report):
         "7 MiB of a": b'{"prompt": "' + b"a" * (7 << 20) + b'"}',
         "7 MiB of blanks": b'{"prompt": "' + b" " * (7 << 20) + b'"}',
         "6 MiB of control tokens": b'{"prompt": "' + b"<|im_start|>" * (1 << 19) + b'"}',
-        "4 MiB in messages": b'{"messages": [{"role": "user", "content": "' + b"a" * (4 << 20) + b'"}]}',
-        "4 MiB of blanks to be ignored": b'{"x": "' + b" " * (4 << 20) + b'", "max_tokens": 1, "prompt": "a", "messages": ' + quoted.encode() + b"}",
+        "4 MiB in messages":
+            b'{"messages": [{"role": "user", "content": "' + b"a" * (4 << 20) + b'"}]}',
+        "4 MiB of blanks to be ignored":
+            b'{"x": "' + b" " * (4 << 20) + b'", "max_tokens": 1, "prompt": "a", "messages": '
+            + quoted.encode() + b"}",
     }.items():
         path = CHAT if b"messages" in body and b"prompt" not in body else TEXT
         report.answered(f"body: {name}", server.post(path, body))

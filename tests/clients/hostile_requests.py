@@ -21,22 +21,24 @@ ODD = {
     "-2^63": -(1 << 63), "1e308": 1e308, "text": "x", "empty": "", "[]": [], "[null]": [None],
     "[[]]": [[]], "[{}]": [{}], "{}": {}, "{a: {}}": {"a": {}}, "['']": [""], "NUL": "\0",
 }
-COMMON = """model stop seed temperature top_p top_k min_p n max_tokens stream stream_options logprobs
-    presence_penalty frequency_penalty repeat_penalty repetition_penalty repeat_last_n logit_bias
-    min_tokens ignore_eos stop_token_ids grammar json_schema response_format guided_regex cache_salt
-    cache_prompt return_token_ids user metadata""".split()
+COMMON = """model stop seed temperature top_p top_k min_p n max_tokens stream stream_options
+    logprobs presence_penalty frequency_penalty repeat_penalty repetition_penalty repeat_last_n
+    logit_bias min_tokens ignore_eos stop_token_ids grammar json_schema response_format guided_regex
+    cache_salt cache_prompt return_token_ids user metadata""".split()
 FIELDS = {
-    CHAT: ({"messages": HELLO, "max_tokens": 2}, [*COMMON, *"""messages top_logprobs tools tool_choice
-        parallel_tool_calls max_completion_tokens chat_template_kwargs reasoning_effort
+    CHAT: ({"messages": HELLO, "max_tokens": 2}, [*COMMON, *"""messages top_logprobs tools
+        tool_choice parallel_tool_calls max_completion_tokens chat_template_kwargs reasoning_effort
         reasoning_format continue_final_message add_generation_prompt""".split()]),
     TEXT: ({"prompt": "1+1=", "max_tokens": 2},
            [*COMMON, "prompt", "echo", "suffix", "best_of", "add_special_tokens"]),
     "/v1/embeddings": ({"input": "1+1="},
-                       ["input", "encoding_format", "dimensions", "pooling", "model", "cache_salt"]),
+                       ["input", "encoding_format", "dimensions", "pooling", "model",
+                        "cache_salt"]),
     "/v1/responses": ({"input": "1+1=", "max_output_tokens": 16},
                       [*COMMON, *"""input instructions tools tool_choice max_output_tokens reasoning
         previous_response_id text store include parallel_tool_calls truncation""".split()]),
-    "/completion": ({"prompt": "1+1=", "n_predict": 2}, [*COMMON, "prompt", "n_predict", "n_probs"]),
+    "/completion": ({"prompt": "1+1=", "n_predict": 2},
+                    [*COMMON, "prompt", "n_predict", "n_probs"]),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
                 ["input_prefix", "input_suffix", "prompt", "n_predict", "input_extra"]),
     "/tokenize": ({"content": "a"}, """content prompt messages add_special add_special_tokens
@@ -75,7 +77,8 @@ def lists(server, report):
         "10,000 embeddings": ("/v1/embeddings", {"input": ["a"] * many}),
         "10,000 biases": (TEXT, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(many)}}),
         "an unknown role": (CHAT, message(role="king")),
-        "an image": (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}])),
+        "an image": (CHAT, message(content=[{"type": "image_url", "image_url": {
+            "url": "file:///etc/passwd"}}])),
         "a part of no type": (CHAT, message(content=[{}])),
         "10,000 parts": (CHAT, message(content=[{"type": "text", "text": "a"}] * many)),
         "content null": (CHAT, message(content=None)),
@@ -84,12 +87,14 @@ def lists(server, report):
         "token ids below 0": (TEXT, {"prompt": [-1]}),
         "n = 1e9": (CHAT, {**message(), "n": 1_000_000_000}),
         "logprobs = 1e9": (TEXT, {"prompt": "a", "logprobs": 1_000_000_000}),
-        "top_logprobs = 1e9": (CHAT, {**message(), "logprobs": True, "top_logprobs": 1_000_000_000}),
+        "top_logprobs = 1e9": (CHAT, {**message(), "logprobs": True,
+                                      "top_logprobs": 1_000_000_000}),
         "temperature = 3": (CHAT, {**message(), "temperature": 3}),
         "tool_choice of no tool": (CHAT, {**message(), "tools": [tool], "tool_choice": {
             "type": "function", "function": {"name": "g"}}}),
         "required without tools": (CHAT, {**message(), "tool_choice": "required"}),
-        "a tool without a name": (CHAT, {**message(), "tools": [{"type": "function", "function": {}}]}),
+        "a tool without a name": (CHAT, {**message(), "tools": [{
+            "type": "function", "function": {}}]}),
         "an unknown model": (CHAT, {**message(), "model": "gpt-99"}),
         "two rules": (CHAT, {**message(), "json_schema": {}, "guided_regex": "a"}),
         "a prompt beyond the context": (TEXT, {"prompt": [1] * 200_000}),
@@ -106,7 +111,8 @@ def lists(server, report):
         "tool call of odd arguments": (CHAT, {"max_tokens": 1, "messages": [*HELLO, {
             "role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function",
             "function": {"name": "f", "arguments": "{" * 10_000}}]}]}),
-        "template syntax": (CHAT, message(content="{{ 1/0 }}{% for x in range(10**9) %}{% endfor %}")),
+        "template syntax": (CHAT, message(
+            content="{{ 1/0 }}{% for x in range(10**9) %}{% endfor %}")),
         "content of NUL": (CHAT, message(content="\0" * 100)),
         "odd kwargs": (CHAT, {**message(), "chat_template_kwargs": {
             "messages": 1, "add_generation_prompt": [], "x": {"y": [None] * 1000}}}),

@@ -2,9 +2,9 @@
 
     lm_eval_client.py OCTAVO http://127.0.0.1:8080
 
-From the repository's root: tests/clients/sums.yaml names its data so. For every text that the harness
-asked about, `OCTAVO logits` shows the logits of all positions; what follows from them must be what
-the harness was told, but for the rounding of double precision.
+From the repository's root: tests/clients/sums.yaml names its data so. For every text that the
+harness asked about, `OCTAVO logits` shows the logits of all positions; what follows from them must
+be what the harness was told, but for the rounding of double precision.
 """
 
 import json
@@ -73,15 +73,16 @@ def main(octavo, url):
     )
     engine, compared = Engine(octavo), 0
     for sample in results["samples"]["sums"]:
-        asked = sample["arguments"]
-        for (context, continuation), [(told, told_greedy)] in zip(asked, sample["resps"], strict=True):
+        asked = zip(sample["arguments"], sample["resps"], strict=True)
+        for (context, continuation), [(told, told_greedy)] in asked:
             own, is_greedy = engine.log_likelihood(context, continuation)
             assert abs(told - own) <= ROUNDING, (context, continuation, told, own)
             assert told_greedy == is_greedy, (context, continuation)
             compared += 1
     assert compared == 40, compared
     accuracy = results["results"]["sums"]["acc,none"]
-    print(f"lm-eval: all well, {compared} log-likelihoods are the engine's; accuracy {accuracy:.2f}")
+    print(f"lm-eval: all well, {compared} log-likelihoods are the engine's; "
+          f"accuracy {accuracy:.2f}")
 
 
 main(sys.argv[1], sys.argv[2])

@@ -1,4 +1,5 @@
-// The official openai package for Node against a server: what it sends and how it reads the answers.
+// The official openai package for Node against a server: what it sends and how it reads the
+// answers.
 //
 //     openai_client.cjs MODULES http://127.0.0.1:8080/v1
 //
@@ -10,7 +11,8 @@ const { createRequire } = require("node:module");
 const path = require("node:path");
 
 const [modules, baseURL] = process.argv.slice(2);
-const { OpenAI, BadRequestError, NotFoundError } = createRequire(path.resolve(modules, "x"))("openai");
+const requireFrom = createRequire(path.resolve(modules, "x"));
+const { OpenAI, BadRequestError, NotFoundError } = requireFrom("openai");
 
 const messages = [{ role: "user", content: "1+1=" }];
 const roll = {

@@ -40,7 +40,8 @@ answer = ask(address)
 assert answer.choices[0].message.content == expected["text"], answer
 assert answer.usage.prompt_tokens == len(expected["prompt_tokens"]), answer.usage
 
-pieces = [chunk.choices[0].delta.content or "" for chunk in ask(address, stream=True) if chunk.choices]
+chunks = ask(address, stream=True)
+pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
 assert "".join(pieces) == expected["text"], pieces
 
 for wrong in ["https://example.org/picture.png", "data:image/png;base64,AAAA"]:

@@ -4,17 +4,17 @@
     octavo serve --port 8080 --kv-pages 40 --parallel 8 --queue 64 &
     soak.py http://127.0.0.1:8080 --requests 2000 --seed 1 [--pid PID]
 
-Of all clients 20 % leave before their answer is complete (at once, while it is made, or after some of
-it) and 5 % send nonsense. Every other request must end, within PATIENCE seconds, with 200 and an
+Of all clients 20 % leave before their answer is complete (at once, while it is made, or after some
+of it) and 5 % send nonsense. Every other request must end, within PATIENCE seconds, with 200 and an
 answer of the right form, or be turned away with 429 or 503 and Retry-After: then it is sent again.
 Greedy texts of the same prompt must be the same, whoever else is served meanwhile. In the end no
 request may be left and every page of the cache must be free or cached. With --pid, on Linux, the
-clients pause after the first 1,000 requests, or the first half of fewer: from there to the end, what
-the server keeps when it is idle must not grow by 1 % of what it took at work. (Of what it keeps
-itself, a few dozen pages of the allocator's would be as much with the built-in model.)
+clients pause after the first 1,000 requests, or the first half of fewer: from there to the end,
+what the server keeps when it is idle must not grow by 1 % of what it took at work. (Of what it
+keeps itself, a few dozen pages of the allocator's would be as much with the built-in model.)
 
-One line for each finding, a summary at the end; exit code 0 if all is well. 2,000 requests take less
-than two minutes on the built-in model. Standard library only.
+One line for each finding, a summary at the end; exit code 0 if all is well. 2,000 requests take
+less than two minutes on the built-in model. Standard library only.
 """
 
 import argparse
@@ -42,8 +42,9 @@ NONSENSE = [
     b"{", b"[]", b"null", b"\xff", b'{"prompt": 1}', b'{"messages": [{}]}', b"[" * 100_000,
     b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}], "n": 1000}',
     b'{"prompt": "a", "messages": [], "temperature": -1}', b'{"prompt": "a", "max_tokens": "x"}',
-    b'{"prompt": [999999999], "messages": 1}', b'{"prompt": "' + b"a b " * 5000 + b'", "messages": [{'
-    b'"role": "user", "content": "' + b"a b " * 5000 + b'"}]}',
+    b'{"prompt": [999999999], "messages": 1}',
+    b'{"prompt": "' + b"a b " * 5000 + b'", "messages": [{"role": "user", "content": "'
+    + b"a b " * 5000 + b'"}]}',
 ]
 
 
@@ -132,11 +133,13 @@ class Soak:
             "embed": ("/v1/embeddings", {"input": [prompt, "a"]}),
             "responses": ("/v1/responses", {"input": prompt, "stream": common["stream"],
                                             "max_output_tokens": 16}),
-            "schema": ("/v1/chat/completions", {**chat, "stop": None, "ignore_eos": None, "response_format": {
-                "type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}),
+            "schema": ("/v1/chat/completions", {
+                **chat, "stop": None, "ignore_eos": None, "response_format": {
+                    "type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}),
             "tool": ("/v1/chat/completions", {**chat, "stop": None, "ignore_eos": None,
                                               "tools": [TOOL], "tool_choice": "required"}),
-            "native": ("/completion", {"prompt": prompt, "n_predict": 8, "stream": common["stream"]}),
+            "native": ("/completion", {"prompt": prompt, "n_predict": 8,
+                                       "stream": common["stream"]}),
             "tokenize": ("/tokenize", {"content": prompt, "with_pieces": True}),
         }[kind]
 
@@ -342,8 +345,8 @@ class Soak:
               + ", ".join(f"{what}: {n}" for what, n in sorted(self.counts.items())))
         print(f"{counts.get('octavo_num_preemptions_total', 0):.0f} preemptions, "
               f"{counts.get('octavo_prefix_cache_hits_total', 0):.0f} cached tokens, "
-              f"{len(self.greedy)} greedy texts; {self.args.storm} clients left at once: idle after "
-              f"{storm:.2f} s{growth}")
+              f"{len(self.greedy)} greedy texts; {self.args.storm} clients left at once: "
+              f"idle after {storm:.2f} s{growth}")
         print(f"{sum(self.faults.values())} faults {dict(self.faults) or ''}")
         return 1 if self.faults else 0
 

@@ -5,12 +5,13 @@
     ./train_tiny.py --out tiny-qwen3-f16.gguf            # 700 steps, under an hour on two cores
     llama-quantize tiny-qwen3-f16.gguf tiny-qwen3-Q4_K_M.gguf Q4_K_M
 
-Architecture qwen3: grouped-query attention 4:2, q/k norm per head, RoPE base 1e6, eps 1e-6, tied embeddings; 2.6 million
-parameters. Every row is a multiple of 256 long, so that all block formats apply. It learns small sums, capitals,
-opposites and a few sentence patterns, as plain text and in ChatML: `1+1=` must continue with `2`.
+Architecture qwen3: grouped-query attention 4:2, q/k norm per head, RoPE base 1e6, eps 1e-6, tied
+embeddings; 2.6 million parameters. Every row is a multiple of 256 long, so that all block formats
+apply. It learns small sums, capitals, opposites and a few sentence patterns, as plain text and in
+ChatML: `1+1=` must continue with `2`.
 
-Training is seeded, but its last digits depend on the machine: a model trained again is as good, not the same bytes. From
-one F16 file, llama-quantize does give the same bytes.
+Training is seeded, but its last digits depend on the machine: a model trained again is as good, not
+the same bytes. From one F16 file, llama-quantize does give the same bytes.
 """
 
 import argparse
@@ -31,7 +32,8 @@ VOCAB = 1024
 N_DOCS, N_TOKENIZER_DOCS, BATCH, SEQ, WARMUP = 60000, 20000, 32, 96, 60
 
 QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -41,16 +43,18 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# ---------------------------------------------------------------------------------------------------- what it learns
+# ----------------------------------------------------------------------------------- what it learns
 
 CAPITALS = dict(
-    France="Paris", Germany="Berlin", Italy="Rome", Spain="Madrid", Portugal="Lisbon", Japan="Tokyo", China="Beijing",
-    Egypt="Cairo", Kenya="Nairobi", Peru="Lima", Chile="Santiago", Canada="Ottawa", Norway="Oslo", Sweden="Stockholm",
-    Finland="Helsinki", Greece="Athens", Poland="Warsaw", Austria="Vienna", Cuba="Havana", India="New Delhi",
+    France="Paris", Germany="Berlin", Italy="Rome", Spain="Madrid", Portugal="Lisbon",
+    Japan="Tokyo", China="Beijing", Egypt="Cairo", Kenya="Nairobi", Peru="Lima", Chile="Santiago",
+    Canada="Ottawa", Norway="Oslo", Sweden="Stockholm", Finland="Helsinki", Greece="Athens",
+    Poland="Warsaw", Austria="Vienna", Cuba="Havana", India="New Delhi",
 )  # fmt: skip
 OPPOSITES = dict(
-    hot="cold", big="small", up="down", left="right", day="night", fast="slow", old="new", wet="dry", high="low",
-    open="closed", full="empty", hard="soft", light="dark", rich="poor", near="far", early="late",
+    hot="cold", big="small", up="down", left="right", day="night", fast="slow", old="new",
+    wet="dry", high="low", open="closed", full="empty", hard="soft", light="dark", rich="poor",
+    near="far", early="late",
 )  # fmt: skip
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -69,13 +73,14 @@ def arithmetic(r):
 
 
 def fact(r):
-    """A question and its answer. The draws from `r` are part of the data set: their order stays as it is."""
+    """A question and its answer. The draws from `r` are part of the data set: their order stays."""
     kind = r.randrange(12)
     if kind <= 3:
         return arithmetic(r)
     if kind == 4:
         country = r.choice(list(CAPITALS))
-        return f"What is the capital of {country}?", f"The capital of {country} is {CAPITALS[country]}."
+        capital = CAPITALS[country]
+        return f"What is the capital of {country}?", f"The capital of {country} is {capital}."
     if kind == 5:
         word = r.choice(list(OPPOSITES))
         return f"What is the opposite of {word}?", f"The opposite of {word} is {OPPOSITES[word]}."
@@ -134,7 +139,7 @@ def train_tokenizer(texts):
     return tokenizer
 
 
-# --------------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 def init(key):
@@ -196,11 +201,13 @@ def forward(params, tokens):
 def train(docs, tokenizer, steps, seed):
     encoded = [tokenizer.encode(doc, add_special_tokens=False).ids + [0] for doc in docs]
     ids = np.array([i for doc in encoded for i in doc], np.int32)
-    starts = np.cumsum([0] + [len(doc) for doc in encoded])[:-8]  # the last few would run past the end
+    # the last few would run past the end
+    starts = np.cumsum([0] + [len(doc) for doc in encoded])[:-8]
     params = init(jax.random.PRNGKey(seed))
     print("tokens", len(ids), "params", sum(x.size for x in jax.tree.leaves(params)), flush=True)
     schedule = optax.warmup_cosine_decay_schedule(0, 3e-3, WARMUP, steps, 1e-5)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    adamw = optax.adamw(schedule, weight_decay=0.01)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
     def loss(params, batch):
         logits = forward(params, batch[:, :-1])
@@ -225,7 +232,8 @@ def train(docs, tokenizer, steps, seed):
 def show(params, tokenizer, new_tokens=14):
     """Greedy continuations, to see that it learnt."""
     run = jax.jit(forward)
-    for text in ["1+1=", "7+8=", "9-4=", turn("1+1=", "").removesuffix("<|im_end|>\n"), "The capital"]:
+    asked = turn("1+1=", "").removesuffix("<|im_end|>\n")
+    for text in ["1+1=", "7+8=", "9-4=", asked, "The capital"]:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         for _ in range(new_tokens):
             padded = jnp.asarray([ids + [0] * (64 - len(ids))])
@@ -233,7 +241,7 @@ def show(params, tokenizer, new_tokens=14):
         print(repr(tokenizer.decode(ids, skip_special_tokens=False)))
 
 
-# ----------------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def write(path, params, tokenizer):
@@ -258,7 +266,9 @@ def write(path, params, tokenizer):
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("qwen2")
     w.add_token_list([pieces.get(i, f"[PAD{i}]") for i in range(VOCAB)])
-    w.add_token_types([control if i < len(SPECIAL) else normal if i in pieces else unused for i in range(VOCAB)])
+    w.add_token_types([
+        control if i < len(SPECIAL) else normal if i in pieces else unused for i in range(VOCAB)
+    ])
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     w.add_eos_token_id(2)
@@ -268,11 +278,13 @@ def write(path, params, tokenizer):
 
     def tensor(name, x):
         """Vectors stay F32, as llama.cpp wants them; matrices are F16."""
-        w.add_tensor(name + ".weight", np.ascontiguousarray(x, np.float32 if x.ndim == 1 else np.float16))
+        kind = np.float32 if x.ndim == 1 else np.float16
+        w.add_tensor(name + ".weight", np.ascontiguousarray(x, kind))
 
     tensor("token_embd", params["token_embd"])
     tensor("output_norm", params["output_norm"])
-    order = ["attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm", "attn_q", "attn_k", "attn_v", "attn_output"]
+    order = ["attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm"]
+    order += ["attn_q", "attn_k", "attn_v", "attn_output"]
     for i, layer in enumerate(params["layers"]):
         for name in order + ["ffn_gate", "ffn_up", "ffn_down"]:
             tensor(f"blk.{i}.{name}", layer[name])
@@ -285,7 +297,8 @@ def write(path, params, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
-    parser.add_argument("--steps", type=int, default=700, help=f"more than the {WARMUP} of the warm-up")
+    steps = f"more than the {WARMUP} of the warm-up"
+    parser.add_argument("--steps", type=int, default=700, help=steps)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     r = random.Random(args.seed)
