@@ -67,6 +67,7 @@ fn shape(seed: u64) -> Shape {
         one(&[1, 2, 3, 4, 6, 8, 12]),
     );
     Shape {
+        n_deepstack: 0,
         arch,
         n_embd,
         n_ff,

@@ -8,6 +8,9 @@
 
 mod rows;
 mod shape;
+#[cfg(test)]
+mod tests;
+mod tower;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +27,7 @@ use crate::random::Random;
 use rows::{Drawn, Pools, Vector, vector};
 use shape::Preset;
 pub(crate) use shape::{Arch, Shape};
+use tower::Tower;
 
 /// Write a GGUF file, or an AWQ folder, of a real shape with random weights
 #[derive(Debug, Args)]
@@ -34,6 +38,7 @@ Examples:
   cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf
   cargo xtask model --arch qwen3moe --preset 30b-a3b --layers 6 --type Q4_K_M --out eighth.gguf
   cargo xtask model --arch qwen35 --preset 0.8b --type Q4_K_M --out small.gguf
+  cargo xtask model --arch qwen3vl --preset 2b --type Q4_K_M --out 2b.gguf --mmproj mmproj.gguf
   cargo xtask model --arch gpt-oss --preset 20b --layers 3 --type MXFP4_MOE --out eighth.gguf")]
 pub(crate) struct ModelArgs {
     /// Architecture
@@ -58,10 +63,22 @@ pub(crate) struct ModelArgs {
     /// The file or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Write the size's vision tower too, in F16: of qwen3vl and qwen2vl
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
 }
 
-/// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes.
-fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
+/// What stands around pictures, in vocabularies of models that see.
+const AROUND_PICTURES: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
+
+/// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes; where the
+/// model sees, the first of those stand around pictures.
+fn set_tokenizer(writer: &mut Writer<'_>, shape: &Shape) -> Result<(), String> {
+    let n_vocab = shape.n_vocab;
+    let around = match shape.arch.sees() {
+        true => &AROUND_PICTURES[..],
+        false => &[],
+    };
     let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default());
     let demo = demo.map_err(|error| error.to_string())?;
     for (key, value) in demo.keys().filter(|(key, _)| key.starts_with("tokenizer.")) {
@@ -69,12 +86,14 @@ fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
         if let OwnedValue::Array(array) = &mut value {
             match (key, array) {
                 ("tokenizer.ggml.tokens", gguf_rs_lite::OwnedArray::Str(tokens)) => {
+                    tokens.extend(around.iter().map(|token| token.as_bytes().to_vec()));
                     tokens.extend(
                         (tokens.len() as u32..n_vocab).map(|id| format!("[PAD{id}]").into_bytes()),
                     );
                 }
-                // 5: unused
+                // 3: control, 5: unused
                 ("tokenizer.ggml.token_type", gguf_rs_lite::OwnedArray::I32(types)) => {
+                    types.extend(around.iter().map(|_| 3));
                     types.resize(n_vocab as usize, 5);
                 }
                 _ => {}
@@ -176,10 +195,17 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
             "awq: expected --arch llama, qwen2 or qwen3, got {name}"
         ));
     }
+    let tower = Tower::of(args.arch, args.preset, shape.n_embd);
+    if args.mmproj.is_some() && tower.is_none() {
+        let name = args.arch.name();
+        return Err(format!(
+            "--mmproj: expected --arch qwen3vl or qwen2vl, got {name}"
+        ));
+    }
     let tensors = shape.tensors();
     let mut writer = Writer::new();
     shape.set_keys(&mut writer, types.file_type());
-    set_tokenizer(&mut writer, shape.n_vocab)?;
+    set_tokenizer(&mut writer, &shape)?;
     let weights: u64 = tensors
         .iter()
         .map(|(_, dims)| dims.iter().product::<u64>())
@@ -193,21 +219,42 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
         Types::Awq => write_folder(args, writer, &all)?,
         _ => write_file(&args.out, args.seed, writer, &all)?,
     }
-    let mega = weights as f64 / 1e6;
-    let bytes = match std::fs::metadata(&args.out).map_err(|error| error.to_string())? {
-        file if file.is_file() => file.len(),
-        _ => std::fs::metadata(args.out.join("model.safetensors"))
-            .map_err(|error| error.to_string())?
-            .len(),
+    let written = match args.out.is_dir() {
+        true => &args.out.join("model.safetensors"),
+        false => &args.out,
     };
-    let mib = bytes as f64 / f64::from(1 << 20);
+    let what = format!("{} {}", args.arch.name(), args.ty);
+    say_written(&args.out, written, &what, weights)?;
+    match (&args.mmproj, tower) {
+        (Some(out), Some(tower)) => write_tower(out, args.seed, &tower),
+        _ => Ok(()),
+    }
+}
+
+/// One line about a file, or about the one of a folder that has the weights.
+fn say_written(out: &Path, weights: &Path, what: &str, n: u64) -> Result<(), String> {
+    let bytes = std::fs::metadata(weights).map_err(|error| error.to_string())?;
+    let mib = bytes.len() as f64 / f64::from(1 << 20);
+    let mega = n as f64 / 1e6;
     println!(
-        "{}: {} {}, {mega:.1} M weights, {mib:.1} MiB",
-        args.out.display(),
-        args.arch.name(),
-        args.ty
+        "{}: {what}, {mega:.1} M weights, {mib:.1} MiB",
+        out.display()
     );
     Ok(())
+}
+
+fn write_tower(out: &Path, seed: u64, tower: &Tower) -> Result<(), String> {
+    let tensors = tower.tensors();
+    let mut writer = Writer::new();
+    tower.set_keys(&mut writer);
+    let all: Vec<_> = tensors
+        .iter()
+        .map(|tensor| (&tensor.name, &tensor.dims, tensor.ty))
+        .collect();
+    write_file(out, seed, writer, &all)?;
+    let count = |tensor: &tower::TowerTensor| tensor.dims.iter().product::<u64>();
+    let weights = tensors.iter().map(count).sum();
+    say_written(out, out, "vision tower F16", weights)
 }
 
 /// A tensor's name, dimensions and type.
@@ -224,7 +271,7 @@ pub(crate) fn write_shape(
     let tensors = shape.tensors();
     let mut writer = Writer::new();
     shape.set_keys(&mut writer, types.file_type());
-    set_tokenizer(&mut writer, shape.n_vocab)?;
+    set_tokenizer(&mut writer, shape)?;
     change(&mut writer);
     let types = types.of(shape, &tensors)?;
     let all: Vec<_> = tensors
@@ -248,7 +295,12 @@ fn write_file(
             writer.tensor(name, dims, ty, vector(name, n, random));
             continue;
         }
-        let pool = pools.get(ty, dims[0], seed)?;
+        // a kernel's results are sums over all its pixels
+        let inputs = match dims[..] {
+            [w, h, colours, _] => w * h * colours,
+            _ => dims[0],
+        };
+        let pool = pools.get(ty, inputs, seed)?;
         assert!(
             n.is_multiple_of(pool.group as u64),
             "{name}: presets have whole groups"
@@ -297,114 +349,4 @@ fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> 
             .map_err(text)?;
     }
     hf::write(&view.open().map_err(text)?, &args.out).map_err(|error| error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::ValueEnum;
-    use octavo_engine::{Engine, EngineOptions, ModelSource};
-    use octavo_lab::bench::{self, Test};
-
-    fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<PathBuf, String> {
-        let out = dir.path().join(format!("{}-{ty}-{seed}.gguf", arch.name()));
-        run(&ModelArgs {
-            arch,
-            preset: Preset::Tiny,
-            layers: None,
-            ty: ty.to_owned(),
-            pure: false,
-            seed,
-            out: out.clone(),
-        })?;
-        Ok(out)
-    }
-
-    /// The hash of a few tokens generated; the logits were finite.
-    fn generated(path: &std::path::Path) -> String {
-        let options = EngineOptions {
-            threads: Some(1),
-            ctx: Some(64),
-            ..EngineOptions::default()
-        };
-        let source = ModelSource::Path(path.to_owned());
-        let engine = Engine::load(&source, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(engine.warnings(), <[String; 0]>::default());
-        let tests = Test::all(&[], &[12], &[8], &[1]);
-        let samples = bench::run(&mut engine.session(), tests[0], 1, &mut |_, _| {});
-        samples
-            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-            .token_hash
-    }
-
-    #[test]
-    fn every_architecture_loads_runs_and_is_deterministic() {
-        let dir = tempfile::tempdir().expect("a folder");
-        for &arch in Arch::value_variants() {
-            let one = made(&dir, arch, "Q4_K_M", 1).expect("written");
-            let bytes = std::fs::read(&one).expect("there");
-            let hash = generated(&one);
-            assert_eq!(
-                std::fs::read(made(&dir, arch, "Q4_K_M", 1).expect("written")).expect("there"),
-                bytes
-            );
-            assert_eq!(generated(&one), hash);
-            let other = made(&dir, arch, "Q4_K_M", 2).expect("written");
-            assert_ne!(std::fs::read(&other).expect("there"), bytes);
-            assert_ne!(generated(&other), hash, "{}", arch.name());
-        }
-    }
-
-    #[test]
-    fn every_type_can_be_had_and_weights_have_their_deviation() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let names = Target::all()
-            .map(Target::name)
-            .chain(["MXFP4", "NVFP4"])
-            .filter(|name| *name != "COPY");
-        for name in names {
-            let path = made(&dir, Arch::Qwen3, name, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
-            generated(&path);
-            let gguf = Gguf::open(&path, &OpenOptions::default()).expect("sound");
-            let t = gguf.tensor("blk.0.ffn_gate.weight").expect("there");
-            let mut x = vec![0f32; t.n_elements() as usize];
-            octavo_quant::dequantize(t.ty, gguf.data(t), &mut x).expect("whole blocks");
-            let variance = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
-            // two bits lose some of it
-            let deviation = (variance * 256.0).sqrt();
-            assert!((0.7..1.2).contains(&deviation), "{name}: {deviation}");
-        }
-        for name in ["COPY", "Q9", "I32"] {
-            assert!(made(&dir, Arch::Qwen3, name, 0).is_err(), "{name}");
-        }
-    }
-
-    #[test]
-    fn presets_are_published_shapes() {
-        let count = |arch, preset| {
-            let tensors = Shape::of(arch, preset).expect("it has it").tensors();
-            tensors
-                .iter()
-                .map(|(_, dims)| dims.iter().product::<u64>())
-                .sum::<u64>()
-        };
-        // as published: 0.6B and 1.7B, 4B; 8B has an output of its own
-        let sizes = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8];
-        let counts = sizes.map(|preset| count(Arch::Qwen3, preset));
-        assert_eq!(
-            counts,
-            [596_049_920, 1_720_574_976, 4_022_468_096, 8_190_735_360]
-        );
-        assert_eq!(count(Arch::Qwen3moe, Preset::B30A3), 30_532_122_624);
-        assert_eq!(count(Arch::GptOss, Preset::B20), 20_914_757_184);
-        assert_eq!(count(Arch::Gemma3, Preset::B1), 999_885_952);
-        // as its name says, to the digit that it has
-        let small = count(Arch::Qwen35, Preset::B0_8) as f64;
-        assert!((small / 1e9 - 0.75).abs() < 0.05, "{small}");
-        // without 64 tokens that pictures become
-        assert_eq!(count(Arch::Gemma3, Preset::B4), 3_880_099_328);
-        for arch in [Arch::Qwen3moe, Arch::GptOss, Arch::Gemma3] {
-            assert!(Shape::of(arch, Preset::B8).is_err(), "{}", arch.name());
-        }
-    }
 }

@@ -4,6 +4,8 @@ use clap::ValueEnum;
 use gguf_rs_lite::{OwnedValue, Writer};
 use octavo_lab::quantize::mix;
 
+use super::tower::{self, Tower};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Arch {
     Llama,
@@ -13,6 +15,8 @@ pub(crate) enum Arch {
     GptOss,
     Gemma3,
     Qwen35,
+    Qwen2vl,
+    Qwen3vl,
 }
 
 impl Arch {
@@ -25,6 +29,8 @@ impl Arch {
             Arch::GptOss => "gpt-oss",
             Arch::Gemma3 => "gemma3",
             Arch::Qwen35 => "qwen35",
+            Arch::Qwen2vl => "qwen2vl",
+            Arch::Qwen3vl => "qwen3vl",
         }
     }
 
@@ -36,8 +42,13 @@ impl Arch {
     fn norms_heads(self) -> bool {
         matches!(
             self,
-            Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 | Arch::Qwen35
+            Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 | Arch::Qwen35 | Arch::Qwen3vl
         )
+    }
+
+    /// Whether there are towers for it.
+    pub(super) fn sees(self) -> bool {
+        matches!(self, Arch::Qwen2vl | Arch::Qwen3vl)
     }
 }
 
@@ -66,6 +77,14 @@ pub(super) enum Preset {
     /// qwen35
     #[value(name = "0.8b")]
     B0_8,
+    /// qwen3vl, which has a 4b and an 8b too
+    #[value(name = "2b")]
+    B2,
+    /// qwen2vl, as the next one: Qwen 2.5 VL's
+    #[value(name = "3b")]
+    B3,
+    #[value(name = "7b")]
+    B7,
 }
 
 /// Delta nets in all layers but every fourth.
@@ -98,6 +117,8 @@ fn wrong_preset(arch: Arch) -> String {
         Arch::GptOss => "tiny or 20b",
         Arch::Gemma3 => "tiny, 1b or 4b",
         Arch::Qwen35 => "tiny or 0.8b",
+        Arch::Qwen2vl => "tiny, 3b or 7b",
+        Arch::Qwen3vl => "tiny, 2b, 4b or 8b",
     };
     format!("--preset: expected {expected} with --arch {}", arch.name())
 }
@@ -118,6 +139,8 @@ pub(crate) struct Shape {
     /// Positions that windows have, where the architecture has windows.
     pub(crate) window: Option<u32>,
     pub(crate) delta_net: Option<DeltaNet>,
+    /// Layers that gain a part of what a tower gives.
+    pub(crate) n_deepstack: u32,
 }
 
 impl Shape {
@@ -126,15 +149,22 @@ impl Shape {
     /// # Errors
     /// A preset that the architecture does not have.
     pub(super) fn of(arch: Arch, preset: Preset) -> Result<Shape, String> {
-        use Preset::{B0_6, B0_8, B1, B1_7, B4, B8, B20, B30A3, Tiny};
+        use Preset::{B0_6, B0_8, B1, B1_7, B2, B3, B4, B7, B8, B20, B30A3, Tiny};
         let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match (arch, preset) {
             (Arch::GptOss, Tiny) => (256, 256, 4, 8, 2, 64, 1024),
+            // with room for what stands around pictures
+            (Arch::Qwen2vl | Arch::Qwen3vl, Tiny) => (256, 768, 4, 4, 2, 64, 1280),
             (_, Tiny) => (256, 768, 4, 4, 2, 64, 1024),
             (Arch::Qwen3moe, B30A3) => (2048, 6144, 48, 32, 4, 128, 151_936),
             (Arch::GptOss, B20) => (2880, 2880, 24, 64, 8, 64, 201_088),
             (Arch::Gemma3, B1) => (1152, 6912, 26, 4, 1, 256, 262_144),
             (Arch::Qwen35, B0_8) => (1024, 3584, 24, 8, 2, 256, 248_320),
             (Arch::Gemma3, B4) => (2560, 10_240, 34, 8, 4, 256, 262_144),
+            (Arch::Qwen2vl, B3) => (2048, 11_008, 36, 16, 2, 128, 151_936),
+            (Arch::Qwen2vl, B7) => (3584, 18_944, 28, 28, 4, 128, 152_064),
+            (Arch::Qwen3vl, B2) => (2048, 6144, 28, 16, 8, 128, 151_936),
+            (Arch::Qwen3vl, B4) => (2560, 9728, 36, 32, 8, 128, 151_936),
+            (Arch::Qwen3vl, B8) => (4096, 12_288, 36, 32, 8, 128, 151_936),
             _ if !arch.has_folders() => return Err(wrong_preset(arch)),
             (_, B0_6) => (1024, 3072, 28, 16, 8, 128, 151_936),
             (_, B1_7) => (2048, 6144, 28, 16, 8, 128, 151_936),
@@ -144,7 +174,7 @@ impl Shape {
         };
         // heads of LLaMA and Qwen2 are as wide as the model together
         let head_dim = match arch {
-            Arch::Llama | Arch::Qwen2 => n_embd / n_head,
+            Arch::Llama | Arch::Qwen2 | Arch::Qwen2vl => n_embd / n_head,
             _ => head_dim,
         };
         let experts = |count, used, n_ff| Some(Experts { count, used, n_ff });
@@ -163,7 +193,8 @@ impl Shape {
             _ => None,
         };
         let tied = match arch {
-            Arch::Qwen2 | Arch::Qwen3 => preset != B8,
+            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3vl => preset != B8,
+            Arch::Qwen2vl => preset != B7,
             Arch::Gemma3 | Arch::Qwen35 => true,
             Arch::Llama | Arch::Qwen3moe | Arch::GptOss => false,
         };
@@ -172,7 +203,9 @@ impl Shape {
             (Arch::Qwen35, _) => Some((16, 128)),
             _ => None,
         };
+        let tower = Tower::of(arch, preset, n_embd);
         Ok(Shape {
+            n_deepstack: tower.map_or(0, |tower| tower.n_deepstack()),
             delta_net: delta_net.map(|(heads, dim)| DeltaNet { heads, dim }),
             arch,
             n_embd,
@@ -224,7 +257,7 @@ impl Shape {
             layer.push(("post_attention_norm.weight", vec![d]));
             layer.push(("post_ffw_norm.weight", vec![d]));
         }
-        if matches!(self.arch, Arch::Qwen2 | Arch::GptOss) {
+        if matches!(self.arch, Arch::Qwen2 | Arch::Qwen2vl | Arch::GptOss) {
             layer.push(("attn_q.bias", vec![q]));
             layer.push(("attn_k.bias", vec![kv]));
             layer.push(("attn_v.bias", vec![kv]));
@@ -306,14 +339,21 @@ impl Shape {
             Arch::Llama => (1e-5f32, 5e5f32),
             Arch::GptOss => (1e-5, 1.5e5),
             Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 => (1e-6, 1e6),
+            Arch::Qwen2vl => (1e-6, 1e6),
+            Arch::Qwen3vl => (1e-6, 5e6),
             Arch::Qwen35 => (1e-6, 1e7),
         };
         put("attention.layer_norm_rms_epsilon", eps.into());
         put("rope.freq_base", base.into());
         match self.arch {
             Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
-            Arch::Qwen2 => {}
-            Arch::Qwen3 | Arch::Qwen3moe | Arch::GptOss | Arch::Gemma3 | Arch::Qwen35 => {
+            Arch::Qwen2 | Arch::Qwen2vl => {}
+            Arch::Qwen3
+            | Arch::Qwen3moe
+            | Arch::GptOss
+            | Arch::Gemma3
+            | Arch::Qwen35
+            | Arch::Qwen3vl => {
                 put("attention.key_length", self.head_dim.into());
                 put("attention.value_length", self.head_dim.into());
             }
@@ -336,6 +376,9 @@ impl Shape {
             put("rope.dimension_count", (2 * pairs).into());
             let sections = [third, third, pairs - 2 * third, 0].map(|n| n as i32);
             put("rope.dimension_sections", sections.to_vec().into());
+        }
+        if self.arch.sees() {
+            tower::set_text_keys(self, &mut put);
         }
         if let Some(window) = self.window {
             put("attention.sliding_window", window.into());
