@@ -117,8 +117,9 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
         true => lines(&text),
         false => vec![&text],
     };
+    let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::any_engine(&args.model, options(args, texts.len())?)?;
-    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let pictures = seen.show(&engine)?;
     let tokens = texts
         .iter()
         .map(|text| tokens_of(args, &engine, text, &pictures));

@@ -102,8 +102,9 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
             )
         })?),
     };
+    let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine(&args.model, &args.compute)?;
-    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let pictures = seen.show(&engine)?;
     let tokens = match (&args.tokens, text) {
         (Some(ids), _) => ids.clone(),
         (None, text) => {

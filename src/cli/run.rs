@@ -122,9 +122,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if args.several.is_several() {
         return several(args, options, &text);
     }
+    let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     options.chunk = engine.batch();
-    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let pictures = seen.show(&engine)?;
     let (text, ids) = prepare(args, &engine, text, &pictures)?;
     let mut session = engine.session();
     pictures.iter().for_each(|picture| session.hold(picture));
@@ -175,9 +176,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
 fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failure> {
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
+    let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine_with(&args.model, engine_options)?;
     args.generate.guess.load_draft(&engine, &args.compute)?;
-    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let pictures = seen.show(&engine)?;
     let several = Several {
         args: &args.several,
         pictures: &pictures,

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, Shown, hf};
+use octavo_model::Hparams;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
-use octavo_vision::{Encoder, Sight, prompt};
+use octavo_vision::{Encoder, Sight, Viewer, prompt};
 
-use super::args::ComputeArgs;
+use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;
 use super::load;
 
@@ -87,36 +88,62 @@ impl SightArgs {
             return Ok(None);
         };
         let cells = self.cells.limits()?;
-        let mut options = EngineOptions {
+        let options = EngineOptions {
             pool: engine.pool(),
-            ..compute.options()?
+            ..options(compute)?
         };
-        // that there is no GPU was said when the text model was loaded
-        if let DeviceChoice::Auto { asked, .. } = &mut options.device {
-            *asked = false;
-        }
         let encoder = encoder(path, cells, &options)?;
         Ok(Some(Sight::new(engine, encoder, Limits::default(), cells)?))
     }
 }
 
 impl PictureArgs {
-    /// Loads the tower, and shows the model all pictures.
-    pub(super) fn see(
-        &self,
-        engine: &Engine,
-        compute: &ComputeArgs,
-    ) -> Result<Vec<Shown>, Failure> {
-        let Some(sight) = self.sight.load(engine, compute)? else {
-            return Ok(Vec::new());
+    /// Looks at all pictures for a model that is loaded later: the tower is gone by then, and its
+    /// memory is free.
+    pub(super) fn look(&self, model: &ModelArgs, compute: &ComputeArgs) -> Result<Seen, Failure> {
+        let Some(path) = &self.sight.mmproj else {
+            return Ok(Seen(Vec::new()));
         };
-        self.image.iter().map(|path| see(&sight, path)).collect()
+        let cells = self.sight.cells.limits()?;
+        let source = load::source_at_quietly(model.path());
+        let text = source.open(true)?;
+        let hparams = Hparams::from_gguf(&text)?;
+        let encoder = encoder(path, cells, &options(compute)?)?;
+        let mut viewer = Viewer::new(text.name(), &hparams, encoder, Limits::default(), cells)?;
+        let mut seen: Vec<octavo_engine::Picture> = Vec::new();
+        for path in &self.image {
+            let file = read(path)?;
+            let picture = viewer.look(&file);
+            seen.push(picture.map_err(|error| of_image(path, &error))?);
+        }
+        Ok(Seen(seen))
     }
 
     /// The text with places for the pictures; as it is, where there are none.
     pub(super) fn place(&self, text: Vec<u8>) -> Vec<u8> {
         place(self.image.len(), text)
     }
+}
+
+/// What stands for pictures that a model has not been shown yet.
+pub(super) struct Seen(Vec<octavo_engine::Picture>);
+
+impl Seen {
+    /// Shows them to the model.
+    pub(super) fn show(self, engine: &Engine) -> Result<Vec<Shown>, Failure> {
+        let shown = self.0.into_iter().map(|picture| engine.show(picture));
+        Ok(shown.collect::<Result<_, _>>()?)
+    }
+}
+
+/// A tower's options.
+fn options(compute: &ComputeArgs) -> Result<EngineOptions, Failure> {
+    let mut options = compute.options()?;
+    // that there is no GPU is said when the text model is loaded
+    if let DeviceChoice::Auto { asked, .. } = &mut options.device {
+        *asked = false;
+    }
+    Ok(options)
 }
 
 /// A text with places for so many pictures: before it, if it has none of its own.

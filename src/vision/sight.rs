@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use octavo_engine::{Engine, Shown};
+use octavo_engine::{Engine, Picture, Shown};
+use octavo_model::Hparams;
 use sha2::{Digest, Sha256};
 
 use crate::Error;
@@ -13,11 +14,74 @@ use crate::pixels::{Limits, Prepared, TokenLimits, decode};
 /// Pictures seen lately are kept as long as their rows take no more bytes than this.
 const KEPT_BYTES: usize = 256 << 20;
 
+/// A tower for a text model, which need not be loaded.
+pub struct Viewer {
+    encoder: Encoder,
+    decoding: Limits,
+    cells: TokenLimits,
+}
+
+impl Viewer {
+    /// Of the text model with these hyperparameters, in this file, with a tower made for it.
+    ///
+    /// # Errors
+    /// If the model sees nothing, or the tower is for another.
+    pub fn new(
+        file: &str,
+        hparams: &Hparams,
+        encoder: Encoder,
+        decoding: Limits,
+        cells: TokenLimits,
+    ) -> Result<Viewer, Error> {
+        let (expected, got) = (hparams.picture_width(), encoder.tower().width());
+        if expected == 0 {
+            return Err(Error::ReadsText {
+                file: file.to_owned(),
+                arch: hparams.arch.name(),
+            });
+        }
+        if expected != got {
+            return Err(Error::OtherModel {
+                file: encoder.file().to_owned(),
+                n_embd: hparams.n_embd(),
+                deepstack: hparams.n_deepstack,
+                expected,
+                got,
+            });
+        }
+        Ok(Viewer {
+            encoder,
+            decoding,
+            cells,
+        })
+    }
+
+    /// What stands for the cells of an image file's picture.
+    ///
+    /// # Errors
+    /// If it cannot be decoded within the bounds, or not be computed.
+    pub fn look(&mut self, file: &[u8]) -> Result<Picture, Error> {
+        self.compute(file, digest(file))
+    }
+
+    fn compute(&mut self, file: &[u8], digest: [u8; 32]) -> Result<Picture, Error> {
+        let picture = decode(file, &self.decoding)?;
+        let prepared = Prepared::new(&picture, &self.encoder.tower().hparams, self.cells)?;
+        drop(picture);
+        let cells = self.encoder.encode(prepared.pixels(), None)?;
+        Ok(cells.picture(digest))
+    }
+}
+
+/// What tells an image file from others.
+fn digest(file: &[u8]) -> [u8; 32] {
+    Sha256::digest(file).into()
+}
+
 /// A tower for a text model, and the pictures that it has seen lately.
 pub struct Sight {
     engine: Engine,
-    encoder: Mutex<Encoder>,
-    decoding: Limits,
+    viewer: Mutex<Viewer>,
     cells: TokenLimits,
     /// The last one seen is the last.
     seen: Mutex<VecDeque<Seen>>,
@@ -48,26 +112,11 @@ impl Sight {
         decoding: Limits,
         cells: TokenLimits,
     ) -> Result<Sight, Error> {
-        let (expected, got) = (engine.hparams().picture_width(), encoder.tower().width());
-        if expected == 0 {
-            return Err(Error::ReadsText {
-                file: engine.gguf().name().to_owned(),
-                arch: engine.hparams().arch.name(),
-            });
-        }
-        if expected != got {
-            return Err(Error::OtherModel {
-                file: encoder.file().to_owned(),
-                n_embd: engine.hparams().n_embd(),
-                deepstack: engine.hparams().n_deepstack,
-                expected,
-                got,
-            });
-        }
+        let (file, hparams) = (engine.gguf().name(), engine.hparams());
+        let viewer = Viewer::new(file, hparams, encoder, decoding, cells)?;
         Ok(Sight {
             engine: engine.clone(),
-            encoder: Mutex::new(encoder),
-            decoding,
+            viewer: Mutex::new(viewer),
             cells,
             seen: Mutex::default(),
         })
@@ -83,17 +132,14 @@ impl Sight {
     /// # Errors
     /// If it cannot be decoded within the bounds, or not be computed.
     pub fn see(&self, file: &[u8]) -> Result<Shown, Error> {
-        let digest: [u8; 32] = Sha256::digest(file).into();
+        let digest = digest(file);
         if let Some(shown) = self.seen_before(&digest) {
             return Ok(shown);
         }
-        let picture = decode(file, &self.decoding)?;
-        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        let prepared = Prepared::new(&picture, &encoder.tower().hparams, self.cells)?;
-        drop(picture);
-        let cells = encoder.encode(prepared.pixels(), None)?;
-        drop(encoder);
-        let shown = self.engine.show(cells.picture(digest))?;
+        let mut viewer = self.viewer.lock().unwrap_or_else(PoisonError::into_inner);
+        let picture = viewer.compute(file, digest)?;
+        drop(viewer);
+        let shown = self.engine.show(picture)?;
         self.keep(digest, &shown);
         Ok(shown)
     }
