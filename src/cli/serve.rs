@@ -8,7 +8,7 @@ use clap::Args;
 use octavo_engine::{BatchOptions, EngineOptions, kv_bytes};
 use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::Hparams;
-use octavo_server::{Options, Stop};
+use octavo_server::{Options, PictureHost, Stop};
 use octavo_vision::Sight;
 
 use super::args::{ComputeArgs, GuessArgs, ModelArgs};
@@ -38,6 +38,7 @@ Examples:
   octavo serve                                   the built-in demo model on 127.0.0.1:8080
   octavo serve model.gguf --port 8000 --parallel 32
   octavo serve model.gguf --mmproj mmproj.gguf
+  octavo serve model.gguf --mmproj mmproj.gguf --fetch-images public,10.0.0.5:8000
   octavo serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -d \
 '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
@@ -52,6 +53,8 @@ pub(super) struct ServeArgs {
     share: ShareArgs,
     #[command(flatten)]
     sight: SightArgs,
+    #[command(flatten)]
+    fetch: FetchArgs,
     #[command(flatten)]
     guess: GuessArgs,
     #[command(flatten)]
@@ -94,6 +97,17 @@ struct ListenArgs {
 enum MetricsPrefix {
     Octavo,
     Vllm,
+}
+
+/// Pictures that are elsewhere.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Pictures")]
+struct FetchArgs {
+    /// Fetch pictures that requests name by http and https, from these hosts alone: names or
+    /// addresses, with or without a port; or public, for every host with a public address
+    /// [default: none are fetched]
+    #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "mmproj")]
+    fetch_images: Vec<PictureHost>,
 }
 
 /// How requests share the machine.
@@ -173,6 +187,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         names: names(args),
         any_model: listen.any_model,
         keys: keys(listen)?,
+        picture_hosts: args.fetch.fetch_images.clone(),
         origins: listen.cors_origin.clone(),
         vllm_names: listen.metrics_prefix == MetricsPrefix::Vllm,
         drain: Duration::from_secs(share.drain.into()),

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::Options;
 use crate::error::ApiError;
+use crate::fetch::Fetcher;
 use crate::grammar::{Grammars, Rule};
 use crate::metrics::Recorder;
 use crate::wire;
@@ -36,6 +37,8 @@ pub(crate) struct App {
     pub(crate) front: Front,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) grammars: Grammars,
+    /// What fetches pictures, where that is allowed.
+    pub(crate) fetcher: Option<Fetcher>,
     pub(crate) options: Options,
     pub(crate) metrics: Recorder,
     /// When it began, in seconds since 1970.
@@ -61,6 +64,7 @@ impl App {
         engine: Engine,
         front: Front,
         template: Option<ChatTemplate>,
+        fetcher: Option<Fetcher>,
         options: Options,
     ) -> App {
         let pages = front.snapshot().pages;
@@ -76,6 +80,7 @@ impl App {
             engine,
             front,
             template,
+            fetcher,
             options,
             created: now(),
             started: Instant::now(),

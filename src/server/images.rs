@@ -1,5 +1,6 @@
-//! Pictures of requests: from data URLs to cells that a model is shown.
+//! Pictures of requests: from data URLs, and files that were fetched, to cells of prompts.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -9,8 +10,9 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fetch::{self, Fetched, Wanted};
 use crate::fields::Fields;
-use crate::routes::conversation::{self, Image};
+use crate::routes::conversation::{self, Asked, Image};
 
 /// Pictures of one request.
 pub(crate) const MAX_IMAGES: usize = 64;
@@ -20,20 +22,49 @@ pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>,
     if app.options.sight.is_none() || !has_images(body) {
         return Ok(Vec::new());
     }
+    let fetched = fetch(app, body).await?;
     let body = Arc::clone(body);
     app.look(move |app| {
-        let asked = conversation::read(&Fields::of(&body)?, app.marker())?;
-        if asked.images.len() > MAX_IMAGES {
-            let message = format!("expected at most {MAX_IMAGES} pictures");
-            return Err(ApiError::bad_field("messages", message));
-        }
+        let asked = read(app, &body)?;
         asked
             .images
             .iter()
-            .map(|image| see_one(app, image))
+            .map(|image| see_one(app, image, fetched.as_ref()))
             .collect()
     })
     .await
+}
+
+/// Fetches those of a conversation's pictures that are elsewhere, where that is allowed.
+async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, ApiError> {
+    let Some(fetcher) = &app.fetcher else {
+        return Ok(None);
+    };
+    let body = Arc::clone(body);
+    let wanted = app.work(move |app| {
+        let images = read(app, &body)?.images.into_iter();
+        let remote = images.filter(|image| fetch::is_remote(image.url));
+        let wanted = remote.map(|image| Wanted {
+            field: image.field,
+            url: image.url.to_owned(),
+        });
+        Ok(wanted.collect::<Vec<_>>())
+    });
+    let wanted = wanted.await?;
+    match wanted[..] {
+        [] => Ok(None),
+        _ => fetcher.all(&wanted).await.map(Some),
+    }
+}
+
+/// A conversation with no more pictures than it may have.
+fn read<'a>(app: &App, body: &'a Value) -> Result<Asked<'a>, ApiError> {
+    let asked = conversation::read(&Fields::of(body)?, app.marker())?;
+    if asked.images.len() > MAX_IMAGES {
+        let message = format!("expected at most {MAX_IMAGES} pictures");
+        return Err(ApiError::bad_field("messages", message));
+    }
+    Ok(asked)
 }
 
 /// Whether messages may have pictures; cheap, and wrong only where there are none.
@@ -46,16 +77,20 @@ fn has_images(body: &Value) -> bool {
     parts.any(|part| part["type"] != "text")
 }
 
-fn see_one(app: &App, image: &Image<'_>) -> Result<Shown, ApiError> {
+fn see_one(app: &App, image: &Image<'_>, fetched: Option<&Fetched>) -> Result<Shown, ApiError> {
     let wrong = |why: String| ApiError::bad_field(image.field.clone(), why);
-    let bytes = bytes(image.url).map_err(|why| wrong(why.to_owned()))?;
+    let bytes = match fetched.and_then(|fetched| fetched.file(image.url)) {
+        Some(file) => Cow::Borrowed(file),
+        None => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
+    };
     let sight = app.options.sight.as_ref().expect("pictures are taken");
     sight.see(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
 /// The bytes of a data URL, or of base64 alone.
 fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
-    const EXPECTED: &str = "expected a data URL with the picture in base64; nothing is fetched";
+    const EXPECTED: &str = "expected a data URL with the picture in base64; others are fetched \
+                            only by servers that were started with hosts to fetch pictures from";
     let data = match url.split_once(',') {
         Some((head, data)) if head.starts_with("data:") => {
             if !head.ends_with(";base64") {

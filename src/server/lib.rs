@@ -5,6 +5,7 @@
 mod app;
 mod auth;
 mod error;
+mod fetch;
 mod fields;
 mod grammar;
 mod http;
@@ -31,6 +32,8 @@ use octavo_vision::Sight;
 use tokio::sync::watch;
 
 use app::App;
+use fetch::{Bounds, Fetcher};
+pub use fetch::{HostError, PictureHost};
 
 /// How long a thread beside those that talk to clients stays without work. The allocator keeps what
 /// a thread freed for that thread, until it ends.
@@ -68,6 +71,9 @@ pub struct Options {
     pub is_local: bool,
     /// What pictures are seen with; without it, none are taken.
     pub sight: Option<Arc<Sight>>,
+    /// Whom pictures may be fetched from that requests name by an address; with none, no picture is
+    /// fetched.
+    pub picture_hosts: Vec<PictureHost>,
     /// Whether its numbers carry vLLM's names beside our own.
     pub vllm_names: bool,
     /// What identifiers are made from, so that nobody guesses another's.
@@ -94,6 +100,7 @@ impl Default for Options {
             lookup: Lookup::Auto,
             is_local: true,
             sight: None,
+            picture_hosts: Vec::new(),
             vllm_names: false,
             secret: random(),
         }
@@ -169,7 +176,7 @@ pub fn serve(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("http")
-        .max_blocking_threads(app::THREADS)
+        .max_blocking_threads(app::THREADS + fetch::LOOKUPS)
         .thread_keep_alive(IDLE)
         .enable_all()
         .build()
@@ -181,6 +188,7 @@ pub fn serve(
             None
         }
     };
+    let fetcher = fetcher(&options, warn);
     let served = runtime.block_on(async {
         let listened = http::listen(&options.host, options.port).await;
         let (listener, address) = listened.map_err(|source| Error::Listen {
@@ -192,7 +200,13 @@ pub fn serve(
         let batch = Batch::new(engine, options.batch.clone());
         let front = Front::spawn(batch).map_err(Error::Thread)?;
         let drain = options.drain;
-        let app = Arc::new(App::new(engine.clone(), front.clone(), template, options));
+        let app = Arc::new(App::new(
+            engine.clone(),
+            front.clone(),
+            template,
+            fetcher,
+            options,
+        ));
         ready(address);
         let stopped = async {
             stop.times(1).await;
@@ -212,6 +226,21 @@ pub fn serve(
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
+}
+
+/// What fetches pictures, if that is allowed and they are taken.
+fn fetcher(options: &Options, warn: &mut dyn FnMut(&str)) -> Option<Fetcher> {
+    let sight = options.sight.as_ref()?;
+    if options.picture_hosts.is_empty() {
+        return None;
+    }
+    let roots = fetch::authorities();
+    if roots.is_empty() {
+        warn("no certificate authorities found on this system: no picture is fetched over https");
+    }
+    let hosts = options.picture_hosts.clone();
+    let bounds = Bounds::of_bytes(sight.most_bytes());
+    Some(Fetcher::new(hosts, bounds, roots))
 }
 
 fn is_local(ip: IpAddr) -> bool {

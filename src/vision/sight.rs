@@ -82,6 +82,7 @@ fn digest(file: &[u8]) -> [u8; 32] {
 pub struct Sight {
     engine: Engine,
     viewer: Mutex<Viewer>,
+    most_bytes: usize,
     cells: TokenLimits,
     /// The last one seen is the last.
     seen: Mutex<VecDeque<Seen>>,
@@ -117,6 +118,7 @@ impl Sight {
         Ok(Sight {
             engine: engine.clone(),
             viewer: Mutex::new(viewer),
+            most_bytes: decoding.bytes,
             cells,
             seen: Mutex::default(),
         })
@@ -125,6 +127,11 @@ impl Sight {
     /// The model whose prompts take what is seen.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Bytes that an image file may have.
+    pub fn most_bytes(&self) -> usize {
+        self.most_bytes
     }
 
     /// Shows the model an image file's picture.

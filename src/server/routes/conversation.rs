@@ -37,7 +37,7 @@ pub(crate) struct Asked<'a> {
 pub(crate) struct Image<'a> {
     /// The field that it is in.
     pub(crate) field: String,
-    /// A data URL, or bytes in base64 alone.
+    /// A data URL, bytes in base64 alone, or where the picture is to be fetched.
     pub(crate) url: &'a str,
 }
 
