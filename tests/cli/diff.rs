@@ -248,6 +248,10 @@ fn a_suite_is_blessed_holds_and_says_what_changed() {
     assert_eq!(out, "4 comparisons, 0 changed\n");
     assert!(good.contains("<p class=good>4 comparisons, 0 changed</p>"));
     assert_eq!(good.matches(">within</td>").count(), 4, "{good}");
+    // an instruction set that is asked for goes before the suite's own
+    let out = compared(&[&args[..], &["--isa", "scalar", "--all"]].concat(), 0);
+    assert_eq!(out.matches(" / scalar: ").count(), 2, "{out}");
+    assert!(out.ends_with("2 comparisons, 0 changed\n"), "{out}");
     let changed = variant(&dir, "changed.gguf", true, |w| {
         w.set("qwen3.rope.freq_base", 10_000.0f32);
     });

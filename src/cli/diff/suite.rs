@@ -24,10 +24,10 @@ use crate::cli::terminal;
 pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
     check_options(args)?;
     let suite = Suite::read(path)?;
-    let (isas, lacking) = if suite.names_instruction_sets() {
-        suite.instruction_sets()?
-    } else {
-        (vec![args.compute.isa.resolve()?], Vec::new())
+    // one that is asked for goes before those that the suite names
+    let (isas, lacking) = match args.compute.isa {
+        IsaChoice::Auto if suite.names_instruction_sets() => suite.instruction_sets()?,
+        choice => (vec![choice.resolve()?], Vec::new()),
     };
     for isa in lacking {
         terminal::note(&format!("octavo: skipped: {isa}: this CPU lacks it"));

@@ -1,4 +1,5 @@
-//! Developer tasks: `cargo xtask check` is what CI runs, the second architecture apart.
+//! Developer tasks: `cargo xtask check` is the part of what CI runs that takes minutes; others
+//! measure, make models, and hold numbers against llama.cpp.
 
 mod busy;
 mod check;
