@@ -193,9 +193,10 @@ pub struct KvStore {
 
 /// The pages of a group's layers.
 ///
-/// `[layer][page][KV head]`, with unused pages between layers, and in each 16 positions: keys `[head_dim][16]`, values
-/// `[16][head_dim]`; of codes, scales follow in f16, `[head_dim / 32][16]`. Of four bits, a byte
-/// holds values `i` and `i + 16` of those that share a scale, so that rows have half as many bytes.
+/// `[layer][page][KV head]`, with unused pages between layers, and in each 16 positions: keys
+/// `[head_dim][16]`, values `[16][head_dim]`; of codes, scales follow in f16,
+/// `[head_dim / 32][16]`. Of four bits, a byte holds values `i` and `i + 16` of those that share a
+/// scale, so that rows have half as many bytes.
 pub(crate) struct KvGroup {
     pub(crate) shape: KvShape,
     /// From a layer to the next one.
@@ -229,17 +230,16 @@ impl KvStore {
     /// # Panics
     /// If a type does not [take](KvType::takes) such heads.
     pub fn new(shapes: &[KvShape], n_pages: usize) -> Result<KvStore, KvTooLarge> {
-        let half_of = |shape: &KvShape| {
-            let used = (shape.page_bytes()? / 2).checked_mul(n_pages)?;
-            let unused = shape.layer_pages(n_pages) - n_pages;
-            let between = (shape.page_bytes()? / 2).checked_mul(unused)?;
-            used.checked_add(between)?.checked_add(SLACK)
+        let half_of = |shape: &KvShape, n_pages: usize| {
+            (shape.page_bytes()? / 2)
+                .checked_mul(n_pages)?
+                .checked_add(SLACK)
         };
         let too_large = || KvTooLarge {
             positions: n_pages.saturating_mul(PAGE),
-            bytes: shapes
-                .iter()
-                .try_fold(0usize, |sum, shape| sum.checked_add(2 * half_of(shape)?)),
+            bytes: shapes.iter().try_fold(0usize, |sum, shape| {
+                sum.checked_add(2 * half_of(shape, n_pages)?)
+            }),
         };
         let group = |shape: &KvShape| {
             assert!(
@@ -248,11 +248,14 @@ impl KvStore {
                 shape.ty,
                 shape.head_dim
             );
-            let half = || half_of(shape).and_then(Memory::zeroed);
+            // more than can be counted is too much, before anything is added to it
+            half_of(shape, n_pages)?;
+            let layer_pages = shape.layer_pages(n_pages);
+            let half = || half_of(shape, layer_pages).and_then(Memory::zeroed);
             let (k, v) = (half()?, half()?);
             Some(KvGroup {
                 shape: *shape,
-                layer_pages: shape.layer_pages(n_pages),
+                layer_pages,
                 k,
                 v,
             })

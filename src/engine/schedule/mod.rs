@@ -19,13 +19,13 @@ use crate::kv::{Ledger, PAGE};
 use job::State;
 pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
 
-/// Tokens of prompts taken at a time at least, where a step of those that generate takes longer than
-/// they should wait: nothing keeps to that then, and a prompt must end too. One page: with fewer,
-/// weights would be unpacked more often than they are used.
+/// Tokens of prompts taken at a time at least, where a step of those that generate takes longer
+/// than they should wait: nothing keeps to that then, and a prompt must end too. One page: with
+/// fewer, weights would be unpacked more often than they are used.
 pub const MIN_CHUNK: usize = PAGE;
 
-/// Where a step takes less: behind thousands of positions, attention of a page takes longer than all
-/// weights.
+/// Where a step takes less: behind thousands of positions, attention of a page takes longer than
+/// all weights.
 const FEWEST: usize = 4;
 
 /// Tokens of a preempted request that are computed again in a step beside others that generate, and
