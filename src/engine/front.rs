@@ -201,8 +201,7 @@ impl EventStream {
     /// The next event; `None` after the last. For `async` callers.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut letters = lock(&self.mailbox.letters);
-        letters.read = Instant::now();
-        match letters.events.pop_front() {
+        match letters.take() {
             Some(event) => Poll::Ready(Some(event)),
             None if letters.has_ended => Poll::Ready(None),
             None => {
@@ -216,15 +215,14 @@ impl EventStream {
     pub fn wait_next(&mut self) -> Option<Event> {
         let mut letters = lock(&self.mailbox.letters);
         loop {
-            letters.read = Instant::now();
-            if let Some(event) = letters.events.pop_front() {
+            if let Some(event) = letters.take() {
                 return Some(event);
             }
             if letters.has_ended {
                 return None;
             }
-            let waited = self.mailbox.arrival.wait_timeout(letters, UNREAD / 4);
-            letters = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let rung = self.mailbox.arrival.wait(letters);
+            letters = rung.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -247,8 +245,15 @@ struct Letters {
     events: VecDeque<Event>,
     waker: Option<Waker>,
     has_ended: bool,
-    /// When somebody last looked.
-    read: Instant,
+    /// Since when something has been lying here that nobody took, if anything is.
+    unread: Instant,
+}
+
+impl Letters {
+    fn take(&mut self) -> Option<Event> {
+        self.unread = Instant::now();
+        self.events.pop_front()
+    }
 }
 
 impl Mailbox {
@@ -258,7 +263,7 @@ impl Mailbox {
                 events: VecDeque::new(),
                 waker: None,
                 has_ended: false,
-                read: Instant::now(),
+                unread: Instant::now(),
             }),
             arrival: Condvar::new(),
         }
@@ -268,6 +273,10 @@ impl Mailbox {
     /// bounded by what the request may say.
     fn put(&self, event: Event, is_last: bool) {
         let mut letters = lock(&self.letters);
+        // who has waited long for this event has not left it lying here for long
+        if letters.events.is_empty() {
+            letters.unread = Instant::now();
+        }
         match (letters.events.back_mut(), event) {
             (
                 Some(Event::Delta {
@@ -292,7 +301,7 @@ impl Mailbox {
     /// Whether something has been lying here for too long.
     fn is_abandoned(&self) -> bool {
         let letters = lock(&self.letters);
-        !letters.events.is_empty() && letters.read.elapsed() > UNREAD
+        !letters.events.is_empty() && letters.unread.elapsed() > UNREAD
     }
 }
 
@@ -494,3 +503,6 @@ fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
