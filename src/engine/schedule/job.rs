@@ -18,6 +18,8 @@ pub struct Settings {
     pub wanted: usize,
     /// How long requests that generate should wait for a step of prompts.
     pub stall: Duration,
+    /// Positions behind a token whose attention takes as long as its products with weights.
+    pub balance: f64,
     /// A prompt is computed in one step: its tokens see those behind them.
     pub whole: bool,
     /// Keep full pages for later prompts that begin alike.
@@ -152,6 +154,11 @@ impl Job {
 
     pub(super) fn reads(&self) -> bool {
         self.timeline.len() < self.n_prompt
+    }
+
+    /// Whether it runs and reads its prompt.
+    pub(super) fn is_reading(&self) -> bool {
+        self.state == State::Running && self.reads()
     }
 
     /// Whether it runs and has read its prompt.

@@ -46,6 +46,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         rows,
         wanted: rows.min(20),
         stall: Duration::from_millis(5),
+        balance: 1000.0,
         prefixes,
         reuse_generated: false,
         whole: false,
@@ -103,6 +104,7 @@ fn faults_are_seen() {
         rows: 64,
         wanted: 20,
         stall: Duration::from_millis(5),
+        balance: 1000.0,
         prefixes: true,
         reuse_generated: false,
         whole: false,
@@ -165,6 +167,7 @@ fn a_round_of_many_takes_little_time() {
         rows: 512,
         wanted: 100,
         stall: Duration::from_millis(100),
+        balance: 1000.0,
         prefixes: true,
         reuse_generated: false,
         whole: false,
@@ -199,4 +202,61 @@ fn a_round_of_many_takes_little_time() {
     println!("{each:?} a round");
     // the aim is 50 microseconds on an idle machine; this only catches another order of growth
     assert!(each < Duration::from_millis(2), "{each:?} a round");
+}
+
+/// Computes a plan in so much time, with nothing in it.
+fn take(
+    scheduler: &mut Scheduler,
+    ledger: &mut Ledger,
+    (role, time): (Role, Duration),
+) -> (usize, usize) {
+    let plan = match role {
+        Role::Generated => scheduler.generated(ledger),
+        Role::Prompt => scheduler.prompts(ledger),
+    };
+    let mut at = 0;
+    for due in scheduler.due(&plan) {
+        at = due.timeline.len();
+        due.timeline.advance(at + due.tokens.len());
+    }
+    scheduler.took(ledger, role, &plan, time);
+    (at, plan.shares.iter().map(|share| share.n).sum())
+}
+
+/// Beside a text that is generated, on a machine so slow that no piece of a prompt keeps to the
+/// target.
+#[test]
+fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
+    let settings = Settings {
+        sequences: 2,
+        rows: 512,
+        wanted: 512,
+        stall: Duration::from_millis(100),
+        balance: 1000.0,
+        prefixes: false,
+        reuse_generated: false,
+        whole: false,
+    };
+    let mut ledger = Ledger::new(&[None], 1000);
+    let mut scheduler = Scheduler::new(settings);
+    let slow = (Role::Prompt, Duration::from_secs(1));
+    scheduler.add(Job::new(0, vec![1; 8], None, false));
+    take(&mut scheduler, &mut ledger, slow);
+    scheduler.add(Job::new(1, vec![1; 9000], None, false));
+    let mut pieces = BTreeMap::new();
+    loop {
+        scheduler.push(0, 1);
+        take(
+            &mut scheduler,
+            &mut ledger,
+            (Role::Generated, Duration::from_millis(10)),
+        );
+        let (at, n) = take(&mut scheduler, &mut ledger, slow);
+        if at + n == 9000 {
+            break;
+        }
+        pieces.insert(at, n);
+    }
+    let piece_at = |depth: usize| *pieces.range(depth..).next().expect("read in pieces").1;
+    assert_eq!([0, 900, 8000].map(piece_at), [16, 8, 4]);
 }
