@@ -13,6 +13,7 @@ compile_error!("weights are used as they lie in the file: little-endian");
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod act;
+mod affinity;
 mod ahead;
 mod bytes;
 mod clock;
@@ -42,6 +43,7 @@ mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use affinity::stay_on;
 pub use bytes::Bytes;
 pub use exec::{Executor, TapFn};
 pub use formats::{has_minimum, packed_types};

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::ranks::NumaArgs;
 use super::terminal::{self, Progress};
 use super::threads::DEFAULT;
 use super::{load, ranks, signal, threads, values};
@@ -86,6 +87,8 @@ pub(super) struct BenchArgs {
     repetitions: u32,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     #[arg(help = format!(
         "Numbers of threads; each more than the CPUs that this process may use counts as so many \

@@ -18,6 +18,7 @@ use super::args::{ComputeArgs, GenerateArgs, GuessArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
 use super::prompt;
+use super::ranks::NumaArgs;
 use super::run::Output;
 use super::signal::{self, Generating};
 use super::vision::{self, SightArgs};
@@ -65,6 +66,8 @@ pub(super) struct ChatArgs {
     generate: GenerateArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
 }
 
 /// The model's chat template.

@@ -19,6 +19,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
+use super::ranks::NumaArgs;
 use super::run::{piece, shown_id, shown_ids};
 use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
@@ -72,6 +73,8 @@ pub(super) struct LogitsArgs {
     pictures: PictureArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
 }
 
 /// Position, and its highest logits.

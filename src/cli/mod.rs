@@ -104,6 +104,19 @@ enum Command {
 }
 
 impl Command {
+    /// Whether its model is divided among NUMA nodes, of commands that know how.
+    fn numa(&self) -> Option<ranks::Numa> {
+        match self {
+            Command::Run(args) => args.numa.numa,
+            Command::Chat(args) => args.numa.numa,
+            Command::Serve(args) => args.numa.numa,
+            Command::Logits(args) => args.numa.numa,
+            Command::Perplexity(args) => args.numa.numa,
+            Command::Bench(args) => args.numa.numa,
+            _ => None,
+        }
+    }
+
     /// That it is one of those that several ranks run together.
     fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         match self {
@@ -171,6 +184,15 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     if let Some(world) = ranks::world() {
         command.check_ranks(world.ranks())?;
     }
+    let others = command.numa().map(ranks::Numa::start).transpose()?;
+    let result = execute(command);
+    if let Some(others) = others {
+        others.stop();
+    }
+    result
+}
+
+fn execute(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),

@@ -17,6 +17,7 @@ use super::failure::{Exit, Failure};
 use super::lines::{self, Several, SeveralArgs};
 use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
+use super::ranks::NumaArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::vision::{self, PictureArgs};
@@ -87,6 +88,8 @@ pub(super) struct RunArgs {
     generate: GenerateArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
 }
 
 impl RunArgs {

@@ -13,6 +13,7 @@ use octavo_vision::Sight;
 
 use super::args::{ComputeArgs, GuessArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::ranks::NumaArgs;
 use super::vision::SightArgs;
 use super::{load, signal, terminal, values};
 
@@ -59,6 +60,8 @@ pub(super) struct ServeArgs {
     guess: GuessArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
 }
 
 /// Where it listens, and to whom.

@@ -1,17 +1,17 @@
 //! One thread that works on a batch, and handles to it for everybody else. Nobody waits for a step
 //! but those who want its outcome, and no step waits for anybody.
 
+mod mailbox;
+
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::batch::{Batch, BatchError, Event, Request, RequestId, Snapshot};
-
-/// Events that nobody has taken for so long mean that nobody will.
-const UNREAD: Duration = Duration::from_secs(30);
+use mailbox::Mailbox;
 
 /// After so long without work, memory that only work needs goes back to the system. Having it again
 /// costs the next step a few milliseconds.
@@ -235,76 +235,6 @@ impl Drop for EventStream {
     }
 }
 
-/// Where a request's events lie until they are taken.
-struct Mailbox {
-    letters: Mutex<Letters>,
-    arrival: Condvar,
-}
-
-struct Letters {
-    events: VecDeque<Event>,
-    waker: Option<Waker>,
-    has_ended: bool,
-    /// Since when something has been lying here that nobody took, if anything is.
-    unread: Instant,
-}
-
-impl Letters {
-    fn take(&mut self) -> Option<Event> {
-        self.unread = Instant::now();
-        self.events.pop_front()
-    }
-}
-
-impl Mailbox {
-    fn new() -> Mailbox {
-        Mailbox {
-            letters: Mutex::new(Letters {
-                events: VecDeque::new(),
-                waker: None,
-                has_ended: false,
-                unread: Instant::now(),
-            }),
-            arrival: Condvar::new(),
-        }
-    }
-
-    /// Adds an event. Text that nobody has taken yet grows instead, so that what lies here is
-    /// bounded by what the request may say.
-    fn put(&self, event: Event, is_last: bool) {
-        let mut letters = lock(&self.letters);
-        // who has waited long for this event has not left it lying here for long
-        if letters.events.is_empty() {
-            letters.unread = Instant::now();
-        }
-        match (letters.events.back_mut(), event) {
-            (
-                Some(Event::Delta {
-                    choice: before,
-                    delta,
-                }),
-                Event::Delta {
-                    choice,
-                    delta: more,
-                },
-            ) if *before == choice => delta.append(more),
-            (Some(Event::Read { done }), Event::Read { done: more }) => *done = more,
-            (_, event) => letters.events.push_back(event),
-        }
-        letters.has_ended |= is_last;
-        if let Some(waker) = letters.waker.take() {
-            waker.wake();
-        }
-        self.arrival.notify_one();
-    }
-
-    /// Whether something has been lying here for too long.
-    fn is_abandoned(&self) -> bool {
-        let letters = lock(&self.letters);
-        !letters.events.is_empty() && letters.unread.elapsed() > UNREAD
-    }
-}
-
 /// What the thread owns.
 struct Worker {
     batch: Batch,
@@ -503,6 +433,3 @@ fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-#[cfg(test)]
-mod tests;

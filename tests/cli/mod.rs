@@ -11,6 +11,7 @@ mod guesses;
 mod hostile;
 mod kept;
 mod lacking;
+mod nodes;
 mod options;
 mod outputs;
 mod perplexity;

@@ -8,14 +8,14 @@
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence};
 
 /// A place to sleep at.
-pub(super) struct Bell {
+pub(crate) struct Bell {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     rung: Condvar,
 }
 
 impl Bell {
-    pub(super) fn new() -> Bell {
+    pub(crate) fn new() -> Bell {
         Bell {
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
@@ -24,7 +24,7 @@ impl Bell {
     }
 
     /// Sleeps until `done` says so, which is asked again after every [`ring`](Bell::ring).
-    pub(super) fn sleep_until(&self, done: impl Fn() -> bool) {
+    pub(crate) fn sleep_until(&self, done: impl Fn() -> bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let mut guard = held(&self.lock);
@@ -39,7 +39,7 @@ impl Bell {
     }
 
     /// Wakes all sleepers, which look whether what they wait for has come.
-    pub(super) fn ring(&self) {
+    pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             // a sleeper that has looked, but does not wait yet, holds the lock: it must not miss

@@ -34,7 +34,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock::{LastCpu, ThreadClock};
-use bell::Bell;
+pub(crate) use bell::Bell;
 use borrowed::Borrowed;
 use gate::Membership;
 pub use shared::SharedPool;

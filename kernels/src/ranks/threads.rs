@@ -1,8 +1,23 @@
-//! Ranks that are threads of one process: what tests compute with in the place of processes.
+//! Ranks that are threads of one process: one for each NUMA node, and what tests compute with in
+//! the place of processes.
+//!
+//! Each rank has a place of its own, which nobody else writes. It brings something there, counts
+//! up, and takes from the places of the others when they have counted as far. A place holds two
+//! things, so that nobody has to wait until all have taken: who brings the third knows that all
+//! have taken the first, since they have brought the second.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use super::Collective;
+use crate::pool::Bell;
+
+/// Turns of a spinning loop between two looks at the time.
+const TURNS: usize = 32;
+/// Ranks are a little apart at most where each has its CPUs, and waking a thread takes several tens
+/// of microseconds. Where they take turns on CPUs, whoever waits leaves its own at once.
+const SPIN: Duration = Duration::from_micros(200);
 
 /// One of several ranks in one process.
 #[derive(Debug)]
@@ -12,33 +27,35 @@ pub struct Threads {
 }
 
 /// Where they meet.
-#[derive(Debug)]
 struct Meeting {
-    state: Mutex<State>,
-    changed: Condvar,
+    places: Vec<Place>,
+    /// How long to look before sleeping.
+    spin: Duration,
+    /// Who will not come any more, and why.
+    gone: OnceLock<String>,
+    /// Rings when somebody has brought something, or is gone.
+    bell: Bell,
 }
 
-/// What they have said.
-#[derive(Debug)]
-struct State {
-    /// What each rank has brought.
-    given: Vec<Option<Arc<[u32]>>>,
-    /// How many have not yet taken what there is.
-    taking: usize,
-    /// Who will not come any more, and why.
-    gone: Option<String>,
+/// What a rank brings. On lines of its own: others look at it while they wait.
+#[derive(Default)]
+#[repr(align(128))]
+struct Place {
+    /// How often it has brought something.
+    times: AtomicU64,
+    /// The last of that, and the one before.
+    brought: [RwLock<Vec<u32>>; 2],
 }
 
 impl Threads {
     /// So many ranks.
     pub fn new(ranks: usize) -> Vec<Threads> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let meeting = Arc::new(Meeting {
-            state: Mutex::new(State {
-                given: vec![None; ranks],
-                taking: 0,
-                gone: None,
-            }),
-            changed: Condvar::new(),
+            spin: if ranks > cpus { Duration::ZERO } else { SPIN },
+            places: (0..ranks).map(|_| Place::default()).collect(),
+            gone: OnceLock::new(),
+            bell: Bell::new(),
         });
         let one = |rank| Threads {
             rank,
@@ -47,53 +64,66 @@ impl Threads {
         (0..ranks).map(one).collect()
     }
 
-    /// Brings something, and takes what all have brought.
+    /// Brings something, and takes what all have brought, in the order of their ranks.
     ///
     /// # Panics
-    /// If a rank is gone.
-    fn meet(&self, mine: Arc<[u32]>) -> Vec<Arc<[u32]>> {
-        // the last meeting is over when all have taken what there was
-        let mut state = self.wait(self.state(), |state| state.taking > 0);
-        state.given[self.rank] = Some(mine);
-        if state.given.iter().all(Option::is_some) {
-            state.taking = state.given.len();
-            self.meeting.changed.notify_all();
+    /// If a rank is gone before it has brought anything.
+    fn meet(&self, bring: impl FnOnce(&mut Vec<u32>), mut take: impl FnMut(usize, &[u32])) {
+        let Meeting { places, bell, .. } = &*self.meeting;
+        let own = &places[self.rank];
+        let before = own.times.load(Ordering::Relaxed);
+        let slot = usize::from(before % 2 == 1);
+        let mut mine = own.brought[slot]
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        mine.clear();
+        bring(&mut mine);
+        drop(mine);
+        own.times.store(before + 1, Ordering::Release);
+        bell.ring();
+        for (rank, place) in places.iter().enumerate() {
+            self.meeting
+                .wait(|| place.times.load(Ordering::Acquire) > before);
+            let brought = place.brought[slot].read();
+            take(rank, &brought.unwrap_or_else(PoisonError::into_inner));
         }
-        let mut state = self.wait(state, |state| state.taking == 0);
-        let all: Vec<Arc<[u32]>> = state.given.iter().flatten().cloned().collect();
-        state.taking -= 1;
-        if state.taking == 0 {
-            state.given.fill(None);
-            self.meeting.changed.notify_all();
-        }
-        all
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        let state = self.meeting.state.lock();
-        state.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits as long as that holds.
-    fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        mut holds: impl FnMut(&mut State) -> bool,
-    ) -> MutexGuard<'a, State> {
-        // what all have brought is taken, whoever leaves then
-        let waits = |state: &mut State| (state.gone.is_none() || state.taking > 0) && holds(state);
-        let state = self.meeting.changed.wait_while(state, waits);
-        let state = state.unwrap_or_else(PoisonError::into_inner);
-        if let Some(why) = state.gone.clone().filter(|_| state.taking == 0) {
-            drop(state);
-            panic!("{why}");
-        }
-        state
     }
 
     fn leave(&self, why: impl FnOnce() -> String) {
-        self.state().gone.get_or_insert_with(why);
-        self.meeting.changed.notify_all();
+        self.meeting.gone.get_or_init(why);
+        self.meeting.bell.ring();
+    }
+}
+
+impl Meeting {
+    /// Waits until somebody has come.
+    fn wait(&self, has_come: impl Fn() -> bool) {
+        let mut start = None;
+        loop {
+            for _ in 0..TURNS {
+                if has_come() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            let gone = self.gone.get();
+            // whoever left may have come before
+            if let Some(why) = gone.filter(|_| !has_come()) {
+                panic!("{why}");
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() > self.spin {
+                let is_over = || has_come() || self.gone.get().is_some();
+                self.bell.sleep_until(is_over);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Meeting");
+        shown.field("ranks", &self.places.len());
+        shown.field("gone", &self.gone).finish_non_exhaustive()
     }
 }
 
@@ -106,7 +136,7 @@ impl Drop for Threads {
 
 impl Collective for Threads {
     fn ranks(&self) -> usize {
-        self.state().given.len()
+        self.meeting.places.len()
     }
 
     fn rank(&self) -> usize {
@@ -114,31 +144,32 @@ impl Collective for Threads {
     }
 
     fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]) {
-        assert_eq!(
-            mine.len(),
-            lens[self.rank],
-            "the part of rank {}",
-            self.rank
-        );
+        let own = self.rank;
+        assert_eq!(mine.len(), lens[own], "the part of rank {own}");
+        assert_eq!(all.len(), lens.iter().sum::<usize>(), "all parts");
         let mut rest = all;
-        let given = self.meet(mine.iter().map(|x| x.to_bits()).collect());
-        for (given, len) in given.iter().zip(lens) {
-            assert_eq!(given.len(), *len, "a part");
-            let (part, behind) = rest.split_at_mut(*len);
-            let values = part.iter_mut().zip(given.iter());
-            values.for_each(|(to, from)| *to = f32::from_bits(*from));
-            rest = behind;
-        }
-        assert!(rest.is_empty(), "more values than parts");
+        self.meet(
+            |place| place.extend(mine.iter().map(|x| x.to_bits())),
+            |rank, brought| {
+                let part = rest.split_off_mut(..lens[rank]).expect("room for it");
+                assert_eq!(brought.len(), part.len(), "the part of rank {rank}");
+                let values = part.iter_mut().zip(brought);
+                values.for_each(|(to, from)| *to = f32::from_bits(*from));
+            },
+        );
     }
 
     fn broadcast(&self, words: &mut Vec<u32>) {
-        let mine = match self.rank {
-            0 => words.as_slice().into(),
-            _ => Arc::default(),
-        };
-        let given = self.meet(mine);
-        given[0].as_ref().clone_into(words);
+        let own = self.rank;
+        let said = std::mem::take(words);
+        self.meet(
+            |place| place.extend_from_slice(if own == 0 { &said } else { &[] }),
+            |rank, brought| {
+                if rank == 0 {
+                    brought.clone_into(words);
+                }
+            },
+        );
     }
 
     fn give_up(&self, why: &str) -> ! {
@@ -147,3 +178,6 @@ impl Collective for Threads {
         panic!("{why}");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::pieces::{Job, PartArgs, about};
+use super::ranks::NumaArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::{load, prompt, values};
@@ -91,6 +92,8 @@ pub(super) struct PerplexityArgs {
     part: PartArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pub(super) numa: NumaArgs,
 }
 
 /// Runs the command.

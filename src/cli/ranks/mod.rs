@@ -1,13 +1,16 @@
-//! Several processes that compute one model: what `mpirun` starts, where the program was built with
-//! MPI. The first of them is the program as always; the others do as it says and print nothing.
+//! Several ranks that compute one model: processes that `mpirun` starts, where the program was
+//! built with MPI, or one for each NUMA node in this process. The first of them is the program as
+//! always; the others do as it says and print nothing.
 
 #[cfg(feature = "rank-faults")]
 mod faults;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nodes;
 
 use std::sync::OnceLock;
 
+pub(super) use nodes::{Numa, NumaArgs};
 use octavo_engine::backend::ranks::World;
 
 /// How long a rank may take to answer, unless it was said.
@@ -17,7 +20,7 @@ pub(super) const SECONDS: u64 = 60;
 /// What a launcher says of how many it has started: Open MPI's, MPICH's.
 const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
-/// The ranks that this process is the first of.
+/// The ranks of which this process, or its first thread, is the first.
 static WORLD: OnceLock<World> = OnceLock::new();
 
 /// As how many ranks a launcher has started this program, if they are several.

@@ -8,6 +8,7 @@
 //! Everything is read below a root folder, so that tests can bring machines of their own.
 
 pub mod cgroup;
+pub mod nodes;
 #[cfg(test)]
 mod tests;
 
@@ -152,21 +153,8 @@ impl Machine {
     /// which CPUs the process may use. Whatever else is missing or makes no sense there is taken as
     /// if it had nothing to say.
     pub fn read(root: &Path) -> Option<Machine> {
-        let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
-        let allowed = list(
-            status
-                .lines()
-                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?,
-        )?;
-        // a mask that nobody narrowed has bits for CPUs that are not there
         let online = list_in(&root.join("sys/devices/system/cpu/online"));
-        let allowed: Vec<usize> = match &online {
-            Some(online) => allowed.intersection(online).copied().collect(),
-            None => allowed.iter().copied().collect(),
-        };
-        if allowed.is_empty() {
-            return None;
-        }
+        let allowed: Vec<usize> = allowed_cpus(root, online.as_ref())?.into_iter().collect();
         let fast = fast(root, &allowed);
         let cpus = allowed
             .iter()
@@ -248,6 +236,19 @@ impl Machine {
             },
         }
     }
+}
+
+/// The CPUs that the process may use, at least one; `None` where the `proc` in a folder does not
+/// say.
+fn allowed_cpus(root: &Path, online: Option<&BTreeSet<usize>>) -> Option<BTreeSet<usize>> {
+    let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let mut lines = status.lines();
+    let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let allowed = list(allowed)?;
+    // a mask that nobody narrowed has bits for CPUs that are not there
+    let here = |all: &BTreeSet<usize>| allowed.intersection(all).copied().collect();
+    let allowed: BTreeSet<usize> = online.map_or(allowed.clone(), here);
+    (!allowed.is_empty()).then_some(allowed)
 }
 
 fn allowed(cpus: usize, of: usize) -> Reason {

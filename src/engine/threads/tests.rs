@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::{Machine, list};
+use super::{Machine, list, nodes};
 
 /// A machine's folder with these files; its CPUs are `online`, the process may use `allowed`.
 fn machine(online: &str, allowed: &str, files: &[(&str, &str)]) -> TempDir {
@@ -388,4 +388,38 @@ fn this_machine_has_threads() {
     let threads = machine.threads();
     assert!((1..=machine.cpus()).contains(&threads.count), "{threads}");
     assert_eq!(crate::default_threads(), threads.count);
+}
+
+#[test]
+fn nodes_are_those_with_cpus_that_may_be_used() {
+    let of = |allowed: &str, lists: &[(usize, &str)]| {
+        let root = machine("0-7", allowed, &[]);
+        for (node, list) in lists {
+            let path = format!("sys/devices/system/node/node{node}/cpulist");
+            write(root.path(), &path, &format!("{list}\n"));
+        }
+        nodes::read(root.path())
+    };
+    // the tenth comes after the second, and one may have memory alone
+    let three = [(10, "4-7"), (2, "0-3"), (3, "")];
+    assert_eq!(of("0-7", &three), [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
+    assert_eq!(of("2-5", &three), [[2, 3], [4, 5]]);
+    assert_eq!(of("1,6", &three), [[1], [6]]);
+    assert_eq!(of("4-7", &three), [[4, 5, 6, 7]]);
+    // a kernel without nodes, and nodes that do not have all CPUs
+    assert_eq!(of("0-2", &[]), [[0, 1, 2]]);
+    assert_eq!(of("0-2", &[(0, "0-1")]), [[0, 1, 2]]);
+    assert_eq!(nodes::read(Path::new("/nonexistent")), [[0; 0]; 0]);
+}
+
+#[test]
+fn cpus_are_divided_node_after_node() {
+    let nodes = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
+    let groups = |n| nodes::divided(&nodes, n);
+    assert_eq!(groups(1), Some(vec![vec![0, 1, 2, 3, 4, 5, 6, 7]]));
+    assert_eq!(groups(2), Some(nodes.to_vec()));
+    let three = vec![vec![0, 1], vec![2, 3, 4], vec![5, 6, 7]];
+    assert_eq!(groups(3), Some(three));
+    assert_eq!(groups(8).map(|groups| groups.len()), Some(8));
+    assert_eq!([groups(0), groups(9)], [None, None]);
 }

@@ -1,0 +1,36 @@
+//! Which CPUs threads run on.
+
+use std::io;
+
+/// Bits of a word of the system's mask.
+const BITS: usize = libc::c_ulong::BITS as usize;
+
+/// Keeps the calling thread on these CPUs, and with it the threads that it starts from now on. What
+/// they write first lies in the memory of their own NUMA node then.
+///
+/// # Errors
+/// If the system refuses, or has no such call.
+#[cfg(target_os = "linux")]
+pub fn stay_on(cpus: &[usize]) -> io::Result<()> {
+    let words = cpus.iter().max().map_or(0, |last| last / BITS + 1);
+    let mut mask: Vec<libc::c_ulong> = vec![0; words];
+    for cpu in cpus {
+        mask[cpu / BITS] |= 1 << (cpu % BITS);
+    }
+    let bytes = size_of_val(&mask[..]);
+    // SAFETY: the mask has so many bytes, which the call reads; 0 is the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// As above, of a system without such a call.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn stay_on(_: &[usize]) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}

@@ -1,0 +1,156 @@
+//! Ranks in this process: one for each NUMA node, whose threads stay there and whose part of the
+//! model lies in its memory.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use clap::Args;
+use octavo_engine::backend::ranks::{World, serve};
+use octavo_engine::threads::nodes;
+use octavo_kernels::{Collective, Threads, stay_on};
+
+use super::WORLD;
+use crate::cli::failure::Failure;
+use crate::cli::terminal;
+
+/// The exit code of a panic.
+const FAULT: i32 = 101;
+
+/// How a model is divided among the nodes of this machine.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Computing")]
+pub(in crate::cli) struct NumaArgs {
+    /// Divide the model among the machine's NUMA nodes, each of which has a part of every matrix in
+    /// its own memory; ranks=N makes N parts instead. -t is for each part then
+    #[arg(long, value_name = "ranks[=N]")]
+    pub(in crate::cli) numa: Option<Numa>,
+}
+
+/// As what a model is computed on several nodes: as ranks, of which there are as many as nodes
+/// unless it is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Numa {
+    ranks: Option<usize>,
+}
+
+impl FromStr for Numa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numa, String> {
+        let expected = || "expected ranks, or ranks=N with N from 1".to_owned();
+        let number = text.strip_prefix("ranks").ok_or_else(expected)?;
+        if number.is_empty() {
+            return Ok(Numa { ranks: None });
+        }
+        let number = number.strip_prefix('=').and_then(|n| n.parse().ok());
+        let ranks = Some(number.filter(|n| *n > 0).ok_or_else(expected)?);
+        Ok(Numa { ranks })
+    }
+}
+
+/// The threads of all ranks but the first. They end when it says so.
+#[must_use]
+pub(in crate::cli) struct Others(Vec<JoinHandle<()>>);
+
+impl Numa {
+    /// Starts the other ranks, and makes this thread the first one.
+    pub(in crate::cli) fn start(self) -> Result<Others, Failure> {
+        if let Some(ranks) = super::world().map(|world| world.ranks()) {
+            return Err(Failure::Usage(format!(
+                "--numa ranks: expected one process, found {ranks} ranks that a launcher started"
+            )));
+        }
+        let nodes = nodes::here();
+        let cpus = nodes.concat().len();
+        let groups = match self.ranks {
+            // where the system names no node there is one
+            None => nodes,
+            Some(ranks) => nodes::divided(&nodes, ranks).ok_or_else(|| {
+                Failure::Usage(format!(
+                    "--numa ranks={ranks}: expected at most {cpus}, the CPUs that this process \
+                     may use"
+                ))
+            })?,
+        };
+        if groups.len() < 2 {
+            terminal::note("octavo: one NUMA node: the model is not divided");
+            return Ok(Others(Vec::new()));
+        }
+        let links = Threads::new(groups.len()).into_iter().map(Rank);
+        let mut ranks = links.zip(groups);
+        let (first, own) = ranks.next().expect("two at least");
+        bind(&own)?;
+        let others = ranks.map(|(rank, cpus)| spawn(rank, cpus));
+        WORLD.get_or_init(|| World::new(Arc::new(first)));
+        Ok(Others(others.collect::<Result<_, _>>()?))
+    }
+}
+
+impl Others {
+    /// Lets them end, and waits until they have.
+    pub(in crate::cli) fn stop(self) {
+        if let Some(world) = super::world().filter(|_| !self.0.is_empty()) {
+            world.stop();
+        }
+        for thread in self.0 {
+            // whoever panics ends the process
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a rank that does as the first one says.
+fn spawn(rank: Rank, cpus: Vec<usize>) -> Result<JoinHandle<()>, Failure> {
+    let name = format!("rank {}", rank.rank());
+    let work = move || {
+        let link: Arc<dyn Collective> = Arc::new(rank);
+        if let Err(failure) = bind(&cpus) {
+            link.give_up(&failure.message());
+        }
+        serve(&link);
+    };
+    let work = move || {
+        // the others would wait for it; the hook has said what it was
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            std::process::exit(FAULT);
+        }
+    };
+    let thread = std::thread::Builder::new().name(name);
+    let thread = thread.spawn(work);
+    thread.map_err(|error| Failure::Machine(format!("no thread for a rank: {error}")))
+}
+
+/// Keeps this thread, and those that it starts, on a node.
+fn bind(cpus: &[usize]) -> Result<(), Failure> {
+    stay_on(cpus).map_err(|error| Failure::Machine(format!("CPUs {cpus:?}: {error}")))
+}
+
+/// A rank in this process.
+#[derive(Debug)]
+struct Rank(Threads);
+
+impl Collective for Rank {
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]) {
+        self.0.all_gather(mine, lens, all);
+    }
+
+    fn broadcast(&self, words: &mut Vec<u32>) {
+        self.0.broadcast(words);
+    }
+
+    fn give_up(&self, why: &str) -> ! {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        terminal::note(&format!("octavo: error: rank {rank} of {ranks}: {why}"));
+        std::process::exit(1)
+    }
+}
