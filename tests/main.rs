@@ -1,6 +1,6 @@
 //! Octavo from outside: the program, folders, models on GPUs against their goldens, hostile files.
 
-#![allow(unsafe_code)] // `cuda::watched`: a device passes promises on
+#![allow(unsafe_code)] // `cuda::watched` and `cuda::ranks`: devices want promises
 
 mod cli;
 mod crates;

@@ -268,6 +268,34 @@ KERNEL(slice, SliceParams, THREADS) {
     if (at < p.n) p.out[at] = p.x[at / p.part * p.each + p.from + at % p.part];
 }
 
+struct JoinPartsParams {
+    const float* parts;  // (ranks, pieces of rows, the rank's values of a piece)
+    float* out;          // (pieces of rows, width)
+    u64 n;               // values of out
+    u32 width;
+    u32 grain;   // values that one rank has
+    u32 grains;  // of a piece, the last of which may be shorter
+    u32 ranks;
+};
+static_assert(sizeof(JoinPartsParams) == 40, "kernels/src/cuda/params.rs has the same");
+
+// The first value of a rank: `Cut::of` in kernels/src/ranks.rs says the same.
+DEVICE u32 first_of(u64 rank, const JoinPartsParams& p) {
+    const u64 first = p.grains * rank / p.ranks * p.grain;
+    return first < p.width ? static_cast<u32>(first) : p.width;
+}
+
+KERNEL(join_parts, JoinPartsParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const u64 piece = at / p.width, pieces = p.n / p.width;
+    const u32 i = static_cast<u32>(at % p.width);
+    // the last rank whose first grain is not behind this one
+    const u64 rank = (static_cast<u64>(i / p.grain + 1) * p.ranks - 1) / p.grains;
+    const u32 first = first_of(rank, p), len = first_of(rank + 1, p) - first;
+    p.out[at] = p.parts[pieces * first + piece * len + (i - first)];
+}
+
 struct ConstantParams {
     const float* values;  // (width)
     float* out;           // (rows, width)

@@ -12,6 +12,16 @@ pub trait Bytes: Send + Sync {
         self.bytes().len()
     }
 
+    /// All of them, in `room` where they do not lie side by side: for who needs them once.
+    fn once<'a>(&'a self, _room: &'a mut Vec<u8>) -> &'a [u8] {
+        self.bytes()
+    }
+
+    /// Where they lie, if it is one place: what lies in the same is the same.
+    fn lies_at(&self) -> Option<*const [u8]> {
+        Some(self.bytes())
+    }
+
     /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs
     /// each row once.
     fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {

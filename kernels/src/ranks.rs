@@ -8,6 +8,9 @@ use std::ops::Range;
 
 pub use threads::Threads;
 
+use crate::op::Op;
+use crate::program::Program;
+
 /// How rows of values are divided among ranks: of each of `pieces` pieces, `width` values wide, a
 /// rank has neighbours, in whole `grain`s but for the last one of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +40,27 @@ impl Cut {
     /// What is divided: with fewer of them than ranks, some would have nothing.
     pub fn grains(self) -> usize {
         self.width.div_ceil(self.grain)
+    }
+
+    /// Whether the ranks' parts of so many rows, side by side, are the rows already.
+    pub(crate) fn is_in_order(self, rows: usize) -> bool {
+        rows * self.pieces == 1
+    }
+}
+
+/// Whether a program gathers the parts of the rank that it is for, the first of both numbers, of so
+/// many.
+///
+/// # Panics
+/// If it does not: a bug in whoever compiled it.
+pub(crate) fn check(program: &Program, rank: Option<[usize; 2]>) {
+    for instruction in &program.ops {
+        if let Op::AllGather { x, cut } = instruction.op {
+            let [rank, ranks] = rank.expect("a program for several ranks, and no others");
+            let width = program.slots[x].width;
+            let mine = cut.of(rank, ranks).len();
+            assert_eq!(width, cut.pieces * mine, "the part of another rank");
+        }
     }
 }
 

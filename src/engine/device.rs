@@ -120,15 +120,17 @@ impl Placement {
         (gguf, model): (&Arc<Gguf>, &Model),
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Executable>, Error> {
-        let asked = match self.choice {
-            DeviceChoice::Cpu => false,
-            DeviceChoice::Auto { asked, .. } => asked || wanted.1.gpu_layers.is_some(),
-            DeviceChoice::Cuda(_) => true,
+        let (ranks, gpu_layers) = (world.ranks(), wanted.1.gpu_layers);
+        let has_all = self.how.gpu_layers >= model.hparams.n_layer();
+        let first = match self.choice {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Auto { asked: false, .. } if gpu_layers.is_none() => None,
+            DeviceChoice::Cuda(gpu) if has_all => Some(gpu),
+            // all ranks need to know before they look at their GPUs
+            DeviceChoice::Auto { .. } | DeviceChoice::Cuda(_) => {
+                return Err(Error::RanksOnGpu { ranks });
+            }
         };
-        if asked {
-            let ranks = world.ranks();
-            return Err(Error::RanksOnGpu { ranks });
-        }
         let (source, options) = wanted;
         let wanted = ranks::Wanted {
             source,
@@ -136,6 +138,7 @@ impl Placement {
             positions: self.how.cuda.limits.positions,
             threads: options.threads,
             cpu: &self.how.cpu,
+            gpus: first.map(|gpu| (gpu, &self.how.cuda)),
         };
         ranks::prepare(world, gguf, model, &wanted, sink)
     }

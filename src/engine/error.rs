@@ -163,8 +163,8 @@ pub enum Error {
     /// A second model on the same ranks.
     #[error("the ranks have a model already: expected one at a time")]
     RanksTaken,
-    /// Ranks compute on CPUs.
-    #[error("{ranks} ranks and a GPU: expected one or the other")]
+    /// Ranks compute on devices of one kind, which are known beforehand.
+    #[error("{ranks} ranks: expected all layers on CPUs, or all on GPUs that were asked for")]
     RanksOnGpu {
         /// Asked for.
         ranks: usize,

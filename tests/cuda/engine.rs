@@ -11,7 +11,7 @@ use octavo_lab::diff::{
 
 use super::{both, device, limits, open, small};
 
-struct Nobody;
+pub(crate) struct Nobody;
 
 impl Observer for Nobody {
     fn text(&mut self, _: &str) -> std::io::Result<()> {

@@ -11,6 +11,7 @@ mod on_standin;
 mod engine;
 mod goldens;
 mod pictures;
+mod ranks;
 mod standin;
 mod steps;
 mod two_devices;

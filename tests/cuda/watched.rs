@@ -1,6 +1,8 @@
 //! A device that counts what is asked of it, and one with a fault.
 
-use octavo_kernels::cuda::{Device, Error, HostBuffer, Launch, Module, Ptr, Recording};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use octavo_kernels::cuda::{Device, Error, HostBuffer, Launch, Module, Ptr, Recording, Task};
 
 /// A device under observation.
 pub(crate) struct Watched {
@@ -12,6 +14,8 @@ pub(crate) struct Watched {
     pub(crate) host_buffers: usize,
     pub(crate) recordings: usize,
     pub(crate) replays: usize,
+    /// Replays of several devices together, some of which nobody can ask.
+    pub(crate) all_replays: Option<&'static AtomicUsize>,
     /// Uploads when the last replay began.
     replayed_after: usize,
     /// Whether the block tables of later steps are lost: so many last bytes of what is uploaded
@@ -34,6 +38,7 @@ impl Watched {
             host_buffers: 0,
             recordings: 0,
             replays: 0,
+            all_replays: None,
             replayed_after: 0,
             stale: None,
             captured: Vec::new(),
@@ -100,15 +105,16 @@ impl Device for Watched {
         unsafe { self.device.launch(launch) }
     }
 
-    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+    unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
         self.recordings += 1;
         self.captured.clone_from(&self.last);
-        self.recorded = launches
-            .iter()
-            .map(|launch| launch.kernel.clone())
-            .collect();
+        let kernel = |task: &Task| match task {
+            Task::Launch(launch) => Some(launch.kernel.clone()),
+            Task::Gather(_) => None,
+        };
+        self.recorded = tasks.iter().filter_map(kernel).collect();
         // SAFETY: the caller's promise.
-        unsafe { self.device.record(launches) }
+        unsafe { self.device.record(tasks) }
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
@@ -118,6 +124,9 @@ impl Device for Watched {
         );
         self.replayed_after = self.uploads;
         self.replays += 1;
+        if let Some(all) = self.all_replays {
+            all.fetch_add(1, Ordering::Relaxed);
+        }
         // SAFETY: the caller's promise.
         unsafe { self.device.replay(recording) }
     }

@@ -11,7 +11,7 @@ use super::gpus::{self, GpuInfo, driver_error, guarded};
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
 use super::pinned::{Ring, Staged, bind_in_the_end};
-use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, launch};
+use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, Task, launch};
 
 /// Bytes that are not given to models: code, captured launches, and what the driver wants later.
 const RESERVED: u64 = 256 << 20;
@@ -97,6 +97,12 @@ impl Gpu {
     /// What it is.
     pub fn info(&self) -> &GpuInfo {
         &self.info
+    }
+
+    /// On which everything happens.
+    #[cfg(feature = "nccl")]
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
     }
 
     /// Frees everything that was allocated, and what was recorded over it.
@@ -363,26 +369,33 @@ impl Device for Gpu {
         .map_err(driver_error("cuLaunchKernel"))
     }
 
-    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+    unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
         self.bind()?;
-        // a capture cannot load code
-        for launch in &launches {
-            self.function(launch)?;
+        for task in &tasks {
+            match task {
+                // a capture cannot load code
+                Task::Launch(launch) => self.function(launch).map(|_| ())?,
+                Task::Gather(gather) if gather.by.is_enqueued() => {}
+                Task::Gather(_) => {
+                    let why = "ranks gather through the host".to_owned();
+                    return Err(Error::Unavailable(why));
+                }
+            }
         }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream
             .begin_capture(mode)
             .map_err(driver_error("cuStreamBeginCapture"))?;
         // SAFETY: the caller's promise.
-        let launched = launches
+        let started = tasks
             .iter()
-            .try_for_each(|launch| unsafe { self.launch(launch) });
+            .try_for_each(|task| unsafe { task.start(self) });
         // whatever happened: a stream that goes on capturing refuses everything else
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         if graph.is_err() {
             self.abandon_capture();
         }
-        launched?;
+        started?;
         let graph = graph
             .map_err(driver_error("cuStreamEndCapture"))?
             .ok_or_else(|| Error::Driver {

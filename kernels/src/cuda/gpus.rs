@@ -76,12 +76,19 @@ pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error 
     }
 }
 
-/// What happens inside of cudarc when a library lacks a function is a panic; here it is an error.
+/// What happens inside of cudarc when the driver lacks a function is a panic; here it is an error.
 pub(super) fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    guarded_of("NVIDIA's driver", f)
+}
+
+/// As [`guarded`], of another library.
+pub(super) fn guarded_of<T>(
+    library: &str,
+    f: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
-        Err(Error::Unavailable(
-            "NVIDIA's driver lacks a function that is needed".to_owned(),
-        ))
+        let lacks = format!("{library} lacks a function that is needed");
+        Err(Error::Unavailable(lacks))
     })
 }
 

@@ -16,8 +16,8 @@ use super::modules::Module;
 use super::pack::kernels_of;
 use super::params::{
     Argmax, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, Gather, Given, Hadamard,
-    Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak, Rope,
-    ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak,
+    Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -186,6 +186,11 @@ pub fn concat(p: &Concat) -> Launch {
 /// Keeps some of every so many values.
 pub fn slice(p: &Slice) -> Launch {
     launch(Module::Rows, "slice", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// Rows of the parts that ranks have of them.
+pub fn join_parts(p: &JoinParts) -> Launch {
+    launch(Module::Rows, "join_parts", [blocks(p.n, 256), 1, 1], 256, p)
 }
 
 /// Keeps rows by number.

@@ -22,6 +22,7 @@ pub mod pack;
 pub mod params;
 mod pinned;
 pub mod probe;
+mod ranks;
 pub mod shim;
 pub mod standin;
 mod toolkits;
@@ -33,6 +34,9 @@ pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 pub use pinned::HostBuffer;
+#[cfg(feature = "nccl")]
+pub use ranks::Nccl;
+pub use ranks::{DeviceCollective, Gather, Task, ThroughHost};
 pub use toolkits::toolkits;
 
 use std::path::PathBuf;
@@ -199,7 +203,7 @@ fn room_for(fitting: Option<usize>) -> String {
     }
 }
 
-/// A list of launches that a device keeps, by its number there.
+/// A list of launches and gathers that a device keeps, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording(usize);
 
@@ -234,6 +238,17 @@ pub trait Device: Send {
     /// # Errors
     /// If the range is not inside an allocation of this device.
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error>;
+
+    /// As [`Device::upload`], of floats.
+    ///
+    /// # Errors
+    /// As there.
+    fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
+        let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
+        // SAFETY: the bytes of these floats; bytes have no alignment.
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        self.upload(to, bytes)
+    }
 
     /// Copies from the device, when everything before has happened: from each address as many bytes
     /// as there is room for. Waits once for all of them.
@@ -280,16 +295,16 @@ pub trait Device: Send {
     /// If the kernel cannot be built or launched.
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error>;
 
-    /// Keeps launches, to be replayed with one call. Nothing runs.
+    /// Keeps what it is to do, to be replayed with one call. Nothing runs.
     ///
     /// # Safety
-    /// As [`Device::launch`] for each of them, whenever they are replayed.
+    /// As [`Task::start`] for each of them, whenever they are replayed.
     ///
     /// # Errors
     /// If a kernel cannot be built, or the device cannot keep the list.
-    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error>;
+    unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error>;
 
-    /// Runs launches that this device keeps, in their order.
+    /// Does what this device keeps, in its order.
     ///
     /// # Safety
     /// As for [`Device::record`], now.
@@ -345,9 +360,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
         unsafe { (**self).launch(launch) }
     }
 
-    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+    unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
         // SAFETY: the caller's promise.
-        unsafe { (**self).record(launches) }
+        unsafe { (**self).record(tasks) }
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {

@@ -94,6 +94,8 @@ params! {
     /// `rows.cu`.
     Slice, 40 { x: Ptr, out: Ptr, n: u64, each: u32, from: u32, part: u32, unused: u32 }
     /// `rows.cu`.
+    JoinParts, 40 { parts: Ptr, out: Ptr, n: u64, width: u32, grain: u32, grains: u32, ranks: u32 }
+    /// `rows.cu`.
     Constant, 32 { values: Ptr, out: Ptr, n: u64, width: u32, unused: u32 }
     /// `rows.cu`.
     Concat, 48 {

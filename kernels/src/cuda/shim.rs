@@ -11,7 +11,7 @@ use libloading::Library;
 use octavo_quant::TensorType;
 
 use super::host_compiler::{HostCompiler, Unit, running};
-use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording};
+use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording, Task};
 
 /// In which order the threads of a block run, and the lanes of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct Shim {
     dir: PathBuf,
     built: HashMap<&'static str, Built>,
     memory: Vec<Block>,
-    recordings: Vec<Vec<Launch>>,
+    recordings: Vec<Vec<Task>>,
     /// Of the launches from now on.
     pub schedule: Schedule,
     /// Bytes that allocations may take, all together.
@@ -309,18 +309,18 @@ impl Device for Shim {
         self.open(module)
     }
 
-    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
-        self.recordings.push(launches);
+    unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
+        self.recordings.push(tasks);
         Ok(Recording(self.recordings.len() - 1))
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
-        let launches = std::mem::take(&mut self.recordings[recording.0]);
+        let tasks = std::mem::take(&mut self.recordings[recording.0]);
         // SAFETY: the caller's promise.
-        let result = launches
+        let result = tasks
             .iter()
-            .try_for_each(|launch| unsafe { self.launch(launch) });
-        self.recordings[recording.0] = launches;
+            .try_for_each(|task| unsafe { task.start(self) });
+        self.recordings[recording.0] = tasks;
         result
     }
 

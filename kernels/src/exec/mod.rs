@@ -200,7 +200,7 @@ impl Executor {
         pool: impl Into<SharedPool>,
         ranks: Option<Arc<dyn Collective>>,
     ) -> Executor {
-        ranks::check(&program, ranks.as_deref());
+        crate::ranks::check(&program, ranks.as_deref().map(|r| [r.rank(), r.ranks()]));
         let pool: SharedPool = pool.into();
         let (threads, place) = {
             let pool = pool.lock();

@@ -1,21 +1,6 @@
 //! Rows of which each rank has computed a part.
 
-use super::{Collective, Cut, Op, Part, Program, Slot};
-
-/// Whether a program gathers the parts of the rank that it is for.
-///
-/// # Panics
-/// If it does not: a bug in whoever compiled it.
-pub(super) fn check(program: &Program, ranks: Option<&dyn Collective>) {
-    for instruction in &program.ops {
-        if let Op::AllGather { x, cut } = instruction.op {
-            let ranks = ranks.expect("a program for several ranks, and no others");
-            let mine = cut.of(ranks.rank(), ranks.ranks()).len();
-            let width = program.slots[x].width;
-            assert_eq!(width, cut.pieces * mine, "the part of another rank");
-        }
-    }
-}
+use super::{Collective, Cut, Part, Slot};
 
 impl Part<'_> {
     fn ranks(&self) -> &dyn Collective {
@@ -39,7 +24,7 @@ impl Part<'_> {
         unsafe {
             let mine = self.view.buffers[x].read(0, n);
             let len = rows * self.width(out);
-            if is_in_order(rows, cut) {
+            if cut.is_in_order(rows) {
                 ranks.all_gather(mine, &lens, self.view.buffers[out].write(0, len));
                 return;
             }
@@ -56,7 +41,7 @@ impl Part<'_> {
     /// As [`Part::run`]. *Shares* of rows, `grain` at a time.
     pub(super) unsafe fn join_parts(&self, cut: Cut, out: Slot, grain: usize) {
         let rows = self.n_rows(out);
-        if is_in_order(rows, cut) {
+        if cut.is_in_order(rows) {
             return;
         }
         for row in self.w.share(rows, grain) {
@@ -85,9 +70,4 @@ impl Part<'_> {
             before += rows * cut.pieces * part.len();
         }
     }
-}
-
-/// Whether parts side by side are the rows already.
-fn is_in_order(rows: usize, cut: Cut) -> bool {
-    rows * cut.pieces == 1
 }

@@ -1,6 +1,7 @@
 //! Operations over rows of floats.
 
 mod elementwise;
+mod ranks;
 
 use octavo_kernels::cuda::Ptr;
 use octavo_kernels::cuda::launch;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Collective, Cut, Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory,
-    Pool, PromptBits, SharedPool, Step, gather_rows, lock_limit, room, with_memory,
+    Collective, Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool,
+    PromptBits, SharedPool, Step, lock_limit, room, with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
-use super::ranks::Share;
+use super::ranks::{Gathered, Share};
 use super::rotate::Stored;
 use super::{Executable, TapSink, best_of};
 use octavo_model::{Network, WeightId, WeightRef};
@@ -173,10 +173,7 @@ impl Cpu {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
         let layers = 0..share.graph().n_layer;
-        let gathered = Gathered {
-            ranks: ranks.clone(),
-            cuts: share.cuts.clone(),
-        };
+        let gathered = Gathered::new(ranks.clone(), &share);
         let ranks = Some(ranks);
         let cpu = Cpu::prepare_with(gguf, &share, layers, ranks, options, progress)?;
         Ok(Cpu {
@@ -253,24 +250,6 @@ impl Cpu {
             .watched
             .iter()
             .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
-    }
-}
-
-/// What ranks show together.
-struct Gathered {
-    ranks: Arc<dyn Collective>,
-    /// By operation: how its result is divided, if it is.
-    cuts: Vec<Option<Cut>>,
-}
-
-impl Gathered {
-    /// The whole rows of an operation's result and how wide they are, if these are parts of them.
-    fn rows(&self, op: usize, rows: usize, part: &[f32]) -> Option<(usize, Vec<f32>)> {
-        let cut = self.cuts[op]?;
-        Some((
-            cut.pieces * cut.width,
-            gather_rows(&*self.ranks, cut, rows, part),
-        ))
     }
 }
 
@@ -374,18 +353,9 @@ impl Executable for Cpu {
             let Some(sink) = tap else {
                 return executor.step(step, kv, None);
             };
-            let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
-                if !taps.is_named(op) {
-                    return None;
-                }
-                match gathered.as_ref().and_then(|g| g.rows(op, rows, data)) {
-                    None => taps.show(sink, op, rows, width, data),
-                    Some((width, all)) => {
-                        let instead = taps.show(sink, op, rows, width, &all);
-                        assert!(instead.is_none(), "other values for a part of a row");
-                        None
-                    }
-                }
+            let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| match gathered {
+                None => taps.show(sink, op, rows, width, data),
+                Some(gathered) => gathered.show(taps, sink, op, (rows, width), data),
             };
             executor.step(step, kv, Some(&mut view))
         });

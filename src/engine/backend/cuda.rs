@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
-    Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
+    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
 };
-use octavo_kernels::{KvType, Step};
+use octavo_kernels::{Collective, KvType, Step};
 
 pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
+use super::ranks::{Gathered, OnDevice, Share};
 use super::rotate::Stored;
 use super::{Executable, Loading, LoadingSink, TapSink};
 use octavo_model::{Network, WeightRef};
@@ -69,6 +70,8 @@ pub fn open(ordinal: usize) -> Result<Gpu, Error> {
 struct Part {
     lowered: Lowered,
     sources: Vec<Source>,
+    /// How many there are, if not all.
+    of_layers: Option<usize>,
 }
 
 impl Part {
@@ -78,8 +81,7 @@ impl Part {
         layers: &Range<usize>,
         options: &Options,
     ) -> Part {
-        let model = Stored::of(model, options.kv_type);
-        let lowered = lower(gguf, &model, layers, options.kv_type);
+        let lowered = lower(gguf, model, layers, options.kv_type);
         let source = |weight: &WeightRef| Source {
             name: weight.name.clone(),
             ty: weight.ty,
@@ -92,7 +94,11 @@ impl Part {
             .iter()
             .map(|id| source(model.tensors().matrix(*id)))
             .collect();
-        Part { lowered, sources }
+        Part {
+            lowered,
+            sources,
+            of_layers: (layers.len() < model.graph().n_layer).then_some(layers.len()),
+        }
     }
 }
 
@@ -104,7 +110,10 @@ fn needs_of_last(
     options: &Options,
 ) -> Result<Needs, Error> {
     let n_layer = model.graph().n_layer;
-    let Part { lowered, sources } = Part::new(gguf, model, &(n_layer - n..n_layer), options);
+    let layers = n_layer - n..n_layer;
+    let Part {
+        lowered, sources, ..
+    } = Part::new(gguf, model, &layers, options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
 }
 
@@ -112,6 +121,29 @@ fn needs_of_last(
 pub struct Cuda<D: Device> {
     executor: Executor<D>,
     taps: Taps,
+    /// What it shows with other ranks, if there are any.
+    gathered: Option<Gathered>,
+}
+
+impl Cuda<Box<dyn Device>> {
+    /// As [`Cuda::prepare`], of a rank's share of a model, with the link to the others.
+    pub(super) fn prepare_share(
+        on: OnDevice,
+        link: Arc<dyn Collective>,
+        gguf: &Arc<Gguf>,
+        share: &Share<'_>,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Self, Error> {
+        let OnDevice { device, ranks } = on;
+        let layers = 0..share.graph().n_layer;
+        let part = Part::new(gguf, share, &layers, options);
+        let cuda = Cuda::prepare_with((device, Some(ranks)), gguf, share, part, options, sink)?;
+        Ok(Cuda {
+            gathered: Some(Gathered::new(link, share)),
+            ..cuda
+        })
+    }
 }
 
 impl<D: Device> Cuda<D> {
@@ -140,6 +172,42 @@ impl<D: Device> Cuda<D> {
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
+        let model = Stored::of(model, options.kv_type);
+        let part = Part::new(gguf, &model, &layers, options);
+        let of_layers = part.of_layers;
+        let prepared = Cuda::prepare_with((device, None), gguf, &model, part, options, sink);
+        prepared.map_err(|error| match error {
+            Error::TooLarge {
+                device,
+                needs: all,
+                free,
+                ..
+            } => {
+                let fits = |n: &usize| {
+                    needs_of_last(gguf, &model, *n, options).is_ok_and(|n| n.total() <= free)
+                };
+                Error::TooLarge {
+                    device,
+                    part: of_layers,
+                    needs: all,
+                    free,
+                    fitting: (1..layers.len()).rev().find(fits),
+                }
+            }
+            other => other,
+        })
+    }
+
+    /// As [`Cuda::prepare`], of layers that were lowered, on a device that may have others to
+    /// gather with.
+    fn prepare_with(
+        (device, ranks): (D, Option<Arc<dyn DeviceCollective>>),
+        gguf: &Arc<Gguf>,
+        network: &dyn Network,
+        part: Part,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Cuda<D>, Error> {
         let Part {
             lowered:
                 Lowered {
@@ -148,17 +216,17 @@ impl<D: Device> Cuda<D> {
                     taps,
                 },
             sources,
-        } = Part::new(gguf, model, &layers, options);
+            of_layers,
+        } = part;
         let weights: Vec<_> = weights
             .into_iter()
-            .map(|id| model.tensors().matrix(id))
+            .map(|id| network.tensors().matrix(id))
             .collect();
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
-        let part = (layers.len() < model.graph().n_layer).then_some(layers.len());
         sink(Loading::Note(&format!(
             "{}: {} {needs}",
             device.describe(),
-            takes(part)
+            takes(of_layers)
         )));
         let mut progress = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
@@ -179,31 +247,12 @@ impl<D: Device> Cuda<D> {
             check_pages,
             threads,
         };
-        let executor =
-            Executor::new(device, program, &sources, setup, &mut progress).map_err(|error| {
-                match error {
-                    Error::TooLarge {
-                        device,
-                        needs: all,
-                        free,
-                        ..
-                    } => {
-                        let fits = |n: &usize| {
-                            needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free)
-                        };
-                        let fitting = (1..layers.len()).rev().find(fits);
-                        Error::TooLarge {
-                            device,
-                            part,
-                            needs: all,
-                            free,
-                            fitting,
-                        }
-                    }
-                    other => other,
-                }
-            })?;
-        Ok(Cuda { executor, taps })
+        let executor = Executor::of_rank(device, ranks, program, &sources, setup, &mut progress)?;
+        Ok(Cuda {
+            executor,
+            taps,
+            gathered: None,
+        })
     }
 
     /// The device.
@@ -225,10 +274,16 @@ impl<D: Device> Executable for Cuda<D> {
         let Some(sink) = tap else {
             return Ok(self.executor.step(step, None)?);
         };
-        let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
-            self.taps.show(sink, op, rows, width, data)
+        let Cuda {
+            executor,
+            taps,
+            gathered,
+        } = self;
+        let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| match gathered {
+            None => taps.show(sink, op, rows, width, data),
+            Some(gathered) => gathered.show(taps, sink, op, (rows, width), data),
         };
-        Ok(self.executor.step(step, Some(&mut view))?)
+        Ok(executor.step(step, Some(&mut view))?)
     }
 
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {

@@ -176,6 +176,21 @@ impl Bytes for FileBytes {
         }
     }
 
+    fn once<'a>(&'a self, room: &'a mut Vec<u8>) -> &'a [u8] {
+        match self.weight.pieces {
+            None => self.bytes(),
+            Some(_) => {
+                *room = self.join();
+                room
+            }
+        }
+    }
+
+    fn lies_at(&self) -> Option<*const [u8]> {
+        let alone = self.weight.pieces.is_none();
+        alone.then(|| std::ptr::from_ref(self.bytes()))
+    }
+
     fn n_bytes(&self) -> usize {
         self.weight.n_bytes()
     }

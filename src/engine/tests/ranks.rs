@@ -160,14 +160,27 @@ fn refusals_say_what_would_work() {
         line.ends_with("3 ranks: expected 1 or 2, which divide its key heads"),
         "{line}"
     );
-    let on_gpu = EngineOptions {
-        device: DeviceChoice::Cuda(0),
-        ..options(isa, 64)
-    };
-    assert_eq!(
-        error(2, &on_gpu),
-        "2 ranks and a GPU: expected one or the other"
-    );
+    // a part of the layers, or whatever turns out to work
+    for (device, gpu_layers) in [
+        (DeviceChoice::Cuda(0), Some(1)),
+        (
+            DeviceChoice::Auto {
+                gpu: 0,
+                asked: true,
+            },
+            None,
+        ),
+    ] {
+        let on_gpu = EngineOptions {
+            device,
+            gpu_layers,
+            ..options(isa, 64)
+        };
+        assert_eq!(
+            error(2, &on_gpu),
+            "2 ranks: expected all layers on CPUs, or all on GPUs that were asked for"
+        );
+    }
 }
 
 /// A section that gathers is done once, whoever of a rank's threads is late.

@@ -1,10 +1,12 @@
 //! From a program's operations to launches: a list that follows from a step's shape alone.
 
+use std::sync::Arc;
+
 use super::plan::Plan;
 use super::record::{Addresses, Shape};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{Argmax, Matrix, Turn};
-use crate::cuda::{Launch, Ptr, launch};
+use crate::cuda::{DeviceCollective, Gather, Launch, Ptr, Task, launch};
 use crate::fuse::Group;
 use crate::op::CacheLayer;
 use crate::program::{Program, Slot};
@@ -17,6 +19,8 @@ pub(super) struct Scene<'a> {
     /// By the operation that each begins with.
     pub(super) groups: &'a [Option<Group>],
     pub(super) plan: &'a Plan,
+    /// Of a program that gathers.
+    pub(super) ranks: Option<&'a Arc<dyn DeviceCollective>>,
     /// The arena.
     pub(super) base: Ptr,
     pub(super) n_pages: usize,
@@ -31,7 +35,17 @@ pub(super) struct Scene<'a> {
 pub(super) struct Part {
     /// The operation, or the last of those that were done together.
     pub(super) op: usize,
+    /// What ranks gather before.
+    pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
+}
+
+impl Part {
+    /// All of it, in order.
+    pub(super) fn tasks(self) -> impl Iterator<Item = Task> {
+        let launches = self.launches.into_iter().map(Task::Launch);
+        self.gather.map(Task::Gather).into_iter().chain(launches)
+    }
 }
 
 /// An input of products that is there in their form.
@@ -46,6 +60,8 @@ pub(super) struct Ready {
 
 /// The launches of some operations, while they are put together.
 pub(super) struct List {
+    /// Comes before the launches.
+    pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
     pub(super) ready: Option<Ready>,
 }
@@ -59,6 +75,7 @@ impl Scene<'_> {
         let mut at = 0;
         while at < self.program.ops.len() {
             let mut list = List {
+                gather: None,
                 launches: Vec::new(),
                 ready,
             };
@@ -76,6 +93,7 @@ impl Scene<'_> {
                 .map(|r| Ready { new: false, ..r });
             parts.push(Part {
                 op: last,
+                gather: list.gather,
                 launches: list.launches,
             });
             at = last + 1;

@@ -1,7 +1,7 @@
 //! Fills an executor's memory: weights are packed by several threads while others are uploaded.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::plan::{Placed, Plan, Source, vector_of};
@@ -48,7 +48,7 @@ pub(super) fn weights(
         for (placed, packed) in &receiver {
             device.upload(base.offset(placed.at), &packed.bytes)?;
             done += placed.source.bytes.n_bytes() as u64;
-            let same = |s: &Source| std::ptr::eq(s.bytes.bytes(), placed.source.bytes.bytes());
+            let same = |s: &Source| Arc::ptr_eq(&s.bytes, &placed.source.bytes);
             progress(sources.iter().position(same), done, total);
         }
         Ok(())
@@ -63,12 +63,13 @@ fn packed(placed: &Placed) -> Packed {
         ref bytes,
         ..
     } = placed.source;
+    let mut room = Vec::new();
+    let bytes = bytes.once(&mut room);
     let packed = if is_packed(ty) {
-        pack_experts(ty, placed.experts, rows, cols, bytes.bytes())
+        pack_experts(ty, placed.experts, rows, cols, bytes)
     } else {
         let mut values = vec![0f32; rows * cols];
-        octavo_quant::dequantize(ty, bytes.bytes(), &mut values)
-            .expect("the plan checked type and size");
+        octavo_quant::dequantize(ty, bytes, &mut values).expect("the plan checked type and size");
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         pack_experts(TensorType::F32, placed.experts, rows, cols, &bytes)
     };

@@ -12,20 +12,22 @@ mod launches;
 mod load;
 mod plan;
 mod products;
+mod ranks;
 mod record;
 mod recurrent;
+mod run;
 mod single;
 mod transfer;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 pub use plan::{Limits, Needs, Source};
 pub use record::MOST_KEPT;
 
-use self::launches::{Part, Scene};
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
-use super::{Device, Error, HostBuffer, Launch, Ptr, Recording, launch};
+use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Recording, Task, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
@@ -55,6 +57,8 @@ pub struct Setup {
 /// Runs one program on one device.
 pub struct Executor<D: Device> {
     device: D,
+    /// The other ranks, if there are any. It ends after the device, with what that has captured.
+    ranks: Option<Arc<dyn DeviceCollective>>,
     program: Program,
     /// By the operation that each begins with.
     groups: Vec<Option<Group>>,
@@ -100,12 +104,32 @@ impl<D: Device> Executor<D> {
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
     pub fn new(
-        mut device: D,
+        device: D,
         program: Program,
         sources: &[Source],
         setup: Setup,
         progress: &mut dyn FnMut(Option<usize>, u64, u64),
     ) -> Result<Executor<D>, Error> {
+        Executor::of_rank(device, None, program, sources, setup, progress)
+    }
+
+    /// As [`Executor::new`], of a program that several ranks compute together: this one with parts
+    /// of their matrices.
+    ///
+    /// # Errors
+    /// As [`Executor::new`].
+    ///
+    /// # Panics
+    /// As [`Executor::new`], and if the program gathers other parts than those of this rank.
+    pub fn of_rank(
+        mut device: D,
+        ranks: Option<Arc<dyn DeviceCollective>>,
+        program: Program,
+        sources: &[Source],
+        setup: Setup,
+        progress: &mut dyn FnMut(Option<usize>, u64, u64),
+    ) -> Result<Executor<D>, Error> {
+        crate::ranks::check(&program, ranks.as_deref().map(|r| [r.rank(), r.ranks()]));
         let Setup {
             limits,
             capture,
@@ -138,6 +162,7 @@ impl<D: Device> Executor<D> {
         let told = device.host_buffer(1 + limits.wanted)?;
         let mut executor = Executor {
             device,
+            ranks,
             record: Record::new(&limits, &program, check_pages),
             tile_rows: tile_rows(program.most_heads_per_kv()),
             groups: fuse::groups(&program),
@@ -172,7 +197,12 @@ impl<D: Device> Executor<D> {
                 .all(false)
                 .into_iter()
                 .flat_map(|part| part.launches);
-            for launch in apart.chain(self.list((shape, true))).collect::<Vec<_>>() {
+            let together = self.list((shape, true)).into_iter();
+            let launches = together.filter_map(|task| match task {
+                Task::Launch(launch) => Some(launch),
+                Task::Gather(_) => None,
+            });
+            for launch in apart.chain(launches).collect::<Vec<_>>() {
                 self.device.build(launch.module)?;
             }
         }
@@ -304,7 +334,7 @@ impl<D: Device> Executor<D> {
         }
         let mut at = self.base.offset(self.plan.given);
         for given in step.given() {
-            self.upload_floats(at, given)?;
+            self.device.upload_floats(at, given)?;
             at = at.offset(4 * given.len() as u64);
         }
         match tap {
@@ -371,96 +401,6 @@ impl<D: Device> Executor<D> {
             let start = self.plan.pages[group] + (bytes * n_pages * half) as u64;
             let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
             self.device.copy(at(from), at(to), bytes)?;
-        }
-        Ok(())
-    }
-
-    fn scene(&self, shape: Shape) -> Scene<'_> {
-        Scene {
-            program: &self.program,
-            groups: &self.groups,
-            plan: &self.plan,
-            base: self.base,
-            n_pages: self.limits.n_pages,
-            multiprocessors: self.device.multiprocessors(),
-            wide: self.device.is_wide(),
-            shape,
-            record: self
-                .record
-                .addresses(&shape, self.base.offset(self.plan.record)),
-        }
-    }
-
-    /// Everything that a step launches.
-    fn list(&self, (shape, best): Work) -> Vec<Launch> {
-        let scene = self.scene(shape);
-        let mut list: Vec<Launch> = scene
-            .all(true)
-            .into_iter()
-            .flat_map(|part| part.launches)
-            .collect();
-        if best {
-            list.extend(scene.best());
-        }
-        list
-    }
-
-    fn run(&mut self, work: Work) -> Result<(), Error> {
-        for launch in self.list(work) {
-            // SAFETY: every address is in the arena, whose pieces were measured for the limits that
-            // `start` checked; buffers are written by the operations before those that read them,
-            // and the record before all of them.
-            unsafe { self.device.launch(&launch)? }
-        }
-        Ok(())
-    }
-
-    fn replay(&mut self, work: Work) -> Result<(), Error> {
-        let recording = match self.seen.get(&work) {
-            None => {
-                self.run(work)?;
-                self.seen.insert(work, Seen::Once);
-                return Ok(());
-            }
-            Some(Seen::Recorded(recording)) => *recording,
-            Some(Seen::Once) => {
-                let launches = self.list(work);
-                // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the
-                // device.
-                match unsafe { self.device.record(launches) } {
-                    Ok(recording) => {
-                        self.seen.insert(work, Seen::Recorded(recording));
-                        recording
-                    }
-                    // captures are for speed alone: the launches run without, from now on
-                    Err(error) => {
-                        (self.capture, self.refused) = (false, Some(error));
-                        return self.run(work);
-                    }
-                }
-            }
-        };
-        // SAFETY: as above; the step record was written.
-        unsafe { self.device.replay(recording) }
-    }
-
-    fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
-        for Part { op, launches } in self.scene(shape).all(false) {
-            for launch in launches {
-                // SAFETY: as in `run`.
-                unsafe { self.device.launch(&launch)? }
-            }
-            let Some(out) = self.program.ops[op].out else {
-                continue;
-            };
-            let rows = self.program.rows_of(out, shape.rows, shape.wanted);
-            let width = self.program.slots[out].width;
-            self.read(out, rows, 0)?;
-            let shown = &self.values.floats()[..rows * width];
-            if let Some(instead) = tap(op, rows, width, shown) {
-                assert_eq!(instead.len(), rows * width, "values in place of others");
-                self.put(out, &instead, rows)?;
-            }
         }
         Ok(())
     }

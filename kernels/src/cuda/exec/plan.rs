@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use octavo_quant::TensorType;
 
+use super::ranks::gathered_floats;
 use super::record::Record;
 use crate::bytes::Bytes;
 use crate::cuda::launch::Form;
@@ -191,6 +192,18 @@ pub(super) struct Angles {
     pub(super) axes: Option<u64>,
 }
 
+impl Angles {
+    fn place(rope: &Rope, limits: &Limits, arena: &mut Arena) -> Angles {
+        let pairs = rope.frequencies.len();
+        let values = [4, limits.table_positions(), pairs];
+        Angles {
+            cosines: arena.take(&values),
+            sines: arena.take(&values),
+            axes: (!rope.axes.is_empty()).then(|| arena.take(&[4, pairs])),
+        }
+    }
+}
+
 /// Places of everything, as distances from the arena's beginning.
 pub(super) struct Plan {
     /// Every weight once.
@@ -223,6 +236,8 @@ pub(super) struct Plan {
     pub(super) states: u64,
     /// Parts of the search for the largest outputs.
     pub(super) parts: u64,
+    /// The ranks' parts of rows, side by side.
+    pub(super) gathered: u64,
     pub(super) record: u64,
     pub(super) needs: Needs,
 }
@@ -243,16 +258,8 @@ impl Plan {
             tables,
             vectors,
         } = Constants::new(program, sources, limits.table_positions(), &mut arena)?;
-        let mut table = |rope: &Rope| {
-            let pairs = rope.frequencies.len();
-            let values = [4, limits.table_positions(), pairs];
-            Angles {
-                cosines: arena.take(&values),
-                sines: arena.take(&values),
-                axes: (!rope.axes.is_empty()).then(|| arena.take(&[4, pairs])),
-            }
-        };
-        let angles = program.ropes.iter().map(&mut table).collect();
+        let mut place = |rope: &Rope| Angles::place(rope, limits, &mut arena);
+        let angles = program.ropes.iter().map(&mut place).collect();
         let weight_bytes = arena.0;
         let mut group =
             |kv: &KvShape| arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
@@ -282,6 +289,7 @@ impl Plan {
             launch::ARGMAX_PARTS as usize,
             launch::ARGMAX_PART_BYTES,
         ]);
+        let gathered = arena.take(&[4, gathered_floats(program, rows_of)]);
         let record = arena.take(&[Record::most_bytes(limits, program)]);
         let needs = Needs {
             weights: weight_bytes,
@@ -306,6 +314,7 @@ impl Plan {
             sums,
             states,
             parts,
+            gathered,
             record,
             needs,
         })
@@ -416,8 +425,10 @@ impl Constants {
         experts: usize,
         arena: &mut Arena,
     ) -> Result<usize, Error> {
+        let lies_at = source.bytes.lies_at();
         let same = |p: &Placed| {
-            p.experts == experts && std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes())
+            let there = lies_at.is_some_and(|at| p.source.bytes.lies_at() == Some(at));
+            p.experts == experts && there
         };
         if let Some(at) = self.placed.iter().position(same) {
             return Ok(at);

@@ -88,7 +88,7 @@ impl Scene<'_> {
             // a sum of one part
             Op::ScaleRows { x, by } => self.weighted_sum(x, by, result()),
             Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
-            Op::AllGather { .. } => unreachable!("ranks compute on CPUs"),
+            Op::AllGather { x, cut } => return self.all_gather(x, cut, result(), list),
             Op::ExpertBias { x, ref bias, ids } => {
                 self.expert_bias(at, x, bias.len(), ids, result())
             }

@@ -1,7 +1,7 @@
 //! Values to a device and back.
 
 use super::Executor;
-use crate::cuda::{Device, Error, Ptr};
+use crate::cuda::{Device, Error};
 
 impl<D: Device> Executor<D> {
     /// Writes rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has
@@ -17,14 +17,8 @@ impl<D: Device> Executor<D> {
             padded.resize(n, 0.0);
             &padded
         };
-        self.upload_floats(self.base.offset(self.plan.slots[slot]), input)
-    }
-
-    pub(super) fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
-        let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
-        // SAFETY: the bytes of these floats; bytes have no alignment.
-        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
-        self.device.upload(to, bytes)
+        let slot = self.base.offset(self.plan.slots[slot]);
+        self.device.upload_floats(slot, input)
     }
 
     /// Reads the first rows of a slot, and the first words of the step record, in which kernels say

@@ -4,8 +4,8 @@ use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step, Turn
 
 /// What the others are to do.
 pub(super) enum Message<'a> {
-    /// Computes a step; whether its values are shown.
-    Step(OwnedStep, bool),
+    /// Computes a step.
+    Step(OwnedStep, Asked),
     /// Copies a page of a group of the cache's layers.
     Copy { group: usize, from: u32, to: u32 },
     /// Gives back what only steps need.
@@ -16,6 +16,17 @@ pub(super) enum Message<'a> {
     Unload,
     /// Ends.
     Stop,
+}
+
+/// What is asked of a step: what devices keep of it for later has to be the same on all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Its outputs.
+    Outputs,
+    /// Where the largest of them are.
+    Best,
+    /// The same as the first, and everything between.
+    Shown,
 }
 
 /// A step with all that it needs.
@@ -37,17 +48,22 @@ struct OwnedSequence {
 }
 
 const STEP: u32 = 0;
-const SHOWN_STEP: u32 = 1;
-const COPY: u32 = 2;
-const REST: u32 = 3;
-const LOAD: u32 = 4;
-const UNLOAD: u32 = 5;
-const STOP: u32 = 6;
+const BEST_OF_STEP: u32 = 1;
+const SHOWN_STEP: u32 = 2;
+const COPY: u32 = 3;
+const REST: u32 = 4;
+const LOAD: u32 = 5;
+const UNLOAD: u32 = 6;
+const STOP: u32 = 7;
 
 /// A step, as words.
-pub(super) fn step(step: &Step<'_>, is_shown: bool, words: &mut Vec<u32>) {
+pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
     words.clear();
-    words.push(if is_shown { SHOWN_STEP } else { STEP });
+    words.push(match asked {
+        Asked::Outputs => STEP,
+        Asked::Best => BEST_OF_STEP,
+        Asked::Shown => SHOWN_STEP,
+    });
     words.push(u32::from(step.role == Role::Generated));
     let mut list = Writer(words);
     list.number(step.seqs.len());
@@ -92,14 +108,19 @@ pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
 pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
     let (kind, rest) = words.split_first()?;
     Some(match (*kind, rest) {
-        (STEP | SHOWN_STEP, _) => {
+        (STEP | BEST_OF_STEP | SHOWN_STEP, _) => {
             let mut reader = Reader(rest);
             let role = match reader.word()? {
                 0 => Role::Prompt,
                 _ => Role::Generated,
             };
             let sequences = reader.several(sequence)?;
-            Message::Step(OwnedStep { role, sequences }, *kind == SHOWN_STEP)
+            let asked = match *kind {
+                STEP => Asked::Outputs,
+                BEST_OF_STEP => Asked::Best,
+                _ => Asked::Shown,
+            };
+            Message::Step(OwnedStep { role, sequences }, asked)
         }
         (COPY, [group, from, to]) => Message::Copy {
             group: *group as usize,

@@ -4,8 +4,10 @@
 //! Nothing but words and parts of rows goes from rank to rank, so that only rank 0 decides
 //! anything: no two of them can come to think differently of what is next.
 
+mod gathered;
 mod heads;
 mod message;
+mod place;
 mod share;
 mod worker;
 
@@ -19,13 +21,14 @@ use octavo_model::Model;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::cpu::{self, Cpu};
-use super::rotate::Stored;
-use super::{Executable, Loading, LoadingSink, TapSink};
+use super::{Executable, LoadingSink, TapSink, cpu, cuda};
 use crate::{Error, ModelSource};
-use message::Message;
+pub(super) use gathered::Gathered;
+use message::{Asked, Message};
+use place::Place;
+pub use place::{OnDevice, Open, Opened, open_gpu};
 pub(super) use share::Share;
-pub use worker::serve;
+pub use worker::{serve, serve_on};
 
 /// The ranks that compute a model together, as rank 0 sees them. Clones are the same ranks.
 #[derive(Clone, Debug)]
@@ -34,6 +37,8 @@ pub struct World(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     link: Arc<dyn Collective>,
+    /// Where this one computes that is not to compute on a CPU.
+    open: Open,
     /// They have a model.
     is_taken: AtomicBool,
 }
@@ -44,9 +49,18 @@ impl World {
     /// # Panics
     /// If it is another rank.
     pub fn new(link: Arc<dyn Collective>) -> World {
+        World::on(link, open_gpu)
+    }
+
+    /// As [`World::new`], with other devices in the place of GPUs.
+    ///
+    /// # Panics
+    /// As [`World::new`].
+    pub fn on(link: Arc<dyn Collective>, open: Open) -> World {
         assert_eq!(link.rank(), 0, "the rank that says what is done");
         World(Arc::new(Inner {
             link,
+            open,
             is_taken: AtomicBool::new(false),
         }))
     }
@@ -84,6 +98,38 @@ struct Described {
     n_states: usize,
     repack: bool,
     lock: bool,
+    gpus: Option<DescribedGpus>,
+}
+
+/// How GPUs compute, where they do.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct DescribedGpus {
+    /// The number of rank 0's.
+    first: usize,
+    rows: usize,
+    wanted: usize,
+    sequences: usize,
+    graphs: bool,
+    check_pages: bool,
+}
+
+impl DescribedGpus {
+    fn new(first: usize, options: &cuda::Options) -> DescribedGpus {
+        let cuda::Options {
+            limits,
+            graphs,
+            check_pages,
+            ..
+        } = *options;
+        DescribedGpus {
+            first,
+            rows: limits.rows,
+            wanted: limits.wanted,
+            sequences: limits.sequences,
+            graphs,
+            check_pages,
+        }
+    }
 }
 
 /// What rank 0 knows of a model beside its file.
@@ -95,6 +141,8 @@ pub(crate) struct Wanted<'a> {
     /// Asked for; each rank has as many.
     pub(crate) threads: Option<usize>,
     pub(crate) cpu: &'a cpu::Options,
+    /// If GPUs compute: the number of rank 0's, and how.
+    pub(crate) gpus: Option<(usize, &'a cuda::Options)>,
 }
 
 impl Described {
@@ -126,6 +174,9 @@ impl Described {
             n_states,
             repack,
             lock,
+            gpus: wanted
+                .gpus
+                .map(|(first, options)| DescribedGpus::new(first, options)),
         }
     }
 }
@@ -178,22 +229,40 @@ pub(crate) fn prepare(
     let text = serde_json::to_string(&described).expect("text and numbers");
     let words: Vec<u32> = text.bytes().map(u32::from).collect();
     world.say(&Message::Load(&words));
-    let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-    let stored = Stored::of(model, wanted.cpu.kv_type);
-    let share = Share::of(&stored, 0, ranks);
-    let mine = Cpu::prepare_share(gguf, share, link.clone(), wanted.cpu, &mut progress);
-    let failed = agree(&**link, mine.as_ref().err().map(ToString::to_string));
-    let failed = failed.map(|(rank, why)| Error::Rank { rank, ranks, why });
-    match (mine, failed) {
-        (Ok(cpu), None) => Ok(Box::new(Ranks {
-            cpu,
+    let place = match wanted.gpus {
+        None => Ok(Place::Cpu(wanted.cpu.clone())),
+        Some((first, options)) => {
+            let opened = (world.0.open)(&**link, first);
+            opened.map(|opened| Place::Device(opened, *options))
+        }
+    };
+    let prepared = agreed(world, place.map_err(Error::from))
+        .and_then(|place| agreed(world, place.prepare(link, gguf, model, sink)));
+    match prepared {
+        Ok(mine) => Ok(Box::new(Ranks {
+            mine,
+            on_gpus: wanted.gpus.is_some(),
             world: world.clone(),
             words: Vec::new(),
         })),
-        (mine, failed) => {
+        Err(error) => {
             world.0.is_taken.store(false, Ordering::SeqCst);
-            Err(mine.err().map(Error::from).or(failed).expect("one of them"))
+            Err(error)
         }
+    }
+}
+
+/// What rank 0 has, if all ranks have theirs.
+fn agreed<T>(world: &World, mine: Result<T, Error>) -> Result<T, Error> {
+    let failed = agree(&*world.0.link, mine.as_ref().err().map(ToString::to_string));
+    match (mine, failed) {
+        (Ok(mine), None) => Ok(mine),
+        (Err(error), _) => Err(error),
+        (Ok(_), Some((rank, why))) => Err(Error::Rank {
+            rank,
+            ranks: world.ranks(),
+            why,
+        }),
     }
 }
 
@@ -220,15 +289,17 @@ pub fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, Strin
 
 /// A model on several ranks, as rank 0 has it.
 struct Ranks {
-    cpu: Cpu,
+    /// Its own share.
+    mine: Box<dyn Executable>,
+    on_gpus: bool,
     world: World,
     /// The words of a step.
     words: Vec<u32>,
 }
 
 impl Ranks {
-    fn tell(&mut self, step: &Step<'_>, is_shown: bool) {
-        message::step(step, is_shown, &mut self.words);
+    fn tell(&mut self, step: &Step<'_>, asked: Asked) {
+        message::step(step, asked, &mut self.words);
         self.world.0.link.broadcast(&mut self.words);
     }
 }
@@ -239,52 +310,69 @@ fn give_up(link: &dyn Collective, error: &impl ToString) -> ! {
 }
 
 impl Executable for Ranks {
+    fn batch(&self) -> usize {
+        self.mine.batch()
+    }
+
     fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error> {
-        self.tell(step, tap.is_some());
-        let Ranks { cpu, world, .. } = self;
-        let logits = cpu.step(step, tap);
+        self.tell(
+            step,
+            match tap {
+                Some(_) => Asked::Shown,
+                None => Asked::Outputs,
+            },
+        );
+        let Ranks { mine, world, .. } = self;
+        let logits = mine.step(step, tap);
         logits.map_err(|error| give_up(&*world.0.link, &error))
     }
 
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
-        self.tell(step, false);
-        let best = self.cpu.best(step);
+        // a GPU looks for them itself, in what it captures; a CPU's look is not needed of all
+        self.tell(
+            step,
+            match self.on_gpus {
+                true => Asked::Best,
+                false => Asked::Outputs,
+            },
+        );
+        let best = self.mine.best(step);
         best.map_err(|error| give_up(&*self.world.0.link, &error))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
         self.world.say(&Message::Copy { group, from, to });
-        self.cpu.copy_page(group, from, to)
+        self.mine.copy_page(group, from, to)
     }
 
     fn rest(&mut self) {
         self.world.say(&Message::Rest);
-        self.cpu.rest();
+        self.mine.rest();
     }
 
     fn cache_groups(&self) -> usize {
-        self.cpu.cache_groups()
+        self.mine.cache_groups()
     }
 
     fn n_pages(&self) -> usize {
-        self.cpu.n_pages()
+        self.mine.n_pages()
     }
 
     fn n_states(&self) -> usize {
-        self.cpu.n_states()
+        self.mine.n_states()
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.cpu.weight_bytes()
+        self.mine.weight_bytes()
     }
 
     fn pool(&self) -> Option<SharedPool> {
-        self.cpu.pool()
+        self.mine.pool()
     }
 
     fn describe(&self) -> String {
         let ranks = self.world.ranks();
-        format!("{ranks} ranks, each: {}", self.cpu.describe())
+        format!("{ranks} ranks, each: {}", self.mine.describe())
     }
 }
 

@@ -3,19 +3,25 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use gguf_rs_lite::Gguf;
 use octavo_kernels::{Collective, IsaChoice};
 use octavo_model::Model;
 
-use super::message::{self, Message};
-use super::{Described, Share, agree, digest, give_up};
+use super::message::{self, Asked, Message};
+use super::place::{Open, Place, open_gpu};
+use super::{Described, DescribedGpus, agree, digest, give_up};
 use crate::ModelSource;
-use crate::backend::Executable;
-use crate::backend::cpu::{self, Cpu};
-use crate::backend::rotate::Stored;
+use crate::backend::cuda::Limits;
+use crate::backend::{Executable, TapView, cpu, cuda};
 use crate::device::default_threads;
 
 /// Serves rank 0 until that says stop: prepares shares of models, computes its part of steps.
 pub fn serve(link: &Arc<dyn Collective>) {
+    serve_on(link, open_gpu);
+}
+
+/// As [`serve`], with other devices in the place of GPUs.
+pub fn serve_on(link: &Arc<dyn Collective>, open: Open) {
     let (mut words, mut model) = (Vec::new(), None);
     loop {
         link.broadcast(&mut words);
@@ -23,19 +29,18 @@ pub fn serve(link: &Arc<dyn Collective>) {
             Some(Message::Load(described)) => {
                 // one at a time: there may be no room for two
                 drop(model.take());
-                let prepared = prepare(link, described);
-                let failed = agree(&**link, prepared.as_ref().err().cloned());
-                model = prepared.ok().filter(|_| failed.is_none());
+                model = prepare(link, open, described);
             }
             Some(Message::Unload) => model = None,
             Some(Message::Stop) => return,
-            Some(Message::Step(step, is_shown)) => {
+            Some(Message::Step(step, asked)) => {
+                let model = loaded(&mut model);
                 let done = step.with(|step| {
-                    let mut nobody = |_: &crate::backend::TapView<'_>| {};
-                    let cpu = loaded(&mut model);
-                    match is_shown {
-                        true => cpu.step(step, Some(&mut nobody)).map(|_| ()),
-                        false => cpu.step(step, None).map(|_| ()),
+                    let mut nobody = |_: &TapView<'_>| {};
+                    match asked {
+                        Asked::Outputs => model.step(step, None).map(drop),
+                        Asked::Best => model.best(step).map(drop),
+                        Asked::Shown => model.step(step, Some(&mut nobody)).map(drop),
                     }
                 });
                 if let Err(error) = done {
@@ -53,12 +58,37 @@ pub fn serve(link: &Arc<dyn Collective>) {
     }
 }
 
-fn loaded(model: &mut Option<Cpu>) -> &mut Cpu {
-    model.as_mut().expect("rank 0 has a model: all have")
+fn loaded(model: &mut Option<Box<dyn Executable>>) -> &mut dyn Executable {
+    let model = model.as_mut().expect("rank 0 has a model: all have");
+    &mut **model
 }
 
-/// This rank's share of what is described so; otherwise why it cannot be had.
-fn prepare(link: &Arc<dyn Collective>, described: &[u32]) -> Result<Cpu, String> {
+/// This rank's share of what is described so, if all ranks have theirs.
+fn prepare(
+    link: &Arc<dyn Collective>,
+    open: Open,
+    described: &[u32],
+) -> Option<Box<dyn Executable>> {
+    let Ready { gguf, model, place } = agreed(link, ready(link, open, described))?;
+    let mine = place.prepare(link, &gguf, &model, &mut |_| {});
+    agreed(link, mine.map_err(line))
+}
+
+/// What this rank has, if all have theirs.
+fn agreed<T>(link: &Arc<dyn Collective>, mine: Result<T, String>) -> Option<T> {
+    let failed = agree(&**link, mine.as_ref().err().cloned());
+    mine.ok().filter(|_| failed.is_none())
+}
+
+/// A model that was opened, and where this rank's share of it goes.
+struct Ready {
+    gguf: Arc<Gguf>,
+    model: Model,
+    place: Place,
+}
+
+/// Opens what is described so; otherwise why it cannot be had.
+fn ready(link: &Arc<dyn Collective>, open: Open, described: &[u32]) -> Result<Ready, String> {
     let text: Vec<u8> = described.iter().map(|byte| *byte as u8).collect();
     let described: Described = serde_json::from_slice(&text).map_err(line)?;
     let own = env!("CARGO_PKG_VERSION");
@@ -68,21 +98,9 @@ fn prepare(link: &Arc<dyn Collective>, described: &[u32]) -> Result<Cpu, String>
             "version {own}: expected {theirs}, as rank 0 has it"
         ));
     }
-    let source = match described.path {
-        Some(path) => ModelSource::Path(path),
+    let source = match &described.path {
+        Some(path) => ModelSource::Path(path.clone()),
         None => ModelSource::Demo,
-    };
-    let isa = described.isa.parse::<IsaChoice>().map_err(line)?;
-    let options = cpu::Options {
-        isa: isa.resolve().map_err(line)?,
-        threads: described.threads.unwrap_or_else(default_threads).max(1),
-        pool: None,
-        kv_type: described.kv_type.parse()?,
-        n_pages: described.n_pages,
-        n_states: described.n_states,
-        prompt_bits: described.prompt_bits.parse()?,
-        repack: described.repack,
-        lock: described.lock,
     };
     let gguf = Arc::new(source.open(described.mmap).map_err(line)?);
     if digest(&gguf) != described.digest {
@@ -93,9 +111,52 @@ fn prepare(link: &Arc<dyn Collective>, described: &[u32]) -> Result<Cpu, String>
     }
     let mut model = Model::load(&gguf).map_err(line)?;
     model.fit_to_context(described.positions);
-    let stored = Stored::of(&model, options.kv_type);
-    let share = Share::of(&stored, link.rank(), link.ranks());
-    Cpu::prepare_share(&gguf, share, link.clone(), &options, &mut |_, _| {}).map_err(line)
+    let place = match described.gpus {
+        None => Place::Cpu(described.on_cpu()?),
+        Some(gpus) => {
+            let opened = open(&**link, gpus.first).map_err(line)?;
+            Place::Device(opened, described.on_gpu(&gpus)?)
+        }
+    };
+    Ok(Ready { gguf, model, place })
+}
+
+impl Described {
+    fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(default_threads).max(1)
+    }
+
+    fn on_cpu(&self) -> Result<cpu::Options, String> {
+        let isa = self.isa.parse::<IsaChoice>().map_err(line)?;
+        Ok(cpu::Options {
+            isa: isa.resolve().map_err(line)?,
+            threads: self.threads(),
+            pool: None,
+            kv_type: self.kv_type.parse()?,
+            n_pages: self.n_pages,
+            n_states: self.n_states,
+            prompt_bits: self.prompt_bits.parse()?,
+            repack: self.repack,
+            lock: self.lock,
+        })
+    }
+
+    fn on_gpu(&self, gpus: &DescribedGpus) -> Result<cuda::Options, String> {
+        Ok(cuda::Options {
+            kv_type: self.kv_type.parse()?,
+            limits: Limits {
+                rows: gpus.rows,
+                wanted: gpus.wanted,
+                sequences: gpus.sequences,
+                positions: self.positions,
+                n_pages: self.n_pages,
+                states: self.n_states,
+            },
+            graphs: gpus.graphs,
+            check_pages: gpus.check_pages,
+            threads: self.threads(),
+        })
+    }
 }
 
 fn line(error: impl Display) -> String {

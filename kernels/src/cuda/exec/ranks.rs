@@ -1,0 +1,49 @@
+//! Rows of which each rank has computed a part.
+
+use super::launches::{List, Scene, small};
+use crate::cuda::params::JoinParts;
+use crate::cuda::{Gather, launch};
+use crate::op::Op;
+use crate::program::{Program, Slot};
+use crate::ranks::Cut;
+
+impl Scene<'_> {
+    /// Hands the other ranks this one's part of some rows, takes theirs, and brings all of them
+    /// into rows.
+    pub(super) fn all_gather(&self, x: Slot, cut: Cut, out: Slot, list: &mut List) {
+        let ranks = self
+            .ranks
+            .expect("`check`: a program that gathers has others");
+        let rows = self.rows(out);
+        let is_in_order = cut.is_in_order(rows);
+        let all = match is_in_order {
+            true => self.slot(out),
+            false => self.at(self.plan.gathered),
+        };
+        list.gather = Some(Gather {
+            mine: self.slot(x),
+            all,
+            lens: cut.lens(rows, ranks.ranks()),
+            by: ranks.clone(),
+        });
+        if !is_in_order {
+            list.launches.push(launch::join_parts(&JoinParts {
+                parts: all,
+                out: self.slot(out),
+                n: self.elements(out) as u64,
+                width: small(cut.width),
+                grain: small(cut.grain),
+                grains: small(cut.grains()),
+                ranks: small(ranks.ranks()),
+            }));
+        }
+    }
+}
+
+/// Floats of all ranks' parts of the widest rows that a program gathers, of so many in a slot.
+pub(super) fn gathered_floats(program: &Program, rows_of: impl Fn(Slot) -> usize) -> usize {
+    let gathers = program.ops.iter();
+    let gathers = gathers.filter(|i| matches!(i.op, Op::AllGather { .. }));
+    let floats = gathers.map(|i| rows_of(i.result()) * program.slots[i.result()].width);
+    floats.max().unwrap_or(0)
+}

@@ -1,0 +1,105 @@
+//! Runs a step's launches and gathers: one by one, from a recording, or with a look at every
+//! result.
+
+use super::launches::{Part, Scene};
+use super::record::Shape;
+use super::{Executor, Seen, Work};
+use crate::cuda::{Device, Error, Task};
+use crate::exec::TapFn;
+
+impl<D: Device> Executor<D> {
+    pub(super) fn scene(&self, shape: Shape) -> Scene<'_> {
+        Scene {
+            program: &self.program,
+            groups: &self.groups,
+            plan: &self.plan,
+            ranks: self.ranks.as_ref(),
+            base: self.base,
+            n_pages: self.limits.n_pages,
+            multiprocessors: self.device.multiprocessors(),
+            wide: self.device.is_wide(),
+            shape,
+            record: self
+                .record
+                .addresses(&shape, self.base.offset(self.plan.record)),
+        }
+    }
+
+    /// Everything that a step does.
+    pub(super) fn list(&self, (shape, best): Work) -> Vec<Task> {
+        let scene = self.scene(shape);
+        let mut list: Vec<Task> = scene.all(true).into_iter().flat_map(Part::tasks).collect();
+        if best {
+            list.extend(scene.best().into_iter().map(Task::Launch));
+        }
+        list
+    }
+
+    /// Has the device do all of that, one by one.
+    fn start_all(&mut self, tasks: impl IntoIterator<Item = Task>) -> Result<(), Error> {
+        for task in tasks {
+            // SAFETY: every address is in the arena, whose pieces were measured for the limits that
+            // `start` checked; buffers are written by the operations before those that read them,
+            // and the record before all of them.
+            unsafe { task.start(&mut self.device)? }
+        }
+        Ok(())
+    }
+
+    pub(super) fn run(&mut self, work: Work) -> Result<(), Error> {
+        let tasks = self.list(work);
+        self.start_all(tasks)
+    }
+
+    pub(super) fn replay(&mut self, work: Work) -> Result<(), Error> {
+        let recording = match self.seen.get(&work) {
+            None => {
+                self.run(work)?;
+                self.seen.insert(work, Seen::Once);
+                return Ok(());
+            }
+            Some(Seen::Recorded(recording)) => *recording,
+            Some(Seen::Once) => {
+                let tasks = self.list(work);
+                // SAFETY: as in `start_all`, for every replay: the arena stays where it is as long
+                // as the device.
+                match unsafe { self.device.record(tasks) } {
+                    Ok(recording) => {
+                        self.seen.insert(work, Seen::Recorded(recording));
+                        recording
+                    }
+                    // other ranks have captured what this one would do one by one
+                    Err(error) if self.ranks.as_ref().is_some_and(|r| r.is_enqueued()) => {
+                        return Err(error);
+                    }
+                    // captures are for speed alone: the launches run without, from now on
+                    Err(error) => {
+                        (self.capture, self.refused) = (false, Some(error));
+                        return self.run(work);
+                    }
+                }
+            }
+        };
+        // SAFETY: as above; the step record was written.
+        unsafe { self.device.replay(recording) }
+    }
+
+    pub(super) fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
+        for part in self.scene(shape).all(false) {
+            let op = part.op;
+            self.start_all(part.tasks())?;
+            let Some(out) = self.program.ops[op].out else {
+                continue;
+            };
+            let rows = self.program.rows_of(out, shape.rows, shape.wanted);
+            let width = self.program.slots[out].width;
+            self.read(out, rows, 0)?;
+            let shown = &self.values.floats()[..rows * width];
+            if let Some(instead) = tap(op, rows, width, shown) {
+                assert_eq!(instead.len(), rows * width, "values in place of others");
+                self.put(out, &instead, rows)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! What a rank computes its share on: threads of a CPU, or a device that gathers with those of the
+//! other ranks.
+
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::Collective;
+use octavo_kernels::cuda::{Device, DeviceCollective, gpus};
+use octavo_model::Model;
+
+use super::Share;
+use crate::Error;
+use crate::backend::cpu::{self, Cpu};
+use crate::backend::cuda::{self, Cuda};
+use crate::backend::rotate::Stored;
+use crate::backend::{Executable, Loading, LoadingSink};
+
+/// A device, and how it reaches those of the other ranks.
+pub struct OnDevice {
+    /// The device.
+    pub device: Box<dyn Device>,
+    /// The others.
+    pub ranks: Arc<dyn DeviceCollective>,
+}
+
+/// A device that is open and still has to meet those of the other ranks, which all do at the same
+/// time.
+pub type Opened = Box<dyn FnOnce(Arc<dyn Collective>) -> Result<OnDevice, cuda::Error> + Send>;
+
+/// Opens the device of one of several ranks, where that of rank 0 has this number. Who cannot says
+/// so here, so that nobody waits for it later.
+pub type Open = fn(&dyn Collective, usize) -> Result<Opened, cuda::Error>;
+
+/// Opens a rank's GPU: each rank has the next of its machine, and behind the last comes the first.
+///
+/// # Errors
+/// One line that says what is missing.
+pub fn open_gpu(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
+    let n = gpus()?.len().max(1);
+    let gpu = cuda::open((first + link.rank()) % n)?;
+    #[cfg(feature = "nccl")]
+    octavo_kernels::cuda::Nccl::find()?;
+    Ok(Box::new(move |link| {
+        #[cfg(feature = "nccl")]
+        let ranks = octavo_kernels::cuda::Nccl::join(&gpu, &*link)?;
+        #[cfg(not(feature = "nccl"))]
+        let ranks = octavo_kernels::cuda::ThroughHost::new(link);
+        Ok(OnDevice {
+            device: Box::new(gpu),
+            ranks: Arc::new(ranks),
+        })
+    }))
+}
+
+/// Where a rank's share goes.
+pub(super) enum Place {
+    Cpu(cpu::Options),
+    Device(Opened, cuda::Options),
+}
+
+impl Place {
+    /// Prepares this rank's share there, while the others prepare theirs.
+    pub(super) fn prepare(
+        self,
+        link: &Arc<dyn Collective>,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Box<dyn Executable>, Error> {
+        let kv_type = match &self {
+            Place::Cpu(options) => options.kv_type,
+            Place::Device(_, options) => options.kv_type,
+        };
+        let stored = Stored::of(model, kv_type);
+        let share = Share::of(&stored, link.rank(), link.ranks());
+        match self {
+            Place::Cpu(options) => {
+                let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+                let link = link.clone();
+                let cpu = Cpu::prepare_share(gguf, share, link, &options, &mut progress)?;
+                Ok(Box::new(cpu))
+            }
+            Place::Device(opened, options) => {
+                let on = opened(link.clone())?;
+                let link = link.clone();
+                let cuda = Cuda::prepare_share(on, link, gguf, &share, &options, sink)?;
+                Ok(Box::new(cuda))
+            }
+        }
+    }
+}

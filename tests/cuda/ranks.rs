@@ -1,0 +1,365 @@
+//! Models on several ranks, here threads of one process, each with a device of its own: they
+//! compute the bits that one device computes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use octavo_engine::backend::cuda::{self, Cuda};
+use octavo_engine::backend::ranks::{OnDevice, Open, Opened, World, open_gpu, serve_on};
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::generate::{Options as Generation, generate};
+use octavo_engine::sample::top_logits;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_fixtures::{shared, workspace_root};
+use octavo_kernels::cuda::{Device, Gather, ThroughHost};
+use octavo_kernels::{Collective, Threads};
+
+use super::device;
+use super::engine::Nobody;
+use super::watched::Watched;
+
+/// More than a page, and no multiple of a kernel's tile.
+const PROMPT: usize = 19;
+
+/// Over the next border of pages; all but the first of them are replayed.
+const GENERATED: usize = 16;
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        threads: Some(1),
+        // prompts come in several steps
+        batch: Some(11),
+        ctx: Some(PROMPT + GENERATED),
+        ..EngineOptions::default()
+    }
+}
+
+/// Whether ranks have GPUs.
+fn on_gpus() -> bool {
+    std::env::var("OCTAVO_TEST_DEVICE").is_ok_and(|device| device == "gpu")
+}
+
+/// Whether gathers are a GPU's own.
+fn by_nccl() -> bool {
+    on_gpus() && cfg!(feature = "nccl")
+}
+
+/// A rank's device: a GPU of its own if tests run on GPUs, as far as there are so many.
+fn open(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
+    if on_gpus() {
+        return open_gpu(link, first);
+    }
+    let device = device().expect("there was one");
+    Ok(Box::new(|link| {
+        Ok(OnDevice {
+            device,
+            ranks: Arc::new(ThroughHost::new(link)),
+        })
+    }))
+}
+
+/// What `run` makes of an engine that so many ranks compute.
+fn on_ranks<T>(
+    ranks: usize,
+    source: &ModelSource,
+    options: &EngineOptions,
+    open: Open,
+    run: impl FnOnce(Result<Engine, Error>) -> T,
+) -> T {
+    let mut links = Threads::new(ranks).into_iter();
+    let first = links.next().expect("rank 0");
+    thread::scope(|scope| {
+        for link in links {
+            let link: Arc<dyn Collective> = Arc::new(link);
+            scope.spawn(move || serve_on(&link, open));
+        }
+        let world = World::on(Arc::new(first), open);
+        let options = EngineOptions {
+            world: Some(world.clone()),
+            ..options.clone()
+        };
+        let result = run(Engine::load(source, &options, &mut |_| {}));
+        world.stop();
+        result
+    })
+}
+
+/// An engine on one device, which is no rank.
+fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>) -> Engine {
+    let engine = Engine::load_on(source, options, |gguf, model, limits| {
+        let on = cuda::Options {
+            kv_type: options.kv_type,
+            limits: *limits,
+            graphs: options.graphs,
+            check_pages: true,
+            threads: 1,
+        };
+        Ok(Box::new(Cuda::prepare(
+            device,
+            gguf,
+            model,
+            &on,
+            &mut |_| {},
+        )?))
+    });
+    engine.unwrap_or_else(|error| panic!("{source:?}: {error}"))
+}
+
+/// All logits of a prompt and of what is generated after it, as bits.
+fn bits(engine: &Engine) -> Vec<u32> {
+    let n = engine.hparams().n_vocab();
+    let prompt = (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
+    let prompt: Vec<u32> = prompt.collect();
+    let mut session = engine.session();
+    let mut bits = Vec::new();
+    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
+    for _ in 0..GENERATED {
+        let logits = session.eval(&tokens, role, wanted).expect("logits");
+        bits.extend(logits.data.iter().map(|x| x.to_bits()));
+        let last = logits.last().expect("a row");
+        tokens = vec![top_logits(last, 1)[0].0];
+        (role, wanted) = (Role::Generated, Wanted::Last);
+    }
+    bits
+}
+
+/// Compares one device with those of several ranks; the numbers of ranks that work.
+fn compare(source: &ModelSource) -> Vec<usize> {
+    let options = options();
+    let Some(device) = device() else {
+        return Vec::new();
+    };
+    let expected = bits(&alone(source, &options, device));
+    let mut possible = Vec::new();
+    for ranks in 2..=4 {
+        on_ranks(ranks, source, &options, open, |engine| match engine {
+            Ok(engine) => {
+                let what = format!("{source:?} on {ranks} ranks");
+                assert!(bits(&engine) == expected, "{what}: other bits");
+                possible.push(ranks);
+            }
+            Err(Error::Ranks { .. }) => {}
+            Err(error) => panic!("{source:?}: {error}"),
+        });
+    }
+    possible
+}
+
+/// Of each of three ranks.
+const LENS: [[usize; 3]; 3] = [[5, 5, 5], [3, 70, 1], [4, 0, 9]];
+
+/// What a rank's device has of gathers of these lengths, where rank `r` sends `100 r`, `100 r + 1`
+/// and so on.
+fn gathered(link: Arc<dyn Collective>) -> Vec<Vec<f32>> {
+    let (rank, opened) = (link.rank(), open(&*link, 0).expect("a device"));
+    let OnDevice { mut device, ranks } = opened(link).expect("they meet");
+    let gathered = LENS.map(|lens| {
+        let (n, total) = (lens[rank], lens.iter().sum::<usize>());
+        let mine: Vec<f32> = (0..n).map(|i| (100 * rank + i) as f32).collect();
+        let gather = Gather {
+            mine: device.alloc(4 * n.max(1)).expect("memory"),
+            all: device.alloc(4 * total).expect("memory"),
+            lens: lens.to_vec(),
+            by: ranks.clone(),
+        };
+        device
+            .upload_floats(gather.mine, &mine)
+            .expect("it is uploaded");
+        // SAFETY: both allocations have room for so many floats, and the first was written.
+        unsafe { ranks.all_gather(&mut *device, &gather) }.expect("it is gathered");
+        let mut bytes = vec![0; 4 * total];
+        device
+            .download(gather.all, &mut bytes)
+            .expect("it comes back");
+        let floats = bytes.as_chunks::<4>().0.iter();
+        floats.map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    });
+    // what a device has captured ends before the others are left
+    drop(device);
+    gathered.into()
+}
+
+/// Parts may be of other lengths, and of none.
+#[test]
+fn ranks_with_devices_gather_parts_of_any_length() {
+    if device().is_none() {
+        return;
+    }
+    let links = Threads::new(LENS[0].len());
+    let all: Vec<_> = thread::scope(|scope| {
+        let one = |link| scope.spawn(move || gathered(Arc::new(link)));
+        let started: Vec<_> = links.into_iter().map(one).collect();
+        let ended = started
+            .into_iter()
+            .map(|rank| rank.join().expect("it ends"));
+        ended.collect()
+    });
+    for (rank, all) in all.iter().enumerate() {
+        for (lens, got) in LENS.iter().zip(all) {
+            let parts = lens.iter().enumerate();
+            let expected: Vec<f32> = parts
+                .flat_map(|(of, n)| (0..*n).map(move |i| (100 * of + i) as f32))
+                .collect();
+            assert_eq!(*got, expected, "rank {rank}, parts of {lens:?}");
+        }
+    }
+}
+
+fn committed(name: &str) -> ModelSource {
+    ModelSource::Path(workspace_root().join(format!("reference/models/{name}.gguf")))
+}
+
+#[test]
+fn ranks_with_devices_change_no_bit() {
+    if device().is_none() {
+        return;
+    }
+    for source in [ModelSource::Demo, committed("rnd-llama-Q4_K_M")] {
+        assert!(compare(&source).contains(&2), "{source:?} on 2 ranks");
+    }
+}
+
+/// Experts, recurrent layers, windows, biases, sinks, what is scaled and capped; all that are
+/// divided in ways of their own.
+#[test]
+fn other_architectures_change_no_bit_on_ranks() {
+    let Some(folder) = shared("arch/models") else {
+        return;
+    };
+    if device().is_none() {
+        return;
+    }
+    let mut on = [0; 5];
+    for name in [
+        "qwen3moe-Q4_K_M",
+        "gpt-oss-MXFP4_MOE",
+        "qwen35-Q4_K_M",
+        "mamba2-Q8_0",
+        "falcon-h1-Q4_K_M",
+        "gemma3-Q4_0",
+        "phi3-Q4_K_M",
+        "starcoder2-Q5_1",
+    ] {
+        let source = ModelSource::Path(folder.join(format!("{name}.gguf")));
+        compare(&source).iter().for_each(|ranks| on[*ranks] += 1);
+    }
+    assert!(
+        on[2] >= 5 && on[3] > 0 && on[4] > 0,
+        "models by ranks: {on:?}"
+    );
+}
+
+/// Captured or not, ranks say what one device says, which only looks for the largest logit; and
+/// gathers are in what is replayed, unless GPUs gather through the host.
+#[test]
+fn ranks_with_devices_generate_what_one_does() {
+    static REPLAYS: AtomicUsize = AtomicUsize::new(0);
+    fn watched(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
+        let opened = open(link, first)?;
+        Ok(Box::new(|link| {
+            let OnDevice { device, ranks } = opened(link)?;
+            let mut device = Watched::new(device);
+            device.all_replays = Some(&REPLAYS);
+            let device = Box::new(device);
+            Ok(OnDevice { device, ranks })
+        }))
+    }
+    const TOKENS: usize = 12;
+    let Some(one) = device() else { return };
+    let source = ModelSource::Demo;
+    let answer = |engine: &Engine| {
+        let tokenizer = engine.tokenizer();
+        let prompt = tokenizer.encode(b"1+1=", Default::default());
+        let how = Generation {
+            max_tokens: Some(TOKENS),
+            ignore_eos: true,
+            ..Generation::default()
+        };
+        let prompt = prompt.expect("a text");
+        let mut session = engine.session();
+        let out = generate(&mut session, tokenizer, &prompt, &how, &mut Nobody);
+        out.expect("it runs").text
+    };
+    let expected = answer(&alone(&source, &options(), one));
+    for graphs in [false, true] {
+        let options = EngineOptions {
+            graphs,
+            ..options()
+        };
+        on_ranks(2, &source, &options, watched, |engine| {
+            let engine = engine.expect("it loads");
+            assert_eq!(answer(&engine), expected, "captured: {graphs}");
+            let described = engine.describe();
+            assert!(
+                described.starts_with("2 ranks, each: cuda, "),
+                "{described}"
+            );
+        });
+        // of each rank: the first token comes of the prompt, the second runs without
+        let replayed = graphs && (by_nccl() || !on_gpus());
+        let expected = if replayed { 2 * (TOKENS - 2) } else { 0 };
+        assert_eq!(REPLAYS.load(Ordering::Relaxed), expected, "{graphs}");
+    }
+}
+
+/// What is shown of a step on several ranks are whole rows, and one device's.
+#[test]
+fn ranks_with_devices_show_whole_rows() {
+    let Some(one) = device() else { return };
+    let shown = |engine: &Engine| {
+        let mut all = Vec::new();
+        let mut tap = |view: &TapView<'_>| {
+            let bits: Vec<u32> = view.data.iter().map(|x| x.to_bits()).collect();
+            all.push((view.tap.to_string(), view.rows, view.width, bits));
+        };
+        engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
+        all
+    };
+    let source = ModelSource::Demo;
+    let expected = shown(&alone(&source, &options(), one));
+    on_ranks(2, &source, &options(), open, |engine| {
+        let got = shown(&engine.expect("the model loads"));
+        assert_eq!(got.len(), expected.len());
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(got == expected, "{} against {}", got.0, expected.0);
+        }
+    });
+}
+
+/// Each rank has its part of weights and cache, and not more.
+#[test]
+fn ranks_with_devices_divide_the_weights() {
+    let Some(one) = device() else { return };
+    let source = ModelSource::Demo;
+    let whole = alone(&source, &options(), one).memory();
+    on_ranks(2, &source, &options(), open, |engine| {
+        let part = engine.expect("the model loads").memory();
+        assert_eq!(part.kv, whole.kv / 2);
+        // the table of embeddings is whole on each
+        let most = whole.packed * 3 / 4;
+        assert!(part.packed <= most, "{} of {}", part.packed, whole.packed);
+    });
+}
+
+/// A rank without a device is told, and nobody waits for it.
+#[test]
+fn a_rank_without_a_device_ends_the_loading_of_all() {
+    fn none(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
+        match link.rank() {
+            1 => Err(cuda::Error::NoDriver),
+            _ => open(link, first),
+        }
+    }
+    if device().is_none() {
+        return;
+    }
+    on_ranks(2, &ModelSource::Demo, &options(), none, |engine| {
+        let error = engine.err().map(|error| error.to_string());
+        assert_eq!(
+            error.as_deref(),
+            Some("rank 1 of 2: NVIDIA's driver (libcuda.so.1) was not found")
+        );
+    });
+}
