@@ -79,7 +79,8 @@ static size_t drop_blocks(std::map<Address, Block>& all, const Context& context,
 
 size_t tear_down(Context& context, bool tell) {
     State& st = state();
-    size_t n = drop(st.graphs, context, "graphs", tell);
+    size_t n = drop(st.communicators, context, "communicators", tell);
+    n += drop(st.graphs, context, "graphs", tell);
     n += drop(st.streams, context, "streams", tell);
     n += drop(st.events, context, "events", tell);
     for (auto at = st.functions.begin(); at != st.functions.end();) {

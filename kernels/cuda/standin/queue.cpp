@@ -53,13 +53,18 @@ static void run(Stream& stream, const Operation& operation) {
                 event->second.reached = true;
             break;
         }
+        case Operation::gather: fault("a gather runs for one rank alone");
     }
 }
 
-static void run_first(Stream& stream, size_t n) {
-    if (n == 0) return;
+void run_until(Stream& stream, uint64_t last) {
+    if (stream.queue.empty() || stream.queue.front().ticket > last) return;
     open_memory(true);
-    for (; n > 0; --n) {
+    while (!stream.queue.empty() && stream.queue.front().ticket <= last) {
+        if (stream.queue.front().kind == Operation::gather) {
+            run_gather(stream);
+            continue;
+        }
         const Operation operation = std::move(stream.queue.front());
         stream.queue.pop_front();
         run(stream, operation);
@@ -69,25 +74,33 @@ static void run_first(Stream& stream, size_t n) {
 }
 
 void drain(Stream& stream, uint64_t ticket) {
-    size_t n = stream.queue.size();
-    for (size_t i = 0; ticket != 0 && i < stream.queue.size(); ++i)
-        if (stream.queue[i].ticket == ticket) n = i + 1;
-    run_first(stream, n);
+    if (stream.queue.empty()) return;
+    run_until(stream, ticket != 0 ? ticket : stream.queue.back().ticket);
 }
 
-// Between calls, in no order that anybody could rely on.
+// Between calls, in no order that anybody could rely on; nobody waits for other ranks then.
 void run_some() {
     State& st = state();
     if (st.settings.execute != Execute::at_random) return;
     for (auto& [handle, stream] : st.streams) {
         const size_t most = stream.queue.size();
-        if (st.random() % 4 == 0) run_first(stream, st.random() % (most + 1));
+        if (st.random() % 4 != 0) continue;
+        uint64_t last = 0;
+        for (size_t i = 0, n = st.random() % (most + 1); i < n; ++i) {
+            const Operation& operation = stream.queue[i];
+            if (operation.kind == Operation::gather && !all_gather(operation)) break;
+            last = operation.ticket;
+        }
+        run_until(stream, last);
     }
 }
 
 Code enqueue(Stream& stream, Operation operation) {
     operation.ticket = ++state().tickets;
+    const bool gathers = operation.kind == Operation::gather;
+    if (gathers) operation.number = ++state().communicators.at(operation.communicator).begun;
     stream.queue.push_back(std::move(operation));
+    if (gathers) tell_ranks();
     if (state().settings.execute == Execute::eager) drain(stream, 0);
     return SUCCESS;
 }
@@ -102,7 +115,9 @@ void settle_before_free(const Context& context, const Block& block) {
     for (auto& [handle, stream] : state().streams) {
         if (stream.context != &context || context.sticky != 0) continue;
         for (const Operation& operation : stream.queue) {
-            const bool launched = operation.kind == Operation::launch && streams == 1;
+            const bool anywhere =
+                operation.kind == Operation::launch || operation.kind == Operation::gather;
+            const bool launched = anywhere && streams == 1;
             if (launched || within(operation.to) || within(operation.from))
                 fault("memory is freed while work with it is queued");
         }

@@ -1,5 +1,6 @@
 // All of it in one unit, as tests compile it.
 #include "cubin.cpp"
+#include "gather.cpp"
 #include "memory.cpp"
 #include "objects.cpp"
 #include "queue.cpp"
@@ -7,3 +8,5 @@
 // the driver's functions come last: they use the whole namespace
 #include "device.cpp"
 #include "stream.cpp"
+// and NCCL's behind them, which stand in the same queues
+#include "nccl.cpp"

@@ -3,6 +3,9 @@
 // CPU shim (../host) on the same addresses.
 //
 // Work is queued for each stream and runs at once, as late as it may, or whenever a seed says so.
+// NCCL's functions (libnccl.so) are here too, as far as ranks of one process gather with them: in
+// the queues of all ranks, which wait for each other there.
+//
 // Memory of a device can be touched while work runs and at no other time; it is NaN at first and
 // lies between pages that nobody may touch. What a driver would answer with an error code is
 // answered so. What a driver would not notice, or what its documentation calls undefined, ends the
@@ -114,8 +117,15 @@ struct Function {
     unsigned most_launched = 48 * 1024;
 };
 
+// One broadcast of a gather, as a rank asks for it: what the root sends, where this rank wants it.
+struct Sent {
+    int root;
+    Address from, to;
+    size_t n;
+};
+
 struct Operation {
-    enum Kind { launch, upload, download, copy, event };
+    enum Kind { launch, upload, download, copy, event, gather };
     explicit Operation(Kind of_kind) : kind(of_kind) {}
     Kind kind;
     Handle function = 0;
@@ -131,6 +141,26 @@ struct Operation {
     uint64_t hash = 0;
     Handle event_handle = 0;
     uint64_t ticket = 0;
+    // Of gathers: whose, which of theirs, and what.
+    Handle communicator = 0;
+    uint64_t number = 0;
+    std::vector<Sent> sent;
+};
+
+// A rank as NCCL has it.
+struct Communicator {
+    Context* context;
+    uint64_t meeting;
+    int rank;
+    // Gathers that were queued.
+    uint64_t begun = 0;
+};
+
+// The ranks that find each other by one id.
+struct Meeting {
+    std::map<int, Handle> ranks;
+    // What all of them are told if it failed.
+    int failed = 0;
 };
 
 struct Stream {
@@ -186,6 +216,8 @@ struct State {
     std::map<Handle, Function> functions;
     // Graphs and what they are instantiated as.
     std::map<Handle, Graph> graphs;
+    std::map<Handle, Communicator> communicators;
+    std::map<uint64_t, Meeting> meetings;
 };
 
 State& state();
@@ -210,7 +242,19 @@ uint64_t hash_of(const unsigned char* at, size_t n);
 void open_memory(bool open);
 void check_fences();
 
+// gather.cpp
+// Whether all ranks have queued what this one has.
+bool all_gather(const Operation& operation);
+// Runs the gather that is next on a stream, for all ranks, when all have come to it.
+void run_gather(Stream& stream);
+// Somebody who waits for other ranks looks again.
+void tell_ranks();
+// Waits until somebody has told.
+void wait_for_ranks();
+
 // queue.cpp
+// Runs what comes up to a ticket, and waits for other ranks where it gathers with them.
+void run_until(Stream& stream, uint64_t last);
 Code enqueue(Stream& stream, Operation operation);
 // Runs what a stream has queued, up to a ticket: all of it if that is 0.
 void drain(Stream& stream, uint64_t ticket);

@@ -1,9 +1,10 @@
 //! A stand-in for NVIDIA's driver (`libcuda.so.1`), for tests: what calls the driver runs without a
-//! GPU, in a process that finds this library in its place. `cuda/standin/standin.h` says what it
-//! checks and what it cannot show.
+//! GPU, in a process that finds this library in its place, also by the name of NCCL (`libnccl.so`).
+//! `cuda/standin/standin.h` says what it checks and what it cannot show.
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::Error;
@@ -11,7 +12,7 @@ use super::host_compiler::{HostCompiler, Unit, running};
 use super::shim::{Shim, Sources};
 
 /// Its sources: file name, relative to `cuda/`, and text.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 11] = [
     (
         "standin/standin.h",
         include_str!("../../cuda/standin/standin.h"),
@@ -23,6 +24,14 @@ const FILES: [(&str, &str); 9] = [
     (
         "standin/cubin.cpp",
         include_str!("../../cuda/standin/cubin.cpp"),
+    ),
+    (
+        "standin/gather.cpp",
+        include_str!("../../cuda/standin/gather.cpp"),
+    ),
+    (
+        "standin/nccl.cpp",
+        include_str!("../../cuda/standin/nccl.cpp"),
     ),
     (
         "standin/device.cpp",
@@ -123,13 +132,26 @@ fn named(library: &Path, dir: &Path) -> Result<(), Error> {
     let _one = running(dir)
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let path = dir.join("libcuda.so.1");
-    if path.exists() {
+    let (path, nccl) = (dir.join("libcuda.so.1"), dir.join("libnccl.so"));
+    if nccl.exists() {
         return Ok(());
     }
     fs::create_dir_all(dir).map_err(io(dir))?;
-    // under another name first, for processes that look at the same time
+    // under another name first, for processes that look at the same time; the first one's stays
     let part = dir.join(format!("part-{}", std::process::id()));
     fs::copy(library, &part).map_err(io(&part))?;
-    fs::rename(&part, &path).map_err(io(&path))
+    // one file, which is one library under both names
+    let named = link(&part, &path)
+        .and_then(|()| link(&path, &nccl))
+        .map_err(io(&nccl));
+    fs::remove_file(&part).map_err(io(&part))?;
+    named
+}
+
+/// Gives a file another name, unless that is taken.
+fn link(file: &Path, name: &Path) -> std::io::Result<()> {
+    match fs::hard_link(file, name) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -89,6 +89,19 @@ fn long_generation() {
     println!("{TOKENS} tokens, all alike");
 }
 
+/// Ranks with GPUs of their own gather through the host, or by NCCL where the program is built with
+/// it.
+#[test]
+fn ranks_run_through_the_driver() {
+    let Some(driver) = driver() else { return };
+    for execute in ["late", "random:11"] {
+        let tests = ["cuda::ranks::ranks_with_devices", "--test-threads", "1"];
+        let ended = driver.tests(&tests, &format!("devices=4 execute={execute}"));
+        let text = ended.text("ranks");
+        assert!(text.contains("5 passed"), "{text}");
+    }
+}
+
 /// Two GPUs of one process, each with its own context and its own thread.
 #[test]
 fn two_gpus_do_not_meet() {
