@@ -17,10 +17,15 @@ const NEWS: f64 = 0.2;
 const LOSS: f64 = 0.02;
 /// Steps without guesses that are measured before there are any: the first after a prompt is slow.
 const PLAIN: usize = 3;
-/// After so many steps with guesses one without is measured again: what all is held against may
-/// have changed since, and was slower than usual if the machine had other work then.
-const AGAIN: usize = 24;
-/// Steps without guesses that may be lost before anything was gained, and at most.
+/// After so many steps with guesses one without is measured again, after twice as many the next
+/// time, and so on up to a number: what all is held against may have changed since, and was slower
+/// than usual if the machine had other work then.
+const FIRST_AGAIN: usize = 4;
+const MOST_AGAIN: usize = 24;
+/// What a faster step without guesses makes up of their mean: what is slow may be so by chance.
+const NEWS_OF_FASTER: f64 = 0.5;
+/// Steps without guesses that may be lost before anything was gained, and at most: so much of what
+/// was gained once, too.
 const FIRST_LOSS: f64 = 1.0;
 const MOST_LOSS: f64 = 16.0;
 
@@ -30,8 +35,11 @@ pub struct Pace {
     /// Seconds of a step of so many rows, and how many were measured.
     steps: [Option<f64>; ROWS + 1],
     measured: [usize; ROWS + 1],
-    /// Steps with guesses since the last one without.
+    /// Steps with guesses since the last one without, and after how many of them comes another.
     since_plain: usize,
+    again: usize,
+    /// Steps without guesses that those since then have stood for.
+    credited: f64,
     /// Seconds of all steps.
     spent: f64,
     /// Seconds that guesses have gained.
@@ -68,6 +76,8 @@ impl Default for Pace {
             steps: [None; ROWS + 1],
             measured: [0; ROWS + 1],
             since_plain: 0,
+            again: FIRST_AGAIN,
+            credited: 0.0,
             spent: 0.0,
             gained: 0.0,
         }
@@ -80,16 +90,25 @@ impl Pace {
     pub fn took(&mut self, texts: usize, guessed: usize, accepted: usize, time: Duration) {
         let time = time.as_secs_f64();
         self.spent += time;
-        if guessed > 0
-            && let Some(plain) = self.step(texts)
-        {
-            let value = plain / texts as f64;
-            self.gained += accepted as f64 * value - (time - plain);
+        match self.step(texts) {
+            Some(plain) if guessed > 0 => {
+                let steps = 1.0 + accepted as f64 / texts as f64;
+                self.credited += steps;
+                let gained = self.gained + steps * plain - time;
+                self.gained = gained.min(MOST_LOSS * plain);
+            }
+            // those since the last one were held against a step that was too slow
+            Some(plain) => self.gained -= self.credited * (plain - time).max(0.0),
+            None => {}
         }
-        self.since_plain = match guessed {
-            0 => 0,
-            _ => self.since_plain + 1,
-        };
+        if guessed > 0 {
+            self.since_plain += 1;
+        } else {
+            if self.since_plain >= self.again {
+                self.again = (2 * self.again).min(MOST_AGAIN);
+            }
+            (self.since_plain, self.credited) = (0, 0.0);
+        }
         let rows = texts + guessed;
         let Some(mean) = self.steps.get_mut(rows) else {
             return;
@@ -99,6 +118,9 @@ impl Pace {
         // the first is forgotten; after it whatever else the machine had to do once is not what a
         // step costs
         *mean = Some(match *mean {
+            Some(old) if earlier > 1 && guessed == 0 && time < old => {
+                old + NEWS_OF_FASTER * (time - old)
+            }
             Some(old) if earlier > 1 => old + NEWS * (time.min(2.0 * old) - old),
             _ => time,
         });
@@ -123,7 +145,7 @@ impl Pace {
         let (Some(plain), Some(before)) = (self.step(texts), self.step(rows)) else {
             return Worth::default();
         };
-        if self.since_plain >= AGAIN
+        if self.since_plain >= self.again
             || self.measured.get(texts).is_some_and(|n| *n < PLAIN) && !is_wanted
         {
             return Worth::default();
@@ -281,7 +303,28 @@ mod tests {
             plain += usize::from(n == 0);
             pace.took(1, n, n, Duration::from_secs_f64(0.01 + 0.001 * n as f64));
         }
-        assert_eq!(plain, 100 / (AGAIN + 1));
+        // after 4, 8, 16, 24 and 24 more
+        assert_eq!(plain, 5);
+    }
+
+    #[test]
+    fn a_slow_beginning_makes_no_guess_look_better_than_it_is() {
+        // a row costs nearly half a step, and a third of the guesses are right
+        let (step, row) = (0.016, 0.007);
+        let mut pace = Pace::default();
+        let (mut spent, mut tokens) = (0.0, 0);
+        for i in 0..150 {
+            // other work at the beginning
+            let slower = if i < 8 { 1.6 } else { 1.0 };
+            let n = pace.worth(offer(7), |_| 0.75).n;
+            let right = if i % 3 == 0 { n } else { 0 };
+            let time = slower * (step + row * n as f64);
+            spent += time;
+            tokens += 1 + right;
+            pace.took(1, n, right, Duration::from_secs_f64(time));
+        }
+        let plain = (tokens as f64 + 8.0 * 0.6) * step;
+        assert!(spent < 1.05 * plain, "{spent} {plain}");
     }
 
     #[test]
