@@ -17,11 +17,12 @@ const NEWS: f64 = 0.2;
 const LOSS: f64 = 0.02;
 /// Steps without guesses that are measured before there are any: the first after a prompt is slow.
 const PLAIN: usize = 3;
-/// After so many steps with guesses one without is measured again, after twice as many the next
-/// time, and so on up to a number: what all is held against may have changed since, and was slower
-/// than usual if the machine had other work then.
-const FIRST_AGAIN: usize = 4;
+/// After so many steps with guesses one without is measured again: what all is held against may
+/// have changed since, and was slower than usual if the machine had other work then.
 const MOST_AGAIN: usize = 24;
+/// The first time after so many, and after twice as many the next, where guesses would not be worth
+/// their time if steps without them took half of what they are thought to take.
+const FIRST_AGAIN: usize = 4;
 /// What a faster step without guesses makes up of their mean: what is slow may be so by chance.
 const NEWS_OF_FASTER: f64 = 0.5;
 /// Steps without guesses that may be lost before anything was gained, and at most: so much of what
@@ -38,8 +39,9 @@ pub struct Pace {
     /// Steps with guesses since the last one without, and after how many of them comes another.
     since_plain: usize,
     again: usize,
-    /// Steps without guesses that those since then have stood for.
+    /// Steps without guesses that those since then have stood for, and their seconds.
     credited: f64,
+    took: f64,
     /// Seconds of all steps.
     spent: f64,
     /// Seconds that guesses have gained.
@@ -78,6 +80,7 @@ impl Default for Pace {
             since_plain: 0,
             again: FIRST_AGAIN,
             credited: 0.0,
+            took: 0.0,
             spent: 0.0,
             gained: 0.0,
         }
@@ -94,6 +97,7 @@ impl Pace {
             Some(plain) if guessed > 0 => {
                 let steps = 1.0 + accepted as f64 / texts as f64;
                 self.credited += steps;
+                self.took += time;
                 let gained = self.gained + steps * plain - time;
                 self.gained = gained.min(MOST_LOSS * plain);
             }
@@ -107,7 +111,7 @@ impl Pace {
             if self.since_plain >= self.again {
                 self.again = (2 * self.again).min(MOST_AGAIN);
             }
-            (self.since_plain, self.credited) = (0, 0.0);
+            (self.since_plain, self.credited, self.took) = (0, 0.0, 0.0);
         }
         let rows = texts + guessed;
         let Some(mean) = self.steps.get_mut(rows) else {
@@ -145,7 +149,9 @@ impl Pace {
         let (Some(plain), Some(before)) = (self.step(texts), self.step(rows)) else {
             return Worth::default();
         };
-        if self.since_plain >= self.again
+        let is_sure = self.credited * plain > 2.0 * self.took;
+        let again = if is_sure { MOST_AGAIN } else { self.again };
+        if self.since_plain >= again
             || self.measured.get(texts).is_some_and(|n| *n < PLAIN) && !is_wanted
         {
             return Worth::default();
@@ -303,8 +309,7 @@ mod tests {
             plain += usize::from(n == 0);
             pace.took(1, n, n, Duration::from_secs_f64(0.01 + 0.001 * n as f64));
         }
-        // after 4, 8, 16, 24 and 24 more
-        assert_eq!(plain, 5);
+        assert_eq!(plain, 100 / (MOST_AGAIN + 1));
     }
 
     #[test]
