@@ -388,6 +388,15 @@ impl Gguf {
             part.bytes.ahead(start.saturating_add(at));
         }
     }
+
+    /// Tells the system that this tensor is going to be read, by itself, so that the disk brings
+    /// many small ones at once. Each would be waited for otherwise, along with what lies behind it.
+    /// Does nothing for a file in memory.
+    pub fn want(&self, tensor: &TensorInfo) {
+        if let Some((part, start, end)) = self.place(tensor) {
+            part.bytes.want(start, end);
+        }
+    }
 }
 
 impl std::fmt::Debug for Gguf {
@@ -402,13 +411,16 @@ impl std::fmt::Debug for Gguf {
     }
 }
 
+/// So much of a model's first file is asked for when it is opened: more than its keys take, with a
+/// vocabulary of hundreds of thousands of tokens.
+const KEYS: usize = 16 << 20;
+
 fn open_part(path: &Path, part: usize, opts: &OpenOptions) -> Result<(Part, Directory), Error> {
-    read_part(
-        error::label(path),
-        Bytes::open(path, opts.mmap)?,
-        part,
-        opts,
-    )
+    let bytes = Bytes::open(path, opts.mmap)?;
+    if part == 0 {
+        bytes.want(0, KEYS);
+    }
+    read_part(error::label(path), bytes, part, opts)
 }
 
 fn read_part(

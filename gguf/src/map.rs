@@ -5,6 +5,7 @@
 //! and [`Bytes::check`] looks whether the file is still what it was.
 #![allow(unsafe_code)] // a memory map cannot be made without it
 
+mod ahead;
 mod state;
 
 use crate::{Error, RowSource, error::label};
@@ -15,7 +16,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 /// A mapped file.
@@ -29,12 +30,6 @@ pub(crate) struct Mapped {
     /// How far the system was asked to read ahead.
     asked: AtomicUsize,
 }
-
-/// How far ahead of whoever reads a file in order the system is asked to read: enough to keep a
-/// fast disk busy, and little beside what the system may keep of files.
-const AHEAD: usize = 64 << 20;
-/// So much is asked for at a time.
-const ASKED: usize = 4 << 20;
 
 /// Bytes that do not move while this lives.
 pub(crate) enum Bytes {
@@ -125,38 +120,6 @@ impl Bytes {
                 })
             }
         }
-    }
-
-    /// Tells the system that all from `at` on is going to be read, in order, so that the disk works
-    /// while what comes before is worked on. Does nothing for bytes in memory.
-    pub(crate) fn ahead(&self, at: usize) {
-        #[cfg(unix)]
-        match self {
-            Bytes::Shared(whole, range) => whole.ahead(range.start.saturating_add(at)),
-            Bytes::Mapped(mapped) => {
-                let until = at.saturating_add(AHEAD).min(mapped.map.len());
-                let asked = mapped.asked.load(Ordering::Relaxed);
-                let start = asked.max(at);
-                let len = until.saturating_sub(start);
-                let enough = len >= ASKED || len > 0 && until == mapped.map.len();
-                // what another thread asks for need not be asked for twice
-                let (set, same) = (Ordering::Relaxed, Ordering::Relaxed);
-                if enough
-                    && mapped
-                        .asked
-                        .compare_exchange(asked, until, set, same)
-                        .is_ok()
-                {
-                    // only a wish
-                    let _ = mapped
-                        .map
-                        .advise_range(memmap2::Advice::WillNeed, start, len);
-                }
-            }
-            Bytes::Made { .. } | Bytes::Held(_) => {}
-        }
-        #[cfg(not(unix))]
-        let _ = at;
     }
 
     /// Tells the system that the whole pages inside `start..end` are not needed soon. Does nothing

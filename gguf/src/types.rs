@@ -123,7 +123,8 @@ impl TensorType {
     fn row(self) -> (T, &'static str, u32, u32) {
         let [f32, ..] = TABLE;
         // every variant is in the table: asserted for all of them below
-        TABLE.into_iter().find(|row| row.0 == self).unwrap_or(f32)
+        let row = TABLE.iter().find(|row| row.0 == self);
+        row.copied().unwrap_or(f32)
     }
 
     /// The id stored in a GGUF file.

@@ -26,6 +26,8 @@ fn walk(file: &Gguf) {
         );
     }
     for t in file.tensors() {
+        file.want(t);
+        file.ahead(t, usize::MAX);
         assert_eq!(file.data(t).len() as u64, t.bytes);
         assert!(file.tensor(&t.name).is_some());
         file.release(t);

@@ -51,6 +51,7 @@ fn every_shared_file_opens_mapped_and_read_with_equal_content() {
                 t.name
             );
             mapped.release(t);
+            mapped.want(t);
             assert!(
                 before == mapped.data(t) && before == read.data(t),
                 "{}: {}",

@@ -20,6 +20,12 @@ pub struct TensorBinder<'a> {
 impl<'a> TensorBinder<'a> {
     /// Of a file, none found yet.
     pub fn new(gguf: &'a Gguf) -> TensorBinder<'a> {
+        // these are read right away, and lie between matrices all over the file
+        let is_vector = |t: &&TensorInfo| t.ty == TensorType::F32 && t.dims.len() == 1;
+        gguf.tensors()
+            .iter()
+            .filter(is_vector)
+            .for_each(|t| gguf.want(t));
         let index = gguf
             .tensors()
             .iter()
