@@ -2,9 +2,10 @@
 //! With names it runs those alone, such as `cargo bench -p octavo-kernels -- avx512/prompt/Q4_K`;
 //! `OCTAVO_KERNELS_CSV=FILE` adds the results to a file.
 //!
-//! Products of generated tokens are held against the read bandwidth, products and attention of
-//! prompts against the peak of the vectors or the matrix unit, both measured first with the same
-//! threads. Elementwise operations read and write caches: no limit is given.
+//! Packing, as it is done once at load, and products of generated tokens are held against the read
+//! bandwidth, products and attention of prompts against the peak of the vectors or the matrix unit,
+//! both measured first with the same threads. Elementwise operations read and write caches: no
+//! limit is given.
 
 #[allow(dead_code)] // tests use the rest
 #[path = "../tests/common/mod.rs"]
@@ -153,8 +154,18 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let raw = weights(ty, rows * cols);
             let bytes = raw.len() as u64;
             let mut pool = Pool::new(bench.threads).expect("threads");
-            let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool)
-                .expect("a matrix");
+            let raw = Arc::new(raw);
+            let isa = bench.isa;
+            let mut pack = || {
+                Matrix::new(isa, (ty, rows, cols), raw.clone(), true, &mut pool).expect("a matrix")
+            };
+            if role == Role::Generated {
+                let name = format!("pack/{ty}");
+                bench.run(&name, &Throughput::Bytes(bytes), Some(read), || {
+                    std::hint::black_box(pack());
+                });
+            }
+            let matrix = pack();
             let x = Rng(2).floats(m * cols);
             let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
             let program = program(ops, &[cols, rows], common::KV);
@@ -304,7 +315,7 @@ fn attending(bench: &Bench<'_>, kv: KvShape, scores: Option<Scores>) -> Executor
             ops.push(attend.to(2));
         }
     }
-    // a matrix unit attends for models with quantized weights
+    // prompts of models with quantized weights have kernels of their own
     let raw = Arc::new(weights(T::Q8_0, 32 * 32));
     let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
     let program = program(ops, &[q_width, kv_width, q_width], kv);

@@ -2,9 +2,6 @@
 
 use std::io;
 
-/// Bits of a word of the system's mask.
-const BITS: usize = libc::c_ulong::BITS as usize;
-
 /// Keeps the calling thread on these CPUs, and with it the threads that it starts from now on. What
 /// they write first lies in the memory of their own NUMA node then.
 ///
@@ -12,6 +9,8 @@ const BITS: usize = libc::c_ulong::BITS as usize;
 /// If the system refuses, or has no such call.
 #[cfg(target_os = "linux")]
 pub fn stay_on(cpus: &[usize]) -> io::Result<()> {
+    /// Bits of a word of the system's mask.
+    const BITS: usize = libc::c_ulong::BITS as usize;
     let words = cpus.iter().max().map_or(0, |last| last / BITS + 1);
     let mut mask: Vec<libc::c_ulong> = vec![0; words];
     for cpu in cpus {

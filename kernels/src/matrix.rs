@@ -324,12 +324,13 @@ impl Matrix {
             .at(s)
     }
 
-    /// The packed weights k in `k0..k1` of strip `s`: none if they are not packed.
+    /// The packed weights k in `k0..k1` of strip `s`, of whole blocks: none if they are not packed.
     pub(crate) fn packed(&self, s: usize, k0: usize, k1: usize) -> &[u8] {
         let Data::Packed(memory) = &self.data else {
             return &[];
         };
-        let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes() * self.table.strip;
+        // asked for every panel of a prompt: a look into the table of types would take longer
+        let at = |k: usize| k * self.strip_bytes / self.cols;
         &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
     }
 
@@ -469,7 +470,7 @@ fn pack_strips(
     let piece = (n / 32).clamp(PIECE.start, PIECE.end).div_ceil(strip_bytes);
     let pieces = memory.bytes_mut().chunks_mut(piece * strip_bytes);
     let work = Mutex::new(pieces.enumerate());
-    pool.run_tasks(&|_| {
+    pool.run_long_tasks(&|_| {
         let mut room = Vec::new();
         loop {
             // a panic in `pack` is a broken invariant that the pool passes on; the lock is not

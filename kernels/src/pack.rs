@@ -6,12 +6,22 @@
 //! kernels are: the compiler makes vectors of it.
 
 use crate::formats::{Float, Format, Transposed};
+use crate::simd::Simd;
 
-/// Packs `rows` (at most `r`, each a whole number of blocks) into one strip. Rows that are missing
-/// are zero.
+/// Bytes that come from memory at once.
+const LINE: usize = 64;
+
+/// Packs `rows` (at most `S::R`, each a whole number of blocks) into one strip. Rows that are
+/// missing are zero.
+///
+/// # Safety
+/// As the head of `simd.rs` says.
 #[inline(always)]
-pub(crate) fn strip<F: Format>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
+pub(crate) unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
+    let r = S::R;
     let bytes = F::BLOCK_BYTES;
+    // the rows of the next strip mostly lie behind these
+    let next_strip = rows.iter().map(|row| row.len()).sum();
     let mut room = [0u8; 256];
     let codes = &mut room[..F::K];
     for (b, block) in out.chunks_exact_mut(bytes * r).enumerate() {
@@ -25,6 +35,12 @@ pub(crate) fn strip<F: Format>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
         let (high, top) = planes.split_at_mut(F::K * F::HIGH / 8 * r);
         for (i, row) in rows.iter().enumerate() {
             let raw = &row[b * bytes..(b + 1) * bytes];
+            let next = raw.as_ptr().wrapping_add(next_strip);
+            for line in (0..bytes).step_by(LINE) {
+                // SAFETY: a hint, of an address that may be any; the instruction set is the
+                // caller's promise.
+                unsafe { S::prefetch_far(next.wrapping_add(line)) };
+            }
             F::transpose(raw, &mut Transposed { meta, i, r });
             F::unpack(raw, codes);
             match F::LOW {

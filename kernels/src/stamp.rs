@@ -192,7 +192,8 @@ macro_rules! instantiate {
 
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn pack_strip<F: Format>(rows: &[&[u8]], out: &mut [u8]) {
-                pack::strip::<F>(rows, <$simd as Simd>::R, out);
+                // SAFETY: as gemv.
+                unsafe { pack::strip::<$simd, F>(rows, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn pack_float_strip<E: Float>(rows: &[&[u8]], out: &mut [u8]) {

@@ -1,6 +1,8 @@
 //! Super-blocks of 256 with one or two f16 scales, which multiply smaller scales of 16 or 32.
 
-use super::{Format, GpuScales, Row, Transposed, Visitor, nibbles, six_bits};
+use super::{
+    Format, GpuScales, Row, Transposed, Visitor, eight, nibbles, six_bits, spread, spread_more,
+};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -55,9 +57,8 @@ k45!(Q5_K, high 1, unpack(raw, codes) {
         .enumerate()
     {
         nibbles(q, c);
-        for (l, h) in raw[16..48].iter().enumerate() {
-            c[l] |= (h >> (2 * j) & 1) << 4;
-            c[32 + l] |= (h >> (2 * j + 1) & 1) << 4;
+        for (half, c) in c.chunks_exact_mut(32).enumerate() {
+            spread_more(&raw[16..48], c, |h| (h >> (2 * j + half) & eight(1)) << 4);
         }
     }
 });
@@ -88,9 +89,8 @@ format! {
             for part in 0..4 {
                 let (from, shift) = (32 * (part % 2), 4 * (part / 2));
                 let c = &mut codes[128 * n + 32 * part..128 * n + 32 * part + 32];
-                for l in 0..32 {
-                    c[l] = (ql[from + l] >> shift & 15) | (qh[l] >> (2 * part) & 3) << 4;
-                }
+                spread(&ql[from..from + 32], c, |low| low >> shift & eight(15));
+                spread_more(qh, c, |high| (high >> (2 * part) & eight(3)) << 4);
             }
         }
     }
@@ -142,8 +142,8 @@ format! {
     }
     unpack(raw, codes) {
         two_bits(&raw[32..96], codes);
-        for (at, c) in codes.iter_mut().enumerate() {
-            *c |= (raw[at % 32] >> (at / 32) & 1) << 2;
+        for (part, c) in codes.chunks_exact_mut(32).enumerate() {
+            spread_more(&raw[..32], c, |top| (top >> part & eight(1)) << 2);
         }
     }
     transpose(raw, meta) {
@@ -169,7 +169,7 @@ format! {
 fn two_bits(q: &[u8], codes: &mut [u8]) {
     for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {
         for (j, c) in c.chunks_exact_mut(32).enumerate() {
-            c.iter_mut().zip(q).for_each(|(c, q)| *c = q >> (2 * j) & 3);
+            spread(q, c, |q| q >> (2 * j) & eight(3));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One f16 scale, and perhaps a minimum, for 32 weights.
 
-use super::{Format, GpuScales, Row, Transposed, Visitor, nibbles};
+use super::{Format, GpuScales, Row, Transposed, Visitor, eight, nibbles};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -56,8 +56,11 @@ legacy!(Q8_0, low 8, high 0, offset 128, unpack(raw, codes) {
 #[inline(always)]
 fn fifth_bits(qh: &[u8], q: &[u8], codes: &mut [u8]) {
     nibbles(q, codes);
-    for (k, c) in codes.iter_mut().enumerate() {
-        *c |= (qh[k / 8] >> (k % 8) & 1) << 4;
+    for (c, h) in codes.as_chunks_mut().0.iter_mut().zip(qh) {
+        // bit k of byte k is what there is; more than nothing carries into the highest bit
+        let own = eight(*h) & 0x8040_2010_0804_0201;
+        let fifth = (own + eight(0x7f)) >> 3 & eight(16);
+        *c = (u64::from_le_bytes(*c) | fifth).to_le_bytes();
     }
 }
 

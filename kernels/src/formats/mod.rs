@@ -22,7 +22,10 @@
 //! GPU has its scales. Everything else follows from the list at the end of that file.
 #![allow(non_camel_case_types)] // ggml's own names
 
+mod codes;
+
 use crate::simd::Simd;
+use codes::{eight, nibbles, nibbles_of_32, spread, spread_more};
 use octavo_quant::TensorType;
 use std::ops::Range;
 
@@ -437,23 +440,6 @@ unsafe fn six_bits<S: Simd>(low: S::I, high: S::I) -> S::F {
             S::shl(S::and(high, S::iset1(3)), 4),
         );
         S::to_f(S::isub(scale, S::iset1(32)))
-    }
-}
-
-/// Low nibbles are the first half, high nibbles the second.
-#[inline(always)]
-fn nibbles(q: &[u8], codes: &mut [u8]) {
-    let (first, second) = codes.split_at_mut(codes.len() / 2);
-    // two loops, of which each becomes vectors
-    first.iter_mut().zip(q).for_each(|(c, q)| *c = q & 15);
-    second.iter_mut().zip(q).for_each(|(c, q)| *c = q >> 4);
-}
-
-/// [`nibbles`] of 16 bytes for each 32 codes.
-#[inline(always)]
-fn nibbles_of_32(q: &[u8], codes: &mut [u8]) {
-    for (c, q) in codes.chunks_exact_mut(32).zip(q.chunks_exact(16)) {
-        nibbles(q, c);
     }
 }
 

@@ -10,6 +10,7 @@
 //!
 //! No result may depend on who did what, so that all of this is about time alone.
 
+mod absences;
 mod bell;
 mod borrowed;
 mod gate;
@@ -34,6 +35,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock::{LastCpu, ThreadClock};
+use absences::Absences;
 pub(crate) use bell::Bell;
 use borrowed::Borrowed;
 use gate::Membership;
@@ -161,31 +163,6 @@ struct Job {
     gathers: bool,
 }
 
-/// Threads that go missing now and then, as on a busy machine.
-struct Absences {
-    /// Of a sequence of pseudo-random numbers.
-    state: AtomicU64,
-    /// One of so many sections is late.
-    one_of: u64,
-}
-
-impl Absences {
-    /// A thread is in the middle of something, and may be late for it; so much less often than one
-    /// of `one_of`.
-    fn pass(&self, rarer: u64) {
-        let n = self
-            .state
-            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32;
-        if n.is_multiple_of(self.one_of * rarer) {
-            // long enough to be left behind
-            let longer = if cfg!(miri) { 200 } else { 1 };
-            std::thread::sleep(longer * Duration::from_micros(100 + n % 2000));
-        }
-    }
-}
-
 /// The pool. Dropping it ends the threads.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -211,13 +188,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::new`].
     pub fn unreliable(n: usize, seed: u64, one_of: u64) -> std::io::Result<Pool> {
-        Pool::with(
-            n,
-            Some(Absences {
-                state: AtomicU64::new(seed),
-                one_of: one_of.max(1),
-            }),
-        )
+        Pool::with(n, Some(Absences::new(seed, one_of)))
     }
 
     fn with(n: usize, absences: Option<Absences>) -> std::io::Result<Pool> {
@@ -353,12 +324,22 @@ impl Pool {
         });
     }
 
+    /// As [`Pool::run_tasks`], of tasks that take long together. Whoever is not there when they
+    /// begin does none of them, so sleeping threads are woken first, and waited for a moment.
+    ///
+    /// # Panics
+    /// As [`Pool::run_tasks`].
+    pub(crate) fn run_long_tasks(&mut self, work: &(dyn Fn(usize) + Sync)) {
+        self.shared.gather(Some(wait::WAKING));
+        self.run_tasks(work);
+    }
+
     /// Runs `work` once on every thread, with the thread's number, all at the same time.
     ///
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
     pub(crate) fn run_everywhere(&mut self, work: &(dyn Fn(usize) + Sync)) {
-        self.shared.gather();
+        self.shared.gather(None);
         self.run_borrowed(Borrowed {
             work: borrowed::as_if_lasting(work),
             everybody: true,

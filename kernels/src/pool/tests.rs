@@ -158,7 +158,7 @@ fn a_late_thread_is_left_behind_and_comes_back() {
         for missing in 0..n {
             let mut pool = Pool::new(n).expect("threads");
             for _ in 0..if cfg!(miri) { 1 } else { 10 } {
-                pool.shared.gather();
+                pool.shared.gather(None);
                 check(&mut pool, Sums::new(8, true, Some((missing, 3))));
                 check(&mut pool, Sums::new(5, true, None));
             }
@@ -240,7 +240,7 @@ fn who_works_alone_shares_the_rest_of_a_section() {
 fn what_cannot_be_repeated_waits() {
     let mut pool = Pool::new(3).expect("threads");
     for missing in 0..3 {
-        pool.shared.gather();
+        pool.shared.gather(None);
         check(&mut pool, Sums::new(6, false, Some((missing, 2))));
     }
     assert_eq!(pool.taken_over(), 0);
@@ -275,6 +275,21 @@ fn everywhere_means_all_threads_once_and_tasks_whoever_is_there() {
             assert_eq!(done.load(Ordering::Relaxed), 10);
         }
     }
+}
+
+/// Unlike a step, whose next section they would join, long tasks begin with those that slept.
+#[test]
+fn long_tasks_are_done_by_those_that_slept_too() {
+    let mut pool = Pool::new(2).expect("threads");
+    let both = (0..if cfg!(miri) { 3 } else { 50 }).any(|_| {
+        std::thread::sleep(Duration::from_millis(if cfg!(miri) { 200 } else { 20 }));
+        let there = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        pool.run_long_tasks(&|id| {
+            there[id].fetch_add(1, Ordering::Relaxed);
+        });
+        there.iter().all(|n| n.load(Ordering::Relaxed) == 1)
+    });
+    assert!(both, "a thread that slept was never there");
 }
 
 #[test]

@@ -49,6 +49,9 @@ pub(super) const IDLE_GAP: Duration = Duration::from_micros(100);
 const LONG_GAP: Duration = Duration::from_micros(500);
 /// Where it is a waste, it is still done for so long, which is what a wake-up costs.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
+/// Long work waits for threads that sleep: many times what waking one takes, and less than the
+/// time slice that a busy machine may keep it for.
+pub(super) const WAKING: Duration = Duration::from_millis(if cfg!(miri) { 200 } else { 2 });
 
 /// The usual time between steps, with one more that was seen.
 pub(super) fn smoothed(usual: Duration, seen: Duration) -> Duration {
@@ -330,12 +333,14 @@ impl Shared {
     }
 
     /// Waits until every thread has asked for a seat, so that the next step begins with all of
-    /// them.
-    pub(super) fn gather(&self) {
+    /// them, or with those who are there after so long.
+    pub(super) fn gather(&self, at_most: Option<Duration>) {
         locked(&self.job).gathers = true;
         self.steps.fetch_add(1, Ordering::SeqCst);
         self.idle.ring();
-        while !self.team.all_have_asked() {
+        let start = Instant::now();
+        let enough = || at_most.is_some_and(|limit| start.elapsed() > limit);
+        while !self.team.all_have_asked() && !enough() {
             std::thread::sleep(Duration::from_micros(20));
         }
     }

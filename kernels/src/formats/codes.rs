@@ -1,0 +1,39 @@
+//! Codes out of the bytes of blocks as they lie in files.
+
+/// `byte` eight times.
+pub(super) const fn eight(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+
+/// Codes of what `bits` makes of the bytes at their places, in words of eight: the compiler makes
+/// vectors of these, and of single bytes only by chance.
+#[inline(always)]
+pub(super) fn spread(q: &[u8], codes: &mut [u8], bits: impl Fn(u64) -> u64) {
+    for (c, q) in codes.as_chunks_mut().0.iter_mut().zip(q.as_chunks().0) {
+        *c = bits(u64::from_le_bytes(*q)).to_le_bytes();
+    }
+}
+
+/// [`spread`], to codes that have other bits already.
+#[inline(always)]
+pub(super) fn spread_more(q: &[u8], codes: &mut [u8], bits: impl Fn(u64) -> u64) {
+    for (c, q) in codes.as_chunks_mut().0.iter_mut().zip(q.as_chunks().0) {
+        *c = (u64::from_le_bytes(*c) | bits(u64::from_le_bytes(*q))).to_le_bytes();
+    }
+}
+
+/// Low nibbles are the first half, high nibbles the second.
+#[inline(always)]
+pub(super) fn nibbles(q: &[u8], codes: &mut [u8]) {
+    let (first, second) = codes.split_at_mut(codes.len() / 2);
+    spread(q, first, |q| q & eight(15));
+    spread(q, second, |q| q >> 4 & eight(15));
+}
+
+/// [`nibbles`] of 16 bytes for each 32 codes.
+#[inline(always)]
+pub(super) fn nibbles_of_32(q: &[u8], codes: &mut [u8]) {
+    for (c, q) in codes.chunks_exact_mut(32).zip(q.chunks_exact(16)) {
+        nibbles(q, c);
+    }
+}
