@@ -287,7 +287,7 @@ impl Scheduler {
         }
         let (stall, most) = (self.settings.stall.as_secs_f64(), self.settings.rows);
         let mut least = MIN_CHUNK;
-        // nothing keeps to what takes less than a step, and a prompt must end too
+        // where a step alone takes longer, nothing keeps to the target, and a prompt must end too
         if self.step < stall {
             let mut readers = self.jobs.iter().filter(|job| job.is_reading());
             let depth = readers.next().map_or(0, |job| job.timeline.len()) as f64;

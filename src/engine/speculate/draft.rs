@@ -5,6 +5,7 @@ use std::time::Instant;
 use octavo_kernels::Role;
 
 use super::MOST_GUESSES;
+use super::pace::{counted, with_news};
 use crate::{Engine, Error, Session, Wanted};
 
 /// A model that guesses for another.
@@ -47,7 +48,7 @@ impl Draft {
     pub(super) fn begin(&self) -> Drafter {
         Drafter {
             session: self.0.session(),
-            each: None,
+            cost: Cost::default(),
         }
     }
 }
@@ -55,21 +56,29 @@ impl Draft {
 /// Guesses for one text.
 pub(super) struct Drafter {
     session: Session,
-    /// Seconds that a guessed token takes; none before there was one.
-    each: Option<f64>,
+    cost: Cost,
 }
 
-/// What a new measurement makes up of a mean.
-const NEWS: f64 = 0.2;
+/// A draft's guess.
+pub(super) struct Drafted {
+    pub(super) tokens: Vec<u32>,
+    /// Seconds that it took, as far as guesses usually take so long.
+    pub(super) seconds: f64,
+}
 
 impl Drafter {
     /// Seconds that a guessed token takes.
     pub(super) fn each(&self) -> f64 {
-        self.each.unwrap_or(0.0)
+        self.cost.each.unwrap_or(0.0)
     }
 
-    /// Reads a text, but for a few last tokens of it that [`Drafter::guess`] takes along. That is
-    /// long for a prompt, once.
+    /// Another guess was not worth its time.
+    pub(super) fn decline(&mut self) {
+        self.cost.decline();
+    }
+
+    /// Reads a text, but for a few last tokens of it that [`Drafter::guess`] takes along, and of a
+    /// text that is new to it but for the last one. That is long for a prompt, once.
     ///
     /// # Errors
     /// If the device fails.
@@ -83,7 +92,7 @@ impl Drafter {
         let last = text.len().saturating_sub(1);
         let held = self.session.truncate(alike.min(last));
         // what is new beside the last token is mostly the guess before: one step computes both
-        if text.len() - held > MOST_GUESSES {
+        if text.len() - held > MOST_GUESSES || held == 0 && last > 0 {
             self.session
                 .eval(&text[held..last], Role::Prompt, Wanted::None)?;
         }
@@ -95,22 +104,85 @@ impl Drafter {
     ///
     /// # Errors
     /// If the device fails.
-    pub(super) fn guess(&mut self, text: &[u32], n: usize) -> Result<Vec<u32>, Error> {
+    pub(super) fn guess(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
         let n = n.min(self.session.n_ctx().saturating_sub(text.len()));
-        let mut guesses = Vec::with_capacity(n);
-        if n == 0 {
-            return Ok(guesses);
+        let (mut tokens, mut seconds) = (Vec::with_capacity(n), 0.0);
+        if n > 0 {
+            let new = &text[self.session.tokens().len()..];
+            let start = Instant::now();
+            let mut next = self.session.eval_best(new, Role::Generated)?;
+            tokens.push(next);
+            while tokens.len() < n {
+                next = self.session.eval_best(&[next], Role::Generated)?;
+                tokens.push(next);
+            }
+            seconds = self.cost.took(n, start.elapsed().as_secs_f64());
         }
-        let new = &text[self.session.tokens().len()..];
-        let start = Instant::now();
-        let mut next = self.session.eval_best(new, Role::Generated)?;
-        guesses.push(next);
-        while guesses.len() < n {
-            next = self.session.eval_best(&[next], Role::Generated)?;
-            guesses.push(next);
+        Ok(Drafted { tokens, seconds })
+    }
+}
+
+/// What guesses take.
+#[derive(Default)]
+struct Cost {
+    /// Seconds that a guessed token takes; none if that is not known.
+    each: Option<f64>,
+    /// There was a guess: the first takes long, as a first step does.
+    is_warm: bool,
+    /// Times since the last guess that one was not worth its time.
+    declined: usize,
+}
+
+/// After so many guesses that were not worth it, what they take is measured anew: the machine may
+/// have had other work.
+const ANEW: usize = 32;
+
+impl Cost {
+    /// A guess of `n` tokens took so many seconds; answers how many of them are its own.
+    fn took(&mut self, n: usize, seconds: f64) -> f64 {
+        self.declined = 0;
+        if !std::mem::replace(&mut self.is_warm, true) {
+            return 0.0;
         }
-        let each = start.elapsed().as_secs_f64() / n as f64;
-        self.each = Some(self.each.map_or(each, |old| old + NEWS * (each - old)));
-        Ok(guesses)
+        let seen = seconds / n as f64;
+        let (each, counts) = match self.each {
+            None => (seen, seen),
+            Some(mean) => (with_news(mean, seen), counted(mean, seen)),
+        };
+        self.each = Some(each);
+        counts * n as f64
+    }
+
+    /// Another guess was not worth its time.
+    fn decline(&mut self) {
+        self.declined += 1;
+        if self.declined == ANEW {
+            (self.each, self.declined) = (None, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_slow_once_is_not_what_guesses_take() {
+        let mut cost = Cost::default();
+        assert_eq!((cost.took(3, 0.13), cost.each), (0.0, None));
+        assert_eq!((cost.took(4, 0.02), cost.each), (0.02, Some(0.005)));
+        assert_eq!(cost.took(1, 1.0), 0.01);
+        assert!(cost.each.is_some_and(|each| (each - 0.006).abs() < 1e-9));
+    }
+
+    #[test]
+    fn who_was_declined_for_long_is_measured_anew() {
+        let mut cost = Cost::default();
+        (0..2).for_each(|_| assert!(cost.took(1, 0.05) < 0.06));
+        (1..ANEW).for_each(|_| cost.decline());
+        assert_eq!(cost.each, Some(0.05));
+        cost.decline();
+        assert_eq!(cost.each, None);
+        assert_eq!((cost.took(1, 0.003), cost.each), (0.003, Some(0.003)));
     }
 }

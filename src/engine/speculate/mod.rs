@@ -9,13 +9,11 @@ mod draft;
 mod lookup;
 mod pace;
 
-use std::time::Instant;
-
 use crate::Error;
 use crate::pictures::is_cell;
 use draft::Drafter;
 use lookup::History;
-use pace::{Odds, Offer, Worth};
+use pace::{MOST_SEEN, Odds, Offer, Worth};
 
 pub use draft::Draft;
 pub use lookup::Lookup;
@@ -68,9 +66,9 @@ impl Guesser {
         Guesser {
             lookup,
             history: History::default(),
-            said: Odds::new([0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95]),
+            said: Odds::new([0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95], MOST_SEEN),
             drafter: draft.map(Draft::begin),
-            drafted: Odds::new([0.7]),
+            drafted: Odds::new([0.8], 3.0),
             last: 0,
             is_drafted: false,
             guessed: Guessed::default(),
@@ -128,12 +126,13 @@ impl Guesser {
             let other = by_text.map_or(Worth::default(), |(_, worth)| worth);
             if worth.n > 0 && (other.n == 0 || worth.gain > other.gain) {
                 // that the draft reads a prompt is what having one costs, whatever is guessed then
-                let guesses = drafter.read(text).and_then(|()| {
-                    let start = Instant::now();
-                    let guesses = drafter.guess(text, worth.n);
-                    pace.thought(start.elapsed());
-                    guesses
-                });
+                let guesses = drafter
+                    .read(text)
+                    .and_then(|()| drafter.guess(text, worth.n))
+                    .map(|drafted| {
+                        pace.thought(drafted.seconds);
+                        drafted.tokens
+                    });
                 match guesses {
                     // others' texts have the draft's pages: this one goes on without guesses
                     Err(Error::KvPages(_)) => self.drafter = None,
@@ -142,6 +141,8 @@ impl Guesser {
                         return guesses;
                     }
                 }
+            } else if worth.n == 0 {
+                drafter.decline();
             }
         }
         Ok(by_text.map_or(Vec::new(), |(found, worth)| {
