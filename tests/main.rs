@@ -12,3 +12,6 @@ mod sizes;
 
 #[path = "../src/engine/tests/logits.rs"]
 mod logits;
+
+#[path = "../src/engine/tests/world.rs"]
+mod world;

@@ -273,7 +273,7 @@ struct JoinPartsParams {
     float* out;          // (pieces of rows, width)
     u64 n;               // values of out
     u32 width;
-    u32 grain;   // values that one rank has
+    u32 grain;   // values that stay together
     u32 grains;  // of a piece, the last of which may be shorter
     u32 ranks;
 };

@@ -80,6 +80,11 @@ pub trait Collective: Debug + Send + Sync {
     /// `mine` this rank's.
     fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]);
 
+    /// Ranks that are threads of one process, each of which can read where another's values lie.
+    fn in_process(&self) -> Option<&Threads> {
+        None
+    }
+
     /// What rank 0 says; it may be long before it does.
     fn broadcast(&self, words: &mut Vec<u32>);
 

@@ -104,29 +104,33 @@ enum Command {
 }
 
 impl Command {
-    /// Whether its model is divided among NUMA nodes, of commands that know how.
-    fn numa(&self) -> Option<ranks::Numa> {
+    /// How its model is divided among NUMA nodes, of commands that several ranks run together.
+    fn numa(&self) -> Option<&ranks::NumaArgs> {
         match self {
-            Command::Run(args) => args.numa.numa,
-            Command::Chat(args) => args.numa.numa,
-            Command::Serve(args) => args.numa.numa,
-            Command::Logits(args) => args.numa.numa,
-            Command::Perplexity(args) => args.numa.numa,
-            Command::Bench(args) => args.numa.numa,
-            _ => None,
+            Command::Run(args) => Some(&args.numa),
+            Command::Chat(args) => Some(&args.numa),
+            Command::Serve(args) => Some(&args.numa),
+            Command::Logits(args) => Some(&args.numa),
+            Command::Perplexity(args) => Some(&args.numa),
+            Command::Bench(args) => Some(&args.numa),
+            Command::Inspect(_)
+            | Command::Tokenize(_)
+            | Command::Embed(_)
+            | Command::Diff(_)
+            | Command::QuantReport(_)
+            | Command::Convert(_)
+            | Command::Quantize(_)
+            | Command::Imatrix(_)
+            | Command::Merge(_)
+            | Command::Completions { .. } => None,
         }
     }
 
     /// That it is one of those that several ranks run together.
     fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
-        match self {
-            Command::Run(_)
-            | Command::Chat(_)
-            | Command::Serve(_)
-            | Command::Logits(_)
-            | Command::Perplexity(_)
-            | Command::Bench(_) => Ok(()),
-            _ => Err(Failure::Usage(format!(
+        match self.numa() {
+            Some(_) => Ok(()),
+            None => Err(Failure::Usage(format!(
                 "{ranks} ranks: expected run, chat, serve, logits, perplexity or bench"
             ))),
         }
@@ -184,7 +188,8 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     if let Some(world) = ranks::world() {
         command.check_ranks(world.ranks())?;
     }
-    let others = command.numa().map(ranks::Numa::start).transpose()?;
+    let numa = command.numa().and_then(|args| args.numa);
+    let others = numa.map(ranks::Numa::start).transpose()?;
     let result = execute(command);
     if let Some(others) = others {
         others.stop();

@@ -6,11 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use octavo_engine::backend::cuda::{self, Cuda};
-use octavo_engine::backend::ranks::{OnDevice, Open, Opened, World, open_gpu, serve_on};
-use octavo_engine::backend::{Role, TapView};
+use octavo_engine::backend::ranks::{OnDevice, Opened, open_gpu};
 use octavo_engine::generate::{Options as Generation, generate};
-use octavo_engine::sample::top_logits;
-use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::cuda::{Device, Gather, ThroughHost};
 use octavo_kernels::{Collective, Threads};
@@ -18,6 +16,7 @@ use octavo_kernels::{Collective, Threads};
 use super::device;
 use super::engine::Nobody;
 use super::watched::Watched;
+use crate::world::{self, assert_same_shown, on_ranks, shown};
 
 /// More than a page, and no multiple of a kernel's tile.
 const PROMPT: usize = 19;
@@ -60,32 +59,6 @@ fn open(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
     }))
 }
 
-/// What `run` makes of an engine that so many ranks compute.
-fn on_ranks<T>(
-    ranks: usize,
-    source: &ModelSource,
-    options: &EngineOptions,
-    open: Open,
-    run: impl FnOnce(Result<Engine, Error>) -> T,
-) -> T {
-    let mut links = Threads::new(ranks).into_iter();
-    let first = links.next().expect("rank 0");
-    thread::scope(|scope| {
-        for link in links {
-            let link: Arc<dyn Collective> = Arc::new(link);
-            scope.spawn(move || serve_on(&link, open));
-        }
-        let world = World::on(Arc::new(first), open);
-        let options = EngineOptions {
-            world: Some(world.clone()),
-            ..options.clone()
-        };
-        let result = run(Engine::load(source, &options, &mut |_| {}));
-        world.stop();
-        result
-    })
-}
-
 /// An engine on one device, which is no rank.
 fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>) -> Engine {
     let engine = Engine::load_on(source, options, |gguf, model, limits| {
@@ -109,20 +82,7 @@ fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>)
 
 /// All logits of a prompt and of what is generated after it, as bits.
 fn bits(engine: &Engine) -> Vec<u32> {
-    let n = engine.hparams().n_vocab();
-    let prompt = (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
-    let prompt: Vec<u32> = prompt.collect();
-    let mut session = engine.session();
-    let mut bits = Vec::new();
-    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
-    for _ in 0..GENERATED {
-        let logits = session.eval(&tokens, role, wanted).expect("logits");
-        bits.extend(logits.data.iter().map(|x| x.to_bits()));
-        let last = logits.last().expect("a row");
-        tokens = vec![top_logits(last, 1)[0].0];
-        (role, wanted) = (Role::Generated, Wanted::Last);
-    }
-    bits
+    world::bits(engine, PROMPT, GENERATED)
 }
 
 /// Compares one device with those of several ranks; the numbers of ranks that work.
@@ -132,19 +92,7 @@ fn compare(source: &ModelSource) -> Vec<usize> {
         return Vec::new();
     };
     let expected = bits(&alone(source, &options, device));
-    let mut possible = Vec::new();
-    for ranks in 2..=4 {
-        on_ranks(ranks, source, &options, open, |engine| match engine {
-            Ok(engine) => {
-                let what = format!("{source:?} on {ranks} ranks");
-                assert!(bits(&engine) == expected, "{what}: other bits");
-                possible.push(ranks);
-            }
-            Err(Error::Ranks { .. }) => {}
-            Err(error) => panic!("{source:?}: {error}"),
-        });
-    }
-    possible
+    world::compare((source, &options, open), 2..=4, &expected, bits)
 }
 
 /// Of each of three ranks.
@@ -308,23 +256,10 @@ fn ranks_with_devices_generate_what_one_does() {
 #[test]
 fn ranks_with_devices_show_whole_rows() {
     let Some(one) = device() else { return };
-    let shown = |engine: &Engine| {
-        let mut all = Vec::new();
-        let mut tap = |view: &TapView<'_>| {
-            let bits: Vec<u32> = view.data.iter().map(|x| x.to_bits()).collect();
-            all.push((view.tap.to_string(), view.rows, view.width, bits));
-        };
-        engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
-        all
-    };
     let source = ModelSource::Demo;
     let expected = shown(&alone(&source, &options(), one));
     on_ranks(2, &source, &options(), open, |engine| {
-        let got = shown(&engine.expect("the model loads"));
-        assert_eq!(got.len(), expected.len());
-        for (got, expected) in got.iter().zip(&expected) {
-            assert!(got == expected, "{} against {}", got.0, expected.0);
-        }
+        assert_same_shown(&shown(&engine.expect("the model loads")), &expected);
     });
 }
 

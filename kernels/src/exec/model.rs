@@ -10,6 +10,7 @@ use super::{
     Collective, Instruction, Isa, Matrix, MatrixUnit, Op, Program, Resource, Role, Slot, Table,
     piece_len,
 };
+use crate::ranks::Threads;
 
 /// What stays the same in all steps.
 pub(super) struct Model {
@@ -102,8 +103,18 @@ impl Model {
         }
     }
 
-    /// Floats of all ranks' parts of the widest rows that they gather.
+    /// The ranks, if their parts of rows are read where they lie: a prompt's, in one process.
+    pub(super) fn ranks_that_show(&self, role: Role) -> Option<&Threads> {
+        let in_process = self.ranks.as_ref()?.in_process();
+        in_process.filter(|_| role == Role::Prompt)
+    }
+
+    /// Floats of all ranks' parts of the widest rows that they gather; none where these are read
+    /// where they lie.
     pub(super) fn gathered_floats(&self, extent: &Extent) -> usize {
+        if self.ranks_that_show(extent.role).is_some() {
+            return 0;
+        }
         let of = |i: &Instruction| match i.op {
             Op::AllGather { .. } => {
                 let slot = i.result();

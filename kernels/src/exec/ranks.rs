@@ -1,6 +1,8 @@
 //! Rows of which each rank has computed a part.
 
-use super::{Collective, Cut, Part, Slot};
+use std::ops::Range;
+
+use super::{Collective, Cut, Part, Role, Slot};
 
 impl Part<'_> {
     fn ranks(&self) -> &dyn Collective {
@@ -23,13 +25,17 @@ impl Part<'_> {
         // both hold whole rows of the result.
         unsafe {
             let mine = self.view.buffers[x].read(0, n);
+            if let Some(ranks) = self.model.ranks_that_show(self.extent.role) {
+                ranks.show(mine, |rank, part| self.join(rank, part, 0..rows, cut, out));
+                return;
+            }
             let len = rows * self.width(out);
             if cut.is_in_order(rows) {
                 ranks.all_gather(mine, &lens, self.view.buffers[out].write(0, len));
                 return;
             }
             ranks.all_gather(mine, &lens, self.view.parts.write(0, len));
-            if self.extent.role == super::Role::Generated {
+            if self.extent.role == Role::Generated {
                 (0..rows).for_each(|row| self.join_row(row, cut, out));
             }
         }
@@ -41,7 +47,8 @@ impl Part<'_> {
     /// As [`Part::run`]. *Shares* of rows, `grain` at a time.
     pub(super) unsafe fn join_parts(&self, cut: Cut, out: Slot, grain: usize) {
         let rows = self.n_rows(out);
-        if cut.is_in_order(rows) {
+        let are_shown = self.model.ranks_that_show(self.extent.role).is_some();
+        if are_shown || cut.is_in_order(rows) {
             return;
         }
         for row in self.w.share(rows, grain) {
@@ -56,18 +63,37 @@ impl Part<'_> {
         let (rows, ranks) = (self.n_rows(out), self.ranks().ranks());
         let mut before = 0;
         for rank in 0..ranks {
-            let part = cut.of(rank, ranks);
-            let first = before + row * cut.pieces * part.len();
-            for piece in 0..cut.pieces {
-                let at = piece * cut.width;
-                // SAFETY: the caller's promise; `exchange` has brought so many values.
-                unsafe {
-                    let from = self.view.parts.read(first + piece * part.len(), part.len());
-                    self.row_mut(out, row, at + part.start..at + part.end)
-                        .copy_from_slice(from);
-                }
+            let len = cut.pieces * cut.of(rank, ranks).len();
+            // SAFETY: the caller's promise; `exchange` has brought so many values.
+            unsafe {
+                let part = self.view.parts.read(before + row * len, len);
+                self.join(rank, part, row..row + 1, cut, out);
             }
-            before += rows * cut.pieces * part.len();
+            before += rows * len;
+        }
+    }
+
+    /// Brings a rank's part of some rows into them.
+    ///
+    /// # Safety
+    /// These rows are the caller's.
+    unsafe fn join(&self, rank: usize, part: &[f32], rows: Range<usize>, cut: Cut, out: Slot) {
+        let own = cut.of(rank, self.ranks().ranks());
+        assert_eq!(
+            part.len(),
+            rows.len() * cut.pieces * own.len(),
+            "rank {rank}"
+        );
+        if own.is_empty() {
+            return;
+        }
+        let pieces = rows.flat_map(|row| (0..cut.pieces).map(move |piece| (row, piece)));
+        for ((row, piece), from) in pieces.zip(part.chunks_exact(own.len())) {
+            let at = piece * cut.width;
+            // SAFETY: these rows are the caller's alone, and hold what all ranks have of a piece,
+            // one behind the other.
+            let to = unsafe { self.row_mut(out, row, at + own.start..at + own.end) };
+            to.copy_from_slice(from);
         }
     }
 }

@@ -5,6 +5,9 @@
 //! up, and takes from the places of the others when they have counted as far. A place holds two
 //! things, so that nobody has to wait until all have taken: who brings the third knows that all
 //! have taken the first, since they have brought the second.
+//!
+//! What is large is not brought but shown: the others read it where it lies, and its owner waits
+//! until all have.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -45,6 +48,32 @@ struct Place {
     times: AtomicU64,
     /// The last of that, and the one before.
     brought: [RwLock<Vec<u32>>; 2],
+    /// What it shows: nothing when it is not in [`Threads::show`].
+    shown: RwLock<Option<Shown>>,
+    /// How often it had brought something when it last had taken what all showed.
+    taken: AtomicU64,
+}
+
+/// Values of a rank.
+struct Shown {
+    at: *const f32,
+    len: usize,
+}
+
+// SAFETY: whoever reads the values holds the lock that they are shown under, and whoever shows them
+// has borrowed them until it has had that lock to itself.
+unsafe impl Send for Shown {}
+// SAFETY: as above; they are only read.
+unsafe impl Sync for Shown {}
+
+/// Shows nothing any more when it is dropped, which waits for those who are reading.
+struct Hides<'a>(&'a Place);
+
+impl Drop for Hides<'_> {
+    fn drop(&mut self) {
+        let shown = self.0.shown.write();
+        *shown.unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl Threads {
@@ -86,6 +115,45 @@ impl Threads {
                 .wait(|| place.times.load(Ordering::Acquire) > before);
             let brought = place.brought[slot].read();
             take(rank, &brought.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Hands over what each rank shows, in the order of their ranks; `mine` is what this one does.
+    /// Nothing is copied, but all are together twice, which pays for much only.
+    ///
+    /// # Panics
+    /// If a rank is gone before all have seen what all show.
+    pub(crate) fn show(&self, mine: &[f32], mut take: impl FnMut(usize, &[f32])) {
+        let Meeting { places, bell, .. } = &*self.meeting;
+        let own = &places[self.rank];
+        let before = own.times.load(Ordering::Relaxed);
+        *own.shown.write().unwrap_or_else(PoisonError::into_inner) = Some(Shown {
+            at: mine.as_ptr(),
+            len: mine.len(),
+        });
+        // also where this panics: the values are the caller's again then
+        let _hides = Hides(own);
+        own.times.store(before + 1, Ordering::Release);
+        bell.ring();
+        for (rank, place) in places.iter().enumerate() {
+            self.meeting
+                .wait(|| place.times.load(Ordering::Acquire) > before);
+            let shown = place.shown.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(Shown { at, len }) = *shown {
+                // SAFETY: they are borrowed by their owner, which cannot have ended its `show`
+                // while this lock is held.
+                take(rank, unsafe { std::slice::from_raw_parts(at, len) });
+            } else {
+                // its owner did not wait for this rank, and is about to be gone
+                drop(shown);
+                self.meeting.wait(|| false);
+            }
+        }
+        own.taken.store(before + 1, Ordering::Release);
+        bell.ring();
+        for place in places {
+            self.meeting
+                .wait(|| place.taken.load(Ordering::Acquire) > before);
         }
     }
 
@@ -159,17 +227,21 @@ impl Collective for Threads {
         );
     }
 
+    fn in_process(&self) -> Option<&Threads> {
+        Some(self)
+    }
+
     fn broadcast(&self, words: &mut Vec<u32>) {
-        let own = self.rank;
-        let said = std::mem::take(words);
-        self.meet(
-            |place| place.extend_from_slice(if own == 0 { &said } else { &[] }),
-            |rank, brought| {
-                if rank == 0 {
-                    brought.clone_into(words);
-                }
-            },
-        );
+        if self.rank == 0 {
+            self.meet(|place| place.extend_from_slice(words), |_, _| {});
+            return;
+        }
+        let mut take = |rank: usize, brought: &[u32]| {
+            if rank == 0 {
+                brought.clone_into(words);
+            }
+        };
+        self.meet(|_| {}, &mut take);
     }
 
     fn give_up(&self, why: &str) -> ! {

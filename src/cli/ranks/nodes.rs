@@ -144,6 +144,10 @@ impl Collective for Rank {
         self.0.all_gather(mine, lens, all);
     }
 
+    fn in_process(&self) -> Option<&Threads> {
+        Some(&self.0)
+    }
+
     fn broadcast(&self, words: &mut Vec<u32>) {
         self.0.broadcast(words);
     }

@@ -15,3 +15,4 @@ mod scheduler;
 mod sequence;
 mod speculate;
 mod variants;
+mod world;

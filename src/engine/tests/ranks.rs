@@ -2,15 +2,13 @@
 //! up across them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::thread;
 
-use octavo_engine::backend::ranks::{World, serve};
-use octavo_engine::backend::{Role, TapView};
-use octavo_engine::sample::top_logits;
-use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_engine::backend::ranks::{Open, open_gpu};
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Collective, Isa, IsaChoice, Pool, Threads};
+
+use crate::world::{self, assert_same_shown, shown};
 
 /// More than two pages, and no multiple of a kernel's tile.
 const PROMPT: usize = 37;
@@ -29,47 +27,19 @@ fn options(isa: Isa, ctx: usize) -> EngineOptions {
     }
 }
 
-/// What `run` makes of an engine that so many ranks compute.
+/// What `run` makes of an engine that so many ranks compute on CPUs.
 fn on_ranks<T>(
     ranks: usize,
     source: &ModelSource,
     options: &EngineOptions,
     run: impl FnOnce(Result<Engine, Error>) -> T,
 ) -> T {
-    let mut links = Threads::new(ranks).into_iter();
-    let first = links.next().expect("rank 0");
-    thread::scope(|scope| {
-        for link in links {
-            let link: Arc<dyn Collective> = Arc::new(link);
-            scope.spawn(move || serve(&link));
-        }
-        let world = World::new(Arc::new(first));
-        let options = EngineOptions {
-            world: Some(world.clone()),
-            ..options.clone()
-        };
-        let result = run(Engine::load(source, &options, &mut |_| {}));
-        world.stop();
-        result
-    })
+    world::on_ranks(ranks, source, options, open_gpu, run)
 }
 
 /// All logits of a prompt and of what is generated after it, as bits.
 fn bits(engine: &Engine, generated: usize) -> Vec<u32> {
-    let n = engine.hparams().n_vocab();
-    let prompt = (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
-    let prompt: Vec<u32> = prompt.collect();
-    let mut session = engine.session();
-    let mut bits = Vec::new();
-    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
-    for _ in 0..=generated {
-        let logits = session.eval(&tokens, role, wanted).expect("logits");
-        bits.extend(logits.data.iter().map(|x| x.to_bits()));
-        let last = logits.last().expect("a row");
-        tokens = vec![top_logits(last, 1)[0].0];
-        (role, wanted) = (Role::Generated, Wanted::Last);
-    }
-    bits
+    world::bits(engine, PROMPT, 1 + generated)
 }
 
 /// Compares one rank with several, for all instruction sets; the numbers of ranks that work.
@@ -79,18 +49,8 @@ fn compare(source: &ModelSource, generated: usize) -> Vec<usize> {
         let options = options(isa, PROMPT + generated);
         let alone = Engine::load(source, &options, &mut |_| {}).expect("the model loads");
         let expected = bits(&alone, generated);
-        possible.clear();
-        for ranks in 1..=4 {
-            on_ranks(ranks, source, &options, |engine| match engine {
-                Ok(engine) => {
-                    let what = format!("{source:?} on {ranks} ranks, {isa}");
-                    assert!(bits(&engine, generated) == expected, "{what}: other bits");
-                    possible.push(ranks);
-                }
-                Err(Error::Ranks { .. }) => {}
-                Err(error) => panic!("{source:?}: {error}"),
-            });
-        }
+        let what = (source, &options, open_gpu as Open);
+        possible = world::compare(what, 1..=4, &expected, |engine| bits(engine, generated));
     }
     possible
 }
@@ -204,27 +164,61 @@ fn late_threads_of_a_rank_change_nothing() {
     });
 }
 
+/// Ranks that cannot read each other's memory, as those of several processes.
+#[derive(Debug)]
+struct Apart(Threads);
+
+impl Collective for Apart {
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]) {
+        self.0.all_gather(mine, lens, all);
+    }
+
+    fn broadcast(&self, words: &mut Vec<u32>) {
+        self.0.broadcast(words);
+    }
+
+    fn give_up(&self, why: &str) -> ! {
+        self.0.give_up(why)
+    }
+}
+
+#[test]
+fn ranks_that_are_apart_change_no_bit() {
+    for isa in Isa::available() {
+        let one = options(isa, PROMPT + GENERATED);
+        let alone = Engine::load(&ModelSource::Demo, &one, &mut |_| {}).expect("the model loads");
+        let expected = bits(&alone, GENERATED);
+        for threads in [1, 2] {
+            let links = Threads::new(2).into_iter().map(Apart).collect();
+            let several = EngineOptions {
+                threads: Some(threads),
+                ..one.clone()
+            };
+            let other = |engine: Result<Engine, Error>| {
+                bits(&engine.expect("the model loads"), GENERATED) != expected
+            };
+            let other = world::on_links(links, &ModelSource::Demo, &several, open_gpu, other);
+            assert!(!other, "{isa}, {threads} threads: other bits");
+        }
+    }
+}
+
 /// What is shown of a step on several ranks are whole rows, and one rank's.
 #[test]
 fn taps_show_whole_rows() {
     let options = options(Isa::available()[0], 64);
-    let shown = |engine: &Engine| {
-        let mut all = Vec::new();
-        let mut tap = |view: &TapView<'_>| {
-            let bits: Vec<u32> = view.data.iter().map(|x| x.to_bits()).collect();
-            all.push((view.tap.to_string(), view.rows, view.width, bits));
-        };
-        engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
-        all
-    };
     let alone = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("the model loads");
     let expected = shown(&alone);
     on_ranks(2, &ModelSource::Demo, &options, |engine| {
-        let got = shown(&engine.expect("the model loads"));
-        assert_eq!(got.len(), expected.len());
-        for (got, expected) in got.iter().zip(&expected) {
-            assert!(got == expected, "{} against {}", got.0, expected.0);
-        }
+        assert_same_shown(&shown(&engine.expect("the model loads")), &expected);
     });
 }
 

@@ -38,6 +38,15 @@ fn all_have_what_all_brought_every_time() {
                     let mut all = vec![-1.0; lens.iter().sum()];
                     link.all_gather(&parts[rank], &lens, &mut all);
                     assert_eq!(all, parts.concat(), "rank {rank}, time {time}");
+                    if time % 3 == 0 {
+                        // gone as soon as all have seen it
+                        let mut mine = part(rank, time + 1);
+                        let mut seen = Vec::new();
+                        link.show(&mine, |rank, part| seen.push((rank, part.to_vec())));
+                        mine.fill(-1.0);
+                        let shown = (0..RANKS).map(|rank| (rank, part(rank, time + 1)));
+                        assert_eq!(seen, shown.collect::<Vec<_>>(), "rank {rank}, time {time}");
+                    }
                     let said: Vec<u32> = (0..time as u32 % 5).collect();
                     words.clear();
                     words.resize(rank, 7);
@@ -74,5 +83,39 @@ fn nobody_waits_for_who_has_left() {
         let why = why.downcast_ref::<String>().expect("a text");
         assert_eq!(why, "rank 1 of 2 is gone");
         assert_eq!(leaves.join().expect("it left in peace"), [0.0, 1.0]);
+    });
+}
+
+/// Whoever shows something keeps it until nobody reads it, also where a rank is lost meanwhile.
+#[test]
+fn what_is_shown_stays_until_nobody_reads_it() {
+    let long = if cfg!(miri) { 20_000 } else { 10_000 };
+    let see = |link: Threads, slow: bool| {
+        let mine = Box::new([link.rank() as f32; 4]);
+        link.show(&*mine, |rank, part| {
+            assert!(!slow || rank < 2, "planted");
+            if slow {
+                thread::sleep(Duration::from_micros(long));
+            }
+            assert_eq!(part, [rank as f32; 4]);
+        });
+    };
+    thread::scope(|scope| {
+        let links = Threads::new(3).into_iter().enumerate();
+        let lost: Vec<_> = links
+            .map(|(rank, link)| {
+                scope.spawn(move || catch_unwind(AssertUnwindSafe(|| see(link, rank == 2))))
+            })
+            .collect();
+        for (rank, one) in lost.into_iter().enumerate() {
+            let why = one.join().expect("it is caught").expect_err("all are lost");
+            if rank < 2 {
+                let why = why.downcast_ref::<String>().expect("a text");
+                assert!(
+                    why.starts_with("rank ") && why.ends_with(" of 3 is gone"),
+                    "{why}"
+                );
+            }
+        }
     });
 }

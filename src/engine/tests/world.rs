@@ -1,0 +1,123 @@
+//! Models on several ranks, which are threads of one process, and what is looked at of them.
+
+use std::sync::Arc;
+use std::thread;
+
+use octavo_engine::backend::ranks::{Open, World, serve_on};
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::sample::top_logits;
+use octavo_engine::{Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_kernels::{Collective, Threads};
+
+/// What `run` makes of an engine that so many ranks compute; `open` is for ranks with GPUs.
+pub(crate) fn on_ranks<T>(
+    ranks: usize,
+    source: &ModelSource,
+    options: &EngineOptions,
+    open: Open,
+    run: impl FnOnce(Result<Engine, Error>) -> T,
+) -> T {
+    on_links(Threads::new(ranks), source, options, open, run)
+}
+
+/// As [`on_ranks`], which reach each other by these.
+pub(crate) fn on_links<T>(
+    links: Vec<impl Collective + 'static>,
+    source: &ModelSource,
+    options: &EngineOptions,
+    open: Open,
+    run: impl FnOnce(Result<Engine, Error>) -> T,
+) -> T {
+    let mut links = links.into_iter();
+    let first = links.next().expect("rank 0");
+    thread::scope(|scope| {
+        for link in links {
+            let link: Arc<dyn Collective> = Arc::new(link);
+            scope.spawn(move || serve_on(&link, open));
+        }
+        let world = World::on(Arc::new(first), open);
+        let options = EngineOptions {
+            world: Some(world.clone()),
+            ..options.clone()
+        };
+        let result = run(Engine::load(source, &options, &mut |_| {}));
+        world.stop();
+        result
+    })
+}
+
+/// Compares what one rank computes with what several do; which of these numbers of ranks work.
+pub(crate) fn compare(
+    (source, options, open): (&ModelSource, &EngineOptions, Open),
+    ranks: impl IntoIterator<Item = usize>,
+    expected: &[u32],
+    bits: impl Fn(&Engine) -> Vec<u32>,
+) -> Vec<usize> {
+    let mut possible = Vec::new();
+    for ranks in ranks {
+        on_ranks(ranks, source, options, open, |engine| match engine {
+            Ok(engine) => {
+                let what = format!("{source:?} on {ranks} ranks, {}", options.isa);
+                assert!(bits(&engine) == expected, "{what}: other bits");
+                possible.push(ranks);
+            }
+            Err(Error::Ranks { .. }) => {}
+            Err(error) => panic!("{source:?}: {error}"),
+        });
+    }
+    possible
+}
+
+/// All logits of a prompt of so many tokens and, after it, of `steps` steps whose tokens are the
+/// best of the step before, the prompt's step among them; as bits.
+pub(crate) fn bits(engine: &Engine, prompt: usize, steps: usize) -> Vec<u32> {
+    let n = engine.hparams().n_vocab();
+    let prompt = (0..prompt).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
+    let prompt: Vec<u32> = prompt.collect();
+    let mut session = engine.session();
+    let mut bits = Vec::new();
+    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
+    for _ in 0..steps {
+        let logits = session.eval(&tokens, role, wanted).expect("logits");
+        bits.extend(logits.data.iter().map(|x| x.to_bits()));
+        let last = logits.last().expect("a row");
+        tokens = vec![top_logits(last, 1)[0].0];
+        (role, wanted) = (Role::Generated, Wanted::Last);
+    }
+    bits
+}
+
+/// A value that a step showed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    tap: String,
+    rows: usize,
+    width: usize,
+    bits: Vec<u32>,
+}
+
+/// All that a step of five tokens shows.
+pub(crate) fn shown(engine: &Engine) -> Vec<Shown> {
+    let mut all = Vec::new();
+    let mut tap = |view: &TapView<'_>| {
+        all.push(Shown {
+            tap: view.tap.to_string(),
+            rows: view.rows,
+            width: view.width,
+            bits: view.data.iter().map(|x| x.to_bits()).collect(),
+        });
+    };
+    engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
+    all
+}
+
+/// That two engines show the same.
+///
+/// # Panics
+/// If they do not; with the name of the first value that differs.
+pub(crate) fn assert_same_shown(got: &[Shown], expected: &[Shown]) {
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(expected) {
+        assert!(got == expected, "{} against {}", got.tap, expected.tap);
+    }
+}
