@@ -274,6 +274,57 @@ fn the_largest_logit_is_found_where_it_is() {
     }
 }
 
+/// Tokens whose outputs nobody wants leave the same keys and values as any others, in both roles
+/// and whichever way outputs are asked for.
+#[test]
+fn tokens_without_outputs_are_remembered_like_any_others() {
+    let last = |role, wanted: bool, best: bool| {
+        let model = small("qwen3");
+        let mut cuda = prepare(device()?, &model, KvType::F16, limits(5, 1, 16), true);
+        let tokens = text(9);
+        let mut logits = Vec::new();
+        for (role, range) in [
+            (Role::Prompt, 0..4),
+            (role, 4..5),
+            (role, 5..8),
+            (Role::Generated, 8..9),
+        ] {
+            let n = range.len();
+            let is_last = range.end == tokens.len();
+            let seqs = [Sequence {
+                tokens: &tokens[range.clone()],
+                start: range.start,
+                tables: &[&[0]],
+                wanted: if wanted || is_last { 0..n } else { 0..0 },
+                ..Sequence::default()
+            }];
+            let step = Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            };
+            if best && !is_last {
+                let n = if wanted { n } else { 0 };
+                assert_eq!(cuda.best(&step).expect("it runs").len(), n);
+            } else {
+                logits = cuda.step(&step, None).expect("it runs").to_vec();
+                assert_eq!(logits.is_empty(), !wanted && !is_last);
+            }
+        }
+        Some(logits)
+    };
+    for role in [Role::Prompt, Role::Generated] {
+        let Some(expected) = last(role, true, false) else {
+            return;
+        };
+        assert!(!expected.is_empty());
+        for (wanted, best) in [(true, true), (false, false), (false, true)] {
+            let got = last(role, wanted, best).expect("there was one");
+            assert!(got == expected, "{role:?}, wanted {wanted}, best {best}");
+        }
+    }
+}
+
 /// How many launches a layer takes when a token is generated: gaps between them cost as much as
 /// reading weights.
 #[test]

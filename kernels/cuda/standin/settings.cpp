@@ -118,6 +118,8 @@ static void set(Settings& s, const std::string& key, const std::string& value) {
         s.trace = number(key, value) != 0;
     } else if (key == "kernel_fails") {
         s.kernel_fails = number(key, value);
+    } else if (key == "kernel_idles") {
+        s.kernel_idles = number(key, value);
     } else if (!set_devices(s, key, value)) {
         fault("there is no setting '%s'", key.c_str());
     }

@@ -78,6 +78,8 @@ struct Settings {
     std::string fail_name;
     // Which launch fails when it runs, counted from 1.
     uint64_t kernel_fails = 0;
+    // Which launch does nothing, and says nothing of it.
+    uint64_t kernel_idles = 0;
     // Keep the calls' names.
     bool trace = false;
 };

@@ -39,7 +39,7 @@ pub use ranks::Nccl;
 pub use ranks::{DeviceCollective, Gather, Task, ThroughHost};
 pub use toolkits::toolkits;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::kv::KvType;
 
@@ -183,6 +183,20 @@ pub enum Error {
         /// The loader's answer.
         message: String,
     },
+}
+
+/// What the loader says of a library: libloading's own words are no more than the call that failed.
+fn library_error(path: &Path, error: &libloading::Error) -> Error {
+    use std::error::Error as _;
+    let said = error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string);
+    let library = path.display().to_string();
+    // the loader names the library first, as the error does
+    let own = said.strip_prefix(&library);
+    let own = own.and_then(|own| own.strip_prefix(": "));
+    let message = own.unwrap_or(&said).to_owned();
+    Error::Library { library, message }
 }
 
 /// Who takes memory, to be followed by how much: the model, or so many of its layers.

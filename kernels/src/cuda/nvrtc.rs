@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::Library;
 
 use super::toolkits::Places;
-use super::{Error, HEADERS, Module};
+use super::{Error, HEADERS, Module, library_error};
 
 /// Why it is the default: see `cuda/compat.cuh`. Contraction is off, so that every instantiation
 /// rounds alike.
@@ -373,9 +373,5 @@ fn architectures(library: &Library) -> Vec<i32> {
     }
 }
 
-fn library_error(path: &Path, error: &libloading::Error) -> Error {
-    Error::Library {
-        library: path.display().to_string(),
-        message: error.to_string(),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,9 @@ use libloading::Library;
 use octavo_quant::TensorType;
 
 use super::host_compiler::{HostCompiler, Unit, running};
-use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording, Task};
+use super::{
+    Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording, Task, library_error,
+};
 
 /// In which order the threads of a block run, and the lanes of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,10 +169,7 @@ impl Shim {
             return Ok(());
         }
         let path = self.compile(file)?;
-        let wrong = |error: libloading::Error| Error::Library {
-            library: path.display().to_string(),
-            message: error.to_string(),
-        };
+        let wrong = |error: libloading::Error| library_error(&path, &error);
         // SAFETY: the library was made by `compile` from our sources and does nothing when it is
         // opened.
         let library = unsafe { Library::new(&path) }.map_err(wrong)?;

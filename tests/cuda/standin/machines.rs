@@ -104,6 +104,33 @@ fn a_stub_of_the_driver_is_called_one() {
     assert!(lines[0].contains(says), "{lines:?}");
 }
 
+#[test]
+fn a_gpu_that_computes_wrong_is_not_used() {
+    let Some(driver) = driver() else { return };
+    let lines = listed(&mut octavo(&driver, "kernel_idles=1"));
+    let says = "GPU 0 (a stand-in) failed its self-test";
+    assert!(lines[0].ends_with(says), "{lines:?}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_by_number() {
+    let Some(driver) = driver() else { return };
+    let mut command = octavo(&driver, "devices=2");
+    command.args(["run", "-p", "1+1=", "-n", "1", "--gpu", "2"]);
+    let ended = run(command.args(["--device", "cuda"]));
+    let says = "GPU 2: expected a number below 2";
+    assert!(!ended.ok && ended.text.contains(says), "{}", ended.text);
+}
+
+/// Where no folder is the user's, everything is compiled at every start.
+#[test]
+fn code_that_nobody_keeps_is_compiled() {
+    let Some(driver) = driver() else { return };
+    let mut command = octavo(&driver, "");
+    let lines = listed(command.env_remove("XDG_CACHE_HOME").env_remove("HOME"));
+    assert!(lines[0].ends_with("self-test"), "{lines:?}");
+}
+
 /// What files fill is not free on such a GPU, and still to be had.
 #[test]
 fn memory_that_files_fill_is_free_where_a_gpu_has_no_other() {
