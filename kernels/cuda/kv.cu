@@ -38,6 +38,7 @@ KERNEL(kv_write_F16, KvWriteParams, THREADS) { kv_write<KvF16>(p); }
 KERNEL(kv_write_BF16, KvWriteParams, THREADS) { kv_write<KvBF16>(p); }
 KERNEL(kv_write_F32, KvWriteParams, THREADS) { kv_write<KvF32>(p); }
 KERNEL(kv_write_Q8_0, KvWriteParams, THREADS) { kv_write<KvQ8_0>(p); }
+KERNEL(kv_write_F8_E4M3, KvWriteParams, THREADS) { kv_write<KvF8_E4M3>(p); }
 KERNEL(kv_write_Q4_0, KvWriteParams, THREADS) { kv_write<KvQ4_0>(p); }
 
 // Queries, keys or values.
@@ -111,4 +112,5 @@ KERNEL(heads_F16, HeadsParams, HEADS_WARPS * WARP) { heads<KvF16>(p); }
 KERNEL(heads_BF16, HeadsParams, HEADS_WARPS * WARP) { heads<KvBF16>(p); }
 KERNEL(heads_F32, HeadsParams, HEADS_WARPS * WARP) { heads<KvF32>(p); }
 KERNEL(heads_Q8_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ8_0>(p); }
+KERNEL(heads_F8_E4M3, HeadsParams, HEADS_WARPS * WARP) { heads<KvF8_E4M3>(p); }
 KERNEL(heads_Q4_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ4_0>(p); }

@@ -104,8 +104,9 @@ struct KvF32 {
     }
 };
 
-// ggml's Q8_0: bytes, and behind those of all positions a half for every 32 of them.
-struct KvQ8_0 {
+// Types of bytes, and behind those of all positions a half for every 32 of them: the scale.
+template <class Code>
+struct KvBytes {
     DEVICE static u64 page_bytes(u32 head_dim) {
         return static_cast<u64>(PAGE) * (head_dim + head_dim / 32 * 2);
     }
@@ -124,18 +125,45 @@ struct KvQ8_0 {
         const float scale = low_half(eight.scale);
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            v[i] = scale * static_cast<float>(static_cast<i8>(eight.codes >> (8 * i) & 255));
+            v[i] = scale * Code::value(static_cast<i8>(eight.codes >> (8 * i) & 255));
     }
     // What is not finite makes the scale so.
     DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
         const bool finite = lanes_sum<32>(x - x) == 0.0f;
-        const float scale = lanes_max<32>(fabsf(x)) / 127.0f;
+        const float scale = Code::scale(lanes_max<32>(fabsf(x)));
         const float inverse = finite && scale > 0.0f ? 1.0f / scale : 0.0f;
-        const i32 code = static_cast<i32>(roundf((finite ? x : 0.0f) * inverse));
-        page[position * head_dim + d] = static_cast<u8>(code);
+        page[position * head_dim + d] = Code::of((finite ? x : 0.0f) * inverse);
         const float stored = finite ? scale : as_float(0x7fc00000u);
         if (d % 32 == 0)
             store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+    }
+};
+
+// ggml's Q8_0.
+struct KvQ8_0 : KvBytes<KvQ8_0> {
+    DEVICE static float value(i8 code) { return static_cast<float>(code); }
+    DEVICE static float scale(float largest) { return largest / 127.0f; }
+    DEVICE static u8 of(float x) { return static_cast<u8>(static_cast<i32>(roundf(x))); }
+};
+
+// OCP's E4M3, as kernels/src/kv/codes.rs makes it and kernels/src/generic/attention/stored.rs reads
+// it: arithmetic that every device has, and the same bits.
+struct KvF8_E4M3 : KvBytes<KvF8_E4M3> {
+    DEVICE static float value(i8 code) {
+        const u32 widened = static_cast<u32>(static_cast<i32>(code));
+        const float two_to_120 = as_float((127u + 120u) << 23);
+        return as_float(widened << 20 & 0x87f00000u) * two_to_120;
+    }
+    // As it is stored: codes are parts of that.
+    DEVICE static float scale(float largest) {
+        return half_to_float(float_to_half(largest / 240.0f));
+    }
+    // The nearest one, of two the even one.
+    DEVICE static u8 of(float x) {
+        const u32 exponent = most(as_bits(fabsf(x)) >> 23, 127u - 6u);
+        const float steps = fabsf(x) * as_float((127u + 127u + 3u - exponent) << 23);
+        const u32 size = 8 * (exponent - (127 - 6)) + static_cast<u32>(__float2int_rn(steps));
+        return static_cast<u8>(as_bits(x) >> 31 << 7 | size);
     }
 };
 

@@ -2,18 +2,17 @@
 //! which page or state is decided elsewhere.
 
 mod codes;
+mod types;
 
 use crate::memory::{LARGE, Memory, NoMemory, Size};
 use crate::state::{StateStore, States};
-use codes::{Encode, q4_0, q8_0};
+use codes::{Encode, f8_e4m3, q4_0, q8_0};
 use memmap2::MmapRaw;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Values of a head that share a scale, in types that have scales.
-pub(crate) const SCALE_GROUP: usize = 32;
+pub use types::KvType;
+pub(crate) use types::SCALE_GROUP;
 
 /// Positions in a page.
 pub const PAGE_POSITIONS: usize = 16;
@@ -21,114 +20,6 @@ pub(crate) use PAGE_POSITIONS as PAGE;
 
 /// Longest head: kernels' scratch is sized by it.
 pub(crate) const MAX_HEAD_DIM: usize = 1024;
-
-/// Element type of the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    /// IEEE half: what llama.cpp uses unless told otherwise.
-    #[default]
-    F16,
-    /// Exact.
-    F32,
-    /// The upper half of a float.
-    Bf16,
-    /// Bytes, with an f16 scale for every 32 values of a head: ggml's Q8_0.
-    Q8_0,
-    /// Four bits, with an f16 scale for every 32 values of a head: ggml's Q4_0.
-    Q4_0,
-}
-
-impl KvType {
-    /// All of them.
-    pub const ALL: [KvType; 5] = [
-        KvType::F16,
-        KvType::F32,
-        KvType::Bf16,
-        KvType::Q8_0,
-        KvType::Q4_0,
-    ];
-
-    /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
-    pub fn bytes(self, values: usize) -> Option<usize> {
-        match self {
-            KvType::F16 | KvType::Bf16 => values.checked_mul(2),
-            KvType::F32 => values.checked_mul(4),
-            KvType::Q8_0 | KvType::Q4_0 => {
-                let codes = self.group_bytes().unwrap_or(0);
-                (values / SCALE_GROUP).checked_mul(codes + size_of::<u16>())
-            }
-        }
-    }
-
-    /// Bytes of the codes of values that share a scale, if values do.
-    fn group_bytes(self) -> Option<usize> {
-        match self {
-            KvType::F16 | KvType::F32 | KvType::Bf16 => None,
-            KvType::Q8_0 => Some(SCALE_GROUP),
-            KvType::Q4_0 => Some(SCALE_GROUP / 2),
-        }
-    }
-
-    /// Whether heads of so many values can be stored.
-    pub fn takes(self, head_dim: usize) -> bool {
-        self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
-    }
-
-    /// Whether its bits are so few that a head's largest values leave nothing of the others, unless
-    /// they are rotated.
-    pub fn wants_rotated_heads(self) -> bool {
-        match self {
-            KvType::F16 | KvType::F32 | KvType::Bf16 | KvType::Q8_0 => false,
-            KvType::Q4_0 => true,
-        }
-    }
-
-    /// What storing changes, as a part of the root mean square of a head's values: half a unit in
-    /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
-    /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four
-    /// bits, what is as large as that value and of the other sign is off by a whole step.)
-    pub fn rounding(self) -> f64 {
-        match self {
-            KvType::F16 => 1.0 / 2048.0,
-            KvType::F32 => 0.0,
-            KvType::Bf16 => 1.0 / 512.0,
-            KvType::Q8_0 => 32f64.sqrt() / 254.0 / 3f64.sqrt() + 1.0 / 2048.0,
-            KvType::Q4_0 => 32f64.sqrt() / 16.0 / 3f64.sqrt() + 1.0 / 2048.0,
-        }
-    }
-
-    /// As people and files write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "f16",
-            KvType::F32 => "f32",
-            KvType::Bf16 => "bf16",
-            KvType::Q8_0 => "q8_0",
-            KvType::Q4_0 => "q4_0",
-        }
-    }
-
-    /// The names of all, for people.
-    pub fn names() -> String {
-        let [others @ .., last] = KvType::ALL.map(KvType::name);
-        format!("{} or {last}", others.join(", "))
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for KvType {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let known = KvType::ALL.into_iter().find(|ty| ty.name() == s);
-        known.ok_or_else(|| format!("KV type {s}: unknown; expected {}", KvType::names()))
-    }
-}
 
 /// Numbers that fix the layout of a group of the cache's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -433,6 +324,7 @@ impl GroupPages {
                     }
                 }
                 KvType::Q8_0 => self.write_codes(of, slot, (k, v), q8_0),
+                KvType::F8E4M3 => self.write_codes(of, slot, (k, v), f8_e4m3),
                 KvType::Q4_0 => self.write_codes(of, slot, (k, v), q4_0),
                 KvType::F16 => {
                     let mut halves = [0u16; MAX_HEAD_DIM];

@@ -16,7 +16,7 @@ pub(crate) mod prelude {
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
     pub(crate) use crate::pack;
-    pub(crate) use crate::stamp::{by_bytes, by_pairs, nothing};
+    pub(crate) use crate::stamp::{by_bytes, by_kv_type, by_pairs, nothing};
     pub(crate) use crate::table::{
         ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptKernels, Table,
         UnpackedKernels,
@@ -38,6 +38,21 @@ macro_rules! detected {
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use detected;
+
+/// A kernel for a type of the cache, and so many rows, if it has a number of them.
+macro_rules! by_kv_type {
+    ($ty:expr, $($kernel:ident)::+ $(, $rows:literal)?) => {
+        match $ty {
+            KvType::F16 => $($kernel)::+::<F16 $(, $rows)?>,
+            KvType::F32 => $($kernel)::+::<F32 $(, $rows)?>,
+            KvType::Bf16 => $($kernel)::+::<BF16 $(, $rows)?>,
+            KvType::Q8_0 => $($kernel)::+::<attention::Q8 $(, $rows)?>,
+            KvType::F8E4M3 => $($kernel)::+::<attention::F8E4M3 $(, $rows)?>,
+            KvType::Q4_0 => $($kernel)::+::<attention::Q4 $(, $rows)?>,
+        }
+    };
+}
+pub(crate) use by_kv_type;
 
 /// What a thread does before and after a step where nothing needs doing.
 pub(crate) unsafe fn nothing() {}
@@ -428,12 +443,8 @@ macro_rules! instantiate {
                 enter: $prompts!(enter),
                 leave: $prompts!(leave),
                 queries: &[$($nq),*],
-                attention: |rows, ty| match (rows, ty) {
-                    $(($nq, KvType::F16) => attend::<F16, $nq>,
-                    ($nq, KvType::F32) => attend::<F32, $nq>,
-                    ($nq, KvType::Bf16) => attend::<BF16, $nq>,
-                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,
-                    ($nq, KvType::Q4_0) => attend::<attention::Q4, $nq>,)*
+                attention: |rows, ty| match rows {
+                    $($nq => by_kv_type!(ty, attend, $nq),)*
                     _ => unreachable!("{rows} query rows: not one of `queries`"),
                 },
                 unit: $prompts!(attention),

@@ -5,7 +5,7 @@ mod exact;
 mod refused;
 mod windows;
 
-use crate::common::{Rng, all_or_one, f32_bytes, is_taken};
+use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
 use exact::{SCALE, exact, hold};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
@@ -193,6 +193,12 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         match c.ty {
             // 64ths, with the largest code in every group: what bytes and their scale hold
             KvType::Q8_0 => codes(&mut x, |v| (127.0 * v).round() / 64.0, 127.0 / 64.0),
+            // codes of a scale of 1/128, with the one that a scale is made of in every group
+            KvType::F8E4M3 => codes(
+                &mut x,
+                |v| e4m3::value(e4m3::nearest(240.0 * v)).expect("a number") / 128.0,
+                240.0 / 128.0,
+            ),
             // quarters, with the lowest code in every group
             KvType::Q4_0 => codes(&mut x, |v| (7.0 * v).round() / 4.0, -8.0 / 4.0),
             // values that all other types hold, so that they see the same numbers

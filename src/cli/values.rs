@@ -72,7 +72,7 @@ pub(super) fn kv_type() -> Named<KvType> {
 pub(super) fn kv_type_help() -> String {
     format!(
         "Type of the KV cache: {}; q8_0 costs little accuracy (mean KL divergence 0.0009 with \
-         SmolLM2 135M), q4_0 some (0.07)",
+         SmolLM2 135M), f8_e4m3 more for as many bytes (0.009), q4_0 some (0.07)",
         KvType::names()
     )
 }
@@ -87,8 +87,7 @@ pub(super) fn prompt_bits_help() -> &'static str {
     "Bits to which prompts are rounded where they are multiplied with quantized weights on a CPU: \
      16, or 8, which is faster; the KL divergence from exact logits is 0.35 of llama.cpp's on \
      average then, and 1.6 times it at worst. AMX, Arm and GPUs have one way only, and so have IQ1 \
-     to IQ3 and --no-repack (on AVX2 without VNNI Q8_0 and IQ4 \
-     too): for them it changes nothing"
+     to IQ3 and --no-repack (on AVX2 without VNNI Q8_0 and IQ4 too): for them it changes nothing"
 }
 
 fn target_names() -> Vec<&'static str> {

@@ -17,7 +17,9 @@ use crate::ahead::Ahead;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
 use crate::simd::{Simd, exp};
 use stored::row_bytes;
-pub(crate) use stored::{Pages, Q4, Q8, Stored};
+#[cfg(test)]
+pub(crate) use stored::tests;
+pub(crate) use stored::{F8E4M3, Pages, Q4, Q8, Stored};
 
 /// Positions that a row sees: from the first one up to `end`, which is beyond the last.
 #[derive(Clone, Copy)]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::generic::attention::tests::floats_of_8_bits_are_exact;
 use crate::generic::pairs::tests::both_ways_agree;
 use crate::portable::Portable;
 use std::collections::BTreeMap;
@@ -148,6 +149,7 @@ unsafe fn of_floats<S: Simd>(
 /// way they are made.
 pub(crate) fn agrees<S: Simd>(name: &str) {
     both_ways_agree::<S>(name);
+    floats_of_8_bits_are_exact::<S>(name);
     let mut bits = 1u32;
     let mut random = || {
         bits = bits.wrapping_mul(0x9e37_79b1).rotate_left(13) ^ 0x85eb_ca6b;

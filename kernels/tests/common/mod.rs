@@ -2,6 +2,7 @@
 
 pub(crate) mod device;
 pub(crate) use device as machine;
+pub(crate) mod e4m3;
 pub(crate) mod layers;
 pub(crate) mod recurrent;
 pub(crate) mod standin;

@@ -1,5 +1,6 @@
 //! Writing the cache, and attention over it.
 
+mod floats8;
 mod programs;
 mod windows;
 
@@ -16,7 +17,7 @@ use octavo_kernels::{
 use octavo_quant::TensorType;
 
 use super::{Bench, Worst, device};
-use crate::common::{Rng, embed, program, random_blocks};
+use crate::common::{Rng, e4m3, embed, program, random_blocks};
 
 /// A cache and the rows of one step.
 #[derive(Clone)]
@@ -79,6 +80,7 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
         KvType::F16 => x.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
         KvType::Bf16 => x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
         KvType::Q8_0 => through(TensorType::Q8_0, &mut x),
+        KvType::F8E4M3 => e4m3::round(&mut x),
         KvType::Q4_0 => through(TensorType::Q4_0, &mut x),
     }
     x

@@ -104,6 +104,51 @@ impl Stored for Q8 {
     }
 }
 
+/// Floats of 8 bits with scales: OCP's E4M3.
+pub(crate) struct F8E4M3;
+
+impl F8E4M3 {
+    /// `S::R` of them.
+    ///
+    /// ```text
+    /// byte, widened with sign   ssssssss ssssssss ssssssss seeeemmm
+    /// 20 bits to the left       ssssseee emmm0000 00000000 00000000
+    /// as a float                s0000eee emmm0000 00000000 00000000
+    /// ```
+    /// A float counts its exponent from 127, these theirs from 7: the product with 2^120 is exact,
+    /// also of what is below the smallest normal number in both. Of the codes that are no numbers
+    /// it makes 480; none is ever stored.
+    ///
+    /// # Safety
+    /// So many bytes can be read.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(bytes: *const u8) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let code = S::shl(S::load_i8(bytes), 20);
+            let float = S::and(code, S::iset1(0x87f0_0000_u32.cast_signed()));
+            S::mul(S::bits_f(float), S::set1(TWO_TO_120))
+        }
+    }
+}
+
+const TWO_TO_120: f32 = f32::from_bits((127 + 120) << 23);
+
+impl Stored for F8E4M3 {
+    const BITS: usize = 8;
+    const GROUP: Option<usize> = Some(SCALE_GROUP);
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { F8E4M3::load::<S>(page.add(d * PAGE + at)) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { F8E4M3::load::<S>(page.add(at * head_dim + d)) }
+    }
+}
+
 /// Codes of four bits with scales: ggml's Q4_0. A byte has values `i` and `i + 16` of those that
 /// share a scale.
 pub(crate) struct Q4;
@@ -152,5 +197,46 @@ impl Stored for Q4 {
         };
         // SAFETY: the caller's promise.
         unsafe { Q4::codes::<S>(page.add(at * head_dim / 2 + Q4::byte(d)), d) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Keys and values of E4M3 are the numbers that its definition says, for every code.
+    pub(crate) fn floats_of_8_bits_are_exact<S: Simd>(name: &str) {
+        let page: [u8; 256] = std::array::from_fn(|code| code as u8);
+        for at in (0..256).step_by(S::R) {
+            let (mut keys, mut values) = ([0f32; PAGE], [0f32; PAGE]);
+            // SAFETY: the caller asks only for what this CPU has; a page of heads of 16 is 256
+            // bytes.
+            unsafe {
+                let (row, column) = (at / PAGE, at % PAGE);
+                let of_keys = F8E4M3::keys::<S>(page.as_ptr(), row, column);
+                S::store(keys.as_mut_ptr(), of_keys);
+                let of_values = F8E4M3::values::<S>(page.as_ptr(), PAGE, row, column);
+                S::store(values.as_mut_ptr(), of_values);
+            }
+            for i in 0..S::R {
+                let code = page[at + i];
+                let exact = by_definition(code).unwrap_or([480.0, -480.0][at / 128]);
+                for got in [keys[i], values[i]] {
+                    assert_eq!(got.to_bits(), exact.to_bits(), "{name}: {code:#04x}: {got}");
+                }
+            }
+        }
+    }
+
+    /// What a code stands for, if it is a number: a sign, four bits of an exponent from which 7 is
+    /// subtracted, three bits of a fraction; the lowest exponent has no one before the fraction.
+    pub(crate) fn by_definition(code: u8) -> Option<f32> {
+        let sign = if code >= 128 { -1.0 } else { 1.0 };
+        let fraction = f32::from(code % 8) / 8.0;
+        match code / 8 % 16 {
+            15 if code % 8 == 7 => None,
+            0 => Some(sign * fraction * 2f32.powi(-6)),
+            exponent => Some(sign * (1.0 + fraction) * 2f32.powi(i32::from(exponent) - 7)),
+        }
     }
 }

@@ -47,13 +47,7 @@ macro_rules! by_tiles {
         Some(MatrixUnit {
             takes: prompt_attention::takes,
             scratch: prompt_attention::scratch_bytes,
-            attend: |ty| match ty {
-                KvType::F16 => prompt_attention::attend::<F16>,
-                KvType::F32 => prompt_attention::attend::<F32>,
-                KvType::Bf16 => prompt_attention::attend::<BF16>,
-                KvType::Q8_0 => prompt_attention::attend::<attention::Q8>,
-                KvType::Q4_0 => prompt_attention::attend::<attention::Q4>,
-            },
+            attend: |ty| by_kv_type!(ty, prompt_attention::attend),
             busy: (tile::busy, tile::BUSY),
         })
     };

@@ -1,0 +1,144 @@
+//! Element types of the cache: how large their values are, and what storing changes.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Values of a head that share a scale, in types that have scales.
+pub(crate) const SCALE_GROUP: usize = 32;
+
+/// Element type of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// IEEE half: what llama.cpp uses unless told otherwise.
+    #[default]
+    F16,
+    /// Exact.
+    F32,
+    /// The upper half of a float.
+    Bf16,
+    /// Bytes, with an f16 scale for every 32 values of a head: ggml's Q8_0.
+    Q8_0,
+    /// Floats of 8 bits, OCP's E4M3, with an f16 scale for every 32 values of a head.
+    F8E4M3,
+    /// Four bits, with an f16 scale for every 32 values of a head: ggml's Q4_0.
+    Q4_0,
+}
+
+impl KvType {
+    /// All of them.
+    pub const ALL: [KvType; 6] = [
+        KvType::F16,
+        KvType::F32,
+        KvType::Bf16,
+        KvType::Q8_0,
+        KvType::F8E4M3,
+        KvType::Q4_0,
+    ];
+
+    /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
+    pub fn bytes(self, values: usize) -> Option<usize> {
+        match self {
+            KvType::F16 | KvType::Bf16 => values.checked_mul(2),
+            KvType::F32 => values.checked_mul(4),
+            KvType::Q8_0 | KvType::F8E4M3 | KvType::Q4_0 => {
+                let codes = self.group_bytes().unwrap_or(0);
+                (values / SCALE_GROUP).checked_mul(codes + size_of::<u16>())
+            }
+        }
+    }
+
+    /// Bytes of the codes of values that share a scale, if values do.
+    pub(super) fn group_bytes(self) -> Option<usize> {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::Bf16 => None,
+            KvType::Q8_0 | KvType::F8E4M3 => Some(SCALE_GROUP),
+            KvType::Q4_0 => Some(SCALE_GROUP / 2),
+        }
+    }
+
+    /// Whether heads of so many values can be stored.
+    pub fn takes(self, head_dim: usize) -> bool {
+        self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
+    }
+
+    /// Whether its bits are so few that a head's largest values leave nothing of the others, unless
+    /// they are rotated.
+    pub fn wants_rotated_heads(self) -> bool {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::Bf16 | KvType::Q8_0 | KvType::F8E4M3 => false,
+            KvType::Q4_0 => true,
+        }
+    }
+
+    /// What storing changes, as a part of the root mean square of a head's values: half a unit in
+    /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
+    /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four
+    /// bits, what is as large as that value and of the other sign is off by a whole step.) Codes
+    /// that are floats count in their scale as it is stored, so that it adds nothing.
+    pub fn rounding(self) -> f64 {
+        match self {
+            KvType::F16 => 1.0 / 2048.0,
+            KvType::F32 => 0.0,
+            KvType::Bf16 => 1.0 / 256.0,
+            KvType::Q8_0 => 32f64.sqrt() / 254.0 / 3f64.sqrt() + 1.0 / 2048.0,
+            KvType::F8E4M3 => 1.0 / 16.0,
+            KvType::Q4_0 => 32f64.sqrt() / 16.0 / 3f64.sqrt() + 1.0 / 2048.0,
+        }
+    }
+
+    /// As people and files write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+            KvType::Bf16 => "bf16",
+            KvType::Q8_0 => "q8_0",
+            KvType::F8E4M3 => "f8_e4m3",
+            KvType::Q4_0 => "q4_0",
+        }
+    }
+
+    /// The names of all, for people.
+    pub fn names() -> String {
+        let [others @ .., last] = KvType::ALL.map(KvType::name);
+        format!("{} or {last}", others.join(", "))
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for KvType {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let known = KvType::ALL.into_iter().find(|ty| ty.name() == s);
+        known.ok_or_else(|| format!("KV type {s}: unknown; expected {}", KvType::names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Floats are off by half of what lies between two of them: no more, and somewhere nearly so.
+    #[test]
+    fn floats_are_off_by_half_a_unit_in_the_last_place() {
+        let off = |round: fn(f32) -> f32| {
+            let all = (0..1 << 16).map(|i| 1.0 + i as f32 / (1 << 16) as f32);
+            all.map(|x| f64::from((x - round(x)).abs() / x))
+                .fold(0.0, f64::max)
+        };
+        for (ty, worst) in [
+            (KvType::F32, off(|x| x)),
+            (KvType::F16, off(|x| half::f16::from_f32(x).to_f32())),
+            (KvType::Bf16, off(|x| half::bf16::from_f32(x).to_f32())),
+        ] {
+            let bound = ty.rounding();
+            assert!(0.99 * bound <= worst && worst <= bound, "{ty}: {worst:e}");
+        }
+    }
+}
