@@ -30,8 +30,8 @@ wait "$tree"
 
 echo "unit tests, and planted faults, which must be seen"
 # of the kernels, of the formats, and of the files: none of those is mapped there
-quick=(arena:: memory::tests::floats memory::tests::a_buffer awq:: format:: layout:: types::
-  temporary::)
+quick=(arena:: attention::pairs::tests::a_few memory::tests::floats memory::tests::a_buffer awq::
+  format:: layout:: types:: temporary::)
 miri --lib -- "${quick[@]}" &
 units=$!
 for planted in planted_parts_that_overlap planted_read_of_a_whole_row; do

@@ -1,5 +1,6 @@
 //! What this CPU can do, as a value: detected once or demanded, printed, passed down.
 
+use crate::kv::KvType;
 use crate::prompt_bits::PromptBits;
 use crate::table::Table;
 use std::f64::consts::SQRT_2;
@@ -99,18 +100,25 @@ instruction_sets! {
         arithmetic "bf16 tiles", rounding BF16, bytes false;
     /// NEON as in every 64-bit Arm CPU.
     Neon: "neon", on target_arch = "aarch64", kernels aarch64::neon::kernels::TABLE,
-        arithmetic "f32", rounding INT16, bytes false;
+        arithmetic "f32", rounding INT16_PRODUCTS, bytes false;
     /// NEON with `sdot` (Armv8.2 `dotprod`).
     NeonDot: "dotprod", on target_arch = "aarch64", kernels aarch64::neon::dot_kernels::TABLE,
-        arithmetic "f32", rounding INT16, bytes false;
+        arithmetic "f32", rounding INT16_PRODUCTS, bytes false;
     /// NEON with `usdot` (Armv8.6 `i8mm`).
     NeonI8mm: "i8mm", on target_arch = "aarch64", kernels aarch64::neon::i8mm_kernels::TABLE,
-        arithmetic "f32", rounding INT16, bytes false;
+        arithmetic "f32", rounding INT16_PRODUCTS, bytes false;
 }
 
 /// Prompts against quantized weights in 16-bit integers: half a step of 15 bits below the largest
-/// of 256, which is at most 16 times their rms, evenly spread.
+/// of 256, which is at most 16 times their rms, evenly spread. Attention likewise, at 14 bits below
+/// the length of a head's 256 values.
 const INT16: Rounding = Rounding {
+    attention: 16.0 / 16_383.0 / ROOT_12,
+    ..INT16_PRODUCTS
+};
+
+/// The same with attention in f32.
+const INT16_PRODUCTS: Rounding = Rounding {
     products: 16.0 / 32_639.0 / ROOT_12,
     floats: 0.0,
     attention: 0.0,
@@ -155,9 +163,14 @@ impl Isa {
         self.spec().prompt_rounding
     }
 
-    /// The same of kernels that round to so many bits where they can.
-    pub fn prompt_rounding_in(self, bits: PromptBits) -> Rounding {
-        let sixteen = self.prompt_rounding();
+    /// The same of kernels that round to so many bits where they can, with keys and values of a
+    /// type.
+    pub fn prompt_rounding_in(self, bits: PromptBits, kv_type: KvType) -> Rounding {
+        let mut sixteen = self.prompt_rounding();
+        if kv_type == KvType::F32 && sixteen.attention == INT16.attention {
+            // integers would round what such a cache keeps
+            sixteen.attention = 0.0;
+        }
         if bits == PromptBits::Eight && self.has_byte_prompts() {
             Rounding {
                 products: INT8.max(sixteen.products),

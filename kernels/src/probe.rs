@@ -71,7 +71,7 @@ pub fn flops_peak(isa: Isa, pool: &mut Pool) -> f64 {
 fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
     let table = isa.table();
     let mut best = 0f64;
-    if let Some((busy, per_turn)) = table.unit.as_ref().map(|u| u.busy) {
+    if let Some((busy, per_turn)) = table.busy_unit {
         for _ in 0..PASSES {
             // SAFETY: the table is one of this CPU, and the unit is set up around its use.
             let seconds = slowest(pool, &|_| unsafe {

@@ -106,6 +106,8 @@ pub(crate) trait Simd: Copy {
     /// Adds to every lane the products of its two 16-bit halves with those of the same lane of `x`,
     /// wrapping around.
     unsafe fn dot2(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Whether [`Simd::dot2`] makes more products than [`Simd::fma`] in the same time.
+    const TWO_AT_ONCE: bool = true;
     /// The same with one `x` for all lanes.
     #[inline(always)]
     unsafe fn dot2_same(acc: Self::I, w: Self::I, x: *const i32) -> Self::I {
@@ -113,7 +115,7 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::dot2(acc, w, Self::iset1(x.read_unaligned())) }
     }
     /// Whether [`Simd::dot2`] may be slow enough for Winograd's inner products (see
-    /// [`pairs`](crate::generic::pairs)) to be worth what they add to panels and tiles.
+    /// [`dots`](crate::generic::pairs::dots)) to be worth what they add to panels and tiles.
     const WINOGRAD: bool = false;
     /// Whether they are the faster ones on this CPU.
     fn prefers_winograd() -> bool {

@@ -18,8 +18,8 @@ pub(crate) mod prelude {
     pub(crate) use crate::pack;
     pub(crate) use crate::stamp::{by_bytes, by_kv_type, by_pairs, nothing};
     pub(crate) use crate::table::{
-        ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptKernels, Table,
-        UnpackedKernels,
+        ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptAttention, PromptKernels,
+        Table, UnpackedKernels,
     };
 }
 
@@ -84,6 +84,21 @@ macro_rules! by_pairs {
             // SAFETY: as gemv.
             unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
         }
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn attend_prompt<E: attention::Stored>(
+            a: &attention::Block<'_>,
+            scratch: *mut u8,
+        ) {
+            // SAFETY: as gemv.
+            unsafe { attention::pairs::attend::<$simd, E, $width>(a, scratch) }
+        }
+        const PROMPT_ATTENTION: PromptAttention = PromptAttention {
+            takes: attention::pairs::takes,
+            rows: attention::pairs::ROWS,
+            scratch: attention::pairs::scratch_bytes,
+            attend: |ty| by_kv_type!(ty, attend_prompt),
+        };
+        const TWO_AT_ONCE: bool = <$simd as Simd>::TWO_AT_ONCE;
         static PAIRS: ActivationForm =
             ActivationForm {
                 form: Form::Pairs,
@@ -114,6 +129,10 @@ macro_rules! by_pairs {
         FLOAT_ROWS
     };
     (attention) => {
+        // as fast as in f32, it would only be less exact
+        if TWO_AT_ONCE { Some(PROMPT_ATTENTION) } else { None }
+    };
+    (busy) => {
         None
     };
     ($enter_or_leave:ident) => {
@@ -447,7 +466,7 @@ macro_rules! instantiate {
                     $($nq => by_kv_type!(ty, attend, $nq),)*
                     _ => unreachable!("{rows} query rows: not one of `queries`"),
                 },
-                unit: $prompts!(attention),
+                prompt_attention: $prompts!(attention),
                 rms_norm,
                 layer_norm,
                 unary,
@@ -466,6 +485,7 @@ macro_rules! instantiate {
                 rotate,
                 read: [read::<false>, read::<true>],
                 multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
+                busy_unit: $prompts!(busy),
                 #[cfg(test)]
                 agrees: $crate::simd::tests::agrees::<$simd>,
             };

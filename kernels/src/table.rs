@@ -4,7 +4,7 @@
 use crate::act::{ActRow, Form};
 use crate::generic::batch::BatchKernels;
 use crate::generic::{attention, elementwise, gemm, recurrence, routing};
-use crate::kv::KvType;
+use crate::kv::{KvShape, KvType};
 use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
 
@@ -117,16 +117,17 @@ pub(crate) struct TiledKernels {
 /// Rows of the widest strip.
 pub(crate) const MAX_R: usize = 16;
 
-/// Attention of prompts on a matrix unit.
-pub(crate) struct MatrixUnit {
-    /// Whether it takes heads of so many values.
-    pub(crate) takes: fn(usize) -> bool,
+/// Attention of many query rows together, which rounds beyond f32: for prompts against quantized
+/// weights, which are rounded too.
+pub(crate) struct PromptAttention {
+    /// Whether it takes the heads of a cache.
+    pub(crate) takes: fn(&KvShape) -> bool,
+    /// Query rows of a [`Block`](attention::Block), at most.
+    pub(crate) rows: usize,
     /// Bytes of scratch, for heads of so many values.
     pub(crate) scratch: fn(usize) -> usize,
     /// By [`KvType`].
     pub(crate) attend: fn(KvType) -> unsafe fn(&attention::Block<'_>, *mut u8),
-    /// Measures arithmetic, and the multiply-adds of a turn of it.
-    pub(crate) busy: (unsafe fn(usize), usize),
 }
 
 /// One run of `NQ` query rows over pages.
@@ -155,7 +156,7 @@ pub(crate) struct Table {
     /// For so many query rows, one of `queries`, of pages of a type.
     pub(crate) attention: fn(usize, KvType) -> AttentionRun,
     /// Instead of the former, for prompts.
-    pub(crate) unit: Option<MatrixUnit>,
+    pub(crate) prompt_attention: Option<PromptAttention>,
     pub(crate) rms_norm: Norm,
     pub(crate) layer_norm: Norm,
     pub(crate) unary: unsafe fn(Function, *const f32, usize, *mut f32),
@@ -173,6 +174,8 @@ pub(crate) struct Table {
     pub(crate) read: [unsafe fn(*const f32, usize) -> f32; 2],
     /// Measures arithmetic: with few and with many accumulators.
     pub(crate) multiply: [unsafe fn(usize) -> f32; 2],
+    /// Measures a matrix unit's, and the multiply-adds of a turn of it.
+    pub(crate) busy_unit: Option<(unsafe fn(usize), usize)>,
     /// Holds the vectors against the portable ones, operation by operation.
     #[cfg(test)]
     pub(crate) agrees: fn(&str),

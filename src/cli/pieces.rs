@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use octavo_engine::backend::cuda;
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, demo_model};
-use octavo_kernels::{Isa, PromptBits};
+use octavo_kernels::{Isa, KvType, PromptBits};
 use octavo_lab::pieces::{About, Content, Key, Part, Piece};
 
 use super::failure::{Exit, Failure};
@@ -181,7 +181,7 @@ pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<
         .set("KV cache", options.kv_type)
         .set(
             "rounding",
-            rounding(options.isa.resolve()?, options.prompt_bits),
+            rounding(options.isa.resolve()?, options.prompt_bits, options.kv_type),
         )
         .set(
             "weights",
@@ -198,11 +198,11 @@ pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<
 }
 
 /// The rounding class of an instruction set: the names of all those that round prompts alike.
-pub(super) fn rounding(isa: Isa, bits: PromptBits) -> String {
-    let class = isa.prompt_rounding_in(bits);
+pub(super) fn rounding(isa: Isa, bits: PromptBits, kv_type: KvType) -> String {
+    let class = isa.prompt_rounding_in(bits, kv_type);
     let alike = Isa::ALL
         .into_iter()
-        .filter(|other| other.prompt_rounding_in(bits) == class);
+        .filter(|other| other.prompt_rounding_in(bits, kv_type) == class);
     let names: Vec<&str> = alike.map(Isa::name).collect();
     format!("{bits} bits, as {}", names.join(" "))
 }

@@ -36,6 +36,7 @@ static LANES: [u32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 impl<D: Dot> Simd for Neon<D> {
     const R: usize = 8;
     const SIGNED: bool = D::SIGNED;
+    const TWO_AT_ONCE: bool = false;
     type F = F;
     type I = I;
     type Acc = D::Acc;

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::items::block_tokens;
 use super::{
-    ACT_GROUP, CacheLayer, KvShape, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task,
-    piece_len,
+    ACT_GROUP, CacheLayer, KvShape, Ordering, PAGE, PIECE, Part, PromptAttention, Scratch, Slot,
+    Task, piece_len,
 };
-use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, ROWS, Seen};
+use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, Seen};
 use crate::op::Scores;
 use crate::program::Attend;
 
@@ -130,7 +130,6 @@ impl Part<'_> {
         let kv = self.model.program.cache(cache);
         let (d, n_kv) = (kv.head_dim, kv.n_head_kv);
         let heads = self.width(q) / d / n_kv;
-        let unit = self.model.unit;
         let block_tokens = block_tokens(&self.model, heads);
         let blocks = self.rows.len().div_ceil(block_tokens);
         let mut rows = Vec::with_capacity(block_tokens * heads);
@@ -166,9 +165,9 @@ impl Part<'_> {
                     to: usize::MAX,
                 };
                 first = end;
-                if let Some(unit) = unit {
+                if let Some(kernels) = self.model.prompt_attention {
                     // SAFETY: one thread has these rows and heads.
-                    unsafe { self.attend_unit(unit, (q, out), &group) };
+                    unsafe { self.attend_blocks(kernels, (q, out), &group) };
                     continue;
                 }
                 // SAFETY: as above.
@@ -190,50 +189,45 @@ impl Part<'_> {
         });
     }
 
-    /// Runs `group` on the matrix unit and writes its results.
+    /// Runs `group` in blocks of many rows and writes its results.
     ///
     /// # Safety
     /// As [`Part::run`]; this thread has these rows and heads of the output.
-    unsafe fn attend_unit(&self, unit: &MatrixUnit, (q, out): (Slot, Slot), group: &Group<'_>) {
+    unsafe fn attend_blocks(
+        &self,
+        kernels: &PromptAttention,
+        (q, out): (Slot, Slot),
+        group: &Group<'_>,
+    ) {
         let d = group.kv.head_dim;
-        for rows in group.rows.chunks(ROWS) {
-            let none = Query {
-                q: std::ptr::null(),
-                out: std::ptr::null_mut(),
-                seen: Seen { first: 0, end: 0 },
-                sink: f32::NEG_INFINITY,
-            };
-            let mut queries = [none; ROWS];
-            for (query, (row, head)) in queries.iter_mut().zip(rows) {
+        for rows in group.rows.chunks(kernels.rows) {
+            let query = |&(row, head): &(usize, usize)| {
                 let part = head * d..(head + 1) * d;
                 // SAFETY: the query buffer was finished before the last barrier, the output is the
                 // caller's promise.
-                let (q, out) = unsafe {
-                    (
-                        self.row(q, *row, part.clone()),
-                        self.row_mut(out, *row, part),
-                    )
-                };
-                query.q = q.as_ptr();
-                query.out = out.as_mut_ptr();
-                query.seen = self.seen(group.scores, *row);
-                query.sink = sink_of(group.sinks, *head);
-            }
+                let (q, out) =
+                    unsafe { (self.row(q, row, part.clone()), self.row_mut(out, row, part)) };
+                Query {
+                    q: q.as_ptr(),
+                    out: out.as_mut_ptr(),
+                    seen: self.seen(group.scores, row),
+                    sink: sink_of(group.sinks, head),
+                }
+            };
+            let queries: Vec<Query> = rows.iter().map(query).collect();
             let block = Block {
-                rows: &queries[..rows.len()],
+                rows: &queries,
                 scale: group.scores.scale,
                 cap: group.scores.cap,
                 pages: self.pages(group),
             };
-            let kernel = (unit.attend)(group.kv.ty);
+            let kernel = (kernels.attend)(group.kv.ty);
             // SAFETY: the table covers all visible positions (`Program::rows`), pages written in
             // this step were finished before the last barrier, and the scratch at this thread's
             // number is its own and has the room.
             unsafe {
-                kernel(
-                    &block,
-                    self.scratches.of(self.w.thread).unit.as_mut_ptr().cast(),
-                )
+                let scratch = self.scratches.of(self.w.thread);
+                kernel(&block, scratch.attention.as_mut_ptr().cast());
             }
         }
     }

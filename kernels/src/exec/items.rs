@@ -4,7 +4,6 @@
 use super::epilogue::Epilogue;
 use super::plan::{Phase, Task};
 use super::{Extent, Form, Model, Op, QUERY_BLOCK, STRIP_PAIR, Slot, piece_len};
-use crate::generic::attention::ROWS;
 
 /// The items of a task.
 pub(super) struct Items {
@@ -196,9 +195,8 @@ impl Items {
 /// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query
 /// heads.
 pub(super) fn block_tokens(model: &Model, heads: usize) -> usize {
-    if model.unit.is_some() {
-        (ROWS / heads).max(1)
-    } else {
-        QUERY_BLOCK
+    match model.prompt_attention {
+        Some(kernels) => (kernels.rows / heads).max(1),
+        None => QUERY_BLOCK,
     }
 }

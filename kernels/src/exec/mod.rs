@@ -55,7 +55,7 @@ use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, SharedPool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
 use crate::ranks::{Collective, Cut};
-use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
+use crate::table::{ActivationForm, Gemv, MAX_R, PromptAttention, Table};
 use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
 use epilogue::Epilogue;
 use experts::Experts;
@@ -226,11 +226,14 @@ impl Executor {
             "heads of a known width"
         );
         let table = isa.table();
-        let in_bf16 = matrices.iter().any(|m| m.reads(Role::Prompt) == Form::Bf16);
-        let unit = table
-            .unit
+        // where prompts are rounded to multiply them, attention may round them too
+        let rounds = matrices
+            .iter()
+            .any(|m| m.reads(Role::Prompt) != Form::Tiles);
+        let prompt_attention = table
+            .prompt_attention
             .as_ref()
-            .filter(|u| in_bf16 && program.caches.iter().all(|kv| (u.takes)(kv.head_dim)));
+            .filter(|a| rounds && program.caches.iter().all(|kv| (a.takes)(kv)));
         let groups = fuse::groups(&program);
         let experts = Experts::of(&program, &matrices);
         let plan = |role, tapped| Plan::new(table, &program, &matrices, &groups, role, tapped);
@@ -251,7 +254,7 @@ impl Executor {
                 matrices,
                 experts,
                 plans,
-                unit,
+                prompt_attention,
                 ranks,
             }),
             pool,

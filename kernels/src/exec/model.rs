@@ -7,8 +7,8 @@ use super::experts::Experts;
 use super::items::Items;
 use super::plan::{Plan, Section};
 use super::{
-    Collective, Instruction, Isa, Matrix, MatrixUnit, Op, Program, Resource, Role, Slot, Table,
-    piece_len,
+    Collective, Instruction, Isa, Matrix, Op, Program, PromptAttention, Resource, Role, Slot,
+    Table, piece_len,
 };
 use crate::ranks::Threads;
 
@@ -25,7 +25,7 @@ pub(super) struct Model {
     pub(super) plans: [Plan; 4],
     /// What attends for prompts instead of the vector kernels. Models of float weights keep their
     /// accuracy: they get it where products are in bf16 as well.
-    pub(super) unit: Option<&'static MatrixUnit>,
+    pub(super) prompt_attention: Option<&'static PromptAttention>,
     /// The other ranks, if there are any.
     pub(super) ranks: Option<Arc<dyn Collective>>,
 }

@@ -23,8 +23,8 @@ pub(super) struct Scratch {
     pub(super) strip: Floats,
     /// Activations of generated tokens in tiles.
     pub(super) tiled: Tiled,
-    /// Of the matrix unit's attention.
-    pub(super) unit: Floats,
+    /// Of [`PromptAttention`](crate::table::PromptAttention).
+    pub(super) attention: Floats,
     /// Which rows each expert has.
     pub(super) grouping: Grouping,
     /// Rows of an expert, one after the other: as integers, and as they are.
@@ -175,10 +175,10 @@ impl Scratch {
                 self.codes.reserve(rows.min(EXPERT_ROWS) * groups);
             }
         }
-        if let Some(unit) = model.unit {
+        if let Some(attention) = model.prompt_attention {
             let caches = model.program.caches.iter();
-            let bytes = caches.map(|kv| (unit.scratch)(kv.head_dim)).max();
-            self.unit.grow(bytes.unwrap_or(0) / 4);
+            let bytes = caches.map(|kv| (attention.scratch)(kv.head_dim)).max();
+            self.attention.grow(bytes.unwrap_or(0) / 4);
         }
         self.extent = Some(*extent);
     }

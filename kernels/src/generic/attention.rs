@@ -10,6 +10,7 @@
 //! positions that a row does not see, beyond its own or before its window, have weight zero, which
 //! leaves its sums as they are, bit for bit. What no row sees is not read.
 
+pub(crate) mod pairs;
 mod stored;
 
 use super::elementwise::soft_cap;
@@ -122,9 +123,6 @@ impl QueryRows<'_> {
     }
 }
 
-/// Query rows of a [`Block`], at most.
-pub(crate) const ROWS: usize = 128;
-
 /// One query row: a head of a token.
 #[derive(Clone, Copy)]
 pub(crate) struct Query {
@@ -137,13 +135,10 @@ pub(crate) struct Query {
     pub(crate) sink: f32,
 }
 
-/// Query rows of one sequence and KV head, for a matrix unit.
-#[cfg_attr(
-    not(target_arch = "x86_64"),
-    allow(dead_code, reason = "the matrix unit there is so far is of x86")
-)]
+/// Query rows of one sequence and KV head, for
+/// [`PromptAttention`](crate::table::PromptAttention).
 pub(crate) struct Block<'a> {
-    /// 1 to [`ROWS`].
+    /// Up to [`rows`](crate::table::PromptAttention::rows) of its kernels.
     pub(crate) rows: &'a [Query],
     /// Multiplies the scores.
     pub(crate) scale: f32,
@@ -363,48 +358,68 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     if span.is_empty() {
         return corrections;
     }
-    // SAFETY: every pointer is to the scores of a row, which are whole vectors, or to a local
-    // array.
-    unsafe {
-        for (r, correction) in corrections.iter_mut().enumerate() {
+    for (r, correction) in corrections.iter_mut().enumerate() {
+        // SAFETY: the scores of a row are whole vectors.
+        unsafe {
             let p = std::slice::from_raw_parts_mut(a.scores(row + r), SPAN_POSITIONS);
             let seen = a.seen[row + r].in_span(at, span.end);
             if seen.is_empty() {
                 p[span.first..span.end].fill(0.0);
                 continue;
             }
-            // whole vectors; what lies before them is not seen
-            let from = seen.first / S::R * S::R;
-            p[..from].fill(0.0);
-            if let Some(cap) = a.cap {
-                for i in (from..seen.end).step_by(S::R) {
-                    let v = soft_cap::<S>(cap, S::load(p.as_ptr().add(i)));
-                    S::store(p.as_mut_ptr().add(i), v);
-                }
-            }
-            let (max, sum) = a.state[row + r];
-            let mut top = S::set1(max);
-            for i in (from..seen.end).step_by(S::R) {
-                let v = S::load(p.as_ptr().add(i));
-                top = S::max(top, seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY)));
-            }
-            let new = S::largest(top);
-            let mut total = S::zero();
-            for i in (from..span.end).step_by(S::R) {
-                let v = exp::<S>(S::sub(S::load(p.as_ptr().add(i)), S::set1(new)));
-                let v = seen.choose::<S>(i, v, S::zero());
-                S::store(p.as_mut_ptr().add(i), v);
-                total = S::add(total, v);
-            }
-            if new > max {
-                let mut e = [0f32; 16];
-                S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
-                *correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
-            }
-            a.state[row + r] = (new, sum * *correction + S::sum(total));
+            *correction = weights::<S>(p, a.cap, seen, span.end, &mut a.state[row + r]);
         }
     }
     corrections
+}
+
+/// Scores of a row to weights in place, of whole vectors up to position `end`: zero where nothing
+/// is seen. Returns what the row's earlier sums are multiplied with.
+///
+/// # Safety
+/// Some of `p` is seen, and it is whole vectors up to `end`.
+#[inline(always)]
+pub(crate) unsafe fn weights<S: Simd>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    seen: Seen,
+    end: usize,
+    state: &mut (f32, f32),
+) -> f32 {
+    // whole vectors; what lies before them is not seen
+    let from = seen.first / S::R * S::R;
+    p[..from].fill(0.0);
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise; the other pointer is to a local array.
+    unsafe {
+        if let Some(cap) = cap {
+            for i in (from..seen.end).step_by(S::R) {
+                S::store(p.add(i), soft_cap::<S>(cap, S::load(p.add(i))));
+            }
+        }
+        let (max, sum) = *state;
+        let mut top = S::set1(max);
+        for i in (from..seen.end).step_by(S::R) {
+            let v = S::load(p.add(i));
+            top = S::max(top, seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY)));
+        }
+        let new = S::largest(top);
+        let mut total = S::zero();
+        for i in (from..end).step_by(S::R) {
+            let v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(new)));
+            let v = seen.choose::<S>(i, v, S::zero());
+            S::store(p.add(i), v);
+            total = S::add(total, v);
+        }
+        let mut correction = 1.0;
+        if new > max {
+            let mut e = [0f32; 16];
+            S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
+            correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
+        }
+        *state = (new, sum * correction + S::sum(total));
+        correction
+    }
 }
 
 /// Adds the weighted values of a span, `DV` vectors of the head from value `d` on, to the sums of

@@ -15,20 +15,17 @@
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
 //!
 //! Where additions are cheaper than products, some tokens of a tile take half as many products by
-//! S. Winograd's inner products ("A New Algorithm for Inner Product", IEEE Transactions on
-//! Computers, 1968):
-//! ```text
-//! w0 x0 + w1 x1  =  (w1 - x0) (x1 - w0)  +  w0 w1  +  x0 x1
-//! ```
-//! The last two terms are those of a row and of a token, computed once each. In floats that would
-//! lose digits; integers wrap around and come back, so that not a bit depends on it. Differences
-//! fit 16 bits because codes stay within a byte: [`ACT_MAX`] and 128 are 32,767.
+//! Winograd's inner products (see [`dots`]). Differences fit 16 bits because codes stay within a
+//! byte: [`ACT_MAX`] and 128 are 32,767.
+
+pub(crate) mod dots;
 
 use super::gemm::{KC, Tiles, store, tile_width};
 use super::gemv::integers;
 use crate::act::ACT_MAX;
 use crate::formats::Format;
 use crate::simd::Simd;
+use dots::{NEIGHBOURS, Rows, add_by_winograd, add_dots, winograd_rows};
 
 /// Words of a tile's slice of `kc`, for each token.
 const fn slice_words<S: Simd>(kc: usize) -> usize {
@@ -59,14 +56,6 @@ const fn products_at(kc: usize, group: usize) -> usize {
 /// Vectors that a panel has for one group, beside the codes.
 const fn per_group<S: Simd>(min: bool) -> usize {
     1 + min as usize + S::WINOGRAD as usize
-}
-
-/// How many of `tokens` take Winograd's inner products, where these are preferred.
-///
-/// Of four vector units two multiply, and all add. Two products of two tokens each, and one product
-/// and two additions of four others, keep all four busy.
-const fn winograd_tokens(tokens: usize) -> usize {
-    (2 * tokens).div_ceil(3)
 }
 
 /// Writes tokens `t..t + width` of `x` (`[m][k]`) as a tile, zeros where there is no token.
@@ -285,15 +274,28 @@ unsafe fn tile<
                 #[inline(always)]
                 |s| a.panel.add((s * a.kc + a.kc / 2 + g * per_group) * S::R),
             );
-            let dots = if WINOGRAD {
-                let rows = scales.map(
-                    #[inline(always)]
-                    |scales| S::load_bytes(scales.add((per_group - 1) * S::R).cast()),
-                );
-                winograd_dots::<S, GROUP, MS, W>(a, x, g, rows, pairs / 2)
-            } else {
-                dots::<S, MS, W>(a, x, g, pairs)
+            let mut dots = [[S::iset1(0); W]; MS];
+            let panels: [*const f32; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| a.panel.add((s * a.kc + g * pairs) * S::R),
+            );
+            let of_group = Rows {
+                at: x.add(g * pairs * W).cast(),
+                row: 1,
+                pair: W,
             };
+            if WINOGRAD {
+                let tokens = x.add((products_at(a.kc, GROUP) + g) * W).cast::<i32>();
+                for s in 0..MS {
+                    let rows = S::load_bytes(scales[s].add((per_group - 1) * S::R).cast());
+                    for j in 0..winograd_rows(W) {
+                        dots[s][j] = S::iadd(rows, S::iset1(tokens.add(j).read()));
+                    }
+                }
+                add_by_winograd::<S, MS, W>(&mut dots, panels, of_group, NEIGHBOURS, pairs / 2);
+            } else {
+                add_dots::<S, MS, W>(&mut dots, panels, of_group, pairs);
+            }
             for s in 0..MS {
                 let scale = S::load(scales[s]);
                 for j in 0..W {
@@ -314,86 +316,6 @@ unsafe fn tile<
             }
         }
         store::<S, MS, W>(a, t, sums);
-    }
-}
-
-/// Sums of the products of group `g`, of so many pairs, for strips and tokens.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // see widen
-unsafe fn dots<S: Simd, const MS: usize, const W: usize>(
-    a: &Tiles<'_>,
-    x: *const f32,
-    g: usize,
-    pairs: usize,
-) -> [[S::I; W]; MS] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut dots = [[S::iset1(0); W]; MS];
-        for p in g * pairs..(g + 1) * pairs {
-            let w: [S::I; MS] = std::array::from_fn(
-                #[inline(always)]
-                |s| S::load_bytes(a.panel.add((s * a.kc + p) * S::R).cast()),
-            );
-            for j in 0..W {
-                let xv = x.add(p * W + j).cast::<i32>();
-                for s in 0..MS {
-                    dots[s][j] = S::dot2_same(dots[s][j], w[s], xv);
-                }
-            }
-        }
-        dots
-    }
-}
-
-/// The same by Winograd's inner products for most of the tokens; `rows` are the products of pairs
-/// of every row of the strips, and the group has so many times two pairs.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // see widen
-unsafe fn winograd_dots<S: Simd, const GROUP: usize, const MS: usize, const W: usize>(
-    a: &Tiles<'_>,
-    x: *const f32,
-    g: usize,
-    rows: [S::I; MS],
-    twos: usize,
-) -> [[S::I; W]; MS] {
-    let x = x.cast::<i32>();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let tokens = x.add((products_at(a.kc, GROUP) + g) * W);
-        let mut dots = [[S::iset1(0); W]; MS];
-        for j in 0..winograd_tokens(W) {
-            for s in 0..MS {
-                dots[s][j] = S::iadd(rows[s], S::iset1(tokens.add(j).read()));
-            }
-        }
-        for p in g * twos..(g + 1) * twos {
-            let w: [[S::I; 2]; MS] = std::array::from_fn(
-                #[inline(always)]
-                |s| {
-                    let w = a.panel.add((s * a.kc + 2 * p) * S::R).cast();
-                    [S::load_bytes(w), S::load_bytes(w.add(4 * S::R))]
-                },
-            );
-            for j in 0..W {
-                let xs = x.add(2 * p * W + j);
-                let (x0, x1) = (S::iset1(xs.read()), S::iset1(xs.add(W).read()));
-                for s in 0..MS {
-                    let [w0, w1] = w[s];
-                    dots[s][j] = if j < winograd_tokens(W) {
-                        S::dot2(dots[s][j], S::sub16(w1, x0), S::sub16(x1, w0))
-                    } else {
-                        S::dot2(S::dot2(dots[s][j], w0, x0), w1, x1)
-                    };
-                }
-            }
-        }
-        dots
     }
 }
 

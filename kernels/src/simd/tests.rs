@@ -1,4 +1,5 @@
 use super::*;
+use crate::generic::attention::pairs::tests::integers_attend;
 use crate::generic::attention::tests::floats_of_8_bits_are_exact;
 use crate::generic::pairs::tests::both_ways_agree;
 use crate::portable::Portable;
@@ -146,10 +147,11 @@ unsafe fn of_floats<S: Simd>(
 }
 
 /// Every operation gives the bits that it gives in plain Rust, and so do whole products whichever
-/// way they are made.
+/// way they are made; floats of 8 bits are what they are by definition.
 pub(crate) fn agrees<S: Simd>(name: &str) {
     both_ways_agree::<S>(name);
     floats_of_8_bits_are_exact::<S>(name);
+    integers_attend::<S>(name);
     let mut bits = 1u32;
     let mut random = || {
         bits = bits.wrapping_mul(0x9e37_79b1).rotate_left(13) ^ 0x85eb_ca6b;

@@ -7,14 +7,19 @@ use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
 use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 
 pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
-    load_in(PromptBits::default(), model, isa, repack)
+    load_in((PromptBits::default(), KvType::F32), model, isa, repack)
 }
 
-/// The same with prompts in so many bits.
-pub(crate) fn load_in(prompt_bits: PromptBits, model: &Path, isa: Isa, repack: bool) -> Engine {
+/// The same with prompts in so many bits, and keys and values of a type.
+pub(crate) fn load_in(
+    (prompt_bits, kv_type): (PromptBits, KvType),
+    model: &Path,
+    isa: Isa,
+    repack: bool,
+) -> Engine {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
-        kv_type: KvType::F32,
+        kv_type,
         threads: Some(2),
         repack,
         prompt_bits,

@@ -114,7 +114,9 @@ impl Backend {
             subject: Subject::Model(Arc::new(model)),
             executable,
             kv_type: options.kv_type,
-            kernels: options.isa.prompt_rounding_in(options.prompt_bits),
+            kernels: options
+                .isa
+                .prompt_rounding_in(options.prompt_bits, options.kv_type),
         })
     }
 
@@ -130,7 +132,10 @@ impl Backend {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Backend, octavo_engine::Error> {
         let executable = split::prepare(device, &gguf, &model, options, sink)?;
-        let cpu = options.cpu.isa.prompt_rounding_in(options.cpu.prompt_bits);
+        let of_cpu = &options.cpu;
+        let cpu = of_cpu
+            .isa
+            .prompt_rounding_in(of_cpu.prompt_bits, of_cpu.kv_type);
         let gpu = cuda::prompt_rounding();
         // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
         let kernels = if options.gpu_layers < model.hparams.n_layer() {

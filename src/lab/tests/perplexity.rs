@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use gguf_rs_lite::{Gguf, OpenOptions, Writer as GgufWriter};
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 use octavo_lab::eval::base::{self, Norm, Reader, Shape, Writer};
 use octavo_lab::eval::{
     Divergence, Error, Observer, Options, Perplexity, Text, check_text, divergence, encode,
@@ -28,7 +28,10 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
     // bf16
     let isa = Isa::available()
         .into_iter()
-        .rfind(|isa| isa.prompt_rounding().attention == 0.0)
+        .rfind(|isa| {
+            let rounding = isa.prompt_rounding_in(PromptBits::Sixteen, KvType::F32);
+            rounding.attention == 0.0
+        })
         .expect("scalar is always there");
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),

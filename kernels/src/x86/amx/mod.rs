@@ -19,7 +19,6 @@ mod tile;
 use super::avx512::Avx512;
 use crate::simd::Simd;
 use crate::stamp::instantiate;
-use crate::table::MatrixUnit;
 use detect::is_available;
 
 /// Quantized prompts in bf16 on the matrix unit.
@@ -44,12 +43,15 @@ macro_rules! by_tiles {
         }
     };
     (attention) => {
-        Some(MatrixUnit {
+        Some(PromptAttention {
             takes: prompt_attention::takes,
+            rows: prompt_attention::ROWS,
             scratch: prompt_attention::scratch_bytes,
             attend: |ty| by_kv_type!(ty, prompt_attention::attend),
-            busy: (tile::busy, tile::BUSY),
         })
+    };
+    (busy) => {
+        Some((tile::busy, tile::BUSY))
     };
     (enter) => {
         tile::configure

@@ -12,13 +12,16 @@
 //! and spans of 128 are counted from position 0. What no row sees is not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
-use crate::generic::attention::{Block, PAGE, ROWS, Seen, Stored, last_factors};
+use crate::generic::attention::{Block, PAGE, Seen, Stored, last_factors};
 use crate::generic::elementwise::soft_cap;
+use crate::kv::KvShape;
 use crate::simd::{Simd, exp};
 use crate::x86::avx512::Avx512;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+/// Query rows of a block, at most.
+pub(crate) const ROWS: usize = 128;
 /// Positions at a time. Their keys in three terms and their values are `SPAN * 4 * 2 d` bytes of B
 /// tiles, 128 KiB for heads of 128; with the scores (64 KiB) and the queries (96 KiB for 128 rows)
 /// that must stay below the 2 MiB of second cache of the Xeon with AMX on which this was measured.
@@ -37,9 +40,9 @@ pub(crate) const fn scratch_bytes(d: usize) -> usize {
         + 4 * ROWS * d
 }
 
-/// Whether a head of `d` values is cut into whole tiles.
-pub(crate) const fn takes(d: usize) -> bool {
-    d.is_multiple_of(32)
+/// Whether a head is cut into whole tiles.
+pub(crate) fn takes(kv: &KvShape) -> bool {
+    kv.head_dim.is_multiple_of(32)
 }
 
 /// The parts of the scratch.

@@ -1,0 +1,370 @@
+//! Attention of a prompt in 16-bit integers: twice the products that an f32 multiply-add makes, and
+//! with Winograd's thrice.
+//!
+//! ```text
+//! for every 128 positions                       K and V pages become panels, shared by all rows
+//!   scores  = Q K^T                             integers, times a key's and a query's scale
+//!   softmax of every row, running               f32
+//!   weights                                     times the values' scales, to integers
+//!   sums   += P V                               integers, times the weights' scale
+//! ```
+//! Panels have two 16-bit integers in every lane (see [`dots`](crate::generic::pairs::dots)), and
+//! their rows the same two:
+//! ```text
+//! keys    [128 / R vectors of positions][head_dim / 2][R]    values 2 i and 2 i + 1 of a key
+//! values  [head_dim / R vectors][64][R]                      of every 2 R positions i and i + R
+//! ```
+//! Queries, keys and values have one scale each, a head of a token; weights have one for a row and
+//! span. No sum leaves 32 bits: lengths of queries and keys are at most [`LENGTH`], values at most
+//! [`LARGEST`], and the weights of a row sum up to at most [`TOTAL`].
+//!
+//! A row's result does not depend on its neighbours: positions it does not see, beyond its own or
+//! before its window, have weight zero, and spans of 128 are counted from position 0. What no row
+//! sees is not read.
+
+mod packing;
+mod products;
+
+use super::{
+    Block, MAX_HEAD_DIM, PAGE, Pages, SPAN_POSITIONS as SPAN, Seen, Stored, last_factors, weights,
+};
+use crate::generic::gemm::tile_width;
+use crate::kv::{KvShape, KvType};
+use crate::simd::Simd;
+
+/// Largest integer: differences of two fit 16 bits.
+const LARGEST: f32 = 16_383.0;
+
+/// Longest vector of integers, before they are rounded: `(LENGTH + sqrt(MAX_HEAD_DIM) / 2)^2` is
+/// below 2^31, and so is a product of two, by Cauchy and Schwarz.
+const LENGTH: f32 = 46_300.0;
+
+/// Largest sum of a row's weights in a span before they are rounded, which adds half for each:
+/// `(TOTAL + SPAN / 2) LARGEST` is below 2^31.
+const TOTAL: f32 = 131_000.0;
+
+const _: () = {
+    let longest = LENGTH as i64 + 16;
+    assert!(MAX_HEAD_DIM <= 1024 && longest * longest < 1 << 31);
+    assert!((TOTAL as i64 + SPAN as i64 / 2) * (LARGEST as i64) < 1 << 31);
+};
+
+/// Weights below that, whose scale would have no inverse, do not count beside the row's largest.
+const LEAST_WEIGHT: f32 = 1e-34;
+
+/// Query rows of a block, at most: keys and values become integers once for all of them.
+pub(crate) const ROWS: usize = 256;
+
+/// Rows, and those that a tile may have beyond them.
+const ROOM: usize = ROWS + 16;
+
+/// Whether a head is whole vectors, and whole pairs of pairs, of keys and values that the cache has
+/// rounded already: who keeps them in f32 wants what f32 gives.
+pub(crate) fn takes(kv: &KvShape) -> bool {
+    kv.ty != KvType::F32 && kv.head_dim.is_multiple_of(16)
+}
+
+/// Bytes of scratch for a head of `d`.
+pub(crate) const fn scratch_bytes(d: usize) -> usize {
+    Parts::layout(std::ptr::null_mut(), d).1
+}
+
+/// The parts of the scratch.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Values of a head.
+    d: usize,
+    /// `[ROOM][d / 2]`
+    q: *mut i32,
+    /// What scores of a row are multiplied with, and its products of pairs of pairs.
+    q_scales: *mut f32,
+    q_products: *mut i32,
+    /// See the head of this module.
+    k: *mut f32,
+    /// Of every position, and its products of pairs of pairs.
+    k_scales: *mut f32,
+    k_products: *mut f32,
+    v: *mut f32,
+    v_scales: *mut f32,
+    v_inverses: *mut f32,
+    /// `[d][most groups]`
+    v_products: *mut f32,
+    /// `[ROOM][SPAN]`
+    scores: *mut f32,
+    /// `[ROOM][SPAN / 2]`
+    weights: *mut i32,
+    w_products: *mut i32,
+    /// What a row's sums so far, and its integers, are multiplied with.
+    corrections: *mut f32,
+    w_scales: *mut f32,
+    /// `[ROOM][d]`
+    sums: *mut f32,
+}
+
+/// Most groups of `4 R` positions in a span.
+const MOST_GROUPS: usize = SPAN / 32;
+
+impl Parts {
+    /// The parts from `at` on, and their bytes.
+    const fn layout(at: *mut u8, d: usize) -> (Parts, usize) {
+        let mut words = 0;
+        macro_rules! part {
+            ($n:expr) => {{
+                let part = at.cast::<f32>().wrapping_add(words);
+                // whole cache lines
+                words += ($n).next_multiple_of(16);
+                part
+            }};
+        }
+        let parts = Parts {
+            d,
+            q: part!(ROOM * d / 2).cast(),
+            q_scales: part!(ROOM),
+            q_products: part!(ROOM).cast(),
+            k: part!(SPAN * d / 2),
+            k_scales: part!(SPAN),
+            k_products: part!(SPAN),
+            v: part!(SPAN * d / 2),
+            v_scales: part!(SPAN),
+            v_inverses: part!(SPAN),
+            v_products: part!(MOST_GROUPS * d),
+            scores: part!(ROOM * SPAN),
+            weights: part!(ROOM * SPAN / 2).cast(),
+            w_products: part!(ROOM).cast(),
+            corrections: part!(ROOM),
+            w_scales: part!(ROOM),
+            sums: part!(ROOM * d),
+        };
+        (parts, 4 * words)
+    }
+}
+
+/// Pages that are read soon.
+struct Soon<'a> {
+    pages: &'a Pages<'a>,
+    /// Of the sequence.
+    numbers: std::ops::Range<usize>,
+    /// Bytes of a page of keys, and of one of values.
+    bytes: usize,
+    /// Of the first of the pages, asked for already.
+    asked: usize,
+    /// Lines of cache asked for at a time: few, since many would hold up everything else.
+    lines: usize,
+}
+
+impl<'a> Soon<'a> {
+    /// Those of the first span of some positions, asked for so many times.
+    #[inline(always)]
+    fn new<E: Stored>(
+        pages: &'a Pages<'a>,
+        positions: std::ops::Range<usize>,
+        times: usize,
+    ) -> Soon<'a> {
+        let end = positions.end.min(positions.start + SPAN);
+        let bytes = PAGE * pages.head_dim * E::BITS / 8;
+        Soon {
+            pages,
+            numbers: positions.start / PAGE..end.div_ceil(PAGE),
+            bytes,
+            asked: 0,
+            lines: (SPAN / PAGE * bytes / 64).div_ceil(times),
+        }
+    }
+
+    /// Asks for the next lines of keys and of values.
+    ///
+    /// # Safety
+    /// Of the instruction set only: these are hints.
+    #[inline(always)]
+    unsafe fn ask<S: Simd>(&mut self) {
+        for _ in 0..self.lines {
+            if self.numbers.is_empty() {
+                return;
+            }
+            let at = self.pages.at(self.numbers.start) + self.asked;
+            // SAFETY: the caller's promise.
+            unsafe {
+                S::prefetch_far(self.pages.k.wrapping_add(at));
+                S::prefetch_far(self.pages.v.wrapping_add(at));
+            }
+            self.asked += 64;
+            if self.asked >= self.bytes {
+                self.asked = 0;
+                self.numbers.start += 1;
+            }
+        }
+    }
+}
+
+/// Rows that panels pass by together.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// As many as there are kernels for; some may be beyond the last.
+    width: usize,
+    /// Positions of the span that any of them sees.
+    seen: Seen,
+}
+
+/// Attends and writes the results, tiles of `NT` rows at a time.
+///
+/// # Safety
+/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd, E: Stored, const NT: usize>(a: &Block<'_>, scratch: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::WINOGRAD && S::prefers_winograd() {
+            attend_by::<S, E, NT, true>(a, scratch);
+        } else {
+            attend_by::<S, E, NT, false>(a, scratch);
+        }
+    }
+}
+
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn attend_by<S: Simd, E: Stored, const NT: usize, const WINOGRAD: bool>(
+    a: &Block<'_>,
+    scratch: *mut u8,
+) {
+    let d = a.pages.head_dim;
+    let (parts, _) = Parts::layout(scratch, d);
+    let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
+    let none = Tile {
+        width: 0,
+        seen: Seen { first: 0, end: 0 },
+    };
+    let mut tiles = [none; ROWS];
+    let tiles = &mut tiles[..a.rows.len().div_ceil(NT)];
+    let all = Seen::of_all(a.rows.iter().map(|row| row.seen));
+    // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
+    // are in the table.
+    unsafe {
+        for (r, row) in a.rows.iter().enumerate() {
+            parts.pack_query::<S, WINOGRAD>(r, row.q, a.scale);
+        }
+        std::ptr::write_bytes(parts.sums, 0, a.rows.len() * d);
+        let mut at = all.first / SPAN * SPAN;
+        while at < all.end {
+            let seen = all.in_span(at, SPAN);
+            for (tile, rows) in tiles.iter_mut().zip(a.rows.chunks(NT)) {
+                let seen = Seen::of_all(rows.iter().map(|row| row.seen)).in_span(at, SPAN);
+                *tile = Tile {
+                    width: tile_width(rows.len(), NT),
+                    seen,
+                };
+            }
+            parts.pack_span::<S, E, WINOGRAD>(&a.pages, at, seen);
+            let times = tiles.len() * SPAN / (2 * S::R);
+            let soon = Soon::new::<E>(&a.pages, at + SPAN..all.end, times);
+            parts.score_tiles::<S, NT, WINOGRAD>(tiles, soon);
+            for (r, (row, state)) in a.rows.iter().zip(&mut states).enumerate() {
+                parts.weigh::<S, WINOGRAD>(r, row.seen.in_span(at, SPAN), a.cap, state);
+            }
+            parts.add_tiles::<S, NT, WINOGRAD>(tiles);
+            at += SPAN;
+        }
+        for (r, row) in a.rows.iter().enumerate() {
+            let (weight, total) = last_factors(states[r], row.sink);
+            let inverse = S::set1(weight / total);
+            for i in (0..d).step_by(S::R) {
+                let sum = S::load(parts.sums.add(r * d + i));
+                S::store(row.out.add(i), S::mul(sum, inverse));
+            }
+        }
+    }
+}
+
+impl Parts {
+    /// Keys and values of what is seen of the span at position `at` to integers.
+    ///
+    /// # Safety
+    /// The pages of what is seen are there.
+    #[inline(always)]
+    unsafe fn pack_span<S: Simd, E: Stored, const WINOGRAD: bool>(
+        &self,
+        pages: &Pages<'_>,
+        at: usize,
+        seen: Seen,
+    ) {
+        let seen_pages = seen.first / PAGE..seen.end.div_ceil(PAGE);
+        let groups = seen.first / (4 * S::R)..seen.end.div_ceil(4 * S::R);
+        let values = |p: usize| {
+            let is_seen = seen_pages.contains(&p);
+            is_seen.then(|| pages.v.wrapping_add(pages.at(at / PAGE + p)))
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            for p in seen_pages.clone() {
+                let k = pages.k.add(pages.at(at / PAGE + p));
+                self.pack_keys::<S, E, WINOGRAD>(k, p);
+            }
+            for p in groups.start * 4 * S::R / PAGE..groups.end * 4 * S::R / PAGE {
+                self.scale_values::<S, E>(values(p), p);
+            }
+            for group in groups {
+                self.pack_values::<S, E, WINOGRAD>(values, group);
+            }
+        }
+    }
+
+    /// The scores of all tiles; asks for what is read soon meanwhile.
+    ///
+    /// # Safety
+    /// Queries and keys are packed.
+    #[inline(always)]
+    unsafe fn score_tiles<S: Simd, const NT: usize, const WINOGRAD: bool>(
+        &self,
+        tiles: &[Tile],
+        mut soon: Soon<'_>,
+    ) {
+        for vectors in (0..SPAN / S::R).step_by(2) {
+            let (first, end) = (vectors * S::R, (vectors + 2) * S::R);
+            for (i, tile) in tiles.iter().enumerate() {
+                if tile.seen.first >= end || tile.seen.end <= first {
+                    continue;
+                }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    soon.ask::<S>();
+                    match tile.width {
+                        1 => self.score::<S, 1, WINOGRAD>(i * NT, vectors),
+                        4 => self.score::<S, 4, WINOGRAD>(i * NT, vectors),
+                        _ => self.score::<S, NT, WINOGRAD>(i * NT, vectors),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds weights times values to the sums of all tiles.
+    ///
+    /// # Safety
+    /// Weights and values are packed.
+    #[inline(always)]
+    unsafe fn add_tiles<S: Simd, const NT: usize, const WINOGRAD: bool>(&self, tiles: &[Tile]) {
+        for first in (0..self.d).step_by(2 * S::R) {
+            for (i, tile) in tiles.iter().enumerate() {
+                let (row, seen) = (i * NT, tile.seen);
+                if seen.is_empty() {
+                    continue;
+                }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (tile.width, first + S::R < self.d) {
+                        (1, true) => self.add_values::<S, 2, 1, WINOGRAD>(row, first, seen),
+                        (4, true) => self.add_values::<S, 2, 4, WINOGRAD>(row, first, seen),
+                        (_, true) => self.add_values::<S, 2, NT, WINOGRAD>(row, first, seen),
+                        (1, false) => self.add_values::<S, 1, 1, WINOGRAD>(row, first, seen),
+                        (4, false) => self.add_values::<S, 1, 4, WINOGRAD>(row, first, seen),
+                        (_, false) => self.add_values::<S, 1, NT, WINOGRAD>(row, first, seen),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
