@@ -31,12 +31,13 @@ on() {
 }
 
 all=scalar,neon,dotprod,i8mm
-# a GPU on the CPU is a compiler's code, which does not run there
+# a GPU on the CPU is code of this machine's compiler, which does not run there; of the libraries'
+# own tests, only those of NVRTC need such code
 no_gpu=(--skip cuda_shim:: --skip cuda::)
 # what asks for equal bits in many batches takes minutes there, and is no different from elsewhere;
 # Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again
 slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits)
-on max $all --lib
+on max $all --lib -- --skip cuda::nvrtc::
 on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: \
   "${no_gpu[@]}" "${slow[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
