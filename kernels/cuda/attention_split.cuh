@@ -7,14 +7,15 @@
 // are joined in the order of warps and lanes, then of splits: never by who is first.
 //
 // A row in a window takes none of the pages that lie wholly outside of it: the others are shared
-// among its splits.
+// among its splits. A split takes a page for each of its warps at least, so that a row that sees
+// little leaves few partial sums; blocks of the other splits have nothing to do.
 #ifndef OCTAVO_ATTENTION_SPLIT
 #define OCTAVO_ATTENTION_SPLIT
 
 #include "attention.cuh"
 
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
-constexpr u32 MOST_SPLITS = 16;
+constexpr u32 MOST_SPLITS = 32;
 
 DEVICE constexpr int power_of_two(int n) {
     int p = 2;
@@ -29,11 +30,27 @@ struct SplitShape {
     static constexpr int LANES = power_of_two(DIM / 8);
     static constexpr u32 GROUPS = WARP / LANES;  // positions at a time
     static constexpr int STEPS = PAGE / GROUPS;
-    // whether a page's values fit in 32 registers: then they are fetched while its keys are on
-    // their way
+    // whether a page's values fit in 32 registers: then they are fetched while its scores are made,
+    // and the keys of the warp's next page while its values are added
     static constexpr bool EARLY = STEPS * sizeof(typename Kv::Eight) <= 128;
     static constexpr u32 PARTS = ATTEND_WARPS * GROUPS;
 };
+
+// The pages that a row sees, and how its splits share them.
+struct Shares {
+    u32 begin, end;
+    u32 of_split;  // pages of a split, but that the last may have fewer
+
+    // Splits that have pages.
+    DEVICE u32 splits() const { return (end - begin + of_split - 1) / of_split; }
+};
+
+DEVICE Shares shares_of(const AttentionParams& p, const Seen& seen) {
+    const u32 begin = seen.first / PAGE, end = (seen.end + PAGE - 1) / PAGE;
+    const u32 rounds = (end - begin + ATTEND_WARPS - 1) / ATTEND_WARPS;
+    const u32 of_split = most((rounds + p.splits - 1) / p.splits, 1u) * ATTEND_WARPS;
+    return {begin, end, of_split};
+}
 
 // What a thread works on: eight values from `8 * piece` on, of every position `step * GROUPS +
 // group` of a page, for some query heads of a row.
@@ -102,19 +119,31 @@ DEVICE void eight_of(float (&to)[8], const typename Kv::Eight (&early)[KEPT], in
     }
 }
 
+// Fetches a lane's part of a page, of the positions from `before` up to `end`.
+template <class Kv, int DIM, class Shape, int KEPT>
+DEVICE void fetch_early(typename Kv::Eight (&early)[KEPT], const u8* page, u32 before, u32 end,
+                        const SplitPlace& place) {
+    if constexpr (Shape::EARLY) {
+#pragma unroll
+        for (int s = 0; s < Shape::STEPS; ++s) {
+            const u32 at = s * Shape::GROUPS + place.group;
+            early[s] = {};
+            if (place.piece < DIM / 8 && at >= before && at < end)
+                early[s] = Kv::fetch(page, at, 8 * place.piece, DIM);
+        }
+    }
+}
+
 // Takes the pages of a split into the sums, a warp one at a time.
 template <class Kv, int DIM, int HEADS>
-DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const SplitPlace& place) {
+DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const SplitPlace& place,
+                       const Seen& visible, const Shares& shares) {
     typedef SplitShape<Kv, DIM> Shape;
     constexpr int steps = Shape::STEPS, kept = Shape::EARLY ? steps : 1;
-    const u32 row = place.row, split = place.split;
     const bool active = place.piece < DIM / 8;
-    const Seen of_row = seen_by(p, row);
-    const u32 first = of_row.first, visible = of_row.end, first_page = first / PAGE;
-    const u32 pages = (visible + PAGE - 1) / PAGE - first_page;
-    const u32 begin = first_page + split * pages / p.splits;
-    const u32 end = first_page + (split + 1) * pages / p.splits;
-    const u32* table = table_of(p.paging, row);
+    const u32 begin = shares.begin + place.split * shares.of_split;
+    const u32 end = least(begin + shares.of_split, shares.end);
+    const u32* table = table_of(p.paging, place.row);
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
 
@@ -123,32 +152,34 @@ DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const S
     for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const u64 head = static_cast<u64>(row) * p.heads + place.first_head + h;
+            const u64 head = static_cast<u64>(place.row) * p.heads + place.first_head + h;
             const u64 at = head * DIM + 8 * place.piece + i;
             q[h][i] = active && static_cast<u32>(h) < place.n_heads ? p.q[at] * p.scale : 0.0f;
         }
     }
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) sums.max[h] = minus_infinity();
-    for (u32 page = begin + place.warp; page < end; page += ATTEND_WARPS) {
-        const u32 number = page_of(p.paging, row, table, page);
-        if (number >= p.paging.n_pages) continue;
-        const u64 base = page_start<Kv>(number, p.heads_kv, place.head_kv, DIM);
+
+    // behind the last page stands none of the cache's; so does where the table lacks one, and then
+    // the step has failed, whatever comes behind it
+    const auto number_of = [&](u32 page) {
+        return page < end ? page_of(p.paging, place.row, table, page) : p.paging.n_pages;
+    };
+    const auto start_of = [&](u32 number) {
+        return page_start<Kv>(number, p.heads_kv, place.head_kv, DIM);
+    };
+    u32 page = begin + place.warp, number = number_of(page);
+    typename Kv::Eight keys[kept] = {}, values[kept] = {};
+    if (number < p.paging.n_pages)
+        fetch_early<Kv, DIM, Shape>(keys, all_k + start_of(number), 0, PAGE, place);
+    for (; number < p.paging.n_pages; page += ATTEND_WARPS) {
+        const u64 base = start_of(number);
         // what is seen of the page: from `before` up to `in_page`, at least one position
-        const u32 before = most(first, page * PAGE) - page * PAGE;
-        const u32 in_page = least(visible - page * PAGE, PAGE);
-        typename Kv::Eight keys[kept] = {}, values[kept] = {};
-        if constexpr (Shape::EARLY) {
-#pragma unroll
-            for (int s = 0; s < steps; ++s) {
-                const u32 at = s * Shape::GROUPS + place.group;
-                if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * place.piece, DIM);
-                // what lies behind the last position was never written: zero times that may be no
-                // number
-                if (active && at >= before && at < in_page)
-                    values[s] = Kv::fetch(all_v + base, at, 8 * place.piece, DIM);
-            }
-        }
+        const u32 before = most(visible.first, page * PAGE) - page * PAGE;
+        const u32 in_page = least(visible.end - page * PAGE, PAGE);
+        // what lies behind the last position was never written: zero times that may be no number
+        fetch_early<Kv, DIM, Shape>(values, all_v + base, before, in_page, place);
+        number = number_of(page + ATTEND_WARPS);
         float score[HEADS][steps];
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
@@ -157,6 +188,8 @@ DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const S
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) score[h][s] = lanes_sum<Shape::LANES>(dot(q[h], k));
         }
+        if (number < p.paging.n_pages)
+            fetch_early<Kv, DIM, Shape>(keys, all_k + start_of(number), 0, PAGE, place);
         if (place.group >= in_page) continue;
         if (p.cap != 0.0f) cap_scores(score, p.cap);
         bool seen[steps];
@@ -212,8 +245,12 @@ DEVICE void attend_split(const AttentionParams& p) {
     const u32 first_head = head_kv * per_kv + chunk * HEADS;
     const u32 n_heads = least<u32>(HEADS, per_kv - chunk * HEADS);
     const u32 row = blockIdx.y, split = blockIdx.z;
+    const Seen seen = seen_by(p, row);
+    const Shares shares = shares_of(p, seen);
+    if (split >= shares.splits()) return;
     SplitSums<HEADS> sums = {};
-    take_pages<Kv, DIM>(sums, p, {warp, piece, group, row, split, head_kv, first_head, n_heads});
+    const SplitPlace place = {warp, piece, group, row, split, head_kv, first_head, n_heads};
+    take_pages<Kv, DIM>(sums, p, place, seen, shares);
 
     const u32 part = warp * Shape::GROUPS + group;
 #pragma unroll
@@ -244,12 +281,13 @@ DEVICE void attend_split(const AttentionParams& p) {
 template <int DIM>
 DEVICE void attend_merge(const AttentionParams& p) {
     const u64 first = static_cast<u64>(blockIdx.x) * p.splits;
+    const u32 splits = shares_of(p, seen_by(p, blockIdx.x / p.heads)).splits();
     for (u32 d = threadIdx.x; d < DIM; d += ATTEND_THREADS) {
         // all reads at once, then the sums in their order
         float tops[MOST_SPLITS], totals[MOST_SPLITS], sums[MOST_SPLITS];
 #pragma unroll
         for (u32 i = 0; i < MOST_SPLITS; ++i) {
-            const bool there = i < p.splits;
+            const bool there = i < splits;
             tops[i] = there ? p.states[2 * (first + i)] : minus_infinity();
             totals[i] = there ? p.states[2 * (first + i) + 1] : 0.0f;
             sums[i] = there ? p.sums[(first + i) * DIM + d] : 0.0f;

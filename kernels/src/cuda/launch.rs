@@ -284,7 +284,7 @@ pub fn heads(kv: KvType, p: &Heads) -> Launch {
 const HEADS_WARPS: u32 = 4;
 
 /// Parts of a row's positions, at most.
-pub const MOST_SPLITS: u32 = 16;
+pub const MOST_SPLITS: u32 = 32;
 
 /// Whether attention has kernels for heads of so many values.
 pub fn takes_head_dim(head_dim: usize) -> bool {

@@ -382,11 +382,23 @@ fn attention_matches_f64_over_every_head_size_and_split() {
                 bench.0.schedule(Schedule::ALL[(i + j + n) % 3]);
                 let lengths = [[1, 17, 100], [16, 15, 230], [33, 2, 64]][(i + n) % 3];
                 let scene = Scene::new(kv, dim, heads, &lengths, 1);
-                let splits = [1, 3, 16][(i + j + n) % 3];
+                let splits = [1, 3, 32][(i + j + n) % 3];
                 scene.check(&scene.attend(&mut bench, 5, splits), false);
                 bench.0.clear();
             }
         }
+    }
+}
+
+/// So long that splits have pages for each of their warps more than once: the last may have none.
+#[test]
+fn splits_go_on_to_further_pages() {
+    let Some(mut bench) = device() else { return };
+    let rounds = 16 * 4 * launch::MOST_SPLITS as usize;
+    for length in [rounds, rounds + 1, 3 * rounds - 5] {
+        let scene = Scene::new(KvType::F16, 32, (2, 1), &[length, 70], 1);
+        scene.check(&scene.attend(&mut bench, 5, 32), false);
+        bench.0.clear();
     }
 }
 

@@ -43,7 +43,7 @@ fn windows_caps_and_sinks_match_f64() {
                 bench.0.schedule(Schedule::ALL[(i + n) % 3]);
                 let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(j + n) % 4];
                 let lengths = [[1, 17, 100], [16, 15, 300], [33, 130, 64]][(i + n / 3) % 3];
-                let splits = [1, 3, 16][(j + n / 3) % 3];
+                let splits = [1, 3, 32][(j + n / 3) % 3];
                 let one = Scene::new(kv, dim, heads, &lengths, 1).with(scores);
                 one.check(&one.attend(&mut bench, 5, splits), false);
                 bench.0.clear();

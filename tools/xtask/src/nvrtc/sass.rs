@@ -105,6 +105,8 @@ fn least(kernel: &str) -> Least {
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_128") => at_least(8, 0),
         // a unit of a strip
         _ if kernel.starts_with("gemv_") => at_least(0, 4),
+        // codes and scales of a page's keys; in other kernels of attention queries hide them
+        "attend_Q8_0_128_1" => at_least(0, 16),
         _ => at_least(0, 0),
     }
 }
