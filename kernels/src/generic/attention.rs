@@ -11,12 +11,14 @@
 //! leaves its sums as they are, bit for bit. What no row sees is not read.
 
 pub(crate) mod pairs;
+mod softmax;
 mod stored;
 
-use super::elementwise::soft_cap;
 use crate::ahead::Ahead;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
-use crate::simd::{Simd, exp};
+use crate::simd::Simd;
+pub(crate) use softmax::last_factors;
+use softmax::{largest_score, weights, weights_below};
 use stored::row_bytes;
 #[cfg(test)]
 pub(crate) use stored::tests;
@@ -70,15 +72,6 @@ impl Seen {
             S::first(self.first.saturating_sub(i), other, v)
         }
     }
-}
-
-/// What a row's weighted sums are multiplied with in the end, and then divided by, out of the
-/// softmax's maximum and sum, and the sink of the row's head: minus infinity where there is none,
-/// which changes no bit.
-pub(crate) fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
-    let top = max.max(sink);
-    let weight = (max - top).exp();
-    (weight, sum * weight + (sink - top).exp())
 }
 
 /// Query rows that pages pass by together, at most. Their scores of a span, `512 * QUERY_ROWS`
@@ -371,55 +364,6 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
         }
     }
     corrections
-}
-
-/// Scores of a row to weights in place, of whole vectors up to position `end`: zero where nothing
-/// is seen. Returns what the row's earlier sums are multiplied with.
-///
-/// # Safety
-/// Some of `p` is seen, and it is whole vectors up to `end`.
-#[inline(always)]
-pub(crate) unsafe fn weights<S: Simd>(
-    p: &mut [f32],
-    cap: Option<f32>,
-    seen: Seen,
-    end: usize,
-    state: &mut (f32, f32),
-) -> f32 {
-    // whole vectors; what lies before them is not seen
-    let from = seen.first / S::R * S::R;
-    p[..from].fill(0.0);
-    let p = p.as_mut_ptr();
-    // SAFETY: the caller's promise; the other pointer is to a local array.
-    unsafe {
-        if let Some(cap) = cap {
-            for i in (from..seen.end).step_by(S::R) {
-                S::store(p.add(i), soft_cap::<S>(cap, S::load(p.add(i))));
-            }
-        }
-        let (max, sum) = *state;
-        let mut top = S::set1(max);
-        for i in (from..seen.end).step_by(S::R) {
-            let v = S::load(p.add(i));
-            top = S::max(top, seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY)));
-        }
-        let new = S::largest(top);
-        let mut total = S::zero();
-        for i in (from..end).step_by(S::R) {
-            let v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(new)));
-            let v = seen.choose::<S>(i, v, S::zero());
-            S::store(p.add(i), v);
-            total = S::add(total, v);
-        }
-        let mut correction = 1.0;
-        if new > max {
-            let mut e = [0f32; 16];
-            S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
-            correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
-        }
-        *state = (new, sum * correction + S::sum(total));
-        correction
-    }
 }
 
 /// Adds the weighted values of a span, `DV` vectors of the head from value `d` on, to the sums of

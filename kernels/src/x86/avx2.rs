@@ -5,6 +5,7 @@ use super::ops;
 use crate::act::Act4;
 use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -13,6 +14,23 @@ pub(crate) struct Avx2<const VNNI: bool>;
 /// Lane numbers, to build masks from.
 static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
+/// `vpdpwssd` as it is, which the compiler would take apart as that of AVX-512.
+#[inline]
+#[target_feature(enable = "avxvnni")]
+fn multiply_add_at_once(mut acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: registers in, registers out.
+    unsafe {
+        asm!(
+            "{{vex}} vpdpwssd {acc}, {a}, {b}",
+            acc = inout(ymm_reg) acc,
+            a = in(ymm_reg) a,
+            b = in(ymm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
 /// Adds both products of every lane's 16-bit halves.
 #[inline(always)]
 unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
@@ -20,10 +38,23 @@ unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -
     // says so.
     unsafe {
         if VNNI {
-            _mm256_dpwssd_avx_epi32(acc, a, b)
+            multiply_add_at_once(acc, a, b)
         } else {
             _mm256_add_epi32(acc, _mm256_madd_epi16(a, b))
         }
+    }
+}
+
+/// Two activations for every lane, and two.
+#[inline(always)]
+unsafe fn halves(x: *const Act4) -> [__m256i; 2] {
+    let x = x.cast::<i32>();
+    // SAFETY: the caller's pointer; the instruction set is the caller's promise.
+    unsafe {
+        [
+            _mm256_set1_epi32(x.read()),
+            _mm256_set1_epi32(x.add(1).read()),
+        ]
     }
 }
 
@@ -32,7 +63,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const SPREAD: usize = 2;
     type F = __m256;
     type I = __m256i;
-    type Acc = __m256i;
+    type Acc = [__m256i; 2];
 
     ops! {
         zero() -> __m256 { _mm256_setzero_ps() }
@@ -88,21 +119,29 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         to_f(a: __m256i) -> __m256 { _mm256_cvtepi32_ps(a) }
         to_i(a: __m256) -> __m256i { _mm256_cvtps_epi32(a) }
         bits_f(a: __m256i) -> __m256 { _mm256_castsi256_ps(a) }
-        acc_zero() -> __m256i { _mm256_setzero_si256() }
+        acc_zero() -> [__m256i; 2] { [_mm256_setzero_si256(); 2] }
         // 16-bit multiply-adds hold any 8-bit code times any 16-bit activation; `maddubs` would
         // saturate from 7 bits on
-        dot4(acc: __m256i, codes: __m256i, x: *const Act4) -> __m256i {
-            Self::dot_spread(acc, Self::spread(codes), x)
+        dot4(acc: [__m256i; 2], codes: __m256i, x: *const Act4) -> [__m256i; 2] {
+            let codes = Self::spread(codes);
+            if !VNNI {
+                return Self::dot_spread(acc, codes, x);
+            }
+            // products that are added by the same instruction wait for the sum: of a single one,
+            // four times as long as additions do
+            let [x0, x1] = halves(x);
+            [multiply_add::<true>(acc[0], codes[0], x0), multiply_add::<true>(acc[1], codes[1], x1)]
         }
         spread(codes: __m256i) -> [__m256i; 2] {
             [_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(codes, 8)]
         }
-        dot_spread(acc: __m256i, codes: [__m256i; 2], x: *const Act4) -> __m256i {
-            let x = x.cast::<i32>();
-            let (x0, x1) = (_mm256_set1_epi32(x.read()), _mm256_set1_epi32(x.add(1).read()));
-            multiply_add::<VNNI>(multiply_add::<VNNI>(acc, codes[0], x0), codes[1], x1)
+        // many rows have sums enough, and need the registers
+        dot_spread(acc: [__m256i; 2], codes: [__m256i; 2], x: *const Act4) -> [__m256i; 2] {
+            let [x0, x1] = halves(x);
+            let first = multiply_add::<VNNI>(acc[0], codes[0], x0);
+            [multiply_add::<VNNI>(first, codes[1], x1), acc[1]]
         }
-        acc_sum(acc: __m256i) -> __m256i { acc }
+        acc_sum(acc: [__m256i; 2]) -> __m256i { _mm256_add_epi32(acc[0], acc[1]) }
         dot2(acc: __m256i, w: __m256i, x: __m256i) -> __m256i { multiply_add::<VNNI>(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }

@@ -24,13 +24,16 @@
 
 mod packing;
 mod products;
+mod weighing;
 
 use super::{
-    Block, MAX_HEAD_DIM, PAGE, Pages, SPAN_POSITIONS as SPAN, Seen, Stored, last_factors, weights,
+    Block, MAX_HEAD_DIM, PAGE, Pages, SPAN_POSITIONS as SPAN, Seen, Stored, largest_score,
+    last_factors, weights_below,
 };
 use crate::generic::gemm::tile_width;
 use crate::kv::{KvShape, KvType};
 use crate::simd::Simd;
+use weighing::ABREAST;
 
 /// Largest integer: differences of two fit 16 bits.
 const LARGEST: f32 = 16_383.0;
@@ -259,8 +262,13 @@ unsafe fn attend_by<S: Simd, E: Stored, const NT: usize, const WINOGRAD: bool>(
             let times = tiles.len() * SPAN / (2 * S::R);
             let soon = Soon::new::<E>(&a.pages, at + SPAN..all.end, times);
             parts.score_tiles::<S, NT, WINOGRAD>(tiles, soon);
-            for (r, (row, state)) in a.rows.iter().zip(&mut states).enumerate() {
-                parts.weigh::<S, WINOGRAD>(r, row.seen.in_span(at, SPAN), a.cap, state);
+            let rows = a.rows.chunks(ABREAST).zip(states.chunks_mut(ABREAST));
+            for (i, (rows, states)) in rows.enumerate() {
+                let mut seen = [Seen { first: 0, end: 0 }; ABREAST];
+                for (seen, row) in seen.iter_mut().zip(rows) {
+                    *seen = row.seen.in_span(at, SPAN);
+                }
+                parts.weigh::<S, WINOGRAD>(i * ABREAST, &seen[..rows.len()], a.cap, states);
             }
             parts.add_tiles::<S, NT, WINOGRAD>(tiles);
             at += SPAN;

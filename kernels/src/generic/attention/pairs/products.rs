@@ -1,7 +1,6 @@
-//! Products of queries and keys, weights of scores, and products of weights and values.
+//! Products of queries and keys, and of weights and values.
 
-use super::packing::pair;
-use super::{LARGEST, LEAST_WEIGHT, MOST_GROUPS, Parts, SPAN, Seen, TOTAL, weights};
+use super::{MOST_GROUPS, Parts, SPAN, Seen};
 use crate::generic::pairs::dots::{
     NEIGHBOURS, Rows, Twos, add_by_winograd, add_dots, winograd_rows,
 };
@@ -52,80 +51,6 @@ impl Parts {
                     let score = S::mul(S::mul(S::to_f(dots[s][j]), of_keys), of_query);
                     S::store(self.scores.add((row + j) * SPAN + at[s]), score);
                 }
-            }
-        }
-    }
-
-    /// Scores of row `r` to weights, as integers.
-    ///
-    /// # Safety
-    /// The scores of what it sees and the scales of values are there.
-    #[inline(always)]
-    pub(super) unsafe fn weigh<S: Simd, const WINOGRAD: bool>(
-        &self,
-        r: usize,
-        seen: Seen,
-        cap: Option<f32>,
-        state: &mut (f32, f32),
-    ) {
-        // SAFETY: the caller's promise; a row has whole vectors of scores and of weights.
-        unsafe {
-            let to = self.weights.add(r * SPAN / 2);
-            let p = std::slice::from_raw_parts_mut(self.scores.add(r * SPAN), SPAN);
-            let (mut correction, mut of_weights, mut inverse) = (1.0, 0.0, 0.0);
-            if !seen.is_empty() {
-                let end = seen.end.next_multiple_of(S::R);
-                correction = weights::<S>(p, cap, seen, end, state);
-                let (mut largest, mut total) = (S::zero(), S::zero());
-                let from = seen.first / S::R * S::R;
-                for i in (from..end).step_by(S::R) {
-                    let of_values = S::load(self.v_scales.add(i));
-                    let v = S::mul(S::load(p.as_ptr().add(i)), of_values);
-                    // where nothing is seen, values may be anything
-                    let v = seen.choose::<S>(i, v, S::zero());
-                    S::store(p.as_mut_ptr().add(i), v);
-                    largest = S::max(largest, v);
-                    total = S::add(total, v);
-                }
-                p[end..].fill(0.0);
-                let total = S::sum(total);
-                let largest = S::largest(largest);
-                if !total.is_finite() {
-                    of_weights = f32::NAN;
-                } else if largest >= LEAST_WEIGHT {
-                    // the largest weight is a whole number, and so are all where all are equal:
-                    // their errors would add up
-                    let whole = LARGEST.min(TOTAL * (largest / total)) as i32 as f32;
-                    inverse = whole / largest;
-                    of_weights = largest / whole;
-                }
-            } else {
-                p.fill(0.0);
-            }
-            self.corrections.add(r).write(correction);
-            self.w_scales.add(r).write(of_weights);
-            let inverse = S::set1(inverse);
-            let mut products = S::iset1(0);
-            for group in 0..SPAN / (4 * S::R) {
-                let mut words = [S::iset1(0); 2];
-                for (half, word) in words.iter_mut().enumerate() {
-                    let at = p.as_ptr().add((4 * group + 2 * half) * S::R);
-                    let low = S::to_i(S::mul(S::load(at), inverse));
-                    let high = S::to_i(S::mul(S::load(at.add(S::R)), inverse));
-                    *word = pair::<S>(low, high);
-                }
-                let to = to.add(2 * group * S::R);
-                S::store_bytes(to.cast(), words[0]);
-                S::store_bytes(to.add(S::R).cast(), words[1]);
-                if WINOGRAD {
-                    products = S::dot2(products, words[0], words[1]);
-                }
-            }
-            if WINOGRAD {
-                let mut lanes = [0i32; 16];
-                S::store_bytes(lanes.as_mut_ptr().cast(), products);
-                let sum = lanes.into_iter().fold(0, i32::wrapping_add);
-                self.w_products.add(r).write(sum);
             }
         }
     }

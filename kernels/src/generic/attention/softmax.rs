@@ -1,0 +1,105 @@
+//! The softmax of a row, span by span: the largest score and the sum of weights so far.
+
+use super::Seen;
+use crate::generic::elementwise::soft_cap;
+use crate::simd::{Simd, exp};
+
+/// Scores of a row to weights in place, of whole vectors up to position `end`: zero where nothing
+/// is seen. Returns what the row's earlier sums are multiplied with.
+///
+/// # Safety
+/// Some of `p` is seen, and it is whole vectors up to `end`.
+#[inline(always)]
+pub(crate) unsafe fn weights<S: Simd>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    seen: Seen,
+    end: usize,
+    state: &mut (f32, f32),
+) -> f32 {
+    // SAFETY: passed on.
+    unsafe {
+        let top = largest_score::<S, false>(p, cap, seen, state.0);
+        weights_below::<S, false>(p, top, seen, end, state)
+    }
+}
+
+/// The largest of a row's scores, which are capped first, and of `max`.
+///
+/// # Safety
+/// Some of `p` is seen, all if it is `WHOLE`, and it is whole vectors.
+#[inline(always)]
+pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    seen: Seen,
+    max: f32,
+) -> f32 {
+    // whole vectors; what lies before them is not seen
+    let positions = (seen.first / S::R * S::R..seen.end).step_by(S::R);
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(cap) = cap {
+            for i in positions.clone() {
+                S::store(p.add(i), soft_cap::<S>(cap, S::load(p.add(i))));
+            }
+        }
+        let mut top = S::set1(max);
+        for i in positions {
+            let mut v = S::load(p.add(i));
+            if !WHOLE {
+                v = seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY));
+            }
+            top = S::max(top, v);
+        }
+        S::largest(top)
+    }
+}
+
+/// The second half of [`weights`], whose largest score is `top`.
+///
+/// # Safety
+/// As [`weights`], and all is seen if it is `WHOLE`.
+#[inline(always)]
+pub(crate) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
+    p: &mut [f32],
+    top: f32,
+    seen: Seen,
+    end: usize,
+    state: &mut (f32, f32),
+) -> f32 {
+    let from = seen.first / S::R * S::R;
+    p[..from].fill(0.0);
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise; the other pointer is to a local array.
+    unsafe {
+        let (max, sum) = *state;
+        let mut total = S::zero();
+        for i in (from..end).step_by(S::R) {
+            let mut v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(top)));
+            if !WHOLE {
+                v = seen.choose::<S>(i, v, S::zero());
+            }
+            S::store(p.add(i), v);
+            total = S::add(total, v);
+        }
+        let mut correction = 1.0;
+        if top > max {
+            let mut e = [0f32; 16];
+            S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - top)));
+            correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
+        }
+        *state = (top, sum * correction + S::sum(total));
+        correction
+    }
+}
+
+/// What a row's weighted sums are multiplied with in the end, and then divided by, out of the
+/// softmax's maximum and sum, and the sink of the row's head: minus infinity where there is none,
+/// which changes no bit.
+pub(crate) fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
+    let top = max.max(sink);
+    let weight = (max - top).exp();
+    (weight, sum * weight + (sink - top).exp())
+}
