@@ -78,8 +78,8 @@ pub(super) fn q4_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generic::attention::tests::by_definition;
     use crate::kv::KvType;
+    use octavo_fixtures::e4m3;
     use octavo_quant::TensorType;
 
     /// In [-1, 1).
@@ -130,35 +130,13 @@ mod tests {
             if x.is_nan() || x.abs() > 448.0 {
                 continue;
             }
-            let off = |code: u8| by_definition(code).map(|v| (v - x).abs());
-            let of_sign = if x.is_sign_negative() {
-                128..=255
-            } else {
-                0..=127
-            };
-            let nearest = of_sign
-                .filter(|code| off(*code).is_some())
-                .min_by(|a, b| {
-                    off(*a)
-                        .partial_cmp(&off(*b))
-                        .expect("numbers")
-                        .then(a.cmp(b))
-                })
-                .expect("there are some");
-            // of two that are as near the even one
-            let even = nearest + nearest % 2;
-            let expected = if off(even) == off(nearest) {
-                even
-            } else {
-                nearest
-            };
-            assert_eq!(to_e4m3(x), expected, "{x}");
+            assert_eq!(to_e4m3(x), e4m3::nearest(x), "{x}");
         }
     }
 
     /// What is left of values in codes of this scale.
     fn decoded(codes: &[u8], scale: f32) -> Vec<f32> {
-        let value = |code: &u8| scale * by_definition(*code).expect("no code is of no number");
+        let value = |code: &u8| scale * e4m3::value(*code).expect("no code is of no number");
         codes.iter().map(value).collect()
     }
 

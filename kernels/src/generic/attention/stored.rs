@@ -203,6 +203,7 @@ impl Stored for Q4 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use octavo_fixtures::e4m3;
 
     /// Keys and values of E4M3 are the numbers that its definition says, for every code.
     pub(crate) fn floats_of_8_bits_are_exact<S: Simd>(name: &str) {
@@ -220,23 +221,11 @@ pub(crate) mod tests {
             }
             for i in 0..S::R {
                 let code = page[at + i];
-                let exact = by_definition(code).unwrap_or([480.0, -480.0][at / 128]);
+                let exact = e4m3::value(code).unwrap_or([480.0, -480.0][at / 128]);
                 for got in [keys[i], values[i]] {
                     assert_eq!(got.to_bits(), exact.to_bits(), "{name}: {code:#04x}: {got}");
                 }
             }
-        }
-    }
-
-    /// What a code stands for, if it is a number: a sign, four bits of an exponent from which 7 is
-    /// subtracted, three bits of a fraction; the lowest exponent has no one before the fraction.
-    pub(crate) fn by_definition(code: u8) -> Option<f32> {
-        let sign = if code >= 128 { -1.0 } else { 1.0 };
-        let fraction = f32::from(code % 8) / 8.0;
-        match code / 8 % 16 {
-            15 if code % 8 == 7 => None,
-            0 => Some(sign * fraction * 2f32.powi(-6)),
-            exponent => Some(sign * (1.0 + fraction) * 2f32.powi(i32::from(exponent) - 7)),
         }
     }
 }
