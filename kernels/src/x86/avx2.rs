@@ -1,11 +1,10 @@
 //! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, 16-bit products are made and added in one
 //! instruction.
 
-use super::ops;
+use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
 use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -14,22 +13,7 @@ pub(crate) struct Avx2<const VNNI: bool>;
 /// Lane numbers, to build masks from.
 static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// `vpdpwssd` as it is, which the compiler would take apart as that of AVX-512.
-#[inline]
-#[target_feature(enable = "avxvnni")]
-fn multiply_add_at_once(mut acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: registers in, registers out.
-    unsafe {
-        asm!(
-            "{{vex}} vpdpwssd {acc}, {a}, {b}",
-            acc = inout(ymm_reg) acc,
-            a = in(ymm_reg) a,
-            b = in(ymm_reg) b,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    acc
-}
+multiply_add_at_once!(__m256i, ymm_reg, "{{vex}} vpdpwssd", "avxvnni");
 
 /// Adds both products of every lane's 16-bit halves.
 #[inline(always)]

@@ -4,3 +4,28 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 
 pub(crate) use crate::simd::ops;
+
+/// `vpdpwssd` of a vector type, in registers of a class, as it is. The compiler makes a product and
+/// an addition of the intrinsic where that shortens a chain of its model, which costs a third of
+/// the time of prompts on a Zen 4 with AVX-512, and made AVX-VNNI slower than AVX2.
+macro_rules! multiply_add_at_once {
+    ($vector:ty, $class:ident, $instruction:literal, $($feature:literal),+) => {
+        /// Adds both products of every lane's 16-bit halves.
+        #[inline]
+        $(#[target_feature(enable = $feature)])+
+        fn multiply_add_at_once(mut acc: $vector, a: $vector, b: $vector) -> $vector {
+            // SAFETY: registers in, registers out.
+            unsafe {
+                std::arch::asm!(
+                    concat!($instruction, " {acc}, {a}, {b}"),
+                    acc = inout($class) acc,
+                    a = in($class) a,
+                    b = in($class) b,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            acc
+        }
+    };
+}
+use multiply_add_at_once;
