@@ -56,14 +56,20 @@ impl Seen {
         self.first >= self.end
     }
 
-    /// A vector of `v` where positions from `i` on are seen, and of `other` elsewhere.
+    /// A vector of `v` where positions from `i` on are seen, which all are if it is `WHOLE`, and of
+    /// `other` elsewhere.
     ///
     /// # Safety
     /// The CPU has the instruction set of `S`.
     #[inline(always)]
-    pub(crate) unsafe fn choose<S: Simd>(self, i: usize, v: S::F, other: S::F) -> S::F {
+    pub(crate) unsafe fn choose<S: Simd, const WHOLE: bool>(
+        self,
+        i: usize,
+        v: S::F,
+        other: S::F,
+    ) -> S::F {
         // almost all vectors are seen as a whole
-        if self.first <= i && i + S::R <= self.end {
+        if WHOLE || self.first <= i && i + S::R <= self.end {
             return v;
         }
         // SAFETY: no pointers; the instruction set is the caller's promise.

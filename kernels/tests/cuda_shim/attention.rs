@@ -394,10 +394,11 @@ fn attention_matches_f64_over_every_head_size_and_split() {
 #[test]
 fn splits_go_on_to_further_pages() {
     let Some(mut bench) = device() else { return };
-    let rounds = 16 * 4 * launch::MOST_SPLITS as usize;
+    let splits = launch::MOST_SPLITS as usize;
+    let rounds = 16 * 4 * splits;
     for length in [rounds, rounds + 1, 3 * rounds - 5] {
         let scene = Scene::new(KvType::F16, 32, (2, 1), &[length, 70], 1);
-        scene.check(&scene.attend(&mut bench, 5, 32), false);
+        scene.check(&scene.attend(&mut bench, 5, splits), false);
         bench.0.clear();
     }
 }

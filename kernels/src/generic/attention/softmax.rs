@@ -47,10 +47,8 @@ pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
         }
         let mut top = S::set1(max);
         for i in positions {
-            let mut v = S::load(p.add(i));
-            if !WHOLE {
-                v = seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY));
-            }
+            let v = S::load(p.add(i));
+            let v = seen.choose::<S, WHOLE>(i, v, S::set1(f32::NEG_INFINITY));
             top = S::max(top, v);
         }
         S::largest(top)
@@ -77,10 +75,8 @@ pub(crate) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
         let (max, sum) = *state;
         let mut total = S::zero();
         for i in (from..end).step_by(S::R) {
-            let mut v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(top)));
-            if !WHOLE {
-                v = seen.choose::<S>(i, v, S::zero());
-            }
+            let v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(top)));
+            let v = seen.choose::<S, WHOLE>(i, v, S::zero());
             S::store(p.add(i), v);
             total = S::add(total, v);
         }

@@ -376,7 +376,10 @@ unsafe fn softmax(
         let mut top = S::set1(max);
         for i in vectors.clone() {
             let v = S::load(scores.add(16 * i));
-            top = S::max(top, seen.choose::<S>(16 * i, v, S::set1(f32::NEG_INFINITY)));
+            top = S::max(
+                top,
+                seen.choose::<S, false>(16 * i, v, S::set1(f32::NEG_INFINITY)),
+            );
         }
         let new = S::largest(top);
         let minus = S::set1(new);
@@ -388,7 +391,7 @@ unsafe fn softmax(
                 if vectors.contains(&(2 * step + half)) {
                     let i = at + 16 * half;
                     let e = exp::<S>(S::sub(S::load(scores.add(i)), minus));
-                    *part = seen.choose::<S>(i, e, S::zero());
+                    *part = seen.choose::<S, false>(i, e, S::zero());
                     total = S::add(total, *part);
                 }
             }

@@ -116,11 +116,7 @@ impl Parts {
             for i in (seen.first / S::R * S::R..end).step_by(S::R) {
                 let of_values = S::load(self.v_scales.add(i));
                 let v = S::mul(S::load(p.as_ptr().add(i)), of_values);
-                let v = if WHOLE {
-                    v
-                } else {
-                    seen.choose::<S>(i, v, S::zero())
-                };
+                let v = seen.choose::<S, WHOLE>(i, v, S::zero());
                 S::store(p.as_mut_ptr().add(i), v);
                 largest = S::max(largest, v);
                 total = S::add(total, v);
