@@ -115,12 +115,20 @@ pub const FFN_MOE_WEIGHTS_NORM: &str = "ffn_moe_weights_norm";
 pub const FFN_MOE_WEIGHTS_SCALED: &str = "ffn_moe_weights_scaled";
 /// The chosen experts' gates.
 pub const FFN_MOE_GATE: &str = "ffn_moe_gate";
+/// Times the factors beside the matrices.
+pub const FFN_MOE_GATE_SCALED: &str = "ffn_moe_gate_scaled";
 /// With their biases.
 pub const FFN_MOE_GATE_BIASED: &str = "ffn_moe_gate_biased";
 /// The chosen experts' gates, each followed by what it gates, of one product.
 pub const FFN_MOE_GATE_UP: &str = "ffn_moe_gate_up";
+/// Times the factors beside the matrices.
+pub const FFN_MOE_GATE_UP_SCALED: &str = "ffn_moe_gate_up_scaled";
+/// With their biases.
+pub const FFN_MOE_GATE_UP_BIASED: &str = "ffn_moe_gate_up_biased";
 /// The products that are gated.
 pub const FFN_MOE_UP: &str = "ffn_moe_up";
+/// Times the factors beside the matrices.
+pub const FFN_MOE_UP_SCALED: &str = "ffn_moe_up_scaled";
 /// With their biases.
 pub const FFN_MOE_UP_BIASED: &str = "ffn_moe_up_biased";
 /// Gates and products together.
@@ -131,6 +139,8 @@ pub const FFN_MOE_GEGLU: &str = "ffn_moe_geglu";
 pub const FFN_MOE_SWIGLU_OAI: &str = "ffn_moe_swiglu_oai";
 /// What each chosen expert gives.
 pub const FFN_MOE_DOWN: &str = "ffn_moe_down";
+/// Times the factors beside the matrices.
+pub const FFN_MOE_DOWN_SCALED: &str = "ffn_moe_down_scaled";
 /// With its bias.
 pub const FFN_MOE_DOWN_BIASED: &str = "ffn_moe_down_biased";
 /// The weighted sum of these.
@@ -258,6 +268,9 @@ pub const RESULT_EMBD_POOLED: &str = "result_embd_pooled";
 /// The logits.
 pub const RESULT_OUTPUT: &str = "result_output";
 
+/// Stands in the place of a name where llama.cpp has none, of values that are products' inputs.
+pub const UNNAMED: &str = "(input of a product)";
+
 /// A named value: `Qcur-3`, or `result_norm` without a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tap<N = &'static str> {
@@ -273,6 +286,11 @@ pub struct Tap<N = &'static str> {
 pub type OwnedTap = Tap<String>;
 
 impl Tap {
+    /// Whether llama.cpp has a name for it too. Inputs of products are shown in any case.
+    pub fn is_named(&self) -> bool {
+        self.name != UNNAMED
+    }
+
     /// With a name of its own.
     pub fn owned(self) -> OwnedTap {
         Tap {

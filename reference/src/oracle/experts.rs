@@ -236,7 +236,9 @@ impl Layer<'_, '_> {
         }
         let name = format!("ffn_moe_{what}");
         self.tap(&name, used * n_out, &mut y);
-        let factors = self.name(&format!("ffn_{what}_exps.scale"));
+        let rounding = format!("{tensor}.input_scale");
+        self.weights.used.borrow_mut().insert(rounding);
+        let factors = format!("{tensor}.scale");
         if let Some(factors) = self.weights.vector(&factors, count)? {
             let rows = y.chunks_mut(n_out).zip(ids);
             rows.for_each(|(row, &id)| scale(row, factors[id]));

@@ -171,7 +171,7 @@ impl Layer<'_, '_> {
         Ok(h)
     }
 
-    /// One product.
+    /// One product, times the factor that an NVFP4 file has beside the matrix.
     pub(super) fn product(
         &self,
         tensor: &str,
@@ -180,7 +180,12 @@ impl Layer<'_, '_> {
         x: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let name = self.name(&format!("{tensor}.weight"));
-        Ok(self.weights.matrix(&name, n_in, n_out)?.times(x))
+        let mut y = self.weights.matrix(&name, n_in, n_out)?.times(x);
+        // a router's scale is of the norm before it
+        if tensor != "ffn_gate_inp" {
+            self.weights.scale_product(&self.name(tensor), &mut y)?;
+        }
+        Ok(y)
     }
 
     /// The bias that goes with a product, where the file has one.

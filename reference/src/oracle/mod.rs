@@ -237,7 +237,11 @@ impl<'a> Oracle<'a> {
         let hp = &self.hparams;
         let output = weights.optional_matrix("output.weight", hp.n_embd, self.n_vocab)?;
         let mut logits = match output {
-            Some(output) => output.times(x),
+            Some(output) => {
+                let mut logits = output.times(x);
+                weights.scale_product("output", &mut logits)?;
+                logits
+            }
             None => weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?.times(x),
         };
         if let Some(bias) = weights.vector("output.bias", self.n_vocab)? {

@@ -1,6 +1,6 @@
 //! The tensors of a file, checked and dequantized.
 
-use super::math::Matrix;
+use super::math::{Matrix, scale};
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
 use std::cell::RefCell;
@@ -120,6 +120,19 @@ impl<'a> Weights<'a> {
     pub(super) fn vector(&self, name: &str, len: usize) -> Result<Option<Vec<f64>>, Error> {
         let data = self.read(name, &[len as u64])?;
         Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
+    }
+
+    /// Multiplies products with the matrix of this name by the factor beside it, if there is one.
+    /// That of the inputs is for programs that round these to four bits.
+    pub(super) fn scale_product(&self, matrix: &str, y: &mut [f64]) -> Result<(), Error> {
+        self.used
+            .borrow_mut()
+            .insert(format!("{matrix}.input_scale"));
+        let factor = self.vector(&format!("{matrix}.scale"), 1)?;
+        if let Some(&factor) = factor.as_ref().and_then(|factor| factor.first()) {
+            scale(y, factor);
+        }
+        Ok(())
     }
 
     fn read(&self, name: &str, dims: &[u64]) -> Result<Option<Vec<f32>>, Error> {

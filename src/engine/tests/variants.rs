@@ -8,6 +8,7 @@ use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_engine::backend::Role;
 use octavo_fixtures::shared;
 use octavo_kernels::Isa;
+use octavo_reference::golden::Full;
 use octavo_reference::{Oracle, metrics::nmse};
 
 /// A model in memory, before it is written.
@@ -87,6 +88,23 @@ impl File {
         assert!(!biases.is_empty(), "no queries");
         for (name, width) in biases {
             self.add(name, &[width]);
+        }
+    }
+
+    /// Factors beside the matrices whose names have this part, as NVFP4 files have them: one, or
+    /// one for each expert; and those of inputs, which nobody reads.
+    fn add_scales(&mut self, part: &str) {
+        let scaled = |t: &(String, Vec<u64>, _, _)| {
+            let stem = t.0.strip_suffix(".weight")?;
+            let experts = t.1.get(2).copied().unwrap_or(1);
+            (stem.contains(part) && t.1.len() > 1).then(|| (stem.to_owned(), experts))
+        };
+        let stems: Vec<_> = self.tensors.iter().filter_map(scaled).collect();
+        assert!(!stems.is_empty(), "no {part}");
+        for (stem, experts) in stems {
+            for kind in ["scale", "input_scale"] {
+                self.add(format!("{stem}.{kind}"), &[experts]);
+            }
         }
     }
 
@@ -193,6 +211,30 @@ const OTHERS: &[Variant] = &[
     ("qwen35", File::add_query_biases),
     ("qwen35moe", File::add_query_biases),
     ("qwen3next", File::add_query_biases),
+    ("smollm3", |f| {
+        f.add_scales("attn_q");
+        f.add_scales("attn_output");
+        f.add_scales("ffn_down");
+    }),
+    ("phi3", |f| {
+        f.add_scales("attn_qkv");
+        f.add_scales("ffn_up");
+    }),
+    ("starcoder2", |f| f.add_scales("ffn_up")),
+    ("qwen35", |f| {
+        f.add_scales("attn_gate");
+        f.add_scales("ssm_out");
+    }),
+    ("qwen3moe", |f| {
+        f.add_scales("ffn_gate_exps");
+        f.add_scales("ffn_up_exps");
+        f.add_scales("ffn_down_exps");
+    }),
+    ("gpt-oss", |f| {
+        f.add_scales("ffn_gate_exps");
+        f.add_scales("ffn_down_exps");
+    }),
+    ("qwen2moe", |f| f.add_scales("_shexp")),
     ("qwen2moe", widen_shared),
     ("qwen35moe", widen_shared),
     ("qwen3next", widen_shared),
@@ -262,4 +304,26 @@ fn what_says_another_thing_is_heard_as_the_oracle_hears_it() {
         assert!(error < limit(name), "{i} {name}: NMSE {error:e}");
         assert!(usual != ours, "{i} {name}: nothing changed");
     }
+}
+
+/// llama.cpp's own logits of a file with factors of every kind.
+#[test]
+fn scales_beside_matrices_are_llama_cpps() {
+    let Some(variants) = shared("arch2/variants") else {
+        return;
+    };
+    let model = variants.join("models/qwen3moe-scales-F32.gguf");
+    let goldens = variants.join("goldens/qwen3moe-scales-F32");
+    let engine = load(&model, Isa::best(), true);
+    let mut n = 0;
+    for entry in std::fs::read_dir(goldens).expect("goldens") {
+        let golden = Full::read(&entry.expect("an entry").path()).expect("a golden");
+        for role in [Role::Prompt, Role::Generated] {
+            let ours = logits(&engine, &golden.tokens, role);
+            let error = nmse(&ours, &golden.logits).expect("as many");
+            assert!(error < 1e-9, "{role:?}: NMSE {error:e}");
+        }
+        n += 1;
+    }
+    assert!(n >= 2, "only {n} goldens");
 }

@@ -5,14 +5,47 @@ use octavo_kernels::{Function, RowSet, ValueShape};
 use super::super::graph::{Op, ValueId};
 use super::super::hparams::Gating;
 use super::super::taps;
-use super::super::weights::{ExpertBank, ExpertInputs, Experts, VecId, WeightId};
+use super::super::weights::{ExpertBank, ExpertInputs, ExpertScale, Experts, VecId, WeightId};
 use super::{Builder, Named, at};
 
 /// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
 /// of a half with all its digits.
 const LEAST_SUM: f32 = 1.0 / 16384.0;
 
+/// What llama.cpp calls the products with a bank of experts: as they are, times their factors, and
+/// with their biases.
+struct BankNames {
+    product: &'static str,
+    scaled: &'static str,
+    biased: &'static str,
+}
+
+const GATE: BankNames = BankNames {
+    product: taps::FFN_MOE_GATE,
+    scaled: taps::FFN_MOE_GATE_SCALED,
+    biased: taps::FFN_MOE_GATE_BIASED,
+};
+
+const UP: BankNames = BankNames {
+    product: taps::FFN_MOE_UP,
+    scaled: taps::FFN_MOE_UP_SCALED,
+    biased: taps::FFN_MOE_UP_BIASED,
+};
+
+const GATE_UP: BankNames = BankNames {
+    product: taps::FFN_MOE_GATE_UP,
+    scaled: taps::FFN_MOE_GATE_UP_SCALED,
+    biased: taps::FFN_MOE_GATE_UP_BIASED,
+};
+
+const DOWN: BankNames = BankNames {
+    product: taps::FFN_MOE_DOWN,
+    scaled: taps::FFN_MOE_DOWN_SCALED,
+    biased: taps::FFN_MOE_DOWN_BIASED,
+};
+
 /// Where tokens go, and with which weights: (rows, used) both.
+#[derive(Clone, Copy)]
 struct Route {
     ids: ValueId,
     weights: ValueId,
@@ -33,9 +66,11 @@ impl Builder<'_> {
         let [gate, up] = self.expert_inputs(x, ids, w, l);
         let (act, name) = self.spec.feature.gated_experts();
         let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
-        let names = [taps::FFN_MOE_DOWN, taps::FFN_MOE_DOWN_BIASED];
-        let y = self.bank(y, ids, w.down, l, names);
-        let weights = self.scaled_experts(route, w.down_scale);
+        let y = self.bank(y, ids, w.down, l, &DOWN);
+        let weights = match w.down.scale {
+            Some(ExpertScale::OfExperts(scales)) => self.scaled_experts(route, scales),
+            Some(ExpertScale::OfRows(_)) | None => route.weights,
+        };
         let sum = Op::ExpertSum { x: y, weights };
         let out = self.push(sum, self.info(x), at(taps::FFN_MOE_OUT, l));
         let Some(shared) = w.shared else {
@@ -52,10 +87,7 @@ impl Builder<'_> {
     }
 
     /// The weights of the chosen experts, times what each of these is multiplied with.
-    fn scaled_experts(&mut self, route: Route, scales: Option<VecId>) -> ValueId {
-        let Some(values) = scales else {
-            return route.weights;
-        };
+    fn scaled_experts(&mut self, route: Route, values: VecId) -> ValueId {
         let ids = route.ids;
         let info = ValueShape {
             width: self.w.vector(values).len(),
@@ -123,13 +155,11 @@ impl Builder<'_> {
     fn expert_inputs(&mut self, x: ValueId, ids: ValueId, w: &Experts, l: usize) -> [ValueId; 2] {
         match w.input {
             ExpertInputs::Apart { gate, up } => {
-                let names = [taps::FFN_MOE_GATE, taps::FFN_MOE_GATE_BIASED];
-                let gate = self.bank(x, ids, gate, l, names);
-                let names = [taps::FFN_MOE_UP, taps::FFN_MOE_UP_BIASED];
-                [gate, self.bank(x, ids, up, l, names)]
+                let gate = self.bank(x, ids, gate, l, &GATE);
+                [gate, self.bank(x, ids, up, l, &UP)]
             }
             ExpertInputs::Together(both) => {
-                let all = self.expert_matmul(x, ids, both, at(taps::FFN_MOE_GATE_UP, l));
+                let all = self.bank(x, ids, both, l, &GATE_UP);
                 let n = self.h.experts.map_or(0, |rules| rules.n_ff);
                 let mut half = |from, name| self.named_slice(all, 2 * n, from, n, at(name, l));
                 [half(0, taps::FFN_MOE_GATE), half(n, taps::FFN_MOE_UP)]
@@ -137,20 +167,34 @@ impl Builder<'_> {
         }
     }
 
-    /// Products with the chosen experts of a bank, and their biases.
+    /// Products with the chosen experts of a bank, with their factors and biases.
     fn bank(
         &mut self,
         x: ValueId,
         ids: ValueId,
         bank: ExpertBank,
         l: usize,
-        [product, biased]: [&'static str; 2],
+        names: &BankNames,
     ) -> ValueId {
-        let y = self.expert_matmul(x, ids, bank.weight, at(product, l));
+        let is_scaled = bank.scale.is_some();
+        let product = at(names.product, l).filter(|_| !is_scaled);
+        let mut y = self.expert_matmul(x, ids, bank.weight, product);
+        if let Some(ExpertScale::OfRows(scales)) = bank.scale {
+            // no operation multiplies by expert: the factors are added to zeros first
+            let info = self.info(y);
+            let zeros = self.unary(y, Function::Scale(0.0), None);
+            let op = Op::ExpertBias {
+                x: zeros,
+                bias: scales,
+                ids,
+            };
+            let factors = self.push(op, info, None);
+            y = self.mul(y, factors, at(names.scaled, l));
+        }
         match bank.bias {
             Some(bias) => {
                 let op = Op::ExpertBias { x: y, bias, ids };
-                self.push(op, self.info(y), at(biased, l))
+                self.push(op, self.info(y), at(names.biased, l))
             }
             None => y,
         }

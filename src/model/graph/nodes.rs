@@ -72,6 +72,34 @@ impl<'a> Nodes<'a> {
         out
     }
 
+    /// Lets every input of a product be seen: those without a name get one that llama.cpp has not.
+    pub fn show_inputs(&mut self) {
+        for at in 0..self.nodes.len() {
+            let read = match self.nodes[at].op {
+                Op::MatMul { x, .. } => [Some(x), None],
+                Op::ExpertMatMul { x, ids, .. } => [Some(x), Some(ids)],
+                _ => continue,
+            };
+            for value in read.into_iter().flatten() {
+                let source = self.source(value);
+                let node = &mut self.nodes[source];
+                if node.tap.is_none() && !matches!(node.op, Op::Constant { .. }) {
+                    node.tap = Some(self.taps.next(taps::UNNAMED, None));
+                }
+            }
+        }
+    }
+
+    /// The node that computes a value's rows, of which the value may be a selection.
+    fn source(&self, value: ValueId) -> usize {
+        // every node has one value
+        let mut at = value.index();
+        while let (Op::SelectRows { x }, None) = (self.nodes[at].op, self.nodes[at].tap) {
+            at = x.index();
+        }
+        at
+    }
+
     /// The shape of a value.
     pub fn info(&self, v: ValueId) -> ValueShape {
         self.values[v.index()]
@@ -103,17 +131,16 @@ impl<'a> Nodes<'a> {
         self.bias(y, norm.bias, result)
     }
 
-    /// `x W^T`.
+    /// `x W^T`, times the matrix's factor.
     pub fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Named>) -> ValueId {
-        let width = self.tensors.matrix(w).rows as usize;
-        self.push(
-            Op::MatMul { x, w },
-            ValueShape {
-                width,
-                ..self.info(x)
-            },
-            tap,
-        )
+        let matrix = self.tensors.matrix(w);
+        let (width, factor) = (matrix.rows as usize, matrix.scale);
+        let info = ValueShape {
+            width,
+            ..self.info(x)
+        };
+        let y = self.push(Op::MatMul { x, w }, info, tap.filter(|_| factor == 1.0));
+        self.scale(y, factor, tap)
     }
 
     /// With a bias, if there is one.

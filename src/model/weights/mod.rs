@@ -114,8 +114,6 @@ pub struct Experts {
     pub input: ExpertInputs,
     /// (n_embd, n_ff) each
     pub down: ExpertBank,
-    /// (n_expert): multiplies what each expert gives.
-    pub down_scale: Option<VecId>,
     /// A block that sees every token.
     pub shared: Option<FeedForward>,
     /// What its result is called.
@@ -135,7 +133,7 @@ pub enum ExpertInputs {
         up: ExpertBank,
     },
     /// One (2 n_ff, n_embd): an expert's gate, then what it gates.
-    Together(WeightId),
+    Together(ExpertBank),
 }
 
 /// Matrices of all experts, one below the other.
@@ -143,8 +141,19 @@ pub enum ExpertInputs {
 pub struct ExpertBank {
     /// (n_expert * rows, cols)
     pub weight: WeightId,
+    /// Factors of the products, which an NVFP4 file has beside the matrix.
+    pub scale: Option<ExpertScale>,
     /// (n_expert * rows)
     pub bias: Option<VecId>,
+}
+
+/// Factors of the products with an [`ExpertBank`], before a bias is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertScale {
+    /// (n_expert): multiply the weights with which the experts' results are added up.
+    OfExperts(VecId),
+    /// (n_expert * rows): each expert's factor, once for each row of its matrix.
+    OfRows(VecId),
 }
 
 /// What looks back at earlier tokens; what an architecture does not have is `None`.

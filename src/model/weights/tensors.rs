@@ -29,6 +29,8 @@ pub struct WeightRef {
     pub row_start: u64,
     /// Of which rows, unless they are neighbours.
     pub pieces: Option<Pieces>,
+    /// Factor of every product with the matrix: what an NVFP4 file has beside it, otherwise 1.
+    pub scale: f32,
 }
 
 /// Rows of a weight that are some of each of several matrices one below the other: the same part of

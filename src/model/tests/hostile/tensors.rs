@@ -93,9 +93,22 @@ const UNEXPECTED: &[Row] = &[
         &["unexpected tensor blk.0.attn_q.bias2", "qwen3", "26"],
     ),
     (
-        "scale",
-        |f| f.add("blk.0.ffn_up.scale", &[1]),
-        &["unexpected tensor blk.0.ffn_up.scale", "per-tensor scales"],
+        "scale of no matrix",
+        |f| f.add("blk.0.ffn_upper.scale", &[1]),
+        &[
+            "unexpected tensor blk.0.ffn_upper.scale",
+            "there is no matrix that it scales",
+        ],
+    ),
+    (
+        "scale of a table",
+        |f| f.add("token_embd.scale", &[1]),
+        &["unexpected tensor token_embd.scale"],
+    ),
+    (
+        "two scales",
+        |f| f.add("blk.0.ffn_up.scale", &[2]),
+        &["blk.0.ffn_up.scale", "[1], got [2]"],
     ),
     (
         "experts",

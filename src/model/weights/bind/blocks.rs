@@ -5,8 +5,8 @@ use crate::Error;
 use crate::hparams::LatentHparams;
 use crate::taps;
 use crate::weights::{
-    DenseAndExperts, ExpertBank, ExpertInputs, Experts, FeedForward, LatentAttention, LatentHeads,
-    LatentQuery, PerLayer, VecId, WeightId,
+    DenseAndExperts, ExpertBank, ExpertInputs, ExpertScale, Experts, FeedForward, LatentAttention,
+    LatentHeads, LatentQuery, PerLayer, VecId, WeightId,
 };
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -187,8 +187,7 @@ impl Binder<'_> {
             router_bias,
             selection_bias,
             input: self.expert_inputs(l, n_ff)?,
-            down: self.bank(&blk(l, "ffn_down_exps"), n_embd, n_ff)?,
-            down_scale: self.optional_vector(&blk(l, "ffn_down_exps.scale"), count)?,
+            down: self.expert_outputs(l, n_ff)?,
             shared: self.shared_expert(l, rules.shared_n_ff)?,
             shared_tap: taps::FFN_SHEXP,
             shared_gate: None,
@@ -200,26 +199,61 @@ impl Binder<'_> {
         let n_embd = self.h.n_embd();
         let both = blk(l, "ffn_gate_up_exps");
         if self.has(&format!("{both}.weight")) {
-            return Ok(ExpertInputs::Together(
-                self.bank(&both, 2 * n_ff, n_embd)?.weight,
-            ));
+            let bank = self.bank(&both, 2 * n_ff, n_embd)?;
+            let bank = self.scaled_by_rows(&both, bank, 2 * n_ff);
+            return Ok(ExpertInputs::Together(bank));
         }
+        let mut bank = |name: &str| -> Result<ExpertBank, Error> {
+            let name = blk(l, name);
+            let bank = self.bank(&name, n_ff, n_embd)?;
+            Ok(self.scaled_by_rows(&name, bank, n_ff))
+        };
         Ok(ExpertInputs::Apart {
-            gate: self.bank(&blk(l, "ffn_gate_exps"), n_ff, n_embd)?,
-            up: self.bank(&blk(l, "ffn_up_exps"), n_ff, n_embd)?,
+            gate: bank("ffn_gate_exps")?,
+            up: bank("ffn_up_exps")?,
         })
     }
 
-    /// A matrix of every expert, in one tensor.
+    /// What experts give: where a bias follows, factors cannot go into the experts' weights.
+    fn expert_outputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertBank, Error> {
+        let (name, n_embd) = (blk(l, "ffn_down_exps"), self.h.n_embd());
+        let bank = self.bank(&name, n_embd, n_ff)?;
+        Ok(match bank.bias {
+            Some(_) => self.scaled_by_rows(&name, bank, n_embd),
+            None => bank,
+        })
+    }
+
+    /// A matrix of every expert, in one tensor; with its bias and factors, if the file has them.
     fn bank(&mut self, name: &str, rows: usize, cols: usize) -> Result<ExpertBank, Error> {
         let count = self.h.experts.map_or(0, |rules| rules.count);
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
-        let weight = self.matrices(&weight, [cols, rows, count])?;
+        let (matrix, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let weight = self.matrices(&matrix, [cols, rows, count])?;
         let bias = match self.take(&bias, &[rows, count])? {
             Some((_, info)) => Some(self.vector_of(&bias, info)?),
             None => None,
         };
-        Ok(ExpertBank { weight, bias })
+        let scale = self.scale_of(&matrix, count)?;
+        Ok(ExpertBank {
+            weight,
+            scale: scale.map(ExpertScale::OfExperts),
+            bias,
+        })
+    }
+
+    /// The bank with each factor as often as an expert has rows, so that products are multiplied
+    /// with them where they are made.
+    fn scaled_by_rows(&mut self, name: &str, bank: ExpertBank, rows: usize) -> ExpertBank {
+        let Some(ExpertScale::OfExperts(id)) = bank.scale else {
+            return bank;
+        };
+        let of_rows = |scale: &f32| std::iter::repeat_n(*scale, rows);
+        let values = self.values(id).iter().flat_map(of_rows).collect();
+        let id = self.made_vector(&format!("{name}.scale of every row"), values);
+        ExpertBank {
+            scale: Some(ExpertScale::OfRows(id)),
+            ..bank
+        }
     }
 
     fn shared_expert(&mut self, l: usize, n_ff: usize) -> Result<Option<FeedForward>, Error> {

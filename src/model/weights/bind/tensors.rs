@@ -86,14 +86,31 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// A matrix, or `None` if the file lacks it.
+    /// A matrix, or `None` if the file lacks it; with the factor of its products, if there is one.
     pub fn optional_matrix(
         &mut self,
         name: &str,
         rows: usize,
         cols: usize,
     ) -> Result<Option<WeightId>, Error> {
-        self.matrix_of(name, &[cols, rows])
+        let found = self.matrix_of(name, &[cols, rows])?;
+        if let Some(id) = found
+            && let Some(scale) = self.scale_of(name, 1)?
+        {
+            self.found.matrices[id.0 as usize].scale = self.values(scale)[0];
+        }
+        Ok(found)
+    }
+
+    /// The `n` factors that an NVFP4 file has beside the matrix of this name: `x.scale` of
+    /// `x.weight`. Those of its inputs, `x.input_scale`, are for programs that round inputs to four
+    /// bits.
+    pub(crate) fn scale_of(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
+        let Some(stem) = scaled_stem(name) else {
+            return Ok(None);
+        };
+        self.ignore(&format!("{stem}.input_scale"));
+        self.optional_vector(&format!("{stem}.scale"), n)
     }
 
     /// A tensor of this shape as a matrix: all dimensions but the first are rows.
@@ -116,6 +133,7 @@ impl<'a> TensorBinder<'a> {
             cols: shape[0] as u64,
             row_start: 0,
             pieces: None,
+            scale: 1.0,
         });
         Ok(Some(WeightId(self.found.matrices.len() as u32 - 1)))
     }
@@ -148,6 +166,7 @@ impl<'a> TensorBinder<'a> {
             cols: kernel.iter().product::<usize>() as u64,
             row_start: 0,
             pieces: None,
+            scale: 1.0,
         });
         Ok(WeightId(self.found.matrices.len() as u32 - 1))
     }
@@ -398,6 +417,14 @@ fn is_matrix_type(ty: TensorType) -> bool {
     )
 }
 
+/// The beginning of the names of a matrix's factors, if a file may have them. A router's scale
+/// belongs to the norm before it, and of what surrounds the layers only the output is a product.
+fn scaled_stem(name: &str) -> Option<&str> {
+    let stem = name.strip_suffix(".weight")?;
+    let multiplies = stem == "output" || stem.starts_with("blk.");
+    (multiplies && !stem.ends_with(".ffn_gate_inp")).then_some(stem)
+}
+
 fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     format!("[{}]", dims.join(", "))
@@ -405,7 +432,7 @@ fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
 
 fn why_unexpected(name: &str) -> &'static str {
     if name.ends_with(".scale") || name.ends_with(".input_scale") {
-        "per-tensor scales are not supported"
+        "there is no matrix that it scales"
     } else if name.contains("_exps.") || name.contains("ffn_gate_inp") {
         "there are no experts in this architecture"
     } else if name.starts_with("rope_factors_") {
