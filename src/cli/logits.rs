@@ -349,7 +349,7 @@ impl Taps {
     }
 
     fn add(&mut self, view: &TapView<'_>) {
-        if !self.pattern.is_match(&view.tap.to_string()) {
+        if !view.tap.is_named() || !self.pattern.is_match(&view.tap.to_string()) {
             return;
         }
         let rows = &mut self.rows;

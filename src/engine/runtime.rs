@@ -321,7 +321,7 @@ fn first_not_finite(
 ) -> Result<Error, Error> {
     let mut first = None;
     let mut look = |view: &TapView<'_>| {
-        if first.is_none() && view.data.iter().any(|x| !x.is_finite()) {
+        if first.is_none() && view.tap.is_named() && view.data.iter().any(|x| !x.is_finite()) {
             first = Some(view.tap.to_string());
         }
     };

@@ -42,7 +42,8 @@ impl TapView<'_> {
     }
 }
 
-/// Receives every named value of a step, in graph order, each before the next op runs.
+/// Receives every named value of a step, and every input of a product, in graph order, each before
+/// the next op runs.
 pub type TapSink<'a> = dyn FnMut(&TapView<'_>) + Send + 'a;
 
 /// What happens while a model is loaded.

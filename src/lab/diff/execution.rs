@@ -222,11 +222,11 @@ impl Execution for Backend {
     }
 }
 
-/// Shows a backend's tensors to a sink, as long as it looks.
+/// Shows a backend's named tensors to a sink, as long as it looks.
 fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
     let mut more = true;
     move |view| {
-        if more {
+        if more && view.tap.is_named() {
             let shown = TapOut {
                 tap: view.tap.owned(),
                 width: view.width,

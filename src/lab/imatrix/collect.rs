@@ -7,8 +7,8 @@ use std::path::Path;
 use super::Error;
 use super::readers::{Routed, readers, routed};
 use super::sums::{Entry, Sums};
-use octavo_engine::backend::{Role, TapView};
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::Engine;
+use octavo_engine::backend::TapView;
 use octavo_model::Tap;
 use octavo_text::tokenizer::EncodeOptions;
 
@@ -99,7 +99,7 @@ impl<'e> Collector<'e> {
     /// place of the first.
     ///
     /// # Errors
-    /// As [`octavo_engine::Session::eval_with`].
+    /// As [`Engine::look`].
     pub fn add(&mut self, chunk: &[u32]) -> Result<(), Error> {
         let tokenizer = self.engine.tokenizer();
         let mut tokens = chunk.to_vec();
@@ -141,15 +141,8 @@ impl<'e> Collector<'e> {
                 products.iter().for_each(|p| drop(held.remove(&p.x)));
             }
         };
-        // the rows of the last layer are those whose logits are wanted
-        let mut session = self.engine.session();
-        session.eval_with(
-            &tokens,
-            Role::Prompt,
-            Wanted::All,
-            Some(&mut look),
-            &mut |_, _| {},
-        )?;
+        // all rows: the last layer computes those alone whose results are wanted
+        self.engine.look(&tokens, &mut look)?;
         self.sums.push(&entries);
         Ok(())
     }

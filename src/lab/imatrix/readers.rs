@@ -1,4 +1,4 @@
-//! Which matrices multiply which named values, from a model's graph.
+//! Which matrices multiply which values, from a model's graph. It shows every input of a product.
 
 use std::collections::HashMap;
 
@@ -20,18 +20,21 @@ pub(super) struct Routed {
     pub(super) width: usize,
 }
 
-/// For every named value the layers' matrices (and the output) that multiply it, each once: the
-/// parts of a fused tensor have one name. Without experts, see [`routed`].
+/// For every value the layers' matrices (and the output) that multiply it, each once: the parts of
+/// a fused tensor have one name. Without experts, see [`routed`].
 pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>> {
     let names = Names::of(engine);
     let mut readers: HashMap<Tap, Vec<String>> = HashMap::new();
     for node in &engine.model().graph.nodes {
-        if let Op::MatMul { x, w } = node.op
-            && let Some(tap) = names.tap(x)
-            && let Some(name) = names.tensor(w)
-            && (name.starts_with("blk.") || (output && name == "output.weight"))
-        {
-            let names = readers.entry(tap).or_default();
+        let (x, w) = match node.op {
+            Op::MatMul { x, w } => (x, w),
+            // a matrix for each head: all of them are for every token
+            Op::ExpertMatMul { x, w, ids, .. } if names.tap(ids).is_none() => (x, w),
+            _ => continue,
+        };
+        let name = names.tensor(w);
+        if name.starts_with("blk.") || (output && name == "output.weight") {
+            let names = readers.entry(names.shown(x)).or_default();
             if !names.iter().any(|known| known == name) {
                 names.push(name.to_owned());
             }
@@ -47,13 +50,12 @@ pub(super) fn routed(engine: &Engine) -> HashMap<Tap, Vec<Routed>> {
     let mut routed: HashMap<Tap, Vec<Routed>> = HashMap::new();
     for node in &engine.model().graph.nodes {
         if let Op::ExpertMatMul { x, w, ids, experts } = node.op
-            && let (Some(x_tap), Some(ids_tap)) = (names.tap(x), names.tap(ids))
-            && let Some(name) = names.tensor(w)
+            && let (x_tap, Some(ids_tap)) = (names.shown(x), names.tap(ids))
         {
             // values are numbered in the order in which they are computed
             let last = if x > ids { x_tap } else { ids_tap };
             routed.entry(last).or_default().push(Routed {
-                name: name.to_owned(),
+                name: names.tensor(w).to_owned(),
                 experts,
                 x: x_tap,
                 ids: ids_tap,
@@ -90,14 +92,12 @@ impl<'e> Names<'e> {
         self.taps.get(&value).copied()
     }
 
-    fn tensor(&self, w: WeightId) -> Option<&'e str> {
-        let weight = self
-            .engine
-            .model()
-            .weights
-            .tensors
-            .matrices
-            .get(w.0 as usize)?;
-        Some(&weight.name)
+    /// What an input of a product is called.
+    fn shown(&self, value: ValueId) -> Tap {
+        self.tap(value).expect("the graph shows what products read")
+    }
+
+    fn tensor(&self, w: WeightId) -> &'e str {
+        &self.engine.model().weights.matrix(w).name
     }
 }

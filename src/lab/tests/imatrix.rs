@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use gguf_rs_lite::{Gguf, OpenOptions};
+use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::tiny::File;
 use octavo_fixtures::{llama_cpp, shared};
@@ -68,14 +68,34 @@ fn prose() -> Vec<u8> {
     text
 }
 
+/// The inputs of the layers' matrices on eight chunks of 64 tokens.
+const LAYERS_ONLY: Options = Options {
+    chunk: 64,
+    max_chunks: Some(8),
+    output: false,
+};
+
 /// Runs the text through the model in chunks of 64 and writes what is found.
 fn collected(model: &Path, text: &[u8], out: &Path) {
+    let output = true;
+    collected_with(
+        model,
+        text,
+        out,
+        Options {
+            output,
+            ..LAYERS_ONLY
+        },
+    );
+}
+
+/// The same without `output.weight`.
+fn collected_without_output(model: &Path, text: &[u8], out: &Path) {
+    collected_with(model, text, out, LAYERS_ONLY);
+}
+
+fn collected_with(model: &Path, text: &[u8], out: &Path, options: Options) {
     let engine = engine(&ModelSource::Path(model.to_owned()), 64);
-    let options = Options {
-        chunk: 64,
-        max_chunks: Some(8),
-        output: true,
-    };
     let mut collector = Collector::new(&engine, options).unwrap();
     for chunk in collector.tokens(text).unwrap().chunks(64) {
         collector.add(chunk).unwrap();
@@ -105,6 +125,16 @@ fn matrices_of_many_architectures_are_those_of_llama_imatrix() {
     for name in mixtures
         .into_iter()
         .chain(["falcon", "command-r", "phi3", "gemma2"])
+        // inputs that llama.cpp has no name for, and a matrix for each head
+        .chain([
+            "mamba2",
+            "falcon-h1",
+            "lfm2",
+            "qwen35",
+            "qwen3next",
+            "gemma4",
+            "deepseek2",
+        ])
     {
         let model = models.join(format!("{name}-F32.gguf"));
         let (mine, reference) = (file("ours.gguf"), file("theirs.gguf"));
@@ -146,6 +176,127 @@ fn matrices_of_many_architectures_are_those_of_llama_imatrix() {
             "{name} {}: {:e}",
             worst.1,
             worst.0
+        );
+    }
+}
+
+/// Every weight of a layer that a token's row is multiplied with has an entry: llama-imatrix's set.
+/// It follows from the files: what has two dimensions and is neither a norm of groups, nor the
+/// kernel of a convolution, nor one number for each head. Keys and values of layers that read
+/// another layer's are not multiplied with.
+#[test]
+fn every_matrix_of_every_architecture_has_an_entry() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("i.gguf");
+    let (mut seen, mut heads) = (0, 0);
+    for entry in std::fs::read_dir(models).unwrap() {
+        let model = entry.unwrap().path();
+        let name = model.file_stem().unwrap().to_string_lossy().into_owned();
+        let gguf = Gguf::open(&model, &OpenOptions::default()).unwrap();
+        if !name.ends_with("-F32") || octavo_model::Arch::of_file(&gguf).is_err() {
+            continue;
+        }
+        let hparams = octavo_model::Model::load(&gguf).unwrap().hparams;
+        let shares = |tensor: &str| {
+            let layer = tensor
+                .split('.')
+                .nth(1)
+                .and_then(|l| l.parse::<usize>().ok());
+            let layer = layer.filter(|l| *l < hparams.layers.len());
+            let reads = layer.is_some_and(|l| hparams.layers[l].kv_layer != l);
+            layer.is_none() || reads && ["attn_k.", "attn_v."].iter().any(|n| tensor.contains(n))
+        };
+        let no_matrix = ["norm", "conv1d", "shortconv.conv."];
+        let of_heads = [".ssm_a", ".ssm_d", ".bias"];
+        let mut expected: Vec<String> = gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with("blk.") && t.dims.len() > 1)
+            .filter(|t| !no_matrix.iter().any(|part| t.name.contains(part)))
+            .filter(|t| !of_heads.iter().any(|end| t.name.ends_with(end)) && !shares(&t.name))
+            .map(|t| t.name.clone())
+            .collect();
+        // a vector by its dims, and a matrix of one row by its use
+        let gates = gguf.tensors().iter().map(|t| &t.name);
+        let gates = gates.filter(|name| name.contains("ffn_gate_inp_shexp.weight"));
+        expected.extend(gates.cloned());
+        expected.sort();
+        expected.dedup();
+        collected_without_output(&model, &prose(), &out);
+        let found = Importance::open(&out).unwrap();
+        let mut names: Vec<&str> = found.names().collect();
+        names.sort_unstable();
+        assert_eq!(names, expected, "{name}");
+        for tensor in &expected {
+            // one number for each input of each matrix, all matrices of a stack among them
+            let dims = &gguf.tensor(tensor).unwrap().dims;
+            let inputs = dims[0] * dims.get(2).copied().unwrap_or(1);
+            let weights = found.weights(tensor).unwrap();
+            assert_eq!(weights.len() as u64, inputs, "{name} {tensor}");
+            assert!(weights.iter().any(|w| *w > 0.0), "{name} {tensor}");
+            heads += usize::from(tensor.contains("attn_k_b") || tensor.contains("attn_v_b"));
+        }
+        seen += 1;
+    }
+    assert!(
+        seen >= 42 && heads > 0,
+        "{seen} models, {heads} matrices of heads"
+    );
+}
+
+/// llama.cpp has no name for the input of `ssm_out`. The oracle's pass shows it where the matrix is
+/// all zeros but for a 1: the first output is then a column of the input.
+#[test]
+fn inputs_without_a_name_have_the_sums_of_the_oracle() {
+    const MATRIX: &str = "blk.0.ssm_out.weight";
+    let Some(model) = shared("arch/models/mamba2-F32.gguf") else {
+        return;
+    };
+    let gguf = Gguf::open(&model, &OpenOptions::default()).unwrap();
+    let inner = gguf.tensor(MATRIX).unwrap().dims[0] as usize;
+    let engine = engine(&ModelSource::Path(model), 64);
+    let mut collector = Collector::new(&engine, LAYERS_ONLY).unwrap();
+    let mut tokens = collector.tokens(&prose()).unwrap();
+    tokens.truncate(64);
+    collector.add(&tokens).unwrap();
+    if let (true, Some(bos)) = (engine.tokenizer().add_bos(), engine.tokenizer().bos()) {
+        tokens[0] = bos;
+    }
+    let mut means = collector.means();
+    let means = means.find(|(name, _)| *name == MATRIX).unwrap().1;
+    assert_eq!(means.len(), inner);
+    for column in [0, 1, inner / 2, inner - 1] {
+        let mut writer = Writer::new();
+        gguf.keys().for_each(|(key, value)| {
+            writer.set(key, value);
+        });
+        for t in gguf.tensors() {
+            let mut data = gguf.data(t).to_vec();
+            if t.name == MATRIX {
+                data.fill(0);
+                data[4 * column..4 * column + 4].copy_from_slice(&1f32.to_le_bytes());
+            }
+            writer.tensor(&t.name, &t.dims, t.ty, data);
+        }
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).unwrap();
+        let changed = Gguf::from_bytes(bytes, "changed", &OpenOptions::default()).unwrap();
+        let oracle = octavo_reference::Oracle::open(&changed).unwrap();
+        let mut mean = None;
+        let mut tap = |name: &str, layer: Option<usize>, width: usize, data: &mut [f64]| {
+            if name == "mamba_out" && layer == Some(0) {
+                let squares = data.chunks(width).map(|row| row[0] * row[0]);
+                mean = Some(squares.sum::<f64>() / 64.0);
+            }
+        };
+        oracle.forward_tapped(&tokens, &mut tap).unwrap();
+        let (ours, exact) = (means[column], mean.expect("it has a result"));
+        assert!(
+            (ours - exact).abs() <= 1e-5 * exact,
+            "{column}: {ours}, {exact}"
         );
     }
 }

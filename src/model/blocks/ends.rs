@@ -84,6 +84,7 @@ impl Builder<'_> {
             Some(output) => self.logits(hidden, output),
             None => hidden,
         };
+        self.show_inputs();
         Graph {
             nodes: self.nodes.nodes,
             values: self.nodes.values,

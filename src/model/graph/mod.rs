@@ -36,7 +36,7 @@ pub struct Node {
     pub op: Op,
     /// Where to; every value is written by exactly one node.
     pub out: ValueId,
-    /// Which named value the result is, if it has a name.
+    /// Which named value the result is, if it has a name, or which input of a product.
     pub tap: Option<Tap>,
 }
 
@@ -157,9 +157,10 @@ impl Graph {
         self.nodes.iter().any(|node| gelu(&node.op))
     }
 
-    /// All named values, in order, with the nodes that make them.
+    /// All values that llama.cpp names, in order, with the nodes that make them.
     pub fn taps(&self) -> impl Iterator<Item = (Tap, &Node)> {
-        self.nodes.iter().filter_map(|n| Some((n.tap?, n)))
+        let taps = self.nodes.iter().filter_map(|n| Some((n.tap?, n)));
+        taps.filter(|(tap, _)| tap.is_named())
     }
 
     /// Whether no row sees a later one.
