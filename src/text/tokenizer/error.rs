@@ -69,18 +69,6 @@ pub enum Error {
         /// The most there may be.
         limit: usize,
     },
-    /// The same text twice.
-    #[error("{file}: tokens {first} and {second} have the same text '{text}'")]
-    DuplicateToken {
-        /// The file.
-        file: String,
-        /// The text, made printable.
-        text: String,
-        /// The earlier id.
-        first: u32,
-        /// The later id.
-        second: u32,
-    },
     /// A byte token whose text names no byte.
     #[error("{file}: byte token {id}: expected a text of the form <0x0A>, got '{text}'")]
     ByteToken {

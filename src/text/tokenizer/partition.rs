@@ -1,6 +1,7 @@
 //! Finds special tokens in text: the longest texts first, everywhere, then shorter ones in what is
 //! left.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
@@ -55,6 +56,9 @@ impl Partitioner {
         let ids = vocab
             .ids()
             .filter(|id| wanted(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
+        // of equal texts the last counts, as everywhere
+        let last: HashMap<&[u8], u32> = ids.clone().map(|id| (vocab.texts.text(id), id)).collect();
+        let ids = ids.filter(|id| last.get(vocab.texts.text(*id)) == Some(id));
         let mut tokens: Vec<Special> = ids.map(special).collect();
         tokens.sort_by_key(|token| std::cmp::Reverse(token.text.len()));
         let mut by_text: Vec<usize> = (0..tokens.len()).collect();

@@ -219,9 +219,9 @@ impl SpecialTokens {
         Ok(special)
     }
 
-    /// A line for each key whose id is outside the vocabulary.
+    /// A line for each key whose id is outside the vocabulary, and one for tokens of equal texts.
     pub(super) fn warnings(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<String>, Error> {
-        let mut warnings = Vec::new();
+        let mut warnings: Vec<String> = vocab.warnings().into_iter().collect();
         for (key, _) in KEYS {
             if let Some(id) = gguf.u32(key)?.filter(|id| *id as usize >= vocab.n) {
                 let n = vocab.n;

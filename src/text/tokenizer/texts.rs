@@ -76,6 +76,22 @@ impl Texts {
         }
     }
 
+    /// Appends a string that is found from now on, also if there was an equal one; gives the number
+    /// of that.
+    pub(super) fn insert_again(&mut self, text: &[u8]) -> Option<u32> {
+        let first = self.insert(text).err()?;
+        let tag = self.tag(text);
+        let id = self.push_hidden(text);
+        let mask = self.slots.len() - 1;
+        let mut slot = tag as usize & mask;
+        // it is there: `insert` met it
+        while self.slots[slot] != (first, tag) {
+            slot = (slot + 1) & mask;
+        }
+        self.slots[slot].0 = id;
+        Some(first)
+    }
+
     /// The number of an inserted string.
     pub(super) fn get(&self, text: &[u8]) -> Option<u32> {
         self.find(text, self.tag(text)).ok()
@@ -135,5 +151,21 @@ mod tests {
         assert_eq!(texts.text(0), b"t0");
         assert_eq!(texts.text(9999), b"");
         assert_eq!(texts.len(), 5001);
+    }
+
+    #[test]
+    fn the_last_of_equal_strings_is_found() {
+        let mut texts = Texts::with_capacity(0);
+        for i in 0..100_u32 {
+            assert_eq!(texts.insert_again(format!("t{i}").as_bytes()), None);
+        }
+        assert_eq!(texts.insert_again(b"t7"), Some(7));
+        assert_eq!(texts.insert_again(b"t7"), Some(100));
+        assert_eq!(texts.get(b"t7"), Some(101));
+        assert_eq!(texts.insert(b"new"), Ok(102));
+        for id in [7, 100, 101] {
+            assert_eq!(texts.text(id), b"t7");
+        }
+        assert_eq!(texts.get(b"t99"), Some(99));
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Vocab {
     pub(super) texts: Texts,
     /// Number of tokens.
     pub(super) n: usize,
+    /// Tokens with the text of an earlier one: its id and theirs. A text stands for the last.
+    repeated: Vec<(u32, u32)>,
     /// For each token.
     pub(super) attrs: Vec<Attrs>,
     /// For each token; empty where the file has none.
@@ -101,31 +103,41 @@ impl Vocab {
             });
         }
         let mut texts = Texts::with_capacity(n + room);
+        let mut repeated = Vec::new();
         for text in tokens {
             if text.is_empty() {
                 texts.push_hidden(text);
                 continue;
             }
-            let second = texts.len();
-            if let Err(first) = texts.insert(text) {
-                let second = u32::try_from(second).unwrap_or(u32::MAX);
-                return Err(Error::DuplicateToken {
-                    file,
-                    text: printable(text),
-                    first,
-                    second,
-                });
+            let id = u32::try_from(texts.len()).unwrap_or(u32::MAX);
+            if let Some(earlier) = texts.insert_again(text) {
+                repeated.push((earlier, id));
             }
         }
         let vocab = Vocab {
             file,
             texts,
             n,
+            repeated,
             attrs: read_attrs(gguf, n)?,
             scores: read_scores(gguf, n)?,
         };
         vocab.check_byte_tokens()?;
         Ok(vocab)
+    }
+
+    /// What a reader of the file should know of its tokens, one line each.
+    pub(super) fn warnings(&self) -> Option<String> {
+        let (earlier, later) = *self.repeated.first()?;
+        let text = printable(self.texts.text(later));
+        let more = match self.repeated.len() - 1 {
+            0 => String::new(),
+            n => format!(" ({n} more such tokens)"),
+        };
+        Some(format!(
+            "tokens {earlier} and {later} have the same text '{text}': it stands for the \
+             latter{more}"
+        ))
     }
 
     /// All ids.
