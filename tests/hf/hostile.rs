@@ -10,7 +10,7 @@ pub(super) struct Folder {
 
 impl Folder {
     /// A sound AWQ folder.
-    fn new() -> Folder {
+    pub(super) fn new() -> Folder {
         let dir = TempDir::new().expect("a folder");
         Folder::of(&with_matrices(
             &open(&models()[0]),
@@ -58,7 +58,8 @@ impl Folder {
     #[track_caller]
     pub(super) fn refuses(&self, name: &str, says: &[&str], change: impl FnOnce(&mut Value)) {
         let error = self.with(name, change).map(drop).expect_err("wrong");
-        for part in says.iter().chain(&[name]) {
+        let about = says.first().map_or("", |_| name);
+        for part in says.iter().chain(&[about]) {
             assert!(error.contains(part), "{error:?} does not say {part:?}");
         }
         assert!(!error.contains('\n'), "{error}");
@@ -71,8 +72,18 @@ fn what_is_not_supported_is_refused_by_name() {
     folder.open().expect("sound");
     let config =
         |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("config.json", says, change);
-    config(&["version", "gemm", "gemv"], &|c| {
+    // other words lie where gemv has them
+    folder.refuses("config.json", &[], |c| {
         c["quantization_config"]["version"] = json!("gemv")
+    });
+    config(&["version", "gemm or gemv", "gemv_fast"], &|c| {
+        c["quantization_config"]["version"] = json!("gemv_fast")
+    });
+    config(&["quant_method", "awq"], &|c| {
+        c["quantization_config"] = json!({ "bits": 4, "group_size": 128 })
+    });
+    config(&["quantization_config.w_bit", "4", "got 3"], &|c| {
+        c["quantization_config"] = json!({ "w_bit": 3, "q_group_size": 128 })
     });
     config(&["version", "marlin"], &|c| {
         c["quantization_config"]["version"] = json!("marlin")

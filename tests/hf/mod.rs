@@ -1,6 +1,7 @@
 //! Hugging Face folders: the same model as the GGUF file, AWQ's numbers, and folders that are
 //! broken.
 
+mod foreign;
 mod hostile;
 mod make;
 mod spm;

@@ -1,8 +1,10 @@
 //! AWQ weights as rows of 4-bit blocks.
 //!
-//! A checkpoint has, input features first, `qweight` (in, out / 8) and `qzeros` (in / group, out /
-//! 8) with eight output features in a word, and `scales` (in / group, out). Kernels read rows of
-//! one output feature.
+//! A checkpoint packed for AutoAWQ's GEMM has, input features first, `qweight` (in, out / 8) and
+//! `qzeros` (in / group, out / 8) with eight output features in a word, and `scales` (in / group,
+//! out). One packed for its GEMV has output features first, and eight input features or groups in a
+//! word: `qweight` (out, in / 8), `qzeros` (out, words) and `scales` (out, 8 words), with as many
+//! words as [`zero_words`] says. Kernels read rows of one output feature.
 
 use std::ops::Range;
 
@@ -13,6 +15,33 @@ use super::order::HeadOrder;
 
 /// Rows that are made together, so that words which they share are read once.
 const TOGETHER: usize = 32;
+
+/// How four-bit codes lie in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// Eight output features in a word, the odd ones behind the even ones.
+    Gemm,
+    /// Eight input features in a word, in order.
+    Gemv,
+}
+
+/// Words of zero points that a row has where it is packed for GEMV: those of `groups` groups of so
+/// many weights, in whole lines of the kernel that reads them; none for groups that it cannot read.
+pub(super) fn zero_words(groups: usize, group: usize) -> Option<usize> {
+    let line = match group {
+        32 => 4,
+        64 => 2,
+        128.. => 1,
+        _ => return None,
+    };
+    Some(groups.div_ceil(8).next_multiple_of(line))
+}
+
+/// Code `i` of a row of words that have eight each, in order.
+fn code_of(words: &[[u8; 4]], i: usize) -> u8 {
+    let byte = words[i / 8][i % 8 / 2];
+    byte >> (4 * (i % 2)) & 15
+}
 
 /// A part of a file.
 #[derive(Clone)]
@@ -39,6 +68,7 @@ impl Part {
 
 /// One weight.
 pub(super) struct Awq {
+    pub(super) packing: Packing,
     pub(super) qweight: Part,
     /// Without it every zero point is 8.
     pub(super) qzeros: Option<Part>,
@@ -64,6 +94,14 @@ pub(super) fn block_type(group: usize) -> Option<TensorType> {
 impl Awq {
     /// The codes of some source rows, `[rows.len()][cols]`.
     fn codes(&self, rows: &[usize]) -> Vec<u8> {
+        if self.packing == Packing::Gemv {
+            let words = self.qweight.words();
+            let of_row = |row: &usize| {
+                let own = &words[row * (self.cols / 8)..][..self.cols / 8];
+                (0..self.cols).map(|k| code_of(own, k))
+            };
+            return rows.iter().flat_map(of_row).collect();
+        }
         let mut codes = vec![0; rows.len() * self.cols];
         let mut columns: Vec<usize> = rows.iter().map(|row| row / 8).collect();
         columns.sort_unstable();
@@ -88,15 +126,26 @@ impl Awq {
 
     fn zero(&self, group: usize, row: usize) -> u8 {
         let Some(qzeros) = &self.qzeros else { return 8 };
-        awq::unpack(u32::from_le_bytes(
-            qzeros.words()[group * (self.rows / 8) + row / 8],
-        ))[row % 8]
+        let words = qzeros.words();
+        match self.packing {
+            Packing::Gemm => {
+                let word = words[group * (self.rows / 8) + row / 8];
+                awq::unpack(u32::from_le_bytes(word))[row % 8]
+            }
+            Packing::Gemv => {
+                let of_row = words.len() / self.rows;
+                code_of(&words[row * of_row..][..of_row], group)
+            }
+        }
     }
 
     fn scale(&self, group: usize, row: usize) -> u16 {
-        let at = 2 * (group * self.rows + row);
-        let b = &self.scales.bytes()[at..at + 2];
-        u16::from_le_bytes([b[0], b[1]])
+        let bytes = self.scales.bytes();
+        let at = match self.packing {
+            Packing::Gemm => 2 * (group * self.rows + row),
+            Packing::Gemv => bytes.len() / self.rows * row + 2 * group,
+        };
+        u16::from_le_bytes([bytes[at], bytes[at + 1]])
     }
 }
 
@@ -201,6 +250,7 @@ mod tests {
             let qzeros = zero_point.then_some(qzeros);
             let ty = block_type(group).expect("a multiple of 32");
             let source = Awq {
+                packing: Packing::Gemm,
                 qweight,
                 qzeros,
                 scales,
@@ -234,5 +284,86 @@ mod tests {
                 Some(TensorType::AWQ_G128)
             ]
         );
+    }
+
+    /// The same weight in both packings, with one group and with more than fill a word.
+    #[test]
+    fn rows_packed_for_gemv_are_those_packed_for_gemm() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let rows = 16;
+        let code = |row: usize, k: usize| ((k * 5 + row * 3 + k / 8) % 16) as u8;
+        let zero = |row: usize, group: usize| ((group * 7 + row) % 16) as u8;
+        let scale = |row: usize, group: usize| half::f16::from_f32((1 + row + 3 * group) as f32);
+        for (cols, group) in [(320, 32), (128, 64), (1280, 128), (96, 96)] {
+            let groups = cols / group;
+            let Some(words) = zero_words(groups, group) else {
+                assert_eq!(group, 96);
+                continue;
+            };
+            let gemm = |lines: usize, of: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
+                let word = |line: usize, at: usize| {
+                    awq::pack(std::array::from_fn(|i| of(8 * at + i, line)))
+                };
+                (0..lines)
+                    .flat_map(|line| (0..rows / 8).map(move |at| (line, at)))
+                    .flat_map(|(line, at)| word(line, at).to_le_bytes())
+                    .collect()
+            };
+            let gemv = |width: usize, n: usize, of: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
+                let at = |row: usize, k: usize| if k < n { of(row, k) } else { 0 };
+                let byte = |row: usize, k: usize| at(row, 2 * k) | at(row, 2 * k + 1) << 4;
+                let bytes = (0..rows).flat_map(|row| (0..4 * width).map(move |k| (row, k)));
+                bytes.map(|(row, k)| byte(row, k)).collect()
+            };
+            let halves = |all: Vec<half::f16>| -> Vec<u8> {
+                all.into_iter().flat_map(half::f16::to_le_bytes).collect()
+            };
+            let by_group = (0..groups).flat_map(|g| (0..rows).map(move |row| (row, g)));
+            let by_row = (0..rows).flat_map(|row| (0..8 * words).map(move |g| (row, g)));
+            let padded = |(row, g)| {
+                if g < groups {
+                    scale(row, g)
+                } else {
+                    half::f16::ZERO
+                }
+            };
+            let packed = [
+                (
+                    Packing::Gemm,
+                    gemm(cols, &code),
+                    gemm(groups, &zero),
+                    halves(by_group.map(|(row, g)| scale(row, g)).collect()),
+                ),
+                (
+                    Packing::Gemv,
+                    gemv(cols / 8, cols, &code),
+                    gemv(words, groups, &zero),
+                    halves(by_row.map(padded).collect()),
+                ),
+            ];
+            let [one, other] = packed.map(|(packing, qweight, qzeros, scales)| {
+                let [qweight, qzeros, scales] = parts(&dir, [&qweight, &qzeros, &scales]);
+                let ty = block_type(group).expect("a multiple of 32");
+                let source = Awq {
+                    packing,
+                    qweight,
+                    qzeros: Some(qzeros),
+                    scales,
+                    cols,
+                    rows,
+                    group,
+                    ty,
+                    order: None,
+                };
+                let mut bytes = vec![0; rows * cols / ty.block_len() * ty.block_bytes()];
+                source.fill(0, &mut bytes);
+                bytes
+            });
+            assert!(one == other, "{cols} weights in groups of {group}");
+        }
+        // AutoAWQ's numbers for 4096 inputs
+        let words = [(128, 32), (64, 64), (32, 128), (1, 4096)].map(|(n, g)| zero_words(n, g));
+        assert_eq!(words, [Some(16), Some(8), Some(4), Some(1)]);
+        assert_eq!(zero_words(10, 32), Some(4));
     }
 }

@@ -71,7 +71,7 @@ impl Config {
         let tied = config.flag("tie_word_embeddings")?;
         config.tied = tied.unwrap_or(false);
         config.untied = !tied.unwrap_or(row.tied);
-        config.awq = config.quantization()?;
+        config.awq = config.quantization(dir)?;
         Ok(config)
     }
 

@@ -12,6 +12,7 @@ mod awq;
 mod config;
 mod error;
 mod files;
+mod json;
 mod layout;
 mod names;
 mod order;
@@ -128,7 +129,7 @@ fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> 
         return Ok(None);
     };
     let file = || dir.join(name).display().to_string();
-    serde_json::from_slice(&text)
+    json::from_slice(&text)
         .map(Some)
         .map_err(|source| Error::Json {
             file: file(),

@@ -1,13 +1,23 @@
-//! `quantization_config`: how weights are quantized.
+//! How weights are quantized: `quantization_config`, or what AutoAWQ wrote beside `config.json`
+//! before there was such a thing, with names of its own.
+
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::Error;
+use super::awq::Packing;
 use super::config::Config;
+use super::settings::Settings;
 
-/// What `quantization_config` says of AWQ weights.
+/// The file of AutoAWQ's own.
+const BESIDE: &str = "quant_config.json";
+
+/// What is said of AWQ weights.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Awq {
+    /// How codes lie in words.
+    pub(super) packing: Packing,
     /// Weights of a row that share a scale; all of them without it.
     pub(super) group: Option<usize>,
     /// Whether files have zero points; without them every zero point is 8.
@@ -17,41 +27,66 @@ pub(super) struct Awq {
 }
 
 impl Config {
-    pub(super) fn quantization(&self) -> Result<Option<Awq>, Error> {
-        let key = |name: &str| format!("quantization_config.{name}");
-        if self.get("quantization_config").is_none() {
-            return Ok(None);
+    pub(super) fn quantization(&self, dir: &Path) -> Result<Option<Awq>, Error> {
+        if self.get("quantization_config").is_some() {
+            return self.quantization_of(&self.settings, "quantization_config.");
         }
+        match Settings::beside(dir, BESIDE)? {
+            Some(settings) => self.quantization_of(&settings, ""),
+            None => Ok(None),
+        }
+    }
+
+    /// As `settings` say, whose names begin with `prefix`.
+    fn quantization_of(&self, settings: &Settings, prefix: &str) -> Result<Option<Awq>, Error> {
+        let key = |name: &str| format!("{prefix}{name}");
+        // AutoAWQ's name, if that is what the settings have
+        let either = |name: &str, autoawq: &str| match settings.get(&key(name)) {
+            None if settings.get(&key(autoawq)).is_some() => key(autoawq),
+            _ => key(name),
+        };
+        let method = settings.string(&key("quant_method"))?;
         // blocks are recognised by the names of their tensors
-        let method = self.string(&key("quant_method"))?;
         if self.row.transposed && method.as_deref() == Some("mxfp4") {
             return Ok(None);
         }
         if !self.row.awq {
             let expected = format!("nothing, as {} is read unquantized only", self.row.name);
-            return Err(self.bad("quantization_config", expected, method.unwrap_or_default()));
+            let at = if prefix.is_empty() {
+                "quant_method"
+            } else {
+                "quantization_config"
+            };
+            return Err(settings.bad(at, expected, method.unwrap_or_default()));
         }
-        for (name, expected) in [("quant_method", "awq"), ("version", "gemm")] {
-            let got = self
-                .string(&key(name))?
-                .unwrap_or_default()
-                .to_ascii_lowercase();
-            if got != expected {
-                let other = "and no other packing can be read";
-                return Err(self.bad(
-                    &key(name),
-                    format!("{expected}, {other}"),
-                    format!("{got:?}"),
-                ));
+        // only AWQ's settings have these
+        let is_awq = ["zero_point", "version", "w_bit"]
+            .iter()
+            .any(|name| settings.get(&key(name)).is_some());
+        let unsaid = || if is_awq { "awq" } else { "" }.to_owned();
+        let method = method.unwrap_or_else(unsaid).to_ascii_lowercase();
+        if method != "awq" {
+            let expected = "awq, and no other packing can be read";
+            return Err(settings.bad(&key("quant_method"), expected, format!("{method:?}")));
+        }
+        let version = settings.string(&key("version"))?;
+        let packing = match version.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("gemm") => Packing::Gemm,
+            Some("gemv") => Packing::Gemv,
+            Some(other) => {
+                let expected = "gemm or gemv, and no other packing can be read";
+                return Err(settings.bad(&key("version"), expected, format!("{other:?}")));
             }
-        }
-        match self.count(&key("bits"))? {
+        };
+        let bits = either("bits", "w_bit");
+        match settings.count(&bits)? {
             4 => {}
-            bits => return Err(self.bad(&key("bits"), "4", bits)),
+            other => return Err(settings.bad(&bits, "4", other)),
         }
-        let group = match self.get(&key("group_size")).and_then(Value::as_i64) {
+        let group = either("group_size", "q_group_size");
+        let group = match settings.get(&group).and_then(Value::as_i64) {
             Some(-1) => None,
-            _ => Some(self.count(&key("group_size"))?),
+            _ => Some(settings.count(&group)?),
         };
         let names = |v: &Value| {
             v.as_array()?
@@ -59,12 +94,13 @@ impl Config {
                 .map(|v| v.as_str().map(str::to_owned))
                 .collect()
         };
-        let plain = self
+        let plain = settings
             .typed(&key("modules_to_not_convert"), "a list of names", names)?
             .unwrap_or_default();
         Ok(Some(Awq {
+            packing,
             group,
-            zero_point: self.flag(&key("zero_point"))?.unwrap_or(true),
+            zero_point: settings.flag(&key("zero_point"))?.unwrap_or(true),
             plain,
         }))
     }

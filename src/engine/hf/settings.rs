@@ -27,6 +27,13 @@ impl Settings {
         Ok(Settings { file, root })
     }
 
+    /// Reads another file of settings, if the folder has it.
+    pub(super) fn beside(dir: &Path, name: &str) -> Result<Option<Settings>, Error> {
+        let root = read_json(dir, name, MAX_SETTINGS)?;
+        let file = dir.join(name).display().to_string();
+        Ok(root.map(|root| Settings { file, root }))
+    }
+
     pub(super) fn bad(&self, key: &str, expected: impl Into<String>, got: impl ToString) -> Error {
         let got = got.to_string().chars().take(80).collect();
         Error::Value {

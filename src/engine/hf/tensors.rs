@@ -8,7 +8,7 @@ use gguf_rs_lite::{OpenOptions, TensorType, View};
 use safetensors::Dtype;
 
 use super::Error;
-use super::awq::{Awq, Part, block_type};
+use super::awq::{Awq, Packing, Part, block_type, zero_words};
 use super::config::Config;
 use super::files::{Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
@@ -313,10 +313,14 @@ impl Folder<'_> {
             ["qweight", "qzeros", "scales"].map(|part| format!("{module}.{part}"));
         let source = &self.sources[&qweight];
         let file = source.part.file.name().to_owned();
-        let [cols, words] = *source.shape.as_slice() else {
+        let [first, second] = *source.shape.as_slice() else {
             return Err(bad(&qweight, source, "two dimensions", show(source)));
         };
-        let rows = words.saturating_mul(8);
+        let eightfold = second.saturating_mul(8);
+        let (cols, rows) = match config.packing {
+            Packing::Gemm => (first, eightfold),
+            Packing::Gemv => (eightfold, first),
+        };
         let group = config.group.unwrap_or(cols);
         let ty = block_type(group).filter(|_| group > 0 && cols.is_multiple_of(group));
         let Some(ty) = ty else {
@@ -327,13 +331,27 @@ impl Folder<'_> {
             return Err(bad(&qweight, source, "rows of whole heads", show(source)));
         }
         let groups = cols / group;
+        let (of_zeros, of_scales) = match (config.packing, zero_words(groups, group)) {
+            (Packing::Gemm, _) => ([groups, second], [groups, rows]),
+            (Packing::Gemv, Some(words)) => ([rows, words], [rows, 8 * words]),
+            (Packing::Gemv, None) => {
+                let expected = "groups of 32, 64, or 128 and more, as gemv can read";
+                return Err(bad(
+                    &qweight,
+                    source,
+                    expected,
+                    format!("groups of {group}"),
+                ));
+            }
+        };
         let rest = Awq {
-            qweight: self.exactly(&qweight, Dtype::I32, &[cols, words], &file)?,
+            packing: config.packing,
+            qweight: self.exactly(&qweight, Dtype::I32, &[first, second], &file)?,
             qzeros: match config.zero_point || self.sources.contains_key(&qzeros) {
-                true => Some(self.exactly(&qzeros, Dtype::I32, &[groups, words], &file)?),
+                true => Some(self.exactly(&qzeros, Dtype::I32, &of_zeros, &file)?),
                 false => None,
             },
-            scales: self.exactly(&scales, Dtype::F16, &[groups, rows], &file)?,
+            scales: self.exactly(&scales, Dtype::F16, &of_scales, &file)?,
             cols,
             rows,
             group,

@@ -1,0 +1,94 @@
+//! JSON as Python writes it: a folder's files come from there.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+/// What Python writes for numbers that JSON has no words for.
+const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+
+/// Reads a text that may begin with a byte order mark and may have `NaN` and `Infinity` among its
+/// values. These become strings, so that a setting which must be a number does not go by one.
+pub(super) fn from_slice(text: &[u8]) -> serde_json::Result<Value> {
+    let text = text.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(text);
+    serde_json::from_slice(text).or_else(|error| match quoted(text) {
+        Cow::Borrowed(_) => Err(error),
+        Cow::Owned(text) => serde_json::from_slice(&text),
+    })
+}
+
+/// The text with quotes around such words where they are no part of a string.
+fn quoted(text: &[u8]) -> Cow<'_, [u8]> {
+    let mut out = Vec::new();
+    let (mut at, mut copied) = (0, 0);
+    while let Some(byte) = text.get(at) {
+        if *byte == b'"' {
+            at = after_string(text, at);
+            continue;
+        }
+        let rest = &text[at..];
+        let Some(word) = WORDS.into_iter().find(|word| rest.starts_with(word)) else {
+            at += 1;
+            continue;
+        };
+        out.extend_from_slice(&text[copied..at]);
+        out.extend([b"\"", word, b"\""].concat());
+        at += word.len();
+        copied = at;
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.extend_from_slice(&text[copied..]);
+    Cow::Owned(out)
+}
+
+/// Where the string that begins at `at` is over.
+fn after_string(text: &[u8], at: usize) -> usize {
+    let mut end = at + 1;
+    while let Some(byte) = text.get(end) {
+        match byte {
+            b'"' => return end + 1,
+            b'\\' => end += 2,
+            _ => end += 1,
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_python_writes_is_read() {
+        let text = "\u{FEFF}{\"a\": [0.0, Infinity], \"b\": NaN, \"c\": -Infinity, \
+                    \"NaN \\\" Infinity\": \"-Infinity NaN\\\\\", \"d\":NaN}";
+        let expected = json!({
+            "a": [0.0, "Infinity"], "b": "NaN", "c": "-Infinity",
+            "NaN \" Infinity": "-Infinity NaN\\", "d": "NaN",
+        });
+        assert_eq!(from_slice(text.as_bytes()).expect("it is read"), expected);
+        assert_eq!(
+            from_slice(b"\xEF\xBB\xBF[1]").expect("it is read"),
+            json!([1])
+        );
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused() {
+        for text in [
+            "",
+            "NaN,",
+            "{\"a\": NaNs}",
+            "[Infinity",
+            "\"\\",
+            "\"",
+            "[-NaN]",
+        ] {
+            assert!(from_slice(text.as_bytes()).is_err(), "{text}");
+        }
+        assert!(from_slice(b"\xFE\xFF[1]").is_err());
+    }
+}
