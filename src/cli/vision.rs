@@ -50,8 +50,8 @@ pub(super) struct SightArgs {
 pub(super) struct PictureArgs {
     #[command(flatten)]
     pub(super) sight: SightArgs,
-    /// A PNG, JPEG or WebP file; again for several. They stand where the text says <__media__>, or
-    /// else before it
+    /// A PNG, JPEG, WebP, BMP or GIF file; again for several. They stand where the text says
+    /// <__media__>, or else before it
     #[arg(long, value_name = "FILE", requires = "mmproj", value_hint = clap::ValueHint::FilePath)]
     pub(super) image: Vec<PathBuf>,
 }

@@ -41,7 +41,7 @@ pub enum Error {
     )]
     Markers { markers: usize, pictures: usize },
     /// No picture that can be read.
-    #[error("expected a PNG, JPEG or WebP file, got {got}")]
+    #[error("expected a PNG, JPEG, WebP, BMP or GIF file, got {got}")]
     Format { got: String },
     /// A picture that cannot be read.
     #[error("a damaged picture: {why}")]

@@ -114,7 +114,10 @@ fn request(url: &Url) -> Result<Request<Body>, Error> {
         .uri(path)
         .header(header::HOST, host)
         .header(header::USER_AGENT, AGENT)
-        .header(header::ACCEPT, "image/png, image/jpeg, image/webp")
+        .header(
+            header::ACCEPT,
+            "image/png, image/jpeg, image/webp, image/bmp, image/gif",
+        )
         .header(header::CONNECTION, "close")
         .body(Body::empty())?;
     Ok(request)

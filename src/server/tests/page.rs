@@ -262,8 +262,8 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
     for (event, files, expected) in [
         (
             "drop",
-            "[['a.gif', 'image/gif', [1]]]",
-            "a.gif is not a PNG",
+            "[['a.tiff', 'image/tiff', [1]]]",
+            "a.tiff is not a PNG",
         ),
         (
             "drop",
@@ -287,10 +287,10 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
     assert_eq!(browser.count("#drafts .picture"), 0);
     // one that is good goes beside one that is not
     let good = std::fs::read(picture("wide")).expect("it is there");
-    let files = format!("[['a.gif', 'image/gif', [1]], ['wide.png', 'image/png', {good:?}]]");
+    let files = format!("[['a.tiff', 'image/tiff', [1]], ['wide.png', 'image/png', {good:?}]]");
     browser.run("hideNotice();");
     hand(&browser, "drop", &files);
-    notice(&browser, "a.gif is not a PNG");
+    notice(&browser, "a.tiff is not a PNG");
     assert_eq!(browser.count("#drafts .picture"), 1);
     fits(&browser, &[1280, 500]);
 }

@@ -39,9 +39,9 @@ pub struct Picture {
     pub rgb: Vec<u8>,
 }
 
-/// Decodes a PNG, JPEG or WebP file; of moving pictures the first. Transparency is dropped, not
-/// blended; of 16 bits the high byte stays; what a file says of turning and of colours is not
-/// looked at: all as llama.cpp does.
+/// Decodes a PNG, JPEG, WebP, BMP or GIF file; of moving pictures the first. Transparency is
+/// dropped, not blended (in a GIF file it is black); of 16 bits the high byte stays; what a file
+/// says of turning and of colours is not looked at: all as llama.cpp does.
 ///
 /// # Errors
 /// If it is none of these, damaged, or asks for more than the limits.
@@ -57,13 +57,19 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     })?;
     if !matches!(
         format,
-        ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP
+        ImageFormat::Png
+            | ImageFormat::Jpeg
+            | ImageFormat::WebP
+            | ImageFormat::Bmp
+            | ImageFormat::Gif
     ) {
         let got = format!("{format:?}");
         return Err(Error::Format { got });
     }
-    if format == ImageFormat::Jpeg {
-        return super::jpeg::decode(bytes, limits);
+    match format {
+        ImageFormat::Jpeg => return super::jpeg::decode(bytes, limits),
+        ImageFormat::Gif => return super::gif::decode(bytes, limits),
+        _ => {}
     }
     let bad = |error: image::ImageError| Error::Damaged {
         // one line, whatever the decoder says
@@ -90,11 +96,11 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     }
     decoder.set_limits(bounds).map_err(bad)?;
     let image = DynamicImage::from_decoder(decoder).map_err(bad)?;
-    Ok(Picture {
-        width,
-        height,
-        rgb: rgb(image),
-    })
+    let mut rgb = rgb(image);
+    if format == ImageFormat::Bmp {
+        super::bmp::widen(bytes, &mut rgb);
+    }
+    Ok(Picture { width, height, rgb })
 }
 
 /// Red, green and blue of every pixel, in 8 bits.
@@ -119,7 +125,7 @@ fn rgb(image: DynamicImage) -> Vec<u8> {
         DynamicImage::ImageLumaA16(image) => {
             image.pixels().flat_map(|p| [high(p.0[0]); 3]).collect()
         }
-        // the three formats have no others
+        // the formats have no others
         other => other.into_rgb8().into_raw(),
     }
 }

@@ -1,7 +1,9 @@
 //! From the bytes of an image file to what a tower reads, equal to llama.cpp's libmtmd to the bit
-//! for PNG and JPEG files: decoded, scaled, padded and normalised.
+//! for PNG, JPEG, BMP and GIF files: decoded, scaled, padded and normalised.
 
+mod bmp;
 mod decode;
+mod gif;
 mod jpeg;
 mod resample;
 mod size;

@@ -1,5 +1,6 @@
 //! Pictures from outside.
 
+mod bitmaps;
 mod encoder;
 mod hostile;
 mod jpeg;

@@ -161,16 +161,20 @@ fn other_files_and_too_large_ones_are_refused_in_a_line() {
         }
     };
     let usual = Limits::default();
-    says(b"", &usual, &["PNG, JPEG or WebP", "an empty file"]);
+    says(
+        b"",
+        &usual,
+        &["PNG, JPEG, WebP, BMP or GIF", "an empty file"],
+    );
     says(
         b"hello, this is text",
         &usual,
         &["begins with 68 65 6c 6c 6f"],
     );
     says(
-        b"GIF89a\x01\x00\x01\x00\x00\x00\x00",
+        b"II*\x00\x08\x00\x00\x00",
         &usual,
-        &["PNG, JPEG or WebP", "Gif"],
+        &["PNG, JPEG, WebP, BMP or GIF", "Tiff"],
     );
     says(
         &small,
@@ -200,7 +204,7 @@ fn damaged_files_are_refused_or_read() {
     });
     let image = DynamicImage::ImageRgb8(image);
     let (mut refused, mut read) = (0, 0);
-    for format in [ImageFormat::Png, ImageFormat::WebP] {
+    for format in [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Bmp] {
         let whole = file(&image, format);
         for round in 0..140 {
             let mut bytes = whole.clone();
