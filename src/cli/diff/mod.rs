@@ -90,8 +90,8 @@ pub(super) struct DiffArgs {
     #[arg(conflicts_with_all = ["reference", "suite"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     mmproj: Option<PathBuf>,
-    /// A PNG, JPEG, WebP, BMP or GIF file: what a vision tower sees, or with --mmproj what stands in
-    /// the text; again for several, where the text says <__media__>, or else before it
+    /// A PNG, JPEG, WebP, BMP or GIF file: what a vision tower sees, or with --mmproj what stands
+    /// in the text; again for several, where the text says <__media__>, or else before it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "tokens", "no_special"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: Vec<PathBuf>,
