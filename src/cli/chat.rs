@@ -283,7 +283,7 @@ impl<'e> Conversation<'e> {
         };
         let generating = Generating::begin();
         let mut answer = Answer::new(&generating, self.template.source(), &rendered);
-        self.options.show_special = answer.parser.has_control_words();
+        self.options.show_special = answer.parser.has_control_words(tokenizer);
         let result = generate(
             &mut self.session,
             self.engine.tokenizer(),
@@ -415,17 +415,15 @@ mod tests {
     #[test]
     fn thoughts_are_no_part_of_what_is_said() {
         let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
-        for (template, words, text) in [
-            ("<think> </think>", false, "<think>\nhm\n</think>\n\nYes."),
+        for (template, text) in [
+            ("<think> </think>", "<think>\nhm\n</think>\n\nYes."),
             (
                 "<|channel|>analysis<|message|> <|end|> <|channel|>commentary",
-                true,
                 &format!("{harmony}<|channel|>final<|message|>Yes."),
             ),
         ] {
             let generating = Generating::begin();
             let mut answer = Answer::new(&generating, template, "");
-            assert_eq!(answer.parser.has_control_words(), words, "{template}");
             for (at, c) in text.char_indices() {
                 answer
                     .text(&text[at..at + c.len_utf8()])

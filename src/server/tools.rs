@@ -25,7 +25,7 @@ pub(crate) fn call(format: CallFormat, tools: &[&Value]) -> Rule {
             }
             (None, around) => {
                 let (before, after) = around.unwrap_or_default();
-                tagged(format, i, (&before, after), &parameters)
+                tagged(format, i, (&before, &after), &parameters)
             }
         });
         schemas.push(parameters);

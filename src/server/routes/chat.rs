@@ -150,8 +150,8 @@ pub(crate) fn prepare(
     };
     let is_forced = matches!(rule, Some((Rule::Call { .. }, _)));
     // some vocabularies have the words around calls, or thoughts, as control tokens
-    let thinks = AnswerParser::new(template.source(), "", wants).has_control_words();
-    options.show_special = wants.tools || wants.reasoning && thinks;
+    let parser = AnswerParser::new(template.source(), "", wants);
+    options.show_special = wants.tools || parser.has_control_words(app.tokenizer());
     Ok(Prepared {
         request: Request {
             n,
@@ -267,7 +267,15 @@ fn rule(
 struct Assembled {
     content: String,
     reasoning: String,
-    calls: Vec<(String, String)>,
+    calls: Vec<AssembledCall>,
+}
+
+/// A call in it.
+struct AssembledCall {
+    /// The model's own identifier.
+    id: Option<String>,
+    name: String,
+    arguments: String,
 }
 
 impl Assembled {
@@ -276,10 +284,14 @@ impl Assembled {
             match piece {
                 Piece::Content(text) => self.content.push_str(&text),
                 Piece::Reasoning(text) => self.reasoning.push_str(&text),
-                Piece::CallBegins { name, .. } => self.calls.push((name, String::new())),
+                Piece::CallBegins { name, id, .. } => self.calls.push(AssembledCall {
+                    id,
+                    name,
+                    arguments: String::new(),
+                }),
                 Piece::CallArguments { index, text } => {
-                    if let Some((_, arguments)) = self.calls.get_mut(index) {
-                        arguments.push_str(&text);
+                    if let Some(call) = self.calls.get_mut(index) {
+                        call.arguments.push_str(&text);
                     }
                 }
             }
@@ -295,11 +307,11 @@ impl Assembled {
             if self.content.trim().is_empty() {
                 message["content"] = Value::Null;
             }
-            let call = |(name, arguments): &(String, String)| {
+            let call = |call: &AssembledCall| {
                 json!({
-                    "id": app.new_id("call_"),
+                    "id": call.id.clone().unwrap_or_else(|| app.new_id("call_")),
                     "type": "function",
-                    "function": { "name": name, "arguments": arguments },
+                    "function": { "name": call.name, "arguments": call.arguments },
                 })
             };
             message["tool_calls"] = self.calls.iter().map(call).collect();

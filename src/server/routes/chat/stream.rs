@@ -84,11 +84,15 @@ impl ChatWriter {
             deltas.push(match piece {
                 Piece::Content(text) => json!({ "content": text }),
                 Piece::Reasoning(text) => json!({ "reasoning_content": text }),
-                Piece::CallBegins { index: call, name } => {
+                Piece::CallBegins {
+                    index: call,
+                    name,
+                    id,
+                } => {
                     self.choices[index].has_called = true;
                     json!({ "tool_calls": [{
                         "index": call,
-                        "id": self.app.new_id("call_"),
+                        "id": id.unwrap_or_else(|| self.app.new_id("call_")),
                         "type": "function",
                         "function": { "name": name, "arguments": "" },
                     }] })

@@ -233,8 +233,8 @@ impl ResponseWriter {
                     }
                     self.grow("response.reasoning_text.delta", text);
                 }
-                Piece::CallBegins { name, .. } => {
-                    let call_id = self.app.new_id("call_");
+                Piece::CallBegins { name, id, .. } => {
+                    let call_id = id.unwrap_or_else(|| self.app.new_id("call_"));
                     self.open(Kind::Call { call_id, name });
                 }
                 Piece::CallArguments { text, .. } => {

@@ -1,8 +1,10 @@
 //! Gemma's arguments, `{city:<|"|>Bern<|"|>,days:2}`: JSON with bare keys and quotes of its own.
+//! Keys and texts in JSON's quotes are read too.
 
 use serde_json::Value;
 
 use super::call::{Event, MAX_NAME, Step};
+use super::json::{Scan, escaped, unquoted};
 
 const QUOTE: &str = "<|\"|>";
 const MAX_DEPTH: usize = 256;
@@ -18,6 +20,8 @@ enum At {
     Opening(String),
     /// Inside a text: what could be the quote that ends it.
     Text(String),
+    /// Inside a text in JSON's quotes.
+    JsonText(Scan),
     After,
 }
 
@@ -41,8 +45,10 @@ impl GemmaReader {
         match &mut self.at {
             At::Key(key) => match c {
                 ':' => {
-                    let quoted = Value::from(key.trim()).to_string();
-                    write(&format!("{quoted}:"));
+                    let bare = key.trim();
+                    let inside = bare.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
+                    let bare = inside.and_then(unquoted).unwrap_or_else(|| bare.to_owned());
+                    write(&format!("{}:", Value::from(bare)));
                     self.at = At::Value;
                 }
                 '}' if key.trim().is_empty() => return self.close(c, events),
@@ -82,8 +88,16 @@ impl GemmaReader {
                 }
                 // What cannot become the quote is text.
                 while !QUOTE.starts_with(held.as_str()) {
-                    let escaped = Value::from(held.remove(0).to_string()).to_string();
-                    write(escaped.get(1..escaped.len() - 1).unwrap_or_default());
+                    write(&escaped(&held.remove(0).to_string()));
+                }
+            }
+            At::JsonText(scan) => {
+                let Some(ends) = scan.step(c) else {
+                    return Step::Wrong;
+                };
+                write(&c.to_string());
+                if ends {
+                    self.at = At::After;
                 }
             }
             At::After => match c {
@@ -120,6 +134,12 @@ impl GemmaReader {
             }
             ']' => return self.close(c, events),
             '<' => self.at = At::Opening(c.to_string()),
+            '"' => {
+                let mut scan = Scan::default();
+                scan.step(c);
+                write("\"");
+                self.at = At::JsonText(scan);
+            }
             c if c.is_ascii_alphanumeric() || c == '-' => {
                 write(&c.to_string());
                 self.at = At::Scalar;
@@ -138,6 +158,28 @@ impl GemmaReader {
         match self.open.is_empty() {
             true => Step::Over,
             false => Step::Settled,
+        }
+    }
+
+    /// Completes arguments that something else broke off.
+    pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
+        let mut write = |text: &str| events.push(Event::Arguments(text.to_owned()));
+        if let At::Text(held) = &self.at {
+            write(&escaped(held));
+        }
+        if !complete || self.open.is_empty() {
+            return;
+        }
+        match &self.at {
+            At::Text(_) => write("\""),
+            // A backslash may stand at the end of it.
+            At::JsonText(scan) if scan.is_escaping() => write("\\\""),
+            At::JsonText(_) => write("\""),
+            At::Value | At::Opening(_) if self.open.last() == Some(&'}') => write("null"),
+            _ => {}
+        }
+        while let Some(closer) = self.open.pop() {
+            write(&closer.to_string());
         }
     }
 }

@@ -1,5 +1,9 @@
 //! JSON as it arrives: where a value ends.
 
+use serde_json::Value;
+
+use super::call::Step;
+
 /// How deep a call's arguments may be nested.
 const MAX_DEPTH: usize = 256;
 
@@ -46,7 +50,31 @@ impl Scan {
     }
 }
 
+impl Scan {
+    /// Whether a backslash was the last character of a string.
+    pub(super) fn is_escaping(&self) -> bool {
+        self.escaped
+    }
+}
+
 /// The text of a string literal without its quotes.
 pub(super) fn unquoted(inside: &str) -> Option<String> {
     serde_json::from_str(&format!("\"{inside}\"")).ok()
+}
+
+/// A text as it stands in a string literal, without the quotes.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted
+        .get(1..quoted.len() - 1)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Whether text can still become one of several tags.
+pub(super) fn begins(tags: &[&str], text: &str) -> Step {
+    match tags.iter().any(|tag| tag.starts_with(text)) {
+        true => Step::More,
+        false => Step::Wrong,
+    }
 }

@@ -5,14 +5,24 @@
 //! until it is decided; nothing is ever taken back or lost.
 
 mod call;
+mod elements;
 mod format;
 mod gemma;
+mod header;
 mod json;
+mod object;
 mod parser;
+mod python;
+mod schema;
+mod syntax;
 mod tags;
+mod thoughts;
+mod writing;
 
 pub use format::CallFormat;
 pub use parser::AnswerParser;
+pub use schema::is_written_as_text;
+pub use writing::{Arguments, Call, Section};
 
 /// What a client wants taken apart. The rest stays part of the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +46,8 @@ pub enum Piece {
         index: usize,
         /// The function.
         name: String,
+        /// The identifier that the model gave the call; no other call of the answer has it.
+        id: Option<String>,
     },
     /// More of a call's arguments. All of a call's pieces joined are the text of a JSON value, in
     /// an answer that was not cut short.

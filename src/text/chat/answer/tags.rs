@@ -1,13 +1,16 @@
 //! Calls whose parameters stand in tags: their arguments become JSON.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::call::{Event, MAX_NAME, Step};
-use super::format::Tags;
-use super::json::Scan;
+use super::json::{Scan, begins, escaped};
+use super::schema::{Key, Tools, Types};
+use super::syntax::Tags;
+
+/// What opens and closes a text that may hold the tags of its call, as in XML.
+const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 #[derive(Debug, Clone)]
 enum At {
@@ -23,97 +26,47 @@ enum At {
     JsonAfter(String),
 }
 
-/// What is known of tools: their names, and what schemas say about their parameters.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Kinds {
-    names: HashSet<String>,
-    parameters: HashMap<(String, String), Kind>,
-    /// Whether what is no text by its schema is JSON, because a grammar says so.
-    is_strict: bool,
-}
-
-impl Kinds {
-    /// Whether a function may be called: any may where none are known.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.names.is_empty() || self.names.contains(name)
-    }
-
-    /// From now on, what is no text by its schema is JSON.
-    pub(super) fn be_strict(&mut self) {
-        self.is_strict = true;
-    }
-
-    fn of(&self, name: &str, key: &str) -> Kind {
-        let place = (name.to_owned(), key.to_owned());
-        match self.parameters.get(&place) {
-            None | Some(Kind::Unknown) if self.is_strict => Kind::Other,
-            found => found.copied().unwrap_or(Kind::Unknown),
-        }
-    }
-}
-
-/// What a schema says about a parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Text,
-    Other,
-    Unknown,
-}
-
 /// Reads one call.
 #[derive(Debug, Clone)]
 pub(super) struct TagReader {
     tags: &'static Tags,
-    kinds: Arc<Kinds>,
+    tools: Arc<Tools>,
     at: At,
     name: String,
     begun: bool,
     parameters: usize,
-    kind: Kind,
+    types: Types,
     /// What of a value is not written yet.
     value: String,
     /// Whether a text's quote is written.
     quoted: bool,
+    /// Whether the value began with the line break that its format puts there.
+    is_padded: bool,
+    /// Whether the value is in [`CDATA`].
+    is_cdata: bool,
 }
 
 impl TagReader {
-    pub(super) fn new(tags: &'static Tags, kinds: &Arc<Kinds>) -> TagReader {
+    pub(super) fn new(tags: &'static Tags, tools: &Arc<Tools>) -> TagReader {
         TagReader {
             tags,
-            kinds: Arc::clone(kinds),
+            tools: Arc::clone(tools),
             at: At::Name(String::new()),
             name: String::new(),
             begun: false,
             parameters: 0,
-            kind: Kind::Unknown,
+            types: Types::ANY,
             value: String::new(),
             quoted: false,
+            is_padded: false,
+            is_cdata: false,
         }
     }
 
     pub(super) fn step(&mut self, c: char, events: &mut Vec<Event>) -> Step {
         match &mut self.at {
             At::Name(_) => self.in_name(c, events),
-            At::Between(tail) => {
-                if tail.is_empty() && c.is_whitespace() {
-                    return Step::More;
-                }
-                if tail.is_empty() && c == '{' && !self.begun {
-                    self.begun = true;
-                    events.push(Event::Begins(self.name.clone()));
-                    self.at = At::Json(Scan::default());
-                    return self.step(c, events);
-                }
-                tail.push(c);
-                if tail == self.tags.open {
-                    self.at = At::Key(String::new());
-                    return Step::More;
-                }
-                if tail == self.tags.end {
-                    return self.end(events);
-                }
-                begins([self.tags.open, self.tags.end], tail)
-            }
+            At::Between(_) => self.between(c, events),
             At::Key(key) => {
                 key.push(c);
                 if !key.ends_with(self.tags.key_end) {
@@ -131,7 +84,7 @@ impl TagReader {
                     self.at = At::Value;
                     return Step::Settled;
                 }
-                begins([self.tags.value_open, self.tags.value_open], tail)
+                begins(&[self.tags.value_open], tail)
             }
             At::Value => self.in_value(c, events),
             At::Json(scan) => match scan.step(c) {
@@ -149,9 +102,14 @@ impl TagReader {
                     return Step::More;
                 }
                 tail.push(c);
+                let json_end = self.tags.json.map_or(self.tags.end, |(_, close)| close);
+                if tail == json_end && json_end != self.tags.end {
+                    tail.clear();
+                    return Step::More;
+                }
                 match tail == self.tags.end {
                     true => Step::Over,
-                    false => begins([self.tags.end, self.tags.end], tail),
+                    false => begins(&[self.tags.end, json_end], tail),
                 }
             }
         }
@@ -169,8 +127,10 @@ impl TagReader {
         let Some(end) = end else {
             return too_long(name);
         };
-        let found = name[..name.len() - end.len()].trim().to_owned();
-        if found.is_empty() || found.contains(char::is_whitespace) {
+        let found = &name[..name.len() - end.len()];
+        // A quote ends the name where attributes follow it.
+        let found = found.split('"').next().unwrap_or(found).trim().to_owned();
+        if found.is_empty() || found.contains(|c: char| c.is_whitespace() || "{<".contains(c)) {
             return Step::Wrong;
         }
         self.name = found;
@@ -184,6 +144,35 @@ impl TagReader {
         Step::More
     }
 
+    fn between(&mut self, c: char, events: &mut Vec<Event>) -> Step {
+        let At::Between(tail) = &mut self.at else {
+            return Step::Wrong;
+        };
+        if tail.is_empty() && c.is_whitespace() {
+            return Step::More;
+        }
+        if tail.is_empty() && c == '{' && !self.begun {
+            self.begun = true;
+            events.push(Event::Begins(self.name.clone(), None));
+            self.at = At::Json(Scan::default());
+            return self.step(c, events);
+        }
+        tail.push(c);
+        if tail == self.tags.open {
+            self.at = At::Key(String::new());
+            return Step::More;
+        }
+        if tail == self.tags.end {
+            return self.end(events);
+        }
+        let json = self.tags.json.map_or(self.tags.open, |(open, _)| open);
+        if tail == json && !self.begun {
+            tail.clear();
+            return Step::More;
+        }
+        begins(&[self.tags.open, self.tags.end, json], tail)
+    }
+
     /// A parameter begins: with the first one, the call does.
     fn found_key(&mut self, raw: &str, events: &mut Vec<Event>) -> Step {
         // Between quotes and followed by attributes, or bare.
@@ -191,18 +180,27 @@ impl TagReader {
         let key = key.trim();
         if !self.begun {
             self.begun = true;
-            events.push(Event::Begins(self.name.clone()));
+            events.push(Event::Begins(self.name.clone(), None));
         }
         let open = if self.parameters == 0 { "{" } else { ", " };
         self.parameters += 1;
         events.push(Event::Arguments(format!("{open}{}: ", Value::from(key))));
-        self.kind = match attributes {
-            a if a.contains("string=\"true\"") => Kind::Text,
-            a if a.contains("string=\"false\"") => Kind::Other,
-            _ => self.kinds.of(&self.name, key),
+        let types = self
+            .tools
+            .types(&self.name, &[Key::Property(key.to_owned())]);
+        let is_text = ["string=\"true\"", "type=\"string\""]
+            .iter()
+            .any(|attribute| attributes.contains(attribute));
+        self.types = match types {
+            types if is_text && (types == Types::ANY || types.may_be_text()) => Types::TEXT,
+            // The model says that it is no text, and the schema that it may be anything.
+            Types::ANY if !attributes.is_empty() => Types::NO_TEXT,
+            types => types,
         };
         self.value.clear();
         self.quoted = false;
+        self.is_padded = false;
+        self.is_cdata = false;
         self.at = match self.tags.value_open {
             "" => At::Value,
             _ => At::ValueOpen(String::new()),
@@ -212,12 +210,23 @@ impl TagReader {
 
     fn in_value(&mut self, c: char, events: &mut Vec<Event>) -> Step {
         self.value.push(c);
-        if self.value.ends_with(self.tags.value_end) {
-            self.value
-                .truncate(self.value.len() - self.tags.value_end.len());
+        if self.tags.has_cdata && !self.quoted && !self.is_cdata && self.value == CDATA.0 {
+            self.is_cdata = true;
+            self.types = Types::TEXT;
+            self.value.clear();
+            return Step::Settled;
+        }
+        let end = self.tags.value_end;
+        let ended = self.value.strip_suffix(end);
+        let ended = match self.is_cdata {
+            true => ended.and_then(|value| value.strip_suffix(CDATA.1)),
+            false => ended,
+        };
+        if let Some(length) = ended.map(str::len) {
+            self.value.truncate(length);
             self.write_value(events);
             self.at = At::Between(String::new());
-        } else if self.kind == Kind::Text {
+        } else if self.types == Types::TEXT {
             self.write_settled_text(events);
         }
         Step::Settled
@@ -225,17 +234,31 @@ impl TagReader {
 
     /// Writes what of a text can no longer be the tag that ends it, or the line break before that.
     fn write_settled_text(&mut self, events: &mut Vec<Event>) {
-        if !self.quoted && matches!(self.value.as_str(), "\n" | "\r") {
+        let may_open = !self.quoted && !self.is_cdata;
+        if may_open && self.tags.has_cdata && CDATA.0.starts_with(self.value.as_str()) {
             return;
         }
+        if may_open && self.tags.is_padded && !self.is_padded {
+            if let Some(rest) = self.value.strip_prefix('\n') {
+                self.value = rest.to_owned();
+                self.is_padded = true;
+            }
+        }
         let end = self.tags.value_end;
-        let longest = self.value.len().min(end.len() + 1);
+        let before = match (self.is_cdata, self.is_padded) {
+            (true, _) => CDATA.1,
+            (false, true) => "\n",
+            (false, false) => "",
+        };
+        let longest = self.value.len().min(before.len() + end.len());
         let held = (1..=longest).rev().find(|n| {
             let Some(tail) = self.value.get(self.value.len() - n..) else {
                 return false;
             };
-            let tag = tail.strip_prefix('\n').unwrap_or(tail);
-            end.starts_with(tag)
+            match tail.strip_prefix(before) {
+                Some(tag) => end.starts_with(tag),
+                None => before.starts_with(tail) || !self.is_cdata && end.starts_with(tail),
+            }
         });
         let settled = self.value.len() - held.unwrap_or(0);
         if settled > 0 {
@@ -246,47 +269,42 @@ impl TagReader {
     }
 
     fn write_text(&mut self, text: &str, events: &mut Vec<Event>) {
-        let text = match self.quoted {
-            true => text,
-            false => text.strip_prefix('\n').unwrap_or(text),
-        };
         let quote = if self.quoted { "" } else { "\"" };
         self.quoted = true;
-        let escaped = Value::from(text).to_string();
-        let inside = escaped.get(1..escaped.len() - 1).unwrap_or_default();
-        events.push(Event::Arguments(format!("{quote}{inside}")));
+        events.push(Event::Arguments(format!("{quote}{}", escaped(text))));
     }
 
     /// Writes a whole value, or the rest of a text.
     fn write_value(&mut self, events: &mut Vec<Event>) {
         let value = std::mem::take(&mut self.value);
-        if self.kind != Kind::Text {
-            let trimmed = value.trim();
-            let python = match trimmed {
-                "True" => "true",
-                "False" => "false",
-                "None" => "null",
-                other => other,
-            };
-            let trimmed = if self.kind == Kind::Other {
-                python
-            } else {
-                trimmed
-            };
-            let json: Option<Value> = serde_json::from_str(trimmed).ok();
-            let taken = json.is_some_and(|json| self.kind == Kind::Other || !json.is_string());
-            if taken {
-                return events.push(Event::Arguments(trimmed.to_owned()));
+        if !self.quoted && !self.is_cdata {
+            if let Some(json) = self.types.json_of(&value, self.tools.is_strict) {
+                return events.push(Event::Arguments(json.to_owned()));
             }
         }
-        let text = value.strip_suffix('\n').unwrap_or(&value);
-        self.write_text(text, events);
+        self.write_rest(&value, true, events);
         events.push(Event::Arguments("\"".to_owned()));
+    }
+
+    /// Writes what is left of a text, without the line breaks of the format if it is complete.
+    fn write_rest(&mut self, value: &str, complete: bool, events: &mut Vec<Event>) {
+        let mut text = value;
+        if self.tags.is_padded && !self.is_cdata {
+            if !self.quoted && !self.is_padded {
+                let inside = text.strip_prefix('\n');
+                self.is_padded = inside.is_some();
+                text = inside.unwrap_or(text);
+            }
+            if self.is_padded && complete {
+                text = text.strip_suffix('\n').unwrap_or(text);
+            }
+        }
+        self.write_text(text, events);
     }
 
     fn end(&mut self, events: &mut Vec<Event>) -> Step {
         if !self.begun {
-            events.push(Event::Begins(self.name.clone()));
+            events.push(Event::Begins(self.name.clone(), None));
         }
         let rest = if self.parameters == 0 { "{}" } else { "}" };
         events.push(Event::Arguments(rest.to_owned()));
@@ -303,9 +321,9 @@ impl TagReader {
             (At::Value, true) => self.write_value(events),
             (At::Value, false) => {
                 let value = std::mem::take(&mut self.value);
-                match self.kind {
-                    Kind::Text => self.write_text(&value, events),
-                    _ => events.push(Event::Arguments(value)),
+                match self.types.may_be_text() {
+                    true => self.write_rest(&value, false, events),
+                    false => events.push(Event::Arguments(value)),
                 }
             }
             (At::ValueOpen(_), true) => events.push(Event::Arguments("null".to_owned())),
@@ -322,35 +340,4 @@ fn too_long(text: &str) -> Step {
         true => Step::Wrong,
         false => Step::More,
     }
-}
-
-fn begins(tags: [&str; 2], tail: &str) -> Step {
-    match tags.iter().any(|tag| tag.starts_with(tail)) {
-        true => Step::More,
-        false => Step::Wrong,
-    }
-}
-
-/// What the schemas of tools say about their parameters.
-pub(super) fn kinds(tools: &[Value]) -> Kinds {
-    let mut kinds = Kinds::default();
-    for tool in tools {
-        let function = tool.get("function").unwrap_or(tool);
-        let name = function.get("name").and_then(Value::as_str);
-        kinds.names.extend(name.map(str::to_owned));
-        let properties = function
-            .get("parameters")
-            .and_then(|parameters| parameters.get("properties"))
-            .and_then(Value::as_object);
-        for (key, schema) in properties.into_iter().flatten() {
-            let kind = match schema.get("type") {
-                Some(Value::String(kind)) if kind == "string" => Kind::Text,
-                Some(Value::String(_)) => Kind::Other,
-                _ => Kind::Unknown,
-            };
-            let place = (name.unwrap_or_default().to_owned(), key.clone());
-            kinds.parameters.insert(place, kind);
-        }
-    }
-    kinds
 }

@@ -1,7 +1,6 @@
 //! Every format of calls: what templates write, and what models make of it.
 
 use octavo_text::chat::answer::CallFormat::{self, *};
-use serde_json::Value;
 
 use super::{FORMATS, answer};
 
@@ -141,6 +140,110 @@ const TWO_CALLS: &[(CallFormat, &str)] = &[
          <tool_call|>",
     ),
     (
+        Lfm2,
+        "<|tool_call_start|>[f(city=\"Bern\", days=2), now()]<|tool_call_end|>",
+    ),
+    (Pythonic, "[f(city='Bern', days=2), now()]"),
+    (
+        Pythonic,
+        "<|python_start|>[f(city=\"Bern\", days = 2), now()]<|python_end|>",
+    ),
+    (
+        Llama3,
+        "<|python_tag|>[f(city=\"Bern\", days=2), now()]<|eom_id|>",
+    ),
+    (
+        SeedTag,
+        "<seed:tool_call>\n<function=f>\n<parameter=city>Bern</parameter>\n<parameter=days>2\
+         </parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n\
+         </function>\n</seed:tool_call>",
+    ),
+    (
+        Hunyuan,
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n\
+         <arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Bern\
+         </arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n\
+         <arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n\
+         <tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n\
+         </tool_calls:opensource>",
+    ),
+    (
+        MiniMaxM3,
+        "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>Bern\
+         ]<]minimax[>[</city>]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n\
+         ]<]minimax[>[<invoke name=\"now\">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    ),
+    (
+        DsmlV4,
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"city\" \
+         string=\"true\">Bern</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2\
+         </｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n\
+         </｜DSML｜tool_calls>",
+    ),
+    (
+        Muse,
+        " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter \
+         name=\"city\">Bern</atem:parameter>\n<atem:parameter name=\"days\">2</atem:parameter>\n\
+         </atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=now<|message|>\
+         <atem:function_calls>\n<atem:invoke name=\"now\">\n</atem:invoke>\n\
+         </atem:function_calls><|eot|>",
+    ),
+    (
+        KimiK3,
+        "<|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|><|open|>argument \
+         key=\"city\" type=\"string\"<|sep|>Bern<|close|>argument<|sep|><|open|>argument \
+         key=\"days\" type=\"number\"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|>\
+         <|open|>call tool=\"now\" index=\"2\"<|sep|><|open|>json type=\"object\"<|sep|>{}\
+         <|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+    ),
+    (
+        Solar,
+        "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>f<|tool_call:args|>{\"city\": \
+         \"Bern\", \"days\": 2}<|tool_call:end|><|tool_call:begin|>2<|tool_call:name|>now\
+         <|tool_call:args|>{}<|tool_call:end|><|calls|>",
+    ),
+    (
+        Granite,
+        "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}, \
+         {\"name\": \"now\", \"arguments\": {}}]",
+    ),
+    (
+        Granite,
+        "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}, \
+         {\"name\": \"now\", \"arguments\": {}}]<|/tool_call|>",
+    ),
+    (
+        Functools,
+        " functools[{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}, \
+         {\"name\": \"now\", \"arguments\": {}}]",
+    ),
+    (
+        CommandR,
+        "Action:\n```json\n[\n    {\n        \"tool_name\": \"f\",\n        \"parameters\": \
+         {\"city\": \"Bern\", \"days\": 2}\n    },\n    {\"tool_name\": \"now\", \
+         \"parameters\": {}}\n]\n```",
+    ),
+    (
+        GigaChat3,
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"f\", \"arguments\": \
+         {\"city\": \"Bern\", \"days\": 2}}<|message_sep|>\n\nfunction call<|role_sep|>\n\
+         {\"name\": \"now\", \"arguments\": {}}",
+    ),
+    (
+        Functionary,
+        "f\n{\"city\": \"Bern\", \"days\": 2}\n>>>now\n{}",
+    ),
+    (
+        Harmony,
+        "<|channel|>commentary to=functions.f code<|message|>{\"city\": \"Bern\", \"days\": 2}\
+         <|call|><|start|>assistant<|channel|>analysis to=now <|constrain|>json<|message|>{}",
+    ),
+    (
+        ParamTag,
+        "<function name=\"f\"><param name=\"city\"><![CDATA[Bern]]></param><param name=\"days\">2\
+         </param></function>\n<function name=\"now\"></function>",
+    ),
+    (
         Json,
         "{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}\n\
          {\"name\": \"now\", \"arguments\": \"{}\"}",
@@ -172,10 +275,11 @@ fn calls_are_read_as_templates_write_them() {
         assert_eq!(answer.content, "", "{format:?}");
         let thought = match format {
             Harmony => "<|channel|>analysis<|message|>hm<|end|>",
+            Muse | Functionary => continue,
             _ => "<think>hm</think>",
         };
         let said = format!("{thought}I look.\n{text}");
-        if !text.starts_with('{') {
+        if !text.starts_with(['{', '[']) || text.starts_with("[TOOL_CALLS]") {
             let answer = super::answer(*format, &said);
             assert_eq!(
                 compact(answer.calls),
@@ -193,56 +297,6 @@ fn calls_are_read_as_templates_write_them() {
                 .any(|(with_calls, _)| *with_calls == format)
         );
     }
-}
-
-#[test]
-fn what_a_grammar_forces_is_read() {
-    for format in FORMATS {
-        let opening = format.opening();
-        assert!(!opening.is_empty());
-        let text = match format.around("f") {
-            Some((before, after)) => {
-                assert!(before.starts_with(opening), "{format:?}: {before}");
-                format!("{before}{ARGUMENTS}{after}")
-            }
-            None => {
-                let (_, text) = TWO_CALLS
-                    .iter()
-                    .find(|(with, _)| *with == format)
-                    .expect("one");
-                assert!(text.starts_with(opening), "{format:?}: {text}");
-                continue;
-            }
-        };
-        let answer = answer(format, &text);
-        assert_eq!(answer.calls, [call("f", ARGUMENTS)], "{format:?}");
-        assert_eq!(answer.content, "", "{format:?}");
-    }
-}
-
-#[test]
-fn values_in_tags_become_json() {
-    let read = |value: &str, key: &str| {
-        let text = format!("<function=f>\n<parameter={key}>\n{value}\n</parameter>\n</function>");
-        let answer = answer(FunctionTag, &text);
-        let arguments: Value = serde_json::from_str(&answer.calls[0].1).expect("JSON");
-        arguments[key].to_string()
-    };
-    // The schema says what it is.
-    assert_eq!(read("5", "city"), "\"5\"");
-    assert_eq!(read("5", "days"), "5");
-    assert_eq!(read("True", "exact"), "true");
-    assert_eq!(read("five", "days"), "\"five\"");
-    assert_eq!(
-        read("a\n\"b\"\\\n</param\n", "city"),
-        r#""a\n\"b\"\\\n</param\n""#
-    );
-    assert_eq!(read("", "city"), "\"\"");
-    // Or nothing does.
-    assert_eq!(read("5", "other"), "5");
-    assert_eq!(read("{\"a\": [1]}", "other"), "{\"a\":[1]}");
-    assert_eq!(read("\"5\"", "other"), r#""\"5\"""#);
-    assert_eq!(read("True", "other"), "\"True\"");
 }
 
 #[test]
@@ -268,6 +322,23 @@ fn what_is_no_call_is_content() {
         (ArgKey, "<tool_call>{\"name\": \"f\"}</tool_call>"),
         (DeepSeek, "<｜tool▁call▁begin｜>f"),
         (Kimi, "<|tool_call_begin|><|tool_call_begin|>"),
+        (FunctionTag, "Use <tool_call> and </tool_call>."),
+        (FunctionTag, "<tool_call>\n</tool_call>"),
+        (Invoke, "Write <minimax:tool_call> <b>"),
+        (Lfm2, "Use [link text](url), or [f(1)](url)."),
+        (Pythonic, "[link](url)"),
+        (Pythonic, "[g(x=1)]"),
+        (Pythonic, "[1, 2]"),
+        (Functools, "Use functools.reduce."),
+        (Granite, "<|tool_call|> none"),
+        (Functionary, ">>> f(1)\n2"),
+        (Functionary, "f is a function"),
+        (Functionary, "g\n{}"),
+        (MiniMaxM3, "]<]minimax[>[<tool_call>]<]minimax[>[<in"),
+        (
+            Muse,
+            "<atem:function_calls><atem:invoke name=\"now\"></atem:invoke>",
+        ),
     ] {
         let answer = answer(format, text);
         assert_eq!(answer.calls, [], "{format:?}: {text}");

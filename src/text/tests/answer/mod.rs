@@ -1,7 +1,13 @@
 //! Answers taken apart.
 
+mod cases;
+mod forced;
 mod formats;
+mod ids;
+mod literals;
 mod properties;
+mod thoughts;
+mod values;
 
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
 use serde_json::{Value, json};
@@ -11,27 +17,41 @@ const ALL: Wants = Wants {
     reasoning: true,
 };
 
-const FORMATS: [CallFormat; 21] = [
+const FORMATS: [CallFormat; 35] = [
     CallFormat::Hermes,
     CallFormat::Llama3,
+    CallFormat::Pythonic,
+    CallFormat::Lfm2,
     CallFormat::Mistral,
     CallFormat::MistralArgs,
     CallFormat::FunctionTag,
+    CallFormat::SeedTag,
     CallFormat::FunctionJson,
     CallFormat::ArgKey,
+    CallFormat::Hunyuan,
     CallFormat::Invoke,
+    CallFormat::MiniMaxM3,
     CallFormat::Dsml,
+    CallFormat::DsmlV4,
+    CallFormat::Muse,
     CallFormat::ParamTag,
     CallFormat::DeepSeek,
     CallFormat::DeepSeekR1,
     CallFormat::Kimi,
+    CallFormat::KimiK3,
+    CallFormat::Solar,
     CallFormat::ToolCalls,
     CallFormat::Nemotron,
+    CallFormat::Granite,
+    CallFormat::Functools,
     CallFormat::Cohere,
+    CallFormat::CommandR,
     CallFormat::Apertus,
     CallFormat::FunctionCall,
+    CallFormat::GigaChat3,
     CallFormat::Gemma,
     CallFormat::Harmony,
+    CallFormat::Functionary,
     CallFormat::Json,
 ];
 
@@ -42,6 +62,8 @@ struct Answer {
     reasoning: String,
     /// Names and the JSON text of arguments.
     calls: Vec<(String, String)>,
+    /// The models' own identifiers of the calls.
+    ids: Vec<Option<String>>,
 }
 
 fn take(answer: &mut Answer, pieces: Vec<Piece>) {
@@ -49,9 +71,10 @@ fn take(answer: &mut Answer, pieces: Vec<Piece>) {
         match piece {
             Piece::Content(text) => answer.content.push_str(&text),
             Piece::Reasoning(text) => answer.reasoning.push_str(&text),
-            Piece::CallBegins { index, name } => {
+            Piece::CallBegins { index, name, id } => {
                 assert_eq!(index, answer.calls.len());
                 answer.calls.push((name, String::new()));
+                answer.ids.push(id);
             }
             Piece::CallArguments { index, text } => answer.calls[index].1.push_str(&text),
         }
@@ -72,24 +95,38 @@ fn template(format: CallFormat) -> &'static str {
     match format {
         CallFormat::Hermes => "<tool_call>",
         CallFormat::Llama3 => "<|python_tag|>",
+        CallFormat::Pythonic => "[func_name1(",
+        CallFormat::Lfm2 => "<|tool_call_start|>",
         CallFormat::Mistral => "[TOOL_CALLS]",
         CallFormat::MistralArgs => "[TOOL_CALLS][ARGS]",
         CallFormat::FunctionTag => "<tool_call><function=<parameter=",
+        CallFormat::SeedTag => "<seed:tool_call><function=<parameter=",
         CallFormat::FunctionJson => "<function=",
         CallFormat::ArgKey => "<tool_call><arg_key>",
+        CallFormat::Hunyuan => "<tool_call:opensource><arg_key:opensource>",
         CallFormat::Invoke => "<minimax:tool_call>",
-        CallFormat::Dsml => "<｜DSML｜invoke",
+        CallFormat::MiniMaxM3 => "]<]minimax[>[ <invoke name=",
+        CallFormat::Dsml => "<｜DSML｜invoke function_calls",
+        CallFormat::DsmlV4 => "<｜DSML｜invoke tool_calls",
+        CallFormat::Muse => "<|start|><|message|><|eom|><atem:function_calls>",
         CallFormat::DeepSeek => "<｜tool▁sep｜>",
         CallFormat::DeepSeekR1 => "<｜tool▁sep｜>```json",
         CallFormat::Kimi => "<|tool_call_argument_begin|>",
+        CallFormat::KimiK3 => "<|open|>call tool=",
+        CallFormat::Solar => "<|tool_call:begin|><|tool_call:args|>",
         CallFormat::ToolCalls => "<tool_calls>",
         CallFormat::Nemotron => "<TOOLCALL>",
+        CallFormat::Granite => "<|tool_call|>",
+        CallFormat::Functools => "functools[",
         CallFormat::Cohere => "<|START_ACTION|>",
+        CallFormat::CommandR => "<|CHATBOT_TOKEN|> Action: ```json",
         CallFormat::Apertus => "<|tools_prefix|>",
         CallFormat::ParamTag => "<function name=<param name=",
         CallFormat::FunctionCall => "<|function_call|>",
+        CallFormat::GigaChat3 => "<|role_sep|><|message_sep|>",
         CallFormat::Gemma => "<|tool_call>call:",
         CallFormat::Harmony => "<|channel|>commentary <|channel|>analysis<|message|> <|end|>",
+        CallFormat::Functionary => "<|start_header_id|> >>>all",
         _ => "",
     }
 }
@@ -123,55 +160,6 @@ fn answer(format: CallFormat, text: &str) -> Answer {
 }
 
 #[test]
-fn thoughts_are_told_from_what_is_said() {
-    let split = |prompt: &str, wants: Wants, parts: &[&str]| {
-        let answer = read(
-            AnswerParser::new("<think>", prompt, wants),
-            parts.iter().copied(),
-        );
-        (answer.content, answer.reasoning)
-    };
-    let pair = |content: &str, reasoning: &str| (content.to_owned(), reasoning.to_owned());
-    let parts = ["<thi", "nk>\na < b", "\n</", "think>\n\nc</t"];
-    assert_eq!(split("user: ", ALL, &parts), pair("c</t", "a < b"));
-    let parts = ["a < b</think>", "c</t "];
-    assert_eq!(split("<think>\n", ALL, &parts), pair("c</t ", "a < b"));
-    assert_eq!(split("<think>", ALL, &["a", " </th"]), pair("", "a </th"));
-    // Nobody asked.
-    let parts = ["<think>\na\n</think>\n b"];
-    let joined = parts.concat();
-    assert_eq!(split("", Wants::default(), &parts), pair(&joined, ""));
-    let tools = Wants {
-        tools: true,
-        reasoning: false,
-    };
-    assert_eq!(split("<think>", tools, &parts), pair(&joined, ""));
-}
-
-#[test]
-fn other_tags_are_known_too() {
-    for (template, text) in [
-        ("[THINK] [/THINK]", "[THINK]a[/THINK]b"),
-        ("<seed:think></seed:think>", "<seed:think>a</seed:think>b"),
-        (
-            "<|START_THINKING|><|END_THINKING|><|START_ACTION|>",
-            "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>",
-        ),
-        (
-            template(CallFormat::Harmony),
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant\
-             <|channel|>final<|message|>b<|return|>",
-        ),
-    ] {
-        let answer = read(AnswerParser::new(template, "", ALL), [text]);
-        assert_eq!(
-            (answer.content.as_str(), answer.reasoning.as_str()),
-            ("b", "a")
-        );
-    }
-}
-
-#[test]
 fn pieces_come_as_soon_as_they_are_decided() {
     let mut parser = parser(CallFormat::Hermes);
     let content = |text: &str| vec![Piece::Content(text.to_owned())];
@@ -183,6 +171,7 @@ fn pieces_come_as_soon_as_they_are_decided() {
     let begins = Piece::CallBegins {
         index: 0,
         name: "f".to_owned(),
+        id: None,
     };
     let more = |text: &str| Piece::CallArguments {
         index: 0,

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::{FORMATS, parser, read, template};
 
 /// What answers are made of, in any order.
-const WORDS: [&str; 52] = [
+const WORDS: [&str; 76] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -64,6 +64,30 @@ const WORDS: [&str; 52] = [
     "<tool_call|>",
     "<param name=\"a\">",
     "</param>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "f(",
+    "a=",
+    "'",
+    ")",
+    "<|channel|>",
+    "<|start|>assistant",
+    " to=functions.f",
+    " to=self",
+    "<|end|>",
+    "<|eom|>",
+    "analysis",
+    ">>>",
+    "all",
+    "f\n",
+    "]<]minimax[>[",
+    "<invoke name=\"f\">",
+    "<city>",
+    "</city>",
+    "<atem:invoke name=\"f\">",
+    "<|open|>call tool=\"f\"<|sep|>",
+    "<|tool_call|>",
+    "<![CDATA[",
 ];
 
 fn text() -> impl Strategy<Value = String> {
@@ -94,8 +118,11 @@ proptest! {
         let tools = Wants { tools: true, reasoning: false };
         let answer = read(AnswerParser::new(template(format), "", tools), [text.as_str()]);
         let markers = format!("{format:?}");
-        let marked = matches!(format, FunctionTag | FunctionJson | Invoke | Dsml | Kimi | Cohere
-            | Harmony | DeepSeek | DeepSeekR1);
+        // Control tokens that mean nothing by themselves, and headers of messages, are left out.
+        let marked = matches!(
+            format,
+            Cohere | Harmony | Muse | Functionary | Solar | KimiK3 | Gemma
+        );
         if answer.calls.is_empty() && !marked {
             prop_assert_eq!(&answer.content, &text, "{}", markers);
         }
@@ -147,6 +174,32 @@ fn hostile_answers_take_linear_time() {
         (Gemma, "<|tool_call>call:f{a:"),
         (Gemma, "<|tool_call>call:f{a:<|\"|>"),
         (Gemma, "<|tool_call>call:f{a:[[["),
+        (Lfm2, "<|tool_call_start|>[f(a='"),
+        (Lfm2, "<|tool_call_start|>[f(a=[[["),
+        (Pythonic, "[f(a={'a':"),
+        (
+            MiniMaxM3,
+            "]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<a>",
+        ),
+        (
+            MiniMaxM3,
+            "]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>]<]minimax[",
+        ),
+        (Harmony, "<|channel|>"),
+        (Harmony, "<|channel|>analysis to=functions.f<|message|>{"),
+        (Muse, "<|start|>assistant to=f<|message|>"),
+        (Functionary, ">>>f"),
+        (
+            Mistral,
+            "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": [[",
+        ),
+        (
+            ParamTag,
+            "<function name=\"f\"><param name=\"city\"><![CDATA[",
+        ),
+        (KimiK3, "<|open|>tools<|sep|>"),
+        (FunctionTag, "<tool_call>"),
+        (FunctionTag, "<think><tool_call>\n<function=g>"),
     ] {
         let text = pattern.repeat(200_000 / pattern.len());
         let characters: Vec<String> = text.chars().map(String::from).collect();

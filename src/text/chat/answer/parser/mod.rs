@@ -1,0 +1,349 @@
+//! The parser of answers.
+
+mod calls;
+mod markers;
+mod messages;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::call::Reader;
+use super::schema::Tools;
+use super::syntax::{Headers, Syntax};
+use super::thoughts::Thoughts;
+use super::{CallFormat, Piece, Wants};
+use crate::chat::encode;
+use crate::tokenizer::Tokenizer;
+use markers::{Found, Marker};
+
+/// Text that is read anew after calls that turned out to be none: so many times all that was read,
+/// and so many bytes more. Beyond that such text is content without a second look.
+const REREAD: usize = 4;
+const REREAD_BYTES: usize = 4096;
+
+/// Takes an answer apart as it arrives. All pushes together take time linear in the text, and give
+/// the same pieces, joined, however the text is split.
+///
+/// White space beside a marker belongs to the marker. What opens a call and then is none stays
+/// content as it stands. A call that goes wrong after it began ends there, and what follows is
+/// content. Tags around thoughts are markers at the beginning of an answer, or where the prompt
+/// opened a thought, and not in what follows.
+#[derive(Debug, Clone)]
+pub struct AnswerParser {
+    format: CallFormat,
+    syntax: Syntax,
+    tools: Arc<Tools>,
+    wants: Wants,
+    thoughts: &'static Thoughts,
+    mode: Mode,
+    /// Text from the first byte that is not settled.
+    buffer: String,
+    /// What of the buffer was read.
+    at: usize,
+    /// Where white space begins that may belong to a marker.
+    blank: Option<usize>,
+    /// Bytes before the buffer, and bytes that were read again.
+    before: usize,
+    reread: usize,
+    place: Place,
+    calls: usize,
+    /// Identifiers of calls that the model gave.
+    ids: HashSet<String>,
+}
+
+/// What the markers that may come next depend on.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// White space that follows belongs to a marker.
+    after_marker: bool,
+    /// Nothing was said yet.
+    fresh: bool,
+    /// There was a thought, if only an empty one.
+    has_thought: bool,
+    /// Nothing but calls and white space came since the last call.
+    after_call: bool,
+    /// A message with a header of its own may begin here.
+    begins_message: bool,
+    /// Calls may stand in this message.
+    has_calls: bool,
+    /// A marker opened the content, and another one closes it.
+    in_content: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Mode {
+    Content,
+    Thought,
+    /// Inside a header: the lengths of the white space before it and of what begins it, and whether
+    /// it ends a thought.
+    Header {
+        blank: usize,
+        start: usize,
+        thinking: bool,
+    },
+    /// Inside calls: how long the marker was, with the white space before it, whether a call began,
+    /// and whether it stands in a thought.
+    Call {
+        reader: Box<Reader>,
+        opener: usize,
+        begun: bool,
+        thinking: bool,
+    },
+}
+
+impl AnswerParser {
+    /// A parser for the answer to `rendered_prompt`, which the template with the source `template`
+    /// rendered.
+    pub fn new(template: &str, rendered_prompt: &str, wants: Wants) -> AnswerParser {
+        let format = CallFormat::of(template);
+        let syntax = format.syntax();
+        let thoughts = Thoughts::of(template);
+        let prompt = rendered_prompt.trim_end();
+        let thinking = wants.reasoning && prompt.ends_with(thoughts.open.trim_end());
+        AnswerParser {
+            format,
+            syntax,
+            tools: Arc::default(),
+            wants,
+            thoughts,
+            mode: if thinking {
+                Mode::Thought
+            } else {
+                Mode::Content
+            },
+            buffer: String::new(),
+            at: 0,
+            blank: None,
+            before: 0,
+            reread: 0,
+            place: Place {
+                after_marker: thinking,
+                fresh: true,
+                has_thought: thinking,
+                after_call: false,
+                begins_message: !thinking,
+                has_calls: syntax.headers.is_none(),
+                in_content: false,
+            },
+            calls: 0,
+            ids: HashSet::new(),
+        }
+    }
+
+    /// Tells the parser which tools there are, as a request has them. Formats without JSON do not
+    /// show whether `1` is a number or a text: a parameter's schema does.
+    pub fn with_tools(mut self, tools: &[Value]) -> AnswerParser {
+        self.tools = Arc::new(Tools::new(tools));
+        self
+    }
+
+    /// Tells the parser, after the tools, that a grammar forces a call in this format: the answer
+    /// begins with it, and thinks nothing before.
+    pub fn forced(mut self, format: CallFormat) -> AnswerParser {
+        self.format = format;
+        self.syntax = format.syntax();
+        self.mode = Mode::Content;
+        self.place.after_marker = false;
+        self.place.begins_message = true;
+        Arc::make_mut(&mut self.tools).is_strict = true;
+        self
+    }
+
+    /// Whether markers that are told from what is said, with or without tools, are control tokens
+    /// in a vocabulary, so that an answer must be generated with control tokens shown.
+    pub fn has_control_words(&self, tokenizer: &Tokenizer) -> bool {
+        let thoughts = [self.thoughts.open, self.thoughts.close];
+        let thoughts = thoughts.iter().filter(|_| self.wants.reasoning);
+        let headers = self.syntax.headers.map_or(&[][..], Headers::starts);
+        let mut markers = thoughts.chain(headers).chain(self.syntax.skipped);
+        markers.any(|marker| {
+            let ids = encode(tokenizer, marker).unwrap_or_default();
+            let own = |id: &&u32| Some(**id) != tokenizer.bos();
+            ids.iter().filter(own).any(|id| tokenizer.is_special(*id))
+        })
+    }
+
+    /// Whether all of the answer is content as it stands.
+    fn is_plain(&self) -> bool {
+        let has_markers = self.syntax.headers.is_some() || !self.syntax.skipped.is_empty();
+        !self.wants.tools && !self.wants.reasoning && !has_markers
+    }
+
+    /// How the model writes calls.
+    pub fn format(&self) -> CallFormat {
+        self.format
+    }
+
+    /// Takes more text of the answer and returns what it decides.
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        if self.is_plain() {
+            say(text, &mut pieces, false);
+            return pieces;
+        }
+        self.buffer.push_str(text);
+        self.read(false, &mut pieces);
+        pieces
+    }
+
+    /// Ends the answer and returns what was held back. The parser can be used no further.
+    pub fn finish(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        self.read(true, &mut pieces);
+        pieces
+    }
+
+    fn read(&mut self, last: bool, pieces: &mut Vec<Piece>) {
+        // Where the text that is not settled begins.
+        let mut start = 0;
+        loop {
+            let done = match self.mode {
+                Mode::Call { .. } => self.read_call(&mut start, last, pieces),
+                Mode::Header { .. } => self.read_header(&mut start, last, pieces),
+                Mode::Content | Mode::Thought => self.read_text(&mut start, last, pieces),
+            };
+            if done {
+                break;
+            }
+        }
+        self.buffer.drain(..start);
+        self.at -= start;
+        self.before += start;
+        self.blank = self.blank.map(|blank| blank - start);
+    }
+
+    /// Reads text up to a marker. Whether there is nothing left to read.
+    fn read_text(&mut self, start: &mut usize, last: bool, pieces: &mut Vec<Piece>) -> bool {
+        let thinking = matches!(self.mode, Mode::Thought);
+        while let Some(c) = self.buffer[self.at..].chars().next() {
+            let found = match self.marker(&self.buffer[self.at..], c, thinking) {
+                Found::Undecided(_) if !last => break,
+                Found::Undecided(found) => found,
+                Found::Decided(found) => found,
+            };
+            if let Some((marker, len)) = found {
+                let said = self.blank.take().unwrap_or(self.at);
+                self.say(*start..said, thinking, pieces);
+                self.met(marker, len, said, start, pieces);
+                return false;
+            }
+            if !c.is_whitespace() {
+                self.blank = None;
+                self.place.after_marker = false;
+                self.place.fresh &= thinking;
+                self.place.after_call = false;
+                self.place.begins_message = false;
+            } else if self.place.after_marker {
+                *start = self.at + c.len_utf8();
+            } else if self.blank.is_none() {
+                self.blank = Some(self.at);
+            }
+            self.at += c.len_utf8();
+        }
+        let end = match last {
+            true => self.buffer.len(),
+            false => self.blank.unwrap_or(self.at),
+        };
+        self.say(*start..end, thinking, pieces);
+        *start = end;
+        if last {
+            (self.at, self.blank) = (end, None);
+        }
+        true
+    }
+
+    /// Goes behind a marker; `said` is where the white space before it begins.
+    fn met(
+        &mut self,
+        marker: Marker,
+        len: usize,
+        said: usize,
+        start: &mut usize,
+        pieces: &mut Vec<Piece>,
+    ) {
+        let begin = self.at;
+        let thinking = matches!(self.mode, Mode::Thought);
+        self.at += len;
+        *start = self.at;
+        self.place.after_marker = true;
+        self.place.begins_message = true;
+        match marker {
+            Marker::Thought => {
+                self.mode = Mode::Thought;
+                self.place.has_thought = true;
+            }
+            Marker::ThoughtEnd => {
+                if !self.wants.reasoning {
+                    self.say(said..self.at, false, pieces);
+                    self.place.after_marker = false;
+                }
+                self.mode = Mode::Content;
+                self.place.has_thought = true;
+            }
+            Marker::Content => {
+                self.mode = Mode::Content;
+                self.place.has_thought = true;
+                self.place.in_content = true;
+            }
+            Marker::ContentEnd => self.place.in_content = false,
+            Marker::End => {}
+            Marker::Skipped => self.place.has_calls = self.syntax.headers.is_none(),
+            Marker::Header => {
+                // Should it be none, it is content.
+                *start = said;
+                self.mode = Mode::Header {
+                    blank: begin - said,
+                    start: len,
+                    thinking,
+                };
+            }
+            Marker::Call | Marker::Section => {
+                // Should there be no call, all of this is content.
+                *start = said;
+                let reader = match marker {
+                    Marker::Section => Reader::of_section(self.syntax, &self.tools),
+                    _ => Reader::new(self.syntax, &self.tools),
+                };
+                let known_only = len == 0 || thinking;
+                self.mode = Mode::Call {
+                    reader: Box::new(reader.known_only(known_only)),
+                    opener: begin + len.max(1) - said,
+                    begun: false,
+                    thinking,
+                };
+            }
+        }
+    }
+
+    /// Goes back to `place`, if that has not been done too often.
+    fn read_again(&mut self, place: usize) {
+        let again = self.at.saturating_sub(place);
+        let most = REREAD * (self.before + self.at) + REREAD_BYTES;
+        if self.reread + again <= most {
+            self.reread += again;
+            self.at = place;
+        }
+        self.at = self.at.max(place);
+    }
+
+    fn say(&self, range: std::ops::Range<usize>, thinking: bool, pieces: &mut Vec<Piece>) {
+        say(
+            self.buffer.get(range).unwrap_or_default(),
+            pieces,
+            thinking && self.wants.reasoning,
+        );
+    }
+}
+
+fn say(text: &str, pieces: &mut Vec<Piece>, thinking: bool) {
+    match (pieces.last_mut(), thinking) {
+        _ if text.is_empty() => {}
+        (Some(Piece::Content(before)), false) | (Some(Piece::Reasoning(before)), true) => {
+            before.push_str(text);
+        }
+        (_, true) => pieces.push(Piece::Reasoning(text.to_owned())),
+        (_, false) => pieces.push(Piece::Content(text.to_owned())),
+    }
+}

@@ -1,0 +1,149 @@
+//! How models write thoughts, seen from their templates.
+
+/// What stands around thoughts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Thoughts {
+    pub(super) open: &'static str,
+    pub(super) close: &'static str,
+    /// What begins the content, and thereby also ends a thought that was not closed.
+    pub(super) content: &'static [&'static str],
+    /// What ends the content, where a marker began it.
+    pub(super) content_end: Option<&'static str>,
+    /// Control tokens that models put beside thoughts, and that mean nothing by themselves.
+    pub(super) strays: &'static [&'static str],
+    /// What a template contains whose model thinks like this.
+    signs: &'static [&'static str],
+    /// Whether thoughts come anywhere and more than once, because their markers are control tokens
+    /// that no text contains. Others are markers at the beginning of an answer alone.
+    pub(super) repeats: bool,
+}
+
+const fn tags(open: &'static str, close: &'static str, signs: &'static [&'static str]) -> Thoughts {
+    Thoughts {
+        open,
+        close,
+        content: &[],
+        content_end: None,
+        strays: &[],
+        signs,
+        repeats: false,
+    }
+}
+
+const COHERE: Thoughts = Thoughts {
+    content: &["<|START_RESPONSE|>", "<|START_TEXT|>"],
+    ..tags(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        &["<|START_THINKING|>", "<|END_THINKING|>"],
+    )
+};
+
+const KIMI_K3: Thoughts = Thoughts {
+    content: &["<|open|>response<|sep|>"],
+    ..tags(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        &["<|open|>", "<|close|>", "open_tag('think')"],
+    )
+};
+
+const GEMMA: Thoughts = Thoughts {
+    strays: &["<|channel>", "<channel|>"],
+    repeats: true,
+    ..tags(
+        "<|channel>thought",
+        "<channel|>",
+        &["<|channel>thought", "<channel|>"],
+    )
+};
+
+const SOLAR: Thoughts = Thoughts {
+    repeats: true,
+    content: &["<|content|>"],
+    ..tags(
+        "<|think|>",
+        "<|end|>",
+        &["<|think|>", "<|content|>", "<|end|>"],
+    )
+};
+
+const HARMONY: Thoughts = Thoughts {
+    repeats: true,
+    ..tags(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        &["<|channel|>", "<|message|>", "<|end|>"],
+    )
+};
+
+const MUSE: Thoughts = Thoughts {
+    repeats: true,
+    ..tags(
+        " to=self<|message|>",
+        "<|eom|>",
+        &["<atem:function_calls>", "<|message|>", "<|eom|>"],
+    )
+};
+
+const GRANITE: Thoughts = Thoughts {
+    content: &["<response>"],
+    content_end: Some("</response>"),
+    ..tags(
+        "<think>",
+        "</think>",
+        &["<think></think>", "<response></response>"],
+    )
+};
+
+/// The first row whose signs a template contains counts.
+const ROWS: [Thoughts; 15] = [
+    GRANITE,
+    HARMONY,
+    MUSE,
+    tags("<think>", "</think>", &["<think>", "</think>"]),
+    tags(
+        "<seed:think>",
+        "</seed:think>",
+        &["<seed:think>", "</seed:think>"],
+    ),
+    tags("<mm:think>", "</mm:think>", &["<mm:think>", "</mm:think>"]),
+    tags(
+        "<think:opensource>",
+        "</think:opensource>",
+        &["'<think{}>'", "':opensource'"],
+    ),
+    tags(
+        "<think:opensource>",
+        "</think:opensource>",
+        &["<think:opensource>", "</think:opensource>"],
+    ),
+    tags("[THINK]", "[/THINK]", &["[THINK]", "[/THINK]"]),
+    COHERE,
+    KIMI_K3,
+    GEMMA,
+    SOLAR,
+    tags(
+        "Here are my reasoning steps:\n",
+        "[BEGIN FINAL RESPONSE]",
+        &["Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"],
+    ),
+    tags("<thinking>", "</thinking>", &["<thinking>", "</thinking>"]),
+];
+
+/// For templates that show none.
+static UNKNOWN: Thoughts = tags("<think>", "</think>", &[]);
+
+impl Thoughts {
+    /// How the model of this template thinks.
+    pub(super) fn of(template: &str) -> &'static Thoughts {
+        static ALL: [Thoughts; 15] = ROWS;
+        let shows = |row: &&Thoughts| row.signs.iter().all(|sign| template.contains(sign));
+        ALL.iter().find(shows).unwrap_or(&UNKNOWN)
+    }
+
+    /// Whether the template shows thoughts at all.
+    pub(super) fn is_shown(&self) -> bool {
+        !self.signs.is_empty()
+    }
+}
