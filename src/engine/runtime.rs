@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step};
+use octavo_model::Tap;
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
@@ -59,7 +60,7 @@ pub(crate) struct Output<'a> {
 }
 
 pub(crate) enum Value<'a> {
-    /// `[n_vocab]`, all finite.
+    /// `[n_vocab]`, all finite; or the token's vector, where that was asked for.
     Logits(&'a [f32]),
     /// The largest of them, the lowest id of equals.
     Argmax(u32),
@@ -130,6 +131,32 @@ impl Runtime {
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
+        let asked = tap.map_or(Asked::Outputs, Asked::Shown);
+        self.step_for(role, entries, asked, sink)
+    }
+
+    /// As [`Runtime::step`], but the outputs are the named value `tap` of the wanted rows, and
+    /// what the model makes of it is not computed where the device can stop there.
+    ///
+    /// # Errors
+    /// As [`Runtime::step`].
+    pub(crate) fn step_to_rows(
+        &mut self,
+        role: Role,
+        entries: &mut [Entry<'_>],
+        tap: Tap,
+        sink: &mut dyn FnMut(Vec<Output<'_>>),
+    ) -> Result<(), Error> {
+        self.step_for(role, entries, Asked::Rows(tap), sink)
+    }
+
+    fn step_for(
+        &mut self,
+        role: Role,
+        entries: &mut [Entry<'_>],
+        asked: Asked<'_, '_>,
+        sink: &mut dyn FnMut(Vec<Output<'_>>),
+    ) -> Result<(), Error> {
         let ranges = self.reserve(entries)?;
         let table = |range: &Range<usize>| &self.pages[range.clone()];
         let tables: Vec<Vec<&[u32]>> = ranges
@@ -167,10 +194,20 @@ impl Runtime {
             input: &[],
         };
         let needs_logits = |i: &usize| !entries[*i].only_argmax && !entries[*i].wanted.is_empty();
-        let rows = if tap.is_some() || live.iter().any(needs_logits) {
-            Rows::Logits(self.executable.step(&step, tap)?, self.n_vocab)
-        } else {
-            Rows::Argmax(self.executable.best(&step)?)
+        let vectors;
+        let rows = match asked {
+            Asked::Rows(tap) => {
+                vectors = self.executable.rows_of(&step, tap)?;
+                let wanted = step.wanted_rows().max(1);
+                Rows::Logits(&vectors, vectors.len() / wanted)
+            }
+            Asked::Shown(tap) => {
+                Rows::Logits(self.executable.step(&step, Some(tap))?, self.n_vocab)
+            }
+            Asked::Outputs if live.iter().any(needs_logits) => {
+                Rows::Logits(self.executable.step(&step, None)?, self.n_vocab)
+            }
+            Asked::Outputs => Rows::Argmax(self.executable.best(&step)?),
         };
         let (outputs, wrong) = outputs(&rows, &live, entries);
         sink(outputs);
@@ -221,6 +258,16 @@ impl Runtime {
         }
         Ok(all)
     }
+}
+
+/// The values to return from a step.
+enum Asked<'a, 'b> {
+    /// Logits, or where the largest is.
+    Outputs,
+    /// Logits, and every named value to a sink.
+    Shown(&'a mut TapSink<'b>),
+    /// A named value of the wanted rows.
+    Rows(Tap),
 }
 
 /// Where the states of an entry are.

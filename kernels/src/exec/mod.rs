@@ -289,7 +289,27 @@ impl Executor {
         &mut self,
         step: &Step<'_>,
         kv: &mut KvStore,
+        tap: Option<&mut TapFn<'_>>,
+    ) -> &[f32] {
+        self.run_step(step, kv, tap, None)
+    }
+
+    /// Runs a step up to the operation of this number and returns the rows of its result, which no
+    /// later operation may overwrite; nothing behind it is computed. Unlike a tap, this leaves the
+    /// sections as they are, so that threads can go on without a late one.
+    ///
+    /// # Panics
+    /// As [`Executor::step`], and if the operation has no result.
+    pub fn step_up_to(&mut self, step: &Step<'_>, kv: &mut KvStore, last: usize) -> &[f32] {
+        self.run_step(step, kv, None, Some(last))
+    }
+
+    fn run_step(
+        &mut self,
+        step: &Step<'_>,
+        kv: &mut KvStore,
         mut tap: Option<&mut TapFn<'_>>,
+        last: Option<usize>,
     ) -> &[f32] {
         assert!(
             kv.is_of(&self.model.program.caches, &self.model.program.states),
@@ -299,15 +319,23 @@ impl Executor {
         let rows = program.rows(step, kv.n_pages);
         let whole = Whole::new(step, rows, program.given, kv.pages());
         let plan = self.model.plan(step.role, tap.is_some());
+        let (end, output) = match last {
+            None => (plan.sections.len(), program.output),
+            Some(op) => (plan.sections_up_to(op), program.ops[op].result()),
+        };
         let staged = plan
             .stages
             .as_ref()
-            .filter(|_| whole.rows.len() > STAGE_ROWS);
-        let all = 0..plan.sections.len();
-        let (stages, at_once) = match staged {
+            .filter(|stages| whole.rows.len() > STAGE_ROWS && stages.kept[output]);
+        let all = 0..end;
+        let (mut stages, at_once) = match staged {
             None => (Vec::from([all]), whole.rows.len()),
             Some(stages) => (stages.sections.clone(), STAGE_ROWS),
         };
+        for stage in &mut stages {
+            *stage = stage.start.min(end)..stage.end.min(end);
+        }
+        stages.retain(|stage| !stage.is_empty());
         // nobody else's step comes between the parts of this one
         let shared = self.pool.clone();
         let mut pool = shared.lock();
@@ -326,7 +354,6 @@ impl Executor {
             // buffers there before its next one.
             unsafe { self.arenas.reserve(self.place, &self.model, &extent) };
         }
-        let output = self.model.program.output;
         let program = &self.model.program;
         let n = program.rows_of(output, whole.rows.len(), whole.wanted.len());
         let len = n * program.slots[output].width;

@@ -183,6 +183,13 @@ impl Plan {
         let stages = stages(program, &sections).filter(|_| role == Role::Prompt && !tapped);
         Plan { sections, stages }
     }
+
+    /// How many sections there are up to the one that completes an operation, with it.
+    pub(super) fn sections_up_to(&self, op: usize) -> usize {
+        let begins = |section: &Section| section.tasks.iter().any(|task| task.op <= op);
+        let last = self.sections.iter().rposition(begins);
+        last.map_or(0, |last| last + 1)
+    }
 }
 
 /// The stages of a program in which rows see later ones: each begins with such an attention. `None`

@@ -15,7 +15,7 @@ use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::{Gathered, Share};
 use super::rotate::Stored;
 use super::{Executable, TapSink, best_of};
-use octavo_model::{Network, WeightId, WeightRef};
+use octavo_model::{Network, Tap, WeightId, WeightRef};
 
 /// How to run on the CPU.
 #[derive(Clone, Debug)]
@@ -366,6 +366,18 @@ impl Executable for Cpu {
         self.check()?;
         let Cpu { executor, kv, .. } = self;
         let rows = with_memory(|| executor.step_by_rows(step, kv, &best_of));
+        Ok(rows.map_err(Error::from)?)
+    }
+
+    fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, crate::Error> {
+        self.check()?;
+        let Cpu {
+            executor, kv, taps, ..
+        } = self;
+        let last = taps
+            .position(tap)
+            .expect("the graph has a value of this name");
+        let rows = with_memory(|| executor.step_up_to(step, kv, last).to_vec());
         Ok(rows.map_err(Error::from)?)
     }
 

@@ -32,6 +32,11 @@ pub(super) struct Lowered {
 pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
+    /// The operation whose result has this name.
+    pub(super) fn position(&self, tap: Tap) -> Option<usize> {
+        self.0.iter().position(|named| *named == Some(tap))
+    }
+
     /// Whether the result of an operation has a name.
     pub(super) fn is_named(&self, op: usize) -> bool {
         self.0[op].is_some()

@@ -103,6 +103,22 @@ pub trait Executable: Send {
             .collect())
     }
 
+    /// As [`Executable::step`], but returns the named value `tap` of the wanted rows,
+    /// `[wanted][width]`. A backend need not compute what comes behind it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, Error> {
+        let mut rows = Vec::new();
+        let mut see = |view: &TapView<'_>| {
+            if view.tap == tap {
+                rows.extend_from_slice(view.data);
+            }
+        };
+        self.step(step, Some(&mut see))?;
+        Ok(rows)
+    }
+
     /// Copies page `from` to page `to` in every layer of a group of the cache's.
     ///
     /// # Errors

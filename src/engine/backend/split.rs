@@ -11,7 +11,7 @@ use super::cuda::{self, Cuda};
 use super::lower::weight_bytes;
 use super::{Executable, Loading, LoadingSink, TapSink};
 use crate::Error;
-use octavo_model::Model;
+use octavo_model::{Model, Tap};
 
 /// How to run on two devices.
 #[derive(Clone, Debug)]
@@ -146,6 +146,11 @@ impl<D: Device> Executable for Split<D> {
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let input = self.first.step(step, None)?;
         self.second.best(&Step { input, ..*step })
+    }
+
+    fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, Error> {
+        let input = self.first.step(step, None)?;
+        self.second.rows_of(&Step { input, ..*step }, tap)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {

@@ -138,8 +138,7 @@ impl Branch {
     pub(super) fn wants_argmax(&self) -> bool {
         match &self.work {
             Work::Text(sequence, _) => self.prompt.is_none() && sequence.want() == Want::Argmax,
-            Work::Beams { .. } => false,
-            Work::Embedding(_) => true,
+            Work::Beams { .. } | Work::Embedding(_) => false,
         }
     }
 
@@ -220,8 +219,8 @@ impl Branch {
         }
     }
 
-    /// Takes the logits of what follows the token at a position; of beams, of this one; or the
-    /// token's vector, where that is what the model gives.
+    /// Takes the logits of what follows the token at a position; of beams, of this one; for an
+    /// embedding, the token's vector.
     pub(super) fn take_logits(
         &mut self,
         beam: usize,
@@ -229,7 +228,6 @@ impl Branch {
         row: &[f32],
         vocabulary: &dyn Vocabulary,
     ) {
-        // of a model that gives no logits
         if self.embeds() {
             return self.take_row(position, row);
         }
@@ -279,7 +277,7 @@ impl Branch {
     }
 
     /// Takes the vector of the token at a position of the prompt.
-    pub(super) fn take_row(&mut self, position: usize, row: &[f32]) {
+    fn take_row(&mut self, position: usize, row: &[f32]) {
         if let Work::Embedding(pool) = &mut self.work {
             pool.add(position, row);
         }

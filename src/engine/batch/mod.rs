@@ -16,9 +16,8 @@ use std::time::Instant;
 use octavo_kernels::Role;
 use octavo_model::Model;
 
-use crate::backend::{TapSink, TapView};
 use crate::pictures::{holds, is_cell};
-use crate::runtime::{Entry, Runtime};
+use crate::runtime::{Entry, Output, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
 use crate::speculate::Pace;
@@ -26,7 +25,6 @@ use crate::{Engine, Error};
 use again::Again;
 use branch::Branch;
 use outputs::{BeamOutput, ByBranch, hand_out};
-use pool::Vectors;
 
 pub use request::{
     BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Goal, Request, RequestId,
@@ -335,7 +333,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Runs the tokens of a plan; answers why an entry failed that did so alone.
+    /// Runs the tokens of a plan; answers why an entry failed that did so alone. Texts that become
+    /// vectors take a step of their own, which ends before the logits.
     fn run(
         &mut self,
         role: Role,
@@ -349,42 +348,50 @@ impl Batch {
             ..
         } = self;
         let graph = &engine.model().graph;
-        let due = scheduler.due(plan).into_iter().zip(&plan.shares);
-        let mut entries: Vec<Entry<'_>> = due
-            .map(|(due, share)| Entry {
+        let mut failures: Vec<Option<Error>> = plan.shares.iter().map(|_| None).collect();
+        // the shares of each kind, and their entries
+        let (mut texts, mut vectors) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
+        for (i, (due, share)) in scheduler
+            .due(plan)
+            .into_iter()
+            .zip(&plan.shares)
+            .enumerate()
+        {
+            let branch = &branches[&share.group];
+            // a model without logits ends with its vectors anyway
+            let of_its_kind = match branch.embeds() && graph.has_logits() {
+                true => &mut vectors,
+                false => &mut texts,
+            };
+            of_its_kind.0.push(i);
+            of_its_kind.1.push(Entry {
                 wanted: share.n - share.wanted..share.n,
-                only_argmax: graph.has_logits() && branches[&share.group].wants_argmax(),
+                only_argmax: branch.wants_argmax(),
                 ..Entry::new(due.timeline, due.before, due.tokens)
-            })
-            .collect();
-        let embeds = |share: &Share| share.wanted > 0 && branches[&share.group].embeds();
-        // a model without logits hands its vectors out by itself
-        let taps = graph.has_logits() && plan.shares.iter().any(embeds);
-        let mut vectors = Vectors::new(graph.hidden_tap());
-        let mut see = |view: &TapView<'_>| vectors.see(view);
-        let tap = taps.then_some(&mut see as &mut TapSink<'_>);
-        runtime.step(role, &mut entries, tap, &mut |outputs| {
+            });
+        }
+        let mut give = |at: &[usize], outputs: Vec<Output<'_>>| {
             let mut all = ByBranch::new();
             for output in outputs {
-                let Share { id, group, .. } = plan.shares[output.entry];
+                let Share { id, group, .. } = plan.shares[at[output.entry]];
                 let beam = (id - group) as usize;
                 let own = all.entry(group).or_default();
                 own.push(BeamOutput { beam, output });
             }
             hand_out(all, branches, engine.tokenizer(), engine.threads());
-        })?;
-        let failures = entries.into_iter().map(|entry| entry.failed).collect();
-        let mut rows = vectors.rows();
-        for share in plan.shares.iter().filter(|_| taps) {
-            let branch = branches
-                .get_mut(&share.group)
-                .expect("a branch of the plan");
-            let job = scheduler.job(share.id).expect("a job of the plan");
-            let first = job.timeline().len() - share.wanted;
-            let own = rows.by_ref().take(share.wanted);
-            (first..)
-                .zip(own)
-                .for_each(|(position, row)| branch.take_row(position, row));
+        };
+        let (at, mut entries) = texts;
+        if !entries.is_empty() {
+            runtime.step(role, &mut entries, None, &mut |outputs| give(&at, outputs))?;
+        }
+        let of_texts = at.into_iter().zip(entries);
+        let (at, mut entries) = vectors;
+        if !entries.is_empty() {
+            let tap = graph.hidden_tap();
+            runtime.step_to_rows(role, &mut entries, tap, &mut |outputs| give(&at, outputs))?;
+        }
+        for (i, entry) in of_texts.chain(at.into_iter().zip(entries)) {
+            failures[i] = entry.failed;
         }
         Ok(failures)
     }

@@ -1,8 +1,6 @@
 //! The vectors of a prompt's tokens on their way to one.
 
-use octavo_model::{Pooling, Tap};
-
-use crate::backend::TapView;
+use octavo_model::Pooling;
 
 use super::request::Embed;
 
@@ -69,37 +67,6 @@ impl Pool {
 fn inverse_length(row: &[f64]) -> f64 {
     let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
     if length > 0.0 { 1.0 / length } else { 0.0 }
-}
-
-/// The model's last vectors of a step, for embeddings: one row for each output.
-pub(super) struct Vectors {
-    tap: Tap,
-    width: usize,
-    data: Vec<f32>,
-}
-
-impl Vectors {
-    /// Those of this name.
-    pub(super) fn new(tap: Tap) -> Vectors {
-        Vectors {
-            tap,
-            width: 0,
-            data: Vec::new(),
-        }
-    }
-
-    /// Looks for them among all values of a step.
-    pub(super) fn see(&mut self, view: &TapView<'_>) {
-        if view.tap == self.tap {
-            self.width = view.width;
-            self.data.extend_from_slice(view.data);
-        }
-    }
-
-    /// Row by row.
-    pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.data.chunks_exact(self.width.max(1))
-    }
 }
 
 #[cfg(test)]

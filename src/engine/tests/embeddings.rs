@@ -17,7 +17,7 @@ use octavo_reference::metrics::nmse;
 use octavo_text::tokenizer::EncodeOptions;
 
 use crate::goldens::{designed_for, geometric_mean};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::{Role, TapView};
 
 /// The models, and what llama.cpp's own error on their F32 files may be taken for: it takes GELU
 /// from a table of halves.
@@ -240,4 +240,55 @@ fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
     assert!(error.to_string().contains("architecture bert"), "{error}");
     let error = engine.session().eval_best(&[1, 2], Role::Prompt);
     assert!(matches!(error, Err(Error::NoLogits { .. })));
+}
+
+/// The bits of a text's last rows, as its steps show them.
+fn shown(engine: &Engine, text: &[u32]) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let tap = engine.model().graph.hidden_tap();
+    let mut see = |view: &TapView<'_>| {
+        if view.tap == tap {
+            bits.extend(view.data.iter().map(|x| x.to_bits()));
+        }
+    };
+    engine.look(text, &mut see).expect("a step");
+    bits
+}
+
+/// Steps for vectors end before the logits, and show nothing on the way.
+#[test]
+fn vectors_are_the_rows_that_the_model_ends_with() {
+    let mut sources = vec![ModelSource::Demo];
+    if let Some(shared) = shared_dir() {
+        let files = std::fs::read_dir(shared.join("arch/models")).expect("a folder");
+        let paths = files.map(|file| file.expect("a file").path());
+        let plain = |path: &std::path::PathBuf| path.to_string_lossy().ends_with("-F32.gguf");
+        sources.extend(paths.filter(plain).map(ModelSource::Path));
+    }
+    for source in sources {
+        let options = EngineOptions {
+            threads: Some(2),
+            sessions: 4,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::load(&source, &options, &mut |_| {});
+        // towers and drafts are no models by themselves
+        let Ok(engine) = engine else { continue };
+        if !engine.model().graph.has_logits() || !engine.hparams().is_causal() {
+            continue;
+        }
+        let n_vocab = engine.hparams().n_vocab() as u32;
+        let text: Vec<u32> = (0..40).map(|i| (i * 7 + 3) % n_vocab).collect();
+        let [all, alone] = [&text[..], &text[..1]].map(|text| {
+            let rows = embed(&engine, &[text], Pooling::None).swap_remove(0);
+            let bits: Vec<u32> = rows.iter().map(|x| x.to_bits()).collect();
+            assert!(bits == shown(&engine, text), "{source:?}");
+            rows
+        });
+        // beside another one, the last row alone
+        let last = embed(&engine, &[&text, &text[..1]], Pooling::Last);
+        let width = engine.hparams().n_embd();
+        assert!(last[0] == all[all.len() - width..], "{source:?}");
+        assert!(last[1] == alone, "{source:?}");
+    }
 }
