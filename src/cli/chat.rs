@@ -83,12 +83,13 @@ pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
 
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
-    let options = args.generate.options(args.escape)?;
+    let mut options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let input = Input::new(args.no_history)?;
     signal::install()?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
+    options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let talk = Conversation::new(&engine, &template, args.system.as_deref(), options);

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::arrays::{self, Array};
+use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
@@ -180,8 +181,9 @@ fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
         sessions: texts.clamp(1, TOGETHER),
         ..args.compute.options()?
     };
-    let hparams = Hparams::from_gguf(&load::source_at_quietly(args.model.path()).open(true)?)?;
-    let context = load::context(&hparams, options.ctx);
+    let gguf = load::source_at_quietly(args.model.path()).open(true)?;
+    let hparams = Hparams::from_gguf(&gguf)?;
+    let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(texts.clamp(1, 2)));
     if !hparams.is_causal() && !args.compute.has_batch() {
         // a text is read whole

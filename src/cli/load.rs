@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use octavo_engine::{DEFAULT_CONTEXT, Engine, EngineOptions, Loading, LoadingSink, ModelSource};
+use octavo_engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, GuessArgs, ModelArgs};
+use super::context::Context;
 use super::failure::Failure;
 use super::ranks;
 use super::terminal::{self, Progress};
@@ -35,17 +36,6 @@ pub(super) fn source_at_quietly(path: Option<&Path>) -> ModelSource {
     path.map_or(ModelSource::Demo, |path| ModelSource::Path(path.to_owned()))
 }
 
-/// The context that a model is loaded with where this one is asked for; 0 is what the model was
-/// trained with.
-pub(super) fn context(hparams: &Hparams, asked: Option<usize>) -> usize {
-    let trained = hparams.n_ctx_train();
-    match asked {
-        Some(0) => trained,
-        Some(n) => n,
-        None => trained.min(DEFAULT_CONTEXT),
-    }
-}
-
 /// Loads a model that gives logits and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
     engine_with(model, compute.options()?)
@@ -69,12 +59,14 @@ pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<E
     Ok(engine)
 }
 
-/// Loads a model, also one that gives rows and no logits, and prints its warnings; a context of 0
-/// is what the model was trained with.
+/// Loads a model, also one that gives rows and no logits, and prints its warnings; where the
+/// options leave the context open, or say 0, see [`Context`].
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
-    if options.ctx == Some(0) {
-        options.ctx = Some(n_ctx_train(&source)?);
+    if matches!(options.ctx, None | Some(0)) {
+        let context = Context::of(&source.open(true)?, &options)?;
+        context.note();
+        context.apply(&mut options);
     }
     options.world = ranks::world();
     let engine = shown(|sink| Engine::load(&source, &options, sink))?;

@@ -10,6 +10,7 @@ mod argv;
 mod arrays;
 mod bench;
 mod chat;
+mod context;
 mod convert;
 mod diff;
 mod embed;

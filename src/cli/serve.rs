@@ -1,5 +1,7 @@
 //! `octavo serve`: answer many at once over HTTP.
 
+mod log;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,23 +13,19 @@ use octavo_model::Hparams;
 use octavo_server::{Options, PictureHost, Stop};
 use octavo_vision::Sight;
 
-use super::args::{ComputeArgs, GuessArgs, ModelArgs};
+use super::args::{ComputeArgs, GuessArgs, ModelArgs, SampleArgs};
+use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
 use super::vision::SightArgs;
 use super::{load, signal, terminal, values};
+use log::LogArgs;
 
 /// What the built-in model is called.
 const DEMO_NAME: &str = "tiny-qwen3";
 
-/// Part of the free memory that the cache may take unless told otherwise: 1 of so many.
-const MEMORY_PART: u64 = 4;
-
 /// Bytes of a request's body with pictures.
 const PICTURES_BODY: usize = 48 << 20;
-
-/// Taken as free memory where the system does not say.
-const MEMORY_UNKNOWN: u64 = 8 << 30;
 
 /// Answer many at once over HTTP: OpenAI's interface, and a page to chat on
 ///
@@ -57,7 +55,11 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     fetch: FetchArgs,
     #[command(flatten)]
+    sample: SampleArgs,
+    #[command(flatten)]
     guess: GuessArgs,
+    #[command(flatten)]
+    log: LogArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
@@ -89,6 +91,14 @@ struct ListenArgs {
     /// Site whose pages may use the server, with its scheme and without a path; * for all
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
+    /// Name that requests may call this machine by, beside its addresses and localhost: that of a
+    /// reverse proxy, say; * for any
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// What stands before every route, such as /octavo: for a reverse proxy that passes paths on
+    /// as they are
+    #[arg(long, value_name = "PATH", value_parser = prefix)]
+    api_prefix: Option<String>,
     /// Whose names /metrics has: octavo's own, or vLLM's as well, for routers and autoscalers that
     /// read those
     #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
@@ -156,16 +166,24 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         move || stop.stop()
     })?;
     let options = options(args)?;
-    let engine = load::any_engine(&args.model, engine_options(args)?)?;
+    let (engine_options, context) = engine_options(args)?;
+    let engine = load::any_engine(&args.model, engine_options)?;
     args.guess.load_draft(&engine, &args.compute)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let options = with_sight(options, sight);
+    let log = args.log.start()?;
+    let options = Options {
+        log: args.log.sink(&log),
+        ..options
+    };
     serving.begin();
     let ready = |address: std::net::SocketAddr| {
         let name = options.names.first().map_or("", String::as_str);
         terminal::note(&format!(
-            "octavo: serving {name} on http://{address} ({})",
-            engine.describe()
+            "octavo: serving {name} on http://{address}{} ({}; {})",
+            options.prefix,
+            engine.describe(),
+            context.reason()
         ));
     };
     let mut warn = |line: &str| terminal::warn([line.to_owned()]);
@@ -192,6 +210,8 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         keys: keys(listen)?,
         picture_hosts: args.fetch.fetch_images.clone(),
         origins: listen.cors_origin.clone(),
+        allowed_hosts: listen.allow_host.clone(),
+        prefix: listen.api_prefix.clone().unwrap_or_default(),
         vllm_names: listen.metrics_prefix == MetricsPrefix::Vllm,
         drain: Duration::from_secs(share.drain.into()),
         batch: BatchOptions {
@@ -202,6 +222,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         },
         queue: share.queue.into(),
         lookup: args.guess.lookup(),
+        sampling: args.sample.given()?,
         ..Options::default()
     })
 }
@@ -238,6 +259,17 @@ fn keys(listen: &ListenArgs) -> Result<Vec<String>, Failure> {
     }
 }
 
+/// A path without a slash at its end, of characters that need no escape.
+fn prefix(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    let mut parts = path.strip_prefix('/').unwrap_or_default().split('/');
+    match parts.all(|part| !part.is_empty() && part.chars().all(is_plain)) {
+        true => Ok(path.to_owned()),
+        false => Err("expected a path such as /octavo".to_owned()),
+    }
+}
+
 fn no_keys(path: &Path) -> Failure {
     Failure::Input(format!(
         "{}: expected at least one key, one a line",
@@ -245,44 +277,26 @@ fn no_keys(path: &Path) -> Failure {
     ))
 }
 
-/// The engine's options: how many requests, and how many positions for all of them.
-fn engine_options(args: &ServeArgs) -> Result<EngineOptions, Failure> {
+/// The engine's options: how many requests, and how many positions for all of them; and what is
+/// said of the context.
+fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure> {
     let share = &args.share;
     let mut options = args.compute.options()?;
     options.sessions = share.parallel.into();
-    let source = load::source_at_quietly(args.model.path());
-    let hparams = Hparams::from_gguf(&source.open(true)?)?;
-    let context = load::context(&hparams, options.ctx);
+    let gguf = load::source_at_quietly(args.model.path()).open(true)?;
+    let hparams = Hparams::from_gguf(&gguf)?;
+    let context = Context::of(&gguf, &options)?;
     if !hparams.is_causal() && !args.compute.has_batch() {
         // a text is read whole
-        options.batch = Some(options.batch().max(context));
-    }
-    if let Some(pages) = share.kv_pages {
-        options.kv_positions = Some(pages as usize * PAGE_POSITIONS);
-        return Ok(options);
+        options.batch = Some(options.batch().max(context.positions));
     }
     let position = kv_bytes(&hparams, options.kv_type, 1).max(1);
     let fitting = |bytes: u64| usize::try_from(bytes / position).unwrap_or(usize::MAX);
-    options.kv_positions = Some(match share.kv_memory {
-        Some(bytes) => fitting(bytes).max(PAGE_POSITIONS),
-        None => {
-            let all = context.saturating_mul(share.parallel.into());
-            let free = free_memory().unwrap_or(MEMORY_UNKNOWN);
-            all.min(fitting(free / MEMORY_PART)).max(context)
-        }
+    options.ctx = Some(context.positions);
+    options.kv_positions = Some(match (share.kv_pages, share.kv_memory) {
+        (Some(pages), _) => pages as usize * PAGE_POSITIONS,
+        (None, Some(bytes)) => fitting(bytes).max(PAGE_POSITIONS),
+        (None, None) => context.of_all(share.parallel.into()),
     });
-    Ok(options)
-}
-
-/// Memory that programs may still take, in bytes; `None` where the system does not say.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    // inside a container its own limit is what counts
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
-    Some((kib << 10).min(limit.unwrap_or(u64::MAX)))
+    Ok((options, context))
 }

@@ -18,6 +18,7 @@ use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
 use crate::runtime::Runtime;
+use crate::sample::SamplerDefaults;
 use crate::session::Session;
 use crate::speculate::Draft;
 use octavo_model::{Hparams, Model, Pooling};
@@ -160,6 +161,7 @@ struct Loaded {
     pool: Option<SharedPool>,
     warnings: Vec<String>,
     draft: OnceLock<Draft>,
+    sampling: SamplerDefaults,
 }
 
 impl Engine {
@@ -200,6 +202,8 @@ impl Engine {
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
+        let (sampling, passed_over) = SamplerDefaults::from_gguf(&gguf);
+        warnings.extend(passed_over);
         let trained = model.hparams.n_ctx_train();
         let n_ctx = options
             .ctx
@@ -262,6 +266,7 @@ impl Engine {
             pool,
             warnings,
             draft: OnceLock::new(),
+            sampling,
         })))
     }
 
@@ -338,6 +343,11 @@ impl Engine {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.0.tokenizer
+    }
+
+    /// How the file recommends to choose tokens.
+    pub fn sampling(&self) -> &SamplerDefaults {
+        &self.0.sampling
     }
 
     /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing

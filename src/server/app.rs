@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use octavo_engine::sample::Constraint;
+use octavo_engine::sample::{Constraint, SamplerDefaults};
 use octavo_engine::{Engine, Front, Health};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -14,6 +14,7 @@ use crate::Options;
 use crate::error::ApiError;
 use crate::fetch::Fetcher;
 use crate::grammar::{Grammars, Rule};
+use crate::logging;
 use crate::metrics::Recorder;
 use crate::wire;
 
@@ -40,6 +41,8 @@ pub(crate) struct App {
     /// What fetches pictures, where that is allowed.
     pub(crate) fetcher: Option<Fetcher>,
     pub(crate) options: Options,
+    /// How tokens are chosen where a request does not say.
+    pub(crate) sampling: SamplerDefaults,
     pub(crate) metrics: Recorder,
     /// When it began, in seconds since 1970.
     pub(crate) created: u64,
@@ -69,7 +72,9 @@ impl App {
     ) -> App {
         let pages = front.snapshot().pages;
         let n_pages = pages.free + pages.cached + pages.used;
+        let own = options.sampling.clone().or(engine.sampling());
         App {
+            sampling: own.or(&SamplerDefaults::llama_server()),
             n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
             longest_token: longest_token(&engine),
             grammars: Grammars::new(&engine),
@@ -91,6 +96,11 @@ impl App {
             admitted: Arc::default(),
             ids: AtomicU64::new(0),
         }
+    }
+
+    /// Tells the log of something that was passed over in the request that is answered.
+    pub(crate) fn warn(&self, text: &str) {
+        logging::warn(&self.options.log, text);
     }
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
@@ -224,9 +234,10 @@ impl App {
             return Err(ApiError::busy("too many requests are being read"));
         };
         let app = Arc::clone(self);
+        let request = logging::current();
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            work(&app)
+            logging::within(request, || work(&app))
         });
         match done.await {
             Ok(result) => result,

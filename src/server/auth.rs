@@ -7,6 +7,7 @@ use subtle::ConstantTimeEq;
 
 use crate::Options;
 use crate::error::ApiError;
+use crate::logging::shown;
 
 /// Who asks.
 #[derive(Clone, Debug, Default)]
@@ -76,7 +77,11 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
                 .iter()
                 .any(|allowed| allowed == origin || allowed == "*")
         {
-            let message = format!("pages of {origin} may not use this server");
+            let message = format!(
+                "pages of {} may not use this server: expected the server's own page, or a site \
+                 that its options allow (cors-origin)",
+                shown(origin)
+            );
             return Err(ApiError::forbidden(message));
         }
     }
@@ -88,11 +93,15 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
     };
     let name = name_of(host);
     let is_address = name.parse::<IpAddr>().is_ok();
-    if is_address || name.eq_ignore_ascii_case("localhost") || name == options.host {
+    let allowed = ["localhost", &options.host].into_iter();
+    let mut allowed = allowed.chain(options.allowed_hosts.iter().map(String::as_str));
+    if is_address || allowed.any(|own| own == "*" || own.eq_ignore_ascii_case(name)) {
         return Ok(());
     }
     Err(ApiError::forbidden(format!(
-        "{host}: expected an address of this machine as the host"
+        "host {}: expected an address of this machine, localhost, or a name that the server's \
+         options allow (allow-host)",
+        shown(host)
     )))
 }
 

@@ -7,6 +7,8 @@ use octavo_engine::sequence::SequenceError;
 use octavo_engine::{BatchError, Unavailable};
 use serde_json::{Map, Value, json};
 
+use crate::logging::Refusal;
+
 /// An error object and its status.
 #[derive(Debug)]
 pub(crate) struct ApiError(Box<Fault>);
@@ -197,6 +199,9 @@ impl IntoResponse for ApiError {
             let bearer = header::HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
+        response
+            .extensions_mut()
+            .insert(Refusal(self.0.message.clone()));
         response
     }
 }

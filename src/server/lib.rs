@@ -11,6 +11,7 @@ mod grammar;
 mod http;
 mod images;
 mod limits;
+mod logging;
 mod metrics;
 mod page;
 mod params;
@@ -26,6 +27,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::speculate::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, Front};
 use octavo_vision::Sight;
@@ -34,6 +36,7 @@ use tokio::sync::watch;
 use app::App;
 use fetch::{Bounds, Fetcher};
 pub use fetch::{HostError, PictureHost};
+pub use logging::{LogEvent, LogSink, RequestRecord};
 
 /// How long a thread beside those that talk to clients stays without work. The allocator keeps what
 /// a thread freed for that thread, until it ends.
@@ -57,6 +60,12 @@ pub struct Options {
     pub keys: Vec<String>,
     /// Sites whose pages may use the server, such as `https://example.org`; `*` for all.
     pub origins: Vec<String>,
+    /// Names that requests may call this machine by, beside its addresses and `localhost`.
+    pub allowed_hosts: Vec<String>,
+    /// What stands before every route, such as `/octavo`; empty for nothing.
+    pub prefix: String,
+    /// Takes a record of each request, and warnings.
+    pub log: LogSink,
     /// Bytes of a request's body.
     pub max_body: usize,
     /// How long requests under way may take to end after the server is told to stop.
@@ -67,6 +76,9 @@ pub struct Options {
     pub batch: BatchOptions,
     /// Whether what a text said before is a guess of how it goes on.
     pub lookup: Lookup,
+    /// Sampling settings of requests that do not give them; those that are open are the model's
+    /// own, or llama-server's.
+    pub sampling: SamplerDefaults,
     /// Whether it listens to this machine alone. Set when it begins.
     pub is_local: bool,
     /// What pictures are seen with; without it, none are taken.
@@ -89,6 +101,9 @@ impl Default for Options {
             any_model: false,
             keys: Vec::new(),
             origins: Vec::new(),
+            allowed_hosts: Vec::new(),
+            prefix: String::new(),
+            log: LogSink::default(),
             max_body: 8 << 20,
             drain: Duration::from_secs(30),
             queue: 128,
@@ -98,6 +113,7 @@ impl Default for Options {
                 ..BatchOptions::default()
             },
             lookup: Lookup::Auto,
+            sampling: SamplerDefaults::default(),
             is_local: true,
             sight: None,
             picture_hosts: Vec::new(),

@@ -1,14 +1,15 @@
 //! The fields that all requests for text share.
 
 use octavo_engine::generate::Options;
-use octavo_engine::sample::SamplerConfig;
+use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 use octavo_engine::{BeamSearch, Goal, MAX_CHOICES};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id, whole};
 use crate::grammar::Rule;
+use crate::logging::shown;
 
 /// Texts of one prompt.
 pub(crate) const MAX_N: usize = 16;
@@ -24,12 +25,12 @@ const MAX_BIASES: usize = 4096;
 /// Alternatives of a token.
 pub(crate) const MAX_TOP: usize = 20;
 
-/// Whose defaults hold where a field is not given.
+/// Whose ranges of values hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Temperature 1, nothing else.
+    /// Temperatures up to 2.
     OpenAi,
-    /// llama-server's own: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+    /// Any temperature, as llama-server has it.
     Native,
 }
 
@@ -63,56 +64,93 @@ pub(crate) fn options(
 
 fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerConfig, ApiError> {
     let is_native = dialect == Dialect::Native;
-    let or = |native: f32, openai: f32| if is_native { native } else { openai };
     let most = if is_native { 1e9 } else { 2.0 };
     let repeat = match fields.f32("repeat_penalty", 0.01..=10.0)? {
         Some(value) => Some(value),
         None => fields.f32("repetition_penalty", 0.01..=10.0)?,
     };
     let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
-    let top_k = top_k.map(|k| usize::try_from(k).unwrap_or(0));
     // 0 keeps the most likely token alone, as the smallest number above it does
-    let top_p = fields.f32("top_p", 0.0..=1.0)?.unwrap_or(or(0.95, 1.0));
-    let defaults = SamplerConfig::default();
+    let top_p = fields.f32("top_p", 0.0..=1.0)?;
     let window = fields.int("repeat_last_n", -1..=1 << 20)?;
-    Ok(SamplerConfig {
-        temperature: fields
-            .f32("temperature", 0.0..=most)?
-            .unwrap_or(or(0.8, 1.0)),
-        top_k: top_k.unwrap_or(if is_native { 40 } else { 0 }),
-        top_p: top_p.max(f32::MIN_POSITIVE),
-        min_p: fields.f32("min_p", 0.0..=1.0)?.unwrap_or(or(0.05, 0.0)),
-        repeat_penalty: repeat.unwrap_or(1.0),
-        presence_penalty: fields.f32("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        frequency_penalty: fields.f32("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        penalty_window: match window {
-            None => defaults.penalty_window,
-            Some(n) => usize::try_from(n).unwrap_or(app.engine.n_ctx()),
-        },
+    let given = SamplerDefaults {
+        temperature: fields.f32("temperature", 0.0..=most)?,
+        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
+        top_p: top_p.map(|p| p.max(f32::MIN_POSITIVE)),
+        min_p: fields.f32("min_p", 0.0..=1.0)?,
+        repeat_penalty: repeat,
+        presence_penalty: fields.f32("presence_penalty", -2.0..=2.0)?,
+        frequency_penalty: fields.f32("frequency_penalty", -2.0..=2.0)?,
+        penalty_window: window.map(|n| usize::try_from(n).unwrap_or(app.engine.n_ctx())),
         logit_bias: bias(app, fields)?,
+        order: samplers(app, fields)?,
         seed: seed(app, fields)?,
-        order: defaults.order,
+    };
+    Ok(given.or(&app.sampling).config(|| app.new_seed()))
+}
+
+/// Sampling settings under llama-server's names.
+pub(crate) fn defaults(sampling: SamplerDefaults) -> Value {
+    // the decimal number that is meant, not the binary one beside it
+    let number = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
+    let seed = sampling.seed;
+    let config = sampling.config(|| 0);
+    json!({
+        "seed": seed.map_or(json!(-1), |seed| json!(seed)),
+        "temperature": number(config.temperature),
+        "top_k": config.top_k,
+        "top_p": number(config.top_p),
+        "min_p": number(config.min_p),
+        "repeat_penalty": number(config.repeat_penalty),
+        "repeat_last_n": i64::try_from(config.penalty_window).unwrap_or(-1),
+        "presence_penalty": number(config.presence_penalty),
+        "frequency_penalty": number(config.frequency_penalty),
+        "samplers": config.order.iter().map(|stage| stage.name()).collect::<Vec<_>>(),
     })
 }
 
-fn seed(app: &App, fields: &Fields<'_>) -> Result<u64, ApiError> {
+/// The samplers to run, as llama-server takes them; names that no sampler has are passed over with
+/// a warning.
+fn samplers(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<Stage>>, ApiError> {
+    const NAME: &str = "samplers";
+    let wrong = || fields.wrong(NAME, "a list of samplers' names, or a string of them");
+    let (order, unknown) = match fields.get(NAME) {
+        None => return Ok(None),
+        Some(Value::String(text)) => Stage::known_in(text),
+        Some(Value::Array(list)) => {
+            let names: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
+            Stage::known_of(names.ok_or_else(wrong)?)
+        }
+        Some(_) => return Err(wrong()),
+    };
+    if let Some(name) = unknown.first() {
+        app.warn(&format!("samplers: there is no sampler {}", shown(name)));
+    }
+    Ok(Some(order))
+}
+
+/// The seed that was given, or any where that is asked for.
+fn seed(app: &App, fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     match fields.get("seed") {
-        None => Ok(app.new_seed()),
+        None => Ok(None),
         // llama-server's word for any
-        Some(value) if whole(value) == Some(-1) => Ok(app.new_seed()),
-        Some(value) => value
-            .as_u64()
-            .or_else(|| whole(value).map(i64::cast_unsigned))
-            .ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits")),
+        Some(value) if whole(value) == Some(-1) => Ok(Some(app.new_seed())),
+        Some(value) => {
+            let seed = value
+                .as_u64()
+                .or_else(|| whole(value).map(i64::cast_unsigned));
+            let seed = seed.ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits"));
+            seed.map(Some)
+        }
     }
 }
 
 /// `{"id": bias}`, or llama-server's `[[id, bias], …]`; -100 bans a token, as `false` does there.
-fn bias(app: &App, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiError> {
     const NAME: &str = "logit_bias";
     let wrong = || fields.wrong(NAME, "an object from token ids to numbers from -100 to 100");
     let pairs: Vec<(Value, &Value)> = match fields.get(NAME) {
-        None => return Ok(Vec::new()),
+        None => return Ok(None),
         Some(Value::Object(object)) => object
             .iter()
             .map(|(id, bias)| (id.parse::<u32>().map_or(Value::Null, Value::from), bias))
@@ -149,6 +187,7 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         .map(read)
         .collect::<Option<_>>()
         .ok_or_else(wrong)
+        .map(Some)
 }
 
 /// Whether `n` texts are drawn, or are the best of a search with as many beams, or `best_of`.

@@ -12,6 +12,7 @@ use octavo_engine::{Event, EventStream, Found, Request, Timing};
 
 use crate::app::{Admission, App};
 use crate::error::ApiError;
+use crate::logging::{self, Logged};
 
 /// How long an answer waits for its first event before it begins without one: an error after that
 /// is told inside the answer.
@@ -31,6 +32,8 @@ pub(crate) struct Work {
     turn: usize,
     seen: VecDeque<Update>,
     _admission: Admission,
+    /// What the log will say of the request.
+    logged: Option<Arc<Logged>>,
 }
 
 impl Work {
@@ -45,6 +48,7 @@ impl Work {
             turn: 0,
             seen: VecDeque::new(),
             _admission: admission,
+            logged: logging::current(),
         })
     }
 
@@ -88,6 +92,9 @@ impl Work {
                 Poll::Ready(Some(event)) => {
                     self.turn = prompt + 1;
                     self.app.metrics.note(&event);
+                    if let Some(logged) = &self.logged {
+                        logged.note(&event);
+                    }
                     return Poll::Ready(Some(Update { prompt, event }));
                 }
             }

@@ -286,7 +286,7 @@ fn chat_applies_the_template() {
 #[test]
 fn a_conversation_from_a_pipe_reuses_the_cache() {
     let talk = |input: &str| {
-        let output = octavo(&["chat", "-n", "8"])
+        let output = octavo(&["chat", "-n", "8", "--greedy"])
             .write_stdin(input)
             .output()
             .expect("runs");

@@ -87,7 +87,8 @@ fn a_server_answers_and_ends_when_it_is_told_to() {
     let start = Instant::now();
     serving.terminate();
     let (code, rest) = serving.end();
-    assert_eq!((code, rest.as_str()), (Some(0), ""));
+    // but for the line of the request
+    assert_eq!((code, rest.lines().count()), (Some(0), 1), "{rest}");
     assert!(
         start.elapsed() < Duration::from_secs(5),
         "nobody was under way"
@@ -157,4 +158,141 @@ fn what_cannot_be_served_is_said_in_a_line() {
             stderr(&output)
         );
     }
+}
+
+#[test]
+fn each_request_is_a_line_on_stderr() {
+    let body = r#"{"prompt": "1+1=", "max_tokens": 1}"#;
+    let serving = serve(&[]);
+    read(serving.ask(body));
+    read(serving.ask(r#"{"prompt": 1.5}"#));
+    serving.terminate();
+    let (code, rest) = serving.end();
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = rest.lines().collect();
+    let [good, bad] = lines[..] else {
+        panic!("{rest}");
+    };
+    assert!(
+        good.contains(" POST /v1/completions 200 prompt=4 cached=0 generated=1 "),
+        "{good}"
+    );
+    assert!(
+        bad.contains(" POST /v1/completions 400 ") && bad.contains("error: prompt"),
+        "{bad}"
+    );
+
+    let serving = serve(&["--log-format", "json", "--temp", "0"]);
+    let answer = read(serving.ask(body));
+    assert!(
+        answer.contains("\"text\":\"2\""),
+        "greedy by the server's option: {answer}"
+    );
+    serving.terminate();
+    let (_, rest) = serving.end();
+    let line: serde_json::Value = serde_json::from_str(&rest).expect("one object");
+    assert_eq!(line["route"], "/v1/completions");
+    assert_eq!(
+        (&line["status"], &line["prompt_tokens"]),
+        (&200.into(), &4.into())
+    );
+    let id = line["request_id"].as_str().expect("a name");
+    assert!(
+        answer.contains(&format!("x-request-id: {id}\r")),
+        "{answer}"
+    );
+}
+
+#[test]
+fn nobody_reads_the_log_and_the_server_goes_on() {
+    let serving = serve(&[]);
+    // more than a pipe holds
+    for _ in 0..800 {
+        let answer = read(serving.ask(r#"{"prompt": []}"#));
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
+}
+
+/// Seconds of CPU that a process has taken.
+#[cfg(target_os = "linux")]
+fn cpu_seconds(child: &Child) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
+    // the name before it may have any characters
+    let (_, rest) = stat.rsplit_once(')').expect("a name in brackets");
+    let fields = rest.split_whitespace().skip(11).take(2);
+    let ticks: f64 = fields
+        .map(|ticks| ticks.parse::<f64>().expect("a number"))
+        .sum();
+    ticks / 100.0
+}
+
+/// Processes that do nothing but keep CPUs busy, each in a session of its own.
+#[cfg(target_os = "linux")]
+struct Busy(Vec<Child>);
+
+#[cfg(target_os = "linux")]
+impl Busy {
+    fn begin(n: usize) -> Busy {
+        let start = |_| {
+            let mut command = Command::new("setsid");
+            command.args(["timeout", "60", "sh", "-c", "while :; do :; done"]);
+            command.spawn().expect("setsid and sh are there")
+        };
+        Busy((0..n).map(start).collect())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // timeout hands the signal on
+            let id = child.id().to_string();
+            let ended = Command::new("kill").args(["-TERM", &id]).status();
+            ended.expect("kill runs");
+            child.wait().expect("it ends");
+        }
+    }
+}
+
+/// A step whose threads cannot go on without a late one has all of them wait, and spin, wherever
+/// one has lost its CPU: embeddings once cost a hundred times what they do on a quiet machine.
+#[cfg(target_os = "linux")]
+#[test]
+fn embeddings_take_no_more_of_a_busy_cpu_than_completions() {
+    let serving = serve(&["-t", "2", "--no-cache-prompt"]);
+    let send = |path: &str, body: &str| {
+        let mut stream = TcpStream::connect(&serving.address).expect("it listens");
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            serving.address,
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let answer = read(stream);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    };
+    let completion = r#"{"prompt": "What is 12+34?", "max_tokens": 1, "temperature": 0}"#;
+    let embedding = r#"{"input": "What is 12+34?"}"#;
+    send("/v1/completions", completion);
+    send("/v1/embeddings", embedding);
+    let busy = Busy::begin(2 * std::thread::available_parallelism().map_or(2, usize::from));
+    let taken = |path: &str, body: &str| {
+        let before = cpu_seconds(&serving.child);
+        (0..40).for_each(|_| send(path, body));
+        cpu_seconds(&serving.child) - before
+    };
+    let completions = taken("/v1/completions", completion);
+    let embeddings = taken("/v1/embeddings", embedding);
+    drop(busy);
+    println!("40 completions took {completions:.2} s of CPU, 40 embeddings {embeddings:.2} s");
+    assert!(
+        embeddings <= 3.0 * completions + 0.1,
+        "completions {completions} s, embeddings {embeddings} s"
+    );
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
 }

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use guess::GuessArgs;
-use octavo_engine::EngineOptions;
 use octavo_engine::generate;
+use octavo_engine::sample::SamplerConfig;
+use octavo_engine::{Engine, EngineOptions};
 use octavo_kernels::{IsaChoice, KvType, PromptBits};
-use sample::SampleArgs;
+pub(super) use sample::SampleArgs;
 
 use super::failure::Failure;
 use super::prompt::unescape;
@@ -70,7 +71,8 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "BITS", default_value_t)]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
     prompt_bits: PromptBits,
-    /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
+    /// Context in tokens; 0 is what the model was trained with [default: that, as far as its cache
+    /// fits into a quarter of the free memory, but at least 4096]
     #[arg(
         short,
         long,
@@ -207,6 +209,11 @@ impl GenerateArgs {
         self.stop.iter().enumerate().map(read).collect()
     }
 
+    /// The sampler of a command that samples unless told otherwise, by a model's recommendations.
+    pub(super) fn sampler_for(&self, engine: &Engine) -> Result<SamplerConfig, Failure> {
+        self.sample.config_with(engine.sampling())
+    }
+
     /// Validated options of a generation; with `escape`, escapes in stop strings are read.
     pub(super) fn options(&self, escape: bool) -> Result<generate::Options, Failure> {
         Ok(generate::Options {
@@ -226,7 +233,6 @@ impl GenerateArgs {
 mod tests {
     use super::*;
     use clap::{CommandFactory, FromArgMatches, Parser};
-    use octavo_engine::sample::SamplerConfig;
 
     #[derive(Parser)]
     struct Line {

@@ -1,19 +1,19 @@
-//! How tokens are chosen: greedily, or by the sampling flags.
+//! How tokens are chosen: greedily, or by the sampling options.
 
 use std::hash::{BuildHasher, RandomState};
 
 use clap::Args;
-use octavo_engine::sample::{SamplerConfig, Stage};
+use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 
 use crate::cli::failure::Failure;
 
-const SAMPLING: &str = "Sampling (greedy unless one of --temp, --top-k, --top-p, --min-p, --seed, \
-     --samplers is given)";
+const SAMPLING: &str = "Sampling (run is greedy unless one of --temp, --top-k, --top-p, --min-p, \
+     --seed, --samplers is given; chat and serve take what is not given from the model)";
 
 /// How tokens are chosen.
 #[derive(Debug, Args)]
 #[command(next_help_heading = SAMPLING)]
-pub(super) struct SampleArgs {
+pub(in crate::cli) struct SampleArgs {
     /// Always take the most likely token (after bias and penalties)
     #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
     greedy: bool,
@@ -32,32 +32,26 @@ pub(super) struct SampleArgs {
     /// Seed of the draws; -1 picks one (--json reports it) [default: -1]
     #[arg(short, long, value_name = "N", value_parser = seed)]
     seed: Option<Seed>,
-    /// Divide positive and multiply negative logits of recent tokens; 1 does nothing
-    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = repeat_penalty)]
-    repeat_penalty: f32,
-    /// Subtract from the logits of recent tokens
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
-    presence_penalty: f32,
-    /// Subtract from the logits of recent tokens for each occurrence
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
-    frequency_penalty: f32,
+    /// Divide positive and multiply negative logits of recent tokens; 1 does nothing [default: 1]
+    #[arg(long, value_name = "R", value_parser = repeat_penalty)]
+    repeat_penalty: Option<f32>,
+    /// Subtract from the logits of recent tokens [default: 0]
+    #[arg(long, value_name = "R", value_parser = finite)]
+    presence_penalty: Option<f32>,
+    /// Subtract from the logits of recent tokens for each occurrence [default: 0]
+    #[arg(long, value_name = "R", value_parser = finite)]
+    frequency_penalty: Option<f32>,
     /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the
-    /// whole context
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(i64).range(-1..=1 << 31),
-    )]
-    repeat_last_n: i64,
+    /// whole context [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    repeat_last_n: Option<i64>,
     /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
     #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
     pub(super) logit_bias: Vec<(u32, f32)>,
     /// Order of the samplers, separated by ; or , (one left out does not run)
     ///
-    /// Default: penalties;temperature;min_p;top_k;top_p, after the logit bias. llama.cpp's default
-    /// order differs: penalties;top_k;top_p;min_p;temperature, so that its cut-offs see the
-    /// distribution before the temperature.
+    /// Default: penalties;top_k;top_p;min_p;temperature, after the logit bias, as in llama.cpp:
+    /// cut-offs see the distribution before the temperature.
     #[arg(long, value_name = "LIST", value_parser = samplers)]
     samplers: Option<Order>,
 }
@@ -73,6 +67,7 @@ enum Seed {
 }
 
 impl SampleArgs {
+    /// The sampler of a command that is greedy unless an option of sampling is given.
     pub(super) fn config(&self) -> Result<SamplerConfig, Failure> {
         let sampling = self.temp.is_some()
             || self.top_k.is_some()
@@ -80,43 +75,50 @@ impl SampleArgs {
             || self.min_p.is_some()
             || self.seed.is_some()
             || self.samplers.is_some();
-        let config = SamplerConfig {
+        let given = self.given()?;
+        Ok(match sampling {
+            true => given.or(&SamplerDefaults::llama_server()).config(any_seed),
+            false => given.config(|| 0),
+        })
+    }
+
+    /// The sampler of a command that samples unless told otherwise: what is not given is what the
+    /// model recommends, or llama-server's default.
+    pub(super) fn config_with(&self, model: &SamplerDefaults) -> Result<SamplerConfig, Failure> {
+        let defaults = self.given()?.or(model).or(&SamplerDefaults::llama_server());
+        Ok(defaults.config(any_seed))
+    }
+
+    /// The settings that were given.
+    pub(in crate::cli) fn given(&self) -> Result<SamplerDefaults, Failure> {
+        let order = self.samplers.clone().map(|order| order.0);
+        self.refuse_without_effect(order.as_deref().unwrap_or(&Stage::DEFAULT_ORDER))?;
+        let seed = match self.seed {
+            Some(Seed::Fixed(seed)) => Some(seed),
+            Some(Seed::Any) | None => None,
+        };
+        // a window that nothing fills is the whole context
+        let window = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
+        Ok(SamplerDefaults {
+            temperature: self.temp.or(self.greedy.then_some(0.0)),
+            top_k: self.top_k.map(|k| k as usize),
+            top_p: self.top_p,
+            min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            // a window that nothing fills is the whole context
-            penalty_window: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
-            logit_bias: self.logit_bias.clone(),
-            ..SamplerConfig::default()
-        };
-        if !sampling {
-            return Ok(config);
-        }
-        let order = self
-            .samplers
-            .clone()
-            .map_or_else(|| Stage::DEFAULT_ORDER.to_vec(), |order| order.0);
-        self.refuse_without_effect(&order)?;
-        Ok(SamplerConfig {
-            temperature: self.temp.unwrap_or(0.8),
-            top_k: self.top_k.unwrap_or(40) as usize,
-            top_p: self.top_p.unwrap_or(0.95),
-            min_p: self.min_p.unwrap_or(0.05),
-            seed: match self.seed {
-                Some(Seed::Fixed(seed)) => seed,
-                // the standard library's hasher is seeded by the system
-                Some(Seed::Any) | None => RandomState::new().hash_one(0),
-            },
+            penalty_window: self.repeat_last_n.map(window),
+            logit_bias: (!self.logit_bias.is_empty()).then(|| self.logit_bias.clone()),
+            seed,
             order,
-            ..config
         })
     }
 
     /// A setting whose sampler is not in the order would silently do nothing.
     fn refuse_without_effect(&self, order: &[Stage]) -> Result<(), Failure> {
-        let penalties = self.repeat_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0;
+        let penalties = self.repeat_penalty.is_some_and(|r| r != 1.0)
+            || self.presence_penalty.is_some_and(|r| r != 0.0)
+            || self.frequency_penalty.is_some_and(|r| r != 0.0);
         let given = [
             // a temperature of 0 means greedy, whatever runs
             (
@@ -139,6 +141,12 @@ impl SampleArgs {
             None => Ok(()),
         }
     }
+}
+
+/// A seed that nobody has chosen.
+fn any_seed() -> u64 {
+    // the standard library's hasher is seeded by the system
+    RandomState::new().hash_one(0)
 }
 
 fn number(text: &str, expected: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String> {

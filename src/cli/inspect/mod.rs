@@ -13,6 +13,7 @@ use octavo_engine::DeviceChoice;
 use octavo_lab::facts::Facts;
 
 use super::args::{ComputeArgs, ModelArgs};
+use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::vision::CellsArgs;
 use super::{load, terminal};
@@ -71,7 +72,7 @@ pub(super) struct InspectArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
-    let options = args.compute.options()?;
+    let mut options = args.compute.options()?;
     if args.devices {
         terminal::print(
             devices::render(options.isa, &args.compute.threads.decide(), args.json)?.as_bytes(),
@@ -88,6 +89,10 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
+    // of a file that would not run there is no context to tell
+    if let Ok(context) = Context::of(&gguf, &options) {
+        options.ctx = Some(context.positions);
+    }
     let report = Facts::new(&gguf, &options, isa, args.compute.threads.decide());
     let out = match args.json {
         true => format!("{}\n", json::render(&report, args.tensors)?),

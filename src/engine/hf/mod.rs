@@ -12,6 +12,7 @@ mod awq;
 mod config;
 mod error;
 mod files;
+mod generation;
 mod json;
 mod layout;
 mod names;
@@ -57,6 +58,7 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
         view.set("general.name", name.as_str());
     }
     config.declare(&mut view)?;
+    generation::declare(dir, &mut view)?;
     tokenizer::declare(dir, &config, &mut view)?;
     tensors::declare(dir, &config, options, &mut view)?;
     Ok(view.open()?)

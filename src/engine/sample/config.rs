@@ -22,10 +22,21 @@ impl Stage {
     /// The order in use unless another is asked for.
     pub const DEFAULT_ORDER: [Stage; 5] = [
         Stage::Penalties,
-        Stage::Temperature,
-        Stage::MinP,
         Stage::TopK,
         Stage::TopP,
+        Stage::MinP,
+        Stage::Temperature,
+    ];
+
+    /// llama.cpp's samplers that do nothing in its default settings and are not implemented here,
+    /// with the letter of each.
+    const ELSEWHERE: [(&'static str, char); 6] = [
+        ("dry", 'd'),
+        ("top_n_sigma", 's'),
+        ("typ_p", 'y'),
+        ("xtc", 'x'),
+        ("infill", 'i'),
+        ("adaptive_p", 'a'),
     ];
 
     /// Its name, which is llama.cpp's own.
@@ -37,6 +48,50 @@ impl Stage {
             Stage::TopK => "top_k",
             Stage::TopP => "top_p",
         }
+    }
+
+    /// The letter that llama.cpp has for it in `--sampling-seq`.
+    fn letter(self) -> char {
+        match self {
+            Stage::Penalties => 'e',
+            Stage::Temperature => 't',
+            Stage::MinP => 'm',
+            Stage::TopK => 'k',
+            Stage::TopP => 'p',
+        }
+    }
+
+    /// The stages among these names, each once, in their order, and the names that no sampler has.
+    /// Those of llama.cpp's samplers that are off by default are passed over.
+    pub fn known_of<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<Stage>, Vec<&'a str>) {
+        let (mut order, mut unknown) = (Vec::new(), Vec::new());
+        for name in names {
+            let name = name.trim();
+            let is_elsewhere = Stage::ELSEWHERE
+                .iter()
+                .any(|(other, _)| *other == name.replace('-', "_"));
+            match name.parse::<Stage>() {
+                Ok(stage) if order.contains(&stage) => {}
+                Ok(stage) => order.push(stage),
+                Err(_) if name.is_empty() || is_elsewhere => {}
+                Err(_) => unknown.push(name),
+            }
+        }
+        (order, unknown)
+    }
+
+    /// As [`Stage::known_of`], of a text as llama-server takes it: names separated by `;` or `,`,
+    /// or a word of llama.cpp's letters, such as `kpmt`.
+    pub fn known_in(text: &str) -> (Vec<Stage>, Vec<&str>) {
+        let is_letter = |c: char| {
+            Stage::DEFAULT_ORDER.iter().any(|stage| stage.letter() == c)
+                || Stage::ELSEWHERE.iter().any(|(_, letter)| *letter == c)
+        };
+        if text.parse::<Stage>().is_ok() || !text.chars().all(is_letter) {
+            return Stage::known_of(text.split([';', ',']));
+        }
+        let of = |c: char| Stage::DEFAULT_ORDER.into_iter().find(|s| s.letter() == c);
+        Stage::known_of(text.chars().filter_map(of).map(Stage::name))
     }
 
     /// Reads an order: names separated by `,` or `;`. A stage left out does not run.

@@ -1,10 +1,9 @@
 //! From logits to a token: greedy, or a chain of filters and a seeded draw; log-probabilities on
 //! the side.
 //!
-//! The chain is logit bias, penalties, temperature, min-p, top-k, top-p, in that order unless
-//! [`SamplerConfig::order`] says otherwise. llama.cpp's default order is penalties, top-k, top-p,
-//! min-p, temperature: there the cut-offs see the distribution before the temperature, here after
-//! it, so equal settings keep other tokens at temperatures other than 1.
+//! The chain is logit bias, penalties, top-k, top-p, min-p, temperature, in llama.cpp's order
+//! unless [`SamplerConfig::order`] says otherwise: cut-offs see the distribution before the
+//! temperature.
 //!
 //! Everything is in f64 and every tie goes to the lowest id, so a draw depends on the logits, the
 //! configuration, the seed and the number of draws before it, and on nothing else. The generator is
@@ -13,6 +12,7 @@
 
 mod config;
 mod constraint;
+mod defaults;
 mod logits;
 
 use std::cmp::Ordering;
@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 pub use config::{ConfigError, SamplerConfig, Stage};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
+pub use defaults::SamplerDefaults;
 pub(crate) use logits::all_logprobs;
 pub(crate) use logits::are_finite;
 use logits::check;

@@ -1,5 +1,6 @@
 //! The sampler against its definition, written out naively, and the properties that users rely on.
 
+mod defaults;
 mod properties;
 
 use octavo_engine::sample::{
@@ -291,7 +292,7 @@ fn orders_parse_and_bad_ones_are_refused() {
         Ok(vec![Stage::TopK, Stage::Temperature, Stage::MinP])
     );
     let default = Stage::DEFAULT_ORDER.map(Stage::name).join(";");
-    assert_eq!(default, "penalties;temperature;min_p;top_k;top_p");
+    assert_eq!(default, "penalties;top_k;top_p;min_p;temperature");
     assert_eq!(
         Stage::parse_order(&default),
         Ok(Stage::DEFAULT_ORDER.to_vec())
@@ -340,19 +341,20 @@ fn filters_keep_what_their_definitions_say() {
 
 #[test]
 fn the_order_of_stages_matters_and_a_missing_stage_does_not_run() {
-    // at temperature 1, min-p 0.4 keeps two; at temperature 0.5 the second is at 0.25 of the first
+    // at temperature 1, min-p 0.4 keeps two; at temperature 0.5 the second is at 0.25 of the first.
+    // As in llama.cpp, cut-offs come first
     let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
     let base = SamplerConfig {
         temperature: 0.5,
         min_p: 0.4,
         ..sampling()
     };
-    assert_eq!(support(&base, &logits, 300), [0]);
-    let after = SamplerConfig {
-        order: vec![Stage::MinP, Stage::Temperature],
+    assert_eq!(support(&base, &logits, 300), [0, 1]);
+    let before = SamplerConfig {
+        order: vec![Stage::Temperature, Stage::MinP],
         ..base.clone()
     };
-    assert_eq!(support(&after, &logits, 300), [0, 1]);
+    assert_eq!(support(&before, &logits, 300), [0]);
     let without = SamplerConfig {
         order: vec![Stage::Temperature],
         ..base

@@ -25,6 +25,7 @@ use crate::app::App;
 use crate::auth::{self, Caller};
 use crate::error::ApiError;
 use crate::http::{read_json, read_out};
+use crate::logging;
 use crate::page;
 
 /// Who may ask for a route.
@@ -74,7 +75,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
             },
         )
     };
-    router
+    let router = router
         .route("/v1/models/{*name}", name)
         .route("/completion", asks(app, native::completion))
         .route("/infill", asks(app, native::infill_route))
@@ -101,7 +102,30 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
             let app = Arc::clone(app);
             move |request, next| part(Arc::clone(&app), request, next)
         }))
-        .layer(from_fn(read_out))
+        .layer(from_fn(read_out));
+    let router = match app.options.prefix.as_str() {
+        "" => router,
+        prefix => behind(prefix, router),
+    };
+    router.layer(from_fn({
+        let app = Arc::clone(app);
+        move |request, next| logging::record(Arc::clone(&app), request, next)
+    }))
+}
+
+/// All routes behind a prefix. Without the slash behind it the page's own addresses, which are
+/// relative, would lead elsewhere.
+fn behind(prefix: &str, router: Router) -> Router {
+    let page = HeaderValue::try_from(format!("{prefix}/"));
+    let page = page.unwrap_or_else(|_| HeaderValue::from_static("/"));
+    let lead = move || {
+        let headers = [(header::LOCATION, page.clone())];
+        std::future::ready((StatusCode::PERMANENT_REDIRECT, headers))
+    };
+    Router::new()
+        .route(prefix, get(lead))
+        .nest_service(&format!("{prefix}/"), router)
+        .fallback(|| async { ApiError::not_found("there is no such route") })
 }
 
 /// Tells browsers which pages of other sites may use the server: those that were named.
@@ -177,9 +201,12 @@ where
 }
 
 fn check(app: &App, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
-    auth::check_origin(&app.options, request.headers())?;
     match guard {
-        Guard::Key => auth::caller(&app.options, request.headers()),
+        // probes ask by whatever name and see nothing that is worth stealing
         Guard::Open => Ok(Caller::default()),
+        Guard::Key => {
+            auth::check_origin(&app.options, request.headers())?;
+            auth::caller(&app.options, request.headers())
+        }
     }
 }

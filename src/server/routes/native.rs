@@ -330,7 +330,10 @@ pub(crate) async fn tokenizer_info(app: Arc<App>) -> Result<Response<Body>, ApiE
 pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let sequences = app.engine.sequences();
     Ok(json_response(&json!({
-        "default_generation_settings": { "n_ctx": app.n_ctx() },
+        "default_generation_settings": {
+            "n_ctx": app.n_ctx(),
+            "params": params::defaults(app.sampling.clone()),
+        },
         "total_slots": sequences,
         "model_alias": app.name(),
         "chat_template": app.template.as_ref().map(|template| template.source()),

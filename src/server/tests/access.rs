@@ -162,3 +162,80 @@ fn the_page_may_load_nothing_but_itself() {
     );
     assert!(page.text.contains("<title>"));
 }
+
+/// The status and text of a route, asked for under a host's name.
+fn by_name(server: &Server, path: &str, host: &str) -> (u16, String) {
+    let mut stream = server.connect();
+    let text = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    std::io::Write::write_all(&mut stream, text.as_bytes()).expect("it reads");
+    let answer = read(stream);
+    (answer.status, answer.text)
+}
+
+#[test]
+fn a_name_of_this_machine_is_allowed_by_name_and_probes_by_any() {
+    let usual = Server::usual();
+    let port = usual.address.port();
+    for host in [
+        "localhost".to_owned(),
+        format!("LOCALHOST:{port}"),
+        format!("[::1]:{port}"),
+    ] {
+        assert_eq!(by_name(&usual, "/v1/models", &host).0, 200, "{host}");
+    }
+    let (status, text) = by_name(&usual, "/v1/models", "llm.example.org");
+    assert_eq!(status, 403);
+    assert!(
+        text.contains("llm.example.org") && text.contains("allow-host"),
+        "{text}"
+    );
+    for path in ["/health", "/v1/health", "/ready", "/live"] {
+        assert_eq!(by_name(&usual, path, "llm.example.org").0, 200, "{path}");
+    }
+    let named = |name: &str| {
+        let options = Options {
+            allowed_hosts: vec![name.to_owned()],
+            ..Options::default()
+        };
+        Server::new(small(), options)
+    };
+    let server = named("llm.example.org");
+    assert_eq!(by_name(&server, "/v1/models", "LLM.example.org:443").0, 200);
+    assert_eq!(by_name(&server, "/v1/models", "example.org").0, 403);
+    assert_eq!(by_name(&named("*"), "/v1/models", "example.org").0, 200);
+}
+
+#[test]
+fn all_routes_stand_behind_a_prefix() {
+    let options = Options {
+        prefix: "/octavo/one".to_owned(),
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    assert_eq!(server.get("/octavo/one/health").status, 200);
+    assert_eq!(server.get("/octavo/one/v1/models").status, 200);
+    let body = json!({ "prompt": "1", "max_tokens": 1 });
+    assert_eq!(server.post("/octavo/one/v1/completions", &body).status, 200);
+    for path in [
+        "/",
+        "/health",
+        "/v1/models",
+        "/octavo",
+        "/octavo/one/nothing",
+    ] {
+        let answer = server.get(path);
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.json()["error"]["message"].is_string(), "{path}");
+    }
+    assert!(server.get("/octavo/one/").text.contains("<title>"));
+    // relative addresses of the page lead on from there
+    let bare = server.get("/octavo/one");
+    assert_eq!(bare.status, 308);
+    assert!(
+        bare.head
+            .to_ascii_lowercase()
+            .contains("location: /octavo/one/\r"),
+        "{}",
+        bare.head
+    );
+}

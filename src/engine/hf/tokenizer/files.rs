@@ -4,7 +4,7 @@ use gguf_rs_lite::{Array, Gguf};
 use prost::Message;
 use serde_json::{Map, Value, json};
 
-use super::super::{Error, pretty};
+use super::super::{Error, generation, pretty};
 use super::order::{LONGEST, Token, merges};
 use super::proto::{BPE, FILE, ModelProto, NormalizerSpec, Piece, TrainerSpec};
 use super::{CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, bad, padding};
@@ -313,7 +313,11 @@ impl Vocab<'_> {
         ends.extend(more.as_ref().and_then(Array::u32s).into_iter().flatten());
         // a file may name ids that it has no tokens for
         ends.retain(|id| (*id as usize) < self.tokens.len());
-        Ok(json!({ "eos_token_id": ends }))
+        let mut settings = json!({ "eos_token_id": ends });
+        for (name, value) in generation::recommended(self.gguf) {
+            settings[name] = value;
+        }
+        Ok(settings)
     }
 }
 

@@ -1,0 +1,179 @@
+//! How many positions a model gets where nobody says: its own context, as far as its keys and
+//! values fit into a part of the free memory.
+
+use std::io::{IsTerminal, stderr};
+
+use gguf_rs_lite::Gguf;
+use octavo_engine::{DEFAULT_CONTEXT, DeviceChoice, EngineOptions, kv_bytes};
+use octavo_model::Hparams;
+
+use super::failure::Failure;
+use super::terminal;
+
+/// Part of the free memory that the cache may take unless told otherwise: 1 of so many.
+const MEMORY_PART: u64 = 4;
+
+/// Taken as free memory where the system does not say.
+const MEMORY_UNKNOWN: u64 = 8 << 30;
+
+/// Contexts that are not the model's own are multiples of this.
+const ROUND: usize = 256;
+
+/// The positions of a sequence, and of the cache of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Context {
+    /// Positions of a sequence.
+    pub(super) positions: usize,
+    /// Positions that the model was trained with.
+    trained: usize,
+    /// Positions whose keys and values fit into the cache's part of the memory.
+    fitting: usize,
+    /// Whether somebody asked for it.
+    is_given: bool,
+}
+
+impl Context {
+    /// The context of a model with these options; 0 is what it was trained with.
+    pub(super) fn of(gguf: &Gguf, options: &EngineOptions) -> Result<Context, Failure> {
+        let hparams = Hparams::from_gguf(gguf)?;
+        let weights: u64 = gguf.tensors().iter().map(|tensor| tensor.bytes).sum();
+        Ok(Context::within(
+            budget(options.device, weights),
+            &hparams,
+            options,
+        ))
+    }
+
+    /// The same with so many bytes for keys and values.
+    fn within(bytes: u64, hparams: &Hparams, options: &EngineOptions) -> Context {
+        let position = kv_bytes(hparams, options.kv_type, 1).max(1);
+        let trained = hparams.n_ctx_train();
+        let fitting = usize::try_from(bytes / position).unwrap_or(usize::MAX);
+        Context {
+            positions: match options.ctx {
+                Some(0) => trained,
+                Some(n) => n,
+                None => trained.min((fitting / ROUND * ROUND).max(DEFAULT_CONTEXT)),
+            },
+            trained,
+            fitting,
+            is_given: options.ctx.is_some(),
+        }
+    }
+
+    /// Positions of a cache for so many sequences: a context for each, as far as they fit, and one
+    /// at least.
+    pub(super) fn of_all(&self, sequences: usize) -> usize {
+        let all = self.positions.saturating_mul(sequences.max(1));
+        all.min(self.fitting).max(self.positions)
+    }
+
+    /// Puts it into the options, and the cache's positions where they are open.
+    pub(super) fn apply(&self, options: &mut EngineOptions) {
+        options.ctx = Some(self.positions);
+        if !self.is_given && options.kv_positions.is_none() {
+            options.kv_positions = Some(self.of_all(options.sessions));
+        }
+    }
+
+    /// What was chosen and why, for people.
+    pub(super) fn reason(&self) -> String {
+        let Context {
+            positions, trained, ..
+        } = self;
+        match () {
+            () if self.is_given => format!("context of {positions} tokens"),
+            () if positions == trained => format!("context of {positions} tokens, the model's own"),
+            () => format!(
+                "context of {positions} of the model's {trained} tokens, for which a quarter of \
+                 the free memory has room (-c N for another)"
+            ),
+        }
+    }
+
+    /// Says on stderr what was chosen: where it is less than the model's own, and to people.
+    pub(super) fn note(&self) {
+        let is_less = !self.is_given && self.positions < self.trained;
+        if is_less || !self.is_given && stderr().is_terminal() {
+            terminal::note(&format!("octavo: {}", self.reason()));
+        }
+    }
+}
+
+/// Bytes that keys and values may take beside the weights of a model.
+fn budget(device: DeviceChoice, weights: u64) -> u64 {
+    let host = free_memory().unwrap_or(MEMORY_UNKNOWN) / MEMORY_PART;
+    let ordinal = match device {
+        DeviceChoice::Cpu => return host,
+        DeviceChoice::Auto { gpu, .. } | DeviceChoice::Cuda(gpu) => gpu,
+    };
+    let gpus = octavo_kernels::cuda::gpus().unwrap_or_default();
+    match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
+        // what a step takes there needs room as well
+        Some(gpu) => host.min((gpu.memory / 4 * 3).saturating_sub(weights)),
+        None => host,
+    }
+}
+
+/// Memory that programs may still take, in bytes; `None` where the system does not say.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    // inside a container its own limit is what counts
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
+    Some((kib << 10).min(limit.unwrap_or(u64::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octavo_fixtures::tiny::File;
+
+    /// The context of a small model with a long one, in so many bytes.
+    fn within(bytes: u64, asked: Option<usize>) -> Context {
+        let mut file = File::running("qwen3");
+        file.set("qwen3.context_length", 131_072u32);
+        let gguf = Gguf::from_bytes(file.bytes(), "a test", &Default::default()).expect("sound");
+        let hparams = Hparams::from_gguf(&gguf).expect("whole");
+        let options = EngineOptions {
+            ctx: asked,
+            ..EngineOptions::default()
+        };
+        let position = kv_bytes(&hparams, options.kv_type, 1);
+        Context::within(bytes.saturating_mul(position), &hparams, &options)
+    }
+
+    #[test]
+    fn the_context_is_the_models_own_as_far_as_memory_allows() {
+        assert_eq!(within(u64::MAX, None).positions, 131_072);
+        assert_eq!(within(1_000_000, None).positions, 131_072);
+        assert_eq!(within(20_000, None).positions, 19_968);
+        // less than this is of no use, and was always taken
+        assert_eq!(within(10, None).positions, DEFAULT_CONTEXT);
+        assert_eq!(within(10, Some(0)).positions, 131_072);
+        assert_eq!(within(10, Some(77)).positions, 77);
+    }
+
+    #[test]
+    fn the_cache_of_several_has_a_context_for_each_that_fits() {
+        let context = within(1_000_000, None);
+        assert_eq!(context.of_all(1), 131_072);
+        assert_eq!(context.of_all(4), 4 * 131_072);
+        assert_eq!(context.of_all(16), 1_000_000);
+        assert_eq!(within(20_000, None).of_all(16), 20_000);
+        assert_eq!(within(10, None).of_all(16), DEFAULT_CONTEXT);
+    }
+
+    #[test]
+    fn it_says_what_was_chosen_and_why() {
+        let own = within(u64::MAX, None).reason();
+        assert_eq!(own, "context of 131072 tokens, the model's own");
+        let less = within(20_000, None).reason();
+        assert!(less.starts_with("context of 19968 of the model's 131072 tokens"));
+        assert_eq!(within(10, Some(77)).reason(), "context of 77 tokens");
+    }
+}

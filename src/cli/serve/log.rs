@@ -1,0 +1,256 @@
+//! The server's log on stderr: a line for each request, and warnings.
+
+use std::io::Write;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use octavo_server::{LogEvent, LogSink, RequestRecord};
+use serde_json::{Map, Value, json};
+
+use crate::cli::failure::Failure;
+
+/// Lines that wait to be written. Further ones are dropped: whoever reads stderr slowly must not
+/// slow down answers.
+const WAITING: usize = 1024;
+
+/// Time for the last lines at the end: whoever reads stderr may have stopped reading.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What is written, and how.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logging")]
+pub(super) struct LogArgs {
+    /// Form of the lines that stderr gets, one for each request
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// Also log requests of probes: /health, /ready, /live, /metrics
+    #[arg(short, long)]
+    verbose: bool,
+    /// Log no requests but those that fail by a fault of the server
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+}
+
+/// The form of a log's lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+impl LogArgs {
+    /// Whether a record is written.
+    fn wants(&self, event: &LogEvent<'_>) -> bool {
+        match event {
+            LogEvent::Request(record) if record.status >= 500 => true,
+            LogEvent::Request(record) => !self.quiet && (self.verbose || !record.is_probe),
+            LogEvent::Warning { .. } => !self.quiet,
+        }
+    }
+
+    /// Starts the thread that writes lines to stderr.
+    pub(super) fn start(&self) -> Result<Log, Failure> {
+        let (sender, receiver) = sync_channel::<String>(WAITING);
+        let write = move || {
+            for line in receiver {
+                // where stderr is closed nobody can be told
+                let _ = writeln!(std::io::stderr(), "{line}");
+            }
+        };
+        let thread = std::thread::Builder::new().name("log".to_owned());
+        let thread = thread.spawn(write);
+        let thread = thread.map_err(|error| Failure::Machine(format!("a thread: {error}")))?;
+        Ok(Log {
+            sender: Arc::new(Mutex::new(Some(sender))),
+            thread,
+        })
+    }
+
+    /// Takes what the server tells.
+    pub(super) fn sink(&self, log: &Log) -> LogSink {
+        let sender = Arc::clone(&log.sender);
+        let args = self.clone();
+        let dropped = Mutex::new(0u64);
+        LogSink::new(move |event| {
+            if !args.wants(&event) {
+                return;
+            }
+            let line = match args.log_format {
+                LogFormat::Text => text(SystemTime::now(), &event),
+                LogFormat::Json => json(SystemTime::now(), &event).to_string(),
+            };
+            let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(sender) = sender.as_ref() {
+                let mut dropped = dropped.lock().unwrap_or_else(PoisonError::into_inner);
+                match sender.try_send(line) {
+                    Ok(()) if *dropped > 0 => {
+                        let line =
+                            format!("octavo: warning: {dropped} lines of the log are missing");
+                        if sender.try_send(line).is_ok() {
+                            *dropped = 0;
+                        }
+                    }
+                    Ok(()) => {}
+                    Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => *dropped += 1,
+                }
+            }
+        })
+    }
+}
+
+/// The thread that writes; dropping this waits until all is written, though not for ever.
+pub(super) struct Log {
+    sender: Arc<Mutex<Option<SyncSender<String>>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(sender.take());
+        drop(sender);
+        let start = Instant::now();
+        let has_ended = || self.thread.is_finished();
+        while !has_ended() && start.elapsed() < FAREWELL {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e4).round() / 10.0
+}
+
+/// A line for people.
+fn text(now: SystemTime, event: &LogEvent<'_>) -> String {
+    let time = humantime::format_rfc3339_millis(now);
+    match event {
+        LogEvent::Warning { request, text } => {
+            let of = request.map_or(String::new(), |id| format!(" id={id}"));
+            format!("{time} warning: {text}{of}")
+        }
+        LogEvent::Request(record) => {
+            let RequestRecord {
+                id,
+                method,
+                route,
+                status,
+                ..
+            } = record;
+            let mut line = format!("{time} {method} {route} {status}");
+            if record.prompt_tokens > 0 {
+                let (prompt, cached) = (record.prompt_tokens, record.cached_tokens);
+                let generated = record.generated_tokens;
+                line += &format!(" prompt={prompt} cached={cached} generated={generated}");
+            }
+            if let Some(first) = record.first_token {
+                line += &format!(" first={}ms", milliseconds(first));
+            }
+            line += &format!(" total={}ms id={id}", milliseconds(record.duration));
+            if !record.is_whole {
+                line += " (the client left)";
+            }
+            if let Some(error) = &record.error {
+                line += &format!(" error: {error}");
+            }
+            line
+        }
+    }
+}
+
+/// The same for programs.
+fn json(now: SystemTime, event: &LogEvent<'_>) -> Value {
+    let mut object = Map::new();
+    let time = humantime::format_rfc3339_millis(now).to_string();
+    object.insert("time".to_owned(), json!(time));
+    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
+    match event {
+        LogEvent::Warning { request, text } => {
+            put("event", json!("warning"));
+            put("request_id", json!(request));
+            put("message", json!(text));
+        }
+        LogEvent::Request(record) => {
+            put("event", json!("request"));
+            put("request_id", json!(record.id));
+            put("method", json!(record.method));
+            put("route", json!(record.route));
+            put("status", json!(record.status));
+            put("prompt_tokens", json!(record.prompt_tokens));
+            put("cached_tokens", json!(record.cached_tokens));
+            put("generated_tokens", json!(record.generated_tokens));
+            put(
+                "first_token_ms",
+                json!(record.first_token.map(milliseconds)),
+            );
+            put("duration_ms", json!(milliseconds(record.duration)));
+            put("complete", json!(record.is_whole));
+            put("error", json!(record.error));
+        }
+    }
+    Value::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> RequestRecord {
+        RequestRecord {
+            id: "abc".to_owned(),
+            method: "POST".to_owned(),
+            route: "/v1/completions".to_owned(),
+            status: 200,
+            prompt_tokens: 7,
+            cached_tokens: 3,
+            generated_tokens: 2,
+            first_token: Some(Duration::from_micros(12_340)),
+            duration: Duration::from_millis(50),
+            is_whole: true,
+            error: None,
+            is_probe: false,
+        }
+    }
+
+    #[test]
+    fn a_request_is_a_line() {
+        let line = text(SystemTime::UNIX_EPOCH, &LogEvent::Request(&record()));
+        assert_eq!(
+            line,
+            "1970-01-01T00:00:00.000Z POST /v1/completions 200 prompt=7 cached=3 generated=2 \
+             first=12.3ms total=50ms id=abc"
+        );
+        let object = json(SystemTime::UNIX_EPOCH, &LogEvent::Request(&record()));
+        assert_eq!(object["cached_tokens"], 3);
+        assert_eq!(object["first_token_ms"], 12.3);
+        assert_eq!(object["complete"], true);
+    }
+
+    #[test]
+    fn quiet_keeps_faults_and_verbose_adds_probes() {
+        let args = |verbose, quiet| LogArgs {
+            log_format: LogFormat::Text,
+            verbose,
+            quiet,
+        };
+        let probe = RequestRecord {
+            is_probe: true,
+            ..record()
+        };
+        let fault = RequestRecord {
+            status: 503,
+            ..probe.clone()
+        };
+        let wanted = |args: &LogArgs| {
+            [&record(), &probe, &fault].map(|record| args.wants(&LogEvent::Request(record)))
+        };
+        assert_eq!(wanted(&args(false, false)), [true, false, true]);
+        assert_eq!(wanted(&args(true, false)), [true, true, true]);
+        assert_eq!(wanted(&args(false, true)), [false, false, true]);
+    }
+}

@@ -1,0 +1,308 @@
+//! What a server tells of its work: a record of each request once its answer has ended, and
+//! warnings. Whoever runs the server writes them down; nothing here prints.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
+use axum::middleware::Next;
+use hyper::body::{Frame, SizeHint};
+use octavo_engine::{Event, Timing};
+
+use crate::app::App;
+
+/// The header that names a request, in both directions.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Bytes of a name that a client gives its request.
+const MAX_ID: usize = 128;
+
+/// Characters of a client's text in a record.
+const MAX_SHOWN: usize = 120;
+
+/// Routes of probes, which are asked every few seconds.
+const PROBES: [&str; 5] = ["/health", "/v1/health", "/ready", "/live", "/metrics"];
+
+/// A request and what became of it.
+#[derive(Clone, Debug)]
+pub struct RequestRecord {
+    /// The client's name for it, or one of ours.
+    pub id: String,
+    /// `POST`, ...
+    pub method: String,
+    /// The path without its query, of printable characters.
+    pub route: String,
+    /// The status of the answer.
+    pub status: u16,
+    /// Tokens of all its prompts.
+    pub prompt_tokens: usize,
+    /// Those that came from the cache.
+    pub cached_tokens: usize,
+    /// Tokens of all its texts.
+    pub generated_tokens: usize,
+    /// From its arrival until its first token was chosen.
+    pub first_token: Option<Duration>,
+    /// From its arrival to the end of the answer.
+    pub duration: Duration,
+    /// Whether the client took the whole answer.
+    pub is_whole: bool,
+    /// Why it failed, of printable characters.
+    pub error: Option<String>,
+    /// Whether it only asked how the server is.
+    pub is_probe: bool,
+}
+
+/// Something to write down.
+#[derive(Clone, Copy, Debug)]
+pub enum LogEvent<'a> {
+    /// The answer to a request has ended.
+    Request(&'a RequestRecord),
+    /// Something that was passed over.
+    Warning {
+        /// The request that it was in, by its name.
+        request: Option<&'a str>,
+        /// One line of printable characters.
+        text: &'a str,
+    },
+}
+
+/// Takes what a server tells. It is called on threads that talk to clients, and must not wait.
+#[derive(Clone)]
+pub struct LogSink(Arc<dyn Fn(LogEvent<'_>) + Send + Sync>);
+
+impl LogSink {
+    /// A sink that calls a function.
+    pub fn new(sink: impl Fn(LogEvent<'_>) + Send + Sync + 'static) -> LogSink {
+        LogSink(Arc::new(sink))
+    }
+
+    pub(crate) fn tell(&self, event: LogEvent<'_>) {
+        (self.0)(event);
+    }
+}
+
+impl Default for LogSink {
+    fn default() -> Self {
+        LogSink::new(|_| {})
+    }
+}
+
+impl fmt::Debug for LogSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogSink").finish_non_exhaustive()
+    }
+}
+
+/// A client's text for a log: printable characters, and not too many of them.
+pub(crate) fn shown(text: &str) -> String {
+    let mut shown: String = text
+        .chars()
+        .take(MAX_SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(MAX_SHOWN).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+tokio::task_local! {
+    static CURRENT: Arc<Logged>;
+}
+
+/// A request that is answered.
+pub(crate) struct Logged {
+    sink: LogSink,
+    began: Instant,
+    record: Mutex<RequestRecord>,
+}
+
+impl Logged {
+    fn record(&self) -> MutexGuard<'_, RequestRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts what came of it.
+    pub(crate) fn note(&self, event: &Event) {
+        let mut record = self.record();
+        match event {
+            Event::Started { prompt, cached } => {
+                record.prompt_tokens += prompt;
+                record.cached_tokens += cached;
+            }
+            Event::Finished { timing, .. } | Event::Found { timing, .. } => {
+                let Timing {
+                    generated_tokens,
+                    first_token,
+                    ..
+                } = *timing;
+                record.generated_tokens += generated_tokens;
+                let sooner = record.first_token.into_iter().chain(first_token).min();
+                record.first_token = sooner;
+            }
+            Event::Failed(error) => record.error = Some(shown(&error.to_string())),
+            Event::Read { .. }
+            | Event::Prompt(_)
+            | Event::Delta { .. }
+            | Event::Embedded { .. } => {}
+        }
+    }
+
+    fn end(&self, is_whole: bool) {
+        let mut record = self.record();
+        record.duration = self.began.elapsed();
+        record.is_whole = is_whole;
+        self.sink.tell(LogEvent::Request(&record));
+    }
+}
+
+/// The request that this task answers, if there is one.
+pub(crate) fn current() -> Option<Arc<Logged>> {
+    CURRENT.try_with(Arc::clone).ok()
+}
+
+/// Calls a function as a part of answering a request.
+pub(crate) fn within<T>(request: Option<Arc<Logged>>, work: impl FnOnce() -> T) -> T {
+    match request {
+        Some(request) => CURRENT.sync_scope(request, work),
+        None => work(),
+    }
+}
+
+/// Tells a sink of something that was passed over in the request that this task answers.
+pub(crate) fn warn(sink: &LogSink, text: &str) {
+    let request = current().map(|request| request.record().id.clone());
+    sink.tell(LogEvent::Warning {
+        request: request.as_deref(),
+        text: &shown(text),
+    });
+}
+
+/// Why a request was refused, on its way from the answer to the log.
+#[derive(Clone)]
+pub(crate) struct Refusal(pub(crate) String);
+
+/// Names a request, and tells of it once its answer has ended.
+pub(crate) async fn record(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+    let id = named(request.headers()).unwrap_or_else(|| app.new_id("req-"));
+    let path = request.uri().path();
+    let bare = path.strip_prefix(&app.options.prefix).unwrap_or(path);
+    let is_head = request.method() == Method::HEAD;
+    let logged = Arc::new(Logged {
+        sink: app.options.log.clone(),
+        began: Instant::now(),
+        record: Mutex::new(RequestRecord {
+            method: shown(request.method().as_str()),
+            route: shown(path),
+            status: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            first_token: None,
+            duration: Duration::ZERO,
+            is_whole: false,
+            error: None,
+            is_probe: PROBES.contains(&bare),
+            id: id.clone(),
+        }),
+    });
+    // a client that leaves before there is an answer ends this future
+    let mut ending = Ending {
+        logged: Arc::clone(&logged),
+        is_whole: false,
+    };
+    let mut response = CURRENT.scope(Arc::clone(&logged), next.run(request)).await;
+    {
+        let mut record = logged.record();
+        record.status = response.status().as_u16();
+        if let Some(Refusal(why)) = response.extensions().get() {
+            record.error = Some(shown(why));
+        }
+    }
+    if let Ok(id) = HeaderValue::try_from(id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    ending.is_whole = is_head || response.body().is_end_stream();
+    response.map(|body| Body::new(LoggedBody { body, ending }))
+}
+
+/// The name that a client gave its request, if it is one.
+fn named(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let is_plain = id.bytes().all(|byte| byte.is_ascii_graphic());
+    (is_plain && (1..=MAX_ID).contains(&id.len())).then(|| id.to_owned())
+}
+
+/// Tells of a request when it is dropped.
+struct Ending {
+    logged: Arc<Logged>,
+    is_whole: bool,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.logged.end(self.is_whole);
+    }
+}
+
+/// An answer whose end is noticed.
+struct LoggedBody {
+    body: Body,
+    ending: Ending,
+}
+
+impl HttpBody for LoggedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        self.ending.is_whole |= matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_says_is_printable_and_short() {
+        assert_eq!(shown("a\nb\u{1b}[31m"), "a\\nb\\u{1b}[31m");
+        assert_eq!(shown(&"x".repeat(MAX_SHOWN)).len(), MAX_SHOWN);
+        assert!(shown(&"\u{7}".repeat(10_000)).chars().count() <= 6 * MAX_SHOWN + 1);
+    }
+
+    #[test]
+    fn a_name_of_a_request_is_one_plain_word() {
+        let of = |value: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(
+                REQUEST_ID,
+                HeaderValue::from_bytes(value).expect("a header"),
+            );
+            named(&headers)
+        };
+        assert_eq!(of(b"abc-1").as_deref(), Some("abc-1"));
+        assert_eq!(of(b""), None);
+        assert_eq!(of(b"a b"), None);
+        assert_eq!(of(b"\xffx"), None);
+        assert_eq!(of(&[b'a'; MAX_ID + 1]), None);
+    }
+}
