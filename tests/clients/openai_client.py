@@ -49,13 +49,14 @@ def main(url):
     assert called.choices[0].message.tool_calls[0].function.name == "roll", called
     assert called.choices[0].finish_reason == "tool_calls", called
 
-    for error, arguments in [
-        (NotFoundError, {"model": "another", "messages": question}),
-        (BadRequestError, {"model": name, "messages": []}),
-        (BadRequestError, {"model": name, "messages": question, "temperature": 3}),
+    for error, ask, arguments in [
+        (NotFoundError, client.models.retrieve, {"model": "another"}),
+        (BadRequestError, client.chat.completions.create, {"model": name, "messages": []}),
+        (BadRequestError, client.chat.completions.create,
+         {"model": name, "messages": question, "temperature": 3}),
     ]:
         try:
-            client.chat.completions.create(**arguments)
+            ask(**arguments)
         except error:
             continue
         raise AssertionError(f"{arguments} was taken")
