@@ -359,6 +359,23 @@ impl Engine {
         Ok(ChatTemplate::from_gguf(&self.0.gguf, &self.0.tokenizer)?)
     }
 
+    /// The chat template that the file has under this name, or the well-known one of this name;
+    /// `None` where there is neither.
+    ///
+    /// # Errors
+    /// If it is not a template.
+    pub fn named_chat_template(&self, name: &str) -> Result<Option<ChatTemplate>, Error> {
+        Ok(ChatTemplate::named(&self.0.gguf, &self.0.tokenizer, name)?)
+    }
+
+    /// A chat template for this model from its text.
+    ///
+    /// # Errors
+    /// If it is not a template.
+    pub fn chat_template_of(&self, source: &str) -> Result<ChatTemplate, Error> {
+        Ok(ChatTemplate::of(&self.0.gguf, &self.0.tokenizer, source)?)
+    }
+
     /// Positions of a session.
     pub fn n_ctx(&self) -> usize {
         self.0.n_ctx

@@ -4,8 +4,9 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::guard::float;
-use super::shape::{Absent, Form, Shape, kind_of};
+use super::shape::{Absent, Form, Reasoning, Shape, kind_of};
 use super::{Content, Conversation, Message, ToolCall};
+use crate::time;
 
 /// How deep the JSON of a conversation may be nested. The engine's own limit holds for what
 /// templates make of it.
@@ -93,23 +94,31 @@ pub(super) fn measure(conversation: &Conversation) -> Result<Size, Unfit> {
         size.add_json(tool, 0)?;
     }
     for (name, value) in &conversation.kwargs {
-        if RESERVED.contains(&name.as_str()) || name.starts_with("__guard") {
-            return Err(Unfit::Reserved(name.clone()));
-        }
+        check_name(name)?;
         size.add(name);
         size.add_json(value, 0)?;
     }
     Ok(size)
 }
 
+/// An error if a variable has the name of one that conversations set, or of the engine's own.
+pub(super) fn check_name(name: &str) -> Result<(), Unfit> {
+    match RESERVED.contains(&name) || name.starts_with("__guard") {
+        true => Err(Unfit::Reserved(name.to_owned())),
+        false => Ok(()),
+    }
+}
+
 /// The variables of a template, in the shape that it takes. What belongs to the conversation comes
-/// last, so that it replaces variables of the same name.
+/// last, so that it replaces variables of the same name. `tokens` are those that begin and end
+/// texts.
 pub(super) fn variables(
     conversation: &Conversation,
     shape: &Shape,
-    bos: &str,
-    eos: &str,
+    tokens: [&str; 2],
+    defaults: &Map<String, Json>,
 ) -> Result<Value, Unfit> {
+    let [bos, eos] = tokens;
     let messages = conversation.messages.iter();
     let messages: Result<Vec<Json>, Unfit> = messages.map(|m| message(m, shape)).collect();
     let tools = match conversation.tools.as_slice() {
@@ -120,9 +129,17 @@ pub(super) fn variables(
     variables.insert("bos_token".to_owned(), bos.into());
     variables.insert("eos_token".to_owned(), eos.into());
     variables.insert("documents".to_owned(), Json::Null);
+    // what templates from before `strftime_now` ask for, as llama.cpp has it
+    for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
+        let today = time::strftime(format, time::now());
+        variables.insert(name.to_owned(), today.into());
+    }
+    variables.extend(defaults.clone());
     variables.extend(conversation.kwargs.clone());
     variables.insert("messages".to_owned(), Json::Array(messages?));
-    variables.insert("tools".to_owned(), tools);
+    if !(tools.is_null() && shape.no_tools_undefined) {
+        variables.insert("tools".to_owned(), tools);
+    }
     let generate = conversation.add_generation_prompt;
     variables.insert("add_generation_prompt".to_owned(), generate.into());
     Ok(Value::from_serialize(variables))
@@ -131,15 +148,26 @@ pub(super) fn variables(
 fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     let mut fields = Map::new();
     fields.insert("role".to_owned(), message.role.as_str().into());
-    fields.insert("content".to_owned(), content(message, shape)?);
+    let mut content = content(message, shape)?;
     // The template of gpt-oss refuses messages with thoughts, content and calls.
     let has_content = !matches!(&message.content, Content::None)
         && message.content != Content::Text(String::new());
-    let too_much = shape.reasoning == "thinking" && has_content && !message.tool_calls.is_empty();
-    let reasoning = message.reasoning_content.as_ref().filter(|_| !too_much);
+    let too_much = shape.reasoning == Reasoning::Field("thinking")
+        && has_content
+        && !message.tool_calls.is_empty();
+    let thought = message.reasoning_content.as_ref().filter(|_| !too_much);
+    let reasoning = match (shape.reasoning, thought) {
+        (Reasoning::Part, Some(text)) => {
+            content = with_thought(text, content);
+            ("reasoning_content", None)
+        }
+        (Reasoning::Part, None) => ("reasoning_content", None),
+        (Reasoning::Field(name), thought) => (name, thought),
+    };
+    fields.insert("content".to_owned(), content);
     for (name, text) in [
         ("name", message.name.as_ref()),
-        (shape.reasoning, reasoning),
+        reasoning,
         ("tool_call_id", message.tool_call_id.as_ref()),
     ] {
         if let Some(text) = text {
@@ -153,14 +181,26 @@ fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     Ok(Json::Object(fields))
 }
 
+/// Content with a thought as its first part.
+fn with_thought(thought: &str, content: Json) -> Json {
+    let mut parts = vec![json!({"type": "thinking", "thinking": thought})];
+    match content {
+        Json::Array(rest) => parts.extend(rest),
+        Json::String(text) if !text.is_empty() => parts.push(json!({"type": "text", "text": text})),
+        _ => {}
+    }
+    Json::Array(parts)
+}
+
 fn content(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     let form = shape.forms.get(kind_of(&message.role)).copied();
+    let has_called = !message.tool_calls.is_empty();
     Ok(match (&message.content, form.unwrap_or_default()) {
-        (Content::None, _) if shape.absent == Absent::Text => "".into(),
+        // Beside calls some templates tell `none` from empty text; elsewhere it is nothing.
+        (Content::None, Form::Parts) if !has_called => json!([]),
+        (Content::None, _) if !has_called || shape.absent == Absent::Text => "".into(),
         (Content::Text(text), _)
-            if text.is_empty()
-                && !message.tool_calls.is_empty()
-                && shape.absent == Absent::None =>
+            if text.is_empty() && has_called && shape.absent == Absent::None =>
         {
             Json::Null
         }
@@ -205,7 +245,7 @@ fn call(call: &ToolCall, shape: &Shape) -> Json {
 }
 
 /// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it: what models were shown.
-fn dump(value: &Json, out: &mut String) {
+pub(super) fn dump(value: &Json, out: &mut String) {
     match value {
         Json::Array(items) => {
             out.push('[');

@@ -67,3 +67,8 @@ pub struct Conversation {
     /// Further variables of the template: `enable_thinking`, `reasoning_effort`, …
     pub kwargs: Map<String, Value>,
 }
+
+/// The variables by which templates are told whether the model thinks before it answers.
+pub fn thinking(thinks: bool) -> [(String, Value); 2] {
+    ["enable_thinking", "thinking"].map(|name| (name.to_owned(), Value::Bool(thinks)))
+}

@@ -6,25 +6,30 @@
 //! the number of instructions is limited too, and all of it happens on a thread of its own with a
 //! known stack.
 
+mod adapt;
 pub mod answer;
+mod builtin;
 mod context;
+mod continued;
 mod guard;
 mod json;
 mod message;
 mod rewrite;
 mod scan;
 mod shape;
+mod variants;
 
 use std::io::Write;
 use std::sync::Arc;
 
-use gguf_rs_lite::Gguf;
 use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, Value};
 
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use context::Unfit;
+pub use continued::Continued;
 use guard::Budget;
-pub use message::{Content, Conversation, Message, ToolCall};
+pub use message::{Content, Conversation, Message, ToolCall, thinking};
 use shape::{Shape, Shapes};
 
 /// The longest template that is read, in bytes. The longest known ones have some 30 KiB.
@@ -137,27 +142,14 @@ pub struct ChatTemplate {
     bos_token: String,
     eos_token: String,
     shapes: Arc<Shapes>,
+    /// What conversations with tools are rendered by, where the file has a template for these.
+    tool_use: Option<Arc<ChatTemplate>>,
+    /// Variables that hold where a conversation does not set them. Models that may think do, as
+    /// with llama-server.
+    variables: Map<String, Value>,
 }
 
 impl ChatTemplate {
-    /// The template of a file; `None` where it has none.
-    pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, Error> {
-        let Some(source) = gguf.str("tokenizer.chat_template")? else {
-            return Ok(None);
-        };
-        let text = |id: Option<u32>| {
-            let text = id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
-            String::from_utf8_lossy(text).into_owned()
-        };
-        ChatTemplate::new(
-            gguf.name(),
-            source,
-            text(tokenizer.bos()),
-            text(tokenizer.eos()),
-        )
-        .map(Some)
-    }
-
     /// A template from its text. `file` names it in messages.
     pub fn new(
         file: &str,
@@ -188,6 +180,8 @@ impl ChatTemplate {
                 bos_token,
                 eos_token,
                 shapes: Arc::default(),
+                tool_use: None,
+                variables: Map::from_iter([("enable_thinking".to_owned(), Value::Bool(true))]),
             }),
             Err(error) => Err(Error::Template {
                 file,
@@ -225,7 +219,8 @@ impl ChatTemplate {
     /// write them as they are. Content that is absent beside calls is `none` or empty, as the
     /// template bears it. Parts stay a list, or are joined by line breaks where the template wants
     /// text, and text becomes a part where it wants a list. `reasoning_content` has the name that
-    /// the template has for it.
+    /// the template has for it, or is a part of the content. What the template has no place for (a
+    /// system message, tools, calls, what tools answered) is said in other messages.
     ///
     /// # Errors
     /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails
@@ -233,8 +228,18 @@ impl ChatTemplate {
     /// [`Error::Reserved`] if a variable cannot be set, and [`Error::Part`] if a part that is no
     /// text would have to become text.
     pub fn render_conversation(&self, conversation: &Conversation) -> Result<String, Error> {
-        context::measure(conversation).map_err(|unfit| self.unfit(unfit))?;
-        self.render_as(conversation, &self.shape(conversation))
+        let template = self.variant(!conversation.tools.is_empty());
+        context::measure(conversation).map_err(|unfit| template.unfit(unfit))?;
+        let adapted = template.adapt(conversation);
+        let conversation = adapted.as_ref().unwrap_or(conversation);
+        let mut shape = template.shape(conversation);
+        let rendered = template.render_as(conversation, &shape);
+        // one that goes through the tools whether there are any or not
+        if matches!(rendered, Err(Error::Template { .. })) && conversation.tools.is_empty() {
+            shape.no_tools_undefined = true;
+            return template.render_as(conversation, &shape).or(rendered);
+        }
+        rendered
     }
 
     fn unfit(&self, unfit: Unfit) -> Error {
@@ -259,7 +264,8 @@ impl ChatTemplate {
         let fuel = FUEL
             + FUEL_PER_MESSAGE * conversation.messages.len() as u64
             + FUEL_PER_VALUE * size.values as u64;
-        let context = context::variables(conversation, shape, &self.bos_token, &self.eos_token)
+        let tokens = [self.bos_token.as_str(), &self.eos_token];
+        let context = context::variables(conversation, shape, tokens, &self.variables)
             .map_err(|unfit| self.unfit(unfit))?;
         let (guarded, budget_there) = (Arc::clone(&self.guarded), Arc::clone(&budget));
         let rendered = on_thread(move || {

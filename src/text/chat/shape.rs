@@ -42,8 +42,25 @@ pub(super) struct Shape {
     pub(super) absent: Absent,
     /// For each kind of role, as [`kind_of`] numbers them.
     pub(super) forms: [Form; 4],
-    /// What the template calls `reasoning_content`.
-    pub(super) reasoning: &'static str,
+    /// Where the template reads what an assistant thought.
+    pub(super) reasoning: Reasoning,
+    /// Without tools, `tools` is undefined instead of `none`.
+    pub(super) no_tools_undefined: bool,
+}
+
+/// Where a template reads what an assistant thought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reasoning {
+    /// In a field of the message with this name.
+    Field(&'static str),
+    /// In a part of the content with type `thinking`.
+    Part,
+}
+
+impl Default for Reasoning {
+    fn default() -> Reasoning {
+        Reasoning::Field("reasoning_content")
+    }
 }
 
 /// Which kind of role this is: 0 = system, 1 = user, 2 = assistant, 3 = tool. A template may treat
@@ -63,10 +80,29 @@ pub(super) struct Shapes {
     arguments_as_text: OnceLock<bool>,
     absent: OnceLock<Absent>,
     forms: [OnceLock<Form>; 4],
+    reasoning: OnceLock<Reasoning>,
+    pub(super) takes: Takes,
+}
+
+/// What a template has a place for.
+#[derive(Debug, Default)]
+pub(super) struct Takes {
+    pub(super) system: OnceLock<bool>,
+    pub(super) tools: OnceLock<bool>,
+    pub(super) calls: OnceLock<bool>,
+    pub(super) results: OnceLock<bool>,
 }
 
 const KEY: &str = "needle_key";
+/// The value of a call's argument.
 const NEEDLE: &str = "needle_value";
+/// What somebody says, and what an assistant thinks.
+const SAID: &str = "needle_said";
+const THOUGHT: &str = "needle_thought";
+/// The name of a tool that is offered and never called.
+const TOOL: &str = "needle_tool";
+/// Nine letters and digits: some templates take no other identifiers.
+const PROBE_ID: &str = "call00001";
 
 impl ChatTemplate {
     /// The shape of this conversation.
@@ -87,6 +123,9 @@ impl ChatTemplate {
         };
         if messages.iter().any(absent) {
             shape.absent = *self.shapes.absent.get_or_init(|| self.absent());
+        }
+        if messages.iter().any(|m| m.reasoning_content.is_some()) {
+            shape.reasoning = *self.shapes.reasoning.get_or_init(|| self.reasoning());
         }
         for message in messages {
             let asks = match message.content {
@@ -121,26 +160,133 @@ impl ChatTemplate {
             .into_iter()
             .find(|name| has(name));
         Shape {
-            reasoning: reasoning.unwrap_or("reasoning_content"),
+            reasoning: Reasoning::Field(reasoning.unwrap_or("reasoning_content")),
             ..Shape::default()
         }
     }
 
     /// The rendered messages, where they can be rendered.
     fn try_shape(&self, messages: Vec<Message>, shape: Shape) -> Option<String> {
-        let parameters = json!({
-            "type": "object",
-            "properties": {KEY: {"type": "string", "description": "a key"}},
-            "required": [KEY],
-        });
-        let function = json!({"name": "probe", "description": "a probe", "parameters": parameters});
+        self.try_tools(messages, vec![tool("probe")], shape)
+    }
+
+    fn try_tools(&self, messages: Vec<Message>, tools: Vec<Json>, shape: Shape) -> Option<String> {
         let conversation = Conversation {
             messages,
-            tools: vec![json!({"type": "function", "function": function})],
+            tools,
             add_generation_prompt: true,
             ..Conversation::default()
         };
         self.render_as(&conversation, &shape).ok()
+    }
+
+    /// Whether a plain question can be rendered: a template that refuses even that says nothing
+    /// about what else it takes.
+    fn takes_questions(&self) -> bool {
+        [Form::Either, Form::Parts].into_iter().any(|form| {
+            let mut shape = self.plain_shape();
+            shape.forms = [form; 4];
+            let question = vec![Message::new("user", SAID)];
+            let rendered = self.try_tools(question, Vec::new(), shape);
+            rendered.is_some_and(|out| out.contains(SAID))
+        })
+    }
+
+    /// Whether the template shows what is said in these messages.
+    fn shows_said(&self, messages: Vec<Message>, tools: Vec<Json>) -> bool {
+        let conversation = Conversation {
+            messages,
+            ..Conversation::default()
+        };
+        let shape = self.shape(&conversation);
+        let rendered = self.try_tools(conversation.messages, tools, shape);
+        rendered.is_some_and(|out| out.contains(SAID))
+    }
+
+    /// Whether the template has a place for a system message.
+    pub(super) fn takes_system(&self) -> bool {
+        *self.shapes.takes.system.get_or_init(|| {
+            let messages = saying(0, Content::Text(SAID.to_owned()));
+            self.shows_said(messages, Vec::new()) || !self.takes_questions()
+        })
+    }
+
+    /// Whether the template has a place for tools.
+    pub(super) fn takes_tools(&self) -> bool {
+        let shows = || {
+            let shape = self.shape(&Conversation {
+                messages: vec![Message::new("user", "probe")],
+                ..Conversation::default()
+            });
+            let question = vec![Message::new("user", "probe")];
+            let rendered = self.try_tools(question, vec![tool(TOOL)], shape);
+            rendered.is_some_and(|out| out.contains(TOOL)) || !self.takes_questions()
+        };
+        *self.shapes.takes.tools.get_or_init(shows)
+    }
+
+    /// Whether the template writes the calls of earlier turns.
+    pub(super) fn takes_calls(&self) -> bool {
+        let shows = || {
+            let contents = [Content::Text(String::new()), Content::None];
+            let mut shapes = [self.plain_shape(), self.plain_shape()];
+            shapes[1].arguments_as_text = true;
+            let shows = contents.into_iter().any(|content| {
+                shapes.into_iter().any(|shape| {
+                    let rendered = self.try_shape(calling(content.clone()), shape);
+                    rendered.is_some_and(|out| out.contains(NEEDLE))
+                })
+            });
+            shows || !self.takes_questions()
+        };
+        *self.shapes.takes.calls.get_or_init(shows)
+    }
+
+    /// Whether the template writes what tools answered.
+    pub(super) fn takes_results(&self) -> bool {
+        let shows = || {
+            let messages = match self.takes_calls() {
+                true => saying(3, Content::Text(SAID.to_owned())),
+                false => vec![
+                    Message::new("user", "probe"),
+                    Message::new("assistant", "probe"),
+                    result(Content::Text(SAID.to_owned())),
+                ],
+            };
+            self.shows_said(messages, vec![tool("probe")]) || !self.takes_questions()
+        };
+        *self.shapes.takes.results.get_or_init(shows)
+    }
+
+    /// Where thoughts go: the field that the source names, unless the template shows them only as
+    /// a part of the content.
+    fn reasoning(&self) -> Reasoning {
+        let shape = self.plain_shape();
+        if !self.source.contains("thinking") {
+            return shape.reasoning;
+        }
+        let messages = [Content::Text(SAID.to_owned()), Content::None].map(|content| {
+            let mut messages = calling(content);
+            messages[1].reasoning_content = Some(THOUGHT.to_owned());
+            messages
+        });
+        // Parts that are printed as they are were meant to be text.
+        let printed = |out: &str| {
+            ["'", "\""]
+                .iter()
+                .any(|q| out.contains(&format!("{q}{THOUGHT}")))
+        };
+        let shows = |reasoning: Reasoning| {
+            messages.iter().any(|messages| {
+                let shape = Shape { reasoning, ..shape };
+                let rendered = self.try_shape(messages.clone(), shape);
+                rendered.is_some_and(|out| out.contains(THOUGHT) && !printed(&out))
+            })
+        };
+        match !shows(shape.reasoning) && shows(Reasoning::Part) {
+            true => Reasoning::Part,
+            false => shape.reasoning,
+        }
     }
 
     fn wants_arguments_as_text(&self) -> bool {
@@ -177,7 +323,8 @@ impl ChatTemplate {
         let none = self.try_shape(calling(Content::None), shape);
         let text = self.try_shape(calling(Content::Text(String::new())), shape);
         let called = |out: &Option<String>| out.as_ref().is_some_and(|out| out.contains(NEEDLE));
-        let nones = |out: &str| out.matches("None").count();
+        // Python's word, and that of JSON where the content is written as such.
+        let nones = |out: &str| out.matches("None").count() + out.matches("null").count();
         match (none, text) {
             (none, text) if called(&none) && !called(&text) => Absent::None,
             (_, None) => Absent::Either,
@@ -192,19 +339,17 @@ impl ChatTemplate {
             arguments_as_text: kind == 3 && *self.shapes.arguments_as_text.get_or_init(wanted),
             ..self.plain_shape()
         };
-        let part = json!({"type": "text", "text": NEEDLE});
+        let part = json!({"type": "text", "text": SAID});
         let parts = self.try_shape(saying(kind, Content::Parts(vec![part])), shape);
         // Parts that are printed as they are were meant to be text.
-        let dumps =
-            ["'text': '", "\"text\": \"", "\"text\":\""].map(|key| format!("{key}{NEEDLE}"));
-        let takes_parts = parts.is_some_and(|out| {
-            out.contains(NEEDLE) && !dumps.iter().any(|dump| out.contains(dump))
-        });
+        let dumps = ["'text': '", "\"text\": \"", "\"text\":\""].map(|key| format!("{key}{SAID}"));
+        let takes_parts = parts
+            .is_some_and(|out| out.contains(SAID) && !dumps.iter().any(|dump| out.contains(dump)));
         if !takes_parts {
             return Form::Text;
         }
-        let text = self.try_shape(saying(kind, Content::Text(NEEDLE.to_owned())), shape);
-        match text.is_some_and(|out| out.contains(NEEDLE)) {
+        let text = self.try_shape(saying(kind, Content::Text(SAID.to_owned())), shape);
+        match text.is_some_and(|out| out.contains(SAID)) {
             true => Form::Either,
             false => Form::Parts,
         }
@@ -213,9 +358,8 @@ impl ChatTemplate {
 
 /// A conversation with a call.
 fn calling(content: Content) -> Vec<Message> {
-    let id = "call00001";
     let call = ToolCall {
-        id: id.to_owned(),
+        id: PROBE_ID.to_owned(),
         name: "probe".to_owned(),
         arguments: Json::Object([(KEY.to_owned(), NEEDLE.into())].into_iter().collect()),
     };
@@ -227,12 +371,30 @@ fn calling(content: Content) -> Vec<Message> {
             tool_calls: vec![call],
             ..Message::default()
         },
-        Message {
-            name: Some("probe".to_owned()),
-            tool_call_id: Some(id.to_owned()),
-            ..Message::new("tool", "probed")
-        },
+        result(Content::Text("probed".to_owned())),
     ]
+}
+
+/// What a tool answers.
+fn result(content: Content) -> Message {
+    Message {
+        role: "tool".to_owned(),
+        content,
+        name: Some("probe".to_owned()),
+        tool_call_id: Some(PROBE_ID.to_owned()),
+        ..Message::default()
+    }
+}
+
+/// A tool with one parameter.
+fn tool(name: &str) -> Json {
+    let parameters = json!({
+        "type": "object",
+        "properties": {KEY: {"type": "string", "description": "a key"}},
+        "required": [KEY],
+    });
+    let function = json!({"name": name, "description": "a probe", "parameters": parameters});
+    json!({"type": "function", "function": function})
 }
 
 /// A conversation in which one role says something.

@@ -283,8 +283,19 @@ impl Vocab<'_> {
             .collect();
         let mut settings =
             json!({ "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added });
-        if let Some(template) = self.gguf.str("tokenizer.chat_template")? {
+        let usual = self.gguf.str("tokenizer.chat_template")?;
+        if let Some(template) = usual {
             settings["chat_template"] = json!(template);
+        }
+        let mut named = Vec::new();
+        for (key, _) in self.gguf.keys() {
+            if let Some(name) = key.strip_prefix("tokenizer.chat_template.") {
+                named.push(json!({ "name": name, "template": self.gguf.str(key)? }));
+            }
+        }
+        if !named.is_empty() {
+            let usual = usual.map(|template| json!({ "name": "default", "template": template }));
+            settings["chat_template"] = usual.into_iter().chain(named).collect();
         }
         for (id, to) in [
             (t.bos(), "bos_token"),

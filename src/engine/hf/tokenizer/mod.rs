@@ -11,6 +11,7 @@ mod gemma4;
 mod order;
 mod proto;
 mod spm;
+mod templates;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -130,37 +131,7 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
         bpe::declare(&files, config, view)?
     };
     special(&files, config, &specials, view)?;
-    let template = dir.join("chat_template.jinja");
-    match std::fs::read_to_string(&template) {
-        Ok(text) => {
-            view.set("tokenizer.chat_template", text.as_str());
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            if let Some(text) = chat_template(&files.settings) {
-                view.set("tokenizer.chat_template", text);
-            }
-        }
-        Err(source) => {
-            return Err(Error::Io {
-                file: template.display().to_string(),
-                source,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// The template that the settings have: one, or the default of several.
-fn chat_template(settings: &Value) -> Option<&str> {
-    let template = &settings["chat_template"];
-    let default = || {
-        template
-            .as_array()?
-            .iter()
-            .find(|t| t["name"] == "default")?["template"]
-            .as_str()
-    };
-    template.as_str().or_else(default)
+    templates::declare(dir, &files.settings, view)
 }
 
 /// The tokens of a vocabulary, as files name them one after the other.

@@ -24,6 +24,13 @@ pub use parser::AnswerParser;
 pub use schema::is_written_as_text;
 pub use writing::{Arguments, Call, Section};
 
+/// What opens and closes thoughts in answers of this template's model; `None` where the template
+/// shows none.
+pub(super) fn thoughts(template: &str) -> Option<(&'static str, &'static str)> {
+    let thoughts = thoughts::Thoughts::of(template);
+    thoughts.is_shown().then_some((thoughts.open, thoughts.close))
+}
+
 /// What a client wants taken apart. The rest stays part of the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wants {

@@ -1,5 +1,7 @@
 //! Chat templates: what honest ones render, and that hostile ones end in a clean error, soon.
 
+mod adapted;
+mod continued;
 mod conversation;
 mod folder;
 mod hostile;
@@ -22,8 +24,12 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
+/// Shows the small conversations by which the engine finds out what a template has places for: a
+/// snippet has none for what it leaves out, and would get that in other places.
+const TAKES_ALL: &str = "{% if messages|length != 4 %}{{ messages }}{% endif %}";
+
 fn render(source: &str) -> String {
-    template(source)
+    template(&format!("{TAKES_ALL}{source}"))
         .and_then(|t| t.render(&conversation(), true))
         .unwrap_or_else(|e| panic!("{source}: {e}"))
 }

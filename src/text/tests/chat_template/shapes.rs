@@ -79,9 +79,16 @@ fn absent_content_is_none_or_empty() {
         ("{{ '[' + m.content + ']' }}", "[?][]"),
         ("[{{ m.content|trim }}]", "[?][]"),
         ("[{{ m['content'].split('x')[0] }}]", "[?][]"),
+        (
+            "{% if m.content is string %}[{{ m.content }}]{% else %}{{ m.content|tojson }}\
+             {% endif %}",
+            "[?][]",
+        ),
     ];
     for (form, expected) in cases {
-        let source = format!("{{% for m in messages %}}{form}{{% endfor %}}");
+        // it has a place for calls, if not for these
+        let calls = "{% if messages|length == 3 %}{{ messages[1].tool_calls }}{% endif %}";
+        let source = format!("{{% for m in messages %}}{form}{{% endfor %}}{calls}");
         let got = render(&source, called(json!({}), Content::None));
         assert_eq!(
             got.unwrap_or_else(|e| panic!("{form}: {e}")),
@@ -156,4 +163,50 @@ fn thoughts_have_the_name_that_the_template_knows() {
         let got = render(&source, called(json!({}), Content::None));
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}")), "hm", "{name}");
     }
+}
+
+#[test]
+fn a_list_of_texts_is_text_where_the_template_takes_no_list() {
+    // the call's argument is in the prompt too: that is not what the tool has said
+    let source = "{% for m in messages %}{% for c in m.tool_calls %}\
+        {{ c.function.arguments|tojson }}{% endfor %}\
+        <{{ m.content if m.content is string else '' }}>{% endfor %}";
+    let mut messages = called(json!({"a": 1}), Content::None);
+    messages.push(parts("tool", &["warm", "dry"]));
+    let got = render(source, messages).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(got, "<?>{\"a\": 1}<><warm\ndry>");
+}
+
+#[test]
+fn thoughts_are_parts_where_the_template_reads_parts() {
+    let source = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+        {% for b in m.content %}{% if b['type'] == 'thinking' %}[{{ b['thinking'] }}]{% else %}\
+        {{ b['text'] }}{% endif %}{% endfor %}{% endif %}{% for c in m.tool_calls %}\
+        !{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}";
+    let got = render(source, called(json!({}), Content::None));
+    assert_eq!(got.unwrap_or_else(|e| panic!("{e}")), "?[hm]!{}");
+    let got = render(source, called(json!({}), Content::Text("so".to_owned())));
+    assert_eq!(got.unwrap_or_else(|e| panic!("{e}")), "?[hm]so!{}");
+}
+
+#[test]
+fn thoughts_are_left_out_where_the_template_would_print_their_parts() {
+    // it has another use for the word
+    let source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}\
+        !{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}\
+        {% if thinking %}<thinking>{% endif %}";
+    let got = render(source, called(json!({}), Content::Text("so".to_owned())));
+    assert_eq!(got.unwrap_or_else(|e| panic!("{e}")), "?so!{}");
+}
+
+#[test]
+fn null_content_is_nothing() {
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content|tojson }};{% endfor %}";
+    let null = |role: &str| Message {
+        role: role.to_owned(),
+        ..Message::default()
+    };
+    let messages = vec![null("system"), null("user"), null("assistant")];
+    let got = render(source, messages).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(got, "system:\"\";user:\"\";assistant:\"\";");
 }

@@ -132,6 +132,16 @@ impl AnswerParser {
         }
     }
 
+    /// Tells the parser that the prompt ends inside a thought, which the answer goes on with.
+    pub fn in_thought(mut self) -> AnswerParser {
+        if self.wants.reasoning {
+            self.mode = Mode::Thought;
+            self.place.has_thought = true;
+            self.place.begins_message = false;
+        }
+        self
+    }
+
     /// Tells the parser which tools there are, as a request has them. Formats without JSON do not
     /// show whether `1` is a number or a text: a parameter's schema does.
     pub fn with_tools(mut self, tools: &[Value]) -> AnswerParser {

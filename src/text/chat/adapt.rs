@@ -1,0 +1,241 @@
+//! What a template has no place for is said where it has one: a system message at the head of the
+//! first user message, tools in the system message, calls in the assistant's text, and what tools
+//! answered in a user message. Nothing of a conversation is dropped.
+
+use serde_json::{Value as Json, json};
+
+use super::answer::{Arguments, CallFormat};
+use super::context::dump;
+use super::shape::kind_of;
+use super::{ChatTemplate, Content, Conversation, Message, ToolCall};
+
+/// Around what a tool answered, in a user message.
+const RESULT: (&str, &str) = ("<tool_response>\n", "\n</tool_response>");
+
+impl ChatTemplate {
+    /// The conversation as this template has places for it; `None` if it has one for everything.
+    pub(super) fn adapt(&self, conversation: &Conversation) -> Option<Conversation> {
+        let messages = &conversation.messages;
+        let says = |kind: usize| messages.iter().any(|m| kind_of(&m.role) == kind);
+        let calls = messages.iter().any(|m| !m.tool_calls.is_empty());
+        let tools_as_text = !conversation.tools.is_empty() && !self.takes_tools();
+        let calls_as_text = calls && !self.takes_calls();
+        let results_as_user = says(3) && !self.takes_results();
+        let system_as_user = (says(0) || tools_as_text) && !self.takes_system();
+        if !(tools_as_text || calls_as_text || results_as_user || system_as_user) {
+            return None;
+        }
+        let mut adapted = conversation.clone();
+        let format = CallFormat::of(self.source());
+        if tools_as_text {
+            let tools = std::mem::take(&mut adapted.tools);
+            add_to_system(&mut adapted.messages, &offer(&tools, format));
+        }
+        if calls_as_text {
+            adapted
+                .messages
+                .iter_mut()
+                .for_each(|m| say_calls(m, format));
+        }
+        if results_as_user {
+            adapted.messages = with_results(adapted.messages);
+        }
+        if system_as_user {
+            merge_system(&mut adapted.messages);
+        }
+        Some(adapted)
+    }
+}
+
+/// What a model is told of tools, and how it calls one.
+fn offer(tools: &[Json], format: CallFormat) -> String {
+    let mut text = "You may call functions to answer the user. These are their definitions, one \
+                    in each line:\n"
+        .to_owned();
+    for tool in tools {
+        dump(tool.get("function").unwrap_or(tool), &mut text);
+        text.push('\n');
+    }
+    let call = match (format.around("NAME"), format.around_tags("NAME")) {
+        (Some((before, after)), _) => format!("{before}ARGUMENTS{after}"),
+        (None, Some((before, after))) => {
+            let (open, close) = format.around_value("PARAMETER", true);
+            format!("{before}{open}VALUE{close}{after}")
+        }
+        (None, None) => "{\"name\": \"NAME\", \"arguments\": ARGUMENTS}".to_owned(),
+    };
+    text.push_str(
+        "To call a function, answer with nothing but this, with the function's name in place of \
+         NAME and its arguments as a JSON object in place of ARGUMENTS:\n",
+    );
+    if !call.contains("ARGUMENTS") {
+        // the parameters stand in tags of their own
+        text.truncate(text.rfind(" and its arguments").unwrap_or(text.len()));
+        text.push_str(" and the part with PARAMETER and VALUE once for each of its parameters:\n");
+    }
+    text.push_str(&call);
+    text
+}
+
+/// Adds to the system message, which is made if there is none.
+fn add_to_system(messages: &mut Vec<Message>, more: &str) {
+    match messages.first_mut().filter(|m| kind_of(&m.role) == 0) {
+        Some(system) => append(&mut system.content, "\n\n", more),
+        None => messages.insert(0, Message::new("system", more)),
+    }
+}
+
+/// Writes a message's calls as its model does, behind what it says.
+fn say_calls(message: &mut Message, format: CallFormat) {
+    let calls = std::mem::take(&mut message.tool_calls);
+    if calls.is_empty() {
+        return;
+    }
+    let section = format.section();
+    let calls: Vec<String> = calls.iter().map(|call| written(call, format)).collect();
+    let calls = calls.join(section.between);
+    let text = format!("{}{calls}{}", section.open, section.close);
+    // control tokens need no line of their own
+    let separator = match text.starts_with(['[', '<']) {
+        true if !text.starts_with("<tool") => "",
+        _ => "\n",
+    };
+    append(&mut message.content, separator, &text);
+}
+
+fn written(call: &ToolCall, format: CallFormat) -> String {
+    let json = |value: &Json| {
+        let mut text = String::new();
+        dump(value, &mut text);
+        text
+    };
+    let form = format.call(&call.name);
+    let arguments = match (form.arguments, &call.arguments) {
+        (Arguments::Parameters { between }, Json::Object(arguments)) => {
+            let parameters = arguments.iter().map(|(key, value)| {
+                // texts stand as they are where something of their own ends them
+                let text = value.as_str().filter(|_| format.text_end(key).is_some());
+                let (open, close) = format.around_value(key, text.is_some());
+                let value = text.map_or_else(|| json(value), str::to_owned);
+                format!("{open}{value}{close}")
+            });
+            parameters.collect::<Vec<String>>().join(between)
+        }
+        // what was no JSON
+        (_, Json::String(text)) => text.clone(),
+        (_, arguments) => json(arguments),
+    };
+    format!("{}{arguments}{}", form.before, form.after)
+}
+
+/// Makes user messages of what tools answered: one of those that follow each other and of what
+/// the user says then, as templates want the two sides to take turns.
+fn with_results(messages: Vec<Message>) -> Vec<Message> {
+    let mut all: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut after_result = false;
+    for mut message in messages {
+        let kind = kind_of(&message.role);
+        if kind == 3 {
+            let content = std::mem::take(&mut message.content);
+            let mut told = Content::Text(RESULT.0.to_owned());
+            join(&mut told, "", content);
+            append(&mut told, "", RESULT.1);
+            message = Message {
+                role: "user".to_owned(),
+                content: told,
+                ..Message::default()
+            };
+        }
+        match all
+            .last_mut()
+            .filter(|_| after_result && (kind == 3 || kind == 1))
+        {
+            Some(last) => join(&mut last.content, "\n", message.content),
+            None => all.push(message),
+        }
+        after_result = kind == 3 || (after_result && kind == 1);
+    }
+    all
+}
+
+/// Moves the system messages to the head of the first user message, as llama.cpp does.
+fn merge_system(messages: &mut Vec<Message>) {
+    let mut system = Content::None;
+    messages.retain_mut(|message| {
+        let is_system = kind_of(&message.role) == 0;
+        if is_system {
+            join(&mut system, "\n", std::mem::take(&mut message.content));
+        }
+        !is_system
+    });
+    match messages.iter_mut().find(|m| kind_of(&m.role) == 1) {
+        Some(user) => {
+            join(&mut system, "\n", std::mem::take(&mut user.content));
+            user.content = system;
+        }
+        None => messages.insert(
+            0,
+            Message {
+                role: "user".to_owned(),
+                content: system,
+                ..Message::default()
+            },
+        ),
+    }
+}
+
+/// Adds text to content.
+fn append(content: &mut Content, separator: &str, more: &str) {
+    join(content, separator, Content::Text(more.to_owned()));
+}
+
+/// Adds content to content, with a separator between texts that are not empty.
+fn join(content: &mut Content, separator: &str, more: Content) {
+    let text_part = |text: String| json!({"type": "text", "text": text});
+    let first = std::mem::take(content);
+    *content = match (first, more) {
+        (Content::None, more) => more,
+        (first, Content::None) => first,
+        (Content::Text(mut text), Content::Text(more)) => {
+            if !text.is_empty() && !more.is_empty() {
+                text.push_str(separator);
+            }
+            text.push_str(&more);
+            Content::Text(text)
+        }
+        (Content::Text(text), Content::Parts(mut parts)) => {
+            match parts.first_mut().and_then(text_of) {
+                Some(next) => next.insert_str(0, &(text + separator)),
+                None => parts.insert(0, text_part(text)),
+            }
+            Content::Parts(parts)
+        }
+        (Content::Parts(mut parts), Content::Text(text)) => {
+            match parts.last_mut().and_then(text_of) {
+                Some(before) => before.push_str(&format!("{separator}{text}")),
+                None => parts.push(text_part(text)),
+            }
+            Content::Parts(parts)
+        }
+        (Content::Parts(mut parts), Content::Parts(mut more)) => {
+            if let (Some(before), Some(next)) = (
+                parts.last_mut().and_then(text_of),
+                more.first_mut().and_then(text_of),
+            ) {
+                before.push_str(separator);
+                before.push_str(next);
+                more.remove(0);
+            }
+            parts.extend(more);
+            Content::Parts(parts)
+        }
+    };
+}
+
+/// The text of a part that is one.
+fn text_of(part: &mut Json) -> Option<&mut String> {
+    match part.get_mut("text") {
+        Some(Json::String(text)) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,136 @@
+//! Prompts that end inside the assistant's last message, which the model goes on with.
+
+use serde_json::Value as Json;
+
+use super::answer::thoughts;
+use super::{ChatTemplate, Content, Conversation, Error, Message};
+
+/// Stands for the text that is continued while a template is rendered: nobody writes this.
+const CONTINUES: &str = "\u{f8f0}continues-here\u{f8f1}";
+
+/// The prompt of a conversation whose last message is continued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Continued {
+    /// The prompt. It ends with the text that is continued.
+    pub prompt: String,
+    /// Whether it ends inside a thought.
+    pub in_thought: bool,
+}
+
+impl ChatTemplate {
+    /// The prompt of a conversation that ends with what the assistant has said so far, and `None`
+    /// if its last message is no text of the assistant. Where there is a thought and nothing else,
+    /// the thought is continued.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render_conversation`].
+    pub fn render_continued(
+        &self,
+        conversation: &Conversation,
+    ) -> Result<Option<Continued>, Error> {
+        let Some((last, before)) = conversation.messages.split_last() else {
+            return Ok(None);
+        };
+        let text = match (last.role.as_str(), last.tool_calls.is_empty()) {
+            ("assistant", true) => text_of(&last.content),
+            _ => None,
+        };
+        let Some(text) = text else {
+            return Ok(None);
+        };
+        let source = self.variant(!conversation.tools.is_empty()).source();
+        let tags = thoughts(source);
+        // a model that does not think has no place for a thought
+        let thought = last.reasoning_content.as_deref().filter(|_| tags.is_some());
+        let thought = thought.unwrap_or_default();
+        let in_thought = text.is_empty() && !thought.is_empty();
+        let shown = match (text.is_empty(), in_thought) {
+            (true, false) => None,
+            (_, in_thought) => self.cut(conversation, in_thought).filter(|head| {
+                // a template may leave out a thought that stands before the text
+                in_thought || thought.is_empty() || head.contains(thought.trim())
+            }),
+        };
+        let prompt = match shown {
+            Some(head) => head + if in_thought { thought } else { &text },
+            None => {
+                let rest = Conversation {
+                    messages: before.to_vec(),
+                    add_generation_prompt: true,
+                    ..conversation.clone()
+                };
+                let prompt = self.render_conversation(&rest)?;
+                begun(prompt, tags, thought, &text)
+            }
+        };
+        Ok(Some(Continued { prompt, in_thought }))
+    }
+
+    /// The prompt up to where the template writes the last message's text or thought; `None` where
+    /// it does not.
+    fn cut(&self, conversation: &Conversation, in_thought: bool) -> Option<String> {
+        let mut conversation = Conversation {
+            add_generation_prompt: false,
+            ..conversation.clone()
+        };
+        let last = conversation.messages.last_mut()?;
+        *last = match in_thought {
+            true => Message {
+                reasoning_content: Some(CONTINUES.to_owned()),
+                ..std::mem::take(last)
+            },
+            false => Message {
+                content: Content::Text(CONTINUES.to_owned()),
+                ..std::mem::take(last)
+            },
+        };
+        let mut rendered = self.render_conversation(&conversation).ok()?;
+        rendered.truncate(rendered.rfind(CONTINUES)?);
+        Some(rendered)
+    }
+}
+
+/// A prompt that ends where an answer begins, with a thought and a text behind it.
+fn begun(
+    mut prompt: String,
+    tags: Option<(&str, &str)>,
+    thought: &str,
+    text: &str,
+) -> String {
+    let Some((open, close)) = tags else {
+        return prompt + text;
+    };
+    let is_open = prompt.trim_end().ends_with(open);
+    // tags like <think> stand on lines of their own
+    let (line, lines) = match open.ends_with("think>") {
+        true => ("\n", "\n\n"),
+        false => ("", ""),
+    };
+    if !thought.is_empty() {
+        if !is_open {
+            prompt.push_str(open);
+            prompt.push_str(line);
+        }
+        prompt.push_str(thought);
+    }
+    if !text.is_empty() && (is_open || !thought.is_empty()) {
+        for piece in [line, close, lines] {
+            prompt.push_str(piece);
+        }
+    }
+    prompt.push_str(text);
+    prompt
+}
+
+/// The text of content; `None` if there is more than text.
+fn text_of(content: &Content) -> Option<String> {
+    match content {
+        Content::None => Some(String::new()),
+        Content::Text(text) => Some(text.clone()),
+        Content::Parts(parts) => {
+            let text = |part: &Json| part.get("text").and_then(Json::as_str).map(str::to_owned);
+            let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+            texts.map(|texts| texts.join("\n"))
+        }
+    }
+}
