@@ -359,7 +359,12 @@ impl Sequence {
     /// Ends it; answers the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
         self.drop_guesses();
-        let tail = self.utf8.finish();
+        // A text that is cut inside a character ends before it; one that its model ends there has
+        // a broken character.
+        let tail = match finish {
+            Finish::Stop => self.utf8.finish(),
+            Finish::Length | Finish::ContextFull | Finish::Cancelled => String::new(),
+        };
         let pushed = self.stops.push(&tail);
         let ended = pushed.stop.is_some();
         self.stopped_by = self.stopped_by.or(pushed.stop);

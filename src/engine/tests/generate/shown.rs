@@ -59,6 +59,24 @@ fn characters_are_shown_whole_and_what_is_no_text_once() {
 }
 
 #[test]
+fn a_text_that_is_cut_inside_a_character_ends_before_it() {
+    let v = Pieces::new(&[b"a", b"\xc3", b"\xa9"]);
+    let cut = |most: usize| {
+        let options = Options {
+            max_tokens: Some(most),
+            ..Options::default()
+        };
+        let (out, seen) = run(&[2, 3, 4], &v, &options);
+        assert_eq!(
+            (out.finish, seen.pieces.concat()),
+            (Finish::Length, out.text.clone())
+        );
+        out.text
+    };
+    assert_eq!([cut(2), cut(3)], ["a", "a\u{e9}"]);
+}
+
+#[test]
 fn control_tokens_are_no_text_unless_asked_for() {
     let v = Pieces::new(&[b"a"]);
     assert_eq!(run(&[2, 1, 2, 0], &v, &Options::default()).0.text, "aa");
