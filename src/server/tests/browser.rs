@@ -89,6 +89,29 @@ impl Browser {
         self.post("/url", &json!({ "url": url }));
     }
 
+    /// Opens another tab and looks at it; answers its name.
+    pub(crate) fn open_tab(&self) -> String {
+        let tab = self.post("/window/new", &json!({ "type": "tab" }));
+        let name = tab["handle"].as_str().expect("a name").to_owned();
+        self.look_at(&name);
+        name
+    }
+
+    /// The name of the tab that is looked at.
+    pub(crate) fn tab(&self) -> String {
+        let name = self.ask("GET", "/window", &Value::Null);
+        name.as_str().expect("a name").to_owned()
+    }
+
+    pub(crate) fn look_at(&self, tab: &str) {
+        self.post("/window", &json!({ "handle": tab }));
+    }
+
+    /// Closes the tab that is looked at.
+    pub(crate) fn close_tab(&self) {
+        self.ask("DELETE", "/window", &Value::Null);
+    }
+
     pub(crate) fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({ "script": script, "args": [] }))
     }

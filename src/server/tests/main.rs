@@ -12,5 +12,6 @@ mod logging;
 mod page;
 mod pictures;
 mod sharing;
+mod tabs;
 mod watching;
 mod web;
