@@ -14,7 +14,7 @@ use octavo_text::chat::{self, ChatTemplate, Message};
 use octavo_vision::Sight;
 use octavo_vision::prompt::{private_marker, tokens};
 
-use super::args::{ComputeArgs, GenerateArgs, GuessArgs, ModelArgs};
+use super::args::{ComputeArgs, GenerateArgs, GuessArgs, ModelArgs, TemplateArgs};
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
 use super::prompt;
@@ -61,6 +61,8 @@ pub(super) struct ChatArgs {
     #[arg(long)]
     no_history: bool,
     #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
     sight: SightArgs,
     #[command(flatten)]
     generate: GenerateArgs,
@@ -70,9 +72,9 @@ pub(super) struct ChatArgs {
     pub(super) numa: NumaArgs,
 }
 
-/// The model's chat template.
-pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
-    engine.chat_template()?.ok_or_else(|| {
+/// The model's chat template, or the one that was named.
+pub(super) fn template(engine: &Engine, args: &TemplateArgs) -> Result<ChatTemplate, Failure> {
+    args.load(engine)?.ok_or_else(|| {
         Failure::Input(format!(
             "{}: key tokenizer.chat_template: expected a chat template, got none (octavo run \
              continues plain text)",
@@ -90,7 +92,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     signal::install()?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     options.sampler = args.generate.sampler_for(&engine)?;
-    let template = template(&engine)?;
+    let template = template(&engine, &args.template)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
     converse(talk.seeing(sight.as_ref()), input)
@@ -99,6 +101,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
 /// Opens a conversation where a command was given no text, and people are there to give it one.
 pub(super) fn open(
     model: &ModelArgs,
+    template: &TemplateArgs,
     compute: &ComputeArgs,
     guess: &GuessArgs,
     system: Option<&str>,
@@ -107,7 +110,7 @@ pub(super) fn open(
     let input = Input::new(false)?;
     signal::install()?;
     let engine = load::engine_with_draft(model, compute, guess)?;
-    let Some(template) = engine.chat_template()? else {
+    let Some(template) = template.load(&engine)? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",
             prompt::NO_TEXT

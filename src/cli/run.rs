@@ -12,7 +12,7 @@ use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::prompt;
 use serde_json::{Value, json};
 
-use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
+use super::args::{ComputeArgs, GenerateArgs, ModelArgs, TemplateArgs};
 use super::failure::{Exit, Failure};
 use super::lines::{self, Several, SeveralArgs};
 use super::metrics::{Metrics, note_full};
@@ -30,6 +30,9 @@ use super::{chat, load};
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
 /// stderr.
 #[derive(Debug, Args)]
+#[command(mut_arg("chat_template", |a| a.requires("chat")))]
+#[command(mut_arg("chat_template_kwargs", |a| a.requires("chat")))]
+#[command(mut_arg("reasoning", |a| a.requires("chat")))]
 #[command(mut_arg("escape", |a| a.help(
     "Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for",
 )))]
@@ -83,6 +86,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     several: SeveralArgs,
     #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
     pictures: PictureArgs,
     #[command(flatten)]
     generate: GenerateArgs,
@@ -113,6 +118,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if args.opens_chat() {
         return chat::open(
             &args.model,
+            &args.template,
             &args.compute,
             &args.generate.guess,
             args.system.as_deref(),
@@ -233,7 +239,7 @@ fn prepare(
         .map(|s| Message::new("system", s))
         .collect();
     messages.push(Message::new("user", content));
-    let rendered = chat::template(engine)?.render(&messages, true)?;
+    let rendered = chat::template(engine, &args.template)?.render(&messages, true)?;
     let ids = match pictures {
         [] => octavo_text::chat::encode(engine.tokenizer(), &rendered)?,
         _ => prompt::tokens(

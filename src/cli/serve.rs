@@ -13,7 +13,7 @@ use octavo_model::Hparams;
 use octavo_server::{Options, PictureHost, Stop};
 use octavo_vision::Sight;
 
-use super::args::{ComputeArgs, GuessArgs, ModelArgs, SampleArgs};
+use super::args::{ComputeArgs, GuessArgs, ModelArgs, SampleArgs, TemplateArgs};
 use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
@@ -51,6 +51,14 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     share: ShareArgs,
     #[command(flatten)]
+    template: TemplateArgs,
+    /// Begin a new answer after a last message of the assistant instead of going on with it
+    #[arg(long, help_heading = "Chat template")]
+    no_prefill_assistant: bool,
+    /// Go on with a last message of the assistant: what is done anyway
+    #[arg(long, hide = true, conflicts_with = "no_prefill_assistant")]
+    prefill_assistant: bool,
+    #[command(flatten)]
     sight: SightArgs,
     #[command(flatten)]
     fetch: FetchArgs,
@@ -79,8 +87,11 @@ struct ListenArgs {
     /// Another name of the model in requests and answers, beside the file's stem
     #[arg(short, long, value_name = "NAME")]
     alias: Option<String>,
-    /// Take requests for models of any name
+    /// Refuse requests for models of other names than this one's
     #[arg(long)]
+    strict_model: bool,
+    /// Take requests for models of any name: what is done anyway
+    #[arg(long, hide = true, conflicts_with = "strict_model")]
     any_model: bool,
     /// Key that requests must carry; may be given several times
     #[arg(long, value_name = "KEY")]
@@ -172,10 +183,13 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let sight = args.sight.load(&engine, &args.compute)?;
     let options = with_sight(options, sight);
     let log = args.log.start()?;
-    let options = Options {
+    let mut options = Options {
         log: args.log.sink(&log),
         ..options
     };
+    if args.template.is_given() {
+        options.template = args.template.load(&engine)?;
+    }
     serving.begin();
     let ready = |address: std::net::SocketAddr| {
         let name = options.names.first().map_or("", String::as_str);
@@ -206,7 +220,8 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         host: listen.host.clone(),
         port: listen.port,
         names: names(args),
-        any_model: listen.any_model,
+        strict_model: listen.strict_model,
+        prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
         picture_hosts: args.fetch.fetch_images.clone(),
         origins: listen.cors_origin.clone(),

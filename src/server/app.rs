@@ -141,8 +141,13 @@ impl App {
         let names = &self.options.names;
         match asked.filter(|name| !name.is_empty()) {
             Some(name) if names.iter().any(|own| own == name) => Ok(name.to_owned()),
-            Some(name) if !self.options.any_model => Err(ApiError::no_model(name)),
-            _ => Ok(self.name().to_owned()),
+            Some(name) if self.options.strict_model => Err(ApiError::no_model(name)),
+            Some(name) => {
+                let (name, own) = (logging::shown(name), self.name());
+                self.warn(&format!("no model {name} here: {own} answers"));
+                Ok(own.to_owned())
+            }
+            None => Ok(self.name().to_owned()),
         }
     }
 

@@ -37,6 +37,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Whether there is such a field, `null` or not.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.object.contains_key(name)
+    }
+
     /// A field, whatever it is.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.object.get(name).filter(|value| !value.is_null())
@@ -84,6 +89,21 @@ impl<'a> Fields<'a> {
         match whole(value).filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => Err(self.wrong(name, &format!("a whole number from {from} to {to}"))),
+        }
+    }
+
+    /// A number of tokens to generate of at least `least`; `Some(None)` where -1 says that there is
+    /// no limit but the context's.
+    pub(crate) fn limit(&self, name: &str, least: i64) -> Read<Option<usize>> {
+        const MOST: i64 = 1 << 30;
+        match self.get(name).map(whole) {
+            Some(Some(-1)) => Ok(Some(None)),
+            Some(Some(n)) if (least..=MOST).contains(&n) => Ok(Some(usize::try_from(n).ok())),
+            None => Ok(None),
+            Some(_) => {
+                let expected = format!("a whole number from {least} to {MOST}, or -1 for no limit");
+                Err(self.wrong(name, &expected))
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
+use crate::json;
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 1024;
@@ -127,7 +128,7 @@ pub(crate) async fn read_json(request: Request, limit: usize) -> Result<Value, A
             "the body is empty: expected a JSON object",
         ));
     }
-    serde_json::from_slice(&bytes)
+    json::parse(&bytes)
         .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))
 }
 

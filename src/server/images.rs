@@ -59,7 +59,7 @@ async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, Api
 
 /// A conversation with no more pictures than it may have.
 fn read<'a>(app: &App, body: &'a Value) -> Result<Asked<'a>, ApiError> {
-    let asked = conversation::read(&Fields::of(body)?, app.marker())?;
+    let asked = conversation::read(app, &Fields::of(body)?)?;
     if asked.images.len() > MAX_IMAGES {
         let message = format!("expected at most {MAX_IMAGES} pictures");
         return Err(ApiError::bad_field("messages", message));

@@ -10,6 +10,7 @@ mod fields;
 mod grammar;
 mod http;
 mod images;
+mod json;
 mod limits;
 mod logging;
 mod metrics;
@@ -30,6 +31,7 @@ use std::time::Duration;
 use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::speculate::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, Front};
+use octavo_text::chat::ChatTemplate;
 use octavo_vision::Sight;
 use tokio::sync::watch;
 
@@ -54,8 +56,12 @@ pub struct Options {
     pub port: u16,
     /// What the model is called; the first is the name that answers carry.
     pub names: Vec<String>,
-    /// Take requests for models of any name.
-    pub any_model: bool,
+    /// Refuse requests for models of other names.
+    pub strict_model: bool,
+    /// The chat template, in place of the file's.
+    pub template: Option<ChatTemplate>,
+    /// Whether the answer goes on with a last message of the assistant.
+    pub prefill_assistant: bool,
     /// Whoever asks must have one of these; everybody may if there are none.
     pub keys: Vec<String>,
     /// Sites whose pages may use the server, such as `https://example.org`; `*` for all.
@@ -98,7 +104,9 @@ impl Default for Options {
             host: "127.0.0.1".to_owned(),
             port: 8080,
             names: vec!["octavo".to_owned()],
-            any_model: false,
+            strict_model: false,
+            template: None,
+            prefill_assistant: true,
             keys: Vec::new(),
             origins: Vec::new(),
             allowed_hosts: Vec::new(),
@@ -197,9 +205,10 @@ pub fn serve(
         .enable_all()
         .build()
         .map_err(Error::Thread)?;
-    let template = match engine.chat_template() {
-        Ok(template) => template,
-        Err(error) => {
+    let template = match (options.template.take(), engine.chat_template()) {
+        (Some(template), _) => Some(template),
+        (None, Ok(template)) => template,
+        (None, Err(error)) => {
             warn(&format!("no chats: {error}"));
             None
         }

@@ -16,7 +16,7 @@ pub(crate) const MAX_N: usize = 16;
 const _: () = assert!(MAX_N <= MAX_CHOICES, "a batch takes as many");
 
 /// Stop strings, and bytes of each.
-const MAX_STOPS: usize = 16;
+const MAX_STOPS: usize = 256;
 const MAX_STOP_BYTES: usize = 4096;
 
 /// Tokens with a bias.
@@ -41,12 +41,11 @@ pub(crate) fn options(
     dialect: Dialect,
 ) -> Result<Options, ApiError> {
     let n_vocab = app.n_vocab();
-    let stop = fields.strings("stop", MAX_STOPS)?.unwrap_or_default();
-    if stop
-        .iter()
-        .any(|text| text.is_empty() || text.len() > MAX_STOP_BYTES)
-    {
-        let expected = format!("strings of 1 to {MAX_STOP_BYTES} bytes");
+    let mut stop = fields.strings("stop", MAX_STOPS)?.unwrap_or_default();
+    // an empty string, which some clients send for none, stops nothing
+    stop.retain(|text| !text.is_empty());
+    if stop.iter().any(|text| text.len() > MAX_STOP_BYTES) {
+        let expected = format!("strings of at most {MAX_STOP_BYTES} bytes");
         return Err(fields.wrong("stop", &expected));
     }
     Ok(Options {
@@ -60,6 +59,21 @@ pub(crate) fn options(
         lookup: app.options.lookup,
         ..Options::default()
     })
+}
+
+/// How many tokens a text may have, from the first of these fields that is given; `Some(None)`
+/// where it says -1: as many as the context holds.
+pub(crate) fn max_tokens(
+    fields: &Fields<'_>,
+    names: &[&str],
+    least: i64,
+) -> Result<Option<Option<usize>>, ApiError> {
+    for name in names {
+        if let Some(limit) = fields.limit(name, least)? {
+            return Ok(Some(limit));
+        }
+    }
+    Ok(None)
 }
 
 fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerConfig, ApiError> {

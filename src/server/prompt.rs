@@ -13,11 +13,13 @@ pub(crate) const MAX_PROMPTS: usize = 64;
 /// Ids that a prompt can list: no context is longer.
 const MAX_IDS: usize = 1 << 22;
 
-/// Reads a field that is a string, a list of ids, or a list of either, into tokens.
+/// Reads a field that is a string, a list of ids, a list of ids and strings (one prompt, as
+/// llama-server has it), or a list of at most `most` of these, into tokens.
 pub(crate) fn prompts(
     app: &App,
     fields: &Fields<'_>,
     name: &str,
+    most: usize,
     options: EncodeOptions,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let value = fields.need(name, fields.get(name))?;
@@ -30,11 +32,11 @@ pub(crate) fn prompts(
     if list.is_empty() {
         return Err(fields.wrong(name, "at least one prompt"));
     }
-    if list.iter().all(Value::is_number) {
+    if list.iter().any(Value::is_number) {
         return Ok(vec![one(app, fields, name, value, options)?]);
     }
-    if list.len() > MAX_PROMPTS {
-        return Err(fields.wrong(name, &format!("at most {MAX_PROMPTS} prompts")));
+    if list.len() > most {
+        return Err(fields.wrong(name, &format!("at most {most} prompts")));
     }
     list.iter()
         .map(|value| one(app, fields, name, value, options))
@@ -54,12 +56,26 @@ fn one(
             check_bytes(app, text)?;
             app.tokenizer().encode(text.as_bytes(), options)?
         }
-        Value::Array(ids) if ids.len() <= MAX_IDS => {
-            let ids = ids
-                .iter()
-                .map(|id| token_id(id, n_vocab))
-                .collect::<Option<Vec<u32>>>();
-            ids.ok_or_else(|| fields.wrong(name, &format!("token ids below {n_vocab}")))?
+        Value::Array(pieces) if pieces.len() <= MAX_IDS => {
+            let mut ids = Vec::with_capacity(pieces.len());
+            for (i, piece) in pieces.iter().enumerate() {
+                match (piece, token_id(piece, n_vocab)) {
+                    (_, Some(id)) => ids.push(id),
+                    (Value::String(text), None) => {
+                        check_bytes(app, text)?;
+                        let options = EncodeOptions {
+                            add_special: options.add_special && i == 0,
+                            ..options
+                        };
+                        ids.extend(app.tokenizer().encode(text.as_bytes(), options)?);
+                    }
+                    _ => return Err(fields.wrong(name, &format!("token ids below {n_vocab}"))),
+                }
+                if ids.len() > MAX_IDS {
+                    return Err(ApiError::too_long(ids.len(), app.n_ctx()));
+                }
+            }
+            ids
         }
         _ => return Err(fields.wrong(name, "a string or a list of token ids")),
     };

@@ -150,13 +150,19 @@ pub(crate) fn timings(timing: &Timing) -> Value {
     };
     let read = timing.prompt_tokens - timing.cached.min(timing.prompt_tokens);
     let after_first = timing.generated_tokens.saturating_sub(1);
+    let each = |n: usize, time: std::time::Duration| match n {
+        0 => 0.0,
+        n => ms(time) / n as f64,
+    };
     let mut timings = json!({
         "cache_n": timing.cached,
         "prompt_n": read,
         "prompt_ms": ms(timing.prompt),
+        "prompt_per_token_ms": each(read, timing.prompt),
         "prompt_per_second": rate(read, timing.prompt),
         "predicted_n": timing.generated_tokens,
         "predicted_ms": ms(timing.generation),
+        "predicted_per_token_ms": each(after_first, timing.generation),
         "predicted_per_second": rate(after_first, timing.generation),
         "queue_ms": ms(timing.queued),
         "first_token_ms": timing.first_token.map(ms),

@@ -57,6 +57,12 @@ fn a_folder_is_made_run_and_converted() {
     assert!(bad(&["quantize", m, a, "awq", "--no-search"], 1).contains("is there already"));
 
     assert_eq!(good(&["run", a, "-p", "1+1=", "-n", "1"]), "2");
+    // templates in files of their own
+    let more = awq.join("additional_chat_templates");
+    std::fs::create_dir(&more).expect("made");
+    std::fs::write(more.join("brief.jinja"), "1+{{ messages[0].content }}=").expect("written");
+    let chat = ["run", a, "--chat", "-p", "1", "-n", "1", "--chat-template"];
+    assert_eq!(good(&[&chat[..], &["brief"]].concat()), "2");
     let shown = good(&["inspect", a]);
     assert!(
         shown.contains("Hugging Face folder, 1 files of weights") && shown.contains("AWQ_G64"),

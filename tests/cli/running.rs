@@ -284,6 +284,62 @@ fn chat_applies_the_template() {
 }
 
 #[test]
+fn another_template_is_named_read_or_written_out() {
+    let prompt = |more: &[&str]| {
+        let usual = ["run", "--chat", "-p", "Hi", "--json", "--echo", "-n", "1"];
+        let object = json(&[&usual, more].concat());
+        object["text"].as_str().expect("text").to_owned()
+    };
+    let plain = "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ enable_thinking }}{{ a }}";
+    let dir = folder();
+    let file = dir.path().join("plain.jinja");
+    std::fs::write(&file, plain).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    assert!(prompt(&["--chat-template", file]).starts_with("[Hi]True"));
+    assert!(prompt(&["--chat-template", plain, "--reasoning", "off"]).starts_with("[Hi]False"));
+    let kwargs = [
+        "--chat-template",
+        plain,
+        "--chat-template-kwargs",
+        "{\"a\": 7}",
+    ];
+    assert!(prompt(&kwargs).starts_with("[Hi]True7"));
+    assert!(prompt(&["--chat-template", "zephyr"]).starts_with("<|user|>\nHi<|endoftext|>\n"));
+    // the file's own names come first
+    let named = variant(&dir, "named.gguf", true, |w| {
+        w.set(
+            "tokenizer.chat_template.zephyr",
+            "own:{{ messages[0].content }}",
+        );
+    });
+    let named = named.to_str().expect("UTF-8");
+    assert!(prompt(&["-m", named, "--chat-template", "zephyr"]).starts_with("own:Hi"));
+    let run = ["run", "--chat", "-p", "x"];
+    for (more, code, part) in [
+        (
+            ["--chat-template", "nobody"],
+            2,
+            "expected the name of a template",
+        ),
+        (
+            ["--chat-template-kwargs", "[1]"],
+            2,
+            "expected a JSON object",
+        ),
+        (
+            ["--chat-template-kwargs", "{\"messages\": 1}"],
+            2,
+            "cannot be set",
+        ),
+        (["--chat-template", "{% for"], 1, "chat template"),
+    ] {
+        let error = bad(&[&run[..], &more].concat(), code);
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(bad(&["run", "-p", "x", "--chat-template", "zephyr"], 2).contains("--chat"));
+}
+
+#[test]
 fn a_conversation_from_a_pipe_reuses_the_cache() {
     let talk = |input: &str| {
         let output = octavo(&["chat", "-n", "8", "--greedy"])

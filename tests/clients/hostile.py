@@ -182,7 +182,7 @@ def wait_idle(server, report, when, patience=PATIENCE):
     """
     end = time.monotonic() + patience
     while True:
-        slots = server.json("/slots")
+        slots = server.json("/cache")
         used = slots["pages_total"] - slots["pages_free"] - slots["pages_cached"]
         _, _, text = server.get("/metrics")
         counts = {line.split(b"{")[0].decode(): float(line.rsplit(b" ", 1)[1])

@@ -332,7 +332,7 @@ def drain(site, expected):
 
 def long_ones(replica):
     """How many requests for several texts a server has: nobody but `drain` sends such."""
-    found = json.loads(replica.get("/slots")[1])["requests"]
+    found = json.loads(replica.get("/cache")[1])["requests"]
     return len({one["id"] for one in found if one["choice"] > 0})
 
 

@@ -3,6 +3,7 @@
 mod device;
 mod guess;
 mod sample;
+mod template;
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use octavo_engine::sample::SamplerConfig;
 use octavo_engine::{Engine, EngineOptions};
 use octavo_kernels::{IsaChoice, KvType, PromptBits};
 pub(super) use sample::SampleArgs;
+pub(super) use template::TemplateArgs;
 
 use super::failure::Failure;
 use super::prompt::unescape;

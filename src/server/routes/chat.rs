@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: a conversation and the assistant's next message.
 
+pub(crate) mod rendered;
 mod stream;
 
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use axum::response::IntoResponse;
 use octavo_engine::sequence::Finish;
 use octavo_engine::{Request, Shown};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
-use octavo_text::chat::{ChatTemplate, Content, Conversation};
+use octavo_text::chat::{ChatTemplate, Conversation};
 use serde_json::{Value, json};
 
 use super::conversation::{self, Asked, ToolChoice, tool_name};
@@ -46,6 +47,8 @@ pub(crate) struct Style {
     /// How a call is written that must happen.
     forced: Option<CallFormat>,
     rendered: Arc<str>,
+    /// Whether the prompt ends inside a thought that is continued.
+    in_thought: bool,
     tools: Arc<[Value]>,
     wants: Wants,
     /// Log-probabilities are told.
@@ -60,6 +63,10 @@ impl Style {
     pub(crate) fn parser(&self) -> AnswerParser {
         let parser = AnswerParser::new(&self.template, &self.rendered, self.wants);
         let parser = parser.with_tools(&self.tools);
+        let parser = match self.in_thought {
+            true => parser.in_thought(),
+            false => parser,
+        };
         match self.forced {
             Some(format) => parser.forced(format),
             None => parser,
@@ -119,16 +126,10 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;
-    let Asked {
-        conversation,
-        choice,
-        ..
-    } = conversation::read(&fields, app.marker())?;
+    let asked = conversation::read(app, &fields)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
-    options.max_tokens = match fields.count("max_completion_tokens", 1, 1 << 30)? {
-        Some(n) => Some(n),
-        None => fields.count("max_tokens", 1, 1 << 30)?,
-    };
+    let names = ["max_completion_tokens", "max_tokens", "n_predict"];
+    options.max_tokens = params::max_tokens(&fields, &names, 1)?.flatten();
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
     let goal = params::goal(&fields, n)?;
     let logprobs = fields.bool("logprobs")?.unwrap_or(false);
@@ -137,12 +138,16 @@ pub(crate) fn prepare(
         return Err(fields.wrong("top_logprobs", "logprobs: true beside it"));
     }
     options.logprobs = logprobs.then(|| top.unwrap_or(0));
-    let continues = fields.bool("continue_final_message")?.unwrap_or(false);
-    let template = template(app)?;
-    let rendered = render(template, &conversation, continues)?;
-    let prompt = tokens(app, &rendered, &pictures)?;
+    let rendered = rendered::render(app, &asked)?;
+    let Asked {
+        conversation,
+        choice,
+        ..
+    } = asked;
+    let template = template(app)?.variant(!conversation.tools.is_empty());
+    let prompt = tokens(app, &rendered.prompt, &pictures)?;
     check_length(app, &prompt)?;
-    let rule = rule(app, &fields, &conversation, &choice)?;
+    let rule = rule(template, &fields, &conversation, &choice)?;
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
         // a rule holds from the first token on, and leaves no room for thoughts
@@ -166,7 +171,8 @@ pub(crate) fn prepare(
             model,
             template: template.source().into(),
             forced: is_forced.then(|| CallFormat::of(template.source()).forced()),
-            rendered: rendered.into(),
+            rendered: rendered.prompt.into(),
+            in_thought: rendered.in_thought,
             tools: conversation.tools.into(),
             wants,
             logprobs,
@@ -194,50 +200,9 @@ fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, Api
     }
 }
 
-/// Stands for a message that is to be continued while a template is rendered: what no one writes.
-const CONTINUES: &str = "\u{f8f0}continues-here\u{f8f1}";
-
-/// The prompt of a conversation. Where its last message is to be continued, the prompt ends with
-/// that message's text.
-pub(crate) fn render(
-    template: &ChatTemplate,
-    conversation: &Conversation,
-    continues: bool,
-) -> Result<String, ApiError> {
-    if !continues {
-        return Ok(template.render_conversation(conversation)?);
-    }
-    let wrong = |expected: &str| ApiError::bad_field("continue_final_message", expected);
-    let mut conversation = Conversation {
-        add_generation_prompt: false,
-        ..conversation.clone()
-    };
-    let text = match conversation.messages.last_mut() {
-        Some(octavo_text::chat::Message {
-            role,
-            content: Content::Text(text),
-            ..
-        }) if role == "assistant" => std::mem::replace(text, CONTINUES.to_owned()),
-        _ => {
-            return Err(wrong(
-                "expected a text of the assistant as the last message",
-            ));
-        }
-    };
-    let mut rendered = template.render_conversation(&conversation)?;
-    let Some(at) = rendered.rfind(CONTINUES) else {
-        return Err(wrong(
-            "the template does not show the last message as it is",
-        ));
-    };
-    rendered.truncate(at);
-    rendered.push_str(&text);
-    Ok(rendered)
-}
-
 /// What the answer must be: a call if one is demanded, or what the request says.
 fn rule(
-    app: &App,
+    template: &ChatTemplate,
     fields: &Fields<'_>,
     conversation: &Conversation,
     choice: &ToolChoice,
@@ -252,7 +217,7 @@ fn rule(
     match (chosen.is_empty(), given) {
         (true, given) => Ok(given),
         (false, None) => {
-            let format = CallFormat::of(template(app)?.source()).forced();
+            let format = CallFormat::of(template.source()).forced();
             Ok(Some((tools::call(format, &chosen), "tools")))
         }
         (false, Some((_, name))) => Err(ApiError::bad_field(
@@ -378,9 +343,8 @@ pub(crate) async fn apply_template(
     let prompt = app
         .work(move |app| {
             let fields = Fields::of(&body)?;
-            let Asked { conversation, .. } = conversation::read(&fields, app.marker())?;
-            let continues = fields.bool("continue_final_message")?.unwrap_or(false);
-            render(template(app)?, &conversation, continues)
+            let asked = conversation::read(app, &fields)?;
+            Ok(rendered::render(app, &asked)?.prompt)
         })
         .await?;
     Ok(json_response(&json!({ "prompt": prompt })).into_response())

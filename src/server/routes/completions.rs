@@ -18,7 +18,7 @@ use crate::fields::Fields;
 use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
-use crate::prompt::{check_bytes, check_length, prompts, salt};
+use crate::prompt::{MAX_PROMPTS, check_bytes, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
 use crate::work::{Answer, Choice, Update, Work, keep_best};
@@ -78,8 +78,9 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
-    let most = fields.count("max_tokens", 0, 1 << 30)?;
-    options.max_tokens = Some(most.unwrap_or(DEFAULT_TOKENS));
+    let most = params::max_tokens(&fields, &["max_tokens", "n_predict"], 0)?;
+    options.max_tokens = most.unwrap_or(Some(DEFAULT_TOKENS));
+    let most = options.max_tokens.unwrap_or(usize::MAX);
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
     let best_of = fields.count("best_of", 1, MAX_N)?.unwrap_or(n);
     let stream = fields.bool("stream")?.unwrap_or(false);
@@ -151,14 +152,14 @@ fn all_prompts(app: &App, fields: &Fields<'_>, best_of: usize) -> Result<Vec<Vec
         add_special,
         ..EncodeOptions::PROMPT
     };
-    let mut prompts = prompts(app, fields, "prompt", encode)?;
+    let mut prompts = prompts(app, fields, "prompt", MAX_PROMPTS, encode)?;
     if let Some(suffix) = fields.str("suffix")?.filter(|suffix| !suffix.is_empty()) {
         check_bytes(app, suffix)?;
         for prompt in &mut prompts {
             *prompt = super::native::infill(app, prompt, suffix)?;
         }
     }
-    if prompts.len() * best_of > crate::prompt::MAX_PROMPTS * 4 {
+    if prompts.len() * best_of > MAX_PROMPTS * 4 {
         return Err(fields.wrong("n", "fewer texts over all prompts"));
     }
     Ok(prompts)
@@ -169,7 +170,8 @@ struct Size {
     best_of: usize,
     echo: bool,
     top: Option<usize>,
-    most: Option<usize>,
+    /// Tokens that are generated for each prompt, at most.
+    most: usize,
 }
 
 /// An error if an answer could hold more log-probabilities than anybody reads.
@@ -184,7 +186,7 @@ fn check_size(
         return Ok(());
     };
     let n_ctx = app.n_ctx();
-    let generated = size.most.unwrap_or(DEFAULT_TOKENS).min(n_ctx) * prompts.len();
+    let generated = size.most.min(n_ctx) * prompts.len();
     let echoed: usize = if size.echo {
         prompts.iter().map(Vec::len).sum()
     } else {

@@ -1,34 +1,28 @@
 //! Messages and tools of a request, checked, as a chat template takes them.
 
-use octavo_text::chat::{Content, Conversation, Message, ToolCall};
+mod choice;
+
+pub(crate) use choice::ToolChoice;
+use octavo_text::chat::{Content, Conversation, Message, ToolCall, thinking};
 use serde_json::{Map, Value, json};
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::json;
 
 const MAX_MESSAGES: usize = 2048;
 const MAX_PARTS: usize = 1024;
 const MAX_CALLS: usize = 128;
-const MAX_TOOLS: usize = 128;
+pub(crate) const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 256;
-
-/// Whether tools are called.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ToolChoice {
-    /// Never: the model does not see them.
-    None,
-    /// As the model likes.
-    Auto,
-    /// One of them, at once.
-    Required,
-    /// This one, at once.
-    Named(String),
-}
 
 /// What a request asks for.
 pub(crate) struct Asked<'a> {
     pub(crate) conversation: Conversation,
     pub(crate) choice: ToolChoice,
+    /// Whether the answer goes on with the last message, which is the assistant's.
+    pub(crate) continues: bool,
     /// The pictures of all messages, in order; markers stand for them in the conversation.
     pub(crate) images: Vec<Image<'a>>,
 }
@@ -41,15 +35,15 @@ pub(crate) struct Image<'a> {
     pub(crate) url: &'a str,
 }
 
-/// Reads `messages`, `tools` and what else the template sees. With a `marker`, messages may have
-/// pictures, which it stands for.
-pub(crate) fn read<'a>(fields: &Fields<'a>, marker: Option<&str>) -> Result<Asked<'a>, ApiError> {
+/// Reads `messages`, `tools` and what else the template sees. Where pictures are taken, markers
+/// stand for those of messages.
+pub(crate) fn read<'a>(app: &App, fields: &Fields<'a>) -> Result<Asked<'a>, ApiError> {
     let messages = fields.need("messages", fields.list("messages", MAX_MESSAGES)?)?;
     if messages.is_empty() {
         return Err(fields.wrong("messages", "at least one message"));
     }
     let mut parts = Parts {
-        marker,
+        marker: app.marker(),
         images: Vec::new(),
     };
     let read =
@@ -58,31 +52,57 @@ pub(crate) fn read<'a>(fields: &Fields<'a>, marker: Option<&str>) -> Result<Aske
         .iter()
         .enumerate()
         .map(read)
-        .collect::<Result<_, _>>()?;
-    let tools = tools(fields)?;
-    let choice = tool_choice(fields, &tools)?;
-    let mut kwargs = fields
-        .object("chat_template_kwargs")?
-        .cloned()
-        .unwrap_or_default();
-    if let Some(effort) = fields.str("reasoning_effort")? {
-        kwargs.entry("reasoning_effort").or_insert(json!(effort));
-    }
+        .collect::<Result<Vec<Message>, _>>()?;
+    let (choice, tools) = choice::read(fields, tools(fields)?)?;
+    let continues = continues(app, fields, &messages)?;
     let conversation = Conversation {
         messages,
-        tools: if choice == ToolChoice::None {
-            Vec::new()
-        } else {
-            tools
-        },
+        tools,
         add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
-        kwargs,
+        kwargs: kwargs(fields)?,
     };
     Ok(Asked {
         conversation,
         choice,
+        continues,
         images: parts.images,
     })
+}
+
+/// Variables of the template.
+fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut kwargs = Map::new();
+    if let Some(thinks) = fields.bool("enable_thinking")? {
+        kwargs.extend(thinking(thinks));
+    }
+    match fields.str("reasoning_effort")? {
+        // no template has such an effort
+        Some("none") => kwargs.extend(thinking(false)),
+        Some(effort) => {
+            kwargs.insert("reasoning_effort".to_owned(), json!(effort));
+        }
+        None => {}
+    }
+    let own = fields.object("chat_template_kwargs")?;
+    kwargs.extend(own.cloned().unwrap_or_default());
+    Ok(kwargs)
+}
+
+/// Whether the answer goes on with the last message: if the request says so, or if that message is
+/// the assistant's and calls nothing, as with llama-server.
+fn continues(app: &App, fields: &Fields<'_>, messages: &[Message]) -> Result<bool, ApiError> {
+    const NAME: &str = "continue_final_message";
+    match fields.get(NAME) {
+        // llama-server's words for which part of the message is continued
+        Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Ok(true),
+        Some(Value::Bool(continues)) => Ok(*continues),
+        Some(_) => Err(fields.wrong(NAME, "true or false")),
+        None => {
+            let last = messages.last().filter(|last| last.role == "assistant");
+            let is_text = last.is_some_and(|last| last.tool_calls.is_empty());
+            Ok(is_text && app.options.prefill_assistant)
+        }
+    }
 }
 
 fn message<'a>(
@@ -94,6 +114,8 @@ fn message<'a>(
     let role = match fields.need("role", fields.str("role")?)? {
         // the newer name for the same thing, which few templates know
         "developer" => "system",
+        // and the older one
+        "function" => "tool",
         role @ ("system" | "user" | "assistant" | "tool") => role,
         _ => {
             let expected = "system, developer, user, assistant or tool";
@@ -101,10 +123,11 @@ fn message<'a>(
         }
     };
     let tool_calls = tool_calls(&fields, path)?;
-    let content = parts.content(value, path)?;
-    if content == Content::None && role != "assistant" {
+    // null is nothing, as with everybody else; a message without the field is a mistake
+    if role != "assistant" && !fields.has("content") {
         return Err(fields.wrong("content", "a string or a list of parts"));
     }
+    let content = parts.content(value, path)?;
     let reasoning = match fields.str("reasoning_content")? {
         Some(text) => Some(text),
         None => fields.str("reasoning")?,
@@ -229,30 +252,43 @@ fn image<'a>(part: &'a Value, fields: &Fields<'_>, path: &str) -> Result<Image<'
 
 fn tool_calls(fields: &Fields<'_>, path: &str) -> Result<Vec<ToolCall>, ApiError> {
     let calls = fields.list("tool_calls", MAX_CALLS)?.unwrap_or_default();
-    let read = |(i, value): (usize, &Value)| -> Result<ToolCall, ApiError> {
+    let read = |(i, value): (usize, &Value)| {
         let outer_path = format!("{path}tool_calls[{i}].");
         let outer = Fields::at(value, &outer_path)?;
         let function = outer.need("function", outer.get("function"))?;
-        let inner_path = format!("{outer_path}function.");
-        let inner = Fields::at(function, &inner_path)?;
-        let name = inner.need("name", inner.str("name")?)?;
-        let arguments = match inner.get("arguments") {
-            None => Value::Object(Map::new()),
-            Some(Value::String(text)) => match serde_json::from_str::<Value>(text) {
-                Ok(object @ Value::Object(_)) => object,
-                _ if text.trim().is_empty() => Value::Object(Map::new()),
-                _ => Value::String(text.clone()),
-            },
-            Some(object @ Value::Object(_)) => object.clone(),
-            Some(_) => return Err(inner.wrong("arguments", "JSON as a string")),
-        };
-        Ok(ToolCall {
-            id: outer.str("id")?.unwrap_or_default().to_owned(),
-            name: name.to_owned(),
-            arguments,
-        })
+        let id = outer.str("id")?.unwrap_or_default();
+        call(function, &format!("{outer_path}function."), id)
     };
-    calls.iter().enumerate().map(read).collect()
+    let mut calls = calls
+        .iter()
+        .enumerate()
+        .map(read)
+        .collect::<Result<Vec<ToolCall>, _>>()?;
+    // the older form of a single call
+    if let (true, Some(function)) = (calls.is_empty(), fields.get("function_call")) {
+        calls.push(call(function, &format!("{path}function_call."), "")?);
+    }
+    Ok(calls)
+}
+
+fn call(function: &Value, path: &str, id: &str) -> Result<ToolCall, ApiError> {
+    let inner = Fields::at(function, path)?;
+    let name = inner.need("name", inner.str("name")?)?;
+    let arguments = match inner.get("arguments") {
+        None => Value::Object(Map::new()),
+        Some(Value::String(text)) => match json::parse(text.as_bytes()) {
+            Ok(object @ Value::Object(_)) => object,
+            _ if text.trim().is_empty() => Value::Object(Map::new()),
+            _ => Value::String(text.clone()),
+        },
+        Some(object @ Value::Object(_)) => object.clone(),
+        Some(_) => return Err(inner.wrong("arguments", "JSON as a string")),
+    };
+    Ok(ToolCall {
+        id: id.to_owned(),
+        name: name.to_owned(),
+        arguments,
+    })
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
@@ -280,39 +316,4 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
 /// The name of a tool.
 pub(crate) fn tool_name(tool: &Value) -> &str {
     tool["function"]["name"].as_str().unwrap_or_default()
-}
-
-fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
-    const NAME: &str = "tool_choice";
-    let needs_tools = |choice| match tools {
-        [] => Err(fields.wrong(NAME, "tools beside it")),
-        _ => Ok(choice),
-    };
-    match fields.get(NAME) {
-        None => Ok(ToolChoice::Auto),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => Ok(ToolChoice::None),
-            "auto" => Ok(ToolChoice::Auto),
-            "required" | "any" => needs_tools(ToolChoice::Required),
-            _ => Err(fields.wrong(NAME, "none, auto, required or a function")),
-        },
-        Some(value) => {
-            let outer = Fields::at(value, "tool_choice.")?;
-            // the responses interface has the name beside the type
-            let name = match outer.get("function") {
-                Some(function) => {
-                    let inner = Fields::at(function, "tool_choice.function.")?;
-                    inner.need("name", inner.str("name")?)?
-                }
-                None => outer.need("function", outer.str("name")?)?,
-            };
-            if !tools.iter().any(|tool| tool_name(tool) == name) {
-                return Err(ApiError::bad_field(
-                    "tool_choice.function.name",
-                    format!("{name:?} is not among the tools"),
-                ));
-            }
-            needs_tools(ToolChoice::Named(name.to_owned()))
-        }
-    }
 }

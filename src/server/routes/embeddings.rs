@@ -17,7 +17,10 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::prompt::{prompts, salt};
 use crate::wire::Usage;
-use crate::work::Work;
+use crate::work::{Answer, Work};
+
+/// Texts of one request, as many as OpenAI takes.
+const MAX_TEXTS: usize = 2048;
 
 /// Answers a request.
 pub(crate) async fn handle(
@@ -30,9 +33,14 @@ pub(crate) async fn handle(
         model,
         requests,
         in_base64,
+        dimensions,
     } = prepared.await?;
     let prompt = requests.iter().map(|request| request.prompt.len()).sum();
-    let answers = Work::begin(&app, requests)?.collect().await?;
+    let mut answers = Work::begin(&app, requests)?.collect().await?;
+    if let Some(dimensions) = dimensions {
+        let shorten = |answer: &mut Answer| shorten(&mut answer.vector, dimensions);
+        answers.iter_mut().for_each(shorten);
+    }
     let data = answers.iter().enumerate().map(|(index, answer)| {
         let vector = match in_base64 {
             false => json!(answer.vector),
@@ -60,6 +68,24 @@ struct Prepared {
     model: String,
     requests: Vec<Request>,
     in_base64: bool,
+    /// How many of a vector's numbers are told, where not all are.
+    dimensions: Option<usize>,
+}
+
+/// The first numbers of a vector, with length 1: models that are made for it (Matryoshka) have the
+/// most of a text's meaning there.
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
+    vector.truncate(dimensions);
+    let length = vector
+        .iter()
+        .map(|x| f64::from(*x).powi(2))
+        .sum::<f64>()
+        .sqrt();
+    if length > 0.0 {
+        vector
+            .iter_mut()
+            .for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
 }
 
 fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
@@ -70,16 +96,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         Some("base64") => true,
         Some(_) => return Err(fields.wrong("encoding_format", "float or base64")),
     };
-    let width = app.engine.hparams().n_embd();
-    if fields
-        .count("dimensions", 1, usize::MAX >> 1)?
-        .is_some_and(|n| n != width)
-    {
-        return Err(fields.wrong(
-            "dimensions",
-            &format!("{width}, which is what the model has"),
-        ));
-    }
+    let dimensions = fields.count("dimensions", 1, app.engine.hparams().n_embd())?;
     let pooling = match fields.str("pooling")? {
         None => match app.engine.pooling() {
             // an answer is one vector for each text
@@ -96,7 +113,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     } else {
         "content"
     };
-    let prompts = prompts(app, &fields, name, EncodeOptions::PROMPT)?;
+    let prompts = prompts(app, &fields, name, MAX_TEXTS, EncodeOptions::PROMPT)?;
     let salt = salt(&fields, caller.salt())?;
     let request = |prompt: Vec<u32>| {
         if prompt.len() > app.n_ctx() {
@@ -117,5 +134,6 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         model,
         requests: prompts.into_iter().map(request).collect::<Result<_, _>>()?,
         in_base64,
+        dimensions,
     })
 }

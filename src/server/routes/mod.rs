@@ -88,6 +88,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         )
         .route("/props", shows(app, Guard::Key, native::props))
         .route("/slots", shows(app, Guard::Key, native::slots))
+        .route("/cache", shows(app, Guard::Key, native::cache))
         .route("/ready", shows(app, Guard::Open, status::ready))
         .route("/live", shows(app, Guard::Open, status::live))
         .route("/metrics", shows(app, Guard::Key, status::metrics))

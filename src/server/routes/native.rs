@@ -1,5 +1,10 @@
-//! llama-server's own routes: `/completion`, `/infill`, `/tokenize`, `/detokenize`, `/props`,
-//! `/slots`.
+//! llama-server's own routes: `/completion`, `/infill`, and in files of their own `/tokenize`,
+//! `/detokenize`, `/props` and `/slots`.
+
+mod infill;
+mod settings;
+mod state;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -16,15 +21,17 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Rule;
 use crate::http::json_response;
-use crate::images::MAX_IMAGES;
 use crate::params::{self, Dialect};
-use crate::prompt::{check_bytes, check_length, prompts, salt};
+use crate::prompt::{MAX_PROMPTS, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
+pub(crate) use infill::{infill, infill_route};
+pub(crate) use state::{cache, props, slots};
+pub(crate) use tokens::{detokenize, tokenize, tokenizer_info};
 
 struct Prepared {
-    request: Request,
+    requests: Vec<Request>,
     rule: Option<(Rule, &'static str)>,
     stream: bool,
     style: Style,
@@ -35,9 +42,13 @@ struct Style {
     model: String,
     /// The stop strings.
     stop: Vec<String>,
+    /// How the texts are generated, in llama-server's words.
+    settings: Value,
+    /// Texts of the prompts.
+    prompts: Vec<String>,
 }
 
-/// `/completion`: one text, in llama-server's words.
+/// `/completion`: a text, in llama-server's words, or one for each of several prompts.
 pub(crate) async fn completion(
     app: Arc<App>,
     caller: Caller,
@@ -45,75 +56,19 @@ pub(crate) async fn completion(
 ) -> Result<Response<Body>, ApiError> {
     let prepared = app.work(move |app| {
         let fields = Fields::of(&body)?;
-        let mut all = prompts(app, &fields, "prompt", EncodeOptions::PROMPT)?;
-        match (all.pop(), all.is_empty()) {
-            (Some(prompt), true) => prepare(app, &caller, &fields, prompt),
-            _ => Err(fields.wrong("prompt", "one prompt: /v1/completions takes several")),
-        }
+        let prompts = prompts(app, &fields, "prompt", MAX_PROMPTS, EncodeOptions::PROMPT)?;
+        prepare(app, &caller, &fields, prompts)
     });
     answer(&app, prepared.await?).await
-}
-
-/// `/infill`: what stands between two texts.
-pub(crate) async fn infill_route(
-    app: Arc<App>,
-    caller: Caller,
-    body: Value,
-) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| {
-        let fields = Fields::of(&body)?;
-        let [prefix, suffix, more] =
-            ["input_prefix", "input_suffix", "prompt"].map(|name| -> Result<&str, ApiError> {
-                let text = fields.str(name)?.unwrap_or_default();
-                check_bytes(app, text).map(|()| text)
-            });
-        let (prefix, suffix, more) = (prefix?, suffix?, more?);
-        let prefix = app
-            .tokenizer()
-            .encode(prefix.as_bytes(), EncodeOptions::PIECE)?;
-        let mut prompt = infill(app, &prefix, suffix)?;
-        prompt.extend(
-            app.tokenizer()
-                .encode(more.as_bytes(), EncodeOptions::PIECE)?,
-        );
-        prepare(app, &caller, &fields, prompt)
-    });
-    answer(&app, prepared.await?).await
-}
-
-/// A prompt that asks for what stands between a text and a suffix.
-pub(crate) fn infill(app: &App, prefix: &[u32], suffix: &str) -> Result<Vec<u32>, ApiError> {
-    let special = app.tokenizer().special();
-    let (Some(pre), Some(suf), Some(mid)) = (special.fim_pre, special.fim_suf, special.fim_mid)
-    else {
-        let message = "this model's vocabulary has no tokens to fill in the middle of a text";
-        return Err(ApiError::bad_field("suffix", message));
-    };
-    let suffix = app
-        .tokenizer()
-        .encode(suffix.as_bytes(), EncodeOptions::PIECE)?;
-    let bos = app.tokenizer().bos().filter(|_| app.tokenizer().add_bos());
-    let prefix = match (bos, prefix.first()) {
-        (Some(bos), Some(first)) if *first == bos => &prefix[1..],
-        _ => prefix,
-    };
-    let mut prompt: Vec<u32> = bos.into_iter().collect();
-    prompt.push(pre);
-    prompt.extend_from_slice(prefix);
-    prompt.push(suf);
-    prompt.extend(suffix);
-    prompt.push(mid);
-    Ok(prompt)
 }
 
 fn prepare(
     app: &App,
     caller: &Caller,
     fields: &Fields<'_>,
-    prompt: Vec<u32>,
+    prompts: Vec<Vec<u32>>,
 ) -> Result<Prepared, ApiError> {
     let model = app.model(fields.str("model")?)?;
-    check_length(app, &prompt)?;
     let mut options = params::options(app, fields, Dialect::Native)?;
     let range = -2..=1 << 30;
     let most = match fields.int("n_predict", range.clone())? {
@@ -123,40 +78,68 @@ fn prepare(
     // below 0 there is no limit but the context's
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    let salt = salt(fields, caller.salt())?;
+    let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
+        check_length(app, prompt)?;
+        Ok(Request {
+            salt: salt.clone(),
+            ..Request::new(prompt, &options)
+        })
+    };
+    let text = |prompt: &Vec<u32>| {
+        let text = app.tokenizer().decode(prompt, true);
+        String::from_utf8_lossy(&text).into_owned()
+    };
     Ok(Prepared {
-        request: Request {
-            salt: salt(fields, caller.salt())?,
-            ..Request::new(&prompt, &options)
-        },
+        requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
         rule: params::rule(fields)?,
-        stream: fields.bool("stream")?.unwrap_or(false),
+        stream,
         style: Style {
             model,
+            settings: settings::of(app, &options, stream),
             stop: options.stop,
+            prompts: prompts.iter().map(text).collect(),
         },
     })
 }
 
 async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>, ApiError> {
-    prepared.request.constraint = app.compile(prepared.rule.take()).await?;
-    let mut work = Work::begin(app, vec![prepared.request])?;
+    if let Some(constraint) = app.compile(prepared.rule.take()).await? {
+        let constrain = |request: &mut Request| request.constraint = Some(constraint.fork());
+        prepared.requests.iter_mut().for_each(constrain);
+    }
+    let n = prepared.requests.len();
+    let mut work = Work::begin(app, prepared.requests)?;
     if prepared.stream {
         work.has_begun().await?;
         return Ok(sse::response(NativeWriter {
             app: Arc::clone(app),
             work,
             style: prepared.style,
+            generated: vec![0; n],
             has_ended: false,
         }));
     }
-    let mut answers = work.collect().await?;
-    let choice = answers.pop().and_then(|mut answer| answer.choices.pop());
-    let choice = choice.ok_or_else(|| ApiError::server("the text is lost"))?;
-    Ok(json_response(&whole(app, &prepared.style, &choice)))
+    let mut texts = Vec::with_capacity(n);
+    for (index, mut answer) in work.collect().await?.into_iter().enumerate() {
+        let choice = answer.choices.pop();
+        let choice = choice.ok_or_else(|| ApiError::server("the text is lost"))?;
+        texts.push(whole(app, &prepared.style, index, &choice));
+    }
+    Ok(json_response(&match texts.len() {
+        1 => texts.remove(0),
+        _ => Value::Array(texts),
+    }))
 }
 
-fn whole(app: &App, style: &Style, choice: &Choice) -> Value {
-    let mut object = last(style, choice.finish, choice.stopped_by, &choice.timing);
+fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
+    let end = End {
+        finish: choice.finish,
+        stopped_by: choice.stopped_by,
+        has_new_line: choice.text.contains('\n'),
+    };
+    let mut object = last(style, index, &end, &choice.timing);
     object["content"] = json!(choice.text);
     object["tokens"] = json!(choice.tokens);
     if !choice.logprobs.is_empty() {
@@ -166,24 +149,37 @@ fn whole(app: &App, style: &Style, choice: &Choice) -> Value {
     object
 }
 
-/// What is told at the end.
-fn last(style: &Style, finish: Finish, stopped_by: Option<usize>, timing: &Timing) -> Value {
-    let word = stopped_by.and_then(|place| style.stop.get(place));
-    let kind = match finish {
+/// How a text ended.
+struct End {
+    finish: Finish,
+    stopped_by: Option<usize>,
+    has_new_line: bool,
+}
+
+/// What is told at the end of a text.
+fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
+    let word = end.stopped_by.and_then(|place| style.stop.get(place));
+    let kind = match end.finish {
         Finish::Stop if word.is_some() => "word",
         Finish::Stop => "eos",
         Finish::Length | Finish::ContextFull => "limit",
         Finish::Cancelled => "none",
     };
     json!({
-        "index": 0,
+        "index": index,
         "content": "",
+        "tokens": [],
+        // places are not numbered here
+        "id_slot": -1,
         "stop": true,
         "model": style.model,
         "tokens_predicted": timing.generated_tokens,
         "tokens_evaluated": timing.prompt_tokens,
         "tokens_cached": timing.cached,
-        "truncated": finish == Finish::ContextFull,
+        "generation_settings": style.settings,
+        "prompt": style.prompts.get(index),
+        "has_new_line": end.has_new_line,
+        "truncated": end.finish == Finish::ContextFull,
         "stop_type": kind,
         "stopping_word": word.map_or("", String::as_str),
         "timings": wire::timings(timing),
@@ -194,6 +190,8 @@ struct NativeWriter {
     app: Arc<App>,
     work: Work,
     style: Style,
+    /// Tokens of each text so far.
+    generated: Vec<usize>,
     has_ended: bool,
 }
 
@@ -202,17 +200,20 @@ impl Writer for NativeWriter {
         if self.has_ended {
             return None;
         }
-        let Some(Update { event, .. }) = self.work.next().await else {
+        let Some(Update { prompt, event }) = self.work.next().await else {
             self.has_ended = true;
             return None;
         };
         let message = match event {
             Event::Delta { delta, .. } => {
+                self.generated[prompt] += delta.tokens.len();
                 let mut object = json!({
-                    "index": 0,
+                    "index": prompt,
                     "content": delta.text,
                     "tokens": delta.tokens,
+                    "id_slot": -1,
                     "stop": false,
+                    "tokens_predicted": self.generated[prompt],
                 });
                 if !delta.logprobs.is_empty() {
                     let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
@@ -221,7 +222,12 @@ impl Writer for NativeWriter {
                 object
             }
             Event::Finished { text, timing, .. } => {
-                last(&self.style, text.finish, text.stopped_by, &timing)
+                let end = End {
+                    finish: text.finish,
+                    stopped_by: text.stopped_by,
+                    has_new_line: text.text.contains('\n'),
+                };
+                last(&self.style, prompt, &end, &timing)
             }
             Event::Failed(error) => {
                 self.has_ended = true;
@@ -235,136 +241,4 @@ impl Writer for NativeWriter {
         };
         Some(vec![Message::Data(message)])
     }
-}
-
-/// `/tokenize`: takes llama-server's words and vLLM's, and answers in both.
-pub(crate) async fn tokenize(
-    app: Arc<App>,
-    _caller: Caller,
-    body: Value,
-) -> Result<Response<Body>, ApiError> {
-    let answer = app.work(move |app| {
-        let fields = Fields::of(&body)?;
-        let (text, is_vllm) = match fields.str("content")? {
-            Some(text) => (text.to_owned(), false),
-            None if fields.get("messages").is_some() => {
-                let asked = super::conversation::read(&fields, app.marker())?;
-                let conversation = asked.conversation;
-                let template = super::chat::template(app)?;
-                let continues = fields.bool("continue_final_message")?.unwrap_or(false);
-                (
-                    super::chat::render(template, &conversation, continues)?,
-                    true,
-                )
-            }
-            None => (
-                fields.need("content", fields.str("prompt")?)?.to_owned(),
-                true,
-            ),
-        };
-        let add_special = match fields.bool("add_special")? {
-            Some(add) => Some(add),
-            None => fields.bool("add_special_tokens")?,
-        };
-        let from_template = fields.get("messages").is_some();
-        let options = EncodeOptions {
-            add_special: add_special.unwrap_or(is_vllm && !from_template),
-            parse_special: fields.bool("parse_special")?.unwrap_or(true),
-        };
-        let ids = app.tokenizer().encode(text.as_bytes(), options)?;
-        let with_pieces = fields.bool("with_pieces")?.unwrap_or(false);
-        let tokens: Value = match with_pieces {
-            false => json!(ids),
-            true => ids.iter().map(|&id| piece(app, id)).collect(),
-        };
-        Ok(json!({
-            "tokens": tokens,
-            "count": ids.len(),
-            "max_model_len": app.n_ctx(),
-        }))
-    });
-    Ok(json_response(&answer.await?))
-}
-
-fn piece(app: &App, id: u32) -> Value {
-    let bytes = wire::bytes(app.tokenizer(), id);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => json!({ "id": id, "piece": text }),
-        Err(_) => json!({ "id": id, "piece": bytes }),
-    }
-}
-
-/// `/detokenize`.
-pub(crate) async fn detokenize(
-    app: Arc<App>,
-    _caller: Caller,
-    body: Value,
-) -> Result<Response<Body>, ApiError> {
-    let answer = app.work(move |app| {
-        let fields = Fields::of(&body)?;
-        let ids = fields.ids("tokens", 1 << 22, app.n_vocab())?;
-        let ids = fields.need("tokens", ids)?;
-        let text = app.tokenizer().decode(&ids, true);
-        let text = String::from_utf8_lossy(&text);
-        Ok(json!({ "content": text, "prompt": text }))
-    });
-    Ok(json_response(&answer.await?))
-}
-
-/// `/tokenizer_info`: what evaluation harnesses ask of a tokenizer that they do not have.
-pub(crate) async fn tokenizer_info(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let name = |id: Option<u32>| id.map(|id| wire::text(app.tokenizer(), id));
-    let tokenizer = app.tokenizer();
-    Ok(json_response(&json!({
-        "bos_token": name(tokenizer.bos()),
-        "eos_token": name(tokenizer.eos()),
-        "pad_token": name(tokenizer.pad()),
-        "unk_token": name(tokenizer.unk()),
-        "chat_template": app.template.as_ref().map(|template| template.source()),
-        "vocab_size": app.n_vocab(),
-        "tokenizer_class": tokenizer.model_name(),
-    })))
-}
-
-/// `/props`: what llama-server's page wants to know.
-pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let sequences = app.engine.sequences();
-    Ok(json_response(&json!({
-        "default_generation_settings": {
-            "n_ctx": app.n_ctx(),
-            "params": params::defaults(app.sampling.clone()),
-        },
-        "total_slots": sequences,
-        "model_alias": app.name(),
-        "chat_template": app.template.as_ref().map(|template| template.source()),
-        "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
-        "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
-        "modalities": { "vision": app.options.sight.is_some(), "audio": false },
-        "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
-        "build_info": crate::FINGERPRINT,
-    })))
-}
-
-/// `/slots`: who uses which part of the cache. No texts.
-pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let snapshot = app.front.snapshot();
-    let pages = snapshot.pages;
-    let requests = snapshot.requests.iter().map(|request| {
-        json!({
-            "id": request.id,
-            "choice": request.choice,
-            "state": request.state,
-            "pages": request.pages,
-            "tokens": request.tokens,
-            "prompt_tokens": request.prompt_tokens,
-            "generated": request.generated,
-        })
-    });
-    Ok(json_response(&json!({
-        "pages_total": pages.free + pages.cached + pages.used,
-        "pages_free": pages.free,
-        "pages_cached": pages.cached,
-        "page_positions": octavo_engine::kv::PAGE,
-        "requests": requests.collect::<Vec<_>>(),
-    })))
 }

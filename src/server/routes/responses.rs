@@ -2,6 +2,7 @@
 //! one for a chat, and the answer into items.
 
 mod names;
+mod turns;
 mod writer;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use octavo_engine::{Event, Request};
 use serde_json::{Map, Value, json};
 
 use super::chat::{self, Prepared};
+use super::conversation::MAX_TOOLS;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
@@ -22,8 +24,6 @@ use crate::sse;
 use crate::work::{Update, Work};
 use names::Names;
 use writer::ResponseWriter;
-
-const MAX_ITEMS: usize = 4096;
 
 /// Answers a request.
 pub(crate) async fn handle(
@@ -98,29 +98,8 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         let message = "conversations are not stored here: send all of it as input";
         return Err(ApiError::bad_field("previous_response_id", message));
     }
-    let mut messages = Vec::new();
     let mut names = Names::default();
-    if let Some(text) = fields.str("instructions")? {
-        messages.push(json!({ "role": "system", "content": text }));
-        names.messages.push("instructions".to_owned());
-    }
-    match fields.need("input", fields.get("input"))? {
-        Value::String(text) => {
-            messages.push(json!({ "role": "user", "content": text }));
-            names.messages.push("input".to_owned());
-        }
-        _ => {
-            let items = fields.list("input", MAX_ITEMS)?.unwrap_or_default();
-            for (i, item) in items.iter().enumerate() {
-                let path = format!("input[{i}].");
-                let message = message(&Fields::at(item, &path)?, item)?;
-                names
-                    .messages
-                    .extend(message.is_some().then(|| format!("input[{i}]")));
-                messages.extend(message);
-            }
-        }
-    }
+    let messages = turns::messages(fields, &mut names)?;
     let mut chat = Map::new();
     let copied = [
         "model",
@@ -134,6 +113,8 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         "seed",
         "stop",
         "chat_template_kwargs",
+        "enable_thinking",
+        "continue_final_message",
         "cache_salt",
         "logit_bias",
     ];
@@ -155,7 +136,7 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         chat.insert("response_format".to_owned(), response_format(format));
     }
     // tools of other kinds are the client's own business
-    let tools = fields.list("tools", 128)?.unwrap_or_default().iter();
+    let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter();
     let mut functions = Vec::new();
     for (i, tool) in tools
         .enumerate()
@@ -179,35 +160,5 @@ fn response_format(format: &Value) -> Value {
             json!({ "type": "json_schema", "json_schema": format })
         }
         _ => format.clone(),
-    }
-}
-
-/// The messages that an item of the input stands for.
-fn message(fields: &Fields<'_>, item: &Value) -> Result<Option<Value>, ApiError> {
-    match fields.str("type")?.unwrap_or("message") {
-        "message" => Ok(Some(
-            json!({ "role": item["role"], "content": item["content"] }),
-        )),
-        "function_call" => Ok(Some(json!({
-            "role": "assistant",
-            "content": null,
-            "tool_calls": [{
-                "id": item["call_id"],
-                "type": "function",
-                "function": { "name": item["name"], "arguments": item["arguments"] },
-            }],
-        }))),
-        "function_call_output" => {
-            let output = match &item["output"] {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            let id = &item["call_id"];
-            Ok(Some(
-                json!({ "role": "tool", "tool_call_id": id, "content": output }),
-            ))
-        }
-        "reasoning" => Ok(None),
-        _ => Err(fields.wrong("type", "message, function_call or function_call_output")),
     }
 }

@@ -109,6 +109,7 @@ fn pages_of_other_sites_are_turned_away() {
 fn a_model_is_known_by_its_names() {
     let options = Options {
         names: vec!["a".to_owned(), "b/c".to_owned()],
+        strict_model: true,
         ..Options::default()
     };
     let server = Server::new(small(), options);

@@ -286,7 +286,7 @@ fn a_response_names_and_repeats_what_was_sent() {
     let tool = json!({ "type": "function", "name": "a b" });
     let format = json!({ "type": "json_schema", "schema": { "multipleOf": 99991 } });
     for (param, mut body) in [
-        ("max_output_tokens", json!({ "max_output_tokens": -1 })),
+        ("max_output_tokens", json!({ "max_output_tokens": -2 })),
         (
             "input[1].role",
             json!({ "input": [{ "type": "reasoning" }, message] }),

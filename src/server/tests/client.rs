@@ -133,7 +133,7 @@ impl Server {
     pub(crate) fn idle(&self) -> Value {
         let start = Instant::now();
         loop {
-            let slots = self.get("/slots").json();
+            let slots = self.get("/cache").json();
             if slots["requests"].as_array().is_some_and(Vec::is_empty) {
                 return slots;
             }

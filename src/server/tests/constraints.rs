@@ -160,7 +160,9 @@ const SIGNS: [(&str, &str); 8] = [
 ];
 
 fn template(sign: &str) -> String {
-    let messages = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    // with a place for tools, which would stand in a long system message otherwise
+    let messages = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
+                    {% for m in messages %}{{ m.content }}{% endfor %}";
     format!("{messages}{{% if false %}}{sign}{{% endif %}}")
 }
 

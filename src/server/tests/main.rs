@@ -5,6 +5,7 @@ mod answers;
 mod browser;
 mod client;
 mod constraints;
+mod customs;
 mod defaults;
 mod fetching;
 mod hostile;

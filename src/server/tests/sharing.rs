@@ -136,7 +136,7 @@ fn chat(server: &Server) -> ([Value; 2], u64, u64) {
 
 /// Waits until the cache is left alone for a while.
 fn wait_until_pages_rest(server: &Server) {
-    let cached = || server.get("/slots").json()["pages_cached"].as_u64();
+    let cached = || server.get("/cache").json()["pages_cached"].as_u64();
     let (mut before, mut same) = (cached(), 0);
     while same < 10 {
         std::thread::sleep(Duration::from_millis(30));
@@ -165,7 +165,7 @@ fn an_answer_is_in_the_cache_when_the_chat_goes_on() {
     );
     // the last answer is read as a prompt, which uses a page while it lasts
     wait_until_pages_rest(&server);
-    let slots = server.get("/slots").json();
+    let slots = server.get("/cache").json();
     let sum = slots["pages_free"]
         .as_u64()
         .zip(slots["pages_cached"].as_u64());
@@ -219,7 +219,7 @@ fn who_is_under_way_is_answered_before_it_ends() {
     let mut long = body("What is 1+1? ");
     long["max_tokens"] = json!(300);
     let stream = server.send("POST", "/v1/completions", "", long.to_string().as_bytes());
-    while server.get("/slots").json()["requests"]
+    while server.get("/cache").json()["requests"]
         .as_array()
         .is_none_or(Vec::is_empty)
     {}
@@ -250,7 +250,7 @@ fn who_finds_no_place_is_told_when_to_come_back() {
     let under_way: Vec<_> = (0..2)
         .map(|_| server.send("POST", "/v1/completions", "", bytes.as_bytes()))
         .collect();
-    while server.get("/slots").json()["requests"]
+    while server.get("/cache").json()["requests"]
         .as_array()
         .is_none_or(|all| all.len() < 2)
     {}

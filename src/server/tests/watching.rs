@@ -18,7 +18,7 @@ fn long(texts: usize) -> Value {
 /// Sends a request, and waits until it is under way.
 fn begin(server: &Server, body: &Value) -> TcpStream {
     let stream = server.send("POST", "/v1/completions", "", body.to_string().as_bytes());
-    while server.get("/slots").json()["requests"]
+    while server.get("/cache").json()["requests"]
         .as_array()
         .is_none_or(Vec::is_empty)
     {}

@@ -91,12 +91,7 @@ impl ChatTemplate {
 }
 
 /// A prompt that ends where an answer begins, with a thought and a text behind it.
-fn begun(
-    mut prompt: String,
-    tags: Option<(&str, &str)>,
-    thought: &str,
-    text: &str,
-) -> String {
+fn begun(mut prompt: String, tags: Option<(&str, &str)>, thought: &str, text: &str) -> String {
     let Some((open, close)) = tags else {
         return prompt + text;
     };

@@ -4,8 +4,35 @@
 /// What messages and tools were made of, in their order.
 #[derive(Default)]
 pub(super) struct Names {
-    pub(super) messages: Vec<String>,
+    pub(super) messages: Vec<Item>,
     pub(super) tools: Vec<String>,
+}
+
+/// What a message was made of: an item of the input, or several of an assistant.
+pub(super) struct Item {
+    /// The first of them, or what the message says.
+    name: String,
+    /// Whether `name` is what it says.
+    says: bool,
+    /// Those that call tools.
+    pub(super) calls: Vec<String>,
+}
+
+impl Item {
+    pub(super) fn of(name: &str) -> Item {
+        Item {
+            name: name.to_owned(),
+            says: false,
+            calls: Vec::new(),
+        }
+    }
+
+    /// Notes the first item that has the message's content.
+    pub(super) fn say(&mut self, name: &str) {
+        if !std::mem::replace(&mut self.says, true) {
+            name.clone_into(&mut self.name);
+        }
+    }
 }
 
 /// Fields whose name is another, and all that is inside them; the first that fits counts.
@@ -20,17 +47,19 @@ const FIELDS: [(&str, &str); 7] = [
 ];
 
 /// The same inside a message.
-const PARTS: [(&str, &str); 4] = [
-    (".tool_calls[0].function", ""),
-    (".tool_calls[0].id", ".call_id"),
-    (".tool_calls[0]", ""),
-    (".tool_call_id", ".call_id"),
-];
+const PARTS: [(&str, &str); 1] = [(".tool_call_id", ".call_id")];
+
+/// And inside a call.
+const CALL: [(&str, &str); 2] = [(".function", ""), (".id", ".call_id")];
 
 impl Names {
     /// The client's name of a field of the chat.
     pub(super) fn of(&self, field: &str) -> String {
-        if let Some((own, rest)) = element(field, "messages[", &self.messages) {
+        if let Some((item, rest)) = element(field, "messages[", &self.messages) {
+            if let Some((call, rest)) = element(rest, ".tool_calls[", &item.calls) {
+                return format!("{call}{}", replaced(rest, &CALL));
+            }
+            let own = item.name.as_str();
             return match own {
                 // these have a text and nothing else
                 "instructions" | "input" => own.to_owned(),
@@ -45,7 +74,7 @@ impl Names {
 }
 
 /// What an element of a list was made of, and what follows its index.
-fn element<'a>(field: &'a str, list: &str, all: &'a [String]) -> Option<(&'a str, &'a str)> {
+fn element<'a, T>(field: &'a str, list: &str, all: &'a [T]) -> Option<(&'a T, &'a str)> {
     let (index, rest) = field.strip_prefix(list)?.split_once(']')?;
     let own = all.get(index.parse::<usize>().ok()?)?;
     Some((own, rest))

@@ -28,7 +28,9 @@ pub use writing::{Arguments, Call, Section};
 /// shows none.
 pub(super) fn thoughts(template: &str) -> Option<(&'static str, &'static str)> {
     let thoughts = thoughts::Thoughts::of(template);
-    thoughts.is_shown().then_some((thoughts.open, thoughts.close))
+    thoughts
+        .is_shown()
+        .then_some((thoughts.open, thoughts.close))
 }
 
 /// What a client wants taken apart. The rest stays part of the content.

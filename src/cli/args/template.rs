@@ -1,0 +1,102 @@
+//! Which chat template renders conversations, and what it is told.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use octavo_engine::Engine;
+use octavo_text::chat::{ChatTemplate, thinking};
+use serde_json::{Map, Value};
+
+use super::Failure;
+
+/// The chat template and its variables; these mean the same on every command that has chats.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Chat template")]
+pub(in crate::cli) struct TemplateArgs {
+    /// Use this chat template instead of the model's own: a name (one of the file's own, such as
+    /// tool_use, or a well-known one: chatml, llama3, gemma, ...), a file, or the template itself
+    #[arg(long, value_name = "NAME|FILE", alias = "chat-template-file")]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    chat_template: Option<String>,
+    /// Variables of the chat template as a JSON object, such as {"enable_thinking": false}
+    #[arg(long, value_name = "JSON", value_parser = kwargs)]
+    chat_template_kwargs: Option<Kwargs>,
+    /// Whether the model thinks before it answers, where its template lets one choose; with auto it
+    /// does where the template knows enable_thinking
+    #[arg(long, value_name = "WHETHER", value_enum, default_value_t = Reasoning::Auto)]
+    reasoning: Reasoning,
+}
+
+/// Whether a model thinks before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Reasoning {
+    On,
+    Off,
+    Auto,
+}
+
+/// Variables of a template.
+#[derive(Clone, Debug)]
+struct Kwargs(Map<String, Value>);
+
+fn kwargs(text: &str) -> Result<Kwargs, String> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(Kwargs(object)),
+        Ok(_) => Err("expected a JSON object".to_owned()),
+        Err(error) => Err(format!("expected a JSON object: {error}")),
+    }
+}
+
+impl TemplateArgs {
+    /// Whether any of these options was given.
+    pub(in crate::cli) fn is_given(&self) -> bool {
+        self.chat_template.is_some()
+            || self.chat_template_kwargs.is_some()
+            || self.reasoning != Reasoning::Auto
+    }
+
+    /// The template; `None` where the model has none and none was named.
+    pub(in crate::cli) fn load(&self, engine: &Engine) -> Result<Option<ChatTemplate>, Failure> {
+        let template = match &self.chat_template {
+            Some(name) => Some(named(engine, name)?),
+            None => engine.chat_template()?,
+        };
+        let Some(template) = template else {
+            return Ok(None);
+        };
+        let mut variables = Map::new();
+        match self.reasoning {
+            Reasoning::On => variables.extend(thinking(true)),
+            Reasoning::Off => variables.extend(thinking(false)),
+            Reasoning::Auto => {}
+        }
+        if let Some(Kwargs(kwargs)) = &self.chat_template_kwargs {
+            variables.extend(kwargs.clone());
+        }
+        let template = template.with_variables(variables);
+        template
+            .map(Some)
+            .map_err(|error| Failure::Usage(format!("--chat-template-kwargs: {error}")))
+    }
+}
+
+fn named(engine: &Engine, name: &str) -> Result<ChatTemplate, Failure> {
+    if let Some(template) = engine.named_chat_template(name)? {
+        return Ok(template);
+    }
+    if Path::new(name).is_file() {
+        let path = PathBuf::from(name);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+        return Ok(engine.chat_template_of(&text)?);
+    }
+    if name.contains("{%") || name.contains("{{") {
+        return Ok(engine.chat_template_of(name)?);
+    }
+    let known: Vec<&str> = ChatTemplate::known_names().collect();
+    Err(Failure::Usage(format!(
+        "--chat-template: expected the name of a template, a file or a template, got {name:?} \
+         (well-known names: {})",
+        known.join(", ")
+    )))
+}

@@ -1,0 +1,107 @@
+//! `/props`, `/slots` and `/cache`: how the server is set up, and what it is doing.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use octavo_engine::speculate::Lookup;
+use serde_json::{Map, Value, json};
+
+use super::settings;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::json_response;
+use crate::images::MAX_IMAGES;
+use crate::params::{self, Dialect};
+use crate::wire;
+
+/// `/props`: what llama-server's clients and its page want to know.
+pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+    let nothing = Value::Object(Map::new());
+    let options = params::options(&app, &Fields::of(&nothing)?, Dialect::Native)?;
+    let mut defaults = settings::of(&app, &options, true);
+    if let (Value::Object(all), Value::Object(sampling)) =
+        (&mut defaults, params::defaults(app.sampling.clone()))
+    {
+        all.extend(sampling);
+    }
+    let source = |has_tools: bool| {
+        let template = app.template.as_ref();
+        template.map(|template| template.variant(has_tools).source())
+    };
+    let mut props = json!({
+        "default_generation_settings": { "params": defaults, "n_ctx": app.n_ctx() },
+        "total_slots": app.engine.sequences(),
+        "model_alias": app.name(),
+        "model_path": app.engine.gguf().name(),
+        "chat_template": source(false),
+        "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
+        "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
+        "modalities": { "vision": app.options.sight.is_some(), "audio": false, "video": false },
+        "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
+        "endpoint_slots": true,
+        "endpoint_props": false,
+        "endpoint_metrics": true,
+        "is_sleeping": false,
+        "build_info": crate::FINGERPRINT,
+    });
+    if source(true) != source(false) {
+        props["chat_template_tool_use"] = json!(source(true));
+    }
+    Ok(json_response(&props))
+}
+
+/// `/slots`: places for requests and what is in each, in llama-server's words. No texts.
+pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+    let snapshot = app.front.snapshot();
+    let running = snapshot.requests.iter();
+    let mut running = running.filter(|request| request.state == "running");
+    let n_ctx = app.n_ctx();
+    let slots = (0..app.engine.sequences()).map(|id| {
+        let mut slot = json!({
+            "id": id,
+            "n_ctx": n_ctx,
+            "speculative": app.options.lookup != Lookup::Off,
+            "is_processing": false,
+        });
+        if let Some(request) = running.next() {
+            let left = n_ctx.saturating_sub(request.prompt_tokens + request.generated);
+            slot["is_processing"] = json!(true);
+            slot["id_task"] = json!(request.id);
+            slot["n_prompt_tokens"] = json!(request.prompt_tokens);
+            slot["n_prompt_tokens_processed"] = json!(request.tokens.min(request.prompt_tokens));
+            slot["next_token"] = json!([{
+                "has_next_token": true,
+                "n_remain": left,
+                "n_decoded": request.generated,
+            }]);
+        }
+        slot
+    });
+    Ok(json_response(&Value::Array(slots.collect())))
+}
+
+/// `/cache`: which requests use which part of the cache. No texts.
+pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+    let snapshot = app.front.snapshot();
+    let pages = snapshot.pages;
+    let requests = snapshot.requests.iter().map(|request| {
+        json!({
+            "id": request.id,
+            "choice": request.choice,
+            "state": request.state,
+            "pages": request.pages,
+            "tokens": request.tokens,
+            "prompt_tokens": request.prompt_tokens,
+            "generated": request.generated,
+        })
+    });
+    Ok(json_response(&json!({
+        "pages_total": pages.free + pages.cached + pages.used,
+        "pages_free": pages.free,
+        "pages_cached": pages.cached,
+        "page_positions": octavo_engine::kv::PAGE,
+        "requests": requests.collect::<Vec<_>>(),
+    })))
+}

@@ -1,0 +1,152 @@
+//! The items of an input as messages of a chat: what an assistant thought, said and called in one
+//! turn is one message.
+
+use serde_json::{Value, json};
+
+use super::names::{Item, Names};
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+const MAX_ITEMS: usize = 4096;
+
+/// The messages of a request, with what each was made of.
+pub(super) fn messages(fields: &Fields<'_>, names: &mut Names) -> Result<Vec<Value>, ApiError> {
+    let mut turns = Turns {
+        messages: Vec::new(),
+        names,
+        is_open: false,
+    };
+    if let Some(text) = fields.str("instructions")? {
+        turns.push(json!({ "role": "system", "content": text }), "instructions");
+    }
+    match fields.need("input", fields.get("input"))? {
+        Value::String(text) => turns.push(json!({ "role": "user", "content": text }), "input"),
+        _ => {
+            let items = fields.list("input", MAX_ITEMS)?.unwrap_or_default();
+            for (i, item) in items.iter().enumerate() {
+                let path = format!("input[{i}].");
+                turns.take(&Fields::at(item, &path)?, item, &format!("input[{i}]"))?;
+            }
+        }
+    }
+    turns.end();
+    Ok(turns.messages)
+}
+
+struct Turns<'n> {
+    messages: Vec<Value>,
+    names: &'n mut Names,
+    /// Whether the last message is the assistant's and may be said more in.
+    is_open: bool,
+}
+
+impl Turns<'_> {
+    fn push(&mut self, message: Value, name: &str) {
+        self.end();
+        self.messages.push(message);
+        self.names.messages.push(Item::of(name));
+    }
+
+    /// Ends the assistant's turn.
+    fn end(&mut self) {
+        self.is_open = false;
+    }
+
+    /// The assistant's message of this turn.
+    fn turn(&mut self, name: &str) -> (&mut Value, &mut Item) {
+        if !self.is_open {
+            self.push(json!({ "role": "assistant", "content": null }), name);
+            self.is_open = true;
+        }
+        let message = self.messages.last_mut().expect("pushed above");
+        let item = self.names.messages.last_mut().expect("pushed with it");
+        (message, item)
+    }
+
+    fn take(&mut self, fields: &Fields<'_>, item: &Value, name: &str) -> Result<(), ApiError> {
+        match fields.str("type")?.unwrap_or("message") {
+            "message" if item["role"] == "assistant" => {
+                let (message, own) = self.turn(name);
+                own.say(name);
+                say(message, &item["content"]);
+            }
+            "message" => {
+                let message = json!({ "role": item["role"], "content": item["content"] });
+                self.push(message, name);
+            }
+            "reasoning" => {
+                let thought = thought(item);
+                // one that was left out, or is encrypted
+                if thought.is_empty() {
+                    return Ok(());
+                }
+                let (message, _) = self.turn(name);
+                message["reasoning_content"] = json!(match message["reasoning_content"].as_str() {
+                    Some(before) => format!("{before}\n{thought}"),
+                    None => thought,
+                });
+            }
+            "function_call" => {
+                let (message, own) = self.turn(name);
+                own.calls.push(name.to_owned());
+                let call = json!({
+                    "id": item["call_id"],
+                    "type": "function",
+                    "function": { "name": item["name"], "arguments": item["arguments"] },
+                });
+                match message["tool_calls"].as_array_mut() {
+                    Some(calls) => calls.push(call),
+                    None => message["tool_calls"] = json!([call]),
+                }
+            }
+            "function_call_output" => {
+                let output = match &item["output"] {
+                    // parts, as a message has them
+                    content @ (Value::String(_) | Value::Array(_) | Value::Null) => content.clone(),
+                    other => json!(other.to_string()),
+                };
+                let id = &item["call_id"];
+                self.push(
+                    json!({ "role": "tool", "tool_call_id": id, "content": output }),
+                    name,
+                );
+            }
+            _ => {
+                let expected = "message, reasoning, function_call or function_call_output";
+                return Err(fields.wrong("type", expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds content to an assistant's message; several become parts of one.
+fn say(message: &mut Value, content: &Value) {
+    let parts = |content: &Value| match content {
+        Value::Null => Vec::new(),
+        Value::Array(parts) => parts.clone(),
+        Value::String(text) => vec![json!({ "type": "text", "text": text })],
+        other => vec![other.clone()],
+    };
+    message["content"] = match message["content"].is_null() {
+        true => content.clone(),
+        false => {
+            let mut all = parts(&message["content"]);
+            all.extend(parts(content));
+            Value::Array(all)
+        }
+    };
+}
+
+/// The text of a reasoning item: its content, or else its summary.
+fn thought(item: &Value) -> String {
+    let texts = |name: &str| -> Vec<&str> {
+        let parts = item[name].as_array().into_iter().flatten();
+        parts.filter_map(|part| part["text"].as_str()).collect()
+    };
+    let content = texts("content");
+    match content.is_empty() {
+        true => texts("summary").join("\n"),
+        false => content.join("\n"),
+    }
+}
