@@ -1,62 +1,203 @@
-//! llama.cpp's options of one dash and several letters, which clap cannot express: rewritten before
-//! it sees them.
+//! llama.cpp's options, before clap sees them: those of the same meaning become ours, the others are
+//! refused in words. clap knows no option of one dash and several letters, and would take `-fa` for
+//! `-f a`, `-hf` for `-h -f`.
 
-use std::ffi::{OsStr, OsString};
+mod llama;
 
-/// llama.cpp's spelling, and the option it stands for.
-const SPELLINGS: [(&str, &str); 5] = [
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-ngl", "--gpu-layers"),
-    ("-np", "--parallel"),
-    ("-sys", "--system"),
-];
+use std::ffi::OsString;
 
-/// Options whose value is free text: what follows them is never an option.
-const FREE_TEXT: [&str; 6] = ["-p", "--prompt", "--system", "--stop", "-sys", "-f"];
+use clap::Command;
 
-/// Replaces the spellings that stand where an option can stand.
-pub(super) fn expand(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut text_follows = false;
-    let mut only_values = false;
-    args.map(move |arg| {
-        if std::mem::take(&mut text_follows) || only_values {
-            return arg;
+use super::failure::Failure;
+use llama::{Here, OPTIONS};
+
+/// Replaces llama.cpp's spellings that stand where an option can stand; `command` has ours.
+pub(super) fn expand(
+    command: &Command,
+    args: impl Iterator<Item = OsString>,
+) -> Result<Vec<OsString>, Failure> {
+    let mut own = command;
+    let mut expanded = Vec::new();
+    let mut args = args.enumerate();
+    while let Some((i, arg)) = args.next() {
+        let Some(text) = arg.to_str().filter(|text| i > 0 && !text.is_empty()) else {
+            expanded.push(arg);
+            continue;
+        };
+        if text == "--" {
+            expanded.push(arg);
+            expanded.extend(args.by_ref().map(|(_, arg)| arg));
+            break;
         }
-        text_follows = FREE_TEXT.iter().any(|o| arg == OsStr::new(o));
-        only_values = arg == OsStr::new("--");
-        match SPELLINGS.iter().find(|(short, _)| arg == OsStr::new(short)) {
-            Some((_, long)) => OsString::from(long),
-            None => arg,
+        if !text.starts_with('-') {
+            if let Some(found) = own.find_subcommand(text) {
+                own = found;
+            }
+            expanded.push(arg);
+            continue;
         }
-    })
+        let arg = replaced(own, text)?.unwrap_or_else(|| text.to_owned());
+        let takes_next = takes_next(own, &arg);
+        expanded.push(arg.into());
+        if takes_next {
+            expanded.extend(args.next().map(|(_, value)| value));
+        }
+    }
+    Ok(expanded)
+}
+
+/// Our spelling of an option of llama.cpp's; `None` if it is none, or one of the command's own.
+fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    };
+    if has(command, name) {
+        return Ok(None);
+    }
+    let Some((_, here)) = OPTIONS.iter().find(|(names, _)| names.contains(&name)) else {
+        return Ok(None);
+    };
+    match here {
+        Here::Is(ours) if has(command, ours) => Ok(Some(match value {
+            Some(value) => format!("{ours}={value}"),
+            None => (*ours).to_owned(),
+        })),
+        Here::Is(_) if command.get_name() == "octavo" => Err(Failure::Usage(format!(
+            "octavo has no {name} before its command (see --help)"
+        ))),
+        Here::Is(_) => Err(Failure::Usage(format!(
+            "octavo {} has no {name} (see --help)",
+            command.get_name()
+        ))),
+        Here::No(why) => Err(Failure::Usage(format!("octavo has no {name}: {why}"))),
+    }
+}
+
+/// Whether the command has an option of this name.
+fn has(command: &Command, name: &str) -> bool {
+    if let Some(long) = name.strip_prefix("--") {
+        return matches!(long, "help" | "version")
+            || command
+                .get_arguments()
+                .any(|arg| longs(arg).any(|own| own == long));
+    }
+    // one letter is one of ours or clap's affair
+    name.chars().count() == 2
+}
+
+fn longs(arg: &clap::Arg) -> impl Iterator<Item = &str> {
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    arg.get_long().into_iter().chain(aliases)
+}
+
+/// Whether what follows is this option's value, whatever it looks like.
+fn takes_next(command: &Command, text: &str) -> bool {
+    if let Some(long) = text.strip_prefix("--") {
+        return command
+            .get_arguments()
+            .any(|arg| arg.is_allow_hyphen_values_set() && longs(arg).any(|own| own == long));
+    }
+    // of letters behind one dash, the first one that takes a value takes the rest of them
+    let mut letters = text[1..].chars();
+    while let Some(letter) = letters.next() {
+        let Some(arg) = command
+            .get_arguments()
+            .find(|arg| arg.get_short() == Some(letter))
+        else {
+            return false;
+        };
+        if arg.get_action().takes_values() {
+            return letters.as_str().is_empty() && arg.is_allow_hyphen_values_set();
+        }
+    }
+    false
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The whole command line, with its global options in every command.
+    fn command() -> Command {
+        let mut command = super::super::command();
+        command.build();
+        command
+    }
+
     fn expanded(line: &str) -> String {
-        let words: Vec<OsString> = expand(line.split(' ').map(OsString::from)).collect();
-        words
-            .iter()
-            .map(|w| w.to_string_lossy())
-            .collect::<Vec<_>>()
-            .join(" ")
+        let words = line.split(' ').map(OsString::from);
+        match expand(&command(), words) {
+            Ok(words) => words
+                .iter()
+                .map(|w| w.to_string_lossy())
+                .collect::<Vec<_>>()
+                .join(" "),
+            Err(failure) => failure.message(),
+        }
     }
 
     #[test]
     fn spellings_are_replaced_only_where_options_stand() {
-        assert_eq!(
-            expanded("octavo run -ctk f16 -ctv f16"),
-            "octavo run --cache-type-k f16 --cache-type-v f16"
-        );
-        assert_eq!(
-            expanded("octavo run -p -ctk -ctk f32"),
-            "octavo run -p -ctk --cache-type-k f32"
-        );
-        assert_eq!(expanded("octavo run -- -ctk"), "octavo run -- -ctk");
-        assert_eq!(expanded("octavo run -sys -ctk"), "octavo run --system -ctk");
-        assert_eq!(expanded("octavo run -ngl 20"), "octavo run --gpu-layers 20");
+        for (line, ours) in [
+            (
+                "octavo run -ctk f16 -ctv f16",
+                "octavo run --cache-type-k f16 --cache-type-v f16",
+            ),
+            (
+                "octavo run -p -ctk -ctk f32",
+                "octavo run -p -ctk --cache-type-k f32",
+            ),
+            ("octavo run -ep -fa", "octavo run -ep -fa"),
+            ("octavo run -- -ctk", "octavo run -- -ctk"),
+            ("octavo run -sys -ctk", "octavo run --system -ctk"),
+            ("octavo run -ngl 20", "octavo run --gpu-layers 20"),
+            ("octavo run -ub=64", "octavo run --batch-size=64"),
+            ("octavo run -r x", "octavo run --stop x"),
+            ("octavo bench -r 3", "octavo bench -r 3"),
+            ("octavo run -n64 -c 512", "octavo run -n64 -c 512"),
+            ("octavo tokenize --ids", "octavo tokenize --ids"),
+        ] {
+            assert_eq!(expanded(line), ours);
+        }
+    }
+
+    #[test]
+    fn what_llama_cpp_has_and_octavo_has_not_is_refused_by_its_name() {
+        for (line, says) in [
+            ("octavo run -fa", "octavo has no -fa: attention"),
+            ("octavo run -fa on", "octavo has no -fa: attention"),
+            ("octavo run --flash-attn=on", "octavo has no --flash-attn: "),
+            (
+                "octavo -hf org/model",
+                "octavo has no -hf: it downloads nothing",
+            ),
+            ("octavo serve -hf org/model", "octavo has no -hf: "),
+            ("octavo run m.gguf -no-cnv", "octavo has no -no-cnv: "),
+            ("octavo run m.gguf -tb 4", "octavo has no -tb: -t N"),
+            ("octavo serve --jinja", "octavo has no --jinja: "),
+            ("octavo -ngl 3", "octavo has no -ngl before its command"),
+            ("octavo tokenize -ngl 3", "octavo tokenize has no -ngl"),
+        ] {
+            let error = expanded(line);
+            assert!(error.starts_with(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn no_name_is_listed_twice_and_every_alias_is_an_option() {
+        let mut seen = std::collections::HashSet::new();
+        for name in OPTIONS.iter().flat_map(|(names, _)| *names) {
+            assert!(seen.insert(name), "{name}");
+        }
+        let command = command();
+        let ours = OPTIONS.iter().filter_map(|(_, here)| match here {
+            Here::Is(ours) => Some(*ours),
+            Here::No(_) => None,
+        });
+        for ours in ours {
+            let known = command.get_subcommands().any(|sub| has(sub, ours));
+            assert!(known, "{ours}");
+        }
     }
 }

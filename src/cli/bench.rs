@@ -8,6 +8,7 @@ use octavo_kernels::{IsaChoice, KvType, PromptBits};
 use octavo_lab::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use serde_json::Value;
 
+use super::answer::VERSION;
 use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
@@ -30,7 +31,7 @@ Examples:
   octavo bench model.gguf --device cuda -d 0,4096
 
 -p, -n, -d, -t and --sequences take lists, separated by commas; a length of 0 leaves its test out.
--o json prints an array of objects with llama-bench's field names, then ours: n_sequences, \
+-o json prints an array of objects with llama-bench's field names, then ours: version, n_sequences, \
 threads_reason, isa, kernels, read_gb_s,
 read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the \
 same fields.
@@ -297,7 +298,10 @@ impl Printer {
 
     fn row(&mut self, setting: &Setting, test: Test, record: Record) -> Result<(), Failure> {
         let first = self.records.is_empty();
-        let value = serde_json::to_value(&record)?;
+        let mut value = serde_json::to_value(&record)?;
+        if self.format == Format::Json {
+            value["version"] = VERSION.into();
+        }
         let lines = match self.format {
             Format::Json => String::new(),
             Format::Csv => csv(&value, first),

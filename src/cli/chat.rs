@@ -125,7 +125,7 @@ pub(super) fn open(
 /// Takes turns until the input ends.
 fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failure> {
     if input.is_terminal() {
-        terminal::note("/help lists the commands; Ctrl-D leaves.");
+        terminal::tell("/help lists the commands; Ctrl-D leaves.");
     }
     loop {
         let line = match input.line()? {
@@ -136,13 +136,13 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => return Ok(Exit::Done),
-            "/help" => terminal::note(COMMANDS),
+            "/help" => COMMANDS.lines().for_each(terminal::tell),
             "/reset" => talk.reset(),
             "/stats" => talk.stats(),
             other if other.starts_with("/image ") => {
                 let path = Path::new(other["/image ".len()..].trim());
                 match talk.look(path) {
-                    Err(failure) if input.is_terminal() => terminal::note(&format!(
+                    Err(failure) if input.is_terminal() => terminal::tell(&format!(
                         "octavo: error: {}",
                         super::failure::one_line(&failure.message())
                     )),
@@ -150,14 +150,14 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
                 }
             }
             other if other.starts_with('/') && !other.contains(' ') => {
-                terminal::note(&format!("{other} is not a command: /help lists them"));
+                terminal::tell(&format!("{other} is not a command: /help lists them"));
             }
             _ => match talk.turn(&line) {
                 Ok(Finish::Cancelled) if !input.is_terminal() => return Ok(Exit::Interrupted),
                 Ok(_) => {}
                 // a person can go on after a message that does not fit; a script cannot know
                 Err(Failure::Input(text) | Failure::Machine(text)) if input.is_terminal() => {
-                    terminal::note(&format!(
+                    terminal::tell(&format!(
                         "octavo: error: {} (/reset starts over)",
                         super::failure::one_line(&text)
                     ));
@@ -226,7 +226,7 @@ impl<'e> Conversation<'e> {
         };
         let shown = vision::see(sight, path)?;
         let picture = shown.picture();
-        terminal::note(&format!(
+        terminal::tell(&format!(
             "{}: {} x {} cells, shown with the next message.",
             path.display(),
             picture.nx,
@@ -246,18 +246,18 @@ impl<'e> Conversation<'e> {
             self.next.clear();
         }
         self.last = None;
-        terminal::note("The conversation is forgotten.");
+        terminal::tell("The conversation is forgotten.");
     }
 
     fn stats(&self) {
-        terminal::note(
+        terminal::tell(
             self.last
                 .as_deref()
                 .unwrap_or("Nothing has been generated yet."),
         );
         let turns = self.messages.iter().filter(|m| m.role == "user").count();
         let (used, n_ctx) = (self.session.tokens().len(), self.session.n_ctx());
-        terminal::note(&format!(
+        terminal::tell(&format!(
             "{turns} turns | context {used} of {n_ctx} tokens | {}",
             self.engine.describe()
         ));

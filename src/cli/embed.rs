@@ -1,22 +1,25 @@
 //! `octavo embed`: texts as vectors.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use octavo_engine::{
-    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request, Shown,
+    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request, RequestId,
+    Shown,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
+use super::answer::{self, shown_ids};
 use super::args::{ComputeArgs, ModelArgs};
 use super::arrays::{self, Array};
 use super::context::Context;
 use super::failure::{Exit, Failure};
+use super::feed::{Fed, Feed};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::run::shown_ids;
 use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
 
@@ -34,7 +37,8 @@ Examples:
   octavo embed model.gguf --mmproj mmproj.gguf --image photo.png --pooling last
 
 A vector is one line of numbers; with --pooling none there is one for each token.
---json prints {pooling, normalized, embeddings: [{tokens, vectors: [[number]]}]}.
+--json prints an object for each text, as lines come: {version, line, pooling, normalized, tokens, \
+vectors: [[number]]}.
 --dump writes `tokens` [n], `embd` [n, width], one vector for each token, and `pooled` [width].
 A cell of a picture is token -1.")]
 pub(super) struct EmbedArgs {
@@ -42,7 +46,7 @@ pub(super) struct EmbedArgs {
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// Every line of the text is a text of its own; empty ones are left out
+    /// Every line of the text is a text of its own, empty ones left out; answered as lines come
     #[arg(long, conflicts_with = "image")]
     lines: bool,
     /// How the vectors of a text's tokens become one: none, mean, cls (the first) or last [default:
@@ -55,7 +59,7 @@ pub(super) struct EmbedArgs {
     /// Neither add special tokens nor recognize them in the text
     #[arg(long, conflicts_with = "image")]
     no_special: bool,
-    /// Print one JSON object
+    /// Print a JSON object for each text
     #[arg(long)]
     json: bool,
     /// Write the tokens and vectors to a safetensors file, in place of printing them
@@ -108,45 +112,169 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     if let Some(dump) = &dump {
         dump.check()?;
     }
+    let mut feed = args.feed()?;
     signal::install()?;
-    let text = match args.pictures.image[..] {
-        [] => args.text.require()?,
-        // one may want nothing but the picture
-        _ => args.text.read()?.unwrap_or_default(),
-    };
-    let texts: Vec<&[u8]> = match args.lines {
-        true => lines(&text),
-        false => vec![&text],
-    };
     let seen = args.pictures.look(&args.model, &args.compute)?;
-    let engine = load::any_engine(&args.model, options(args, texts.len())?)?;
+    let engine = load::any_engine(&args.model, options(args)?)?;
     let pictures = seen.show(&engine)?;
-    let tokens = texts
-        .iter()
-        .map(|text| tokens_of(args, &engine, text, &pictures));
-    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-    let read = Read { tokens, pictures };
     let embed = Embed {
         pooling: args.pooling.map_or(engine.pooling(), How::pooling),
         normalize: !args.no_normalize,
     };
-    if let Some(dump) = &dump {
-        return write(dump, &engine, &read, embed);
+    let prepare = |text: &[u8]| tokens_of(args, &engine, text, &pictures);
+    if let (Some(dump), Fed::Text((_, text))) = (&dump, feed.next(true, || false)?) {
+        let tokens = prepare(&text)?;
+        return write(dump, &engine, &Read { tokens, pictures }, embed);
     }
-    let vectors = embed_all(&engine, &read, embed, args.lines)?;
-    let width = engine.model().graph.values[engine.model().graph.hidden.index()].width;
-    let out = match args.json {
-        true => format!("{}\n", to_json(&read.tokens, &vectors, width, embed)),
-        false => to_text(&vectors, width),
+    let mut work = Work {
+        batch: Batch::new(&engine, batch_options()),
+        pictures: &pictures,
+        embed,
+        waiting: BTreeMap::new(),
+        printer: Printer {
+            args,
+            embed,
+            width: engine.model().graph.values[engine.model().graph.hidden.index()].width,
+            ready: BTreeMap::new(),
+            next: 0,
+            failed: false,
+        },
     };
-    terminal::print(out.as_bytes())?;
-    Ok(Exit::Done)
+    work.run(&mut feed, &prepare)
 }
 
-/// Texts as the model reads them.
+impl EmbedArgs {
+    /// The texts, in order.
+    fn feed(&self) -> Result<Feed, Failure> {
+        Ok(match &self.pictures.image[..] {
+            _ if self.lines => Feed::lines(&self.text, false)?,
+            [] => Feed::of(self.text.require()?),
+            // one may want nothing but the picture
+            _ => Feed::of(self.text.read()?.unwrap_or_default()),
+        })
+    }
+}
+
+/// Texts under way, given to the engine as they come.
+struct Work<'a> {
+    batch: Batch,
+    /// Beside every text.
+    pictures: &'a [Shown],
+    embed: Embed,
+    waiting: BTreeMap<RequestId, Waiting>,
+    printer: Printer<'a>,
+}
+
+/// A text that the engine has.
+struct Waiting {
+    line: usize,
+    /// Number among the texts that are not empty.
+    place: usize,
+    tokens: Vec<u32>,
+}
+
+impl Work<'_> {
+    /// Prints the vectors of every text, each as soon as it and those before it are done.
+    fn run(
+        &mut self,
+        feed: &mut Feed,
+        prepare: &dyn Fn(&[u8]) -> Result<Vec<u32>, Failure>,
+    ) -> Result<Exit, Failure> {
+        let mut place = 0;
+        let mut is_open = true;
+        while is_open || !self.batch.is_empty() {
+            while is_open && self.waiting.len() < 2 * TOGETHER {
+                let (line, text) = match feed.next(self.batch.is_empty(), || false)? {
+                    Fed::Text(text) => text,
+                    Fed::NotYet => break,
+                    Fed::End => {
+                        is_open = false;
+                        break;
+                    }
+                };
+                let added = prepare(&text).and_then(|tokens| {
+                    let id = self
+                        .batch
+                        .add(request(&tokens, self.pictures, self.embed))?;
+                    Ok((id, tokens))
+                });
+                match added {
+                    Ok((id, tokens)) => {
+                        let own = Waiting {
+                            line,
+                            place,
+                            tokens,
+                        };
+                        self.waiting.insert(id, own);
+                    }
+                    Err(failure) => self.printer.take(place, line, Err(failure))?,
+                }
+                place += 1;
+            }
+            let mut done = Vec::new();
+            self.batch.step(&mut |id, event| match event {
+                Event::Embedded { vector, .. } => done.push((id, Ok(vector))),
+                Event::Failed(error) => done.push((id, Err(error))),
+                _ => {}
+            })?;
+            for (id, vector) in done {
+                if let Some(own) = self.waiting.remove(&id) {
+                    let vector = vector.map_err(Failure::from);
+                    let vector = vector.map(|vector| (own.tokens, vector));
+                    self.printer.take(own.place, own.line, vector)?;
+                }
+            }
+        }
+        Ok(match self.printer.failed {
+            true => Exit::Partly,
+            false => Exit::Done,
+        })
+    }
+}
+
+/// Prints what is ready, in the order of the texts.
+struct Printer<'a> {
+    args: &'a EmbedArgs,
+    embed: Embed,
+    width: usize,
+    ready: BTreeMap<usize, Result<String, Failure>>,
+    next: usize,
+    failed: bool,
+}
+
+impl Printer<'_> {
+    /// Takes the tokens and vectors of a text, or why there are none.
+    fn take(
+        &mut self,
+        place: usize,
+        line: usize,
+        read: Result<(Vec<u32>, Vec<f32>), Failure>,
+    ) -> Result<(), Failure> {
+        let printed = match read {
+            Ok((tokens, vectors)) if self.args.json => {
+                let object = to_json(line, &tokens, &vectors, self.width, self.embed);
+                Ok(format!("{object}\n"))
+            }
+            Ok((_, vectors)) => Ok(to_text(&vectors, self.width)),
+            Err(failure) if self.args.json && self.args.lines => {
+                self.failed = true;
+                Ok(format!("{}\n", answer::error(line, &failure.message())))
+            }
+            Err(failure) if self.args.lines => Err(failure.of(&format!("line {}", line + 1))),
+            Err(failure) => Err(failure),
+        };
+        self.ready.insert(place, printed);
+        while let Some(text) = self.ready.remove(&self.next) {
+            self.next += 1;
+            terminal::print(text?.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// A text as the model reads it.
 struct Read {
-    /// Of each text.
-    tokens: Vec<Vec<u32>>,
+    tokens: Vec<u32>,
     /// The pictures among them.
     pictures: Vec<Shown>,
 }
@@ -166,25 +294,22 @@ fn tokens_of(
     vision::tokens(engine.tokenizer(), &text, options, pictures)
 }
 
-/// The lines of a text, without their ends, but for empty ones.
-fn lines(text: &[u8]) -> Vec<&[u8]> {
-    let lines = text.split(|byte| *byte == b'\n');
-    let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-    lines.filter(|line| !line.is_empty()).collect()
-}
-
 /// The engine's options: keys and values are kept as they are unless told otherwise, for they do
 /// not live longer than a text, and so are the pages of two of the longest.
-fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
+fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
+    let (sessions, longest) = match args.lines {
+        true => (TOGETHER, 2),
+        false => (1, 1),
+    };
     let mut options = EngineOptions {
         kv_type: args.compute.kv_type_or_f32()?,
-        sessions: texts.clamp(1, TOGETHER),
+        sessions,
         ..args.compute.options()?
     };
     let gguf = load::source_at_quietly(args.model.path()).open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;
-    options.kv_positions = Some(context.saturating_mul(texts.clamp(1, 2)));
+    options.kv_positions = Some(context.saturating_mul(longest));
     if !hparams.is_causal() && !args.compute.has_batch() {
         // a text is read whole
         options.batch = Some(options.batch().max(context));
@@ -192,53 +317,42 @@ fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
     Ok(options)
 }
 
-/// The vectors of every text; `numbered` says that errors name its number.
-fn embed_all(
-    engine: &Engine,
-    read: &Read,
-    embed: Embed,
-    numbered: bool,
-) -> Result<Vec<Vec<f32>>, Failure> {
-    let texts = &read.tokens;
-    let options = BatchOptions {
-        queue: texts.len(),
+fn batch_options() -> BatchOptions {
+    BatchOptions {
+        queue: 2 * TOGETHER,
         prefixes: false,
         ..BatchOptions::default()
-    };
-    let mut batch = Batch::new(engine, options);
-    let mut places = std::collections::HashMap::new();
-    for (i, tokens) in texts.iter().enumerate() {
-        let request = Request {
-            goal: Goal::Embedding(embed),
-            prompt: tokens.clone(),
-            pictures: read.pictures.clone(),
-            n: 1,
-            ..Request::default()
-        };
-        let id = batch.add(request).map_err(|error| match numbered {
-            true => Failure::from(error).of(&format!("text {}", i + 1)),
-            false => error.into(),
-        })?;
-        places.insert(id, i);
-    }
-    let mut vectors = vec![Vec::new(); texts.len()];
-    let mut failed = None;
-    while !batch.is_empty() && failed.is_none() {
-        batch.step(&mut |id, event| match event {
-            Event::Embedded { vector, .. } => vectors[places[&id]] = vector,
-            Event::Failed(error) => failed = Some(error),
-            _ => {}
-        })?;
-    }
-    match failed {
-        Some(error) => Err(error.into()),
-        None => Ok(vectors),
     }
 }
 
-fn to_text(texts: &[Vec<f32>], width: usize) -> String {
+fn request(tokens: &[u32], pictures: &[Shown], embed: Embed) -> Request {
+    Request {
+        goal: Goal::Embedding(embed),
+        prompt: tokens.to_vec(),
+        pictures: pictures.to_vec(),
+        n: 1,
+        ..Request::default()
+    }
+}
+
+/// The vectors of one text.
+fn embed_one(engine: &Engine, read: &Read, embed: Embed) -> Result<Vec<f32>, Failure> {
+    let mut batch = Batch::new(engine, batch_options());
+    batch.add(request(&read.tokens, &read.pictures, embed))?;
+    let mut result = Ok(Vec::new());
+    while !batch.is_empty() && result.is_ok() {
+        batch.step(&mut |_, event| match event {
+            Event::Embedded { vector, .. } => result = Ok(vector),
+            Event::Failed(error) => result = Err(error),
+            _ => {}
+        })?;
+    }
+    Ok(result?)
+}
+
+fn to_text(vectors: &[f32], width: usize) -> String {
     let mut out = String::new();
-    for vector in texts.iter().flat_map(|vectors| vectors.chunks(width)) {
+    for vector in vectors.chunks(width) {
         let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
         out.push_str(&numbers.join(" "));
         out.push('\n');
@@ -246,26 +360,22 @@ fn to_text(texts: &[Vec<f32>], width: usize) -> String {
     out
 }
 
-fn to_json(tokens: &[Vec<u32>], texts: &[Vec<f32>], width: usize, embed: Embed) -> Value {
-    let one = |(tokens, vectors): (&Vec<u32>, &Vec<f32>)| {
-        let vectors: Vec<&[f32]> = vectors.chunks(width).collect();
-        json!({ "tokens": shown_ids(tokens), "vectors": vectors })
-    };
+fn to_json(line: usize, tokens: &[u32], vectors: &[f32], width: usize, embed: Embed) -> Value {
+    let vectors: Vec<&[f32]> = vectors.chunks(width).collect();
     json!({
+        "version": answer::VERSION,
+        "line": line,
         "pooling": embed.pooling.name(),
         "normalized": embed.normalize,
-        "embeddings": tokens.iter().zip(texts).map(one).collect::<Vec<_>>(),
+        "tokens": shown_ids(tokens),
+        "vectors": vectors,
     })
 }
 
 /// Writes the vectors of one text: of all tokens, and what they become.
 fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Result<Exit, Failure> {
-    let tokens = &read.tokens[0];
-    let of = |pooling| {
-        let embed = Embed { pooling, ..embed };
-        let mut all = embed_all(engine, read, embed, false)?;
-        Ok::<_, Failure>(all.swap_remove(0))
-    };
+    let tokens = &read.tokens;
+    let of = |pooling| embed_one(engine, read, Embed { pooling, ..embed });
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
     let ids = shown_ids(tokens);
@@ -288,14 +398,3 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
 
 /// What tells these files from others: see [`Kind::Embeddings`].
 pub(super) const PRODUCER: &str = "octavo embed";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_without_text_are_left_out() {
-        assert_eq!(lines(b"a\n\nb c\r\n\r\n"), [&b"a"[..], b"b c"]);
-        assert!(lines(b"").is_empty());
-    }
-}

@@ -46,8 +46,6 @@ pub(super) enum Failure {
     Machine(String),
     /// The same, where another try may be made: exit code 75, as sysexits.h has it.
     Again(String),
-    /// The reader of stdout closed it: exit quietly.
-    Pipe,
 }
 
 impl Failure {
@@ -58,8 +56,12 @@ impl Failure {
             | Failure::Input(message)
             | Failure::Machine(message)
             | Failure::Again(message) => one_line(message),
-            Failure::Pipe => String::new(),
         }
+    }
+
+    /// Nobody reads stdout any more: all other pipes have words of their own.
+    pub(super) fn closed_stdout() -> Failure {
+        Failure::Machine("stdout: closed before everything was written".to_owned())
     }
 
     /// The same of a part of the input.
@@ -74,12 +76,11 @@ impl Failure {
     /// Prints the one line and gives the exit code.
     pub(super) fn report(self) -> ExitCode {
         let (message, code) = match self {
-            Failure::Pipe => return ExitCode::SUCCESS,
             Failure::Usage(message) => (message, 2),
             Failure::Input(message) | Failure::Machine(message) => (message, 1),
             Failure::Again(message) => (message, AGAIN),
         };
-        terminal::note(&format!("octavo: error: {}", one_line(&message)));
+        terminal::tell(&format!("octavo: error: {message}"));
         ExitCode::from(code)
     }
 }
@@ -95,7 +96,7 @@ impl<E: Error + 'static> From<E> for Failure {
                 .downcast_ref::<io::Error>()
                 .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
             {
-                return Failure::Pipe;
+                return Failure::closed_stdout();
             }
             cause = this.source();
         }
@@ -198,9 +199,10 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     let text = error.render();
     match error.kind() {
         Kind::DisplayHelp | Kind::DisplayVersion => {
-            // nobody is left to tell if help cannot be printed
-            let _ = error.print();
-            return ExitCode::SUCCESS;
+            return match error.print() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => Failure::from(error).report(),
+            };
         }
         Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
@@ -213,16 +215,61 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     let facts = text
         .lines()
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    // that it could be a value behind `--` helps nobody who meant an option
     let facts: Vec<&str> = facts
         .map(str::trim)
-        .filter(|line| !line.is_empty())
+        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
         .collect();
     Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
 }
 
-/// Text that came from outside, fit for one line of a terminal.
+/// Characters of a message that are shown, at most: of a longer one its beginning and its end.
+const SHOWN: (usize, usize) = (1300, 500);
+
+/// Text that came from outside, fit for one line of a terminal: line breaks are spaces, other
+/// control characters and those that turn the direction of text are escaped, and what is very long
+/// is cut in its middle.
 pub(super) fn one_line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    let (begin, end) = SHOWN;
+    let n = text.chars().count();
+    let mut line = String::with_capacity(text.len());
+    for (i, c) in text.chars().enumerate() {
+        if n > begin + end && (begin..n - end).contains(&i) {
+            if i == begin {
+                line.push_str(" [...] ");
+            }
+            continue;
+        }
+        match c {
+            '\n' | '\r' | '\t' => line.push(' '),
+            c if c.is_control() || is_invisible(c) => line.extend(c.escape_unicode()),
+            c => line.push(c),
+        }
+    }
+    line
+}
+
+/// Whether a character changes how others are shown, and is not seen itself.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_one_line_of_visible_text() {
+        assert_eq!(one_line("a\nb\tc"), "a b c");
+        assert_eq!(one_line("\u{1b}[2Jx\u{7}"), "\\u{1b}[2Jx\\u{7}");
+        assert_eq!(one_line("\u{202e}x\u{9b}"), "\\u{202e}x\\u{9b}");
+        assert_eq!(one_line("größer 日本"), "größer 日本");
+        let long = format!("tensor {}: expected 3", "x".repeat(100_000));
+        let line = one_line(&long);
+        assert!(line.len() < 2000, "{}", line.len());
+        assert!(line.starts_with("tensor x") && line.ends_with("x: expected 3"));
+    }
 }

@@ -1,5 +1,5 @@
 //! Several texts of one run: many prompts, one a line, or several continuations of one prompt. They
-//! advance together, and each says what it would say alone.
+//! advance together, and each says what it would say alone with its seed.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,15 @@ use octavo_engine::generate::Options;
 use octavo_engine::sample::mean_logprob;
 use octavo_engine::sequence::Text;
 use octavo_engine::{
-    Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request, RequestId, Shown,
+    self as engine, Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request,
+    RequestId, Timing,
 };
 use serde_json::{Value, json};
 
+use super::answer::{self, Answer};
 use super::failure::{Exit, Failure};
-use super::run;
+use super::feed::{Fed, Feed};
+use super::metrics::Metrics;
 use super::signal::Generating;
 use super::terminal;
 
@@ -27,10 +30,12 @@ const AHEAD: usize = 2 * TOGETHER;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several texts")]
 pub(super) struct SeveralArgs {
-    /// Every line of the text is a prompt of its own; prints a JSON object a line, in order
+    /// Every line of the text is a prompt of its own, empty ones left out; prints a JSON object for
+    /// each, in order, as lines come
     #[arg(long)]
     pub(super) lines: bool,
-    /// Texts to generate for each prompt, with seeds one above the other
+    /// Texts to generate for each prompt, with seeds one above the other; those of the next line go
+    /// on from there
     #[arg(
         long = "n",
         value_name = "N",
@@ -109,7 +114,7 @@ impl SeveralArgs {
 pub(super) struct Several<'a> {
     pub(super) args: &'a SeveralArgs,
     /// Beside every prompt.
-    pub(super) pictures: &'a [Shown],
+    pub(super) pictures: &'a [engine::Shown],
     pub(super) options: Options,
     /// As JSON objects; always so for lines.
     pub(super) json: bool,
@@ -117,25 +122,31 @@ pub(super) struct Several<'a> {
 
 /// What came of one prompt.
 enum Outcome {
-    Texts(Vec<(usize, Text)>),
+    /// In the order of their choices.
+    Texts(Vec<(usize, Text, Timing)>),
     /// The best first.
-    Found(Vec<Found>),
+    Found(Vec<Found>, Timing),
     Failed(String),
 }
 
 /// One prompt under way.
 struct Pending {
     line: usize,
+    /// Number among the prompts that were given to the engine or refused.
+    place: usize,
     prompt: Vec<u32>,
-    texts: Vec<(usize, Text)>,
+    texts: Vec<(usize, Text, Timing)>,
 }
 
-/// Generates and prints all texts; `prompt` gives the tokens of the next line, or why there are
-/// none.
+/// Tokens of a text, or why there are none.
+pub(super) type Prepare<'a> = dyn Fn(Vec<u8>) -> Result<Vec<u32>, Failure> + 'a;
+
+/// Generates and prints all texts, each as soon as it and those before it are done.
 pub(super) fn generate(
     engine: &Engine,
     several: &Several<'_>,
-    mut prompts: impl Iterator<Item = Result<Vec<u32>, Failure>>,
+    feed: &mut Feed,
+    prepare: &Prepare<'_>,
     generating: &Generating,
 ) -> Result<Exit, Failure> {
     let mut batch = Batch::new(engine, BatchOptions::default());
@@ -147,74 +158,118 @@ pub(super) fn generate(
         next: 0,
         failed: false,
     };
-    let mut line = 0;
+    let mut place = 0;
     let mut is_open = true;
     while is_open || !batch.is_empty() {
-        while is_open && pending.len() < AHEAD {
-            let Some(prompt) = prompts.next() else {
-                is_open = false;
-                break;
+        while is_open && pending.len() < AHEAD && !generating.interrupted() {
+            let fed = feed.next(batch.is_empty(), || generating.interrupted())?;
+            let (line, text) = match fed {
+                Fed::Text(text) => text,
+                Fed::NotYet => break,
+                Fed::End => {
+                    is_open = false;
+                    break;
+                }
             };
-            match prompt.and_then(|prompt| Ok((add(&mut batch, several, &prompt)?, prompt))) {
+            let added = prepare(text).and_then(|prompt| {
+                let id = add(&mut batch, several, line, &prompt)?;
+                Ok((id, prompt))
+            });
+            match added {
                 Ok((id, prompt)) => {
                     let texts = Vec::new();
-                    pending.insert(
-                        id,
-                        Pending {
-                            line,
-                            prompt,
-                            texts,
-                        },
-                    );
+                    let own = Pending {
+                        line,
+                        place,
+                        prompt,
+                        texts,
+                    };
+                    pending.insert(id, own);
                 }
-                Err(failure) => printer.take(line, &[], Outcome::Failed(failure.message()))?,
+                Err(failure) => {
+                    let failed = Outcome::Failed(failure.message());
+                    printer.take(place, line, &[], failed)?;
+                }
             }
-            line += 1;
+            place += 1;
         }
-        let mut ended = Vec::new();
-        batch.step(&mut |id, event| {
-            let Some(own) = pending.get_mut(&id) else {
-                return;
-            };
-            match event {
-                Event::Finished { choice, text, .. } => own.texts.push((choice, text)),
-                Event::Found { texts, .. } => {
-                    ended.push((id, Some(Outcome::Found(texts))));
-                    return;
-                }
-                Event::Failed(error) => {
-                    ended.push((id, Some(Outcome::Failed(error.to_string()))));
-                    return;
-                }
-                Event::Started { .. }
-                | Event::Read { .. }
-                | Event::Prompt(_)
-                | Event::Delta { .. }
-                | Event::Embedded { .. } => return,
-            }
-            if own.texts.len() == several.args.generated() {
-                ended.push((id, None));
-            }
-        })?;
-        for (id, outcome) in ended {
+        for (id, outcome) in step(&mut batch, several, &mut pending)? {
             if let Some(own) = pending.remove(&id) {
                 let outcome = outcome.unwrap_or(Outcome::Texts(own.texts));
-                printer.take(own.line, &own.prompt, outcome)?;
+                printer.take(own.place, own.line, &own.prompt, outcome)?;
             }
         }
         if generating.interrupted() {
             return Ok(Exit::Interrupted);
         }
     }
-    Ok(if printer.failed {
-        Exit::Partly
-    } else {
-        Exit::Done
+    Ok(match printer.failed {
+        true => Exit::Partly,
+        false => Exit::Done,
     })
 }
 
-fn add(batch: &mut Batch, several: &Several<'_>, prompt: &[u32]) -> Result<RequestId, Failure> {
+/// Takes a step and answers which prompts are done, with what came of them unless that is the texts
+/// that have been collected.
+fn step(
+    batch: &mut Batch,
+    several: &Several<'_>,
+    pending: &mut BTreeMap<RequestId, Pending>,
+) -> Result<Vec<(RequestId, Option<Outcome>)>, Failure> {
+    let mut ended = Vec::new();
+    batch.step(&mut |id, event| {
+        let Some(own) = pending.get_mut(&id) else {
+            return;
+        };
+        match event {
+            Event::Finished {
+                choice,
+                text,
+                timing,
+            } => own.texts.push((choice, text, timing)),
+            Event::Found { texts, timing } => {
+                ended.push((id, Some(Outcome::Found(texts, timing))));
+                return;
+            }
+            Event::Failed(error) => {
+                ended.push((id, Some(Outcome::Failed(error.to_string()))));
+                return;
+            }
+            Event::Started { .. }
+            | Event::Read { .. }
+            | Event::Prompt(_)
+            | Event::Delta { .. }
+            | Event::Embedded { .. } => return,
+        }
+        if own.texts.len() == several.args.generated() {
+            ended.push((id, None));
+        }
+    })?;
+    Ok(ended)
+}
+
+impl Several<'_> {
+    /// Seed of a line's first text: those of all texts of a run differ.
+    fn seed(&self, line: usize) -> u64 {
+        let before = line as u64 * self.args.generated() as u64;
+        self.options.sampler.seed.wrapping_add(before)
+    }
+
+    /// Seed of a text; none if nothing was drawn.
+    fn drawn(&self, line: usize, choice: usize) -> Option<u64> {
+        let draws = !self.options.sampler.is_greedy() && self.args.beams.is_none();
+        draws.then(|| self.seed(line).wrapping_add(choice as u64))
+    }
+}
+
+fn add(
+    batch: &mut Batch,
+    several: &Several<'_>,
+    line: usize,
+    prompt: &[u32],
+) -> Result<RequestId, Failure> {
     let mut options = several.options.clone();
+    options.sampler.seed = several.seed(line);
     if several.args.best_of.is_some() {
         options.logprobs.get_or_insert(0);
     }
@@ -235,35 +290,65 @@ struct Printer<'a> {
     failed: bool,
 }
 
+/// A text of a prompt.
+struct Shown<'a> {
+    line: usize,
+    prompt: &'a [u32],
+    /// Number among the texts that are printed.
+    choice: usize,
+    text: &'a Text,
+    timing: &'a Timing,
+    seed: Option<u64>,
+}
+
 impl Printer<'_> {
-    fn take(&mut self, line: usize, prompt: &[u32], outcome: Outcome) -> Result<(), Failure> {
+    fn take(
+        &mut self,
+        place: usize,
+        line: usize,
+        prompt: &[u32],
+        outcome: Outcome,
+    ) -> Result<(), Failure> {
         let as_json = self.several.json || self.several.args.lines;
         let printed = match outcome {
             Outcome::Failed(message) if as_json => {
                 self.failed = true;
-                vec![format!("{}\n", json!({ "line": line, "error": message }))]
+                vec![format!("{}\n", answer::error(line, &message))]
             }
             Outcome::Failed(message) => return Err(Failure::Input(message)),
             Outcome::Texts(mut texts) => {
-                texts.sort_by_key(|(choice, _)| *choice);
+                texts.sort_by_key(|(choice, ..)| *choice);
                 self.keep_best(&mut texts);
                 let texts = texts.iter().enumerate();
-                let shown = texts.map(|(i, (_, text))| match as_json {
-                    true => format!("{}\n", self.object(line, i, prompt, text)),
-                    false => format!("{}\n", text.text),
+                let shown = texts.map(|(i, (choice, text, timing))| match as_json {
+                    true => {
+                        let shown = Shown {
+                            line,
+                            prompt,
+                            choice: i,
+                            text,
+                            timing,
+                            seed: self.several.drawn(line, *choice),
+                        };
+                        Ok(format!("{}\n", self.object(&shown)?))
+                    }
+                    false => Ok(format!("{}\n", text.text)),
                 });
-                shown.collect()
+                shown.collect::<Result<_, Failure>>()?
             }
-            Outcome::Found(found) => {
+            Outcome::Found(found, timing) => {
                 let found = found.iter().enumerate();
                 let shown = found.map(|(i, found)| match as_json {
-                    true => format!("{}\n", self.found(line, i, prompt, found)),
-                    false => format!("{}\n", found.text.text),
+                    true => Ok(format!(
+                        "{}\n",
+                        self.found(line, i, prompt, found, &timing)?
+                    )),
+                    false => Ok(format!("{}\n", found.text.text)),
                 });
-                shown.collect()
+                shown.collect::<Result<_, Failure>>()?
             }
         };
-        self.ready.insert(line, printed);
+        self.ready.insert(place, printed);
         while let Some(texts) = self.ready.remove(&self.next) {
             self.next += 1;
             for (i, text) in texts.iter().enumerate() {
@@ -277,40 +362,52 @@ impl Printer<'_> {
     }
 
     /// Keeps the likeliest texts, the best first.
-    fn keep_best(&self, texts: &mut Vec<(usize, Text)>) {
+    fn keep_best(&self, texts: &mut Vec<(usize, Text, Timing)>) {
         if self.several.args.best_of.is_none() {
             return;
         }
         let mean = |text: &Text| mean_logprob(&text.logprobs);
-        texts.sort_by(|(_, a), (_, b)| mean(b).total_cmp(&mean(a)));
+        texts.sort_by(|(_, a, _), (_, b, _)| mean(b).total_cmp(&mean(a)));
         texts.truncate(self.several.args.n.into());
     }
 
     /// A text that a search has found, with what it was ranked by.
-    fn found(&self, line: usize, place: usize, prompt: &[u32], found: &Found) -> Value {
-        let mut object = self.object(line, place, prompt, &found.text);
+    fn found(
+        &self,
+        line: usize,
+        choice: usize,
+        prompt: &[u32],
+        found: &Found,
+        timing: &Timing,
+    ) -> Result<Value, Failure> {
+        let mut object = self.object(&Shown {
+            line,
+            prompt,
+            choice,
+            text: &found.text,
+            timing,
+            seed: None,
+        })?;
         object["logprob"] = json!(found.logprob);
         object["score"] = json!(found.score);
-        object
+        Ok(object)
     }
 
-    fn object(&self, line: usize, choice: usize, prompt: &[u32], text: &Text) -> Value {
-        let mut object = json!({
-            "line": line,
-            "choice": choice,
-            "text": text.text,
-            "prompt_tokens": prompt,
-            "tokens": text.tokens,
-            "finish_reason": text.finish.name(),
-        });
-        if let Some(detail) = text.finish.detail() {
-            object["finish_detail"] = json!(detail);
-        }
-        if self.several.options.logprobs.is_some() {
-            let tokenizer = self.engine.tokenizer();
-            let all = text.logprobs.iter();
-            object["logprobs"] = all.map(|token| run::logprobs(token, tokenizer)).collect();
-        }
-        object
+    fn object(&self, shown: &Shown<'_>) -> Result<Value, Failure> {
+        let text = shown.text;
+        let stats = answer::stats(shown.timing, text.tokens.len());
+        let metrics = Metrics::new(&stats, shown.seed, self.engine.describe());
+        let wants_logprobs = self.several.options.logprobs.is_some();
+        let answer = Answer {
+            line: shown.line,
+            choice: shown.choice,
+            text: &text.text,
+            prompt: shown.prompt,
+            tokens: &text.tokens,
+            finish: text.finish,
+            logprobs: wants_logprobs.then_some(&text.logprobs[..]),
+            metrics: &metrics,
+        };
+        Ok(answer.to_json(self.engine.tokenizer())?)
     }
 }

@@ -69,8 +69,16 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
         context.apply(&mut options);
     }
     options.world = ranks::world();
+    let start = std::time::Instant::now();
     let engine = shown(|sink| Engine::load(&source, &options, sink))?;
     terminal::warn(engine.warnings());
+    terminal::detail(&format!(
+        "octavo: loaded {} in {:.1} s: {}, a context of {} tokens",
+        engine.gguf().name(),
+        start.elapsed().as_secs_f64(),
+        engine.describe(),
+        engine.n_ctx()
+    ));
     Ok(engine)
 }
 

@@ -15,12 +15,12 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::answer::{VERSION, piece, shown_id, shown_ids};
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
 use super::ranks::NumaArgs;
-use super::run::{piece, shown_id, shown_ids};
 use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
 
@@ -211,7 +211,7 @@ fn to_json(
         .map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()}))
         .collect();
     let ids = shown_ids(tokens);
-    let mut object = json!({"tokens": ids, "positions": positions});
+    let mut object = json!({"version": VERSION, "tokens": ids, "positions": positions});
     if let Some(taps) = taps {
         object["taps"] = serde_json::to_value(taps)?;
     }

@@ -5,6 +5,7 @@
 //! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 75 (batch work: another
 //! try may help), 101 (a fault of the program), 130 (Ctrl-C), 143 and 129 (SIGTERM and SIGHUP).
 
+mod answer;
 mod args;
 mod argv;
 mod arrays;
@@ -15,6 +16,7 @@ mod convert;
 mod diff;
 mod embed;
 mod failure;
+mod feed;
 mod imatrix;
 mod inspect;
 mod lines;
@@ -39,12 +41,14 @@ mod values;
 mod vision;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use failure::{Exit, Failure};
+use terminal::Level;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,11 +75,38 @@ Commands that run a model run the built-in demo model if no MODEL is given.";
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    messages: MessageArgs,
     /// Started as several ranks: seconds that one may take to answer before all of them end
     #[cfg(feature = "mpi")]
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = ranks::SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     rank_timeout: u64,
+}
+
+/// What is said on stderr.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+struct MessageArgs {
+    /// Say more on stderr: what is loaded, and how long it takes
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    verbose: bool,
+    /// Say nothing on stderr but errors
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Write every message to FILE as well, with its time; an older log is added to
+    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    log_file: Option<PathBuf>,
+}
+
+impl MessageArgs {
+    fn level(&self) -> Level {
+        match (self.quiet, self.verbose) {
+            (true, _) => Level::Quiet,
+            (false, true) => Level::Verbose,
+            (false, false) => Level::Usual,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -102,6 +133,14 @@ enum Command {
         /// The shell
         shell: Shell,
     },
+    /// Print a manual page, in roff
+    #[command(after_help = "Examples:\n  \
+                      octavo man | man -l -\n  \
+                      octavo man run > ~/.local/share/man/man1/octavo-run.1")]
+    Man {
+        /// The command that the page is about; octavo itself if none is given
+        command: Option<String>,
+    },
 }
 
 impl Command {
@@ -123,7 +162,8 @@ impl Command {
             | Command::Quantize(_)
             | Command::Imatrix(_)
             | Command::Merge(_)
-            | Command::Completions { .. } => None,
+            | Command::Completions { .. }
+            | Command::Man { .. } => None,
         }
     }
 
@@ -156,11 +196,18 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
         ))
         .report();
     }
-    let parsed = command()
-        .try_get_matches_from(argv::expand(args))
+    let mut command = command();
+    command.build();
+    let args = match argv::expand(&command, args) {
+        Ok(args) => args,
+        Err(failure) => return failure.report(),
+    };
+    let parsed = command
+        .try_get_matches_from(args)
         .and_then(|found| Cli::from_arg_matches(&found));
     let result = match parsed {
-        Ok(cli) => dispatch(cli.command),
+        Ok(cli) => terminal::set_up(cli.messages.level(), cli.messages.log_file.as_deref())
+            .and_then(|()| dispatch(cli.command)),
         Err(error) => return failure::usage(&error),
     };
     match result {
@@ -191,7 +238,11 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     }
     let numa = command.numa().and_then(|args| args.numa);
     let others = numa.map(ranks::Numa::start).transpose()?;
+    terminal::detail(&format!("octavo: version {}", env!("CARGO_PKG_VERSION")));
+    let start = std::time::Instant::now();
     let result = execute(command);
+    let seconds = start.elapsed().as_secs_f64();
+    terminal::detail(&format!("octavo: ended after {seconds:.1} s"));
     if let Some(others) = others {
         others.stop();
     }
@@ -216,6 +267,7 @@ fn execute(command: Command) -> Result<Exit, Failure> {
         Command::Imatrix(args) => imatrix::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Completions { shell } => completions(shell),
+        Command::Man { command } => man(command.as_deref()),
     }
 }
 
@@ -224,6 +276,23 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "octavo", &mut script);
     terminal::print(&script)?;
+    Ok(Exit::Done)
+}
+
+fn man(name: Option<&str>) -> Result<Exit, Failure> {
+    let mut octavo = command();
+    octavo.build();
+    let command = match name {
+        None => Some(&octavo),
+        Some(name) => octavo.find_subcommand(name),
+    };
+    let command = command.ok_or_else(|| {
+        let names: Vec<&str> = octavo.get_subcommands().map(|c| c.get_name()).collect();
+        Failure::Usage(format!("man: expected one of {}", names.join(", ")))
+    })?;
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    terminal::print(&page)?;
     Ok(Exit::Done)
 }
 
@@ -247,8 +316,8 @@ fn install_panic_hook() {
             .copied()
             .or(payload.downcast_ref::<String>().map(String::as_str));
         let place = info.location().map(ToString::to_string).unwrap_or_default();
-        let what = failure::one_line(what.unwrap_or("unknown"));
-        terminal::note(&format!(
+        let what = what.unwrap_or("unknown");
+        terminal::tell(&format!(
             "octavo: internal error: {what} ({place}); this is a bug: please report it at \
              {}/issues",
             env!("CARGO_PKG_REPOSITORY")

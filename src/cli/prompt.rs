@@ -9,9 +9,10 @@ use clap::Args;
 use octavo_text::tokenizer::MAX_TEXT_BYTES;
 
 use super::failure::Failure;
+use super::terminal;
 
 /// What to say where a text is missing.
-pub(super) const NO_TEXT: &str = "no text: expected -p TEXT or -f FILE (- is stdin)";
+pub(super) const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE or a pipe to stdin";
 
 /// A text, from one place. A command that takes something else instead says so with
 /// `required_unless_present`.
@@ -26,7 +27,7 @@ pub(super) struct TextArgs {
         conflicts_with = "file"
     )]
     pub(super) prompt: Option<OsString>,
-    /// Read the text from FILE, byte for byte; - is stdin
+    /// Read the text from FILE, byte for byte; - is stdin, and so is a pipe without -p and -f
     #[arg(
         short,
         long,
@@ -46,6 +47,11 @@ impl TextArgs {
         self.prompt.is_some() || self.file.is_some()
     }
 
+    /// Whether the text is what a pipe or a file brings to stdin, for want of another one.
+    pub(super) fn reads_stdin(&self) -> bool {
+        !self.is_given() && !terminal::stdin_is_terminal()
+    }
+
     /// The text's bytes, or `None` if neither option was given.
     pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Failure> {
         self.read_beside(false)
@@ -54,18 +60,26 @@ impl TextArgs {
     /// As [`TextArgs::read`]; `beside` says that the command has another string in which -e reads
     /// escapes.
     fn read_beside(&self, beside: bool) -> Result<Option<Vec<u8>>, Failure> {
+        self.refuse_useless_escape(beside)?;
         match (&self.prompt, &self.file) {
             (Some(text), _) if self.escape => Ok(Some(unescape(text.as_encoded_bytes()))),
             (Some(text), _) => Ok(Some(text.as_encoded_bytes().to_vec())),
-            (None, _) if self.escape && !beside => Err(Failure::Usage(
-                "-e (--escape) has no effect: expected -p TEXT with it".to_owned(),
-            )),
             (None, Some(path)) => read(path).map(Some),
             (None, None) => Ok(None),
         }
     }
 
-    /// The text's bytes; one of the two options must have been given.
+    /// Refuses -e where there is nothing that it could read escapes in.
+    pub(super) fn refuse_useless_escape(&self, beside: bool) -> Result<(), Failure> {
+        match self.escape && self.prompt.is_none() && !beside {
+            true => Err(Failure::Usage(
+                "-e (--escape) has no effect: expected -p TEXT with it".to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The text's bytes: from one of the two options, or from stdin if that is no terminal.
     pub(super) fn require(&self) -> Result<Vec<u8>, Failure> {
         self.require_beside(false)
     }
@@ -73,8 +87,13 @@ impl TextArgs {
     /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e
     /// reads escapes.
     pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {
-        self.read_beside(beside)?
-            .ok_or_else(|| Failure::Usage(NO_TEXT.to_owned()))
+        let text = match self.read_beside(beside)? {
+            None if self.reads_stdin() => {
+                Some(read(Path::new("-"))?).filter(|text| !text.is_empty())
+            }
+            text => text,
+        };
+        text.ok_or_else(|| Failure::Usage(NO_TEXT.to_owned()))
     }
 }
 

@@ -4,16 +4,16 @@ use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
-use octavo_engine::generate::{Finish, Generation, Observer, Options, generate};
-use octavo_engine::sample::Logprobs;
-use octavo_engine::{Engine, Shown, is_cell};
+use octavo_engine::generate::{Finish, Observer, Options, generate};
+use octavo_engine::{Engine, Shown};
 use octavo_text::chat::Message;
-use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_text::tokenizer::EncodeOptions;
 use octavo_vision::prompt;
-use serde_json::{Value, json};
 
+use super::answer::Answer;
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs, TemplateArgs};
 use super::failure::{Exit, Failure};
+use super::feed::Feed;
 use super::lines::{self, Several, SeveralArgs};
 use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
@@ -42,16 +42,17 @@ Examples:
   octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
   octavo run model.gguf --chat --system \"Be brief.\" -p \"What is the capital of France?\"
   octavo run model.gguf -f prompt.txt -e --stop \"\\n\\n\" --json
-  cat prompt.txt | octavo run model.gguf -f -
+  cat prompt.txt | octavo run model.gguf
   octavo run model.gguf -f prompts.txt --lines -n 32 > answers.jsonl
   octavo run model.gguf -p \"Once upon a time\" -n 32 --beams 4 --n 2 --json
   octavo run model.gguf --mmproj mmproj.gguf --image photo.jpg --chat -p \"What is this?\"
 
---json prints one object:
-  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, \
-finish_detail?, logprobs?, metrics}
+--json prints an object for each text, and so does --lines, which answers lines as they come:
+  {version, line, choice, text, prompt_tokens: ids, tokens: ids, finish_reason: \
+stop|length|cancelled, finish_detail?, logprobs?, metrics}
 finish_detail says which limit a length is: max_tokens (-n) or context_full (-c).
 `tokens` has every token chosen, one that ended the text included; `text` ends before it.
+docs/json.md has every field.
 Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
 pub(super) struct RunArgs {
     #[command(flatten)]
@@ -72,7 +73,7 @@ pub(super) struct RunArgs {
     /// Print the prompt before the text
     #[arg(long, conflicts_with_all = ["lines", "n", "best_of", "beams"])]
     echo: bool,
-    /// Print one JSON object when all is done
+    /// Print a JSON object for each text when it is done
     #[arg(long)]
     json: bool,
     /// Log-probabilities of every token, with the N most likely ones (with --json)
@@ -126,11 +127,12 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         );
     }
     args.several.check()?;
-    let text = args.text.require_beside(args.generate.has_stops())?;
-    signal::install()?;
+    let beside = args.generate.has_stops();
     if args.several.is_several() {
-        return several(args, options, &text);
+        return several(args, options, beside);
     }
+    let text = args.text.require_beside(beside)?;
+    signal::install()?;
     let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     options.chunk = engine.batch();
@@ -168,12 +170,21 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         Exit::Done
     };
     if args.json {
-        let echo = if args.echo {
-            String::from_utf8_lossy(&text).into_owned()
-        } else {
-            String::new()
+        let echo = match args.echo {
+            true => String::from_utf8_lossy(&text),
+            false => "".into(),
         };
-        let object = report(&out, &echo, &ids, &metrics, engine.tokenizer())?;
+        let object = Answer {
+            line: 0,
+            choice: 0,
+            text: &format!("{echo}{}", out.text),
+            prompt: &ids,
+            tokens: &out.tokens,
+            finish: out.finish,
+            logprobs: options.logprobs.map(|_| &out.logprobs[..]),
+            metrics: &metrics,
+        };
+        let object = object.to_json(engine.tokenizer())?;
         terminal::print(format!("{object}\n").as_bytes())?;
     } else {
         terminal::note(&metrics.line(out.finish));
@@ -181,8 +192,14 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-/// Generates several texts, of one prompt or of one for each line.
-fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failure> {
+/// Generates several texts, of one prompt or of one for each line; `beside` says that -e has stop
+/// strings to read.
+fn several(args: &RunArgs, options: Options, beside: bool) -> Result<Exit, Failure> {
+    let mut feed = match args.several.lines {
+        true => Feed::lines(&args.text, beside)?,
+        false => Feed::of(args.text.require_beside(beside)?),
+    };
+    signal::install()?;
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
     let seen = args.pictures.look(&args.model, &args.compute)?;
@@ -195,23 +212,9 @@ fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failur
         options,
         json: args.json,
     };
-    let lines: Vec<&[u8]> = match args.several.lines {
-        true => lines_of(text),
-        false => vec![text],
-    };
-    let prompts = lines.into_iter();
-    let prompts = prompts.map(|line| Ok(prepare(args, &engine, line.to_vec(), &pictures)?.1));
+    let prompt = |text: Vec<u8>| Ok(prepare(args, &engine, text, &pictures)?.1);
     let generating = Generating::begin();
-    lines::generate(&engine, &several, prompts, &generating)
-}
-
-/// The lines of a text, without what ends them.
-fn lines_of(text: &[u8]) -> Vec<&[u8]> {
-    let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let end = |line: &'_ [u8]| line.len() - usize::from(line.ends_with(b"\r"));
-    text.split(|byte| *byte == b'\n')
-        .map(|line| &line[..end(line)])
-        .collect()
+    lines::generate(&engine, &several, &mut feed, &prompt, &generating)
 }
 
 /// The prompt's text, templated if asked for, and its tokens.
@@ -250,68 +253,6 @@ fn prepare(
         )?,
     };
     Ok((rendered.into_bytes(), ids))
-}
-
-fn report(
-    out: &Generation,
-    echo: &str,
-    prompt: &[u32],
-    metrics: &Metrics,
-    tokenizer: &Tokenizer,
-) -> Result<Value, serde_json::Error> {
-    let mut object = json!({
-        "text": format!("{echo}{}", out.text),
-        "prompt_tokens": shown_ids(prompt),
-        "tokens": out.tokens,
-        "finish_reason": out.finish.name(),
-    });
-    if let Some(detail) = out.finish.detail() {
-        object["finish_detail"] = json!(detail);
-    }
-    if !out.logprobs.is_empty() {
-        object["logprobs"] = out
-            .logprobs
-            .iter()
-            .map(|l| logprobs(l, tokenizer))
-            .collect();
-    }
-    object["metrics"] = serde_json::to_value(metrics)?;
-    Ok(object)
-}
-
-pub(super) fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
-    let one = |id: u32, logprob: f64| {
-        let piece = piece(tokenizer, id);
-        json!({"id": id, "piece": piece, "logprob": logprob})
-    };
-    let mut object = one(l.id, l.logprob);
-    object["top"] = l
-        .top
-        .iter()
-        .map(|&(id, logprob)| one(id, logprob))
-        .collect();
-    object
-}
-
-/// A token's id; -1 for a cell of a picture.
-pub(super) fn shown_id(id: u32) -> i32 {
-    match is_cell(id) {
-        true => -1,
-        false => id as i32,
-    }
-}
-
-/// Ids of tokens as they are shown; see [`shown_id`].
-pub(super) fn shown_ids(ids: &[u32]) -> Vec<i32> {
-    ids.iter().map(|id| shown_id(*id)).collect()
-}
-
-/// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
-pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
-    match is_cell(id) {
-        true => "<picture>".to_owned(),
-        false => String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned(),
-    }
 }
 
 /// Streams text to stdout and listens to Ctrl-C.

@@ -1,22 +1,70 @@
 //! What goes to stdout and stderr.
 
+mod log;
+
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A line on stderr. Where stderr is closed nobody can be told, so that is no error.
-pub(super) fn note(line: &str) {
+use super::failure::{Failure, one_line};
+
+/// How much goes to stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Level {
+    /// Errors, and what somebody asked for.
+    Quiet,
+    /// Notes, warnings and progress too.
+    Usual,
+    /// Details of what is loaded, and how long it takes.
+    Verbose,
+}
+
+static LEVEL: AtomicU8 = AtomicU8::new(Level::Usual as u8);
+
+/// Sets how much is said, and opens the file that all of it goes to as well.
+pub(super) fn set_up(level: Level, log_file: Option<&Path>) -> Result<(), Failure> {
+    LEVEL.store(level as u8, Ordering::Relaxed);
+    log_file.map_or(Ok(()), log::open)
+}
+
+fn says(level: Level) -> bool {
+    LEVEL.load(Ordering::Relaxed) >= level as u8
+}
+
+/// A line on stderr whatever the level: an error, or an answer to who is there. Where stderr is
+/// closed nobody can be told, so that is no error.
+pub(super) fn tell(line: &str) {
+    let line = one_line(line);
+    log::add(&line);
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A line on stderr.
+pub(super) fn note(line: &str) {
+    if says(Level::Usual) {
+        tell(line);
+    } else {
+        log::add(&one_line(line));
+    }
+}
+
+/// A line on stderr for who wants to know more.
+pub(super) fn detail(line: &str) {
+    if says(Level::Verbose) {
+        tell(line);
+    }
 }
 
 /// One line for each warning on stderr.
 pub(super) fn warn<W: Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
-        note(&format!(
-            "octavo: warning: {}",
-            super::failure::one_line(&warning.to_string())
-        ));
+        note(&format!("octavo: warning: {warning}"));
     }
 }
 
@@ -37,68 +85,158 @@ pub(super) fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// A bar on stderr for work of a known size; nothing at all if stderr is not a terminal.
-pub(super) struct Progress(ProgressBar);
+/// Progress of work of a known size on stderr: a bar on a terminal, else a line now and then.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    what: &'static str,
+    unit: Unit,
+    start: Instant,
+    next_line: Cell<Duration>,
+}
+
+/// What progress is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Bytes,
+    Tokens,
+    Tensors,
+    Runs,
+    Chunks,
+}
+
+impl Unit {
+    fn template(self) -> &'static str {
+        match self {
+            Unit::Bytes => "{msg} {wide_bar} {bytes}/{total_bytes}",
+            Unit::Tokens => "{msg} {wide_bar} {pos}/{len} tokens",
+            Unit::Tensors => "{msg} {wide_bar} {pos}/{len} tensors",
+            Unit::Runs => "{msg} {wide_bar} {pos}/{len} runs",
+            Unit::Chunks => "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}",
+        }
+    }
+
+    fn amount(self, done: u64, total: u64) -> String {
+        let size = super::metrics::size;
+        let name = match self {
+            Unit::Bytes => return format!("{} of {}", size(done), size(total)),
+            Unit::Tokens => "tokens",
+            Unit::Tensors => "tensors",
+            Unit::Runs => "runs",
+            Unit::Chunks => "chunks",
+        };
+        format!("{done} of {total} {name}")
+    }
+}
+
+/// Time after which the first line is written: work that takes less needs none.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+
+/// Time between two lines, at most; at first they are closer.
+const LINES_APART: Duration = Duration::from_secs(30);
 
 impl Progress {
-    /// A bar in bytes.
+    /// Progress in bytes.
     pub(super) fn bytes(what: &'static str) -> Progress {
-        Progress::new(what, "{msg} {wide_bar} {bytes}/{total_bytes}")
+        Progress::new(what, Unit::Bytes)
     }
 
-    /// A bar in tokens.
+    /// Progress in tokens.
     pub(super) fn tokens(what: &'static str) -> Progress {
-        Progress::new(what, "{msg} {wide_bar} {pos}/{len} tokens")
+        Progress::new(what, Unit::Tokens)
     }
 
-    /// A bar in tensors.
+    /// Progress in tensors.
     pub(super) fn tensors(what: &'static str) -> Progress {
-        Progress::new(what, "{msg} {wide_bar} {pos}/{len} tensors")
+        Progress::new(what, Unit::Tensors)
     }
 
-    /// A bar in runs of a test.
+    /// Progress in runs of a test.
     pub(super) fn runs(what: &'static str) -> Progress {
-        Progress::new(what, "{msg} {wide_bar} {pos}/{len} runs")
+        Progress::new(what, Unit::Runs)
     }
 
-    /// A bar in chunks of a text, with the time left.
+    /// Progress in chunks of a text; a bar shows the time left.
     pub(super) fn chunks(what: &'static str) -> Progress {
-        Progress::new(what, "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}")
+        Progress::new(what, Unit::Chunks)
     }
 
-    fn new(what: &'static str, template: &str) -> Progress {
-        let target = match io::stderr().is_terminal() {
+    fn new(what: &'static str, unit: Unit) -> Progress {
+        let target = match io::stderr().is_terminal() && says(Level::Usual) {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(None, target);
-        if let Ok(style) = ProgressStyle::with_template(template) {
+        if let Ok(style) = ProgressStyle::with_template(unit.template()) {
             bar.set_style(style);
         }
-        Progress(bar.with_message(what))
+        Progress {
+            bar: bar.with_message(what),
+            what,
+            unit,
+            start: Instant::now(),
+            next_line: Cell::new(FIRST_LINE),
+        }
     }
 
     /// Shows how far the work is; takes the bar away when it is complete.
     pub(super) fn at(&self, done: u64, total: u64) {
-        self.0.set_length(total);
-        self.0.set_position(done);
+        self.bar.set_length(total);
+        self.bar.set_position(done);
         if done >= total {
             self.clear();
+        } else if self.bar.is_hidden()
+            && let Some(line) = self.line_at(self.start.elapsed(), done, total)
+        {
+            note(&line);
         }
+    }
+
+    /// The line that says how far the work is, if it is time for one.
+    fn line_at(&self, elapsed: Duration, done: u64, total: u64) -> Option<String> {
+        if elapsed < self.next_line.get() {
+            return None;
+        }
+        self.next_line.set(elapsed + elapsed.min(LINES_APART));
+        let percent = 100.0 * done as f64 / total.max(1) as f64;
+        Some(format!(
+            "octavo: {}: {} ({percent:.0} %) after {:.0} s",
+            self.what,
+            self.unit.amount(done, total),
+            elapsed.as_secs_f64()
+        ))
     }
 
     /// A line on stderr, above the bar where there is one.
     pub(super) fn line(&self, line: &str) {
-        let line = super::failure::one_line(line);
-        if self.0.is_hidden() {
-            note(&line)
+        if self.bar.is_hidden() {
+            note(line)
         } else {
-            self.0.println(line)
+            log::add(&one_line(line));
+            self.bar.println(one_line(line))
         }
     }
 
     /// Takes the bar away.
     pub(super) fn clear(&self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_progress_come_later_and_later() {
+        let progress = Progress::tokens("reading");
+        let at = |seconds| progress.line_at(Duration::from_secs(seconds), seconds, 400);
+        assert_eq!(at(1), None);
+        let line = at(2).expect("a line");
+        assert_eq!(line, "octavo: reading: 2 of 400 tokens (0 %) after 2 s");
+        let told: Vec<u64> = (3..200).filter(|second| at(*second).is_some()).collect();
+        assert_eq!(told, [4, 8, 16, 32, 62, 92, 122, 152, 182]);
+        let line = Progress::bytes("loading").line_at(Duration::from_secs(5), 1 << 20, 4 << 20);
+        let expected = "octavo: loading: 1.0 MiB of 4.0 MiB (25 %) after 5 s";
+        assert_eq!(line.as_deref(), Some(expected));
     }
 }

@@ -44,22 +44,22 @@ fn lines_are_texts_of_their_own() {
     let path = dir.path().join("texts.txt");
     std::fs::write(&path, "1+1=\n\nan other text\r\n2+2=").expect("written");
     let path = path.to_str().expect("text");
-    let all = json(&[
-        "embed",
-        "-f",
-        path,
-        "--lines",
-        "--json",
-        "--pooling",
-        "mean",
-    ]);
-    assert_eq!(all["pooling"], "mean");
-    assert_eq!(all["normalized"], true);
-    let all: &Vec<Value> = all["embeddings"].as_array().expect("a list");
+    let common = ["embed", "--json", "--pooling", "mean"];
+    let all = good(&[&common[..], &["-f", path, "--lines"]].concat());
+    let all: Vec<Value> = all
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
     assert_eq!(all.len(), 3);
-    for (one, text) in all.iter().zip(["1+1=", "an other text", "2+2="]) {
-        let alone = json(&["embed", "-p", text, "--json", "--pooling", "mean"]);
-        assert_eq!(&alone["embeddings"][0], one);
+    let texts = [(0, "1+1="), (2, "an other text"), (3, "2+2=")];
+    for (one, (line, text)) in all.iter().zip(texts) {
+        let mut alone = json(&[&common[..], &["-p", text]].concat());
+        assert_eq!(alone["line"], 0);
+        alone["line"] = line.into();
+        assert_eq!(&alone, one);
+        assert_eq!(one["pooling"], "mean");
+        assert_eq!(one["normalized"], true);
+        assert_eq!(one["version"], 1);
     }
 }
 
@@ -117,14 +117,25 @@ fn embedding_models_embed_and_do_nothing_else() {
     let model = path.to_str().expect("text");
     let said = json(&["embed", model, "-p", "fox", "--json"]);
     assert_eq!(said["pooling"], "cls");
-    let tokens = said["embeddings"][0]["tokens"].as_array().expect("a list");
+    let tokens = said["tokens"].as_array().expect("a list");
     assert_eq!((&tokens[0], tokens.last()), (&2.into(), Some(&3.into())));
     let dir = folder();
     let text = dir.path().join("text.txt");
     std::fs::write(&text, format!("fox\n{}\n", "fox ".repeat(300))).expect("written");
     let text = text.to_str().expect("text");
-    let line = bad(&["embed", model, "-f", text, "--lines"], 1);
-    assert!(line.contains("text 2: ") && line.contains("512"), "{line}");
+    let args = ["embed", model, "-f", text, "--lines"];
+    let output = super::octavo(&args).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(super::stdout(&output).lines().count(), 1);
+    let line = super::stderr(&output);
+    assert!(line.contains("line 2: ") && line.contains("512"), "{line}");
+    let output = super::octavo(&[&args[..], &["--json"]].concat()).output();
+    let output = output.expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    let last = super::stdout(&output);
+    let last: Value = serde_json::from_str(last.lines().last().expect("two")).expect("JSON");
+    assert_eq!(last["line"], 1);
+    assert!(last["error"].as_str().is_some_and(|e| e.contains("512")));
     let out = dir.path().join("out.gguf");
     let out = out.to_str().expect("text");
     for command in [

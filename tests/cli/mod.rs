@@ -11,6 +11,8 @@ mod guesses;
 mod hostile;
 mod kept;
 mod lacking;
+mod llama_options;
+mod messages;
 mod nodes;
 mod options;
 mod outputs;
@@ -74,7 +76,12 @@ pub(crate) fn bad(args: &[&str], code: i32) -> String {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
     assert_eq!(stdout(&output), "", "{args:?}");
-    let notes = ["octavo: no MODEL given", "octavo: on the CPU: "];
+    let notes = [
+        "octavo: no MODEL given",
+        "octavo: on the CPU: ",
+        // on a machine that is very busy
+        "octavo: loading: ",
+    ];
     let errors: Vec<&str> = text
         .lines()
         .filter(|line| !notes.iter().any(|note| line.starts_with(note)))
@@ -84,8 +91,8 @@ pub(crate) fn bad(args: &[&str], code: i32) -> String {
     errors[0].to_owned()
 }
 
-/// Runs a command whose output nobody reads: that is no error.
-fn ends_well_unread(args: &[&str]) {
+/// Runs a command whose output nobody reads: an error, for its text is lost.
+fn fails_unread(args: &[&str]) {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_octavo"))
         .args(args)
         .stdout(Stdio::piped())
@@ -94,12 +101,10 @@ fn ends_well_unread(args: &[&str]) {
         .expect("starts");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("ends");
-    assert_eq!(output.status.code(), Some(0), "{args:?}");
-    assert!(
-        !stderr(&output).contains("error"),
-        "{args:?}: {}",
-        stderr(&output)
-    );
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    let said = stderr(&output);
+    let error = "octavo: error: stdout: closed before everything was written\n";
+    assert!(said.ends_with(error), "{args:?}: {said}");
 }
 
 /// A file with the demo model's keys, changed by `change`, and its tensors if `tensors`.

@@ -9,7 +9,7 @@ use octavo_fixtures::{Lacks, skip};
 use octavo_reference::results::Results;
 use serde_json::Value;
 
-use super::{bad, ends_well_unread, folder, good, json, octavo, stderr, stdout, variant};
+use super::{bad, fails_unread, folder, good, json, octavo, stderr, stdout, variant};
 
 fn ids(value: &Value) -> Vec<u64> {
     value

@@ -1,5 +1,7 @@
 //! `octavo run` with many prompts, and with many texts of one: as if each were alone.
 
+use std::io::{BufRead, BufReader, Write};
+
 use serde_json::Value;
 
 use super::{good, json, octavo, stderr};
@@ -51,9 +53,82 @@ fn several_texts_have_seeds_one_above_the_other() {
     for (i, object) in several.iter().enumerate() {
         let alone = ask(&["--seed", &(5 + i).to_string()]);
         assert_eq!(object["tokens"], alone[0]["tokens"], "{i}");
+        assert_eq!(object["metrics"]["seed"], 5 + i);
     }
     let best = ask(&["--n", "1", "--best-of", "4", "--seed", "5"]);
     assert!(best.len() == 1 && several.iter().any(|one| one["tokens"] == best[0]["tokens"]));
+}
+
+/// A program reads one kind of object, however many texts there are.
+#[test]
+fn one_text_and_many_have_the_same_fields() {
+    fn fields(object: &Value) -> Vec<&String> {
+        object.as_object().expect("an object").keys().collect()
+    }
+    let common = ["run", "-p", "What is", "-n", "8", "--temp", "1", "--json"];
+    let ask = |more: &[&str]| objects(&good(&[&common, more].concat()));
+    let alone = &ask(&["--seed", "5"])[0];
+    assert_eq!(alone["version"], 1);
+    for more in [&["--n", "2"][..], &["--lines"], &["--best-of", "2"]] {
+        for object in ask(&[more, &["--seed", "5"]].concat()) {
+            assert_eq!(fields(&object), fields(alone), "{more:?}");
+            assert_eq!(fields(&object["metrics"]), fields(&alone["metrics"]));
+        }
+    }
+    let found = &ask(&["--beams", "2"])[0];
+    let own: Vec<&String> = fields(alone);
+    let with_scores: Vec<&String> = fields(found);
+    assert_eq!(with_scores[..own.len()], own[..]);
+    assert_eq!(with_scores[own.len()..], ["logprob", "score"]);
+}
+
+#[test]
+fn every_line_has_a_seed_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("prompts.txt");
+    std::fs::write(&path, "What is\n\nWhat is\r\n").expect("it is written");
+    let path = path.to_str().expect("text");
+    let common = ["run", "-n", "12", "--temp", "1.5", "--seed", "5"];
+    let all = objects(&good(&[&common[..], &["-f", path, "--lines"]].concat()));
+    let seeds: Vec<_> = all
+        .iter()
+        .map(|one| one["metrics"]["seed"].as_u64())
+        .collect();
+    assert_eq!(seeds, [Some(5), Some(7)]);
+    assert_eq!((&all[0]["line"], &all[1]["line"]), (&0.into(), &2.into()));
+    assert_ne!(all[0]["tokens"], all[1]["tokens"]);
+    let alone = [
+        "run", "-p", "What is", "-n", "12", "--temp", "1.5", "--json",
+    ];
+    let alone = json(&[&alone[..], &["--seed", "7"]].concat());
+    assert_eq!(alone["tokens"], all[1]["tokens"]);
+}
+
+/// A program that sends one line and waits for its answer is not left waiting.
+#[test]
+fn lines_are_answered_as_they_come() {
+    for (command, field) in [("run", "text"), ("embed", "vectors")] {
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_octavo"))
+            .args([command, "--lines", "-f", "-", "--json"])
+            .args(["-n", "2"].iter().filter(|_| command == "run"))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("starts");
+        let mut to = child.stdin.take().expect("piped");
+        let mut from = BufReader::new(child.stdout.take().expect("piped")).lines();
+        for line in 0..3 {
+            writeln!(to, "{line}+1=").expect("taken");
+            let answer = from.next().expect("an answer").expect("text");
+            let answer: Value = serde_json::from_str(&answer).expect("JSON");
+            assert_eq!(answer["line"], line);
+            assert!(!answer[field].is_null(), "{answer}");
+        }
+        drop(to);
+        assert!(from.next().is_none());
+        assert!(child.wait().expect("ends").success());
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::routing;
-use crate::cli::run::{piece, shown_id, shown_ids};
+use crate::cli::answer::{VERSION, piece, shown_id, shown_ids};
 
 /// What was compared, and what came of it.
 pub(super) struct Report<'a> {
@@ -24,6 +24,7 @@ impl Report<'_> {
     /// One object on one line.
     pub(super) fn json(&self) -> Result<String, serde_json::Error> {
         let mut object = serde_json::to_value(&self.comparison)?;
+        object["version"] = json!(VERSION);
         object["a"] = json!(self.a);
         object["b"] = json!(self.b);
         let ids = shown_ids(self.tokens);

@@ -13,6 +13,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use super::{DiffArgs, html};
+use crate::cli::answer::VERSION;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
@@ -324,6 +325,6 @@ fn to_json(cells: &[Cell]) -> String {
     let verdict = if changed == 0 { "within" } else { "outside" };
     format!(
         "{}\n",
-        json!({"verdict": verdict, "changed": changed, "comparisons": cells})
+        json!({"version": VERSION, "verdict": verdict, "changed": changed, "comparisons": cells})
     )
 }

@@ -5,6 +5,7 @@ use octavo_engine::threads::Threads;
 use octavo_kernels::{IsaChoice, LargePages, large_pages};
 use serde_json::{Value, json};
 
+use crate::cli::answer::VERSION;
 use crate::cli::failure::Failure;
 
 /// The report, as text or as one JSON object.
@@ -57,7 +58,7 @@ fn object(
         json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
     let pages = large_pages();
     let memory = json!({"large_pages": pages.given, "large_pages_setting": pages.setting});
-    let mut object = json!({"cpu": cpu, "memory": memory, "gpus": []});
+    let mut object = json!({"version": VERSION, "cpu": cpu, "memory": memory, "gpus": []});
     match gpus {
         Err(error) => object["cuda"] = json!({"why": error.to_string()}),
         Ok(all) => {

@@ -4,6 +4,8 @@ use serde_json::{Map, Value, json};
 
 use octavo_lab::facts::Facts;
 
+use crate::cli::answer::VERSION;
+
 /// One object.
 pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
     let mut object = Map::new();
@@ -16,6 +18,7 @@ pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_j
     let gguf = report.gguf;
     let parts: Vec<&str> = gguf.part_names().collect();
     let mut octavo = json!({
+        "version": VERSION,
         "file": {
             "name": gguf.name(),
             "parts": parts,

@@ -50,9 +50,9 @@ too. One that is cut off, of another vocabulary or (where -f is given) of anothe
 Percentiles are stated from 100 scored tokens on. Memory does not grow with the text, but for 4
 bytes for each token and, with --kl-divergence, 8 for each scored one.
 
---json prints {ppl, ppl_uncertainty, mean_nll, chunk_ppl, ...}, with --kl-divergence {ppl, ppl_base,
-ln_ratio, kld, dp, rms_dp, same_top: {value, uncertainty}, ...}; kld and dp have their percentiles
-too, and dp, rms_dp and same_top are fractions."
+--json prints {version, ppl, mean_nll: {value, uncertainty}, chunk_ppl, ...}, with --kl-divergence
+{version, ppl, ppl_base, ln_ratio, kld, dp, rms_dp, same_top: {value, uncertainty}, ...}; kld and dp
+have their percentiles too, and dp, rms_dp and same_top are fractions. docs/json.md has every field."
 )]
 pub(super) struct PerplexityArgs {
     #[command(flatten)]

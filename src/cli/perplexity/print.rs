@@ -7,6 +7,8 @@ use octavo_lab::eval::{Divergence, Estimate, Perplexity, Sorted};
 use octavo_lab::pieces::About;
 use serde_json::{Value, json};
 
+use crate::cli::answer;
+
 /// Above the rows of [`divergence_row`].
 const DIVERGENCE_HEADER: &str = "\
     \nchunk             PPL               \
@@ -179,6 +181,11 @@ fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
     writeln!(out, "Same top p: {}", percents(d.same_top()))
 }
 
+/// A figure, the same in every object.
+fn estimate(e: Estimate) -> Value {
+    json!({"value": e.value, "uncertainty": e.uncertainty})
+}
+
 pub(super) fn perplexity_json(
     ppl: &Perplexity,
     chunk_ppl: &[f64],
@@ -186,9 +193,8 @@ pub(super) fn perplexity_json(
     about: &About,
 ) -> Result<String, serde_json::Error> {
     let mut object = json!({
-        "ppl": ppl.ppl().value,
-        "ppl_uncertainty": ppl.ppl().uncertainty,
-        "mean_nll": ppl.mean_nll().value,
+        "ppl": estimate(ppl.ppl()),
+        "mean_nll": estimate(ppl.mean_nll()),
         "n_ctx": about.n_ctx,
         "chunks": ppl.chunks(),
         "scored": ppl.scored(),
@@ -205,7 +211,6 @@ pub(super) fn divergence_json(
     cut: f32,
     about: &About,
 ) -> Result<String, serde_json::Error> {
-    let estimate = |e: Estimate| json!({"value": e.value, "uncertainty": e.uncertainty});
     let with = |e: Estimate, values: &Sorted, percentiles: &[(&'static str, f32)]| {
         let mut object = estimate(e);
         for (name, value) in distribution(values, percentiles) {
@@ -235,6 +240,7 @@ pub(super) fn divergence_json(
 
 /// Adds what every JSON object has.
 fn finish(mut object: Value, about: &About) -> Result<String, serde_json::Error> {
+    object["version"] = answer::VERSION.into();
     object["model"] = about.model.as_str().into();
     object["backend"] = about.backend.as_str().into();
     Ok(serde_json::to_string(&object)? + "\n")

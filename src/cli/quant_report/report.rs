@@ -7,6 +7,7 @@ use octavo_lab::report::{Axes, ChartError, Page, named_points};
 use serde_json::json;
 
 use super::TITLE;
+use crate::cli::answer::VERSION;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal;
@@ -161,6 +162,7 @@ impl Report {
     fn json(&self) -> Result<String, serde_json::Error> {
         let b = &self.base;
         let mut object = json!({
+            "version": VERSION,
             "model": self.model,
             "base": {"ppl": b.ppl, "bytes": b.bytes, "bits_per_weight": b.bits,
                      "prompt_rate": b.prompt_rate, "generation_rate": b.generation_rate},

@@ -3,8 +3,33 @@
 use super::*;
 
 #[test]
-fn a_closed_pipe_is_no_error() {
-    ends_well_unread(&["run", "-p", "The", "--ignore-eos", "-n", "400"]);
+fn what_nobody_reads_is_an_error() {
+    fails_unread(&["run", "-p", "The", "--ignore-eos", "-n", "400"]);
+    fails_unread(&["run", "-p", "The", "-n", "4", "--json"]);
+    fails_unread(&["tokenize", "-p", "The"]);
+    fails_unread(&["embed", "-p", "The"]);
+    fails_unread(&["run", "--help"]);
+}
+
+/// As `octavo run MODEL < file` and `echo text | octavo run MODEL` do.
+#[test]
+fn a_prompt_comes_from_a_pipe() {
+    let piped = |args: &[&str], text: &str| {
+        let output = octavo(args).write_stdin(text).output().expect("runs");
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let args = ["run", "-n", "4", "--ignore-eos"];
+    assert_eq!(
+        piped(&args, "1+1="),
+        good(&[&args[..], &["-p", "1+1="]].concat())
+    );
+    assert_eq!(
+        piped(&["tokenize", "--ids"], "1+1=\n"),
+        good(&["tokenize", "--ids", "-e", "-p", r"1+1=\n"])
+    );
+    assert!(bad(&["run", "-n", "4"], 2).contains("no text: expected -p TEXT"));
+    assert!(bad(&["run", "--lines"], 2).contains("no text: expected -p TEXT"));
 }
 
 #[cfg(unix)]

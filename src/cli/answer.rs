@@ -1,0 +1,105 @@
+//! The JSON object of a text, the same for one text and for one of many.
+
+use octavo_engine::generate::Finish;
+use octavo_engine::sample::Logprobs;
+use octavo_engine::{Timing, is_cell};
+use octavo_text::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::metrics::Metrics;
+
+/// Version of the objects that `--json` prints: it grows when a field is renamed, removed or gets
+/// another type; docs/json.md lists them.
+pub(super) const VERSION: u32 = 1;
+
+/// A text and what it came from.
+pub(super) struct Answer<'a> {
+    /// Number of its prompt's line, from 0; empty lines count.
+    pub(super) line: usize,
+    /// Number among the texts of its prompt, from 0.
+    pub(super) choice: usize,
+    pub(super) text: &'a str,
+    pub(super) prompt: &'a [u32],
+    /// Every token chosen, one that ended the text included.
+    pub(super) tokens: &'a [u32],
+    pub(super) finish: Finish,
+    /// One for each token, if they were asked for.
+    pub(super) logprobs: Option<&'a [Logprobs]>,
+    pub(super) metrics: &'a Metrics,
+}
+
+impl Answer<'_> {
+    /// The object.
+    pub(super) fn to_json(&self, tokenizer: &Tokenizer) -> Result<Value, serde_json::Error> {
+        let mut object = json!({
+            "version": VERSION,
+            "line": self.line,
+            "choice": self.choice,
+            "text": self.text,
+            "prompt_tokens": shown_ids(self.prompt),
+            "tokens": self.tokens,
+            "finish_reason": self.finish.name(),
+        });
+        if let Some(detail) = self.finish.detail() {
+            object["finish_detail"] = json!(detail);
+        }
+        if let Some(all) = self.logprobs {
+            object["logprobs"] = all.iter().map(|l| logprobs(l, tokenizer)).collect();
+        }
+        object["metrics"] = serde_json::to_value(self.metrics)?;
+        Ok(object)
+    }
+}
+
+/// The object of a line that has no answer.
+pub(super) fn error(line: usize, message: &str) -> Value {
+    json!({ "version": VERSION, "line": line, "error": message })
+}
+
+/// Counts and times of a text that was generated beside others.
+pub(super) fn stats(timing: &Timing, tokens: usize) -> octavo_engine::generate::Stats {
+    octavo_engine::generate::Stats {
+        prompt_tokens: timing.prompt_tokens,
+        cached_tokens: timing.cached,
+        generated_tokens: tokens,
+        prompt: timing.prompt,
+        first_token: timing.first_token,
+        generation: timing.generation,
+        guessed: timing.guessed,
+    }
+}
+
+fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
+    let one = |id: u32, logprob: f64| {
+        let piece = piece(tokenizer, id);
+        json!({"id": id, "piece": piece, "logprob": logprob})
+    };
+    let mut object = one(l.id, l.logprob);
+    object["top"] = l
+        .top
+        .iter()
+        .map(|&(id, logprob)| one(id, logprob))
+        .collect();
+    object
+}
+
+/// A token's id; -1 for a cell of a picture.
+pub(super) fn shown_id(id: u32) -> i32 {
+    match is_cell(id) {
+        true => -1,
+        false => id as i32,
+    }
+}
+
+/// Ids of tokens as they are shown; see [`shown_id`].
+pub(super) fn shown_ids(ids: &[u32]) -> Vec<i32> {
+    ids.iter().map(|id| shown_id(*id)).collect()
+}
+
+/// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
+pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
+    match is_cell(id) {
+        true => "<picture>".to_owned(),
+        false => String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned(),
+    }
+}

@@ -1,0 +1,235 @@
+//! The options of llama.cpp's programs (llama-cli, llama-server, llama-completion, llama-bench,
+//! llama-quantize and their kin), and what stands for each of them here.
+
+/// What octavo makes of an option of llama.cpp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Here {
+    /// The option with the same meaning.
+    Is(&'static str),
+    /// Why there is none, and what to do instead.
+    No(&'static str),
+}
+
+use Here::{Is, No};
+
+const ALWAYS: &str = "it is always so; leave it out";
+const DOWNLOADS: &str =
+    "it downloads nothing; expected the path of a GGUF file or of a Hugging Face folder";
+const PRIORITY: &str = "threads are placed and scheduled by the system; taskset and nice set both";
+const TALK: &str = "octavo chat holds a conversation, octavo run --chat answers one message, and \
+                    octavo run alone continues a text";
+const DRAFT: &str = "the draft model runs with the settings of its target";
+const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they cost and save";
+const SAMPLER: &str = "the samplers are penalties, top_k, top_p, min_p and temperature";
+const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, with all that belongs to them";
+const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
+const LORA: &str = "adapters have to be merged into the model's file";
+const MEMORY: &str = "the KV cache is one pool of pages that all sequences share";
+const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
+const PAGE: &str = "the page is part of the server and has no settings";
+const TASKS: &str = "octavo perplexity has perplexity and KL divergence alone";
+const ROPE: &str = "--rope-scaling, --rope-scale, --rope-freq-base and --rope-freq-scale are \
+                    there, and --override-kv for other keys";
+const LOGGING: &str = "--log-file FILE keeps messages, -v says more, -q less";
+const TRAINING: &str = "it trains nothing";
+const MODELS: &str = "a server has one model";
+const TOOLS: &str = "a server runs no tools; clients do";
+const SPEECH: &str = "it takes and makes no sound, nor video";
+const DIFFUSION: &str = "it runs no diffusion models";
+const TIMES: &str = "the closing line of octavo run, or its --json, has the times";
+
+/// Names, and what they are here. Where a command has an option of that very name, it is meant.
+#[rustfmt::skip]
+pub(super) const OPTIONS: &[(&[&str], Here)] = &[
+    // the same under another name
+    (&["-n", "--n-predict", "--predict"], Is("--n-predict")),
+    (&["--ctx-size"], Is("--ctx-size")),
+    (&["--threads"], Is("--threads")),
+    (&["-ctk", "--cache-type-k"], Is("--cache-type-k")),
+    (&["-ctv", "--cache-type-v"], Is("--cache-type-v")),
+    (&["-ngl", "--gpu-layers", "--n-gpu-layers"], Is("--gpu-layers")),
+    (&["-np", "--parallel"], Is("--parallel")),
+    (&["-ub", "--ubatch-size"], Is("--batch-size")),
+    (&["-mg", "--main-gpu"], Is("--gpu")),
+    (&["-nr", "--no-repack"], Is("--no-repack")),
+    (&["-sys", "--system-prompt"], Is("--system")),
+    (&["-bf", "--binary-file"], Is("--file")),
+    (&["-r", "--reverse-prompt"], Is("--stop")),
+    (&["-sp", "--special"], Is("--special")),
+    (&["-mm", "--mmproj"], Is("--mmproj")),
+    (&["-md", "--model-draft", "--spec-draft-model"], Is("--draft")),
+    (&["-ofreq", "--output-frequency"], No("the matrix is written when all chunks are done; \
+        --part makes pieces of the work that are kept")),
+    (&["--usage"], Is("--help")),
+    (&["--verbose", "--log-verbose"], Is("--verbose")),
+    (&["--log-disable"], Is("--quiet")),
+    (&["--cors-origins"], No("--cors-origin ORIGIN names one site and may be given several times")),
+    // models
+    (&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "-mu", "--model-url",
+       "-dr", "--docker-repo", "-cl", "--cache-list", "--offline", "-mmu", "--mmproj-url",
+       "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--embd-gemma-default",
+       "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default",
+       "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
+       "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
+       "--vision-gemma-12b-default"], No(DOWNLOADS)),
+    (&["--models-dir", "--models-preset", "--models-max", "--models-autoload",
+       "--no-models-autoload"], No(MODELS)),
+    (&["--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
+       "--control-vector-scaled", "--control-vector-layer-range"], No(LORA)),
+    (&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"],
+        No("--mmproj FILE names the vision tower, and there is none without it")),
+    (&["--check-tensors"], No("broken blocks are refused when a model is loaded")),
+    (&["-lm", "--load-mode", "-dio", "--direct-io", "--mmap"],
+        No("a file is mapped unless --no-mmap is given; --mlock keeps it in memory")),
+    // computing
+    (&["-fa", "--flash-attn"], No("attention never keeps its scores, on any device; leave it out")),
+    (&["-tb", "--threads-batch"], No("-t N is for prompts and generated tokens alike")),
+    (&["-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--poll", "-Cb",
+       "--cpu-mask-batch", "-Crb", "--cpu-range-batch", "--cpu-strict-batch", "--prio-batch",
+       "--poll-batch", "--delay"], No(PRIORITY)),
+    (&["-dev", "--list-devices"], No("--device cpu or cuda and --gpu N choose a device, octavo \
+        inspect --devices lists them")),
+    (&["-sm", "--split-mode", "-ts", "--tensor-split", "--rpc", "-rpc"], No(GPUS)),
+    (&["-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ncffn",
+       "--n-cpu-ffn", "-kvo", "--kv-offload", "-nkvo", "--no-kv-offload", "--op-offload",
+       "--no-op-offload", "-nopo", "--no-host", "--mmproj-offload", "--no-mmproj-offload"],
+        No(OFFLOAD)),
+    (&["-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx", "-fitp", "--fit-print"],
+        No("--device auto takes a GPU if the model fits, and --gpu-layers N a part of it")),
+    (&["--repack"], No(ALWAYS)),
+    (&["--warmup", "--no-warmup"], No("there is no empty run first; leave it out")),
+    (&["--numa"], No("several processes, one for each NUMA node, share a model; docs/ranks.md")),
+    (&["--perf", "--no-perf", "--show-timings", "--no-show-timings"], No(TIMES)),
+    (&["-lzm", "--lazy-mode"], No("weights are read when the model is loaded")),
+    // the cache
+    (&["--swa-full"], No("positions outside a window are never read; leave it out")),
+    (&["--context-shift", "--no-context-shift"], No("a full context ends the text")),
+    (&["--keep"], No("a full context ends the text, so nothing has to be kept")),
+    (&["--kv-unified-per-slot", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "-cram",
+       "--cache-ram", "-dt", "--defrag-thold"], No(MEMORY)),
+    (&["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step",
+       "--cache-idle-slots", "--no-cache-idle-slots", "-sps", "--slot-prompt-similarity",
+       "--slot-save-path"], No(SLOTS)),
+    (&["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"],
+        No("no cache outlives a process; octavo serve keeps prompts while it runs")),
+    (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w", "--yarn-orig-ctx", "--yarn-ext-factor",
+       "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"], No(ROPE)),
+    (&["--attention"], No("whether a model looks ahead is written in its file")),
+    // texts and conversations
+    (&["-cnv", "--conversation", "-no-cnv", "--no-conversation", "-st", "--single-turn", "-i",
+       "--interactive", "-if", "--interactive-first", "-mli", "--multiline-input", "--in-prefix",
+       "--in-prefix-bos", "--in-suffix", "--simple-io", "-co", "--color"], No(TALK)),
+    (&["--display-prompt", "--no-display-prompt", "--verbose-prompt"],
+        No("run --echo prints the prompt first, and octavo tokenize its tokens")),
+    (&["--no-escape"], No("texts are taken literally unless -e is given; leave it out")),
+    (&["-ptc", "--print-token-count"], No(TIMES)),
+    (&["--in-file", "--context-file"], No("-f FILE reads one file, and - is stdin")),
+    (&["--spm-infill"], No("/infill uses the order that the model's file names")),
+    (&["--jinja"], No("chat templates are always rendered as Jinja; leave it out")),
+    (&["--no-jinja"], No("chat templates are always rendered as Jinja")),
+    (&["--skip-chat-parsing", "--no-skip-chat-parsing"],
+        No("/completion gives a text as it is, and /v1/chat/completions what it means")),
+    (&["--reasoning-format"], No("a request says reasoning_format; docs/serving.md")),
+    (&["--reasoning-budget", "--reasoning-budget-message"],
+        No("max_tokens bounds thought and answer together")),
+    (&["--reasoning-effort", "--reasoning-preserve", "--no-reasoning-preserve"],
+        No("a template's settings are given by chat_template_kwargs")),
+    // sampling
+    (&["--sampler-seq", "--sampling-seq"], No("--samplers takes their names")),
+    (&["--top-nsigma", "--top-n-sigma", "--xtc-probability", "--xtc-threshold", "--typical",
+       "--typical-p", "--dry-multiplier", "--dry-base", "--dry-allowed-length",
+       "--dry-penalty-last-n", "--dry-sequence-breaker", "--adaptive-target", "--adaptive-decay",
+       "--dynatemp-range", "--dynatemp-exp", "--mirostat", "--mirostat-lr", "--mirostat-ent",
+       "-bs", "--backend-sampling"], No(SAMPLER)),
+    // drafts
+    (&["--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--spec-draft-n-max",
+       "--spec-draft-n-min", "--draft-p-split", "--spec-draft-p-split", "--draft-p-min",
+       "--spec-draft-p-min"], No(DRAFT_LENGTH)),
+    (&["-td", "--threads-draft", "--spec-draft-threads", "-tbd", "--threads-batch-draft",
+       "--spec-draft-threads-batch", "-Cd", "--cpu-mask-draft", "--spec-draft-cpu-mask", "-Crd",
+       "--cpu-range-draft", "--spec-draft-cpu-range", "--cpu-strict-draft",
+       "--spec-draft-cpu-strict", "--prio-draft", "--spec-draft-prio", "--poll-draft",
+       "--spec-draft-poll", "-Cbd", "--cpu-mask-batch-draft", "--spec-draft-cpu-mask-batch",
+       "-Crbd", "--cpu-range-batch-draft", "--spec-draft-cpu-range-batch",
+       "--cpu-strict-batch-draft", "--spec-draft-cpu-strict-batch", "--prio-batch-draft",
+       "--spec-draft-prio-batch", "--poll-batch-draft", "--spec-draft-poll-batch", "-ctkd",
+       "--cache-type-k-draft", "--spec-draft-type-k", "-ctvd", "--cache-type-v-draft",
+       "--spec-draft-type-v", "-otd", "--override-tensor-draft", "--spec-draft-override-tensor",
+       "-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", "-ncmoed", "--n-cpu-moe-draft",
+       "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "-devd", "--device-draft",
+       "--spec-draft-device", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
+       "--spec-draft-ngl", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"],
+        No(DRAFT)),
+    (&["--spec-type", "--spec-default", "--spec-synth-len", "--spec-synth-rates",
+       "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match",
+       "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m", "--spec-ngram-simple-min-hits",
+       "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits",
+       "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
+       "--spec-ngram-map-k4v-min-hits", "--spec-ngram-size-n", "--spec-ngram-size-m",
+       "--spec-ngram-min-hits", "--mtp", "--eagle3", "--dflash", "-lcs", "--lookup-cache-static",
+       "-lcd", "--lookup-cache-dynamic"],
+        No("--lookup says when the text before is a draft, and --draft MODEL names a draft model")),
+    // serving
+    (&["-cb", "--cont-batching"], No(ALWAYS)),
+    (&["-nocb", "--no-cont-batching"], No("requests always advance together")),
+    (&["--cache-prompt", "--metrics", "--slots", "--embedding", "--embeddings", "--rerank",
+       "--reranking"], No(ALWAYS)),
+    (&["--no-slots", "--props"], No("/slots and /props are always there, to be read")),
+    (&["--cache-reuse"], No("whatever beginning two prompts share is read once")),
+    (&["-to", "--timeout", "--sse-ping-interval", "--threads-http", "--reuse-port"],
+        No("connections have fixed limits; docs/serving.md")),
+    (&["--ssl-key-file", "--ssl-cert-file"],
+        No("a reverse proxy in front of it speaks TLS; docs/serving.md")),
+    (&["--cors-methods", "--cors-headers", "--cors-credentials", "--no-cors-credentials"],
+        No("--cors-origin ORIGIN is all there is to say")),
+    (&["--path", "--ui", "--webui", "--no-ui", "--no-webui", "--ui-config", "--webui-config",
+       "--ui-config-file", "--webui-config-file"], No(PAGE)),
+    (&["--tools", "--tools-runtime", "-ag", "--agent", "-no-ag", "--no-agent", "--ui-mcp-proxy",
+       "--webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy", "--mcp-servers-config",
+       "--mcp-servers-json"], No(TOOLS)),
+    (&["--media-path"], No("requests carry their images, or --fetch-images names hosts of them")),
+    (&["--sleep-idle-seconds", "--server-base"], No("a server keeps its model loaded")),
+    (&["-a", "--alias"], Is("--alias")),
+    (&["--tags"], No("--alias NAME is another name of the model")),
+    // images and sound
+    (&["--audio", "--video", "--video-fps", "--video-ffmpeg-dir", "--video-timestamp-interval",
+       "--tts-lang", "--tts-speaker-file"], No(SPEECH)),
+    (&["--mtmd-batch-max-tokens"], No("--image-max-tokens bounds the tokens of an image")),
+    // vectors
+    (&["--embd-normalize"],
+        No("vectors are divided by their Euclidean lengths unless --no-normalize is given")),
+    (&["--embd-output-format"], No("--json prints an object, --dump writes safetensors")),
+    (&["--embd-separator", "--cls-separator"], No("--lines takes every line as a text")),
+    (&["-embd"], No("octavo embed makes vectors")),
+    // messages
+    (&["--log-colors", "--log-jsonl", "--no-log-jsonl", "--log-prompts-dir", "-lv", "--verbosity",
+       "--log-verbosity", "--log-prefix", "--no-log-prefix", "--log-timestamps",
+       "--no-log-timestamps", "--progress"], No(LOGGING)),
+    // measuring and quantizing
+    (&["--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
+       "--multiple-choice", "--multiple-choice-tasks", "--ppl-stride", "--ppl-output-type",
+       "--no-ppl", "--ppl"], No(TASKS)),
+    (&["-pg", "-pps", "-npp", "-ntg", "-npl", "-tgs", "-oe", "--output-err"],
+        No("octavo bench has -p, -n, -d and --sequences, and -o for the form")),
+    (&["--save-logits", "--logits-output-dir", "--tensor-filter"],
+        No("octavo logits --dump and octavo diff show tensors and logits")),
+    (&["--chunk", "--from-chunk"], No("--part I/N takes a part of the chunks")),
+    (&["--output-file"], No("-o FILE names it")),
+    (&["--output-format", "--save-frequency", "--show-statistics"],
+        No("the matrix is written once, in GGUF form; octavo inspect shows what is in it")),
+    (&["--parse-special", "--no-parse-special"],
+        No("special tokens in a text are recognized unless --no-special is given")),
+    (&["--no-bos"], No("--no-special leaves special tokens out")),
+    (&["--stdin"], No("-f - reads stdin")),
+    (&["--show-count"], No("octavo tokenize --json has all of them")),
+    (&["--completion-bash"], No("octavo completions bash prints it")),
+    (&["--chunk-size", "--chunk-separator", "--junk", "--pos", "-ns", "--sequences", "--check"],
+        No("none of its commands does that")),
+    (&["--diffusion-steps", "--diffusion-visual", "--diffusion-eps", "--diffusion-algorithm",
+       "--diffusion-alg-temp", "--diffusion-block-length", "--diffusion-cfg-scale",
+       "--diffusion-add-gumbel-noise"], No(DIFFUSION)),
+    (&["-lr", "--learning-rate", "-lr-min", "--learning-rate-min", "-decay-epochs",
+       "--learning-rate-decay-epochs", "-wd", "--weight-decay", "-val-split", "--val-split",
+       "-epochs", "--epochs", "-opt", "--optimizer", "--positive-file", "--negative-file",
+       "--pca-batch", "--pca-iter", "--method"], No(TRAINING)),
+];

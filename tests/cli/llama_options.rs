@@ -1,0 +1,44 @@
+//! llama.cpp's options: taken where the meaning is ours, refused in words where it is not.
+
+use super::{bad, good};
+
+#[test]
+fn its_spellings_are_taken_where_the_meaning_is_ours() {
+    let plain = good(&["run", "-p", "1+1=", "-n", "4", "--ignore-eos"]);
+    for more in [
+        &["-ub", "64"][..],
+        &["--ubatch-size", "64", "-nr"],
+        &["-ctk", "f16", "-ctv", "f16", "--threads", "1"],
+        &["--ctx-size", "256", "-ngl", "0"],
+    ] {
+        let common = ["run", "-p", "1+1=", "--predict", "4", "--ignore-eos"];
+        assert_eq!(good(&[&common[..], more].concat()), plain, "{more:?}");
+    }
+    assert_eq!(good(&["run", "-p", "1+1=", "-n", "9", "-r", "2"]), "");
+}
+
+#[test]
+fn the_others_are_refused_by_their_names() {
+    for (line, says) in [
+        ("run -p x -fa", "octavo has no -fa: attention"),
+        ("run -p x -fa on", "octavo has no -fa: "),
+        ("run -p x --flash-attn on", "octavo has no --flash-attn: "),
+        ("run -no-cnv -p x", "octavo has no -no-cnv: "),
+        ("run -cnv", "octavo has no -cnv: octavo chat"),
+        ("run -p x -tb 2", "octavo has no -tb: -t N"),
+        ("-hf org/model", "octavo has no -hf: it downloads nothing"),
+        ("serve -hf org/model", "octavo has no -hf: "),
+        ("serve -hff file", "octavo has no -hff: "),
+        ("serve --jinja", "octavo has no --jinja: "),
+        ("run -p x -sm none", "octavo has no -sm: "),
+        ("bench -pg 1,2", "octavo has no -pg: "),
+        ("tokenize -ngl 3 -p x", "octavo tokenize has no -ngl"),
+        ("run -p x --mirostat 2", "octavo has no --mirostat: "),
+    ] {
+        let error = bad(&line.split(' ').collect::<Vec<_>>(), 2);
+        assert!(error.contains(says), "{line}: {error}");
+        assert!(!error.contains("tip:"), "{line}: {error}");
+    }
+    // a value that looks like one is a value
+    good(&["run", "-n", "1", "-p", "-fa"]);
+}
