@@ -82,8 +82,9 @@ fn has(command: &Command, name: &str) -> bool {
                 .get_arguments()
                 .any(|arg| longs(arg).any(|own| own == long));
     }
-    // one letter is one of ours or clap's affair
-    name.chars().count() == 2
+    let mut letters = name.chars().skip(1);
+    let is_short = |arg: &clap::Arg| arg.get_short() == name.chars().nth(1);
+    letters.next().is_some() && letters.next().is_none() && command.get_arguments().any(is_short)
 }
 
 fn longs(arg: &clap::Arg) -> impl Iterator<Item = &str> {

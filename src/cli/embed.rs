@@ -122,7 +122,10 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
         normalize: !args.no_normalize,
     };
     let prepare = |text: &[u8]| tokens_of(args, &engine, text, &pictures);
-    if let (Some(dump), Fed::Text((_, text))) = (&dump, feed.next(true, || false)?) {
+    if let Some(dump) = &dump {
+        let Fed::Text((_, text)) = feed.next(true, || false)? else {
+            unreachable!("--dump takes one text, and one there is")
+        };
         let tokens = prepare(&text)?;
         return write(dump, &engine, &Read { tokens, pictures }, embed);
     }

@@ -99,11 +99,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     }
     let text = match &args.tokens {
         Some(_) => None,
-        None => Some(args.text.read()?.ok_or_else(|| {
-            Failure::Usage(
-                "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS".to_owned(),
-            )
-        })?),
+        None => Some(args.text.require_or("--tokens IDS")?),
     };
     let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine(&args.model, &args.compute)?;

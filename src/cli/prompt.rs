@@ -84,6 +84,16 @@ impl TextArgs {
         self.require_beside(false)
     }
 
+    /// As [`TextArgs::require`], where the command takes something else as well.
+    pub(super) fn require_or(&self, other: &str) -> Result<Vec<u8>, Failure> {
+        self.require().map_err(|failure| match failure {
+            Failure::Usage(message) if message == NO_TEXT => {
+                Failure::Usage(format!("{NO_TEXT}, or {other}"))
+            }
+            failure => failure,
+        })
+    }
+
     /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e
     /// reads escapes.
     pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {

@@ -6,8 +6,8 @@ use super::{bad, folder, octavo, stderr, variant};
 fn mistakes_in_the_arguments_exit_with_2() {
     let cases: &[(&[&str], &str)] = &[
         (&["frobnicate"], "frobnicate"),
-        (&["run"], "-p TEXT or -f FILE"),
-        (&["tokenize"], "-p TEXT or -f FILE"),
+        (&["run"], "-p TEXT, -f FILE or a pipe"),
+        (&["tokenize"], "-p TEXT, -f FILE or a pipe"),
         (&["logits"], "--tokens"),
         (&["run", "-p", "a", "-f", "b"], "--file"),
         (&["run", "-f", "b", "-e"], "--escape"),

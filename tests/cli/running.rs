@@ -53,6 +53,9 @@ fn json_has_the_documented_shape() {
     assert_eq!(
         keys,
         [
+            "version",
+            "line",
+            "choice",
             "text",
             "prompt_tokens",
             "tokens",
