@@ -1,4 +1,4 @@
-//! llama.cpp's options, before clap sees them: those of the same meaning become ours, the others are
+//! llama.cpp's options, before clap sees them: those of the same meaning become ours, others are
 //! refused in words. clap knows no option of one dash and several letters, and would take `-fa` for
 //! `-f a`, `-hf` for `-h -f`.
 

@@ -31,8 +31,8 @@ Examples:
   octavo bench model.gguf --device cuda -d 0,4096
 
 -p, -n, -d, -t and --sequences take lists, separated by commas; a length of 0 leaves its test out.
--o json prints an array of objects with llama-bench's field names, then ours: version, n_sequences, \
-threads_reason, isa, kernels, read_gb_s,
+-o json prints an array of objects with llama-bench's field names, then ours: version, \
+n_sequences, threads_reason, isa, kernels, read_gb_s,
 read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the \
 same fields.
 More than 100 % of the best means that the model fits into the caches, or that other work ran \

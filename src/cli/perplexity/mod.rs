@@ -52,7 +52,7 @@ bytes for each token and, with --kl-divergence, 8 for each scored one.
 
 --json prints {version, ppl, mean_nll: {value, uncertainty}, chunk_ppl, ...}, with --kl-divergence
 {version, ppl, ppl_base, ln_ratio, kld, dp, rms_dp, same_top: {value, uncertainty}, ...}; kld and dp
-have their percentiles too, and dp, rms_dp and same_top are fractions. docs/json.md has every field."
+have their percentiles too, and dp, rms_dp and same_top are fractions. docs/json.md has all fields."
 )]
 pub(super) struct PerplexityArgs {
     #[command(flatten)]
