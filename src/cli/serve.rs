@@ -193,7 +193,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     serving.begin();
     let ready = |address: std::net::SocketAddr| {
         let name = options.names.first().map_or("", String::as_str);
-        terminal::note(&format!(
+        terminal::tell(&format!(
             "octavo: serving {name} on http://{address}{} ({}; {})",
             options.prefix,
             engine.describe(),
