@@ -146,15 +146,6 @@ const NOT_READ: &[&str] = &[
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "fireworks-ai-llama-3-firefunction-v2",
-    // Their formats are not known.
-    "GigaChat3-10B-A1.8B",
-    "Kimi-K3",
-    "LFM2.5-8B-A1B",
-    "MiniMax-M3",
-    "meetkai-functionary-medium-v3.2",
-    "muse-glimmer",
-    "tencent-Hy3",
-    "upstage-Solar-Open-100B",
 ];
 
 /// Whether the calls are in the pieces, and no others.
