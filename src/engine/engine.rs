@@ -368,10 +368,7 @@ impl Engine {
         Ok(ChatTemplate::named(&self.0.gguf, &self.0.tokenizer, name)?)
     }
 
-    /// A chat template for this model from its text.
-    ///
-    /// # Errors
-    /// If it is not a template.
+    /// A chat template for this model from its text; an error if it is none.
     pub fn chat_template_of(&self, source: &str) -> Result<ChatTemplate, Error> {
         Ok(ChatTemplate::of(&self.0.gguf, &self.0.tokenizer, source)?)
     }
