@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 use super::format::percent;
 use super::ops::{escaped, is_number};
 use super::python::invalid;
 use super::text::{Sequence, Sequenced, like, text, tuple};
-use super::{Budget, Result, collections, numbers, strings};
+use super::{Budget, Result, collections, numbers, sorting, strings};
 use crate::chat::json;
 
 /// Filters that are of no use in a chat template and hard to bound.
@@ -26,6 +26,7 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     install_of_collections(environment, budget);
     install_generators(environment);
     numbers::install(environment, budget);
+    sorting::install(environment, budget);
 }
 
 type Change = fn(&str) -> String;
@@ -110,6 +111,17 @@ fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
         json::tojson(&b, &value, &args)
     });
     let b = Arc::clone(budget);
+    environment.add_filter("wordcount", move |value: Value| -> Result<usize> {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let words = text(&b, &value)?;
+        let words = words.split(|c| !is_word(c));
+        Ok(words.filter(|word| !word.is_empty()).count())
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter("truncate", move |value: Value, Rest(args): Rest<Value>| {
+        truncate(&text(&b, &value)?, &args)
+    });
+    let b = Arc::clone(budget);
     environment.add_filter(
         "indent",
         move |value: Value,
@@ -126,6 +138,43 @@ fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
             Ok(like(&value, indent(&b, &s, width, first, blank)?))
         },
     );
+}
+
+/// `truncate(s, length=255, killwords=False, end='...', leeway=5)`: lengths in characters.
+fn truncate(s: &str, args: &[Value]) -> Result<String> {
+    type Given = Option<Value>;
+    let (length, kill_words, end, leeway, options): (Given, Given, Given, Given, Kwargs) =
+        from_args(args)?;
+    let length = length.or(options.get("length")?);
+    let kill_words = kill_words.or(options.get("killwords")?);
+    let end = end.or(options.get("end")?);
+    let leeway = leeway.or(options.get("leeway")?);
+    options.assert_all_used()?;
+    let count = |value: Option<Value>, default: usize| match value.filter(|v| !v.is_none()) {
+        None => Ok(default),
+        Some(value) => {
+            let count = value.as_usize();
+            count.ok_or_else(|| invalid("truncate: lengths are whole numbers"))
+        }
+    };
+    let (length, leeway) = (count(length, 255)?, count(leeway, 5)?);
+    let end = end.as_ref().and_then(Value::as_str).unwrap_or("...");
+    let Some(keep) = length.checked_sub(end.chars().count()) else {
+        return Err(invalid("truncate: the length is shorter than the end"));
+    };
+    if s.chars().count() <= length.saturating_add(leeway) {
+        return Ok(s.to_owned());
+    }
+    let cut = s.char_indices().nth(keep).map_or(s.len(), |(at, _)| at);
+    let kept = s.get(..cut).unwrap_or(s);
+    let kept = match (
+        kill_words.is_some_and(|kill| kill.is_true()),
+        kept.rfind(' '),
+    ) {
+        (false, Some(space)) => kept.get(..space).unwrap_or(kept),
+        _ => kept,
+    };
+    Ok(format!("{kept}{end}"))
 }
 
 fn indent(
@@ -215,15 +264,21 @@ fn install_of_collections(environment: &mut Environment<'_>, budget: &Arc<Budget
     let b = Arc::clone(budget);
     environment.add_filter(
         "join",
-        move |value: Value, separator: Option<Value>, options: Kwargs| -> Result<String> {
+        move |value: Value,
+              separator: Option<Value>,
+              attribute: Option<Value>,
+              options: Kwargs|
+              -> Result<String> {
             let separator = separator.or(options.get("d")?).unwrap_or_default();
-            let attribute = options.get::<Option<&str>>("attribute")?;
+            let attribute = attribute.or(options.get("attribute")?);
+            let attribute = attribute.filter(|attribute| !attribute.is_none());
             options.assert_all_used()?;
             let separator = text(&b, &separator)?;
             match attribute {
                 None => strings::join(&b, &value, &separator, false),
-                Some(name) => {
-                    let named = value.try_iter()?.map(|item| item.get_attr(name));
+                Some(path) => {
+                    let items = iterable(&b, &value)?;
+                    let named = items.map(|item| sorting::attribute(&item, &path));
                     let named = Value::from(named.collect::<Result<Vec<Value>>>()?);
                     strings::join(&b, &named, &separator, false)
                 }
@@ -291,7 +346,7 @@ fn install_generators(environment: &mut Environment<'_>) {
 }
 
 /// What is in a value, where Python lets it be iterated.
-fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
+pub(super) fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
     iterated(budget, value)?;
     value.try_iter()
 }

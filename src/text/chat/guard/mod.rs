@@ -6,6 +6,7 @@ mod format;
 mod numbers;
 mod ops;
 mod python;
+mod sorting;
 mod strings;
 mod text;
 

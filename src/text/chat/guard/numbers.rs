@@ -154,9 +154,10 @@ fn real(value: &Value) -> Option<f64> {
         let digits = digits_of(text.trim_matches(is_space))?;
         return digits.parse().ok();
     }
-    match is_number(value) {
-        true => f64::try_from(value.clone()).ok(),
-        false => None,
+    match value.kind() {
+        ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        _ if is_number(value) => f64::try_from(value.clone()).ok(),
+        _ => None,
     }
 }
 

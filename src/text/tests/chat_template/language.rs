@@ -154,6 +154,68 @@ const FUNCTIONS: &Rendered = &[
     ("{{ 5.to_nothing is defined }}", "False"),
 ];
 
+/// Filters that order, and that look attributes up by a path.
+const ORDERS: &Rendered = &[
+    (
+        "{{ [3, 1, 2]|sort(true) }}{{ [3, 1, 2]|sort(reverse=true)|first }}",
+        "[3, 2, 1]3",
+    ),
+    ("{{ ['b', 'A', 'a']|sort }}", "['A', 'a', 'b']"),
+    (
+        "{{ ['b', 'A', 'a']|sort(case_sensitive=true) }}",
+        "['A', 'a', 'b']",
+    ),
+    (
+        "{{ ['b', 'A', 'B', 'a']|sort(true) }}",
+        "['b', 'B', 'A', 'a']",
+    ),
+    (
+        "{{ [[3, 'z'], [1, 'x'], [2, 'y']]|sort(attribute=0)|join(attribute=1) }}",
+        "xyz",
+    ),
+    (
+        "{{ [[1, 'z'], [2, 'x'], [3, 'y']]|sort(attribute='01')|join(attribute=1) }}",
+        "xyz",
+    ),
+    ("{{ [[1], [2], [3]]|join(', ', attribute=-1) }}", "1, 2, 3"),
+    (
+        "{{ [{'a': {'b': 2}}, {'a': {'b': 1}}]|sort(attribute='a.b')|tojson }}",
+        r#"[{"a": {"b": 1}}, {"a": {"b": 2}}]"#,
+    ),
+    (
+        "{{ [{'x': 2, 'y': 1}, {'x': 1, 'y': 3}]|min(attribute='x')|tojson }}",
+        r#"{"x": 1, "y": 3}"#,
+    ),
+    (
+        "{{ [{'x': 2, 'y': 1}, {'x': 1, 'y': 3}]|sort(attribute='y,x')|map(attribute='x')|list }}",
+        "[2, 1]",
+    ),
+    (
+        "{{ ['b', 'C', 'a']|max }}{{ ['b', 'C', 'a']|min }}[{{ []|max }}]",
+        "Ca[]",
+    ),
+];
+
+/// Filters that count words and shorten texts.
+const WORDS: &Rendered = &[
+    (
+        "{{ 'one two_2, three'|wordcount }}{{ nope|wordcount }}",
+        "30",
+    ),
+    ("{{ 'foo bar baz qux'|truncate(9) }}", "foo..."),
+    ("{{ 'foo bar baz qux'|truncate(9, true) }}", "foo ba..."),
+    ("{{ 'foo bar baz qux'|truncate(11) }}", "foo bar baz qux"),
+    (
+        "{{ 'foo bar baz qux'|truncate(11, false, '...', 0) }}",
+        "foo bar...",
+    ),
+    (
+        "{{ 'ééééééééé'|truncate(length=3, end='!', leeway=0) }}",
+        "éé!",
+    ),
+    ("{{ true|float }} {{ false|float }}", "1.0 0.0"),
+];
+
 #[test]
 fn the_language_survives_the_rewriting() {
     for cases in [
@@ -162,6 +224,8 @@ fn the_language_survives_the_rewriting() {
         VALUES,
         WHITESPACE_AND_SCOPES,
         FUNCTIONS,
+        ORDERS,
+        WORDS,
     ] {
         for (source, expected) in cases {
             assert_eq!(render(source), *expected, "{source}");
