@@ -84,6 +84,9 @@ fn nothing_flows_backwards() {
     assert!(!ours("octavo-engine").contains("octavo-vision"));
     assert!(!ours("octavo-server").contains("octavo-lab"));
     assert!(!needs("octavo-server").contains("clap"));
+    // a command line has rules too, without a server
+    assert!(!ours("octavo-grammar").contains("octavo-server"));
+    assert!(!ours("octavo-engine").contains("octavo-grammar"));
     assert!(
         !needs("octavo-engine").contains("tokio"),
         "the engine knows nothing of async"

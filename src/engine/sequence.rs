@@ -99,7 +99,8 @@ impl Sequence {
     /// What is wanted once its tokens are computed.
     pub fn want(&self) -> Want {
         let may_end = self.generated.len() >= self.options.min_tokens;
-        if self.greedy_on_device && self.constraint.is_none() && may_end {
+        let is_free = |constraint: &Box<dyn Constraint>| constraint.allows_all();
+        if self.greedy_on_device && self.constraint.as_ref().is_none_or(is_free) && may_end {
             Want::Argmax
         } else {
             Want::Logits

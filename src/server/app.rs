@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use octavo_engine::sample::{Constraint, SamplerDefaults};
+use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::{Engine, Front, Health};
+use octavo_grammar::{Compiled, Compiler};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 use tokio::sync::Semaphore;
 
 use crate::Options;
+use crate::demand::Demanded;
 use crate::error::ApiError;
 use crate::fetch::Fetcher;
-use crate::grammar::{Grammars, Rule};
 use crate::logging;
 use crate::metrics::Recorder;
 use crate::wire;
@@ -37,7 +38,7 @@ pub(crate) struct App {
     pub(crate) engine: Engine,
     pub(crate) front: Front,
     pub(crate) template: Option<ChatTemplate>,
-    pub(crate) grammars: Grammars,
+    pub(crate) grammars: Compiler,
     /// What fetches pictures, where that is allowed.
     pub(crate) fetcher: Option<Fetcher>,
     pub(crate) options: Options,
@@ -77,7 +78,7 @@ impl App {
             sampling: own.or(&SamplerDefaults::llama_server()),
             n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
             longest_token: longest_token(&engine),
-            grammars: Grammars::new(&engine),
+            grammars: Compiler::new(&engine),
             metrics: Recorder::new(
                 options.names.first().map_or("", String::as_str),
                 options.vllm_names,
@@ -188,22 +189,25 @@ impl App {
         Ok(admission)
     }
 
-    /// Compiles the rule of a text, if there is one.
+    /// Compiles what an answer must be, if it must be anything.
     pub(crate) async fn compile(
         self: &Arc<App>,
-        rule: Option<(Rule, &'static str)>,
-    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        let Some((rule, param)) = rule else {
-            return Ok(None);
+        demanded: Option<Demanded>,
+    ) -> Result<Compiled, ApiError> {
+        let Some(demanded) = demanded else {
+            return Ok(Compiled::default());
         };
-        let rule = Arc::new(rule);
+        let demanded = Arc::new(demanded);
         // one that is known does not wait for those that take long
-        let known = Arc::clone(&rule);
-        let found = self.work(move |app| Ok(app.grammars.find(&known))).await?;
-        if found.is_some() {
+        let known = Arc::clone(&demanded);
+        let find = move |app: &App| Ok(app.grammars.find(&known.demand));
+        if let Some(found) = self.work(find).await? {
             return Ok(found);
         }
-        let compile = move |app: &App| app.grammars.compile(&rule, param).map(Some);
+        let compile = move |app: &App| {
+            let compiled = app.grammars.compile(&demanded.demand);
+            compiled.map_err(|error| ApiError::of_rule(&error, demanded.param))
+        };
         self.work_as(&self.compiler, WORK_PATIENCE, compile).await
     }
 

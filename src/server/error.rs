@@ -66,6 +66,15 @@ impl ApiError {
         ApiError::bad_request(message).about(param)
     }
 
+    /// The rule of a field makes no constraint.
+    pub(crate) fn of_rule(error: &octavo_grammar::Error, param: &str) -> ApiError {
+        match error {
+            octavo_grammar::Error::Rule(message) => ApiError::bad_field(param, message.clone()),
+            octavo_grammar::Error::Vocabulary(_) => ApiError::not_supported(error.to_string()),
+            octavo_grammar::Error::Thread(_) => ApiError::unavailable(error.to_string()),
+        }
+    }
+
     /// A prompt of more tokens than there are positions.
     pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
         let message =

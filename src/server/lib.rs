@@ -4,23 +4,20 @@
 
 mod app;
 mod auth;
+mod demand;
 mod error;
 mod fetch;
 mod fields;
-mod grammar;
 mod http;
 mod images;
 mod json;
-mod limits;
 mod logging;
 mod metrics;
 mod page;
 mod params;
 mod prompt;
 mod routes;
-mod schema;
 mod sse;
-mod tools;
 mod wire;
 mod work;
 

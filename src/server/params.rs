@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id, whole};
-use crate::grammar::Rule;
 use crate::logging::shown;
 
 /// Texts of one prompt.
@@ -229,60 +228,5 @@ pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
             Ok(options.bool("include_usage")?.unwrap_or(false))
         }
         None => Ok(false),
-    }
-}
-
-/// What the text must be, and the field that says so.
-pub(crate) fn rule(fields: &Fields<'_>) -> Result<Option<(Rule, &'static str)>, ApiError> {
-    let format = match fields.get("response_format") {
-        None => None,
-        Some(value) => response_format(value)?.map(|rule| (rule, "response_format")),
-    };
-    let schema = fields.get("json_schema").map(|schema| {
-        let rule = Rule::Schema(schema.clone());
-        (rule, "json_schema")
-    });
-    let grammar = fields.str("grammar")?.filter(|text| !text.is_empty());
-    let grammar = grammar.map(|text| (Rule::Lark(text.to_owned()), "grammar"));
-    let guided = fields.str("guided_regex")?;
-    let guided = guided.map(|text| (Rule::Regex(text.to_owned()), "guided_regex"));
-    let mut given = [format, schema, grammar, guided].into_iter().flatten();
-    let first = given.next();
-    if let Some((_, name)) = given.next() {
-        return Err(ApiError::bad_field(
-            name,
-            "expected one rule for the text, not two",
-        ));
-    }
-    Ok(first)
-}
-
-fn response_format(value: &Value) -> Result<Option<Rule>, ApiError> {
-    const PATH: &str = "response_format.";
-    let fields = Fields::at(value, PATH)?;
-    let kind = fields.need("type", fields.str("type")?)?;
-    match kind {
-        "text" => Ok(None),
-        // llama-server has the schema beside the type
-        "json_object" => Ok(Some(match fields.get("schema") {
-            Some(schema) => Rule::Schema(checked(schema, "response_format.schema")?),
-            None => Rule::JsonObject,
-        })),
-        "json_schema" => {
-            let inner = fields.need("json_schema", fields.get("json_schema"))?;
-            let inner = Fields::at(inner, "response_format.json_schema.")?;
-            let schema = inner.need("schema", inner.get("schema"))?;
-            let schema = checked(schema, "response_format.json_schema.schema")?;
-            Ok(Some(Rule::Schema(schema)))
-        }
-        _ => Err(fields.wrong("type", "text, json_object or json_schema")),
-    }
-}
-
-/// A schema is an object, or true or false.
-fn checked(schema: &Value, param: &str) -> Result<Value, ApiError> {
-    match schema {
-        Value::Object(_) | Value::Bool(true) => Ok(schema.clone()),
-        _ => Err(ApiError::bad_field(param, "expected a JSON schema")),
     }
 }

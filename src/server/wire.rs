@@ -15,6 +15,13 @@ pub(crate) fn bytes(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     }
 }
 
+/// Adds what the client should know about an answer, if there is anything.
+pub(crate) fn warn(answer: &mut Value, warnings: &[String]) {
+    if !warnings.is_empty() {
+        answer["warnings"] = json!(warnings);
+    }
+}
+
 /// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
 pub(crate) fn text(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8_lossy(bytes(tokenizer, id)).into_owned()

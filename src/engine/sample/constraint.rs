@@ -25,6 +25,15 @@ impl TokenSet {
         TokenSet(words)
     }
 
+    /// Adds a token.
+    pub fn insert(&mut self, id: u32) {
+        let word = id as usize / 32;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (id % 32);
+    }
+
     /// Whether a token is in it.
     pub fn contains(&self, id: u32) -> bool {
         let word = self.0.get(id as usize / 32).copied().unwrap_or(0);
@@ -72,6 +81,23 @@ pub trait Constraint: Send + fmt::Debug {
     /// # Errors
     /// If it may not come here.
     fn accept(&mut self, id: u32) -> Result<(), ConstraintError>;
+
+    /// Whether any token may come next, so that nobody needs to ask which.
+    fn allows_all(&self) -> bool {
+        false
+    }
+
+    /// Whether a token that ends the text may be chosen although the text may not end: it closes
+    /// what is on its way, a thought, say.
+    fn closes_at_end(&self) -> bool {
+        false
+    }
+
+    /// A token that ends the text was chosen where that closes something; answers the token to take
+    /// instead.
+    fn close(&mut self) -> Option<u32> {
+        None
+    }
 
     /// A second one that has accepted the same.
     fn fork(&self) -> Box<dyn Constraint>;

@@ -92,7 +92,12 @@ impl Sequence {
         logits: &[f32],
         vocabulary: &dyn Vocabulary,
     ) -> Result<Option<(u32, Option<Logprobs>)>, SequenceError> {
-        let allowed = self.allowed()?;
+        let mut allowed = self.allowed()?;
+        let constraint = self.constraint.as_ref();
+        let may_close = constraint.is_some_and(|constraint| constraint.closes_at_end());
+        if let Some(set) = allowed.as_mut().filter(|_| may_close) {
+            vocabulary.eog_ids().iter().for_each(|id| set.insert(*id));
+        }
         let banned = self.banned(vocabulary);
         let among = Among {
             allowed: allowed.as_ref(),
@@ -105,6 +110,11 @@ impl Sequence {
             }
             chosen => chosen?,
         };
+        let is_closed = may_close && vocabulary.eog_ids().contains(&id);
+        let constraint = self.constraint.as_mut().filter(|_| is_closed);
+        let id = constraint
+            .and_then(|constraint| constraint.close())
+            .unwrap_or(id);
         let recorded = match self.options.logprobs {
             Some(n) => Some(logprobs(logits, id, n)?),
             None => None,

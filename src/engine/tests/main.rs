@@ -3,6 +3,7 @@
 
 mod architectures;
 mod beams;
+mod constraint;
 mod determinism;
 mod embeddings;
 mod generate;

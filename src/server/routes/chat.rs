@@ -10,22 +10,22 @@ use axum::http::Response;
 use axum::response::IntoResponse;
 use octavo_engine::sequence::Finish;
 use octavo_engine::{Request, Shown};
+use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
-use octavo_text::chat::{ChatTemplate, Conversation};
+use octavo_text::chat::{ChatTemplate, Continued, Conversation};
 use serde_json::{Value, json};
 
-use super::conversation::{self, Asked, ToolChoice, tool_name};
+use super::conversation::{self, Asked, ToolChoice};
 use crate::app::{App, now};
 use crate::auth::Caller;
+use crate::demand::{self, Demanded};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{check_bytes, check_length, salt};
 use crate::sse;
-use crate::tools;
 use crate::wire::{self, Usage};
 use crate::work::{Answer, Work};
 use stream::ChatWriter;
@@ -33,7 +33,7 @@ use stream::ChatWriter;
 /// A request that is ready to run, and how its answer is written.
 pub(crate) struct Prepared {
     pub(crate) request: Request,
-    pub(crate) rule: Option<(Rule, &'static str)>,
+    pub(crate) demanded: Option<Demanded>,
     pub(crate) stream: bool,
     pub(crate) style: Style,
 }
@@ -44,8 +44,8 @@ pub(crate) struct Style {
     /// The name of the model, as it was asked for.
     pub(crate) model: String,
     template: Arc<str>,
-    /// How a call is written that must happen.
-    forced: Option<CallFormat>,
+    /// Whether calls are held to their schemas.
+    is_strict: bool,
     rendered: Arc<str>,
     /// Whether the prompt ends inside a thought that is continued.
     in_thought: bool,
@@ -56,6 +56,8 @@ pub(crate) struct Style {
     include_usage: bool,
     return_token_ids: bool,
     n: usize,
+    /// What the client should know about the answer.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Style {
@@ -67,9 +69,9 @@ impl Style {
             true => parser.in_thought(),
             false => parser,
         };
-        match self.forced {
-            Some(format) => parser.forced(format),
-            None => parser,
+        match self.is_strict {
+            true => parser.strict(),
+            false => parser,
         }
     }
 }
@@ -86,11 +88,13 @@ pub(crate) async fn handle(
     let prepared = prepared.await?;
     let Prepared {
         mut request,
-        rule,
+        demanded,
         stream,
-        style,
+        mut style,
     } = prepared;
-    request.constraint = app.compile(rule).await?;
+    let compiled = app.compile(demanded).await?;
+    request.constraint = compiled.constraint;
+    style.warnings.extend(compiled.warning);
     let mut work = Work::begin(&app, vec![request])?;
     let head = Head {
         id: app.new_id("chatcmpl-"),
@@ -147,13 +151,21 @@ pub(crate) fn prepare(
     let template = template(app)?.variant(!conversation.tools.is_empty());
     let prompt = tokens(app, &rendered.prompt, &pictures)?;
     check_length(app, &prompt)?;
-    let rule = rule(template, &fields, &conversation, &choice)?;
+    let demanded = demanded(
+        &fields,
+        &conversation,
+        &choice,
+        template.source(),
+        &rendered,
+    )?;
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
-        // a rule holds from the first token on, and leaves no room for thoughts
-        reasoning: fields.str("reasoning_format")? != Some("none") && rule.is_none(),
+        reasoning: fields.str("reasoning_format")? != Some("none"),
     };
-    let is_forced = matches!(rule, Some((Rule::Call { .. }, _)));
+    let calls = demanded
+        .as_ref()
+        .and_then(|demanded| demanded.demand.calls.as_ref());
+    let is_strict = calls.is_some_and(|calls| calls.required);
     // some vocabularies have the words around calls, or thoughts, as control tokens
     let parser = AnswerParser::new(template.source(), "", wants);
     options.show_special = wants.tools || parser.has_control_words(app.tokenizer());
@@ -165,12 +177,12 @@ pub(crate) fn prepare(
             pictures,
             ..Request::new(&prompt, &options)
         },
-        rule,
+        demanded,
         stream: fields.bool("stream")?.unwrap_or(false),
         style: Style {
             model,
             template: template.source().into(),
-            forced: is_forced.then(|| CallFormat::of(template.source()).forced()),
+            is_strict,
             rendered: rendered.prompt.into(),
             in_thought: rendered.in_thought,
             tools: conversation.tools.into(),
@@ -179,6 +191,7 @@ pub(crate) fn prepare(
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             n,
+            warnings: Vec::new(),
         },
     })
 }
@@ -200,31 +213,56 @@ fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, Api
     }
 }
 
-/// What the answer must be: a call if one is demanded, or what the request says.
-fn rule(
-    template: &ChatTemplate,
+/// What the answer must be: a call if one is demanded, what the request says, or one of both.
+fn demanded(
     fields: &Fields<'_>,
     conversation: &Conversation,
     choice: &ToolChoice,
-) -> Result<Option<(Rule, &'static str)>, ApiError> {
-    let given = params::rule(fields)?;
+    template: &str,
+    rendered: &Continued,
+) -> Result<Option<Demanded>, ApiError> {
+    let given = demand::read(fields)?;
+    let several = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let is_chosen = |tool: &&Value| match choice {
         ToolChoice::Named(name) => tool_name(tool) == name,
-        ToolChoice::Required => true,
-        ToolChoice::None | ToolChoice::Auto => false,
+        ToolChoice::Required | ToolChoice::Auto => true,
+        ToolChoice::None => false,
     };
-    let chosen: Vec<&Value> = conversation.tools.iter().filter(is_chosen).collect();
-    match (chosen.is_empty(), given) {
-        (true, given) => Ok(given),
-        (false, None) => {
-            let format = CallFormat::of(template.source()).forced();
-            Ok(Some((tools::call(format, &chosen), "tools")))
-        }
-        (false, Some((_, name))) => Err(ApiError::bad_field(
-            name,
-            "expected no such field where a call is demanded",
-        )),
+    let tools: Vec<Value> = conversation
+        .tools
+        .iter()
+        .filter(is_chosen)
+        .cloned()
+        .collect();
+    let calls = (!tools.is_empty()).then(|| Calls {
+        format: CallFormat::of(template),
+        several: several && !matches!(choice, ToolChoice::Named(_)),
+        required: *choice != ToolChoice::Auto,
+        tools,
+    });
+    if calls.is_none() && given.is_none() {
+        return Ok(None);
     }
+    let param = given.as_ref().map_or("tools", |given| given.param);
+    let is_strict = |tool: &Value| tool["function"]["strict"] == true;
+    let strict = calls
+        .as_ref()
+        .is_some_and(|calls| calls.tools.iter().any(is_strict));
+    let given = given.map(|given| given.demand).unwrap_or_default();
+    let reasoning = Reasoning::of(template, &rendered.prompt);
+    let reasoning = match rendered.in_thought {
+        true => reasoning.in_thought(),
+        false => reasoning,
+    };
+    Ok(Some(Demanded {
+        demand: Demand {
+            calls,
+            reasoning,
+            strict: strict || given.strict,
+            ..given
+        },
+        param,
+    }))
 }
 
 /// One message as it grows.
@@ -322,7 +360,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
             timings = wire::timings(&choice.timing);
         }
     }
-    json!({
+    let mut object = json!({
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
@@ -331,7 +369,9 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "choices": choices,
         "usage": usage.to_json(),
         "timings": timings,
-    })
+    });
+    wire::warn(&mut object, &style.warnings);
+    object
 }
 
 /// `/apply-template`: the prompt of a conversation.

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::chat::Head;
 use crate::app::{App, now};
 use crate::auth::Caller;
+use crate::demand::{self, Demanded};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{MAX_PROMPTS, check_bytes, check_length, prompts, salt};
@@ -28,7 +28,7 @@ const DEFAULT_TOKENS: usize = 16;
 
 struct Prepared {
     requests: Vec<Request>,
-    rule: Option<(Rule, &'static str)>,
+    demanded: Option<Demanded>,
     stream: bool,
     style: Style,
 }
@@ -43,6 +43,8 @@ struct Style {
     n: usize,
     include_usage: bool,
     return_token_ids: bool,
+    /// What the client should know about the answer.
+    warnings: Vec<String>,
 }
 
 /// Answers a request.
@@ -53,11 +55,13 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, ApiError> {
     let Prepared {
         mut requests,
-        rule,
+        demanded,
         stream,
-        style,
+        mut style,
     } = app.work(move |app| prepare(app, &caller, &body)).await?;
-    if let Some(constraint) = app.compile(rule).await? {
+    let compiled = app.compile(demanded).await?;
+    style.warnings.extend(compiled.warning);
+    if let Some(constraint) = compiled.constraint {
         let constrain = |request: &mut Request| request.constraint = Some(constraint.fork());
         requests.iter_mut().for_each(constrain);
     }
@@ -114,7 +118,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             most,
         },
     )?;
-    let rule = params::rule(&fields)?;
+    let demanded = demand::read(&fields)?;
     let salt = salt(&fields, caller.salt())?;
     let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
         let scores_only = echo && options.max_tokens == Some(0);
@@ -131,7 +135,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     };
     Ok(Prepared {
         requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
-        rule,
+        demanded,
         stream,
         style: Style {
             model,
@@ -141,6 +145,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             n,
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            warnings: Vec::new(),
         },
     })
 }
@@ -235,7 +240,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
             choices.push(one(app, style, at, &answer.prompt, choice));
         }
     }
-    json!({
+    let mut object = json!({
         "id": head.id,
         "object": "text_completion",
         "created": head.created,
@@ -244,7 +249,9 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "choices": choices,
         "usage": usage.to_json(),
         "timings": timings,
-    })
+    });
+    wire::warn(&mut object, &style.warnings);
+    object
 }
 
 fn one(app: &App, style: &Style, at: usize, of_prompt: &[Logprobs], choice: &Choice) -> Value {
@@ -410,6 +417,7 @@ impl Writer for CompletionWriter {
                     let mut chunk = self.piece(index, String::new(), None);
                     chunk["choices"][0]["finish_reason"] = json!(reason);
                     chunk["timings"] = wire::timings(&timing);
+                    wire::warn(&mut chunk, &self.style.warnings);
                     messages.push(Message::Data(chunk));
                 }
                 Event::Failed(error) => {

@@ -3,6 +3,7 @@
 mod choice;
 
 pub(crate) use choice::ToolChoice;
+use octavo_grammar::tool_name;
 use octavo_text::chat::{Content, Conversation, Message, ToolCall, thinking};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +15,7 @@ use crate::json;
 const MAX_MESSAGES: usize = 2048;
 const MAX_PARTS: usize = 1024;
 const MAX_CALLS: usize = 128;
-pub(crate) const MAX_TOOLS: usize = 128;
+pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_NAME: usize = 256;
 
 /// What a request asks for.
@@ -313,7 +314,4 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     Ok(tools.to_vec())
 }
 
-/// The name of a tool.
-pub(crate) fn tool_name(tool: &Value) -> &str {
-    tool["function"]["name"].as_str().unwrap_or_default()
 }

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::demand::{self, Demanded};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect};
 use crate::prompt::{MAX_PROMPTS, check_length, prompts, salt};
@@ -32,7 +32,7 @@ pub(crate) use tokens::{detokenize, tokenize, tokenizer_info};
 
 struct Prepared {
     requests: Vec<Request>,
-    rule: Option<(Rule, &'static str)>,
+    demanded: Option<Demanded>,
     stream: bool,
     style: Style,
 }
@@ -46,6 +46,8 @@ struct Style {
     settings: Value,
     /// Texts of the prompts.
     prompts: Vec<String>,
+    /// What the client should know about the answer.
+    warnings: Vec<String>,
 }
 
 /// `/completion`: a text, in llama-server's words, or one for each of several prompts.
@@ -93,22 +95,25 @@ fn prepare(
     };
     Ok(Prepared {
         requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
-        rule: params::rule(fields)?,
+        demanded: demand::read(fields)?,
         stream,
         style: Style {
             model,
             settings: settings::of(app, &options, stream),
             stop: options.stop,
             prompts: prompts.iter().map(text).collect(),
+            warnings: Vec::new(),
         },
     })
 }
 
 async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>, ApiError> {
-    if let Some(constraint) = app.compile(prepared.rule.take()).await? {
+    let compiled = app.compile(prepared.demanded.take()).await?;
+    if let Some(constraint) = compiled.constraint {
         let constrain = |request: &mut Request| request.constraint = Some(constraint.fork());
         prepared.requests.iter_mut().for_each(constrain);
     }
+    prepared.style.warnings.extend(compiled.warning);
     let n = prepared.requests.len();
     let mut work = Work::begin(app, prepared.requests)?;
     if prepared.stream {
@@ -165,7 +170,7 @@ fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
         Finish::Length | Finish::ContextFull => "limit",
         Finish::Cancelled => "none",
     };
-    json!({
+    let mut object = json!({
         "index": index,
         "content": "",
         "tokens": [],
@@ -183,7 +188,9 @@ fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
         "stop_type": kind,
         "stopping_word": word.map_or("", String::as_str),
         "timings": wire::timings(timing),
-    })
+    });
+    wire::warn(&mut object, &style.warnings);
+    object
 }
 
 struct NativeWriter {

@@ -63,11 +63,13 @@ async fn ready(
     let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, pictures));
     let Prepared {
         mut request,
-        rule,
+        demanded,
         stream,
-        style,
+        mut style,
     } = prepared.await?;
-    request.constraint = app.compile(rule).await?;
+    let compiled = app.compile(demanded).await?;
+    request.constraint = compiled.constraint;
+    style.warnings.extend(compiled.warning);
     Ok((request, stream, style))
 }
 

@@ -219,10 +219,15 @@ fn a_call_happens_in_every_format() {
     }
 }
 
+/// A template of a model that thinks, whose prompts end with this.
+fn thinking(end: &str) -> String {
+    let end = format!("{{% if add_generation_prompt %}}{end}{{% endif %}}");
+    template("<tool_call>") + &end + "{# <think> </think> #}"
+}
+
 #[test]
-fn what_a_rule_demands_is_no_thought() {
-    let ends = "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}";
-    let server = Server::chatting(&(template("<tool_call>") + ends));
+fn what_a_rule_demands_is_no_thought_where_the_prompt_has_closed_it() {
+    let server = Server::chatting(&thinking("<think>\n\n</think>\n\n"));
     let schema = json!({ "enum": [{ "a": "<think>b" }] });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": schema } });
     let answer = content(&server, json!({ "response_format": format }));
@@ -238,9 +243,90 @@ fn what_a_rule_demands_is_no_thought() {
         answer["message"]["tool_calls"][0]["function"]["name"], "f",
         "{answer}"
     );
-    // without a rule it thinks
-    let answer = content(&server, json!({ "max_tokens": 4, "ignore_eos": true }));
-    assert_eq!(answer["message"]["content"], "", "{answer}");
+}
+
+#[test]
+fn a_model_thinks_before_what_a_rule_demands() {
+    let server = Server::chatting(&thinking("<think>\n"));
+    let format = json!({ "type": "json_object" });
+    let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
+    for fields in [
+        json!({ "response_format": format }),
+        json!({ "tools": tools, "tool_choice": "required" }),
+        json!({ "guided_choice": ["yes"] }),
+    ] {
+        let mut body = fields.clone();
+        body["max_tokens"] = json!(6);
+        // a thought that is cut short is lost no more than one without a rule
+        let answer = content(&server, body);
+        assert_eq!(answer["message"]["content"], "", "{answer}");
+        assert_eq!(answer["finish_reason"], "length", "{answer}");
+        let thought = answer["message"]["reasoning_content"].as_str();
+        assert!(
+            thought.is_some_and(|thought| !thought.is_empty()),
+            "{answer}"
+        );
+    }
+    let body = json!({
+        "input": "1+1=", "max_output_tokens": 6, "temperature": 1,
+        "text": { "format": { "type": "json_object" } },
+    });
+    let answer = server.post("/v1/responses", &body).json();
+    assert_eq!(answer["output"][0]["type"], "reasoning", "{answer}");
+}
+
+#[test]
+fn rules_have_the_names_that_vllm_gives_them() {
+    let server = Server::usual();
+    let schema = json!({ "const": { "a": 1 } });
+    let json = "{\"a\": 1}";
+    for (fields, text) in [
+        (json!({ "guided_json": schema }), json),
+        (json!({ "guided_json": schema.to_string() }), json),
+        (json!({ "guided_choice": ["maybe not"] }), "maybe not"),
+        (json!({ "guided_regex": "a{3}b" }), "aaab"),
+        (json!({ "guided_grammar": "root ::= \"x\" [y]{2}" }), "xyy"),
+        (json!({ "grammar": "start: \"x\" \"z\"" }), "xz"),
+        (json!({ "structured_outputs": { "json": schema } }), json),
+        (
+            json!({ "structured_outputs": { "choice": ["maybe not"] } }),
+            "maybe not",
+        ),
+        (
+            json!({ "structured_outputs": { "regex": "a{3}b" } }),
+            "aaab",
+        ),
+        (
+            json!({ "structured_outputs": { "grammar": "root ::= \"xy\"" } }),
+            "xy",
+        ),
+    ] {
+        let answer = content(&server, fields.clone());
+        assert_eq!(answer["message"]["content"], text, "{fields}");
+        let mut body = fields.clone();
+        body["prompt"] = json!("1+1=");
+        body["max_tokens"] = json!(50);
+        let answer = server.post("/v1/completions", &body).json();
+        assert_eq!(answer["choices"][0]["text"], text, "{fields}");
+        let answer = server.post("/completion", &body).json();
+        assert_eq!(answer["content"], text, "{fields}");
+    }
+    let object = json!({ "structured_outputs": { "json_object": true } });
+    let answer = content(&server, object);
+    let text = answer["message"]["content"].as_str().unwrap_or_default();
+    assert!(text.starts_with('{'), "{answer}");
+    for wrong in [
+        json!({ "guided_choice": [] }),
+        json!({ "guided_json": "{" }),
+        json!({ "structured_outputs": { "json": schema, "regex": "a" } }),
+        json!({ "structured_outputs": { "structural_tag": "a" } }),
+        json!({ "guided_json": schema, "guided_regex": "a" }),
+        json!({ "guided_grammar": "root ::= (" }),
+    ] {
+        let mut body = wrong.clone();
+        body["prompt"] = json!("1+1=");
+        assert_eq!(server.post("/v1/completions", &body).status, 400, "{wrong}");
+    }
 }
 
 #[test]
@@ -275,6 +361,70 @@ fn what_a_schema_tells_people_alone_is_passed_over() {
         value["format"].is_string() && value["list"].is_array(),
         "{text}"
     );
-    let body = json!({ "prompt": "1", "json_schema": { "type": "array", "uniqueItems": true } });
-    assert_eq!(server.post("/v1/completions", &body).param(), "json_schema");
+    assert!(answer.get("warnings").is_none(), "{answer}");
+}
+
+#[test]
+fn what_cannot_be_held_is_told_once_in_the_answer() {
+    let server = Server::usual();
+    let schema = json!({ "type": "array", "items": { "const": 1 }, "uniqueItems": true });
+    let format = |strict: bool| {
+        json!({ "type": "json_schema", "json_schema": {
+            "name": "a", "schema": schema, "strict": strict,
+        } })
+    };
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "1+1=" }],
+        "max_tokens": 20,
+        "response_format": format(false),
+    });
+    let answer = server.post("/v1/chat/completions", &body).json();
+    let told = |answer: &Value| {
+        let warnings = answer["warnings"].as_array().expect("a list").clone();
+        assert_eq!(warnings.len(), 1, "{answer}");
+        let warning = warnings[0].as_str().expect("a text").to_owned();
+        assert!(warning.contains("uniqueItems"), "{warning}");
+    };
+    told(&answer);
+    body["stream"] = json!(true);
+    let pieces = server.stream("/v1/chat/completions", &body);
+    let with: Vec<Value> = pieces
+        .iter()
+        .filter_map(|piece| serde_json::from_str(piece).ok())
+        .filter(|piece: &Value| piece.get("warnings").is_some())
+        .collect();
+    assert_eq!(with.len(), 1, "{pieces:?}");
+    told(&with[0]);
+    body["stream"] = json!(false);
+    body["response_format"] = format(true);
+    let answer = server.post("/v1/chat/completions", &body);
+    assert_eq!(
+        (answer.status, answer.param().as_str()),
+        (400, "response_format")
+    );
+    let body = json!({ "prompt": "1", "json_schema": schema, "max_tokens": 9 });
+    told(&server.post("/v1/completions", &body).json());
+    told(&server.post("/completion", &body).json());
+    let format = json!({ "type": "json_schema", "name": "a", "schema": schema });
+    let body = json!({ "input": "1", "text": { "format": format }, "max_output_tokens": 9 });
+    told(&server.post("/v1/responses", &body).json());
+}
+
+#[test]
+fn hundreds_of_tools_are_taken() {
+    let server = Server::usual();
+    let tool = |i: usize| {
+        json!({ "type": "function", "function": { "name": format!("t{i}"), "parameters": {
+            "type": "object", "properties": { "x": { "type": "string" } },
+        } } })
+    };
+    let tools: Vec<Value> = (0..300).map(tool).collect();
+    let mut fields = json!({ "tools": tools, "max_tokens": 2 });
+    content(&server, fields.clone());
+    let named = json!({ "type": "function", "function": { "name": "t299" } });
+    fields["tool_choice"] = named;
+    fields["max_tokens"] = json!(100);
+    let answer = content(&server, fields);
+    let name = &answer["message"]["tool_calls"][0]["function"]["name"];
+    assert_eq!(*name, "t299", "{answer}");
 }

@@ -149,6 +149,7 @@ impl ChatWriter {
             "finish_reason": reason,
         }]));
         chunk["timings"] = wire::timings(timing);
+        wire::warn(&mut chunk, &self.style.warnings);
         messages.push(Message::Data(chunk));
     }
 }

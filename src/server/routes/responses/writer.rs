@@ -76,6 +76,7 @@ pub(super) struct ResponseWriter {
     id: String,
     model: String,
     told: Told,
+    warnings: Vec<String>,
     created: u64,
     parser: AnswerParser,
     items: Vec<Item>,
@@ -94,6 +95,7 @@ impl ResponseWriter {
             id: app.new_id("resp_"),
             model: style.model.clone(),
             told,
+            warnings: style.warnings.clone(),
             app,
             work: None,
             created: now(),
@@ -122,7 +124,7 @@ impl ResponseWriter {
 
     pub(super) fn response(&self, status: &str) -> Value {
         let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
-        json!({
+        let mut object = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -136,7 +138,9 @@ impl ResponseWriter {
             "tools": self.told.tools,
             "metadata": self.told.metadata,
             "usage": self.usage,
-        })
+        });
+        crate::wire::warn(&mut object, &self.warnings);
+        object
     }
 
     fn tell(&mut self, name: &'static str, mut data: Value) {

@@ -22,6 +22,7 @@ mod writing;
 pub use format::CallFormat;
 pub use parser::AnswerParser;
 pub use schema::is_written_as_text;
+pub use thoughts::Thoughts;
 pub use writing::{Arguments, Call, Section};
 
 /// What opens and closes thoughts in answers of this template's model; `None` where the template

@@ -2,20 +2,22 @@
 
 /// What stands around thoughts.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Thoughts {
-    pub(super) open: &'static str,
-    pub(super) close: &'static str,
+pub struct Thoughts {
+    /// What opens a thought.
+    pub open: &'static str,
+    /// What closes it.
+    pub close: &'static str,
     /// What begins the content, and thereby also ends a thought that was not closed.
-    pub(super) content: &'static [&'static str],
+    pub content: &'static [&'static str],
     /// What ends the content, where a marker began it.
-    pub(super) content_end: Option<&'static str>,
+    pub content_end: Option<&'static str>,
     /// Control tokens that models put beside thoughts, and that mean nothing by themselves.
     pub(super) strays: &'static [&'static str],
     /// What a template contains whose model thinks like this.
     signs: &'static [&'static str],
     /// Whether thoughts come anywhere and more than once, because their markers are control tokens
     /// that no text contains. Others are markers at the beginning of an answer alone.
-    pub(super) repeats: bool,
+    pub repeats: bool,
 }
 
 const fn tags(open: &'static str, close: &'static str, signs: &'static [&'static str]) -> Thoughts {
@@ -136,14 +138,14 @@ static UNKNOWN: Thoughts = tags("<think>", "</think>", &[]);
 
 impl Thoughts {
     /// How the model of this template thinks.
-    pub(super) fn of(template: &str) -> &'static Thoughts {
+    pub fn of(template: &str) -> &'static Thoughts {
         static ALL: [Thoughts; 15] = ROWS;
         let shows = |row: &&Thoughts| row.signs.iter().all(|sign| template.contains(sign));
         ALL.iter().find(shows).unwrap_or(&UNKNOWN)
     }
 
     /// Whether the template shows thoughts at all.
-    pub(super) fn is_shown(&self) -> bool {
+    pub fn is_shown(&self) -> bool {
         !self.signs.is_empty()
     }
 }

@@ -295,13 +295,4 @@ impl CallFormat {
         let (before, after) = (&call.before, call.after);
         (format!("{open}{before}"), format!("{after}{close}"))
     }
-
-    /// The format in which a grammar forces a call of a model that writes this one: the same,
-    /// except where values have a notation of their own.
-    pub fn forced(self) -> CallFormat {
-        match self {
-            CallFormat::Gemma | CallFormat::Pythonic | CallFormat::Lfm2 => CallFormat::Hermes,
-            own => own,
-        }
-    }
 }

@@ -149,14 +149,8 @@ impl AnswerParser {
         self
     }
 
-    /// Tells the parser, after the tools, that a grammar forces a call in this format: the answer
-    /// begins with it, and thinks nothing before.
-    pub fn forced(mut self, format: CallFormat) -> AnswerParser {
-        self.format = format;
-        self.syntax = format.syntax();
-        self.mode = Mode::Content;
-        self.place.after_marker = false;
-        self.place.begins_message = true;
+    /// Tells the parser, after the tools, that a grammar holds calls to their schemas.
+    pub fn strict(mut self) -> AnswerParser {
         Arc::make_mut(&mut self.tools).is_strict = true;
         self
     }

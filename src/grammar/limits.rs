@@ -6,10 +6,13 @@ mod meeting;
 
 use serde_json::Value;
 
-use crate::grammar::Rule;
+use crate::error::Error;
+use crate::grammar::Built;
+use crate::rule::Rule;
 
-/// Bytes of a schema, of a grammar, and of a regular expression.
+/// Bytes of a schema, of the grammar of all calls, of a grammar, and of a regular expression.
 const MAX_SCHEMA: usize = 128 << 10;
+const MAX_CALLS: usize = 2 << 20;
 const MAX_GRAMMAR: usize = 32 << 10;
 const MAX_REGEX: usize = 4 << 10;
 
@@ -25,13 +28,33 @@ const MAX_DEFINITIONS: usize = 200;
 const MAX_ALTERNATIVES: usize = 500;
 const MAX_VALUES: usize = 2000;
 
+/// Texts one of which is chosen.
+const MAX_CHOICES: usize = 1000;
+
 /// Operators of a grammar that intersect or negate: each multiplies the states of what it joins.
 const MAX_OPERATORS: usize = 8;
 
-/// An error if a rule is larger than anybody needs.
-pub(crate) fn check(rule: &Rule) -> Result<(), String> {
+/// An error if a grammar is larger than anybody needs.
+pub(crate) fn check(built: &Built) -> Result<(), Error> {
+    let given = built.given.as_ref().map_or(Ok(()), check_rule);
+    given
+        .and_then(|()| at_most(built.n_call_bytes, MAX_CALLS, "bytes of calls"))
+        .and_then(|()| check_schemas(&built.schemas))
+        .map_err(Error::Rule)
+}
+
+/// An error if a rule is.
+fn check_rule(rule: &Rule) -> Result<(), String> {
     match rule {
         Rule::JsonObject => Ok(()),
+        Rule::Gbnf(text) => {
+            at_most(text.len(), MAX_GRAMMAR, "bytes")?;
+            at_most(text.lines().count(), MAX_RULES, "lines")
+        }
+        Rule::Choice(texts) => {
+            at_most(texts.len(), MAX_CHOICES, "choices")?;
+            at_most(texts.iter().map(String::len).sum(), MAX_GRAMMAR, "bytes")
+        }
         Rule::Regex(pattern) => at_most(pattern.len(), MAX_REGEX, "bytes"),
         Rule::Lark(text) => {
             at_most(text.len(), MAX_GRAMMAR, "bytes")?;
@@ -41,10 +64,6 @@ pub(crate) fn check(rule: &Rule) -> Result<(), String> {
             check_schemas(&schemas)
         }
         Rule::Schema(schema) => check_schemas(std::slice::from_ref(schema)),
-        Rule::Call { grammar, schemas } => {
-            at_most(grammar.len(), MAX_SCHEMA, "bytes")?;
-            check_schemas(schemas)
-        }
     }
 }
 
@@ -135,7 +154,7 @@ mod tests {
                 .collect()
         };
         let fine = json!({ "properties": fields(100), "$defs": fields(20), "enum": vec![1; 500] });
-        assert_eq!(check(&Rule::Schema(fine)), Ok(()));
+        assert_eq!(check_rule(&Rule::Schema(fine)), Ok(()));
         let explosive = [
             json!({ "properties": fields(5000) }),
             json!({ "properties": fields(300) }),
@@ -144,11 +163,11 @@ mod tests {
             json!({ "anyOf": vec![json!({ "enum": vec![1; 30] }); 100] }),
         ];
         for schema in explosive {
-            assert!(check(&Rule::Schema(schema)).is_err());
+            assert!(check_rule(&Rule::Schema(schema)).is_err());
         }
         let chain: String = (0..800).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
-        assert!(check(&Rule::Lark(chain)).is_err());
-        assert!(check(&Rule::Regex("a?".repeat(20_000))).is_err());
+        assert!(check_rule(&Rule::Lark(chain)).is_err());
+        assert!(check_rule(&Rule::Regex("a?".repeat(20_000))).is_err());
     }
 
     #[test]
@@ -182,7 +201,11 @@ mod tests {
             json!({ "properties": { "next": { "$ref": "#" }, "a": pattern(1) } }),
         ];
         for schema in fine {
-            assert_eq!(check(&Rule::Schema(schema.clone())), Ok(()), "{schema}");
+            assert_eq!(
+                check_rule(&Rule::Schema(schema.clone())),
+                Ok(()),
+                "{schema}"
+            );
         }
         let explosive = [
             multiple(9_999_991.0),
@@ -209,27 +232,30 @@ mod tests {
             dates,
         ];
         for schema in explosive {
-            assert!(check(&Rule::Schema(schema.clone())).is_err(), "{schema}");
+            assert!(
+                check_rule(&Rule::Schema(schema.clone())).is_err(),
+                "{schema}"
+            );
             let grammar = format!("start: \"%json {{\" /[/]#\\/\"/ // %json\n  | %json {schema}\n");
-            assert!(check(&Rule::Lark(grammar.clone())).is_err(), "{grammar}");
-            let schemas = vec![schema];
-            let grammar = String::new();
-            assert!(check(&Rule::Call { grammar, schemas }).is_err());
+            assert!(
+                check_rule(&Rule::Lark(grammar.clone())).is_err(),
+                "{grammar}"
+            );
         }
     }
 
     #[test]
     fn operators_of_a_grammar_are_counted_where_they_are_some() {
         let joined = |n: usize| format!("start: A\nA: {}", vec!["/a/"; n + 1].join(" & "));
-        assert_eq!(check(&Rule::Lark(joined(8))), Ok(()));
-        assert!(check(&Rule::Lark(joined(9))).is_err());
-        assert!(check(&Rule::Lark(format!("start: A\nA: {}/a/", "~".repeat(9)))).is_err());
+        assert_eq!(check_rule(&Rule::Lark(joined(8))), Ok(()));
+        assert!(check_rule(&Rule::Lark(joined(9))).is_err());
+        assert!(check_rule(&Rule::Lark(format!("start: A\nA: {}/a/", "~".repeat(9)))).is_err());
         let none = format!(
             "start: \"{0}\" /{0}/ <{0}> %json {{ \"const\": \"{0}\" }} // {0}\n# {0}",
             "&~".repeat(9)
         );
-        assert_eq!(check(&Rule::Lark(none)), Ok(()));
+        assert_eq!(check_rule(&Rule::Lark(none)), Ok(()));
         let repeated = format!("start:{}", " A~3..5 B ~ 2".repeat(9));
-        assert_eq!(check(&Rule::Lark(repeated)), Ok(()));
+        assert_eq!(check_rule(&Rule::Lark(repeated)), Ok(()));
     }
 }

@@ -1,0 +1,407 @@
+//! Calls of tools as grammars, in the format that the model's template shows.
+
+use std::collections::HashMap;
+
+use llguidance::api::TopLevelGrammar;
+use octavo_text::chat::answer::{Arguments, CallFormat, is_written_as_text};
+use serde_json::{Map, Value, json};
+
+use crate::grammar::Built;
+use crate::notation;
+use crate::rule::Calls;
+use crate::schema::{self, Prepared};
+use crate::vocabulary::{Vocabulary, quoted};
+
+/// The name of a tool, as requests define it.
+pub fn tool_name(tool: &Value) -> &str {
+    tool["function"]["name"].as_str().unwrap_or_default()
+}
+
+/// Rules of calls. The one named `calls` is all of them.
+pub(crate) struct Rules {
+    pub(crate) rules: String,
+    pub(crate) schemas: Vec<Value>,
+    pub(crate) unheld: Vec<String>,
+}
+
+/// What a call is once something has opened it.
+pub(crate) struct Begun {
+    pub(crate) opener: String,
+    /// Whether it opens one only where an answer begins.
+    pub(crate) at_start: bool,
+    pub(crate) built: Built,
+}
+
+/// All calls of an answer.
+pub(crate) fn whole(vocabulary: &Vocabulary, calls: &Calls) -> Rules {
+    let mut writer = Writer::new(vocabulary, calls);
+    let section = calls.format.section();
+    let open = vocabulary.literal(section.open);
+    let starts = writer.alternatives("call", |before| Some(before.to_owned()));
+    let more = writer.more("call");
+    let close = vocabulary.literal(section.close);
+    writer
+        .rules
+        .push_str(&format!("calls: {open} call{more} {close}\n{starts}"));
+    writer.finish()
+}
+
+/// Calls from each of the texts on that open one.
+pub(crate) fn begun(vocabulary: &Vocabulary, calls: &Calls) -> Vec<Begun> {
+    openers(calls)
+        .into_iter()
+        .filter_map(|(opener, at_start)| {
+            let mut writer = Writer::new(vocabulary, calls);
+            let section = calls.format.section();
+            let rest = |before: &str| {
+                let whole = format!("{}{before}", section.open);
+                let at = whole.find(&opener)?;
+                Some(whole[at + opener.len()..].to_owned())
+            };
+            let first = writer.alternatives("first", rest);
+            if first.is_empty() {
+                return None;
+            }
+            let more = writer.more("call");
+            let others = match more.is_empty() {
+                true => String::new(),
+                false => writer.alternatives("call", |before| Some(before.to_owned())),
+            };
+            let close = vocabulary.literal(section.close);
+            let start = format!("start: first{more} {close}\n{first}{others}");
+            writer.rules.insert_str(0, &start);
+            let Rules {
+                rules,
+                schemas,
+                unheld,
+            } = writer.finish();
+            Some(Begun {
+                opener,
+                at_start,
+                built: Built {
+                    n_call_bytes: rules.len(),
+                    grammar: TopLevelGrammar::from_lark(rules),
+                    schemas,
+                    given: None,
+                    unheld,
+                },
+            })
+        })
+        .collect()
+}
+
+/// The texts that open calls, and whether each does so only at the beginning.
+fn openers(calls: &Calls) -> Vec<(String, bool)> {
+    let openers = calls.format.openers();
+    if !openers.is_empty() {
+        return openers
+            .iter()
+            .map(|opener| ((*opener).to_owned(), false))
+            .collect();
+    }
+    // the whole answer is a call: an object that begins with the name, say
+    const PLACE: &str = "placeholder";
+    const SHORTEST: usize = 4;
+    let before = calls.format.call(PLACE).before;
+    let whole = format!("{}{before}", calls.format.section().open);
+    let opener = whole.split(PLACE).next().unwrap_or_default();
+    match opener.len() >= SHORTEST {
+        true => vec![(opener.to_owned(), true)],
+        false => Vec::new(),
+    }
+}
+
+/// Writes rules of calls.
+struct Writer<'a> {
+    vocabulary: &'a Vocabulary,
+    calls: &'a Calls,
+    rules: String,
+    schemas: Vec<Value>,
+    unheld: Vec<String>,
+    /// Rules of texts that end with something, by that.
+    texts: HashMap<String, String>,
+}
+
+impl<'a> Writer<'a> {
+    /// A writer that has written the arguments of every tool, as `args_0` and so on.
+    fn new(vocabulary: &'a Vocabulary, calls: &'a Calls) -> Writer<'a> {
+        let mut writer = Writer {
+            vocabulary,
+            calls,
+            rules: String::new(),
+            schemas: Vec::new(),
+            unheld: Vec::new(),
+            texts: HashMap::new(),
+        };
+        for (i, tool) in calls.tools.iter().enumerate() {
+            writer.arguments(i, tool);
+        }
+        writer
+    }
+
+    fn finish(self) -> Rules {
+        Rules {
+            rules: self.rules,
+            schemas: self.schemas,
+            unheld: self.unheld,
+        }
+    }
+
+    /// Rules of one call of any tool. `begin` is told what stands before the arguments, and says
+    /// what of it is still to come.
+    fn alternatives(&self, name: &str, begin: impl Fn(&str) -> Option<String>) -> String {
+        let mut names = Vec::new();
+        let mut rules = String::new();
+        for (i, tool) in self.calls.tools.iter().enumerate() {
+            let call = self.calls.format.call(tool_name(tool));
+            let Some(before) = begin(&call.before) else {
+                continue;
+            };
+            let before = self.counted(&before);
+            // a token that ends the answer may come behind any call
+            let after = match self.vocabulary.ends_with(call.after) {
+                true => String::new(),
+                false => self.vocabulary.literal(call.after),
+            };
+            names.push(format!("{name}_{i}"));
+            rules.push_str(&format!("{name}_{i}: {before} args_{i} {after}\n"));
+        }
+        match names.is_empty() {
+            true => String::new(),
+            false => format!("{name}: {}\n{rules}", names.join(" | ")),
+        }
+    }
+
+    /// The text before arguments, where the number of a call may be any.
+    fn counted(&self, before: &str) -> String {
+        let numbers = [
+            (CallFormat::Kimi, ":0<|"),
+            (CallFormat::Cohere, "\"tool_call_id\": \"0\""),
+        ];
+        if let Some(header) = self.header(before) {
+            return header;
+        }
+        let number = numbers
+            .iter()
+            .find(|(format, _)| *format == self.calls.format);
+        let found = number.and_then(|(_, text)| {
+            let at = before.rfind(text)? + text.find('0')?;
+            Some((before.get(..at)?, before.get(at + 1..)?))
+        });
+        match found {
+            Some((left, right)) => {
+                let (left, right) = (
+                    self.vocabulary.literal(left),
+                    self.vocabulary.literal(right),
+                );
+                format!("{left} /[0-9]{{1,3}}/ {right}")
+            }
+            None => self.vocabulary.literal(before),
+        }
+    }
+
+    /// gpt-oss's header of a call, which may name the channel and the type of its text in several
+    /// ways.
+    fn header(&self, before: &str) -> Option<String> {
+        const TYPE: &str = " <|constrain|>json<|message|>";
+        let to = before
+            .strip_suffix(TYPE)
+            .filter(|_| self.calls.format == CallFormat::Harmony)?;
+        let word = |text: &str| self.vocabulary.literal(text);
+        let (channel, constrain) = (word("<|channel|>"), word("<|constrain|>"));
+        let part = format!(
+            "(/ [a-z ]{{0,15}}/ | {channel} /[a-z ]{{1,16}}/ | {constrain} /[a-z ]{{1,16}}/)"
+        );
+        Some(format!(
+            "{} {part}? {part}? {part}? {}",
+            word(to),
+            word("<|message|>")
+        ))
+    }
+
+    /// Further calls, where there may be several.
+    fn more(&self, name: &str) -> String {
+        let tool = self.calls.tools.first().map_or("", tool_name);
+        let is_last = self
+            .vocabulary
+            .ends_with(self.calls.format.call(tool).after);
+        match self.calls.several && !is_last {
+            true => {
+                let between = self.vocabulary.literal(self.calls.format.section().between);
+                format!(" ({between} {name})*")
+            }
+            false => String::new(),
+        }
+    }
+
+    fn arguments(&mut self, i: usize, tool: &Value) {
+        let name = tool_name(tool);
+        let parameters = &tool["function"]["parameters"];
+        let parameters = match parameters {
+            Value::Object(object) if !object.is_empty() => parameters.clone(),
+            // a tool that says nothing of parameters has none
+            _ => json!({ "properties": {} }),
+        };
+        let Prepared {
+            mut schema,
+            checked,
+            unheld,
+        } = schema::prepare(&parameters);
+        self.unheld
+            .extend(unheld.into_iter().map(|what| format!("{what} of {name}")));
+        if let Value::Object(object) = &mut schema {
+            object.entry("type").or_insert(json!("object"));
+        }
+        match self.calls.format.call(name).arguments {
+            Arguments::Json => {
+                let schema = schema::compact(schema.clone());
+                self.rules.push_str(&format!("args_{i}: %json {schema}\n"));
+            }
+            Arguments::Parameters { between } => self.parameters(i, between, &schema, &parameters),
+        }
+        self.schemas.push(checked);
+    }
+
+    /// Parameters one after the other, in the order of the schema and each at most once.
+    fn parameters(&mut self, i: usize, between: &str, schema: &Value, given: &Value) {
+        let required = schema["required"].as_array();
+        let is_required = |key: &str| required.is_some_and(|names| names.iter().any(|n| n == key));
+        let properties = schema["properties"]
+            .as_object()
+            .cloned()
+            .unwrap_or_default();
+        let between = self.vocabulary.literal(between);
+        let n = properties.len();
+        let mut rules = format!("args_{i}: first_{i}_0\n");
+        for (k, (key, schema_of_value)) in properties.iter().enumerate() {
+            let next = k + 1;
+            let (first, then) = (format!("first_{i}_{k}"), format!("then_{i}_{k}"));
+            let param = format!("param_{i}_{k}");
+            let skip = match is_required(key) {
+                true => (String::new(), ""),
+                false => (format!(" | first_{i}_{next}"), "?"),
+            };
+            rules.push_str(&format!("{first}: {param} then_{i}_{next}{}\n", skip.0));
+            rules.push_str(&format!(
+                "{then}: ({between} {param}){} then_{i}_{next}\n",
+                skip.1
+            ));
+            let value = self.parameter((i, k), key, schema_of_value, schema, given);
+            rules.push_str(&format!("{param}: {value}\n"));
+        }
+        rules.push_str(&format!("first_{i}_{n}: \"\"\nthen_{i}_{n}: \"\"\n"));
+        self.rules.push_str(&rules);
+    }
+
+    /// A parameter with what stands around its value.
+    fn parameter(
+        &mut self,
+        place: (usize, usize),
+        key: &str,
+        schema: &Value,
+        root: &Value,
+        given: &Value,
+    ) -> String {
+        let format = self.calls.format;
+        let end = format.text_end(key);
+        let original = given["properties"].get(key).unwrap_or(schema);
+        let is_text = is_written_as_text(original, given);
+        let (before, after) = format.around_value(key, is_text && end.is_some());
+        let before = self.vocabulary.literal(&before);
+        if let Some(notation) = notation::of(format) {
+            let mut values = notation::Writer::new(notation, self.vocabulary, root, place);
+            let value = values.value(schema);
+            let (before, _) = format.around_value(key, false);
+            let before = self.vocabulary.literal(&before);
+            self.rules.push_str(&values.finish());
+            return format!("{before} {value}");
+        }
+        match end.filter(|_| is_text) {
+            None => {
+                let value = schema::compact(alone(schema, root));
+                format!("{before} %json {value} {}", self.vocabulary.literal(&after))
+            }
+            Some(end) => match choices(schema, root, 0) {
+                Some(texts) => {
+                    let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+                    let after = self.vocabulary.literal(&after);
+                    format!("{before} ({}) {after}", texts.join(" | "))
+                }
+                None => {
+                    let text = self.text(&end);
+                    let rest = after.split_once(end.as_str()).map_or("", |(_, rest)| rest);
+                    format!("{before} {text} {}", self.vocabulary.literal(rest))
+                }
+            },
+        }
+    }
+
+    /// A rule of a text up to what ends it, and that.
+    fn text(&mut self, end: &str) -> String {
+        if let Some(name) = self.texts.get(end) {
+            return name.clone();
+        }
+        let name = format!("text_{}", self.texts.len());
+        let rule = match self.vocabulary.has_control(end) {
+            true => format!("{name}: /(?s:.+)/? {}\n", self.vocabulary.literal(end)),
+            false => format!("{name}[suffix={}]: /(?s:.*)/\n", quoted(end)),
+        };
+        self.rules.push_str(&rule);
+        self.texts.insert(end.to_owned(), name.clone());
+        name
+    }
+}
+
+/// The values of a schema that has no others, as they stand between tags: texts without quotes,
+/// others as JSON.
+fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<String>> {
+    const MAX_DEPTH: usize = 8;
+    if depth == MAX_DEPTH {
+        return None;
+    }
+    let written = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let object = schema.as_object()?;
+    if let Some(value) = object.get("const") {
+        return Some(vec![written(value)]);
+    }
+    if let Some(Value::Array(values)) = object.get("enum") {
+        return Some(values.iter().map(written).collect());
+    }
+    if let Some(target) = object.get("$ref") {
+        return choices(schema::resolve(root, target)?, root, depth + 1);
+    }
+    let several = ["anyOf", "oneOf"]
+        .iter()
+        .find_map(|key| object.get(*key)?.as_array());
+    match several {
+        Some(several) => {
+            let all = several
+                .iter()
+                .map(|schema| choices(schema, root, depth + 1));
+            Some(all.collect::<Option<Vec<_>>>()?.concat())
+        }
+        None if object.get("type") == Some(&json!("null")) => Some(vec!["null".to_owned()]),
+        None if object.get("type") == Some(&json!("boolean")) => {
+            Some(vec!["true".to_owned(), "false".to_owned()])
+        }
+        None => None,
+    }
+}
+
+/// The schema of one parameter, with the definitions that it may refer to.
+pub(crate) fn alone(schema: &Value, root: &Value) -> Value {
+    let mut object = match schema {
+        Value::Object(object) => object.clone(),
+        Value::Bool(true) => Map::new(),
+        other => return other.clone(),
+    };
+    for name in ["$defs", "definitions"] {
+        if let Some(definitions) = root.get(name) {
+            object.entry(name).or_insert_with(|| definitions.clone());
+        }
+    }
+    Value::Object(object)
+}

@@ -1,0 +1,219 @@
+//! Compiles what an answer must be to a constraint on its tokens, by llguidance.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use llguidance::Matcher;
+use llguidance::api::TopLevelGrammar;
+use octavo_engine::Engine;
+use octavo_engine::sample::Constraint;
+
+use crate::call;
+use crate::constraint::Restriction;
+use crate::deferred::Deferred;
+use crate::error::{Error, TOO_COMPLEX, shorten};
+use crate::marker::Trigger;
+use crate::rule::{Calls, Demand};
+use crate::vocabulary::Vocabulary;
+use crate::{grammar, limits};
+
+/// Room for whoever compiles a rule: llguidance follows references on the stack.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Demands that are kept compiled.
+const KEPT: usize = 16;
+
+/// A constraint, and what it does not hold.
+#[derive(Debug, Default)]
+pub struct Compiled {
+    /// Restricts the tokens of an answer; none where nothing is demanded.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// What was demanded and is not held, in one line; nothing if all is.
+    pub warning: Option<String>,
+}
+
+impl Compiled {
+    fn fork(&self) -> Compiled {
+        Compiled {
+            constraint: self.constraint.as_ref().map(|constraint| constraint.fork()),
+            warning: self.warning.clone(),
+        }
+    }
+}
+
+/// Makes constraints for one vocabulary, which is prepared when it is first needed.
+pub struct Compiler {
+    engine: Engine,
+    vocabulary: OnceLock<Result<Vocabulary, String>>,
+    /// The latest demands, compiled.
+    kept: Mutex<VecDeque<(Demand, Compiled)>>,
+}
+
+impl Compiler {
+    /// A compiler for the vocabulary of a model.
+    pub fn new(engine: &Engine) -> Compiler {
+        Compiler {
+            engine: engine.clone(),
+            vocabulary: OnceLock::new(),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Compiles a demand on a thread of its own with a stack that is large enough. Takes up to a
+    /// second or so: not for threads that others wait for.
+    ///
+    /// # Errors
+    /// If a rule is wrong, too large, or cannot be met. Tools that need not be called are no
+    /// reason.
+    pub fn compile(&self, demand: &Demand) -> Result<Compiled, Error> {
+        if let Some(kept) = self.find(demand) {
+            return Ok(kept);
+        }
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, || self.compile_here(demand))?;
+            let failed = |_| Err(Error::Rule(TOO_COMPLEX.to_owned()));
+            thread.join().unwrap_or_else(failed)
+        })?;
+        self.keep(demand, &compiled);
+        Ok(compiled)
+    }
+
+    /// The constraint of a demand that was compiled lately.
+    pub fn find(&self, demand: &Demand) -> Option<Compiled> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().find(|(other, _)| other == demand);
+        found.map(|(_, compiled)| compiled.fork())
+    }
+
+    fn keep(&self, demand: &Demand, compiled: &Compiled) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((demand.clone(), compiled.fork()));
+    }
+
+    fn compile_here(&self, demand: &Demand) -> Result<Compiled, Error> {
+        let vocabulary = self
+            .vocabulary
+            .get_or_init(|| Vocabulary::new(&self.engine));
+        let refused = |error: &String| Error::Vocabulary(error.clone());
+        let vocabulary = vocabulary.as_ref().map_err(refused)?;
+        match &demand.calls {
+            Some(calls) if demand.text.is_none() && !calls.required => {
+                lazily(vocabulary, calls, demand.strict)
+            }
+            _ => at_once(vocabulary, demand),
+        }
+    }
+}
+
+/// The constraint of a demand that holds from the end of the thought on.
+fn at_once(vocabulary: &Vocabulary, demand: &Demand) -> Result<Compiled, Error> {
+    let Some(built) = grammar::whole(vocabulary, demand)? else {
+        return Ok(Compiled {
+            constraint: None,
+            warning: None,
+        });
+    };
+    limits::check(&built)?;
+    let warning = warning(&built.unheld, demand.strict)?;
+    let matcher = matcher(vocabulary, built.grammar)?;
+    let constraint: Box<dyn Constraint> = match demand.reasoning.is_possible() {
+        true => Box::new(Deferred::after_reasoning(
+            vocabulary,
+            &demand.reasoning,
+            matcher,
+        )),
+        false => Box::new(Restriction(matcher)),
+    };
+    Ok(Compiled {
+        constraint: Some(constraint),
+        warning,
+    })
+}
+
+/// The constraint of calls that may happen: it waits until one begins.
+fn lazily(vocabulary: &Vocabulary, calls: &Calls, strict: bool) -> Result<Compiled, Error> {
+    let mut triggers = Vec::new();
+    let mut unheld = Vec::new();
+    for begun in call::begun(vocabulary, calls) {
+        let compiled = limits::check(&begun.built)
+            .and_then(|()| matcher(vocabulary, begun.built.grammar.clone()));
+        match compiled {
+            Ok(matcher) => {
+                for what in begun.built.unheld {
+                    if !unheld.contains(&what) {
+                        unheld.push(what);
+                    }
+                }
+                triggers.push(Trigger::new(
+                    vocabulary,
+                    &begun.opener,
+                    begun.at_start,
+                    matcher,
+                ));
+            }
+            Err(error) if strict => return Err(error),
+            Err(error) => {
+                // what need not be called is no reason to refuse a conversation
+                let warning = Some(format!("calls are not held to their schemas: {error}"));
+                return Ok(Compiled {
+                    constraint: None,
+                    warning,
+                });
+            }
+        }
+    }
+    let warning = warning(&unheld, strict)?;
+    let constraint: Option<Box<dyn Constraint>> = match triggers.is_empty() {
+        true => None,
+        false => Some(Box::new(Deferred::until_called(
+            vocabulary,
+            triggers,
+            calls.several,
+        ))),
+    };
+    Ok(Compiled {
+        constraint,
+        warning,
+    })
+}
+
+/// One line about what is not held.
+fn warning(unheld: &[String], strict: bool) -> Result<Option<String>, Error> {
+    const SHOWN: usize = 8;
+    if unheld.is_empty() {
+        return Ok(None);
+    }
+    let mut list = unheld
+        .iter()
+        .take(SHOWN)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if unheld.len() > SHOWN {
+        list.push_str(&format!(", and {} more", unheld.len() - SHOWN));
+    }
+    match strict {
+        true => Err(Error::Rule(format!(
+            "strict, but this cannot be held: {list}"
+        ))),
+        false => Ok(Some(format!(
+            "passed over, for no grammar can hold it: {list}"
+        ))),
+    }
+}
+
+fn matcher(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
+    let mut matcher = Matcher::new(vocabulary.factory.create_parser(grammar));
+    if let Some(error) = matcher.get_error() {
+        return Err(Error::Rule(shorten(&error)));
+    }
+    // a grammar that allows nothing is an error now, not in the middle of a step
+    match matcher.compute_mask_or_eos() {
+        Ok(_) => Ok(matcher),
+        Err(error) => Err(Error::Rule(shorten(&error.to_string()))),
+    }
+}

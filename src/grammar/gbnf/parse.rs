@@ -1,0 +1,349 @@
+//! Reads GBNF.
+
+use std::collections::HashMap;
+
+/// Groups inside of each other.
+const MAX_DEPTH: usize = 64;
+
+/// The largest minimum of a repetition; a larger maximum counts as none.
+const MAX_REPEAT: u32 = 2000;
+
+/// What a rule is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Expr {
+    /// One after the other.
+    Sequence(Vec<Expr>),
+    /// One of these.
+    Choice(Vec<Expr>),
+    /// A text.
+    Literal(String),
+    /// One character of these ranges, or of all others.
+    Class {
+        is_negated: bool,
+        ranges: Vec<(char, char)>,
+    },
+    /// Any character.
+    Any,
+    /// A rule.
+    Rule(String),
+    /// A token, as Lark writes it too: `<text>` or `<[id]>`.
+    Token(String),
+    /// Several times.
+    Repeat(Box<Expr>, u32, Option<u32>),
+}
+
+/// The rules of a grammar by their names.
+pub(super) type Rules = HashMap<String, Expr>;
+
+/// Reads a grammar.
+pub(super) fn parse(text: &str) -> Result<Rules, String> {
+    let mut parser = Parser {
+        chars: text.chars().collect(),
+        at: 0,
+        rules: Rules::new(),
+    };
+    loop {
+        parser.space(true);
+        if parser.peek().is_none() {
+            break;
+        }
+        parser.rule()?;
+    }
+    match parser.rules.contains_key("root") {
+        true => Ok(parser.rules),
+        false => Err("expected a rule named root, found none".to_owned()),
+    }
+}
+
+struct Parser {
+    chars: Vec<char>,
+    at: usize,
+    rules: Rules,
+}
+
+impl Parser {
+    fn peek(&self) -> Option<char> {
+        self.chars.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let c = self.peek();
+        self.at += usize::from(c.is_some());
+        c
+    }
+
+    fn starts_with(&self, text: &str) -> bool {
+        let rest = self.chars.get(self.at..).unwrap_or_default();
+        text.chars()
+            .enumerate()
+            .all(|(i, c)| rest.get(i) == Some(&c))
+    }
+
+    /// Passes over white space and comments; over line breaks only if told to.
+    fn space(&mut self, lines: bool) {
+        while let Some(c) = self.peek() {
+            match c {
+                ' ' | '\t' => self.at += 1,
+                '\n' | '\r' if lines => self.at += 1,
+                '#' => {
+                    while self.peek().is_some_and(|c| c != '\n' && c != '\r') {
+                        self.at += 1;
+                    }
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// What is wrong at the place that was reached.
+    fn wrong<T>(&self, expected: &str) -> Result<T, String> {
+        let before = self.chars.get(..self.at).unwrap_or_default();
+        let line = 1 + before.iter().filter(|c| **c == '\n').count();
+        let found = self
+            .peek()
+            .map_or("the end".to_owned(), |c| format!("{c:?}"));
+        Err(format!("line {line}: expected {expected}, found {found}"))
+    }
+
+    fn name(&mut self) -> Result<String, String> {
+        let mut name = String::new();
+        while let Some(c) = self
+            .peek()
+            .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        {
+            name.push(c);
+            self.at += 1;
+        }
+        match name.is_empty() {
+            true => self.wrong("the name of a rule"),
+            false => Ok(name),
+        }
+    }
+
+    fn rule(&mut self) -> Result<(), String> {
+        let name = self.name()?;
+        self.space(false);
+        if !self.starts_with("::=") {
+            return self.wrong("::=");
+        }
+        self.at += 3;
+        self.space(true);
+        let body = self.choice(0)?;
+        match self.peek() {
+            None | Some('\n' | '\r') => {
+                self.rules.insert(name, body);
+                Ok(())
+            }
+            Some(_) => self.wrong("the end of the line"),
+        }
+    }
+
+    fn choice(&mut self, depth: usize) -> Result<Expr, String> {
+        if depth == MAX_DEPTH {
+            return self.wrong(&format!("at most {MAX_DEPTH} groups inside of each other"));
+        }
+        let mut all = vec![self.sequence(depth)?];
+        while self.peek() == Some('|') {
+            self.at += 1;
+            self.space(true);
+            all.push(self.sequence(depth)?);
+        }
+        Ok(match all.len() {
+            1 => all.remove(0),
+            _ => Expr::Choice(all),
+        })
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<Expr, String> {
+        let is_nested = depth > 0;
+        let mut all = Vec::new();
+        while let Some(c) = self.peek() {
+            let part = match c {
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '(' => {
+                    self.at += 1;
+                    self.space(true);
+                    let inner = self.choice(depth + 1)?;
+                    if self.peek() != Some(')') {
+                        return self.wrong(")");
+                    }
+                    self.at += 1;
+                    inner
+                }
+                '.' => {
+                    self.at += 1;
+                    Expr::Any
+                }
+                '<' | '!' => self.token()?,
+                c if c.is_ascii_alphanumeric() || c == '-' => {
+                    let start = self.at;
+                    let name = self.name()?;
+                    self.space(false);
+                    // the next rule, where line breaks are free
+                    if is_nested && self.starts_with("::=") {
+                        self.at = start;
+                        return self.wrong(")");
+                    }
+                    Expr::Rule(name)
+                }
+                '*' | '+' | '?' | '{' => match all.pop() {
+                    Some(part) => self.repeated(part)?,
+                    None => return self.wrong("something to repeat"),
+                },
+                _ => break,
+            };
+            all.push(part);
+            self.space(is_nested);
+        }
+        Ok(match all.len() {
+            1 => all.remove(0),
+            _ => Expr::Sequence(all),
+        })
+    }
+
+    fn repeated(&mut self, part: Expr) -> Result<Expr, String> {
+        let (min, max) = match self.next() {
+            Some('*') => (0, None),
+            Some('+') => (1, None),
+            Some('?') => (0, Some(1)),
+            _ => self.bounds()?,
+        };
+        if max.is_some_and(|max| max < min) {
+            return self.wrong("a repetition whose maximum is not below its minimum");
+        }
+        Ok(Expr::Repeat(Box::new(part), min, max))
+    }
+
+    /// `m}`, `m,}` or `m,n}`.
+    fn bounds(&mut self) -> Result<(u32, Option<u32>), String> {
+        self.space(true);
+        let Some(min) = self.number()? else {
+            return self.wrong("a number of repetitions");
+        };
+        self.space(true);
+        let max = match self.peek() {
+            Some(',') => {
+                self.at += 1;
+                self.space(true);
+                self.number()?.filter(|max| *max <= MAX_REPEAT)
+            }
+            _ => Some(min),
+        };
+        self.space(true);
+        if self.peek() != Some('}') {
+            return self.wrong("}");
+        }
+        self.at += 1;
+        match min <= MAX_REPEAT {
+            true => Ok((min, max)),
+            false => self.wrong(&format!("at most {MAX_REPEAT} repetitions")),
+        }
+    }
+
+    fn number(&mut self) -> Result<Option<u32>, String> {
+        let mut digits = String::new();
+        while let Some(c) = self.peek().filter(char::is_ascii_digit) {
+            digits.push(c);
+            self.at += 1;
+        }
+        match digits.as_str() {
+            "" => Ok(None),
+            digits => match digits.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => self.wrong("a number of 32 bits"),
+            },
+        }
+    }
+
+    fn literal(&mut self) -> Result<Expr, String> {
+        self.at += 1;
+        let mut text = String::new();
+        loop {
+            match self.peek() {
+                None => return self.wrong("\" at the end of a text"),
+                Some('"') => break,
+                Some(_) => text.push(self.character()?),
+            }
+        }
+        self.at += 1;
+        Ok(Expr::Literal(text))
+    }
+
+    fn class(&mut self) -> Result<Expr, String> {
+        self.at += 1;
+        let is_negated = self.peek() == Some('^');
+        self.at += usize::from(is_negated);
+        let mut ranges = Vec::new();
+        loop {
+            match self.peek() {
+                None => return self.wrong("] at the end of a class"),
+                Some(']') => break,
+                Some(_) => {}
+            }
+            let first = self.character()?;
+            let is_range =
+                self.peek() == Some('-') && self.chars.get(self.at + 1).is_some_and(|c| *c != ']');
+            let last = match is_range {
+                true => {
+                    self.at += 1;
+                    self.character()?
+                }
+                false => first,
+            };
+            if first <= last {
+                ranges.push((first, last));
+            }
+        }
+        self.at += 1;
+        Ok(Expr::Class { is_negated, ranges })
+    }
+
+    /// A character, or what an escape stands for.
+    fn character(&mut self) -> Result<char, String> {
+        match self.next() {
+            Some('\\') => {}
+            Some(c) => return Ok(c),
+            None => return self.wrong("a character"),
+        }
+        let digits = match self.next() {
+            Some('n') => return Ok('\n'),
+            Some('r') => return Ok('\r'),
+            Some('t') => return Ok('\t'),
+            Some(c @ ('\\' | '"' | '[' | ']')) => return Ok(c),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            _ => {
+                self.at -= 1;
+                return self.wrong("one of the escapes \\n \\r \\t \\\\ \\\" \\[ \\] \\x \\u \\U");
+            }
+        };
+        let hex: String = self.chars.iter().skip(self.at).take(digits).collect();
+        let code = u32::from_str_radix(&hex, 16)
+            .ok()
+            .filter(|_| hex.len() == digits);
+        match code.and_then(char::from_u32) {
+            Some(c) => {
+                self.at += digits;
+                Ok(c)
+            }
+            None => self.wrong(&format!("a character as {digits} hexadecimal digits")),
+        }
+    }
+
+    fn token(&mut self) -> Result<Expr, String> {
+        if self.peek() == Some('!') {
+            return self.wrong("no negated token, which grammars here do not have");
+        }
+        let mut text = String::new();
+        while let Some(c) = self.peek().filter(|c| !c.is_whitespace()) {
+            text.push(c);
+            self.at += 1;
+            if c == '>' {
+                return Ok(Expr::Token(text));
+            }
+        }
+        self.wrong("> at the end of a token")
+    }
+}

@@ -1,0 +1,140 @@
+//! Grammars of whole answers.
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::rule::{Demand, Rule};
+use crate::schema::{self, Prepared};
+use crate::vocabulary::{Vocabulary, quoted};
+use crate::{call, gbnf};
+
+/// A grammar, and what its limits are asked about.
+pub(crate) struct Built {
+    pub(crate) grammar: TopLevelGrammar,
+    /// The schemas that it was made of, as their limits are asked about.
+    pub(crate) schemas: Vec<Value>,
+    /// The rule, if it is a text that somebody wrote.
+    pub(crate) given: Option<Rule>,
+    /// Bytes of the grammar of calls.
+    pub(crate) n_call_bytes: usize,
+    /// What is demanded and not held.
+    pub(crate) unheld: Vec<String>,
+}
+
+/// The name of the grammar of an answer's text.
+const ANSWER: &str = "answer";
+
+/// The grammar of what a demand leaves of an answer behind its reasoning; none if that is anything.
+pub(crate) fn whole(vocabulary: &Vocabulary, demand: &Demand) -> Result<Option<Built>, Error> {
+    let text = demand.text.as_ref().map(of_rule).transpose()?;
+    let leads = &demand.reasoning.leads;
+    let is_led = leads.iter().any(|lead| !lead.is_empty());
+    let calls = demand
+        .calls
+        .as_ref()
+        .filter(|calls| !calls.tools.is_empty());
+    let (text, calls) = match (text, calls) {
+        (None, None) => return Ok(None),
+        (Some(built), None) if !is_led => return Ok(Some(built)),
+        (text, calls) => (text, calls),
+    };
+    let mut start = Vec::new();
+    let mut rules = String::new();
+    let mut built = Built {
+        grammar: TopLevelGrammar {
+            grammars: Vec::new(),
+            max_tokens: None,
+        },
+        schemas: Vec::new(),
+        given: None,
+        n_call_bytes: 0,
+        unheld: Vec::new(),
+    };
+    let must_call = calls.is_some_and(|calls| calls.required);
+    if let Some(text) = text.filter(|_| !must_call) {
+        start.push(format!("{} @{ANSWER}", choice(vocabulary, leads)));
+        built.schemas = text.schemas;
+        built.given = text.given;
+        built.unheld = text.unheld;
+        built.grammar.grammars = text.grammar.grammars;
+        for grammar in &mut built.grammar.grammars {
+            grammar.name = Some(ANSWER.to_owned());
+        }
+    }
+    if let Some(calls) = calls {
+        let leads = choice(vocabulary, &demand.reasoning.call_leads);
+        let of_calls = call::whole(vocabulary, calls);
+        start.push(format!("{leads} calls"));
+        built.n_call_bytes = of_calls.rules.len();
+        rules = of_calls.rules;
+        built.schemas.extend(of_calls.schemas);
+        built.unheld.extend(of_calls.unheld);
+    }
+    let lark = format!("start: {}\n{rules}", start.join(" | "));
+    built
+        .grammar
+        .grammars
+        .insert(0, GrammarWithLexer::from_lark(lark));
+    Ok(Some(built))
+}
+
+/// One of several texts, as Lark writes it.
+fn choice(vocabulary: &Vocabulary, texts: &[String]) -> String {
+    let some: Vec<String> = texts
+        .iter()
+        .filter(|text| !text.is_empty())
+        .map(|text| vocabulary.literal(text))
+        .collect();
+    if some.is_empty() {
+        return String::new();
+    }
+    let mark = if some.len() < texts.len() { "?" } else { "" };
+    format!("({}){mark}", some.join(" | "))
+}
+
+/// The grammar of a rule alone.
+fn of_rule(rule: &Rule) -> Result<Built, Error> {
+    let plain = |grammar: TopLevelGrammar| Built {
+        grammar,
+        schemas: Vec::new(),
+        given: Some(rule.clone()),
+        n_call_bytes: 0,
+        unheld: Vec::new(),
+    };
+    Ok(match rule {
+        Rule::JsonObject => of_schema(&json!({ "type": "object" })),
+        Rule::Schema(schema) => of_schema(schema),
+        Rule::Lark(text) => plain(TopLevelGrammar::from_lark(text.clone())),
+        Rule::Gbnf(text) => {
+            let lark = gbnf::to_lark(text).map_err(Error::Rule)?;
+            plain(TopLevelGrammar::from_lark(lark))
+        }
+        Rule::Regex(pattern) => plain(TopLevelGrammar::from_regex(pattern)),
+        Rule::Choice(texts) => {
+            if texts.is_empty() {
+                return Err(Error::Rule(
+                    "expected at least one choice, got none".to_owned(),
+                ));
+            }
+            let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+            let lark = format!("start: {}", texts.join(" | "));
+            plain(TopLevelGrammar::from_lark(lark))
+        }
+    })
+}
+
+fn of_schema(schema: &Value) -> Built {
+    let Prepared {
+        schema,
+        checked,
+        unheld,
+    } = schema::prepare(schema);
+    Built {
+        grammar: TopLevelGrammar::from_json_schema(schema::compact(schema)),
+        schemas: vec![checked],
+        given: None,
+        n_call_bytes: 0,
+        unheld,
+    }
+}

@@ -1,0 +1,83 @@
+//! How a model thinks before what a rule demands.
+
+use octavo_text::chat::answer::{CallFormat, Thoughts};
+
+/// How a model may think before what a rule demands. By default it may not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reasoning {
+    /// Texts that open a thought where an answer begins with them.
+    pub(crate) opens: Vec<String>,
+    /// The text that closes it.
+    pub(crate) close: String,
+    /// Whether the prompt has opened it.
+    pub(crate) is_open: bool,
+    /// Whether another thought may follow.
+    pub(crate) repeats: bool,
+    /// Texts one of which stands before the text of an answer; the text may also stand alone if
+    /// one is empty.
+    pub(crate) leads: Vec<String>,
+    /// The same before its calls.
+    pub(crate) call_leads: Vec<String>,
+}
+
+impl Reasoning {
+    /// What the template of a model shows, and the prompt that it rendered: whether that has opened
+    /// a thought or closed it already.
+    pub fn of(template: &str, prompt: &str) -> Reasoning {
+        let thoughts = Thoughts::of(template);
+        let mut reasoning = Reasoning::default();
+        if CallFormat::of(template) == CallFormat::Harmony {
+            return Reasoning::of_channels();
+        }
+        let content = thoughts.content.iter().map(|text| (*text).to_owned());
+        reasoning.leads = [String::new()].into_iter().chain(content).collect();
+        if !thoughts.is_shown() {
+            return reasoning;
+        }
+        let prompt = prompt.trim_end();
+        let is_begun = thoughts.content.iter().any(|text| prompt.ends_with(text));
+        if prompt.ends_with(thoughts.close) || is_begun {
+            return reasoning;
+        }
+        reasoning.close = thoughts.close.to_owned();
+        reasoning.opens = vec![thoughts.open.to_owned()];
+        reasoning.is_open = prompt.ends_with(thoughts.open.trim_end());
+        reasoning.repeats = thoughts.repeats;
+        reasoning
+    }
+
+    /// Says that the prompt ends inside a thought that the answer goes on with.
+    #[must_use]
+    pub fn in_thought(mut self) -> Reasoning {
+        self.is_open = !self.close.is_empty();
+        self
+    }
+
+    /// gpt-oss writes messages on channels: thoughts on one, remarks before calls on another, and
+    /// the answer on a third.
+    fn of_channels() -> Reasoning {
+        const NEXT: &str = "<|start|>assistant";
+        let both = |text: &str| [text.to_owned(), format!("{NEXT}{text}")];
+        let opens = [
+            "<|channel|>analysis<|message|>",
+            "<|channel|>commentary<|message|>",
+        ];
+        let leads = [
+            "<|channel|>final<|message|>",
+            "<|channel|>final <|constrain|>json<|message|>",
+        ];
+        Reasoning {
+            opens: opens.into_iter().flat_map(both).collect(),
+            close: "<|end|>".to_owned(),
+            is_open: false,
+            repeats: true,
+            leads: leads.into_iter().flat_map(both).collect(),
+            call_leads: vec![String::new(), NEXT.to_owned()],
+        }
+    }
+
+    /// Whether a thought may come first.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.is_open || !self.opens.is_empty()
+    }
+}

@@ -1,0 +1,8 @@
+//! Answers written under what is demanded of them, token by token, in the built-in model's
+//! vocabulary.
+
+mod calls;
+mod gbnf;
+mod reasoning;
+mod schemas;
+mod support;
