@@ -9,17 +9,28 @@ use crate::Options;
 use crate::error::ApiError;
 use crate::logging::shown;
 
+/// The header in which OpenAI's packages name the helper that wrote a request.
+const HELPER: &str = "x-stainless-helper-method";
+
 /// Who asks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
     /// The key, where there are several: each has its own cached prompts.
     key: Option<String>,
+    /// Whether a helper wrote the request's schemas, which makes all of them strict unasked.
+    has_helper: bool,
 }
 
 impl Caller {
     /// What keeps this caller's cached prompts apart from others'.
     pub(crate) fn salt(&self) -> Option<&str> {
         self.key.as_deref()
+    }
+
+    /// Whether a helper of OpenAI's packages wrote the request's schemas from types. It sets
+    /// `strict` whatever they say, so nobody asked for it.
+    pub(crate) fn has_helper(&self) -> bool {
+        self.has_helper
     }
 }
 
@@ -28,8 +39,14 @@ impl Caller {
 /// # Errors
 /// If there are keys and none of them was given.
 pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    let helper = headers.get(HELPER).and_then(|value| value.to_str().ok());
+    let has_helper =
+        helper.is_some_and(|helper| helper.ends_with(".parse") || helper.ends_with(".stream"));
     if options.keys.is_empty() {
-        return Ok(Caller::default());
+        return Ok(Caller {
+            key: None,
+            has_helper,
+        });
     }
     let given = match headers.get(header::AUTHORIZATION) {
         Some(value) => bearer(value.to_str().unwrap_or_default()),
@@ -49,6 +66,7 @@ pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, A
         None => Err(ApiError::unauthorized("the API key is not valid")),
         Some(key) => Ok(Caller {
             key: (options.keys.len() > 1).then(|| (*key).clone()),
+            has_helper,
         }),
     }
 }

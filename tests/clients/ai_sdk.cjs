@@ -17,8 +17,8 @@ const { z } = requireFrom("zod");
 
 const prompt = "How many legs has a cat?";
 const limits = { maxOutputTokens: 200, temperature: 0, maxRetries: 0 };
-// an integer is told by bounds of 53 bits, and all comes with strict
-const legs = z.object({ animal: z.enum(["cat", "bird"]), legs: z.int() });
+// a record is told by propertyNames, an integer by bounds of 53 bits, and both come with strict
+const legs = z.object({ animal: z.enum(["cat", "bird"]), legs: z.record(z.string(), z.int()) });
 
 async function writesTexts(model) {
   const { text, usage } = await generateText({ model, prompt, ...limits, maxOutputTokens: 20 });

@@ -2,10 +2,12 @@
 
     frameworks.py http://127.0.0.1:8080/v1
 
-What each row of docs/serving.md's table of clients promises is asked here. The model may say what
+What each row of docs/serving.md's table of clients promises is asked here: LangChain with a set,
+instructor's tools, outlines as it speaks to vLLM and to OpenAI, guidance. The model may say what
 it likes: only the forms are checked.
 """
 
+import re
 import sys
 from typing import Literal, Optional
 
@@ -14,6 +16,7 @@ import instructor
 import openai
 import outlines
 from langchain_openai import ChatOpenAI
+from outlines.types import CFG, Regex
 from pydantic import BaseModel, Field
 
 QUESTION = "Name the colours of grass."
@@ -22,7 +25,8 @@ QUESTION = "Name the colours of grass."
 class Palette(BaseModel):
     """Colours."""
 
-    colours: list[Literal["red", "green", "blue"]] = Field(max_length=3)
+    # pydantic writes uniqueItems for a set, which grammars cannot hold
+    colours: set[Literal["red", "green", "blue"]] = Field(max_length=3)
     shade: Optional[Literal["light", "dark"]] = None
 
 
@@ -52,8 +56,17 @@ def instructor_modes(url, name):
         assert isinstance(palette, Palette), (mode, palette)
 
 
-def outlines_schemas(url, name):
+def outlines_modes(url, name):
     client = openai.OpenAI(base_url=url, api_key="none")
+    vllm = outlines.from_vllm(client, name)
+    Answer.model_validate_json(vllm(QUESTION, Answer, max_tokens=100, temperature=0))
+    for kind, form in [
+        (Literal["red", "green"], "red|green"),
+        (Regex("[0-9]{3}-[a-f]{2}"), "[0-9]{3}-[a-f]{2}"),
+        (CFG('?start: "<" WORD ">"\nWORD: /[a-z]{1,8}/'), "<[a-z]{1,8}>"),
+    ]:
+        text = vllm(QUESTION, kind, max_tokens=40, temperature=0)
+        assert re.fullmatch(form, text), (form, text)
     Answer.model_validate_json(
         outlines.from_openai(client, name)(QUESTION, Answer, max_tokens=100, temperature=0))
 
@@ -74,7 +87,7 @@ def guidance_programs(url, name):
 
 def main(url):
     name = openai.OpenAI(base_url=url, api_key="none").models.list().data[0].id
-    for client in [langchain, instructor_modes, outlines_schemas, guidance_programs]:
+    for client in [langchain, instructor_modes, outlines_modes, guidance_programs]:
         client(url, name)
         print(f"{client.__name__}: all well with {name}")
 

@@ -1,6 +1,7 @@
 //! JSON schemas as their compiler takes them.
 
 mod closed;
+mod names;
 mod unheld;
 
 use serde_json::{Map, Value, json};
@@ -48,16 +49,18 @@ pub(crate) fn prepare(schema: &Value) -> Prepared {
         ..Prepared::default()
     };
     let mut references = Vec::new();
+    let mut copies = names::MAX_COPIES;
     visit(&mut prepared.schema, "", &mut |object, path| {
         let mut found = Vec::new();
         take_reference(schema, object, &mut references, &mut found);
+        names::hold(schema, object, &mut copies);
         unheld::remove(object, &mut found);
         let place = if path.is_empty() { "/" } else { path };
         prepared
             .unheld
             .extend(found.into_iter().map(|what| format!("{what} at {place}")));
     });
-    add_references(schema, &mut prepared, references);
+    add_references(schema, &mut prepared, references, &mut copies);
     closed::close(&mut prepared.schema);
     prepared.checked = prepared.schema.clone();
     visit(&mut prepared.schema, "", &mut |object, _| {
@@ -145,7 +148,12 @@ fn take_reference(
 /// Names of definitions with which no other begins.
 const REFERENCE: &str = "x-reference-";
 
-fn add_references(root: &Value, prepared: &mut Prepared, references: Vec<String>) {
+fn add_references(
+    root: &Value,
+    prepared: &mut Prepared,
+    references: Vec<String>,
+    copies: &mut usize,
+) {
     let mut all = references;
     let mut i = 0;
     // what they lead to may have others
@@ -156,6 +164,7 @@ fn add_references(root: &Value, prepared: &mut Prepared, references: Vec<String>
         let mut unheld = Vec::new();
         visit(&mut target, "", &mut |object, _| {
             take_reference(root, object, &mut all, &mut unheld);
+            names::hold(root, object, copies);
             unheld::remove(object, &mut Vec::new());
         });
         if let Value::Object(object) = &mut prepared.schema {

@@ -138,7 +138,7 @@ fn remove_counts(object: &mut Map<String, Value>, unheld: &mut Vec<String>) {
 }
 
 /// What of a regular expression is none of a regular language.
-fn unheld_in_pattern(pattern: &str) -> Option<&'static str> {
+pub(super) fn unheld_in_pattern(pattern: &str) -> Option<&'static str> {
     let mut chars = pattern.chars();
     let mut in_class = false;
     while let Some(c) = chars.next() {

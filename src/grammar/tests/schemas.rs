@@ -105,7 +105,7 @@ fn what_no_grammar_holds_is_passed_over_with_one_warning() {
             "[\"a\"]",
         ),
         (
-            json!({ "type": "object", "propertyNames": { "pattern": "a" } }),
+            json!({ "type": "object", "propertyNames": { "minLength": 2 } }),
             "propertyNames",
             "{}",
         ),
@@ -173,6 +173,40 @@ fn what_no_grammar_holds_is_passed_over_with_one_warning() {
         demand.strict = true;
         assert!(refusal(&demand).contains(what), "{what}");
     }
+}
+
+#[test]
+fn names_of_properties_are_held() {
+    let truth = json!({ "type": "boolean" });
+    let names = |names: Value| {
+        let mut demand = schema(json!({
+            "$defs": { "Colour": { "title": "Colour", "enum": ["red", "green"] } },
+            "type": "object", "propertyNames": names, "additionalProperties": truth,
+        }));
+        demand.strict = true;
+        demand
+    };
+    // every name is a text: zod's records say so
+    let any = names(json!({ "type": "string" }));
+    assert_eq!(warning(&any), None);
+    assert!(meets(&any, "{\"a\": true}"));
+    for listed in [
+        json!({ "type": "string", "enum": ["red", "green"] }),
+        json!({ "$ref": "#/$defs/Colour" }),
+        json!({ "pattern": "^(red|green)$" }),
+    ] {
+        let demand = names(listed);
+        assert_eq!(warning(&demand), None);
+        assert!(meets(&demand, "{\"red\": true}"));
+        assert!(!meets(&demand, "{\"blue\": true}"));
+        assert!(!meets(&demand, "{\"red\": 1}"));
+    }
+    // names may be listed only so often: schemas are copied for them
+    let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
+    let mut demand = names(json!({ "enum": many }));
+    demand.strict = false;
+    let warning = warning(&demand).expect("a warning");
+    assert!(warning.contains("propertyNames"), "{warning}");
 }
 
 #[test]

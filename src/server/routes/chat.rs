@@ -151,13 +151,18 @@ pub(crate) fn prepare(
     let template = template(app)?.variant(!conversation.tools.is_empty());
     let prompt = tokens(app, &rendered.prompt, &pictures)?;
     check_length(app, &prompt)?;
-    let demanded = demanded(
+    let mut demanded = demanded(
         &fields,
         &conversation,
         &choice,
         template.source(),
         &rendered,
     )?;
+    if caller.has_helper()
+        && let Some(demanded) = &mut demanded
+    {
+        demanded.demand.strict = false;
+    }
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
         reasoning: fields.str("reasoning_format")? != Some("none"),

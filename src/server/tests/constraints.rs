@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::client::Server;
+use crate::client::{Server, read};
 
 fn content(server: &Server, more: Value) -> Value {
     let mut body = json!({
@@ -408,6 +408,32 @@ fn what_cannot_be_held_is_told_once_in_the_answer() {
     let format = json!({ "type": "json_schema", "name": "a", "schema": schema });
     let body = json!({ "input": "1", "text": { "format": format }, "max_output_tokens": 9 });
     told(&server.post("/v1/responses", &body).json());
+}
+
+#[test]
+fn strict_of_a_helper_was_asked_for_by_nobody() {
+    let server = Server::usual();
+    let schema = json!({ "type": "array", "items": { "const": 1 }, "uniqueItems": true });
+    let body = json!({
+        "messages": [{ "role": "user", "content": "1+1=" }],
+        "max_tokens": 20,
+        "response_format": { "type": "json_schema", "json_schema": {
+            "name": "a", "schema": schema, "strict": true,
+        } },
+    });
+    let ask = |helper: &str| {
+        let header = format!("x-stainless-helper-method: {helper}\r\n");
+        let body = body.to_string();
+        let asked = server.send("POST", "/v1/chat/completions", &header, body.as_bytes());
+        read(asked)
+    };
+    for helper in ["chat.completions.parse", "chat.completions.stream"] {
+        let answer = ask(helper);
+        assert_eq!(answer.status, 200, "{helper}");
+        let warnings = answer.json()["warnings"].to_string();
+        assert!(warnings.contains("uniqueItems"), "{warnings}");
+    }
+    assert_eq!(ask("runTools").status, 400);
 }
 
 #[test]
