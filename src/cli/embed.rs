@@ -176,13 +176,12 @@ struct Waiting {
     tokens: Vec<u32>,
 }
 
+/// Makes the tokens of a text.
+type Prepare<'a> = dyn Fn(&[u8]) -> Result<Vec<u32>, Failure> + 'a;
+
 impl Work<'_> {
     /// Prints the vectors of every text, each as soon as it and those before it are done.
-    fn run(
-        &mut self,
-        feed: &mut Feed,
-        prepare: &dyn Fn(&[u8]) -> Result<Vec<u32>, Failure>,
-    ) -> Result<Exit, Failure> {
+    fn run(&mut self, feed: &mut Feed, prepare: &Prepare<'_>) -> Result<Exit, Failure> {
         let mut place = 0;
         let mut is_open = true;
         while is_open || !self.batch.is_empty() {

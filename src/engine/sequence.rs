@@ -99,8 +99,9 @@ impl Sequence {
     /// What is wanted once its tokens are computed.
     pub fn want(&self) -> Want {
         let may_end = self.generated.len() >= self.options.min_tokens;
-        let is_free = |constraint: &Box<dyn Constraint>| constraint.allows_all();
-        if self.greedy_on_device && self.constraint.as_ref().is_none_or(is_free) && may_end {
+        let constraint = self.constraint.as_deref();
+        let is_free = constraint.is_none_or(|constraint| constraint.allows_all());
+        if self.greedy_on_device && is_free && may_end {
             Want::Argmax
         } else {
             Want::Logits

@@ -9,7 +9,7 @@ use octavo_engine::sample::{Constraint, ConstraintError, TokenSet};
 use crate::constraint::{consume, error, mask};
 use crate::marker::{Marker, Trigger, find, takes};
 use crate::reasoning::Reasoning;
-use crate::vocabulary::Vocabulary;
+use crate::vocabulary::{Speller, Vocabulary};
 
 /// Bytes of white space that may stand between a thought and what follows.
 const MAX_BLANK: usize = 8;
@@ -28,7 +28,7 @@ struct Shared {
     close: Marker,
     close_tokens: Vec<u32>,
     several: bool,
-    spell: Box<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>,
+    spell: Speller,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -146,11 +146,14 @@ impl Vocabulary {
     }
 
     /// What finds tokens that spell bytes, on its own.
-    pub(crate) fn speller(&self) -> Box<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync> {
+    pub(crate) fn speller(&self) -> Speller {
         let env = Arc::clone(&self.env);
         Box::new(move |bytes| env.tok_trie().greedy_tokenize(bytes))
     }
 }
+
+/// Finds tokens that spell bytes.
+pub(crate) type Speller = Box<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 
 fn text(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     match tokenizer.is_special(id) {

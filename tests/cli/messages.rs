@@ -41,7 +41,7 @@ fn a_log_has_every_message_and_replaces_nothing() {
             times
         );
         let stamped = |line: &&str| line.starts_with("20") && &line[19..21] == "Z ";
-        assert!(lines[1..].iter().all(|line| stamped(&line)), "{kept}");
+        assert!(lines[1..].iter().all(stamped), "{kept}");
     }
     bad(&["run", "nothing.gguf", "-p", "x", "--log-file", name], 1);
     let kept = std::fs::read_to_string(&log).expect("written");

@@ -313,5 +313,3 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     }
     Ok(tools.to_vec())
 }
-
-}

@@ -8,11 +8,14 @@ use serde_json::json;
 
 use crate::client::{Server, read, small};
 
+/// The identifier of a request, if a warning is of one, and its text.
+type Warning = (Option<String>, String);
+
 /// Records and warnings, as they came.
 #[derive(Clone, Default)]
 struct Told {
     records: Arc<Mutex<Vec<RequestRecord>>>,
-    warnings: Arc<Mutex<Vec<(Option<String>, String)>>>,
+    warnings: Arc<Mutex<Vec<Warning>>>,
 }
 
 impl Told {

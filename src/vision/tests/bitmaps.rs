@@ -127,7 +127,9 @@ fn bitmaps_of_every_depth_are_read() {
 fn colours_of_few_bits_are_widened_as_stb_image_does() {
     let fields = |masks: [u32; 3]| masks.iter().flat_map(|m| m.to_le_bytes()).collect();
     let (five, six) = ([0x7C00, 0x3E0, 0x1F], [0xF800, 0x7E0, 0x1F]);
-    let cases: [(u16, u32, Vec<u8>, [u32; 3], [u32; 3]); 4] = [
+    // bits of a pixel, compression, table, masks, widths
+    type Case = (u16, u32, Vec<u8>, [u32; 3], [u32; 3]);
+    let cases: [Case; 4] = [
         (16, 0, Vec::new(), five, [5, 5, 5]),
         (16, 3, fields(five), five, [5, 5, 5]),
         (16, 3, fields(six), six, [5, 6, 5]),

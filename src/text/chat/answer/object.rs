@@ -271,10 +271,11 @@ impl Object {
 
     /// Tells of a call that is broken off before its identifier came.
     pub(super) fn break_off(&mut self, events: &mut Vec<Event>) {
-        if self.name.is_some() && !self.begun {
-            if let Some(arguments) = self.early.take() {
-                self.begin(arguments, events);
-            }
+        if self.name.is_some()
+            && !self.begun
+            && let Some(arguments) = self.early.take()
+        {
+            self.begin(arguments, events);
         }
     }
 }

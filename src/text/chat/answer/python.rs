@@ -283,10 +283,11 @@ impl PythonReader {
             At::Value if !self.is_empty && !self.is_separated() => self.write("null", events),
             _ => {}
         }
-        if let Some(Open::Dict { is_key: true }) = self.open.last() {
-            if matches!(self.at, At::Text(_) | At::Quotes(..) | At::After) && !self.is_empty {
-                self.write(": null", events);
-            }
+        if let Some(Open::Dict { is_key: true }) = self.open.last()
+            && matches!(self.at, At::Text(_) | At::Quotes(..) | At::After)
+            && !self.is_empty
+        {
+            self.write(": null", events);
         }
         while let Some(open) = self.open.pop() {
             self.write(json_closer(open), events);

@@ -96,7 +96,7 @@ impl Types {
             Types::ANY => is_strict || !value.is_string(),
             // What only looks like a number, 3.10 or 007, is a text where one is allowed.
             types if types.may_be_text() => {
-                let is_exact = !value.is_number() || value.to_string() == json;
+                let is_exact = !value.is_number() || value.to_string().as_str() == json;
                 let found = Types::of_value(&value).intersection(types);
                 !value.is_string() && is_exact && json == trimmed && found.0 != 0
             }

@@ -238,11 +238,13 @@ impl TagReader {
         if may_open && self.tags.has_cdata && CDATA.0.starts_with(self.value.as_str()) {
             return;
         }
-        if may_open && self.tags.is_padded && !self.is_padded {
-            if let Some(rest) = self.value.strip_prefix('\n') {
-                self.value = rest.to_owned();
-                self.is_padded = true;
-            }
+        if may_open
+            && self.tags.is_padded
+            && !self.is_padded
+            && let Some(rest) = self.value.strip_prefix('\n')
+        {
+            self.value = rest.to_owned();
+            self.is_padded = true;
         }
         let end = self.tags.value_end;
         let before = match (self.is_cdata, self.is_padded) {
@@ -277,10 +279,11 @@ impl TagReader {
     /// Writes a whole value, or the rest of a text.
     fn write_value(&mut self, events: &mut Vec<Event>) {
         let value = std::mem::take(&mut self.value);
-        if !self.quoted && !self.is_cdata {
-            if let Some(json) = self.types.json_of(&value, self.tools.is_strict) {
-                return events.push(Event::Arguments(json.to_owned()));
-            }
+        if !self.quoted
+            && !self.is_cdata
+            && let Some(json) = self.types.json_of(&value, self.tools.is_strict)
+        {
+            return events.push(Event::Arguments(json.to_owned()));
         }
         self.write_rest(&value, true, events);
         events.push(Event::Arguments("\"".to_owned()));
