@@ -136,7 +136,7 @@ mod tests {
     /// The context of a small model with a long one, in so many bytes.
     fn within(bytes: u64, asked: Option<usize>) -> Context {
         let mut file = File::running("qwen3");
-        file.set("qwen3.context_length", 131_072u32);
+        file.set("context_length", 131_072u32);
         let gguf = Gguf::from_bytes(file.bytes(), "a test", &Default::default()).expect("sound");
         let hparams = Hparams::from_gguf(&gguf).expect("whole");
         let options = EngineOptions {

@@ -9,6 +9,9 @@ use serde_json::{Map, Value, json};
 
 use crate::logging::Refusal;
 
+/// The code of a prompt that is too long for the context.
+const LENGTH: &str = "context_length_exceeded";
+
 /// An error object and its status.
 #[derive(Debug)]
 pub(crate) struct ApiError(Box<Fault>);
@@ -79,11 +82,16 @@ impl ApiError {
     pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
         let message =
             format!("the prompt has {n_prompt} tokens: expected fewer than the context of {n_ctx}");
-        let mut error = ApiError::bad_request(message).coded("context_length_exceeded");
+        let mut error = ApiError::bad_request(message).coded(LENGTH);
         let more = &mut error.0.more;
         more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
         more.insert("n_ctx".to_owned(), json!(n_ctx));
         error
+    }
+
+    /// Whether a prompt is too long for the context.
+    pub(crate) fn is_of_length(&self) -> bool {
+        self.0.code == Some(LENGTH)
     }
 
     /// A prompt of so many bytes that they have more tokens than there are positions.
@@ -91,7 +99,7 @@ impl ApiError {
         let message = format!(
             "the prompt has {bytes} bytes: expected at most {most} for the context of {n_ctx}"
         );
-        let mut error = ApiError::bad_request(message).coded("context_length_exceeded");
+        let mut error = ApiError::bad_request(message).coded(LENGTH);
         error.0.more.insert("n_ctx".to_owned(), json!(n_ctx));
         error
     }

@@ -57,12 +57,7 @@ fn a_folder_is_made_run_and_converted() {
     assert!(bad(&["quantize", m, a, "awq", "--no-search"], 1).contains("is there already"));
 
     assert_eq!(good(&["run", a, "-p", "1+1=", "-n", "1"]), "2");
-    // templates in files of their own
-    let more = awq.join("additional_chat_templates");
-    std::fs::create_dir(&more).expect("made");
-    std::fs::write(more.join("brief.jinja"), "1+{{ messages[0].content }}=").expect("written");
-    let chat = ["run", a, "--chat", "-p", "1", "-n", "1", "--chat-template"];
-    assert_eq!(good(&[&chat[..], &["brief"]].concat()), "2");
+    has_templates_in_files_of_their_own(&awq);
     let shown = good(&["inspect", a]);
     assert!(
         shown.contains("Hugging Face folder, 1 files of weights") && shown.contains("AWQ_G64"),
@@ -91,6 +86,23 @@ fn a_folder_is_made_run_and_converted() {
         bad(&["run", path(&empty), "-p", "x"], 1)
             .contains("or give a GGUF file instead of a folder")
     );
+}
+
+fn has_templates_in_files_of_their_own(folder: &Path) {
+    let more = folder.join("additional_chat_templates");
+    std::fs::create_dir(&more).expect("made");
+    std::fs::write(more.join("brief.jinja"), "1+{{ messages[0].content }}=").expect("written");
+    let chat = [
+        "run",
+        path(folder),
+        "--chat",
+        "-p",
+        "1",
+        "-n",
+        "1",
+        "--chat-template",
+    ];
+    assert_eq!(good(&[&chat[..], &["brief"]].concat()), "2");
 }
 
 /// A model whose vocabulary is SentencePiece's: bytes, a few tokens, and rows without one.

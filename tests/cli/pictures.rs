@@ -73,7 +73,7 @@ fn what_does_not_go_together_is_refused() {
         ),
         (
             &[&mmproj, "--image", &mmproj, "--b-exec", "oracle"],
-            "expected a PNG, JPEG or WebP file",
+            "expected a PNG, JPEG, WebP, BMP or GIF file",
         ),
         (
             &[

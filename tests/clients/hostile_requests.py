@@ -81,7 +81,6 @@ def lists(server, report):
             "url": "file:///etc/passwd"}}])),
         "a part of no type": (CHAT, message(content=[{}])),
         "10,000 parts": (CHAT, message(content=[{"type": "text", "text": "a"}] * many)),
-        "content null": (CHAT, message(content=None)),
         "content a number": (CHAT, message(content=1)),
         "token ids beyond the vocabulary": (TEXT, {"prompt": [1, 1 << 31]}),
         "token ids below 0": (TEXT, {"prompt": [-1]}),
@@ -95,7 +94,6 @@ def lists(server, report):
         "required without tools": (CHAT, {**message(), "tool_choice": "required"}),
         "a tool without a name": (CHAT, {**message(), "tools": [{
             "type": "function", "function": {}}]}),
-        "an unknown model": (CHAT, {**message(), "model": "gpt-99"}),
         "two rules": (CHAT, {**message(), "json_schema": {}, "guided_regex": "a"}),
         "a prompt beyond the context": (TEXT, {"prompt": [1] * 200_000}),
         "previous_response_id": ("/v1/responses", {"input": "a", "previous_response_id": "resp_1"}),
@@ -103,6 +101,8 @@ def lists(server, report):
     for name, (path, body) in wrong.items():
         report.refused(name, server.post(path, body))
     fine = {
+        "content null": (CHAT, message(content=None)),
+        "an unknown model": (CHAT, {**message(), "model": "gpt-99"}),
         "content of no parts": (CHAT, message(content=[])),
         "2,000 messages": (CHAT, {"messages": HELLO * 2000, "max_tokens": 1}),
         "64 prompts": (TEXT, {"prompt": ["a"] * 64, "max_tokens": 1}),

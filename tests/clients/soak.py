@@ -290,7 +290,7 @@ class Soak:
     def wait_idle(self, when):
         end = time.monotonic() + 10
         while True:
-            slots = json.loads(self.get("/slots"))
+            slots = json.loads(self.get("/cache"))
             used = slots["pages_total"] - slots["pages_free"] - slots["pages_cached"]
             if not slots["requests"] and used == 0:
                 break

@@ -24,10 +24,11 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
-use crate::prompt::{check_bytes, check_length, salt};
+use crate::prompt::{check_bytes, salt};
 use crate::sse;
 use crate::wire::{self, Usage};
 use crate::work::{Answer, Work};
+use rendered::Prompt;
 use stream::ChatWriter;
 
 /// A request that is ready to run, and how its answer is written.
@@ -130,7 +131,7 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;
-    let asked = conversation::read(app, &fields)?;
+    let mut asked = conversation::read(app, &fields)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     options.max_tokens = params::max_tokens(&fields, &names, 1)?.flatten();
@@ -142,15 +143,17 @@ pub(crate) fn prepare(
         return Err(fields.wrong("top_logprobs", "logprobs: true beside it"));
     }
     options.logprobs = logprobs.then(|| top.unwrap_or(0));
-    let rendered = rendered::render(app, &asked)?;
+    let Prompt {
+        rendered,
+        tokens: prompt,
+        warning,
+    } = rendered::fitting(app, &mut asked, &pictures)?;
     let Asked {
         conversation,
         choice,
         ..
     } = asked;
     let template = template(app)?.variant(!conversation.tools.is_empty());
-    let prompt = tokens(app, &rendered.prompt, &pictures)?;
-    check_length(app, &prompt)?;
     let mut demanded = demanded(
         &fields,
         &conversation,
@@ -196,7 +199,7 @@ pub(crate) fn prepare(
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             n,
-            warnings: Vec::new(),
+            warnings: warning.into_iter().collect(),
         },
     })
 }

@@ -402,3 +402,24 @@ fn settings_and_slots_have_llama_servers_names() {
             .all(|slot| slot["is_processing"] == false && slot["n_ctx"].is_number())
     );
 }
+
+#[test]
+fn tools_without_a_place_that_do_not_fit_are_left_out_with_a_warning() {
+    let server = Server::usual();
+    let tool = |i: usize| {
+        let function = json!({ "name": format!("t{i}"), "parameters": { "type": "object" } });
+        json!({ "type": "function", "function": function })
+    };
+    let all: Vec<Value> = (0..150).map(tool).collect();
+    let without = ok(&server, CHAT, &chat(json!({})));
+    let answer = ok(&server, CHAT, &chat(json!({ "tools": all })));
+    assert_eq!(answer["choices"], without["choices"]);
+    let warning = answer["warnings"][0].as_str().expect("a warning");
+    assert!(warning.contains("the tools are left out"), "{answer}");
+    assert_eq!(without.get("warnings"), None, "{without}");
+    // a call that must happen needs them
+    let fields = json!({ "tools": all, "tool_choice": "required" });
+    let refused = server.post(CHAT, &chat(fields));
+    assert_eq!(refused.status, 400, "{}", refused.text);
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
+}

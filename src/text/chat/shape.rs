@@ -212,7 +212,7 @@ impl ChatTemplate {
     }
 
     /// Whether the template has a place for tools.
-    pub(super) fn takes_tools(&self) -> bool {
+    pub fn takes_tools(&self) -> bool {
         let shows = || {
             let shape = self.shape(&Conversation {
                 messages: vec![Message::new("user", "probe")],

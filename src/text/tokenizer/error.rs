@@ -70,7 +70,10 @@ pub enum Error {
         limit: usize,
     },
     /// A byte token whose text names no byte.
-    #[error("{file}: byte token {id}: expected a text of the form <0x0A>, got '{text}'")]
+    #[error(
+        "{file}: tokenizer.ggml.tokens: byte token {id}: expected a text of the form <0x0A>, \
+         got '{text}'"
+    )]
     ByteToken {
         /// The file.
         file: String,

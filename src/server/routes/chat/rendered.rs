@@ -1,11 +1,21 @@
 //! The prompt of a conversation.
 
+use octavo_engine::Shown;
 use octavo_text::chat::Continued;
 
-use super::template;
+use super::{template, tokens};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::routes::conversation::Asked;
+use crate::prompt::check_length;
+use crate::routes::conversation::{Asked, ToolChoice};
+
+/// A prompt that fits into the context.
+pub(super) struct Prompt {
+    pub(super) rendered: Continued,
+    pub(super) tokens: Vec<u32>,
+    /// What the client should know about it.
+    pub(super) warning: Option<String>,
+}
 
 /// Renders what a request asks for. Where its last message is continued, the prompt ends with that
 /// message's text.
@@ -23,4 +33,40 @@ pub(crate) fn render(app: &App, asked: &Asked<'_>) -> Result<Continued, ApiError
             let expected = "expected a text of the assistant as the last message";
             ApiError::bad_field("continue_final_message", expected)
         })
+}
+
+/// Renders what a request asks for and makes tokens of it. Tools that need not be called, and that
+/// the template itself has no place for, are left out with a warning where only they make the
+/// prompt too long.
+pub(super) fn fitting(
+    app: &App,
+    asked: &mut Asked<'_>,
+    pictures: &[Shown],
+) -> Result<Prompt, ApiError> {
+    let error = match whole(app, asked, pictures) {
+        Err(error) if error.is_of_length() => error,
+        other => return other,
+    };
+    let are_needed = asked.choice != ToolChoice::Auto || template(app)?.takes_tools();
+    if are_needed || asked.conversation.tools.is_empty() {
+        return Err(error);
+    }
+    asked.conversation.tools.clear();
+    let warning = "the tools are left out: the chat template has no place for them, and with them \
+                   the prompt is too long for the context";
+    Ok(Prompt {
+        warning: Some(warning.to_owned()),
+        ..whole(app, asked, pictures)?
+    })
+}
+
+fn whole(app: &App, asked: &Asked<'_>, pictures: &[Shown]) -> Result<Prompt, ApiError> {
+    let rendered = render(app, asked)?;
+    let tokens = tokens(app, &rendered.prompt, pictures)?;
+    check_length(app, &tokens)?;
+    Ok(Prompt {
+        rendered,
+        tokens,
+        warning: None,
+    })
 }
