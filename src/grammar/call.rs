@@ -322,11 +322,7 @@ impl<'a> Writer<'a> {
                 format!("{before} %json {value} {}", self.vocabulary.literal(&after))
             }
             Some(end) => match choices(schema, root, 0) {
-                Some(texts) => {
-                    let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
-                    let after = self.vocabulary.literal(&after);
-                    format!("{before} ({}) {after}", texts.join(" | "))
-                }
+                Some(values) => self.one_of(key, values),
                 None => {
                     let text = self.text(&end);
                     let rest = after.split_once(end.as_str()).map_or("", |(_, rest)| rest);
@@ -334,6 +330,26 @@ impl<'a> Writer<'a> {
                 }
             },
         }
+    }
+
+    /// A parameter that is one of these values: texts without quotes, others as JSON.
+    fn one_of(&self, key: &str, values: Vec<Value>) -> String {
+        let (texts, others): (Vec<Value>, Vec<Value>) =
+            values.into_iter().partition(Value::is_string);
+        // some formats say beside the name whether a text follows
+        let around = |values: &[Value], is_text: bool| {
+            let written = |value: &Value| match value {
+                Value::String(text) => quoted(text),
+                other => quoted(&other.to_string()),
+            };
+            let values: Vec<String> = values.iter().map(written).collect();
+            let (before, after) = self.calls.format.around_value(key, is_text);
+            let before = self.vocabulary.literal(&before);
+            let after = self.vocabulary.literal(&after);
+            (!values.is_empty()).then(|| format!("{before} ({}) {after}", values.join(" | ")))
+        };
+        let both = [around(&texts, true), around(&others, false)];
+        both.into_iter().flatten().collect::<Vec<_>>().join(" | ")
     }
 
     /// A rule of a text up to what ends it, and that.
@@ -352,23 +368,18 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The values of a schema that has no others, as they stand between tags: texts without quotes,
-/// others as JSON.
-fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<String>> {
+/// The values of a schema that has no others.
+fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<Value>> {
     const MAX_DEPTH: usize = 8;
     if depth == MAX_DEPTH {
         return None;
     }
-    let written = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
     let object = schema.as_object()?;
     if let Some(value) = object.get("const") {
-        return Some(vec![written(value)]);
+        return Some(vec![value.clone()]);
     }
     if let Some(Value::Array(values)) = object.get("enum") {
-        return Some(values.iter().map(written).collect());
+        return Some(values.clone());
     }
     if let Some(target) = object.get("$ref") {
         return choices(schema::resolve(root, target)?, root, depth + 1);
@@ -383,9 +394,9 @@ fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<String>> {
                 .map(|schema| choices(schema, root, depth + 1));
             Some(all.collect::<Option<Vec<_>>>()?.concat())
         }
-        None if object.get("type") == Some(&json!("null")) => Some(vec!["null".to_owned()]),
+        None if object.get("type") == Some(&json!("null")) => Some(vec![Value::Null]),
         None if object.get("type") == Some(&json!("boolean")) => {
-            Some(vec!["true".to_owned(), "false".to_owned()])
+            Some(vec![Value::Bool(true), Value::Bool(false)])
         }
         None => None,
     }
