@@ -1,6 +1,6 @@
 //! llama.cpp's own cases of answers, taken out of the source of its test-chat program.
-//! `OCTAVO_CHAT_CASES` names the file: a list of objects with the template's path below llama.cpp's source, the prompt,
-//! the tools, what the model says, and what is to be made of it.
+//! `OCTAVO_CHAT_CASES` names the file: a list of objects with the template's path below llama.cpp's
+//! source, the prompt, the tools, what the model says, and what is to be made of it.
 
 use std::fs;
 use std::path::Path;
