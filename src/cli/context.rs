@@ -76,7 +76,7 @@ impl Context {
         }
     }
 
-    /// What was chosen and why, for people.
+    /// Describes the chosen context and the reason for it.
     pub(super) fn reason(&self) -> String {
         let Context {
             positions, trained, ..

@@ -59,7 +59,7 @@ impl Failure {
         }
     }
 
-    /// Nobody reads stdout any more: all other pipes have words of their own.
+    /// The reader of stdout has gone; other pipes have messages of their own.
     pub(super) fn closed_stdout() -> Failure {
         Failure::Machine("stdout: closed before everything was written".to_owned())
     }

@@ -29,7 +29,7 @@ pub(super) enum Feed {
     Read(Receiver<Result<Numbered, Failure>>),
 }
 
-/// What a feed has at the moment.
+/// State of a feed at the moment.
 pub(super) enum Fed {
     Text(Numbered),
     /// Nothing yet: more may come.

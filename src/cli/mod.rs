@@ -84,7 +84,7 @@ struct Cli {
     rank_timeout: u64,
 }
 
-/// What is said on stderr.
+/// Level of detail on stderr.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
 struct MessageArgs {

@@ -94,7 +94,7 @@ pub(super) struct Progress {
     next_line: Cell<Duration>,
 }
 
-/// What progress is counted in.
+/// Unit that progress is counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Bytes,

@@ -24,7 +24,7 @@ pub(crate) struct Rules {
     pub(crate) unheld: Vec<String>,
 }
 
-/// What a call is once something has opened it.
+/// A call whose opening text has been read.
 pub(crate) struct Begun {
     pub(crate) opener: String,
     /// Whether it opens one only where an answer begins.

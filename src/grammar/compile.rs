@@ -28,7 +28,7 @@ const KEPT: usize = 16;
 pub struct Compiled {
     /// Restricts the tokens of an answer; none where nothing is demanded.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// What was demanded and is not held, in one line; nothing if all is.
+    /// Demands that the constraint does not hold, in one line; `None` if it holds all.
     pub warning: Option<String>,
 }
 

@@ -14,7 +14,7 @@ use crate::vocabulary::{Speller, Vocabulary};
 /// Bytes of white space that may stand between a thought and what follows.
 const MAX_BLANK: usize = 8;
 
-/// What all forks share.
+/// State shared by all forks.
 struct Shared {
     words: Arc<Vec<Vec<u8>>>,
     ends: Vec<u32>,
@@ -24,7 +24,7 @@ struct Shared {
     /// Tokens of white space.
     blanks: Vec<u32>,
     reasoning: Reasoning,
-    /// What closes a thought, and tokens that spell it.
+    /// Marker that closes a thought, and the tokens that spell it.
     close: Marker,
     close_tokens: Vec<u32>,
     several: bool,

@@ -1,7 +1,7 @@
 //! The options of llama.cpp's programs (llama-cli, llama-server, llama-completion, llama-bench,
 //! llama-quantize and their kin), and what stands for each of them here.
 
-/// What octavo makes of an option of llama.cpp's.
+/// Octavo's counterpart of a llama.cpp option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Here {
     /// The option with the same meaning.

@@ -45,7 +45,7 @@ pub(super) fn declare(dir: &Path, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a file recommends, under the names of folders.
+/// Sampling settings a file recommends, under the key names of folders.
 pub(super) fn recommended(gguf: &Gguf) -> Vec<(&'static str, Value)> {
     let (defaults, _) = SamplerDefaults::from_gguf(gguf);
     // the decimal number that is meant, not the binary one beside it

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// What Python writes for numbers that JSON has no words for.
+/// Python's spellings of numbers that JSON cannot express.
 const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
 /// Reads a text that may begin with a byte order mark and may have `NaN` and `Infinity` among its
