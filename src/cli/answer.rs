@@ -19,6 +19,8 @@ pub(super) struct Answer<'a> {
     /// Number among the texts of its prompt, from 0.
     pub(super) choice: usize,
     pub(super) text: &'a str,
+    /// Thoughts before the text, told apart in conversations.
+    pub(super) reasoning: Option<&'a str>,
     pub(super) prompt: &'a [u32],
     /// Every token chosen, one that ended the text included.
     pub(super) tokens: &'a [u32],
@@ -40,6 +42,9 @@ impl Answer<'_> {
             "tokens": self.tokens,
             "finish_reason": self.finish.name(),
         });
+        if let Some(reasoning) = self.reasoning {
+            object["reasoning"] = json!(reasoning);
+        }
         if let Some(detail) = self.finish.detail() {
             object["finish_detail"] = json!(detail);
         }

@@ -2,24 +2,24 @@
 
 mod input;
 
-use std::io;
 use std::path::Path;
 
 use clap::Args;
-use octavo_engine::generate::Observer;
-use octavo_engine::generate::{Finish, Options, generate};
+use octavo_engine::generate::{Finish, Options, generate_within};
 use octavo_engine::{Engine, Session, Shown};
-use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
+use octavo_grammar::Reasoning;
 use octavo_text::chat::{self, ChatTemplate, Message};
 use octavo_vision::Sight;
 use octavo_vision::prompt::{private_marker, tokens};
 
-use super::args::{ComputeArgs, GenerateArgs, GuessArgs, ModelArgs, TemplateArgs};
+use super::args::{
+    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, GuessArgs, ModelArgs, TemplateArgs,
+};
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
 use super::prompt;
 use super::ranks::NumaArgs;
-use super::run::Output;
+use super::reply::{self, Reply};
 use super::signal::{self, Generating};
 use super::vision::{self, SightArgs};
 use super::{load, terminal};
@@ -63,6 +63,8 @@ pub(super) struct ChatArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
+    constraint: ConstraintArgs,
+    #[command(flatten)]
     sight: SightArgs,
     #[command(flatten)]
     generate: GenerateArgs,
@@ -87,6 +89,7 @@ pub(super) fn template(engine: &Engine, args: &TemplateArgs) -> Result<ChatTempl
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
+    let rule = args.constraint.read()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let input = Input::new(args.no_history)?;
     signal::install()?;
@@ -94,8 +97,12 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
     let sight = args.sight.load(&engine, &args.compute)?;
-    let talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
-    converse(talk.seeing(sight.as_ref()), input)
+    let talk = Conversation {
+        sight: sight.as_ref(),
+        constraints: rule.map(|rule| Constraints::new(&engine, rule)),
+        ..Conversation::new(&engine, &template, args.system.as_deref(), options)
+    };
+    converse(talk, input)
 }
 
 /// Opens a conversation where a command was given no text, and people are there to give it one.
@@ -176,6 +183,7 @@ struct Conversation<'e> {
     messages: Vec<Message>,
     options: Options,
     last: Option<String>,
+    constraints: Option<Constraints>,
     sight: Option<&'e Sight>,
     /// What stands for pictures in messages.
     marker: String,
@@ -205,16 +213,12 @@ impl<'e> Conversation<'e> {
             system,
             options,
             last: None,
+            constraints: None,
             sight: None,
             marker: private_marker(),
             pictures: Vec::new(),
             next: Vec::new(),
         }
-    }
-
-    /// With a tower for pictures.
-    fn seeing(self, sight: Option<&'e Sight>) -> Conversation<'e> {
-        Conversation { sight, ..self }
     }
 
     /// Shows a picture with the next message.
@@ -285,25 +289,32 @@ impl<'e> Conversation<'e> {
             [] => chat::encode(tokenizer, &rendered)?,
             all => tokens(tokenizer, rendered.as_bytes(), &self.marker, all)?,
         };
+        let constraint = match &self.constraints {
+            Some(all) => all.make(Reasoning::of(self.template.source(), &rendered))?,
+            None => None,
+        };
+        let parser = reply::parser(self.template.source(), &rendered);
+        self.options.show_special = parser.has_control_words(tokenizer);
         let generating = Generating::begin();
-        let mut answer = Answer::new(&generating, self.template.source(), &rendered);
-        self.options.show_special = answer.parser.has_control_words(tokenizer);
-        let result = generate(
+        let mut reply = Reply::new(&generating, true, Some(parser));
+        let result = generate_within(
             &mut self.session,
             self.engine.tokenizer(),
             &ids,
             &self.options,
-            &mut answer,
+            constraint,
+            &mut reply,
         );
         let out = match result {
             Ok(out) => out,
             Err(error) => {
-                answer.dim(false)?;
-                answer.output.end_line(false)?;
+                reply.end()?;
+                reply.output.end_line(false)?;
                 return Err(error.into());
             }
         };
-        let message = answer.end()?;
+        let message = reply.end()?.into_message();
+        reply.output.end_answer()?;
         note_full(
             out.finish,
             self.session.tokens().len(),
@@ -316,131 +327,5 @@ impl<'e> Conversation<'e> {
         // every turn draws anew: the same seed would choose alike in the same place of each answer
         self.options.sampler.seed = self.options.sampler.seed.wrapping_add(1);
         Ok(out.finish)
-    }
-}
-
-/// An answer as it arrives: what is said, and what is thought before it.
-struct Answer<'a> {
-    output: Output<'a>,
-    parser: AnswerParser,
-    said: String,
-    thought: String,
-    /// Thoughts are being shown.
-    dims: bool,
-}
-
-/// What a terminal shows dimmed, and not any more.
-const DIM: [&str; 2] = ["\x1b[2m", "\x1b[22m"];
-
-impl<'a> Answer<'a> {
-    fn new(generating: &'a Generating, template: &str, rendered: &str) -> Answer<'a> {
-        let wants = Wants {
-            tools: false,
-            reasoning: true,
-        };
-        Answer {
-            output: Output::new(generating, true, "reading"),
-            parser: AnswerParser::new(template, rendered, wants),
-            said: String::new(),
-            thought: String::new(),
-            dims: false,
-        }
-    }
-
-    fn show(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
-        for piece in pieces {
-            match piece {
-                Piece::Content(text) => {
-                    self.dim(false)?;
-                    self.said.push_str(&text);
-                    self.output.text(&text)?;
-                }
-                Piece::Reasoning(text) => {
-                    if terminal::stdout_is_terminal() {
-                        self.dim(true)?;
-                        self.output.text(&text)?;
-                    }
-                    self.thought.push_str(&text);
-                }
-                // none are asked for
-                Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins or ends what a terminal shows as thoughts.
-    fn dim(&mut self, dims: bool) -> io::Result<()> {
-        if self.dims == dims {
-            return Ok(());
-        }
-        self.dims = dims;
-        match dims {
-            true => self.output.text(DIM[0]),
-            false => self.output.text(&format!("{}\n\n", DIM[1])),
-        }
-    }
-
-    /// The whole of it, as a message of the conversation.
-    fn end(mut self) -> io::Result<Message> {
-        let rest = self.parser.finish();
-        self.show(rest)?;
-        if self.dims {
-            self.output.text(DIM[1])?;
-        }
-        self.output.end_answer()?;
-        let thought = Some(self.thought).filter(|thought| !thought.is_empty());
-        Ok(Message {
-            reasoning_content: thought,
-            ..Message::new("assistant", self.said)
-        })
-    }
-}
-
-impl Observer for Answer<'_> {
-    fn prompt(&mut self, done: usize, total: usize) {
-        self.output.prompt(done, total);
-    }
-
-    fn text(&mut self, text: &str) -> io::Result<()> {
-        let pieces = self.parser.push(text);
-        self.show(pieces)
-    }
-
-    fn cancelled(&self) -> bool {
-        self.output.cancelled()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thoughts_are_no_part_of_what_is_said() {
-        let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
-        for (template, text) in [
-            ("<think> </think>", "<think>\nhm\n</think>\n\nYes."),
-            (
-                "<|channel|>analysis<|message|> <|end|> <|channel|>commentary",
-                &format!("{harmony}<|channel|>final<|message|>Yes."),
-            ),
-        ] {
-            let generating = Generating::begin();
-            let mut answer = Answer::new(&generating, template, "");
-            for (at, c) in text.char_indices() {
-                answer
-                    .text(&text[at..at + c.len_utf8()])
-                    .expect("it is shown");
-            }
-            let message = answer.end().expect("it is shown");
-            assert_eq!(
-                message.reasoning_content.as_deref(),
-                Some("hm"),
-                "{template}"
-            );
-            let said = Message::new("assistant", "Yes.").content;
-            assert_eq!(message.content, said, "{template}");
-        }
     }
 }

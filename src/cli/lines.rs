@@ -11,12 +11,15 @@ use octavo_engine::{
     self as engine, Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request,
     RequestId, Timing,
 };
+use octavo_text::chat::answer::AnswerParser;
 use serde_json::{Value, json};
 
 use super::answer::{self, Answer};
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
 use super::metrics::Metrics;
+use super::reply::Told;
+use super::run::Prompt;
 use super::signal::Generating;
 use super::terminal;
 
@@ -134,12 +137,21 @@ struct Pending {
     line: usize,
     /// Number among the prompts that were given to the engine or refused.
     place: usize,
-    prompt: Vec<u32>,
+    asked: Asked,
     texts: Vec<(usize, Text, Timing)>,
 }
 
-/// Tokens of a text, or why there are none.
-pub(super) type Prepare<'a> = dyn Fn(Vec<u8>) -> Result<Vec<u32>, Failure> + 'a;
+/// What a text answers, and how it is read.
+#[derive(Default)]
+struct Asked {
+    /// Tokens of the prompt.
+    ids: Vec<u32>,
+    /// Tells thoughts apart, if any.
+    parser: Option<AnswerParser>,
+}
+
+/// The prompt of a text, or why there is none.
+pub(super) type Prepare<'a> = dyn Fn(Vec<u8>) -> Result<Prompt, Failure> + 'a;
 
 /// Generates and prints all texts, each as soon as it and those before it are done.
 pub(super) fn generate(
@@ -171,24 +183,21 @@ pub(super) fn generate(
                     break;
                 }
             };
-            let added = prepare(text).and_then(|prompt| {
-                let id = add(&mut batch, several, line, &prompt)?;
-                Ok((id, prompt))
-            });
+            let added = prepare(text).and_then(|prompt| add(&mut batch, several, line, prompt));
             match added {
-                Ok((id, prompt)) => {
+                Ok((id, asked)) => {
                     let texts = Vec::new();
                     let own = Pending {
                         line,
                         place,
-                        prompt,
+                        asked,
                         texts,
                     };
                     pending.insert(id, own);
                 }
                 Err(failure) => {
                     let failed = Outcome::Failed(failure.message());
-                    printer.take(place, line, &[], failed)?;
+                    printer.take(place, line, &Asked::default(), failed)?;
                 }
             }
             place += 1;
@@ -196,7 +205,7 @@ pub(super) fn generate(
         for (id, outcome) in step(&mut batch, several, &mut pending)? {
             if let Some(own) = pending.remove(&id) {
                 let outcome = outcome.unwrap_or(Outcome::Texts(own.texts));
-                printer.take(own.place, own.line, &own.prompt, outcome)?;
+                printer.take(own.place, own.line, &own.asked, outcome)?;
             }
         }
         if generating.interrupted() {
@@ -248,6 +257,19 @@ fn step(
     Ok(ended)
 }
 
+impl Asked {
+    /// The parts of an answer.
+    fn told(&self, text: &str) -> Told {
+        match &self.parser {
+            Some(parser) => Told::of(parser.clone(), text),
+            None => Told {
+                content: text.to_owned(),
+                ..Told::default()
+            },
+        }
+    }
+}
+
 impl Several<'_> {
     /// Seed of a line's first text: those of all texts of a run differ.
     fn seed(&self, line: usize) -> u64 {
@@ -266,19 +288,25 @@ fn add(
     batch: &mut Batch,
     several: &Several<'_>,
     line: usize,
-    prompt: &[u32],
-) -> Result<RequestId, Failure> {
+    prompt: Prompt,
+) -> Result<(RequestId, Asked), Failure> {
     let mut options = several.options.clone();
     options.sampler.seed = several.seed(line);
     if several.args.best_of.is_some() {
         options.logprobs.get_or_insert(0);
     }
-    Ok(batch.add(Request {
+    let id = batch.add(Request {
         n: several.args.generated(),
         goal: several.args.goal(),
         pictures: several.pictures.to_vec(),
-        ..Request::new(prompt, &options)
-    })?)
+        constraint: prompt.constraint,
+        ..Request::new(&prompt.ids, &options)
+    })?;
+    let asked = Asked {
+        ids: prompt.ids,
+        parser: prompt.parser,
+    };
+    Ok((id, asked))
 }
 
 /// Prints what is ready, in the order of the prompts.
@@ -293,7 +321,7 @@ struct Printer<'a> {
 /// A text of a prompt.
 struct Shown<'a> {
     line: usize,
-    prompt: &'a [u32],
+    asked: &'a Asked,
     /// Number among the texts that are printed.
     choice: usize,
     text: &'a Text,
@@ -306,7 +334,7 @@ impl Printer<'_> {
         &mut self,
         place: usize,
         line: usize,
-        prompt: &[u32],
+        asked: &Asked,
         outcome: Outcome,
     ) -> Result<(), Failure> {
         let as_json = self.several.json || self.several.args.lines;
@@ -324,7 +352,7 @@ impl Printer<'_> {
                     true => {
                         let shown = Shown {
                             line,
-                            prompt,
+                            asked,
                             choice: i,
                             text,
                             timing,
@@ -332,18 +360,15 @@ impl Printer<'_> {
                         };
                         Ok(format!("{}\n", self.object(&shown)?))
                     }
-                    false => Ok(format!("{}\n", text.text)),
+                    false => Ok(format!("{}\n", asked.told(&text.text).content)),
                 });
                 shown.collect::<Result<_, Failure>>()?
             }
             Outcome::Found(found, timing) => {
                 let found = found.iter().enumerate();
                 let shown = found.map(|(i, found)| match as_json {
-                    true => Ok(format!(
-                        "{}\n",
-                        self.found(line, i, prompt, found, &timing)?
-                    )),
-                    false => Ok(format!("{}\n", found.text.text)),
+                    true => Ok(format!("{}\n", self.found(line, i, asked, found, &timing)?)),
+                    false => Ok(format!("{}\n", asked.told(&found.text.text).content)),
                 });
                 shown.collect::<Result<_, Failure>>()?
             }
@@ -376,13 +401,13 @@ impl Printer<'_> {
         &self,
         line: usize,
         choice: usize,
-        prompt: &[u32],
+        asked: &Asked,
         found: &Found,
         timing: &Timing,
     ) -> Result<Value, Failure> {
         let mut object = self.object(&Shown {
             line,
-            prompt,
+            asked,
             choice,
             text: &found.text,
             timing,
@@ -397,12 +422,14 @@ impl Printer<'_> {
         let text = shown.text;
         let stats = answer::stats(shown.timing, text.tokens.len());
         let metrics = Metrics::new(&stats, shown.seed, self.engine.describe());
+        let told = shown.asked.told(&text.text);
         let wants_logprobs = self.several.options.logprobs.is_some();
         let answer = Answer {
             line: shown.line,
             choice: shown.choice,
-            text: &text.text,
-            prompt: shown.prompt,
+            text: &told.content,
+            reasoning: told.thought(),
+            prompt: &shown.asked.ids,
             tokens: &text.tokens,
             finish: text.finish,
             logprobs: wants_logprobs.then_some(&text.logprobs[..]),

@@ -31,6 +31,7 @@ mod prompt;
 mod quant_report;
 mod quantize;
 mod ranks;
+mod reply;
 mod run;
 mod serve;
 mod signal;

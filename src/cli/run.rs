@@ -1,34 +1,36 @@
 //! `octavo run`: continue one text.
 
+mod prepared;
+
 use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
-use octavo_engine::generate::{Finish, Observer, Options, generate};
-use octavo_engine::{Engine, Shown};
-use octavo_text::chat::Message;
-use octavo_text::tokenizer::EncodeOptions;
-use octavo_vision::prompt;
+use octavo_engine::generate::{Finish, Observer, Options, generate_within};
 
 use super::answer::Answer;
-use super::args::{ComputeArgs, GenerateArgs, ModelArgs, TemplateArgs};
+use super::args::{ComputeArgs, ConstraintArgs, GenerateArgs, GivenRule, ModelArgs, TemplateArgs};
 use super::failure::{Exit, Failure};
 use super::feed::Feed;
 use super::lines::{self, Several, SeveralArgs};
 use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
 use super::ranks::NumaArgs;
+use super::reply::Reply;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
-use super::vision::{self, PictureArgs};
+use super::vision::PictureArgs;
 use super::{chat, load};
+pub(super) use prepared::Prompt;
+use prepared::Prompts;
 
 /// Continue a text (or answer one message, with --chat)
 ///
 /// Without a text, on a terminal, it is octavo chat.
 ///
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
-/// stderr.
+/// stderr. With --chat, what the model thinks before it answers is dimmed on a terminal, and left
+/// out elsewhere; --special shows the answer as it is.
 #[derive(Debug, Args)]
 #[command(mut_arg("chat_template", |a| a.requires("chat")))]
 #[command(mut_arg("chat_template_kwargs", |a| a.requires("chat")))]
@@ -45,10 +47,11 @@ Examples:
   cat prompt.txt | octavo run model.gguf
   octavo run model.gguf -f prompts.txt --lines -n 32 > answers.jsonl
   octavo run model.gguf -p \"Once upon a time\" -n 32 --beams 4 --n 2 --json
+  octavo run model.gguf --chat -p \"Name a colour.\" --grammar 'root ::= \"red\" | \"blue\"'
   octavo run model.gguf --mmproj mmproj.gguf --image photo.jpg --chat -p \"What is this?\"
 
 --json prints an object for each text, and so does --lines, which answers lines as they come:
-  {version, line, choice, text, prompt_tokens: ids, tokens: ids, finish_reason: \
+  {version, line, choice, text, reasoning?, prompt_tokens: ids, tokens: ids, finish_reason: \
 stop|length|cancelled, finish_detail?, logprobs?, metrics}
 finish_detail says which limit a length is: max_tokens (-n) or context_full (-c).
 `tokens` has every token chosen, one that ended the text included; `text` ends before it.
@@ -89,6 +92,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
+    constraint: ConstraintArgs,
+    #[command(flatten)]
     pictures: PictureArgs,
     #[command(flatten)]
     generate: GenerateArgs,
@@ -105,6 +110,7 @@ impl RunArgs {
             || self.text.escape
             || self.echo
             || self.json
+            || self.constraint.is_given()
             || self.pictures.sight.mmproj.is_some()
             || self.several.is_several();
         !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
@@ -127,33 +133,48 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         );
     }
     args.several.check()?;
+    let rule = args.constraint.read()?;
     let beside = args.generate.has_stops();
     if args.several.is_several() {
-        return several(args, options, beside);
+        return several(args, options, rule, beside);
     }
     let text = args.text.require_beside(beside)?;
+    one(args, options, rule, text)
+}
+
+/// Generates one text.
+fn one(
+    args: &RunArgs,
+    mut options: Options,
+    rule: Option<GivenRule>,
+    text: Vec<u8>,
+) -> Result<Exit, Failure> {
     signal::install()?;
     let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     options.chunk = engine.batch();
     let pictures = seen.show(&engine)?;
-    let (text, ids) = prepare(args, &engine, text, &pictures)?;
+    let prompts = Prompts::new(args, &engine, &pictures, rule)?;
+    options.show_special |= prompts.shows_special();
+    let prompt = prompts.of(text)?;
     let mut session = engine.session();
     pictures.iter().for_each(|picture| session.hold(picture));
     let generating = Generating::begin();
-    let mut output = Output::new(&generating, !args.json, "reading the prompt");
+    let mut reply = Reply::new(&generating, !args.json, prompt.parser);
     if args.echo && !args.json {
-        terminal::print(&text)?;
-        output.open_line.set(!text.ends_with(b"\n"));
+        terminal::print(&prompt.text)?;
+        reply.output.open_line.set(!prompt.text.ends_with(b"\n"));
     }
-    let result = generate(
+    let result = generate_within(
         &mut session,
         engine.tokenizer(),
-        &ids,
+        &prompt.ids,
         &options,
-        &mut output,
+        prompt.constraint,
+        &mut reply,
     );
-    output.end_line(result.is_ok())?;
+    let told = reply.end()?;
+    reply.output.end_line(result.is_ok())?;
     let out = result?;
     drop(generating);
     note_full(
@@ -164,21 +185,17 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     );
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
     let metrics = Metrics::new(&out.stats, seed, engine.describe());
-    let exit = if out.finish == Finish::Cancelled {
-        Exit::Interrupted
-    } else {
-        Exit::Done
-    };
     if args.json {
         let echo = match args.echo {
-            true => String::from_utf8_lossy(&text),
+            true => String::from_utf8_lossy(&prompt.text),
             false => "".into(),
         };
         let object = Answer {
             line: 0,
             choice: 0,
-            text: &format!("{echo}{}", out.text),
-            prompt: &ids,
+            text: &format!("{echo}{}", told.content),
+            reasoning: told.thought(),
+            prompt: &prompt.ids,
             tokens: &out.tokens,
             finish: out.finish,
             logprobs: options.logprobs.map(|_| &out.logprobs[..]),
@@ -189,12 +206,20 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     } else {
         terminal::note(&metrics.line(out.finish));
     }
-    Ok(exit)
+    Ok(match out.finish {
+        Finish::Cancelled => Exit::Interrupted,
+        _ => Exit::Done,
+    })
 }
 
 /// Generates several texts, of one prompt or of one for each line; `beside` says that -e has stop
 /// strings to read.
-fn several(args: &RunArgs, options: Options, beside: bool) -> Result<Exit, Failure> {
+fn several(
+    args: &RunArgs,
+    mut options: Options,
+    rule: Option<GivenRule>,
+    beside: bool,
+) -> Result<Exit, Failure> {
     let mut feed = match args.several.lines {
         true => Feed::lines(&args.text, beside)?,
         false => Feed::of(args.text.require_beside(beside)?),
@@ -206,53 +231,17 @@ fn several(args: &RunArgs, options: Options, beside: bool) -> Result<Exit, Failu
     let engine = load::engine_with(&args.model, engine_options)?;
     args.generate.guess.load_draft(&engine, &args.compute)?;
     let pictures = seen.show(&engine)?;
+    let prompts = Prompts::new(args, &engine, &pictures, rule)?;
+    options.show_special |= prompts.shows_special();
     let several = Several {
         args: &args.several,
         pictures: &pictures,
         options,
         json: args.json,
     };
-    let prompt = |text: Vec<u8>| Ok(prepare(args, &engine, text, &pictures)?.1);
+    let prompt = |text: Vec<u8>| prompts.of(text);
     let generating = Generating::begin();
     lines::generate(&engine, &several, &mut feed, &prompt, &generating)
-}
-
-/// The prompt's text, templated if asked for, and its tokens.
-fn prepare(
-    args: &RunArgs,
-    engine: &Engine,
-    text: Vec<u8>,
-    pictures: &[Shown],
-) -> Result<(Vec<u8>, Vec<u32>), Failure> {
-    let text = args.pictures.place(text);
-    if !args.chat {
-        let options = EncodeOptions::PROMPT;
-        let ids = vision::tokens(engine.tokenizer(), &text, options, pictures)?;
-        return Ok((text, ids));
-    }
-    let content = String::from_utf8(text).map_err(|e| {
-        Failure::Input(format!(
-            "--chat: expected a message in UTF-8: {}",
-            e.utf8_error()
-        ))
-    })?;
-    let mut messages: Vec<Message> = args
-        .system
-        .iter()
-        .map(|s| Message::new("system", s))
-        .collect();
-    messages.push(Message::new("user", content));
-    let rendered = chat::template(engine, &args.template)?.render(&messages, true)?;
-    let ids = match pictures {
-        [] => octavo_text::chat::encode(engine.tokenizer(), &rendered)?,
-        _ => prompt::tokens(
-            engine.tokenizer(),
-            rendered.as_bytes(),
-            prompt::MARKER,
-            pictures,
-        )?,
-    };
-    Ok((rendered.into_bytes(), ids))
 }
 
 /// Streams text to stdout and listens to Ctrl-C.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use octavo_kernels::Role;
 
-use crate::sample::Logprobs;
+use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Bounds, Computed, Sequence, SequenceError, Want};
 use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
 
@@ -220,11 +220,29 @@ pub fn generate<L: Lm>(
     options: &Options,
     observer: &mut dyn Observer,
 ) -> Result<Generation, Error<L::Error>> {
+    generate_within(lm, vocabulary, prompt, options, None, observer)
+}
+
+/// Continues a prompt as [`generate`] does, with tokens that a constraint allows.
+///
+/// # Errors
+/// [`enum@Error`]; the timeline stays usable.
+pub fn generate_within<L: Lm>(
+    lm: &mut L,
+    vocabulary: &dyn Vocabulary,
+    prompt: &[u32],
+    options: &Options,
+    constraint: Option<Box<dyn Constraint>>,
+    observer: &mut dyn Observer,
+) -> Result<Generation, Error<L::Error>> {
     let bounds = Bounds {
         n_ctx: lm.n_ctx(),
         n_vocab: lm.n_vocab(),
     };
     let mut sequence = Sequence::new(prompt, options, bounds, vocabulary)?;
+    if let Some(constraint) = constraint {
+        sequence.constrain(constraint);
+    }
     let guesser = Guesser::new(options.lookup, lm.draft());
     let alike = sequence.reuse(lm.tokens());
     lm.truncate(alike);

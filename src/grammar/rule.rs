@@ -3,6 +3,8 @@
 use octavo_text::chat::answer::CallFormat;
 use serde_json::Value;
 
+use crate::error::Error;
+use crate::gbnf;
 use crate::reasoning::Reasoning;
 
 /// What a text must be.
@@ -32,6 +34,17 @@ impl Rule {
         match text.lines().any(is_root) {
             true => Rule::Gbnf(text.to_owned()),
             false => Rule::Lark(text.to_owned()),
+        }
+    }
+
+    /// Checks what can be checked without a vocabulary: the notation of a GBNF grammar.
+    ///
+    /// # Errors
+    /// If the grammar is not well-formed.
+    pub fn check(&self) -> Result<(), Error> {
+        match self {
+            Rule::Gbnf(text) => gbnf::to_lark(text).map(drop).map_err(Error::Rule),
+            _ => Ok(()),
         }
     }
 }

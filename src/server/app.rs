@@ -201,14 +201,20 @@ impl App {
         // one that is known does not wait for those that take long
         let known = Arc::clone(&demanded);
         let find = move |app: &App| Ok(app.grammars.find(&known.demand));
-        if let Some(found) = self.work(find).await? {
-            return Ok(found);
-        }
-        let compile = move |app: &App| {
-            let compiled = app.grammars.compile(&demanded.demand);
-            compiled.map_err(|error| ApiError::of_rule(&error, demanded.param))
+        let compiled = match self.work(find).await? {
+            Some(found) => found,
+            None => {
+                let compile = move |app: &App| {
+                    let compiled = app.grammars.compile(&demanded.demand);
+                    compiled.map_err(|error| ApiError::of_rule(&error, demanded.param))
+                };
+                self.work_as(&self.compiler, WORK_PATIENCE, compile).await?
+            }
         };
-        self.work_as(&self.compiler, WORK_PATIENCE, compile).await
+        if let Some(warning) = &compiled.warning {
+            self.warn(warning);
+        }
+        Ok(compiled)
     }
 
     /// What stands for pictures in texts, if pictures are taken.

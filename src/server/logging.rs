@@ -25,6 +25,9 @@ const MAX_ID: usize = 128;
 /// Characters of a client's text in a record.
 const MAX_SHOWN: usize = 120;
 
+/// Characters of a warning.
+const MAX_WARNING: usize = 400;
+
 /// Routes of probes, which are asked every few seconds.
 const PROBES: [&str; 5] = ["/health", "/v1/health", "/ready", "/live", "/metrics"];
 
@@ -100,12 +103,13 @@ impl fmt::Debug for LogSink {
 
 /// A client's text for a log: printable characters, and not too many of them.
 pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String = text
-        .chars()
-        .take(MAX_SHOWN)
-        .flat_map(char::escape_debug)
-        .collect();
-    if text.chars().nth(MAX_SHOWN).is_some() {
+    shown_within(text, MAX_SHOWN)
+}
+
+fn shown_within(text: &str, longest: usize) -> String {
+    let start = text.chars().take(longest);
+    let mut shown: String = start.flat_map(char::escape_debug).collect();
+    if text.chars().nth(longest).is_some() {
         shown.push('…');
     }
     shown
@@ -179,7 +183,7 @@ pub(crate) fn warn(sink: &LogSink, text: &str) {
     let request = current().map(|request| request.record().id.clone());
     sink.tell(LogEvent::Warning {
         request: request.as_deref(),
-        text: &shown(text),
+        text: &shown_within(text, MAX_WARNING),
     });
 }
 

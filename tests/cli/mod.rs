@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bench;
+mod constraints;
 mod devices;
 mod diff;
 mod embed;

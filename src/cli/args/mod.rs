@@ -1,5 +1,6 @@
 //! Groups of arguments that several commands share, and from them validated settings.
 
+mod constraint;
 mod device;
 mod guess;
 mod sample;
@@ -8,6 +9,7 @@ mod template;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use guess::GuessArgs;
 use octavo_engine::generate;
@@ -191,6 +193,11 @@ impl GenerateArgs {
     /// Whether there are stop strings, which `-e` has something to say about.
     pub(super) fn has_stops(&self) -> bool {
         !self.stop.is_empty()
+    }
+
+    /// Whether control tokens are written as their text.
+    pub(super) fn shows_special(&self) -> bool {
+        self.special
     }
 
     /// The stop strings; with `escape`, what their backslashes stand for.

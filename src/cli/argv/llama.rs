@@ -53,6 +53,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-mg", "--main-gpu"], Is("--gpu")),
     (&["-nr", "--no-repack"], Is("--no-repack")),
     (&["-sys", "--system-prompt"], Is("--system")),
+    (&["-jf"], Is("--json-schema-file")),
     (&["-bf", "--binary-file"], Is("--file")),
     (&["-r", "--reverse-prompt"], Is("--stop")),
     (&["-sp", "--special"], Is("--special")),

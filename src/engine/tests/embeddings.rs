@@ -11,7 +11,7 @@ use octavo_engine::{
     Pooling, Request,
 };
 use octavo_fixtures::{Lacks, shared, shared_dir, skip};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType, Pool, SharedPool};
 use octavo_reference::golden::Embedded;
 use octavo_reference::metrics::nmse;
 use octavo_text::tokenizer::EncodeOptions;
@@ -291,4 +291,28 @@ fn vectors_are_the_rows_that_the_model_ends_with() {
         assert!(last[0] == all[all.len() - width..], "{source:?}");
         assert!(last[1] == alone, "{source:?}");
     }
+}
+
+/// On a busy machine a thread may be off its CPU for long: the others take its work over, which no
+/// step could that showed its values. They waited instead, and spun.
+#[test]
+fn threads_go_on_without_a_late_one_in_steps_for_vectors() {
+    let pool = SharedPool::from(Pool::unreliable(2, 7, 20).expect("threads"));
+    let options = EngineOptions {
+        pool: Some(pool.clone()),
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("it loads");
+    let text: Vec<u32> = (0..20).collect();
+    let expected = embed(&engine, &[&text], Pooling::Mean);
+    let before = pool.lock().taken_over();
+    // hundreds of times where there are several CPUs
+    for _ in 0..200 {
+        assert_eq!(embed(&engine, &[&text], Pooling::Mean), expected);
+        if pool.lock().taken_over() > before {
+            return;
+        }
+    }
+    panic!("no thread ever went on without a missing one");
 }

@@ -143,3 +143,23 @@ fn a_warning_names_its_request() {
     assert_eq!(request.as_deref(), Some("warned"));
     assert!(text.contains("samplers") && !text.contains('\n'), "{text}");
 }
+
+#[test]
+fn demands_that_no_grammar_holds_are_told_of_in_the_answer_and_the_log() {
+    let told = Told::default();
+    let server = told.server();
+    let schema = json!({ "type": "array", "uniqueItems": true, "items": { "type": "integer" },
+                         "maxItems": 2 });
+    let body = json!({ "prompt": "a", "max_tokens": 20, "guided_json": schema }).to_string();
+    // the second time the rule is compiled already
+    for id in ["first", "second"] {
+        let headers = format!("x-request-id: {id}\r\n");
+        let answer = read(server.send("POST", "/v1/completions", &headers, body.as_bytes()));
+        assert!(answer.text.contains("uniqueItems"), "{}", answer.text);
+        told.of(id);
+        let warnings = told.warnings.lock().expect("held");
+        let (request, text) = warnings.last().expect("a warning");
+        assert_eq!(request.as_deref(), Some(id));
+        assert!(text.contains("uniqueItems"), "{text}");
+    }
+}

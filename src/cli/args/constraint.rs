@@ -1,0 +1,226 @@
+//! The rule that a generated text follows: a JSON schema or a grammar.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use octavo_engine::Engine;
+use octavo_engine::sample::Constraint;
+use octavo_grammar::{Compiler, Demand, Reasoning, Rule};
+use serde_json::Value;
+
+use super::Failure;
+use crate::cli::terminal;
+
+/// The rule, if any.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Structured output")]
+pub(in crate::cli) struct ConstraintArgs {
+    /// Generate JSON of this schema; {} stands for any JSON object
+    #[arg(short = 'j', long, value_name = "SCHEMA", group = "rule")]
+    json_schema: Option<String>,
+    /// Read the JSON schema from FILE (also: -jf FILE)
+    #[arg(long, value_name = "FILE", group = "rule", value_hint = clap::ValueHint::FilePath)]
+    json_schema_file: Option<PathBuf>,
+    /// Generate text of this grammar: GBNF, which begins at the rule root, or llguidance's Lark,
+    /// which begins at the rule start
+    #[arg(
+        long,
+        value_name = "GRAMMAR",
+        group = "rule",
+        allow_hyphen_values = true
+    )]
+    grammar: Option<String>,
+    /// Read the grammar from FILE
+    #[arg(long, value_name = "FILE", group = "rule", value_hint = clap::ValueHint::FilePath)]
+    grammar_file: Option<PathBuf>,
+}
+
+/// A rule, and what gave it: an option or a file, for messages.
+#[derive(Debug)]
+pub(in crate::cli) struct GivenRule {
+    rule: Rule,
+    origin: String,
+}
+
+impl ConstraintArgs {
+    /// Whether a rule is given.
+    pub(in crate::cli) fn is_given(&self) -> bool {
+        let files = [&self.json_schema_file, &self.grammar_file];
+        let texts = [&self.json_schema, &self.grammar];
+        files.iter().any(|file| file.is_some()) || texts.iter().any(|text| text.is_some())
+    }
+
+    /// The rule, checked as far as that goes without a model.
+    pub(in crate::cli) fn read(&self) -> Result<Option<GivenRule>, Failure> {
+        let schema = |(text, origin): (String, String)| match schema(&text) {
+            Ok(rule) => Ok(GivenRule { rule, origin }),
+            Err(fault) => Err(wrong(&origin, fault)),
+        };
+        let grammar = |(text, origin): (String, String)| GivenRule {
+            rule: Rule::of_grammar(&text),
+            origin,
+        };
+        let given = match self {
+            ConstraintArgs {
+                json_schema: Some(text),
+                ..
+            } => schema((text.clone(), "--json-schema".to_owned()))?,
+            ConstraintArgs {
+                json_schema_file: Some(path),
+                ..
+            } => schema(read("--json-schema-file", path)?)?,
+            ConstraintArgs {
+                grammar: Some(text),
+                ..
+            } => grammar((text.clone(), "--grammar".to_owned())),
+            ConstraintArgs {
+                grammar_file: Some(path),
+                ..
+            } => grammar(read("--grammar-file", path)?),
+            _ => return Ok(None),
+        };
+        let checked = given.rule.check();
+        checked.map_err(|error| wrong(&given.origin, error))?;
+        Ok(Some(given))
+    }
+}
+
+fn wrong(origin: &str, fault: impl std::fmt::Display) -> Failure {
+    Failure::Usage(format!("{origin}: {fault}"))
+}
+
+/// The text of a file, and what messages call it.
+fn read(option: &str, path: &Path) -> Result<(String, String), Failure> {
+    let origin = format!("{option} {}", path.display());
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok((text, origin)),
+        Err(error) => Err(Failure::Input(format!("{origin}: {error}"))),
+    }
+}
+
+/// The rule of a schema; an empty one stands for any object, as in llama.cpp.
+fn schema(text: &str) -> Result<Rule, String> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) if object.is_empty() => Ok(Rule::JsonObject),
+        Ok(schema @ (Value::Object(_) | Value::Bool(true))) => Ok(Rule::Schema(schema)),
+        Ok(_) => Err("expected a JSON schema, which is an object".to_owned()),
+        Err(error) => Err(format!("expected a JSON schema: {error}")),
+    }
+}
+
+/// Makes the constraint of each text of a run from the rule that was given.
+pub(in crate::cli) struct Constraints {
+    compiler: Compiler,
+    given: GivenRule,
+    has_warned: Cell<bool>,
+}
+
+impl Constraints {
+    /// Constraints for the vocabulary of a model.
+    pub(in crate::cli) fn new(engine: &Engine, given: GivenRule) -> Constraints {
+        Constraints {
+            compiler: Compiler::new(engine),
+            given,
+            has_warned: Cell::new(false),
+        }
+    }
+
+    /// The constraint of a text before which the model may think in this way. Warns, once, of what
+    /// no constraint can hold.
+    pub(in crate::cli) fn make(
+        &self,
+        reasoning: Reasoning,
+    ) -> Result<Option<Box<dyn Constraint>>, Failure> {
+        let origin = &self.given.origin;
+        let demand = Demand {
+            reasoning,
+            ..Demand::from(self.given.rule.clone())
+        };
+        let compiled = self.compiler.compile(&demand);
+        let compiled = compiled.map_err(|error| match error {
+            octavo_grammar::Error::Rule(_) => wrong(origin, error),
+            other => Failure::Input(format!("{origin}: {other}")),
+        })?;
+        if let Some(warning) = compiled.warning
+            && !self.has_warned.replace(true)
+        {
+            terminal::warn([format!("{origin}: {warning}")]);
+        }
+        Ok(compiled.constraint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        constraint: ConstraintArgs,
+    }
+
+    fn read(arguments: &[&str]) -> Result<Option<GivenRule>, Failure> {
+        let words = std::iter::once(&"octavo").chain(arguments);
+        let line = Line::try_parse_from(words).expect("it parses");
+        assert_eq!(line.constraint.is_given(), !arguments.is_empty());
+        line.constraint.read()
+    }
+
+    #[test]
+    fn each_option_gives_its_rule() {
+        assert!(read(&[]).expect("nothing is wrong").is_none());
+        let dir = std::env::temp_dir().join(format!("octavo-rules-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let file = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).expect("a file");
+            path.to_str().expect("UTF-8").to_owned()
+        };
+        let schema = Rule::Schema(serde_json::json!({"type": "integer"}));
+        let gbnf = "root ::= \"a\"";
+        let lark = "start: \"a\"";
+        let integer = r#"{"type": "integer"}"#;
+        let cases = [
+            ("--json-schema", integer.to_owned(), schema.clone()),
+            ("--json-schema", "{}".to_owned(), Rule::JsonObject),
+            ("--json-schema-file", file("s.json", integer), schema),
+            ("--grammar", gbnf.to_owned(), Rule::Gbnf(gbnf.to_owned())),
+            (
+                "--grammar-file",
+                file("g", lark),
+                Rule::Lark(lark.to_owned()),
+            ),
+        ];
+        for (option, value, rule) in cases {
+            let given = read(&[option, &value]).expect("nothing is wrong");
+            assert_eq!(given.expect("a rule").rule, rule, "{option} {value}");
+        }
+        std::fs::remove_dir_all(&dir).expect("it is removed");
+    }
+
+    #[test]
+    fn refusals_name_the_option() {
+        for (arguments, expected) in [
+            (
+                ["--json-schema", "[1]"],
+                "--json-schema: expected a JSON schema, which is",
+            ),
+            (
+                ["--json-schema", "{"],
+                "--json-schema: expected a JSON schema: EOF",
+            ),
+            (["--grammar", "root ::= ("], "--grammar: "),
+            (["--grammar-file", "/nowhere"], "--grammar-file /nowhere: "),
+        ] {
+            let failure = read(&arguments).expect_err("it is refused");
+            let message = failure.message();
+            assert!(message.starts_with(expected), "{message}");
+        }
+        let both = ["octavo", "--grammar", "a", "--json-schema", "{}"];
+        assert!(Line::try_parse_from(both).is_err());
+    }
+}

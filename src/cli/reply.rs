@@ -1,0 +1,209 @@
+//! A text as it arrives: what is said, and in conversations what the model thinks before it, told
+//! apart.
+
+use std::io;
+
+use octavo_engine::generate::Observer;
+use octavo_text::chat::Message;
+use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
+
+use super::run::Output;
+use super::signal::Generating;
+use super::terminal;
+
+/// The escape sequences that begin and end dimmed text on a terminal.
+const DIM: [&str; 2] = ["\x1b[2m", "\x1b[22m"];
+
+/// A text under way, shown as it grows. Thoughts are dimmed on a terminal and left out elsewhere.
+pub(super) struct Reply<'a> {
+    pub(super) output: Output<'a>,
+    /// Tells thoughts apart; `None` shows the text as it is.
+    parser: Option<AnswerParser>,
+    told: Told,
+    /// Thoughts are being shown.
+    dims: bool,
+}
+
+/// The parts of a whole answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// The text that is said.
+    pub(super) content: String,
+    /// The thoughts before it; empty if there are none.
+    pub(super) reasoning: String,
+}
+
+/// A parser of the answer to a prompt that a template has rendered.
+pub(super) fn parser(template: &str, rendered: &str) -> AnswerParser {
+    let wants = Wants {
+        tools: false,
+        reasoning: true,
+    };
+    AnswerParser::new(template, rendered, wants)
+}
+
+impl Told {
+    /// The parts of an answer that is there already.
+    pub(super) fn of(mut parser: AnswerParser, text: &str) -> Told {
+        let mut told = Told::default();
+        let mut pieces = parser.push(text);
+        pieces.extend(parser.finish());
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => told.content.push_str(&text),
+                Piece::Reasoning(text) => told.reasoning.push_str(&text),
+                // none are asked for
+                Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
+            }
+        }
+        told
+    }
+
+    /// The thoughts, if there are any.
+    pub(super) fn thought(&self) -> Option<&str> {
+        Some(&self.reasoning[..]).filter(|thought| !thought.is_empty())
+    }
+
+    /// The answer as a message of a conversation.
+    pub(super) fn into_message(self) -> Message {
+        Message {
+            reasoning_content: self.thought().map(str::to_owned),
+            ..Message::new("assistant", self.content)
+        }
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// A text that is read by `parser`, if by any. Where it does not `stream`, nothing is shown.
+    pub(super) fn new(
+        generating: &'a Generating,
+        stream: bool,
+        parser: Option<AnswerParser>,
+    ) -> Reply<'a> {
+        let what = match parser {
+            Some(_) => "reading",
+            None => "reading the prompt",
+        };
+        Reply {
+            output: Output::new(generating, stream, what),
+            parser,
+            told: Told::default(),
+            dims: false,
+        }
+    }
+
+    fn show(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => {
+                    self.dim(false)?;
+                    self.told.content.push_str(&text);
+                    self.output.text(&text)?;
+                }
+                Piece::Reasoning(text) => {
+                    if terminal::stdout_is_terminal() {
+                        self.dim(true)?;
+                        self.output.text(&text)?;
+                    }
+                    self.told.reasoning.push_str(&text);
+                }
+                // none are asked for
+                Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins or ends what a terminal shows as thoughts.
+    fn dim(&mut self, dims: bool) -> io::Result<()> {
+        if self.dims == dims {
+            return Ok(());
+        }
+        self.dims = dims;
+        match dims {
+            true => self.output.text(DIM[0]),
+            false => self.output.text(&format!("{}\n\n", DIM[1])),
+        }
+    }
+
+    /// Shows what was held back, ends a thought that is still shown, and gives the parts of the
+    /// text.
+    pub(super) fn end(&mut self) -> io::Result<Told> {
+        if let Some(parser) = &mut self.parser {
+            let rest = parser.finish();
+            self.show(rest)?;
+        }
+        if std::mem::take(&mut self.dims) {
+            self.output.text(DIM[1])?;
+        }
+        Ok(std::mem::take(&mut self.told))
+    }
+}
+
+impl Observer for Reply<'_> {
+    fn prompt(&mut self, done: usize, total: usize) {
+        self.output.prompt(done, total);
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        match &mut self.parser {
+            Some(parser) => {
+                let pieces = parser.push(text);
+                self.show(pieces)
+            }
+            None => {
+                self.told.content.push_str(text);
+                self.output.text(text)
+            }
+        }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.output.cancelled()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_are_no_part_of_what_is_said() {
+        let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
+        for (template, text) in [
+            ("<think> </think>", "<think>\nhm\n</think>\n\nYes."),
+            (
+                "<|channel|>analysis<|message|> <|end|> <|channel|>commentary",
+                &format!("{harmony}<|channel|>final<|message|>Yes."),
+            ),
+        ] {
+            let generating = Generating::begin();
+            let mut reply = Reply::new(&generating, true, Some(parser(template, "")));
+            for (at, c) in text.char_indices() {
+                reply
+                    .text(&text[at..at + c.len_utf8()])
+                    .expect("it is shown");
+            }
+            let told = reply.end().expect("it is shown");
+            assert_eq!(told, Told::of(parser(template, ""), text), "{template}");
+            let message = told.into_message();
+            assert_eq!(
+                message.reasoning_content.as_deref(),
+                Some("hm"),
+                "{template}"
+            );
+            let said = Message::new("assistant", "Yes.").content;
+            assert_eq!(message.content, said, "{template}");
+        }
+    }
+
+    #[test]
+    fn without_a_parser_a_text_stays_as_it_is() {
+        let generating = Generating::begin();
+        let mut reply = Reply::new(&generating, false, None);
+        reply.text("<think>hm</think>Yes.").expect("it is kept");
+        let told = reply.end().expect("it is kept");
+        assert_eq!(told.content, "<think>hm</think>Yes.");
+        assert_eq!(told.thought(), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! The prompt of a text, and how its answer is constrained and read.
+
+use octavo_engine::sample::Constraint;
+use octavo_engine::{Engine, Shown};
+use octavo_grammar::Reasoning;
+use octavo_text::chat::answer::AnswerParser;
+use octavo_text::chat::{self, ChatTemplate, Message};
+use octavo_text::tokenizer::EncodeOptions;
+use octavo_vision::prompt;
+
+use super::RunArgs;
+use crate::cli::args::{Constraints, GivenRule};
+use crate::cli::failure::Failure;
+use crate::cli::{chat as conversation, reply, vision};
+
+/// Turns texts into prompts.
+pub(super) struct Prompts<'a> {
+    args: &'a RunArgs,
+    engine: &'a Engine,
+    pictures: &'a [Shown],
+    /// With `--chat`.
+    template: Option<ChatTemplate>,
+    constraints: Option<Constraints>,
+}
+
+/// The prompt of a text.
+pub(in crate::cli) struct Prompt {
+    /// The text, rendered by the chat template if it is a message.
+    pub(in crate::cli) text: Vec<u8>,
+    /// Its tokens.
+    pub(in crate::cli) ids: Vec<u32>,
+    /// Tells the thoughts of its answer apart, if it is a message.
+    pub(in crate::cli) parser: Option<AnswerParser>,
+    /// Restricts its answer.
+    pub(in crate::cli) constraint: Option<Box<dyn Constraint>>,
+}
+
+impl<'a> Prompts<'a> {
+    pub(super) fn new(
+        args: &'a RunArgs,
+        engine: &'a Engine,
+        pictures: &'a [Shown],
+        rule: Option<GivenRule>,
+    ) -> Result<Prompts<'a>, Failure> {
+        let template = match args.chat {
+            true => Some(conversation::template(engine, &args.template)?),
+            false => None,
+        };
+        Ok(Prompts {
+            args,
+            engine,
+            pictures,
+            template,
+            constraints: rule.map(|rule| Constraints::new(engine, rule)),
+        })
+    }
+
+    /// Whether answers must be generated with control tokens shown, for thoughts to be told apart.
+    pub(super) fn shows_special(&self) -> bool {
+        let parser = self.parser("");
+        parser.is_some_and(|parser| parser.has_control_words(self.engine.tokenizer()))
+    }
+
+    /// The parser of an answer; none where control tokens are to be written as they come.
+    fn parser(&self, rendered: &str) -> Option<AnswerParser> {
+        let template = self.template.as_ref()?;
+        let is_raw = self.args.generate.shows_special();
+        (!is_raw).then(|| reply::parser(template.source(), rendered))
+    }
+
+    /// The prompt of a text.
+    pub(super) fn of(&self, text: Vec<u8>) -> Result<Prompt, Failure> {
+        let text = self.args.pictures.place(text);
+        let Some(template) = &self.template else {
+            let options = EncodeOptions::PROMPT;
+            let ids = vision::tokens(self.engine.tokenizer(), &text, options, self.pictures)?;
+            return Ok(Prompt {
+                text,
+                ids,
+                parser: None,
+                constraint: self.constraint(Reasoning::default())?,
+            });
+        };
+        let rendered = template.render(&self.messages(text)?, true)?;
+        let ids = match self.pictures {
+            [] => chat::encode(self.engine.tokenizer(), &rendered)?,
+            _ => prompt::tokens(
+                self.engine.tokenizer(),
+                rendered.as_bytes(),
+                prompt::MARKER,
+                self.pictures,
+            )?,
+        };
+        Ok(Prompt {
+            ids,
+            parser: self.parser(&rendered),
+            constraint: self.constraint(Reasoning::of(template.source(), &rendered))?,
+            text: rendered.into_bytes(),
+        })
+    }
+
+    /// The conversation that ends with a text.
+    fn messages(&self, text: Vec<u8>) -> Result<Vec<Message>, Failure> {
+        let content = String::from_utf8(text).map_err(|e| {
+            Failure::Input(format!(
+                "--chat: expected a message in UTF-8: {}",
+                e.utf8_error()
+            ))
+        })?;
+        let system = self.args.system.iter();
+        let mut messages: Vec<Message> = system.map(|s| Message::new("system", s)).collect();
+        messages.push(Message::new("user", content));
+        Ok(messages)
+    }
+
+    fn constraint(&self, reasoning: Reasoning) -> Result<Option<Box<dyn Constraint>>, Failure> {
+        match &self.constraints {
+            Some(constraints) => constraints.make(reasoning),
+            None => Ok(None),
+        }
+    }
+}
