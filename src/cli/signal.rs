@@ -1,6 +1,8 @@
 //! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program
 //! at once, with code 130. SIGTERM and SIGHUP end it at once, with 143 and 129. A server is asked
-//! to stop by any of them. No temporary file stays, and no program that was started.
+//! to stop by any of them. All others that end a program and can be waited for end it at once, with
+//! 128 and their number. No temporary file stays, and no program that was started. SIGBUS has a
+//! handler of its own ([`gguf_rs_lite::guard_maps`]), which leaves temporary files.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +23,10 @@ pub(super) fn install() -> Result<(), Failure> {
         }
     })?;
     #[cfg(unix)]
-    unix::listen(&[unix::SIGTERM, unix::SIGHUP], |code| end(code))?;
+    unix::listen(
+        &[&[unix::SIGTERM, unix::SIGHUP][..], unix::ENDING].concat(),
+        |code| end(code),
+    )?;
     Ok(())
 }
 
@@ -52,7 +57,10 @@ pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Servin
         }
     };
     #[cfg(unix)]
-    unix::listen(&[unix::SIGINT, unix::SIGTERM, unix::SIGHUP], handle)?;
+    {
+        unix::listen(&[unix::SIGINT, unix::SIGTERM, unix::SIGHUP], handle)?;
+        unix::listen(unix::ENDING, |code| end(code))?;
+    }
     #[cfg(not(unix))]
     ctrlc::set_handler(move || handle(130))?;
     Ok(serving)
@@ -67,8 +75,49 @@ fn end(code: i32) -> ! {
 
 #[cfg(unix)]
 mod unix {
+    use signal_hook::consts::{
+        SIGABRT, SIGALRM, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTRAP, SIGUSR1, SIGUSR2, SIGVTALRM,
+        SIGXCPU, SIGXFSZ,
+    };
     pub(super) use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
+
+    /// Signals that end a program which does not listen to them, those of its own faults aside.
+    pub(super) const ENDING: &[i32] = &[
+        SIGABRT,
+        SIGALRM,
+        SIGIO,
+        SIGPROF,
+        SIGQUIT,
+        SIGSYS,
+        SIGTRAP,
+        SIGUSR1,
+        SIGUSR2,
+        SIGVTALRM,
+        SIGXCPU,
+        SIGXFSZ,
+        // SIGSTKFLT and SIGPWR
+        #[cfg(all(
+            target_os = "linux",
+            any(target_arch = "x86_64", target_arch = "aarch64")
+        ))]
+        16,
+        #[cfg(all(
+            target_os = "linux",
+            any(target_arch = "x86_64", target_arch = "aarch64")
+        ))]
+        30,
+    ];
+
+    /// Says of a limit that the program has met what nobody else does.
+    fn explain(signal: i32) {
+        let limit = match signal {
+            SIGXFSZ => "a file would be larger than this process may write (ulimit -f)",
+            SIGXCPU => "the time of the CPU that this process may take is used up (ulimit -t)",
+            _ => return,
+        };
+        super::super::terminal::tell(&format!("octavo: error: {limit}"));
+    }
 
     /// A thread that waits for these signals and hands each on with the exit code that it stands
     /// for. It says what ctrlc does not: which one it was.
@@ -83,6 +132,7 @@ mod unix {
             .name("signals".to_owned())
             .spawn(move || {
                 for signal in signals.forever() {
+                    explain(signal);
                     handle(128 + signal);
                 }
             })?;

@@ -201,3 +201,43 @@ fn an_importance_matrix_is_made_and_used() {
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
+
+/// llama-quantize's numbers for types, and what it takes beside them.
+#[test]
+fn numbers_and_files_say_what_names_say() {
+    let demo = octavo_fixtures::workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let common = ["quantize", path(&demo), "--dry-run", "--allow-requantize"];
+    let dry = |more: &[&str]| {
+        let output = octavo(&[&common[..], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let named = dry(&["Q8_0"]);
+    assert_eq!(dry(&["7"]), named);
+    let folder = tempfile::tempdir().unwrap();
+    let types = folder.path().join("types");
+    std::fs::write(&types, "ffn_down=Q6_K\n attn_v=F16\n").unwrap();
+    let from_file = dry(&["Q8_0", "--tensor-type-file", path(&types)]);
+    let given = [
+        "--tensor-type",
+        "ffn_down=Q6_K",
+        "--tensor-type",
+        "attn_v=F16",
+    ];
+    assert_eq!(from_file, dry(&[&["Q8_0"], &given[..]].concat()));
+    assert_ne!(from_file, named);
+    std::fs::write(&types, "ffn_down").unwrap();
+    let error = refused(
+        &[&common[..], &["7", "--tensor-type-file", path(&types)]].concat(),
+        1,
+    );
+    assert!(error.contains("expected NAME=TYPE"), "{error}");
+    let error = refused(
+        &[&common[..], &["7", "--include-weights", "ffn"]].concat(),
+        2,
+    );
+    assert!(
+        error.contains("--include-weights has no effect: expected --imatrix"),
+        "{error}"
+    );
+}

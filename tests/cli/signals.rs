@@ -143,6 +143,50 @@ fn a_model_that_is_quantized() {
     );
 }
 
+/// All others that end a program, where they are sent and where a limit is met.
+#[test]
+fn any_signal_that_ends_a_program() {
+    use std::os::unix::process::ExitStatusExt;
+    let desk = Desk::new();
+    fs::create_dir_all(desk.at("tmp")).expect("made");
+    let args = "quantize @model.gguf @out IQ3_S --pure --allow-requantize -t 1";
+    let signals = [
+        "QUIT", "ABRT", "ALRM", "USR1", "USR2", "XCPU", "XFSZ", "VTALRM", "PROF", "SYS",
+    ];
+    for signal in signals {
+        let mut child = start(&desk, args);
+        let mut seen = 0;
+        wait_for(args, || {
+            assert_eq!(child.ended(), None, "{signal}: ended before the signal");
+            seen = if desk.temporary_files().is_empty() {
+                0
+            } else {
+                seen + 1
+            };
+            seen > 20
+        });
+        child.send(signal);
+        let status = child.0.wait().expect("ends");
+        let ended_by = status.signal().or(status.code().map(|code| code - 128));
+        assert!(
+            ended_by.is_some_and(|number| number > 0),
+            "{signal}: {status}"
+        );
+        assert_eq!(desk.temporary_files(), [""; 0], "{signal}");
+        assert!(!desk.at("out").exists(), "{signal}");
+    }
+    let limited = "ulimit -f 20; exec \"$0\" quantize \"$1\" \"$2\" F32 --allow-requantize";
+    let output = Command::new("bash")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_octavo")])
+        .args([desk.name("model.gguf"), desk.name("out")])
+        .output()
+        .expect("bash runs");
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("octavo: error: "), "{said}");
+    assert_eq!(desk.temporary_files(), [""; 0]);
+}
+
 #[test]
 fn a_base_that_is_scored() {
     let desk = Desk::new();

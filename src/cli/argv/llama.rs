@@ -28,8 +28,7 @@ const MEMORY: &str = "the KV cache is one pool of pages that all sequences share
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
 const TASKS: &str = "octavo perplexity has perplexity and KL divergence alone";
-const ROPE: &str = "--rope-scaling, --rope-scale, --rope-freq-base and --rope-freq-scale are \
-                    there, and --override-kv for other keys";
+const ROPE: &str = "positions are rotated as the file says";
 const LOGGING: &str = "--log-file FILE keeps messages, -v says more, -q less";
 const TRAINING: &str = "it trains nothing";
 const MODELS: &str = "a server has one model";
@@ -223,6 +222,12 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--no-bos"], No("--no-special leaves special tokens out")),
     (&["--stdin"], No("-f - reads stdin")),
     (&["--show-count"], No("octavo tokenize --json has all of them")),
+    (&["--keep-split"], No("what it writes is one file")),
+    (&["--prune-layers"], No("every layer stays")),
+    (&["--max-buffer-size"], No("tensors are converted a part at a time; leave it out")),
+    (&["--override-kv"], No("keys are taken as the file has them")),
+    (&["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"],
+        No("positions are rotated as the file says")),
     (&["--completion-bash"], No("octavo completions bash prints it")),
     (&["--chunk-size", "--chunk-separator", "--junk", "--pos", "-ns", "--sequences", "--check"],
         No("none of its commands does that")),

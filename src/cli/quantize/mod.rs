@@ -1,6 +1,7 @@
 //! `octavo quantize`: a model file with fewer bits.
 
 mod awq;
+mod more;
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,8 @@ use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
 ///
-/// Takes llama-quantize's types, mixes and options; the tensors are the same as its, byte for byte.
+/// Takes llama-quantize's types (by name or number), mixes and options; the tensors are the same as
+/// its, byte for byte.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -79,6 +81,8 @@ pub(super) struct QuantizeArgs {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
+    more: more::MoreArgs,
+    #[command(flatten)]
     awq: awq::AwqArgs,
 }
 
@@ -111,7 +115,7 @@ pub(super) fn refused(error: quantize::Error) -> Failure {
     }
 }
 
-fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
+pub(super) fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
     let (name, ty) = text
         .rsplit_once('=')
         .filter(|(name, _)| !name.is_empty())
@@ -154,13 +158,17 @@ impl QuantizeArgs {
             ("--force", self.force),
             ("--dry-run", self.dry_run),
         ];
-        match given.iter().find(|option| option.1) {
+        match given
+            .iter()
+            .chain(&self.more.given())
+            .find(|option| option.1)
+        {
             Some((name, _)) => Err(Failure::Usage(format!("{name} has no effect with awq"))),
             None => Ok(()),
         }
     }
 
-    fn options(&self, target: Target) -> Options {
+    fn options(&self, target: Target) -> Result<Options, Failure> {
         let mut options = Options::new(target);
         options.threads = self.threads.count();
         options.allow_requantize = self.allow_requantize;
@@ -169,7 +177,8 @@ impl QuantizeArgs {
         options.choices.embedding = self.token_embedding_type;
         options.choices.keep_output = self.leave_output_tensor;
         options.choices.overrides.clone_from(&self.tensor_type);
-        options
+        options.choices.overrides.extend(self.more.tensor_types()?);
+        Ok(options)
     }
 }
 
@@ -189,9 +198,14 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         ));
     }
     let (output, target) = args.output_and_target()?;
-    let gguf = ModelSource::Path(args.input.clone()).open(true)?;
+    args.more.check(args.imatrix.is_some())?;
+    let options = args.options(target)?;
+    let gguf = args
+        .more
+        .change(ModelSource::Path(args.input.clone()).open(true)?)?;
     let inputs = Inputs::default()
         .model(Some(&args.input))
+        .file(args.more.tensor_type_file.as_deref())
         .file(args.imatrix.as_deref());
     let output = output.filter(|_| !args.dry_run);
     let output = output.map(|path| Output {
@@ -208,7 +222,8 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         hf::check(&gguf)?;
     }
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
-    let plan = Plan::new(&gguf, importance.as_ref(), &args.options(target))?;
+    let importance = importance.map(|all| args.more.weights(all));
+    let plan = Plan::new(&gguf, importance.as_ref(), &options)?;
     match output {
         Some(output) => write(&plan, &output),
         None => dry_run(&plan),

@@ -51,6 +51,15 @@ impl Importance {
         Ok(importance)
     }
 
+    /// The same under other names of matrices; those that `rename` gives none are left out.
+    pub fn with_names(mut self, rename: impl Fn(&str) -> Option<String>) -> Importance {
+        let entries = self.entries.into_iter();
+        self.entries = entries
+            .filter_map(|(name, weights)| Some((rename(&name)?, weights)))
+            .collect();
+        self
+    }
+
     /// The file's path as it was given.
     pub fn file(&self) -> &str {
         &self.file

@@ -149,7 +149,12 @@ impl std::str::FromStr for Target {
 
     fn from_str(name: &str) -> Result<Target, UnknownTarget> {
         let is = |other: &str| other.eq_ignore_ascii_case(name);
-        let found = TARGETS.iter().find(|row| is(row.1)).map(|row| row.0);
+        // llama-quantize takes the number in `general.file_type` as well; 0 is F32 there, not COPY
+        let number = name.parse::<u32>().ok();
+        let found = TARGETS
+            .iter()
+            .find(|row| is(row.1) || number == Some(row.2))
+            .map(|row| row.0);
         let found = found.or_else(|| {
             ALIASES
                 .iter()
@@ -173,6 +178,9 @@ mod tests {
             assert_eq!(target.row().0, target);
             assert_eq!(target.name(), format!("{target:?}"));
             assert_eq!(target.name().parse(), Ok(target));
+            let numbered = target.file_type().to_string().parse();
+            let copied = target == Target::COPY;
+            assert!(copied || numbered == Ok(target), "{target}: {numbered:?}");
             assert_eq!(target.name().to_lowercase().parse(), Ok(target));
             assert!(
                 target == Target::COPY || seen.insert(target.file_type()),
