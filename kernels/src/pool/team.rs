@@ -251,10 +251,17 @@ impl Team {
     /// What a thread that has asked for a seat has to do.
     pub(super) fn answer(&self, id: usize) -> Next {
         let gate = self.gate();
+        let seat = self.seats[id].0.membership.load(Ordering::SeqCst);
         if gate.changing {
+            // whoever ends a step in which a thread panicked keeps the gate until all seats are
+            // given up, also those that nobody has sat down on yet. The seat was looked at before:
+            // it is of the step that is poisoned
+            if seat != 0 && self.poisoned.load(Ordering::SeqCst) {
+                self.leave(id);
+                return Next::LeftBehind;
+            }
             return Next::Wait;
         }
-        let seat = self.seats[id].0.membership.load(Ordering::SeqCst);
         let now = self.gate();
         if now.changing || now.epoch != gate.epoch {
             // the seat may be of an epoch that began after the gate was read

@@ -1,5 +1,6 @@
 use std::sync::atomic::AtomicUsize;
 
+use super::team::Next;
 use super::*;
 
 /// Threads and steps of a test: few where an interpreter runs it.
@@ -307,6 +308,34 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
         );
         check(&mut pool, Sums::new(4, true, None));
     }
+}
+
+/// A thread that a busy machine keeps away may have a seat that it does not know of when another
+/// one panics, say for want of memory: nobody may wait for it to work.
+#[test]
+fn a_step_that_panicked_ends_though_a_thread_has_not_seen_its_seat() {
+    let team = Team::new(2);
+    team.ask_in(1);
+    assert_eq!(team.begin().size, 2);
+    team.poisoned.store(true, Ordering::SeqCst);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            team.abandon();
+            ended.store(true, Ordering::SeqCst);
+        });
+        while !team.is_changing() {
+            std::hint::spin_loop();
+        }
+        assert_eq!(team.answer(1), Next::LeftBehind);
+        while !ended.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    });
+    assert!(team.is_idle() && !team.poisoned.load(Ordering::SeqCst));
+    // and the next step has both
+    team.ask_in(1);
+    assert_eq!(team.begin().size, 2);
 }
 
 #[test]
