@@ -93,6 +93,16 @@ pub enum Error {
         expected: &'static str,
         got: String,
     },
+    #[error(
+        "{file}: key {} is of type {expected}: cannot be given a {got}",
+        Quoted(key)
+    )]
+    KeyChange {
+        file: String,
+        key: String,
+        expected: String,
+        got: &'static str,
+    },
     #[error("{file}: key {}: value {got} does not fit {expected}", Quoted(key))]
     KeyRange {
         file: String,

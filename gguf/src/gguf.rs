@@ -1,5 +1,7 @@
 //! An open model: the directory of all its parts and the bytes of its tensors.
 
+mod changed;
+
 use crate::map::Bytes;
 use crate::parse::{Directory, Keys, limit, parse};
 use crate::{Array, Error, TensorType, Value, error, layout, split};
@@ -69,6 +71,8 @@ pub struct Gguf {
     version: u32,
     alignment: u32,
     keys: Keys,
+    /// The bytes that the keys lie in, where those are not the first part's.
+    changed: Option<Bytes>,
     tensors: Vec<TensorInfo>,
     /// Numbers of `tensors`, sorted by name.
     sorted: Vec<u32>,
@@ -141,6 +145,7 @@ impl Gguf {
             version,
             alignment,
             keys,
+            changed: None,
             tensors,
             sorted,
         })
@@ -184,18 +189,20 @@ impl Gguf {
             .fold(0, |sum: u64, p| sum.saturating_add(p.bytes.len() as u64))
     }
 
-    fn first_bytes(&self) -> &[u8] {
-        self.parts.first().map_or(&[], |p| p.bytes.whole())
+    /// The bytes that the keys lie in.
+    fn key_bytes(&self) -> &[u8] {
+        let first = self.parts.first().map(|part| &part.bytes);
+        self.changed.as_ref().or(first).map_or(&[], |b| b.whole())
     }
 
     /// The keys and values of the (first) file, in its order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
-        self.keys.iter(self.first_bytes())
+        self.keys.iter(self.key_bytes())
     }
 
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.keys.get(self.first_bytes(), key)
+        self.keys.get(self.key_bytes(), key)
     }
 
     fn wrong_type(&self, key: &str, expected: &'static str, got: &Value<'_>) -> Error {

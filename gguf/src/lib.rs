@@ -44,7 +44,7 @@ pub use gguf::{Gguf, OpenOptions, TensorInfo};
 pub use map::guard_maps;
 pub use owned::{OwnedArray, OwnedValue};
 pub use replace::{NewFile, behind_links, check_replaceable, replace as replace_file};
-pub use temporary::{Temporary, remove_temporaries};
+pub use temporary::{Temporary, remove_temporaries, removed_left_overs};
 pub use types::{TensorType, removed_type_name};
 pub use value::{Array, ArrayIter, Value, ValueType};
 pub use view::{RowSource, SharedFile, View};

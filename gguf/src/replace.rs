@@ -6,7 +6,7 @@
 //! file behind. Each is locked while its writer lives, so the next writer of the same file can tell
 //! the left-over ones by their free lock and removes them.
 
-use crate::temporary::Temporary;
+use crate::temporary::{self, Temporary};
 use crate::{Error, error::label};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, FileType, Metadata, OpenOptions, TryLockError};
@@ -350,7 +350,7 @@ fn remove_left_over(folder: &Path, name: &OsStr) {
             && let Ok(file) = File::open(entry.path())
             && file.try_lock().is_ok()
         {
-            let _ = fs::remove_file(entry.path());
+            temporary::remove_left_over(entry.path());
         }
     }
 }
@@ -388,6 +388,7 @@ mod tests {
         });
         assert!(failed.is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert!(temporary::removed_left_overs().contains(&orphan));
         replace(&path, |file| {
             assert!(!orphan.exists());
             // a second writer must leave the first one's temporary file alone

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All that there are. Whoever makes, renames or removes one holds this, so that a signal never
@@ -25,6 +26,24 @@ pub fn remove_temporaries() {
     std::mem::forget(live);
 }
 
+/// What earlier runs had left and this one has removed, until somebody asks.
+static REMOVED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Temporary files and folders that were found and removed since this was last asked: runs that
+/// ended uncleanly had left them.
+pub fn removed_left_overs() -> Vec<PathBuf> {
+    std::mem::take(&mut *REMOVED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Removes what an earlier run has left, and keeps its name.
+pub(crate) fn remove_left_over(path: PathBuf) {
+    remove(&path);
+    if !path.exists() {
+        let mut removed = REMOVED.lock().unwrap_or_else(PoisonError::into_inner);
+        removed.push(path);
+    }
+}
+
 /// Best effort: what brought us here matters more than what keeps a file from being removed.
 fn remove(path: &Path) {
     match path.symlink_metadata() {
@@ -39,16 +58,38 @@ fn remove(path: &Path) {
 pub struct Temporary {
     path: PathBuf,
     renamed: bool,
+    /// Of a folder, locked: who finds it locked knows that its run goes on.
+    _lock: Option<File>,
 }
 
 impl Temporary {
-    /// Takes over what was made at `path`.
-    pub fn new(path: PathBuf) -> Temporary {
-        live().insert(path.clone());
-        Temporary {
+    /// Makes a new folder in `parent`, and removes those there that earlier runs have left.
+    ///
+    /// # Errors
+    /// If `parent` takes no new folder.
+    pub fn folder(parent: &Path) -> io::Result<Temporary> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        remove_left_folders(parent);
+        let path = loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!(".octavo-{}-{number}.tmp", std::process::id()));
+            let mut live = live();
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
+            live.insert(path.clone());
+            break path;
+        };
+        tidy_up_at_the_end();
+        // best effort: not every file system locks folders
+        let lock = File::open(&path).ok();
+        let lock = lock.filter(|folder| folder.try_lock().is_ok());
+        Ok(Temporary {
             path,
             renamed: false,
-        }
+            _lock: lock,
+        })
     }
 
     /// Makes a new file.
@@ -56,13 +97,14 @@ impl Temporary {
         let mut live = live();
         let file = File::create_new(&path)?;
         live.insert(path.clone());
-        Ok((
-            Temporary {
-                path,
-                renamed: false,
-            },
-            file,
-        ))
+        drop(live);
+        tidy_up_at_the_end();
+        let temporary = Temporary {
+            path,
+            renamed: false,
+            _lock: None,
+        };
+        Ok((temporary, file))
     }
 
     /// Where it is.
@@ -93,6 +135,33 @@ impl Drop for Temporary {
     }
 }
 
+#[cfg(unix)]
+use crate::map::tidy_up_at_the_end;
+
+/// Elsewhere no signal has to be waited for.
+#[cfg(not(unix))]
+fn tidy_up_at_the_end() {}
+
+/// Removes folders of runs that have ended. Best effort: what cannot be listed or locked stays.
+fn remove_left_folders(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let middle = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(".octavo-")?.strip_suffix(".tmp"));
+        let is_ours = middle
+            .and_then(|m| m.split_once('-'))
+            .is_some_and(|(run, number)| [run, number].iter().all(|n| n.parse::<u64>().is_ok()));
+        if is_ours
+            && entry.file_type().is_ok_and(|found| found.is_dir())
+            && let Ok(folder) = File::open(entry.path())
+            && folder.try_lock().is_ok()
+        {
+            remove_left_over(entry.path());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,15 +174,40 @@ mod tests {
         assert!(a.exists() && live().contains(&a));
         drop(temporary);
         assert!(!a.exists() && !live().contains(&a));
-        fs::create_dir(&a).unwrap();
-        fs::write(a.join("in it"), "x").unwrap();
-        Temporary::new(a.clone()).rename(&b).unwrap();
-        assert!(b.join("in it").exists() && !live().contains(&a));
-        drop(Temporary::new(b.clone()));
-        assert!(!b.exists());
+        let folder = Temporary::folder(dir.path()).unwrap();
+        fs::write(folder.path().join("in it"), "x").unwrap();
+        let was = folder.path().to_owned();
+        folder.rename(&b).unwrap();
+        assert!(b.join("in it").exists() && !live().contains(&was));
+        drop(Temporary::folder(dir.path()).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         // what cannot be renamed is removed, and nobody waits for the lock
         let (temporary, _) = Temporary::create(a.clone()).unwrap();
         assert!(temporary.rename(&dir.path().join("none/a")).is_err());
         assert!(!a.exists());
+    }
+
+    #[test]
+    fn folders_that_a_killed_run_left_are_removed_and_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = dir.path().join(".octavo-4000000000-7.tmp");
+        let others = [
+            ".octavo-x-7.tmp",
+            ".octavo-7.tmp",
+            "octavo-4000000000-7.tmp",
+        ];
+        for name in others {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("model.gguf"), "half").unwrap();
+        let first = Temporary::folder(dir.path()).unwrap();
+        assert!(!left.exists());
+        // that of a run that goes on stays
+        let second = Temporary::folder(dir.path()).unwrap();
+        assert!(first.path().exists() && second.path() != first.path());
+        assert!(removed_left_overs().contains(&left));
+        drop((first, second));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), others.len());
     }
 }

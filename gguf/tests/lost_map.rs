@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use gguf_rs_lite::{Error, Gguf, OpenOptions, TensorType, Writer, guard_maps};
+use gguf_rs_lite::{Error, Gguf, OpenOptions, TensorType, Writer, guard_maps, replace_file};
 
 /// Names the file to the child that is this very test program.
 const CHILD: &str = "OCTAVO_LOST_MAP_CHILD";
+
+/// The same for a child that writes a file meanwhile.
+const CHILD_THAT_WRITES: &str = "OCTAVO_LOST_MAP_CHILD_THAT_WRITES";
 
 /// A file with a tensor of a megabyte.
 fn file(dir: &tempfile::TempDir) -> PathBuf {
@@ -62,6 +65,52 @@ fn child() {
         }
     });
     unreachable!("half of the file is gone");
+}
+
+/// What a process does that writes a file while a map is lost, or while a signal is sent to it.
+#[test]
+fn child_that_writes() {
+    let Some(path) = std::env::var_os(CHILD_THAT_WRITES) else {
+        return;
+    };
+    guard_maps("program: error: ", 7).expect("a handler");
+    let path = Path::new(&path);
+    let gguf = Gguf::open(path, &OpenOptions::default()).expect("sound");
+    let written = replace_file(&path.with_file_name("new"), |out| {
+        out.write_all(b"half").expect("written");
+        let names = std::fs::read_dir(path.parent().expect("a folder")).expect("listed");
+        assert_eq!(names.count(), 2, "the temporary file is there");
+        if std::env::var_os("SENT").is_some() {
+            let kill = format!("kill -BUS {}", std::process::id());
+            let killed = Command::new("sh").args(["-c", &kill]).status();
+            assert!(killed.expect("sh runs").success());
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        shorten(path);
+        sum(&gguf);
+        Ok::<(), Error>(())
+    });
+    unreachable!("half of the file is gone: {written:?}");
+}
+
+#[test]
+fn temporary_files_go_with_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    for (sent, code, signal) in [(None, Some(7), None), (Some("1"), None, Some(7))] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = file(&dir);
+        let this = std::env::current_exe().expect("this program");
+        let mut command = Command::new(this);
+        command
+            .args(["--exact", "child_that_writes", "--nocapture"])
+            .env(CHILD_THAT_WRITES, &path)
+            .envs(sent.map(|sent| ("SENT", sent)));
+        let status = command.output().expect("it runs").status;
+        assert_eq!((status.code(), status.signal()), (code, signal));
+        let names = std::fs::read_dir(dir.path()).expect("listed").flatten();
+        let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+        assert_eq!(names, ["model.gguf"]);
+    }
 }
 
 fn run(path: &Path) -> Output {

@@ -308,7 +308,7 @@ fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
         sessions,
         ..args.compute.options()?
     };
-    let gguf = load::source_at_quietly(args.model.path()).open(true)?;
+    let gguf = load::source_quietly(&args.model).open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(longest));

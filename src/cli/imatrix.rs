@@ -10,7 +10,7 @@ use octavo_lab::pieces::{Content, Key, Part};
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_model};
+use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_keys, add_model};
 use super::prompt::TextArgs;
 use super::{load, signal, terminal, values};
 
@@ -101,6 +101,7 @@ impl ImatrixArgs {
     fn key(&self, text: &[u8], options: &EngineOptions) -> Result<Key, Failure> {
         let mut key = Key::new("imatrix");
         add_model(&mut key, "model", self.model.path())?;
+        add_keys(&mut key, &self.model);
         key.bytes("text", text)
             .set("tokens of a chunk", self.chunk())
             .set("chunks", self.chunks)

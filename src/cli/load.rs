@@ -17,7 +17,19 @@ pub(super) const DEMO_NOTE: &str =
 
 /// The model's source; says on stderr if it is the built-in one.
 pub(super) fn source(model: &ModelArgs) -> ModelSource {
-    source_at(model.path())
+    model.keys.changed(source_at(model.path()))
+}
+
+/// As [`source`], for who looks at the model before it is loaded.
+pub(super) fn source_quietly(model: &ModelArgs) -> ModelSource {
+    let source = model.path().map(|path| ModelSource::Path(path.to_owned()));
+    model.keys.changed(source.unwrap_or(ModelSource::Demo))
+}
+
+/// That what an option names is there, before what takes long.
+pub(super) fn check_there(option: &str, path: &Path) -> Result<(), Failure> {
+    let missing = |error| Failure::Input(format!("{option} {}: {error}", path.display()));
+    path.metadata().map(drop).map_err(missing)
 }
 
 /// As [`source`], from a path.
@@ -31,11 +43,6 @@ pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
     }
 }
 
-/// As [`source_at`], for who looks at the model before it is loaded.
-pub(super) fn source_at_quietly(path: Option<&Path>) -> ModelSource {
-    path.map_or(ModelSource::Demo, |path| ModelSource::Path(path.to_owned()))
-}
-
 /// Loads a model that gives logits and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
     engine_with(model, compute.options()?)
@@ -47,6 +54,7 @@ pub(super) fn engine_with_draft(
     compute: &ComputeArgs,
     guess: &GuessArgs,
 ) -> Result<Engine, Failure> {
+    guess.check()?;
     let engine = engine(model, compute)?;
     guess.load_draft(&engine, compute)?;
     Ok(engine)
@@ -62,6 +70,12 @@ pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<E
 /// Loads a model, also one that gives rows and no logits, and prints its warnings; where the
 /// options leave the context open, or say 0, see [`Context`].
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
+    if ranks::world().is_some() && !model.keys.changes().is_empty() {
+        return Err(Failure::Usage(
+            "--override-kv, --rope-* and --yarn-*: expected one process, not several ranks"
+                .to_owned(),
+        ));
+    }
     let source = source(model);
     if matches!(options.ctx, None | Some(0)) {
         let context = Context::of(&source.open(true)?, &options)?;

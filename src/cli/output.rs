@@ -16,6 +16,7 @@ use octavo_lab::report::Page;
 
 use super::embed::PRODUCER;
 use super::failure::Failure;
+use super::terminal;
 
 /// Bytes that are enough to know a file by its beginning.
 const BEGINNING: u64 = 4096;
@@ -251,7 +252,9 @@ impl Output<'_> {
                 );
             }
         }
-        Ok(check_replaceable(self.path)?)
+        check_replaceable(self.path)?;
+        tell_of_left_overs();
+        Ok(())
     }
 
     fn check_file(&self, there: &Metadata) -> Result<(), Failure> {
@@ -300,6 +303,17 @@ impl Output<'_> {
         })?;
         Ok(())
     }
+}
+
+/// Says what earlier runs had left that were killed, and this one has removed.
+pub(super) fn tell_of_left_overs() {
+    let removed = gguf_rs_lite::removed_left_overs();
+    terminal::warn(removed.iter().map(|path| {
+        format!(
+            "{}: removed: a run that was ended before it could do so had left it",
+            path.display()
+        )
+    }));
 }
 
 /// Where a path leads, however it is written.

@@ -9,6 +9,7 @@ use octavo_engine::{DeviceChoice, Engine, EngineOptions, demo_model};
 use octavo_kernels::{Isa, KvType, PromptBits};
 use octavo_lab::pieces::{About, Content, Key, Part, Piece};
 
+use super::args::ModelArgs;
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, files_of};
 use super::terminal;
@@ -157,6 +158,14 @@ pub(super) fn add_model(key: &mut Key, name: &str, path: Option<&Path>) -> Resul
         None => key.bytes(name, demo_model()),
     };
     Ok(())
+}
+
+/// Adds what the arguments change of the model's keys.
+pub(super) fn add_keys(key: &mut Key, model: &ModelArgs) {
+    let changes = model.keys.changes();
+    if !changes.is_empty() {
+        key.set("changed keys", format!("{changes:?}"));
+    }
 }
 
 /// Adds what the computation's numbers depend on beside the model: the device, how it rounds, the

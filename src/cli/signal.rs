@@ -1,8 +1,9 @@
 //! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program
 //! at once, with code 130. SIGTERM and SIGHUP end it at once, with 143 and 129. A server is asked
-//! to stop by any of them. All others that end a program and can be waited for end it at once, with
-//! 128 and their number. No temporary file stays, and no program that was started. SIGBUS has a
-//! handler of its own ([`gguf_rs_lite::guard_maps`]), which leaves temporary files.
+//! to stop by any of them. All others that would end it and can be waited for end it at once, with
+//! 128 and their number; SIGBUS has a handler of its own ([`gguf_rs_lite::guard_maps`]), and
+//! SIGXFSZ is an error of the write that met the limit. No temporary file stays, and no program
+//! that was started.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,6 +28,8 @@ pub(super) fn install() -> Result<(), Failure> {
         &[&[unix::SIGTERM, unix::SIGHUP][..], unix::ENDING].concat(),
         |code| end(code),
     )?;
+    #[cfg(unix)]
+    unix::fail_writes_that_are_too_large()?;
     Ok(())
 }
 
@@ -60,6 +63,7 @@ pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Servin
     {
         unix::listen(&[unix::SIGINT, unix::SIGTERM, unix::SIGHUP], handle)?;
         unix::listen(unix::ENDING, |code| end(code))?;
+        unix::fail_writes_that_are_too_large()?;
     }
     #[cfg(not(unix))]
     ctrlc::set_handler(move || handle(130))?;
@@ -95,7 +99,6 @@ mod unix {
         SIGUSR2,
         SIGVTALRM,
         SIGXCPU,
-        SIGXFSZ,
         // SIGSTKFLT and SIGPWR
         #[cfg(all(
             target_os = "linux",
@@ -109,14 +112,10 @@ mod unix {
         30,
     ];
 
-    /// Says of a limit that the program has met what nobody else does.
-    fn explain(signal: i32) {
-        let limit = match signal {
-            SIGXFSZ => "a file would be larger than this process may write (ulimit -f)",
-            SIGXCPU => "the time of the CPU that this process may take is used up (ulimit -t)",
-            _ => return,
-        };
-        super::super::terminal::tell(&format!("octavo: error: {limit}"));
+    /// From here on, writing more than `ulimit -f` allows fails with an error instead of a signal:
+    /// it names the file, and what was begun is tidied up as after any other error.
+    pub(super) fn fail_writes_that_are_too_large() -> std::io::Result<()> {
+        signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default()).map(drop)
     }
 
     /// A thread that waits for these signals and hands each on with the exit code that it stands
@@ -132,7 +131,6 @@ mod unix {
             .name("signals".to_owned())
             .spawn(move || {
                 for signal in signals.forever() {
-                    explain(signal);
                     handle(128 + signal);
                 }
             })?;

@@ -78,6 +78,13 @@ impl CellsArgs {
 }
 
 impl SightArgs {
+    /// That the tower is there.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.cells.limits()?;
+        let path = self.mmproj.as_deref();
+        path.map_or(Ok(()), |path| load::check_there("--mmproj", path))
+    }
+
     /// Loads the tower, if there is one, for a model.
     pub(super) fn load(
         &self,
@@ -98,14 +105,22 @@ impl SightArgs {
 }
 
 impl PictureArgs {
+    /// That the tower and the pictures are there.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.sight.check()?;
+        let mut images = self.image.iter();
+        images.try_for_each(|path| load::check_there("--image", path))
+    }
+
     /// Looks at all pictures for a model that is loaded later: the tower is gone by then, and its
     /// memory is free.
     pub(super) fn look(&self, model: &ModelArgs, compute: &ComputeArgs) -> Result<Seen, Failure> {
         let Some(path) = &self.sight.mmproj else {
             return Ok(Seen(Vec::new()));
         };
+        self.check()?;
         let cells = self.sight.cells.limits()?;
-        let source = load::source_at_quietly(model.path());
+        let source = load::source_quietly(model);
         let text = source.open(true)?;
         let hparams = Hparams::from_gguf(&text)?;
         let encoder = encoder(path, cells, &options(compute)?)?;

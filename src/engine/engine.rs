@@ -2,24 +2,22 @@
 //! outside sees a tensor.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use gguf_rs_lite::{Gguf, OpenOptions};
+use gguf_rs_lite::Gguf;
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
 use crate::backend::ranks::World;
 use crate::backend::{Executable, LoadingSink, TapSink};
-use crate::demo::demo_model;
 use crate::device::{DeviceChoice, Placement, default_batch, threads};
-use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
 use crate::runtime::Runtime;
 use crate::sample::SamplerDefaults;
 use crate::session::Session;
+use crate::source::ModelSource;
 use crate::speculate::Draft;
 use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
@@ -27,33 +25,6 @@ use octavo_text::tokenizer::Tokenizer;
 
 /// Context used unless asked for otherwise; a file's own may be shorter.
 pub const DEFAULT_CONTEXT: usize = 4096;
-
-/// Where a model comes from.
-#[derive(Clone, Debug)]
-pub enum ModelSource {
-    /// A GGUF file, of a split model its first part; or a Hugging Face folder.
-    Path(PathBuf),
-    /// The model inside the program.
-    Demo,
-}
-
-impl ModelSource {
-    /// Opens the container.
-    ///
-    /// # Errors
-    /// If it is not a sound GGUF file or folder.
-    pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
-        let options = OpenOptions {
-            mmap,
-            ..OpenOptions::default()
-        };
-        Ok(match self {
-            ModelSource::Path(path) if path.is_dir() => hf::open(path, &options)?,
-            ModelSource::Path(path) => Gguf::open(path, &options)?,
-            ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
-        })
-    }
-}
 
 /// Logits of a step are held at once: at most this many bytes of them.
 const MAX_LOGIT_BYTES: usize = 64 << 20;

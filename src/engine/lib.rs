@@ -22,6 +22,7 @@ pub mod sample;
 pub mod schedule;
 pub mod sequence;
 mod session;
+mod source;
 pub mod speculate;
 pub mod threads;
 
@@ -32,9 +33,10 @@ pub use batch::{
 };
 pub use demo::demo_model;
 pub use device::{DeviceChoice, Placement, default_batch, default_threads};
-pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, ModelSource, kv_bytes};
+pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, kv_bytes};
 pub use error::Error;
 pub use front::{EventStream, Front, Health, Unavailable};
 pub use octavo_model::Pooling;
 pub use pictures::{Picture, Pictures, Scene, Shown, is_cell};
 pub use session::{Logits, Session, Wanted};
+pub use source::ModelSource;

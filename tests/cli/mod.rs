@@ -11,6 +11,7 @@ mod folders;
 mod guesses;
 mod hostile;
 mod kept;
+mod keys;
 mod lacking;
 mod llama_options;
 mod messages;

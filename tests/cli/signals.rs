@@ -151,7 +151,7 @@ fn any_signal_that_ends_a_program() {
     fs::create_dir_all(desk.at("tmp")).expect("made");
     let args = "quantize @model.gguf @out IQ3_S --pure --allow-requantize -t 1";
     let signals = [
-        "QUIT", "ABRT", "ALRM", "USR1", "USR2", "XCPU", "XFSZ", "VTALRM", "PROF", "SYS",
+        "QUIT", "ABRT", "ALRM", "USR1", "USR2", "XCPU", "VTALRM", "PROF", "SYS", "BUS",
     ];
     for signal in signals {
         let mut child = start(&desk, args);
@@ -184,7 +184,28 @@ fn any_signal_that_ends_a_program() {
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("octavo: error: "), "{said}");
+    assert!(said.contains("File too large"), "{said}");
+    assert_eq!(said.matches("octavo: error").count(), 1, "{said}");
     assert_eq!(desk.temporary_files(), [""; 0]);
+}
+
+#[test]
+fn what_a_killed_run_has_left_is_removed_and_told_of() {
+    let desk = Desk::new();
+    let left = desk.at(".out.gguf.4000000000-0.tmp");
+    fs::write(&left, "half").expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_octavo"))
+        .args(["quantize", &desk.name("model.gguf"), &desk.name("out.gguf")])
+        .args(["Q8_0", "--allow-requantize"])
+        .output()
+        .expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains(".out.gguf.4000000000-0.tmp: removed"),
+        "{said}"
+    );
+    assert!(!left.exists());
 }
 
 #[test]

@@ -67,6 +67,13 @@ impl DeviceArgs {
             (Device::Cpu, _, Some(n @ 1..)) => {
                 useless(format!("--gpu-layers {n}"), "--device auto or cuda")
             }
+            (Device::Cpu, ..) if self.no_cuda_graph || self.no_paged_check => {
+                let option = match self.no_cuda_graph {
+                    true => "--no-cuda-graph",
+                    false => "--no-paged-check",
+                };
+                useless(option.to_owned(), "--device auto or cuda")
+            }
             (Device::Cuda, IsaChoice::Only(isa), None) => useless(
                 format!("--isa {isa}"),
                 "--device auto or cpu, or --gpu-layers,",

@@ -45,6 +45,12 @@ impl GuessArgs {
         }
     }
 
+    /// That there is such a model.
+    pub(in super::super) fn check(&self) -> Result<(), Failure> {
+        let path = self.draft.as_deref();
+        path.map_or(Ok(()), |path| load::check_there("--draft", path))
+    }
+
     /// Loads the model that guesses for another, if there is one, for as many texts at a time.
     pub(in super::super) fn load_draft(
         &self,

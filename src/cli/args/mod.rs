@@ -3,7 +3,9 @@
 mod constraint;
 mod device;
 mod guess;
+mod keys;
 mod sample;
+mod system;
 mod template;
 
 use std::path::{Path, PathBuf};
@@ -12,11 +14,13 @@ use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use guess::GuessArgs;
+pub(super) use keys::{KeyArgs, KeyValue, key_value};
 use octavo_engine::generate;
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::{Engine, EngineOptions};
 use octavo_kernels::{IsaChoice, KvType, PromptBits};
 pub(super) use sample::SampleArgs;
+pub(super) use system::SystemArgs;
 pub(super) use template::TemplateArgs;
 
 use super::failure::Failure;
@@ -40,6 +44,8 @@ pub(super) struct ModelArgs {
     )]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     flag: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) keys: KeyArgs,
 }
 
 impl ModelArgs {

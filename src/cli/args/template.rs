@@ -7,6 +7,7 @@ use octavo_engine::Engine;
 use octavo_text::chat::{ChatTemplate, thinking};
 use serde_json::{Map, Value};
 
+use super::super::load;
 use super::Failure;
 
 /// The chat template and its variables; these mean the same on every command that has chats.
@@ -55,6 +56,17 @@ impl TemplateArgs {
             || self.reasoning != Reasoning::Auto
     }
 
+    /// That a template is there which can only be a file: before the model, which may have
+    /// templates of other names.
+    pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
+        match &self.chat_template {
+            Some(name) if name.contains(std::path::is_separator) && !is_template(name) => {
+                load::check_there("--chat-template", Path::new(name))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The template; `None` where the model has none and none was named.
     pub(in crate::cli) fn load(&self, engine: &Engine) -> Result<Option<ChatTemplate>, Failure> {
         let template = match &self.chat_template {
@@ -80,6 +92,11 @@ impl TemplateArgs {
     }
 }
 
+/// Whether this is a template and no name of one.
+fn is_template(text: &str) -> bool {
+    text.contains("{%") || text.contains("{{")
+}
+
 fn named(engine: &Engine, name: &str) -> Result<ChatTemplate, Failure> {
     if let Some(template) = engine.named_chat_template(name)? {
         return Ok(template);
@@ -90,7 +107,7 @@ fn named(engine: &Engine, name: &str) -> Result<ChatTemplate, Failure> {
             .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
         return Ok(engine.chat_template_of(&text)?);
     }
-    if name.contains("{%") || name.contains("{{") {
+    if is_template(name) {
         return Ok(engine.chat_template_of(name)?);
     }
     let known: Vec<&str> = ChatTemplate::known_names().collect();

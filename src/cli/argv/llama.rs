@@ -28,7 +28,6 @@ const MEMORY: &str = "the KV cache is one pool of pages that all sequences share
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
 const TASKS: &str = "octavo perplexity has perplexity and KL divergence alone";
-const ROPE: &str = "positions are rotated as the file says";
 const LOGGING: &str = "--log-file FILE keeps messages, -v says more, -q less";
 const TRAINING: &str = "it trains nothing";
 const MODELS: &str = "a server has one model";
@@ -52,6 +51,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-mg", "--main-gpu"], Is("--gpu")),
     (&["-nr", "--no-repack"], Is("--no-repack")),
     (&["-sys", "--system-prompt"], Is("--system")),
+    (&["-sysf", "--system-prompt-file"], Is("--system-file")),
     (&["-jf"], Is("--json-schema-file")),
     (&["-bf", "--binary-file"], Is("--file")),
     (&["-r", "--reverse-prompt"], Is("--stop")),
@@ -112,8 +112,8 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--slot-save-path"], No(SLOTS)),
     (&["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"],
         No("no cache outlives a process; octavo serve keeps prompts while it runs")),
-    (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w", "--yarn-orig-ctx", "--yarn-ext-factor",
-       "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"], No(ROPE)),
+    (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"],
+        No("--rope-scaling and its kin stretch the context")),
     (&["--attention"], No("whether a model looks ahead is written in its file")),
     // texts and conversations
     (&["-cnv", "--conversation", "-no-cnv", "--no-conversation", "-st", "--single-turn", "-i",
@@ -223,11 +223,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--stdin"], No("-f - reads stdin")),
     (&["--show-count"], No("octavo tokenize --json has all of them")),
     (&["--keep-split"], No("what it writes is one file")),
-    (&["--prune-layers"], No("every layer stays")),
     (&["--max-buffer-size"], No("tensors are converted a part at a time; leave it out")),
-    (&["--override-kv"], No("keys are taken as the file has them")),
-    (&["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"],
-        No("positions are rotated as the file says")),
     (&["--completion-bash"], No("octavo completions bash prints it")),
     (&["--chunk-size", "--chunk-separator", "--junk", "--pos", "-ns", "--sequences", "--check"],
         No("none of its commands does that")),

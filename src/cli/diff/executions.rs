@@ -27,9 +27,9 @@ use crate::cli::vision;
 
 /// Compares two files, instruction sets or executors.
 pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
-    let a = open(args.a.as_deref(), args.compute.mmap())?;
+    let a = open(args, args.a.as_deref())?;
     let b = match &args.b {
-        Some(path) => open(Some(path), args.compute.mmap())?,
+        Some(path) => open(args, Some(path))?,
         None => a.clone(),
     };
     let of_a = Side {
@@ -114,8 +114,9 @@ fn exit(comparison: &Comparison) -> Exit {
     }
 }
 
-fn open(path: Option<&Path>, mmap: bool) -> Result<Arc<Gguf>, Failure> {
-    Ok(Arc::new(load::source_at(path).open(mmap)?))
+fn open(args: &DiffArgs, path: Option<&Path>) -> Result<Arc<Gguf>, Failure> {
+    let source = args.keys.changed(load::source_at(path));
+    Ok(Arc::new(source.open(args.compute.mmap())?))
 }
 
 /// Another file must cut a text the same way, or the comparison would be of two texts.

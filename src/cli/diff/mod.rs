@@ -15,7 +15,7 @@ use octavo_kernels::IsaChoice;
 use octavo_lab::diff::{Against, LlamaCpp};
 use octavo_text::tokenizer::EncodeOptions;
 
-use super::args::{ComputeArgs, Device};
+use super::args::{ComputeArgs, Device, KeyArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
 use super::pieces::PartArgs;
@@ -112,9 +112,9 @@ pub(super) struct DiffArgs {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     keep: Option<PathBuf>,
     /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact
-    /// dequantization
-    #[arg(long, value_name = "WHICH", default_value = "logits")]
-    against: Which,
+    /// dequantization [default: logits]
+    #[arg(long, value_name = "WHICH")]
+    against: Option<Which>,
     /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6,
     /// BF16 2.8e-4, quantized 4.9e-3]
     #[arg(long, value_name = "X", value_parser = tolerance)]
@@ -170,6 +170,8 @@ pub(super) struct DiffArgs {
     #[command(flatten)]
     part: PartArgs,
     #[command(flatten)]
+    keys: KeyArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -214,6 +216,11 @@ pub(super) const TITLE: &str = "octavo diff";
 const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
 
 impl DiffArgs {
+    /// Which of a golden's recordings.
+    fn against(&self) -> Against {
+        self.against.unwrap_or(Which::Logits).into()
+    }
+
     fn isa(&self, own: Option<IsaChoice>) -> IsaChoice {
         own.unwrap_or(self.compute.isa)
     }
@@ -322,6 +329,11 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
         let what = "--keep has no effect: expected --llama-cpp with it";
         return Err(Failure::Usage(what.to_owned()));
     }
+    if !args.keys.changes().is_empty() && (args.suite.is_some() || args.llama_cpp.is_some()) {
+        let what = "--override-kv, --rope-* and --yarn-*: not with --suite or --llama-cpp, whose \
+                    models are read as they are";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     let result = match &args.suite {
         Some(suite) => suite::diff(args, suite),
         None => one(args),
@@ -349,6 +361,19 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
              different --a-isa and --b-isa, --a-device and --b-device, --a-exec and --b-exec"
                 .to_owned(),
         ));
+    }
+    let of_references = [
+        ("--against", args.against.is_some()),
+        ("--tol-nmse", args.tol_nmse.is_some()),
+        ("--tol-kl", args.tol_kl.is_some()),
+    ];
+    let useless = of_references
+        .into_iter()
+        .find(|(_, given)| *given && !recorded);
+    if let Some((option, _)) = useless {
+        return Err(Failure::Usage(format!(
+            "{option} has no effect: expected --reference or --llama-cpp with it"
+        )));
     }
     let inputs = args.inputs();
     let page = args.page(&inputs);

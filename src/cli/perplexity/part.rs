@@ -11,7 +11,7 @@ use std::path::Path;
 use super::{CHUNK, PerplexityArgs, Watch, open_base, scoring};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load;
-use crate::cli::pieces::{Job, Measured, about, add_computation, add_model};
+use crate::cli::pieces::{Job, Measured, about, add_computation, add_keys, add_model};
 use crate::cli::signal::Generating;
 
 /// Measures one part, by the text or by a base.
@@ -34,12 +34,13 @@ fn score(
     job: &Job<'_>,
 ) -> Result<Exit, Failure> {
     let n_ctx = match options.ctx.unwrap_or(CHUNK) {
-        0 => load::n_ctx_train(&load::source_at_quietly(args.model.path()))?,
+        0 => load::n_ctx_train(&load::source_quietly(&args.model))?,
         n_ctx => n_ctx,
     };
     options.ctx = Some(n_ctx);
     let mut key = Key::new("perplexity");
     add_model(&mut key, "model", args.model.path())?;
+    add_keys(&mut key, &args.model);
     key.bytes("text", text)
         .set("tokens of a chunk", n_ctx)
         .set("chunks", args.chunks);
@@ -77,6 +78,7 @@ fn compare(
         .map_or(shape.n_chunks, |n| n.min(shape.n_chunks));
     let mut key = Key::new("perplexity --kl-divergence");
     add_model(&mut key, "model", args.model.path())?;
+    add_keys(&mut key, &args.model);
     add_base(&mut key, &mut base)?;
     key.set("chunks", units);
     add_computation(&mut key, &options)?;

@@ -18,6 +18,7 @@ use octavo_text::tokenizer::Tokenizer;
 
 use super::args::ComputeArgs;
 use super::failure::{Exit, Failure, one_line};
+use super::load;
 use super::output::{Inputs, Kind, Output};
 use super::pieces::{Job, Measured, PartArgs, add_computation, add_model};
 use super::quantize;
@@ -218,12 +219,14 @@ impl QuantReportArgs {
                 "--html or --out, which are written",
             ),
         ];
-        match useless.into_iter().find(|(_, given, _)| *given) {
-            Some((option, _, expected)) => Err(Failure::Usage(format!(
+        if let Some((option, _, expected)) = useless.into_iter().find(|(_, given, _)| *given) {
+            return Err(Failure::Usage(format!(
                 "{option} has no effect: expected {expected}"
-            ))),
-            None => Ok(()),
+            )));
         }
+        let imatrix = self.imatrix.iter().map(|path| ("--imatrix", path));
+        let mut read = self.also.iter().map(|path| ("--also", path)).chain(imatrix);
+        read.try_for_each(|(option, path)| load::check_there(option, path))
     }
 
     /// All that the figures depend on.
@@ -263,7 +266,7 @@ impl QuantReportArgs {
         let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, text)?;
         drop(gguf);
         let importance = self.imatrix.as_deref().map(Importance::open).transpose()?;
-        let folder = Temporary::new(tempfile::tempdir()?.keep());
+        let folder = Temporary::folder(&std::env::temp_dir())?;
         let setup = Setup {
             model: &self.model,
             n_ctx: engine.ctx.unwrap_or_default(),

@@ -168,6 +168,11 @@ impl QuantizeArgs {
         }
     }
 
+    /// Whether anything goes to stdout.
+    pub(super) fn prints(&self) -> bool {
+        self.dry_run
+    }
+
     fn options(&self, target: Target) -> Result<Options, Failure> {
         let mut options = Options::new(target);
         options.threads = self.threads.count();
@@ -200,6 +205,7 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     let (output, target) = args.output_and_target()?;
     args.more.check(args.imatrix.is_some())?;
     let options = args.options(target)?;
+    let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let gguf = args
         .more
         .change(ModelSource::Path(args.input.clone()).open(true)?)?;
@@ -221,7 +227,6 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     if args.input.is_dir() {
         hf::check(&gguf)?;
     }
-    let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let importance = importance.map(|all| args.more.weights(all));
     let plan = Plan::new(&gguf, importance.as_ref(), &options)?;
     match output {

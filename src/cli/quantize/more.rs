@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use gguf_rs_lite::TensorType;
+use gguf_rs_lite::{Gguf, TensorType};
 use octavo_lab::imatrix::Importance;
+use octavo_lab::quantize::Prune;
 use regex::Regex;
 
+use super::super::args::{KeyValue, key_value};
 use super::super::failure::Failure;
 use super::super::prompt;
 use super::tensor_type;
@@ -23,15 +25,24 @@ pub(super) struct MoreArgs {
     /// Do not use the importance matrix for tensors with NAME in theirs; may be given several times
     #[arg(long, value_name = "NAME")]
     exclude_weights: Vec<String>,
+    /// Leave these layers out, counted from 0 and separated by commas
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    prune_layers: Vec<u32>,
+    /// Write VALUE for KEY, whatever the model says; TYPE is int, float, bool or str; may be given
+    /// several times
+    #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_value)]
+    override_kv: Vec<KeyValue>,
 }
 
 impl MoreArgs {
     /// The options, and whether they were given.
-    pub(super) fn given(&self) -> [(&'static str, bool); 3] {
+    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
         [
             ("--tensor-type-file", self.tensor_type_file.is_some()),
             ("--include-weights", !self.include_weights.is_empty()),
             ("--exclude-weights", !self.exclude_weights.is_empty()),
+            ("--prune-layers", !self.prune_layers.is_empty()),
+            ("--override-kv", !self.override_kv.is_empty()),
         ]
     }
 
@@ -63,13 +74,30 @@ impl MoreArgs {
             .collect()
     }
 
-    /// The importance that is looked at, as far as these options go.
+    fn prune(&self) -> Prune {
+        Prune::new(self.prune_layers.iter().copied())
+    }
+
+    /// The model that is quantized.
+    pub(super) fn change(&self, gguf: Gguf) -> Result<Gguf, Failure> {
+        let gguf = match self.prune() {
+            prune if prune.is_empty() => gguf,
+            prune => prune.apply(gguf)?,
+        };
+        match self.override_kv.is_empty() {
+            true => Ok(gguf),
+            false => Ok(gguf.with_keys(self.override_kv.iter().cloned())?),
+        }
+    }
+
+    /// The importance that is looked at, by the names of the new model.
     pub(super) fn weights(&self, importance: Importance) -> Importance {
         let (include, exclude) = (&self.include_weights, &self.exclude_weights);
         let has = |names: &[String], tensor: &str| names.iter().any(|name| tensor.contains(name));
+        let prune = self.prune();
         importance.with_names(|tensor| {
             let wanted = include.is_empty() || has(include, tensor);
-            (wanted && !has(exclude, tensor)).then(|| tensor.to_owned())
+            (wanted && !has(exclude, tensor)).then(|| prune.name(tensor))?
         })
     }
 }

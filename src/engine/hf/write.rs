@@ -45,13 +45,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
-    let new = Temporary::new(
-        tempfile::Builder::new()
-            .prefix(".octavo-")
-            .tempdir_in(parent)
-            .map_err(io)?
-            .keep(),
-    );
+    let new = Temporary::folder(parent).map_err(io)?;
     let put =
         |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;

@@ -22,6 +22,14 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// Layers that cannot be left out.
+    #[error("{file}: {reason}")]
+    Prune {
+        /// The model.
+        file: String,
+        /// What was expected, and what was found.
+        reason: String,
+    },
     /// A name without a layer.
     #[error(transparent)]
     NoLayer(#[from] super::mix::NoLayer),

@@ -9,6 +9,7 @@ mod error;
 mod groups;
 pub mod mix;
 mod plan;
+mod prune;
 mod target;
 
 use gguf_rs_lite::TensorInfo;
@@ -18,6 +19,7 @@ pub use convert::convert;
 pub use error::Error;
 use mix::Choices;
 pub use plan::Plan;
+pub use prune::Prune;
 pub use target::{Target, UnknownTarget};
 
 /// How to quantize.

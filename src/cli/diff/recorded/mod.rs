@@ -39,7 +39,7 @@ pub(super) fn diff(
     page: Option<&Output<'_>>,
     inputs: &Inputs,
 ) -> Result<Exit, Failure> {
-    let source = load::source_at(args.a.as_deref());
+    let source = args.keys.changed(load::source_at(args.a.as_deref()));
     let model = Arc::new(source.open(args.compute.mmap())?);
     if Tower::is_in(&model) {
         return tower(args, &model, page);
@@ -72,7 +72,7 @@ pub(super) fn diff(
             .ok_or_else(|| Failure::Usage(super::NO_TEXT.to_owned()))?;
         paths.push(run_llama_cpp(args, folder, &source, text)?);
     }
-    let read = |path: &PathBuf| Reference::read(path, args.against.into());
+    let read = |path: &PathBuf| Reference::read(path, args.against());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     if args.same_routing {
         check_routing_is_recorded(&paths, &references)?;
@@ -132,7 +132,7 @@ fn finish(
 fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
     let picture = pictures::only(args)?;
     let cells = args.cells.limits()?;
-    let read = |path: &PathBuf| Reference::read(path, args.against.into());
+    let read = |path: &PathBuf| Reference::read(path, args.against());
     let references = args
         .reference
         .iter()

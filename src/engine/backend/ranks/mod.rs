@@ -161,7 +161,8 @@ impl Described {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             path: match wanted.source {
                 ModelSource::Path(path) => Some(path.clone()),
-                ModelSource::Demo => None,
+                // the digest tells the other ranks that theirs has other keys
+                ModelSource::Demo | ModelSource::Changed { .. } => None,
             },
             digest: digest(gguf),
             mmap: wanted.mmap,

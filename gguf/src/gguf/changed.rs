@@ -1,0 +1,104 @@
+//! An open model with other keys, or with other names of its tensors.
+
+use super::{Gguf, TensorInfo, sort_by_name};
+use crate::map::Bytes;
+use crate::parse::parse;
+use crate::{Error, OwnedValue, Value, Writer};
+
+impl Gguf {
+    /// The same model with other values of some keys, or with keys that it has not. The tensors'
+    /// bytes stay where they are. A key that is there keeps its type: integers become integers of
+    /// the type that the file has, floats floats of it.
+    ///
+    /// # Errors
+    /// A value that the key's type cannot hold, a key that a file cannot have, or too many.
+    pub fn with_keys(
+        self,
+        changes: impl IntoIterator<Item = (String, OwnedValue)>,
+    ) -> Result<Gguf, Error> {
+        let mut writer = Writer::new();
+        for (key, value) in self.keys() {
+            writer.set(key, value);
+        }
+        for (key, value) in changes {
+            let value = match self.get(&key) {
+                Some(old) => self.as_old(&key, old, value)?,
+                None => value,
+            };
+            writer.set(&key, value);
+        }
+        let mut head = Vec::new();
+        writer.write_to(&mut head)?;
+        let bytes = Bytes::Held(head.into());
+        let directory = parse(self.name(), &bytes, 0, false)?;
+        Ok(Gguf {
+            keys: directory.keys,
+            changed: Some(bytes),
+            ..self
+        })
+    }
+
+    /// The new value of a key, in the type of the old one.
+    fn as_old(&self, key: &str, old: Value<'_>, new: OwnedValue) -> Result<OwnedValue, Error> {
+        let (expected, got) = (old.value_type(), new.value_type());
+        if expected == got && !matches!(old, Value::Array(_)) {
+            return Ok(new);
+        }
+        let int = match new {
+            OwnedValue::U8(v) => Some(i128::from(v)),
+            OwnedValue::I8(v) => Some(v.into()),
+            OwnedValue::U16(v) => Some(v.into()),
+            OwnedValue::I16(v) => Some(v.into()),
+            OwnedValue::U32(v) => Some(v.into()),
+            OwnedValue::I32(v) => Some(v.into()),
+            OwnedValue::U64(v) => Some(v.into()),
+            OwnedValue::I64(v) => Some(v.into()),
+            _ => None,
+        };
+        let fitting = match (old, int, &new) {
+            (Value::F64(_), _, OwnedValue::F32(v)) => return Ok(f64::from(*v).into()),
+            #[allow(clippy::cast_possible_truncation)] // as llama.cpp does with its overrides
+            (Value::F32(_), _, OwnedValue::F64(v)) => return Ok((*v as f32).into()),
+            (Value::U8(_), Some(int), _) => u8::try_from(int).map(OwnedValue::from).ok(),
+            (Value::I8(_), Some(int), _) => i8::try_from(int).map(OwnedValue::from).ok(),
+            (Value::U16(_), Some(int), _) => u16::try_from(int).map(OwnedValue::from).ok(),
+            (Value::I16(_), Some(int), _) => i16::try_from(int).map(OwnedValue::from).ok(),
+            (Value::U32(_), Some(int), _) => u32::try_from(int).map(OwnedValue::from).ok(),
+            (Value::I32(_), Some(int), _) => i32::try_from(int).map(OwnedValue::from).ok(),
+            (Value::U64(_), Some(int), _) => u64::try_from(int).map(OwnedValue::from).ok(),
+            (Value::I64(_), Some(int), _) => i64::try_from(int).map(OwnedValue::from).ok(),
+            (old, ..) => {
+                return Err(Error::KeyChange {
+                    file: self.name().to_owned(),
+                    key: key.to_owned(),
+                    expected: old.kind(),
+                    got: got.name(),
+                });
+            }
+        };
+        fitting.ok_or_else(|| Error::KeyRange {
+            file: self.name().to_owned(),
+            key: key.to_owned(),
+            expected: expected.name(),
+            got: int.unwrap_or_default().to_string(),
+        })
+    }
+
+    /// The same model with other names of its tensors; those that `rename` gives none are left out.
+    ///
+    /// # Errors
+    /// A name that comes twice.
+    pub fn with_names(self, rename: impl Fn(&str) -> Option<String>) -> Result<Gguf, Error> {
+        let tensors = self.tensors.into_iter().filter_map(|tensor| {
+            let name = rename(&tensor.name)?;
+            Some(TensorInfo { name, ..tensor })
+        });
+        let tensors: Vec<TensorInfo> = tensors.collect();
+        let sorted = sort_by_name(&tensors, &self.parts)?;
+        Ok(Gguf {
+            tensors,
+            sorted,
+            ..self
+        })
+    }
+}

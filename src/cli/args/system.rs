@@ -1,0 +1,47 @@
+//! The system message of a conversation.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::super::failure::Failure;
+use super::super::prompt;
+
+/// The system message, from one of two places.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SystemArgs {
+    /// System message (also: -sys TEXT)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+    /// Read the system message from FILE; - is stdin (also: -sysf FILE)
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "system",
+        allow_hyphen_values = true
+    )]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    system_file: Option<PathBuf>,
+}
+
+impl SystemArgs {
+    /// The option that was given.
+    pub(in crate::cli) fn given(&self) -> Option<&'static str> {
+        let file = self.system_file.as_ref().map(|_| "--system-file");
+        self.system.as_ref().map(|_| "--system").or(file)
+    }
+
+    /// The message; one newline at the end of a file is left out, as llama.cpp does.
+    pub(in crate::cli) fn read(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.system_file else {
+            return Ok(self.system.clone());
+        };
+        let mut text = String::from_utf8(prompt::read(path)?).map_err(|_| {
+            Failure::Input(format!("--system-file {}: expected UTF-8", path.display()))
+        })?;
+        if text.ends_with('\n') {
+            text.pop();
+        }
+        Ok(Some(text))
+    }
+}
