@@ -39,6 +39,7 @@ mod rope;
 mod simd;
 mod stamp;
 mod state;
+mod stdout;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -67,3 +68,4 @@ pub use program::{
 pub use prompt_bits::PromptBits;
 pub use ranks::{Collective, Cut, Threads, gather_rows};
 pub use rope::{Pairing, Rope, Turns};
+pub use stdout::stdout_was_closed;

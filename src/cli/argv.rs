@@ -3,6 +3,7 @@
 //! `-f a`, `-hf` for `-h -f`.
 
 mod llama;
+pub(super) mod needed;
 
 use std::ffi::OsString;
 

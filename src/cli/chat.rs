@@ -13,7 +13,8 @@ use octavo_vision::Sight;
 use octavo_vision::prompt::{private_marker, tokens};
 
 use super::args::{
-    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, GuessArgs, ModelArgs, TemplateArgs,
+    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, GuessArgs, ModelArgs, SystemArgs,
+    TemplateArgs,
 };
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
@@ -51,9 +52,8 @@ memory, /help lists all, /exit leaves.")]
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// System message (also: -sys TEXT)
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    system: Option<String>,
+    #[command(flatten)]
+    system: SystemArgs,
     /// Turn \n, \r, \t, \", \', \\ and \xHH in --stop into what they stand for
     #[arg(short, long, requires = "stop")]
     escape: bool,
@@ -90,6 +90,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
     let rule = args.constraint.read()?;
+    let system = args.system.read()?;
+    args.template.check()?;
+    args.sight.check()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let input = Input::new(args.no_history)?;
     signal::install()?;
@@ -100,7 +103,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let talk = Conversation {
         sight: sight.as_ref(),
         constraints: rule.map(|rule| Constraints::new(&engine, rule)),
-        ..Conversation::new(&engine, &template, args.system.as_deref(), options)
+        ..Conversation::new(&engine, &template, system.as_deref(), options)
     };
     converse(talk, input)
 }

@@ -199,10 +199,8 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     let text = error.render();
     match error.kind() {
         Kind::DisplayHelp | Kind::DisplayVersion => {
-            return match error.print() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => Failure::from(error).report(),
-            };
+            let printed = terminal::check_stdout().and_then(|()| Ok(error.print()?));
+            return printed.map_or_else(Failure::report, |()| ExitCode::SUCCESS);
         }
         Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();

@@ -52,7 +52,9 @@ pub(super) struct SeveralArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     best_of: Option<u16>,
     /// Search with W beams for likely texts, and print the --n best; draws nothing
-    #[arg(long, value_name = "W", conflicts_with = "best_of")]
+    #[arg(long, value_name = "W")]
+    #[arg(conflicts_with_all = ["best_of", "temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
+    #[arg(conflicts_with_all = ["lookup", "draft"])]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     beams: Option<u16>,
     /// What the number of tokens is raised to that a beam's log-probability is divided by, from -10

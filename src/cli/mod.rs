@@ -168,6 +168,15 @@ impl Command {
         }
     }
 
+    /// Whether it prints anything.
+    fn prints(&self) -> bool {
+        match self {
+            Command::Serve(_) | Command::Convert(_) | Command::Imatrix(_) => false,
+            Command::Quantize(args) => args.prints(),
+            _ => true,
+        }
+    }
+
     /// That it is one of those that several ranks run together.
     fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         match self.numa() {
@@ -204,12 +213,16 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
         Err(failure) => return failure.report(),
     };
     let parsed = command
-        .try_get_matches_from(args)
+        .clone()
+        .try_get_matches_from(&args)
         .and_then(|found| Cli::from_arg_matches(&found));
     let result = match parsed {
         Ok(cli) => terminal::set_up(cli.messages.level(), cli.messages.log_file.as_deref())
             .and_then(|()| dispatch(cli.command)),
-        Err(error) => return failure::usage(&error),
+        Err(error) => match argv::needed::explain(&command, &args, &error) {
+            Some(line) => Err(Failure::Usage(line)),
+            None => return failure::usage(&error),
+        },
     };
     match result {
         Ok(exit) => exit.into(),
@@ -219,7 +232,7 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// The whole command line.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(numbers_below_0)
+    numbers_below_0(Cli::command()).mut_subcommands(numbers_below_0)
 }
 
 /// Takes a number below 0 after an option as its value, so that the option says which numbers it
@@ -234,6 +247,9 @@ fn numbers_below_0(command: clap::Command) -> clap::Command {
 }
 
 fn dispatch(command: Command) -> Result<Exit, Failure> {
+    if command.prints() {
+        terminal::check_stdout()?;
+    }
     if let Some(world) = ranks::world() {
         command.check_ranks(world.ranks())?;
     }
@@ -242,6 +258,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     terminal::detail(&format!("octavo: version {}", env!("CARGO_PKG_VERSION")));
     let start = std::time::Instant::now();
     let result = execute(command);
+    output::tell_of_left_overs();
     let seconds = start.elapsed().as_secs_f64();
     terminal::detail(&format!("octavo: ended after {seconds:.1} s"));
     if let Some(others) = others {

@@ -9,7 +9,9 @@ use clap::Args;
 use octavo_engine::generate::{Finish, Observer, Options, generate_within};
 
 use super::answer::Answer;
-use super::args::{ComputeArgs, ConstraintArgs, GenerateArgs, GivenRule, ModelArgs, TemplateArgs};
+use super::args::{
+    ComputeArgs, ConstraintArgs, GenerateArgs, GivenRule, ModelArgs, SystemArgs, TemplateArgs,
+};
 use super::failure::{Exit, Failure};
 use super::feed::Feed;
 use super::lines::{self, Several, SeveralArgs};
@@ -65,14 +67,8 @@ pub(super) struct RunArgs {
     /// The text is a user's message: apply the model's chat template
     #[arg(long)]
     chat: bool,
-    /// System message (also: -sys TEXT)
-    #[arg(
-        long,
-        value_name = "TEXT",
-        requires = "chat",
-        allow_hyphen_values = true
-    )]
-    system: Option<String>,
+    #[command(flatten)]
+    system: SystemArgs,
     /// Print the prompt before the text
     #[arg(long, conflicts_with_all = ["lines", "n", "best_of", "beams"])]
     echo: bool,
@@ -104,6 +100,18 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
+    /// Refuses what can be seen to be wrong before a model is loaded.
+    fn check(&self) -> Result<(), Failure> {
+        if let Some(name) = self.system.given().filter(|_| !self.chat) {
+            let what = format!("{name} has no effect: expected --chat with it");
+            return Err(Failure::Usage(what));
+        }
+        self.generate.guess.check()?;
+        self.template.check()?;
+        self.pictures.check()?;
+        self.system.check()
+    }
+
     /// Whether nothing was said that could be continued, by a person who can say it now.
     fn opens_chat(&self) -> bool {
         let wants_text = self.text.is_given()
@@ -122,13 +130,14 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.text.escape)?;
     args.compute.kv_type()?;
     options.logprobs = args.logprobs.map(usize::from);
+    args.check()?;
     if args.opens_chat() {
         return chat::open(
             &args.model,
             &args.template,
             &args.compute,
             &args.generate.guess,
-            args.system.as_deref(),
+            args.system.read()?.as_deref(),
             options,
         );
     }

@@ -2,6 +2,7 @@
 
 mod log;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,11 +101,11 @@ struct ListenArgs {
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     api_key_file: Option<PathBuf>,
     /// Site whose pages may use the server, with its scheme and without a path; * for all
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors_origin: Vec<String>,
     /// Name that requests may call this machine by, beside its addresses and localhost: that of a
     /// reverse proxy, say; * for any
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     allow_host: Vec<String>,
     /// What stands before every route, such as /octavo: for a reverse proxy that passes paths on
     /// as they are
@@ -177,6 +178,10 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         move || stop.stop()
     })?;
     let options = options(args)?;
+    args.guess.check()?;
+    args.template.check()?;
+    args.sight.check()?;
+    check_address(&args.listen)?;
     let (engine_options, context) = engine_options(args)?;
     let engine = load::any_engine(&args.model, engine_options)?;
     args.guess.load_draft(&engine, &args.compute)?;
@@ -242,6 +247,39 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
     })
 }
 
+/// That the address can be listened on: loading a model first would take long.
+fn check_address(listen: &ListenArgs) -> Result<(), Failure> {
+    let (host, port) = (listen.host.as_str(), listen.port);
+    let refused = |error| {
+        Failure::Input(format!(
+            "cannot listen on {host}:{port}: {error} (--host, --port)"
+        ))
+    };
+    // of several ranks one listens, later
+    if super::ranks::world().is_some() {
+        return Ok(());
+    }
+    TcpListener::bind((host, port)).map(drop).map_err(refused)
+}
+
+/// A site: a scheme and a host, or all.
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.split_once("://").map(|(_, host)| host);
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', ' ']);
+    match text == "*" || host.is_some_and(is_host) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a scheme and a host, such as https://example.org, or *".to_owned()),
+    }
+}
+
+/// A name of a machine, without a port.
+fn host_name(text: &str) -> Result<String, String> {
+    match text.is_empty() || text.contains(['/', ' ', ':', ',', '=']) {
+        true => Err("expected a name such as example.org, without a port, or *".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
 /// The alias, then the file's stem.
 fn names(args: &ServeArgs) -> Vec<String> {
     let stem = match args.model.path() {
@@ -256,8 +294,8 @@ fn names(args: &ServeArgs) -> Vec<String> {
 fn keys(listen: &ListenArgs) -> Result<Vec<String>, Failure> {
     let mut keys = listen.api_key.clone();
     if let Some(path) = &listen.api_key_file {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+        let failed = |error| Failure::Input(format!("--api-key-file {}: {error}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(failed)?;
         let lines = text.lines().map(str::trim);
         let own = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let before = keys.len();
@@ -287,7 +325,7 @@ fn prefix(text: &str) -> Result<String, String> {
 
 fn no_keys(path: &Path) -> Failure {
     Failure::Input(format!(
-        "{}: expected at least one key, one a line",
+        "--api-key-file {}: expected at least one key, one a line",
         path.display()
     ))
 }
@@ -298,7 +336,7 @@ fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure>
     let share = &args.share;
     let mut options = args.compute.options()?;
     options.sessions = share.parallel.into();
-    let gguf = load::source_at_quietly(args.model.path()).open(true)?;
+    let gguf = load::source_quietly(&args.model).open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?;
     if !hparams.is_causal() && !args.compute.has_batch() {

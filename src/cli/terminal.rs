@@ -45,6 +45,17 @@ pub(super) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// A line that has its own time: on stderr from this level on, in the log as [`note`] and
+/// [`detail`].
+pub(super) fn tell_timed(level: Level, line: &str) {
+    if level <= Level::Usual || says(level) {
+        log::add_timed(line);
+    }
+    if says(level) {
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
 /// A line on stderr.
 pub(super) fn note(line: &str) {
     if says(Level::Usual) {
@@ -73,6 +84,17 @@ pub(super) fn print(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     out.flush()
+}
+
+/// That there is a stdout: what is printed without one would be lost without a word.
+pub(super) fn check_stdout() -> Result<(), Failure> {
+    match octavo_kernels::stdout_was_closed() {
+        true => Err(Failure::Machine(
+            "stdout: is closed: expected a place for what is printed (/dev/null, if none is wanted)"
+                .to_owned(),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Whether a person may write to stdin.

@@ -72,3 +72,49 @@ fn every_command_has_a_manual_page() {
     }
     assert!(bad(&["man", "nothing"], 2).contains("expected one of run, chat"));
 }
+
+/// Rust's runtime opens the null device for a descriptor that is closed, and everything printed
+/// would be lost; who asks for the null device has it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_stdout_that_is_closed_from_the_start_is_an_error() {
+    let run = |line: &str| {
+        let output = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &format!("\"$0\" {line}"),
+                env!("CARGO_BIN_EXE_octavo"),
+            ])
+            .output()
+            .expect("sh runs");
+        (output.status.code(), stderr(&output))
+    };
+    for command in [
+        "run -p 1+1= -n 1",
+        "tokenize -p x",
+        "inspect",
+        "logits -p x",
+        "--help",
+        "run --help",
+        "--version",
+        "man",
+        "completions bash",
+        "run nothing.gguf -p x",
+    ] {
+        let (code, said) = run(&format!("{command} >&-"));
+        assert_eq!(code, Some(1), "{command}: {said}");
+        assert!(
+            said.starts_with("octavo: error: stdout: is closed"),
+            "{command}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{command}: {said}");
+    }
+    for command in [
+        "run -q -p 1+1= -n 1 >/dev/null",
+        "run -q -p 1+1= -n 1 1<>/dev/null",
+        "tokenize -q -p x >/dev/null 2>&-",
+        "tokenize -q -p x <&- >/dev/null",
+    ] {
+        assert_eq!(run(command), (Some(0), String::new()), "{command}");
+    }
+}

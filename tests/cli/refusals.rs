@@ -1,6 +1,7 @@
 //! What is refused before it costs time or leaves a file: folders that would not load, matrices of
 //! other models.
 
+mod early;
 mod quantizing;
 
 use std::path::{Path, PathBuf};

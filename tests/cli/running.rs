@@ -273,6 +273,17 @@ fn chat_applies_the_template() {
     );
     assert!(bad(&["run", "--system", "x", "-p", "y"], 2).contains("--chat"));
     let dir = folder();
+    let system = dir.path().join("system");
+    std::fs::write(&system, "-S\n").expect("written");
+    let system = system.to_str().expect("UTF-8");
+    for name in ["--system-file", "-sysf"] {
+        let args = [
+            "run", "--chat", name, system, "-p", "Hi", "--json", "--echo", "-n", "1",
+        ];
+        assert_eq!(json(&args)["text"], with_system["text"]);
+    }
+    assert!(bad(&["run", "--system-file", system, "-p", "y"], 2).contains("--system-file"));
+    assert!(bad(&["chat", "--system-file", "/nothing"], 1).contains("/nothing"));
     let bare = variant(&dir, "bare.gguf", true, |w| {
         w.remove("tokenizer.chat_template");
     });

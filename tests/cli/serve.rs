@@ -204,6 +204,39 @@ fn each_request_is_a_line_on_stderr() {
 }
 
 #[test]
+fn the_log_of_requests_follows_the_options_of_all_commands() {
+    let dir = super::folder();
+    let log = dir.path().join("log");
+    let log = log.to_str().expect("UTF-8");
+    let said = |options: &[&str]| {
+        let serving = serve(options);
+        read(serving.ask(r#"{"prompt": "1+1=", "max_tokens": 1}"#));
+        let mut probe = TcpStream::connect(&serving.address).expect("it listens");
+        let request = format!(
+            "GET /health HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n",
+            serving.address
+        );
+        probe.write_all(request.as_bytes()).expect("it reads");
+        read(probe);
+        serving.terminate();
+        let (code, rest) = serving.end();
+        assert_eq!(code, Some(0), "{rest}");
+        ["/v1/completions", "/health"].map(|route| rest.contains(route))
+    };
+    assert_eq!(said(&[]), [true, false]);
+    assert_eq!(said(&["-v"]), [true, true]);
+    assert_eq!(said(&["-q", "--log-file", log]), [false, false]);
+    let kept = std::fs::read_to_string(log).expect("written");
+    let line = kept.lines().find(|line| line.contains("/v1/completions"));
+    // a time, once
+    assert!(
+        line.is_some_and(|line| line[10..].matches('Z').count() == 1),
+        "{kept}"
+    );
+    assert!(!kept.contains("/health"), "{kept}");
+}
+
+#[test]
 fn nobody_reads_the_log_and_the_server_goes_on() {
     let serving = serve(&[]);
     // more than a pipe holds

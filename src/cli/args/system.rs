@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::super::failure::Failure;
-use super::super::prompt;
+use super::super::{load, prompt};
 
 /// The system message, from one of two places.
 #[derive(Debug, Args)]
@@ -29,6 +29,14 @@ impl SystemArgs {
     pub(in crate::cli) fn given(&self) -> Option<&'static str> {
         let file = self.system_file.as_ref().map(|_| "--system-file");
         self.system.as_ref().map(|_| "--system").or(file)
+    }
+
+    /// That there is such a file.
+    pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
+        match &self.system_file {
+            Some(path) if path.as_os_str() != "-" => load::check_there("--system-file", path),
+            _ => Ok(()),
+        }
     }
 
     /// The message; one newline at the end of a file is left out, as llama.cpp does.

@@ -20,6 +20,7 @@ pub(super) struct Prompts<'a> {
     pictures: &'a [Shown],
     /// With `--chat`.
     template: Option<ChatTemplate>,
+    system: Option<String>,
     constraints: Option<Constraints>,
 }
 
@@ -51,6 +52,7 @@ impl<'a> Prompts<'a> {
             engine,
             pictures,
             template,
+            system: args.system.read()?,
             constraints: rule.map(|rule| Constraints::new(engine, rule)),
         })
     }
@@ -107,7 +109,7 @@ impl<'a> Prompts<'a> {
                 e.utf8_error()
             ))
         })?;
-        let system = self.args.system.iter();
+        let system = self.system.iter();
         let mut messages: Vec<Message> = system.map(|s| Message::new("system", s)).collect();
         messages.push(Message::new("user", content));
         Ok(messages)

@@ -1,6 +1,5 @@
 //! The server's log on stderr: a line for each request, and warnings.
 
-use std::io::Write;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,6 +10,7 @@ use octavo_server::{LogEvent, LogSink, RequestRecord};
 use serde_json::{Map, Value, json};
 
 use crate::cli::failure::Failure;
+use crate::cli::terminal::{self, Level};
 
 /// Lines that wait to be written. Further ones are dropped: whoever reads stderr slowly must not
 /// slow down answers.
@@ -26,12 +26,6 @@ pub(super) struct LogArgs {
     /// Form of the lines that stderr gets, one for each request
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
-    /// Also log requests of probes: /health, /ready, /live, /metrics
-    #[arg(short, long)]
-    verbose: bool,
-    /// Log no requests but those that fail by a fault of the server
-    #[arg(short, long, conflicts_with = "verbose")]
-    quiet: bool,
 }
 
 /// The form of a log's lines.
@@ -43,23 +37,23 @@ enum LogFormat {
     Json,
 }
 
-impl LogArgs {
-    /// Whether a record is written.
-    fn wants(&self, event: &LogEvent<'_>) -> bool {
-        match event {
-            LogEvent::Request(record) if record.status >= 500 => true,
-            LogEvent::Request(record) => !self.quiet && (self.verbose || !record.is_probe),
-            LogEvent::Warning { .. } => !self.quiet,
-        }
+/// The level from which on a record is written: -q leaves only requests that fail by a fault of the
+/// server, -v adds those of probes.
+fn level(event: &LogEvent<'_>) -> Level {
+    match event {
+        LogEvent::Request(record) if record.status >= 500 => Level::Quiet,
+        LogEvent::Request(record) if record.is_probe => Level::Verbose,
+        LogEvent::Request(_) | LogEvent::Warning { .. } => Level::Usual,
     }
+}
 
+impl LogArgs {
     /// Starts the thread that writes lines to stderr.
     pub(super) fn start(&self) -> Result<Log, Failure> {
-        let (sender, receiver) = sync_channel::<String>(WAITING);
+        let (sender, receiver) = sync_channel::<(Level, String)>(WAITING);
         let write = move || {
-            for line in receiver {
-                // where stderr is closed nobody can be told
-                let _ = writeln!(std::io::stderr(), "{line}");
+            for (level, line) in receiver {
+                terminal::tell_timed(level, &line);
             }
         };
         let thread = std::thread::Builder::new().name("log".to_owned());
@@ -77,9 +71,6 @@ impl LogArgs {
         let args = self.clone();
         let dropped = Mutex::new(0u64);
         LogSink::new(move |event| {
-            if !args.wants(&event) {
-                return;
-            }
             let line = match args.log_format {
                 LogFormat::Text => text(SystemTime::now(), &event),
                 LogFormat::Json => json(SystemTime::now(), &event).to_string(),
@@ -87,11 +78,11 @@ impl LogArgs {
             let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(sender) = sender.as_ref() {
                 let mut dropped = dropped.lock().unwrap_or_else(PoisonError::into_inner);
-                match sender.try_send(line) {
+                match sender.try_send((level(&event), line)) {
                     Ok(()) if *dropped > 0 => {
                         let line =
                             format!("octavo: warning: {dropped} lines of the log are missing");
-                        if sender.try_send(line).is_ok() {
+                        if sender.try_send((Level::Usual, line)).is_ok() {
                             *dropped = 0;
                         }
                     }
@@ -103,9 +94,12 @@ impl LogArgs {
     }
 }
 
+/// Where lines go that wait to be written, each with its level.
+type Lines = SyncSender<(Level, String)>;
+
 /// The thread that writes; dropping this waits until all is written, though not for ever.
 pub(super) struct Log {
-    sender: Arc<Mutex<Option<SyncSender<String>>>>,
+    sender: Arc<Mutex<Option<Lines>>>,
     thread: JoinHandle<()>,
 }
 
@@ -233,11 +227,6 @@ mod tests {
 
     #[test]
     fn quiet_keeps_faults_and_verbose_adds_probes() {
-        let args = |verbose, quiet| LogArgs {
-            log_format: LogFormat::Text,
-            verbose,
-            quiet,
-        };
         let probe = RequestRecord {
             is_probe: true,
             ..record()
@@ -246,11 +235,7 @@ mod tests {
             status: 503,
             ..probe.clone()
         };
-        let wanted = |args: &LogArgs| {
-            [&record(), &probe, &fault].map(|record| args.wants(&LogEvent::Request(record)))
-        };
-        assert_eq!(wanted(&args(false, false)), [true, false, true]);
-        assert_eq!(wanted(&args(true, false)), [true, true, true]);
-        assert_eq!(wanted(&args(false, true)), [false, false, true]);
+        let levels = [&record(), &probe, &fault].map(|record| level(&LogEvent::Request(record)));
+        assert_eq!(levels, [Level::Usual, Level::Verbose, Level::Quiet]);
     }
 }

@@ -48,10 +48,18 @@ pub(super) fn open(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Adds a line. A log that takes no more is no reason to end the work that it tells of.
+/// Adds a line with its time.
 pub(super) fn add(line: &str) {
-    if let Some(mut file) = LOG.get() {
+    if LOG.get().is_some() {
         let time = strftime("%Y-%m-%dT%H:%M:%SZ", now());
-        let _ = file.write_all(format!("{time} {line}\n").as_bytes());
+        add_timed(&format!("{time} {line}"));
+    }
+}
+
+/// Adds a line that has its time. A log that takes no more is no reason to end the work that it
+/// tells of.
+pub(super) fn add_timed(line: &str) {
+    if let Some(mut file) = LOG.get() {
+        let _ = file.write_all(format!("{line}\n").as_bytes());
     }
 }
