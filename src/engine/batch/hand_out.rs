@@ -96,10 +96,19 @@ impl Batch {
             Some(Ok(delta)) => {
                 self.totals.generated_tokens += delta.tokens.len() as u64;
                 if delta != Delta::default() {
-                    events.push((request, Event::Delta { choice, delta }));
+                    let timing = self.timing(at);
+                    events.push((
+                        request,
+                        Event::Delta {
+                            choice,
+                            delta,
+                            timing,
+                        },
+                    ));
                 }
             }
         }
+        let branch = self.branches.get_mut(&at).expect("a branch of the batch");
         if let Some(token) = branch.next_token() {
             self.scheduler.push(at, token);
             return;

@@ -142,6 +142,8 @@ pub enum Event {
         choice: usize,
         /// What is new.
         delta: Delta,
+        /// Times and counts of the text so far.
+        timing: Timing,
     },
     /// One of its texts has ended.
     Finished {

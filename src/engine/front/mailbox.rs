@@ -62,12 +62,17 @@ impl Mailbox {
                 Some(Event::Delta {
                     choice: before,
                     delta,
+                    timing: time,
                 }),
                 Event::Delta {
                     choice,
                     delta: more,
+                    timing,
                 },
-            ) if *before == choice => delta.append(more),
+            ) if *before == choice => {
+                delta.append(more);
+                *time = timing;
+            }
             (Some(Event::Read { done }), Event::Read { done: more }) => *done = more,
             (_, event) => letters.events.push_back(event),
         }

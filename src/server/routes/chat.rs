@@ -56,6 +56,8 @@ pub(crate) struct Style {
     logprobs: bool,
     include_usage: bool,
     return_token_ids: bool,
+    /// Every piece of a stream has the times so far.
+    timings_per_token: bool,
     n: usize,
     /// What the client should know about the answer.
     pub(crate) warnings: Vec<String>,
@@ -198,6 +200,7 @@ pub(crate) fn prepare(
             logprobs,
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             n,
             warnings: warning.into_iter().collect(),
         },

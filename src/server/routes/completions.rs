@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::{Event, Goal, Request};
+use octavo_engine::{Event, Goal, Request, Timing};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -43,6 +43,8 @@ struct Style {
     n: usize,
     include_usage: bool,
     return_token_ids: bool,
+    /// Every piece of a stream has the times so far.
+    timings_per_token: bool,
     /// What the client should know about the answer.
     warnings: Vec<String>,
 }
@@ -145,6 +147,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             n,
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             warnings: Vec::new(),
         },
     })
@@ -355,9 +358,9 @@ impl CompletionWriter {
 
     fn grow(
         &mut self,
-        prompt: usize,
-        choice: usize,
+        (prompt, choice): (usize, usize),
         delta: &octavo_engine::Delta,
+        timing: &Timing,
         messages: &mut Vec<Message>,
     ) {
         self.echo(prompt, &[], messages);
@@ -376,6 +379,9 @@ impl CompletionWriter {
         let mut chunk = self.piece(index, delta.text.clone(), logprobs);
         if self.style.return_token_ids {
             chunk["choices"][0]["token_ids"] = json!(delta.tokens);
+        }
+        if self.style.timings_per_token {
+            chunk["timings"] = wire::timings(timing);
         }
         messages.push(Message::Data(chunk));
     }
@@ -399,8 +405,12 @@ impl Writer for CompletionWriter {
             }
             Some(Update { prompt, event }) => match event {
                 Event::Prompt(all) => self.echo(prompt, &all, &mut messages),
-                Event::Delta { choice, delta } => {
-                    self.grow(prompt, choice, &delta, &mut messages);
+                Event::Delta {
+                    choice,
+                    delta,
+                    timing,
+                } => {
+                    self.grow((prompt, choice), &delta, &timing, &mut messages);
                 }
                 Event::Finished {
                     choice,

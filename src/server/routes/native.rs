@@ -37,6 +37,9 @@ struct Prepared {
     style: Style,
 }
 
+/// Fields that a request may choose.
+const MAX_RESPONSE_FIELDS: usize = 100;
+
 /// How an answer is written.
 struct Style {
     model: String,
@@ -46,6 +49,10 @@ struct Style {
     settings: Value,
     /// Texts of the prompts.
     prompts: Vec<String>,
+    /// Fields of a text's last object that are wanted, as paths; all if there are none.
+    response_fields: Vec<String>,
+    /// Every piece of a stream has the times so far.
+    timings_per_token: bool,
     /// What the client should know about the answer.
     warnings: Vec<String>,
 }
@@ -102,6 +109,10 @@ fn prepare(
             settings: settings::of(app, &options, stream),
             stop: options.stop,
             prompts: prompts.iter().map(text).collect(),
+            response_fields: fields
+                .strings("response_fields", MAX_RESPONSE_FIELDS)?
+                .unwrap_or_default(),
+            timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             warnings: Vec::new(),
         },
     })
@@ -151,7 +162,21 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
         let logprobs = wire::chat_logprobs(app.tokenizer(), &choice.logprobs);
         object["completion_probabilities"] = logprobs["content"].clone();
     }
-    object
+    chosen(object, &style.response_fields)
+}
+
+/// The fields of an object that are wanted: those that paths such as
+/// `generation_settings/n_predict` lead to, under these paths.
+fn chosen(object: Value, paths: &[String]) -> Value {
+    if paths.is_empty() {
+        return object;
+    }
+    let found = paths.iter().filter_map(|path| {
+        let mut keys = path.split('/');
+        let value = keys.try_fold(&object, |inner, key| inner.as_object()?.get(key))?;
+        Some((path.clone(), value.clone()))
+    });
+    Value::Object(found.collect())
 }
 
 /// How a text ended.
@@ -212,7 +237,7 @@ impl Writer for NativeWriter {
             return None;
         };
         let message = match event {
-            Event::Delta { delta, .. } => {
+            Event::Delta { delta, timing, .. } => {
                 self.generated[prompt] += delta.tokens.len();
                 let mut object = json!({
                     "index": prompt,
@@ -226,6 +251,9 @@ impl Writer for NativeWriter {
                     let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
                     object["completion_probabilities"] = logprobs["content"].clone();
                 }
+                if self.style.timings_per_token {
+                    object["timings"] = wire::timings(&timing);
+                }
                 object
             }
             Event::Finished { text, timing, .. } => {
@@ -234,7 +262,8 @@ impl Writer for NativeWriter {
                     stopped_by: text.stopped_by,
                     has_new_line: text.text.contains('\n'),
                 };
-                last(&self.style, prompt, &end, &timing)
+                let object = last(&self.style, prompt, &end, &timing);
+                chosen(object, &self.style.response_fields)
             }
             Event::Failed(error) => {
                 self.has_ended = true;

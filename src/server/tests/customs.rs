@@ -404,6 +404,39 @@ fn settings_and_slots_have_llama_servers_names() {
 }
 
 #[test]
+fn pieces_have_times_and_answers_the_fields_that_are_asked_for() {
+    let server = Server::usual();
+    for (path, fields) in [
+        ("/completion", json!({ "prompt": "1+1=", "n_predict": 4 })),
+        (
+            "/v1/completions",
+            json!({ "prompt": "1+1=", "max_tokens": 4 }),
+        ),
+        (CHAT, chat(json!({ "max_tokens": 4 }))),
+    ] {
+        let mut body = fields;
+        body["stream"] = json!(true);
+        body["timings_per_token"] = json!(true);
+        body["ignore_eos"] = json!(true);
+        // on a busy machine a piece may have several tokens
+        let counts: Vec<u64> = server
+            .stream(path, &body)
+            .iter()
+            .filter_map(|piece| serde_json::from_str(piece).ok())
+            .filter_map(|piece: Value| piece["timings"]["predicted_n"].as_u64())
+            .collect();
+        assert!(counts.len() > 1 && counts.is_sorted(), "{path}: {counts:?}");
+        assert_eq!(counts.last(), Some(&4), "{path}");
+    }
+    let wanted = ["content", "generation_settings/n_predict", "no/such"];
+    let body = json!({ "prompt": "1+1=", "n_predict": 3, "response_fields": wanted });
+    let answer = ok(&server, "/completion", &body);
+    let fields: Vec<&String> = answer.as_object().expect("an object").keys().collect();
+    assert_eq!(fields, [wanted[0], wanted[1]]);
+    assert_eq!(answer[wanted[1]], 3);
+}
+
+#[test]
 fn tools_without_a_place_that_do_not_fit_are_left_out_with_a_warning() {
     let server = Server::usual();
     let tool = |i: usize| {

@@ -1,10 +1,11 @@
 //! The page in a browser.
 
+use octavo_engine::EngineOptions;
 use octavo_server::Options;
 use serde_json::{Value, json};
 
 use crate::browser::Browser;
-use crate::client::Server;
+use crate::client::{Server, small};
 use crate::pictures::{asked, image, picture, seeing, text};
 
 /// The Enter key.
@@ -58,9 +59,13 @@ fn stop_ends_the_work_on_the_server_too() {
     let Some(browser) = Browser::start() else {
         return;
     };
-    let server = Server::usual();
+    let engine = EngineOptions {
+        ctx: Some(50_000),
+        ..small()
+    };
+    let server = Server::new(engine, Options::default());
     browser.open(&server);
-    // nothing ends this answer but its length, which is a context's
+    // nothing ends this answer but its length, which is a context's: longer than a browser needs
     browser.run(
         "window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
            if (init && init.body) { \

@@ -108,7 +108,13 @@ impl ChatWriter {
         deltas
     }
 
-    fn grow(&mut self, index: usize, delta: &octavo_engine::Delta, messages: &mut Vec<Message>) {
+    fn grow(
+        &mut self,
+        index: usize,
+        delta: &octavo_engine::Delta,
+        timing: &Timing,
+        messages: &mut Vec<Message>,
+    ) {
         self.begin(index, messages);
         let pieces = self.choices[index].parser.push(&delta.text);
         let mut deltas = self.pieces(index, pieces);
@@ -125,6 +131,9 @@ impl ChatWriter {
             }
             if i == 0 && self.style.return_token_ids {
                 chunk["choices"][0]["token_ids"] = json!(delta.tokens);
+            }
+            if i == 0 && self.style.timings_per_token {
+                chunk["timings"] = wire::timings(timing);
             }
             messages.push(Message::Data(chunk));
         }
@@ -173,7 +182,11 @@ impl Writer for ChatWriter {
             }
             Some(Update { event, .. }) => match event {
                 Event::Started { .. } => self.begin(0, &mut messages),
-                Event::Delta { choice, delta } => self.grow(choice, &delta, &mut messages),
+                Event::Delta {
+                    choice,
+                    delta,
+                    timing,
+                } => self.grow(choice, &delta, &timing, &mut messages),
                 Event::Finished {
                     choice,
                     text,
