@@ -42,7 +42,7 @@ pub use octavo_engine::{
     Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineOptions, Error, Event, Loading,
     Logits, ModelSource, Request, Session, Wanted,
 };
-pub use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
+pub use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 pub use octavo_model::{Hparams, Model, Tap};
 pub use octavo_text::chat::{ChatTemplate, Message};
 pub use octavo_text::tokenizer::{EncodeOptions, Tokenizer};

@@ -106,9 +106,9 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         isa: IsaChoice::Only(isas[turn % isas.len()]),
         threads: Some(1),
         kv_type: if turn.is_multiple_of(3) {
-            KvType::F32
+            KvType::F32.both()
         } else {
-            KvType::F16
+            KvType::F16.both()
         },
         ctx: Some(48),
         batch: Some(5),
@@ -234,8 +234,8 @@ fn a_cache_of_bytes_wants_heads_of_whole_groups() {
         };
         Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_| {}).map(|_| ())
     };
-    assert!(load(KvType::Bf16).is_ok());
-    let error = load(KvType::Q8_0)
+    assert!(load(KvType::Bf16.both()).is_ok());
+    let error = load(KvType::Q8_0.both())
         .expect_err("heads are narrower")
         .to_string();
     assert!(

@@ -257,7 +257,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 n_layer: layers,
                 n_head_kv: heads_kv,
                 head_dim: d,
-                ty,
+                types: ty.both(),
             };
             // pages never written would all be one page of zeros
             let mut store = KvStore::new(&[kv], (start + m).div_ceil(16)).expect("memory");

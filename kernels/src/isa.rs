@@ -1,6 +1,6 @@
 //! What this CPU can do, as a value: detected once or demanded, printed, passed down.
 
-use crate::kv::KvType;
+use crate::kv::{KvType, KvTypes};
 use crate::prompt_bits::PromptBits;
 use crate::table::Table;
 use std::f64::consts::SQRT_2;
@@ -163,11 +163,11 @@ impl Isa {
         self.spec().prompt_rounding
     }
 
-    /// The same of kernels that round to so many bits where they can, with keys and values of a
-    /// type.
-    pub fn prompt_rounding_in(self, bits: PromptBits, kv_type: KvType) -> Rounding {
+    /// The same of kernels that round to so many bits where they can, with keys and values of
+    /// these types.
+    pub fn prompt_rounding_in(self, bits: PromptBits, kv_types: KvTypes) -> Rounding {
         let mut sixteen = self.prompt_rounding();
-        if kv_type == KvType::F32 && sixteen.attention == INT16.attention {
+        if kv_types.has(KvType::F32) && sixteen.attention == INT16.attention {
             // integers would round what such a cache keeps
             sixteen.attention = 0.0;
         }

@@ -50,7 +50,7 @@ pub use exec::{Executor, TapFn};
 pub use formats::{has_minimum, packed_types};
 pub use hadamard::HADAMARD_ORDER;
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
-pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
+pub use kv::{KvShape, KvStore, KvTooLarge, KvType, KvTypes, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{
     LargePages, NoMemory, large_pages, lock_limit, room, share_heap, trim, with_memory,

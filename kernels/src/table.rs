@@ -4,7 +4,7 @@
 use crate::act::{ActRow, Form};
 use crate::generic::batch::BatchKernels;
 use crate::generic::{attention, elementwise, gemm, recurrence, routing};
-use crate::kv::{KvShape, KvType};
+use crate::kv::{KvShape, KvType, KvTypes};
 use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
 
@@ -126,12 +126,12 @@ pub(crate) struct PromptAttention {
     pub(crate) rows: usize,
     /// Bytes of scratch, for heads of so many values.
     pub(crate) scratch: fn(usize) -> usize,
-    /// By [`KvType`].
-    pub(crate) attend: fn(KvType) -> unsafe fn(&attention::Block<'_>, *mut u8),
+    /// What brings keys, and values, of a type into the scratch.
+    pub(crate) keys: fn(KvType) -> attention::PackSpan,
+    pub(crate) values: fn(KvType) -> attention::PackSpan,
+    /// Attends to what these two bring there.
+    pub(crate) attend: unsafe fn(&attention::Block<'_>, [attention::PackSpan; 2], *mut u8),
 }
-
-/// One run of `NQ` query rows over pages.
-pub(crate) type AttentionRun = unsafe fn(&mut attention::QueryRows<'_>, usize);
 
 /// Norms values by weights, with an epsilon, so many at a time.
 pub(crate) type Norm = unsafe fn(*const f32, *const f32, f32, usize, *mut f32);
@@ -153,8 +153,8 @@ pub(crate) struct Table {
     pub(crate) leave: unsafe fn(),
     /// Query rows taken at a time, most first.
     pub(crate) queries: &'static [usize],
-    /// For so many query rows, one of `queries`, of pages of a type.
-    pub(crate) attention: fn(usize, KvType) -> AttentionRun,
+    /// For so many query rows, one of `queries`, and pages of these types.
+    pub(crate) attention: fn(usize, KvTypes) -> attention::SpanKernels,
     /// Instead of the former, for prompts.
     pub(crate) prompt_attention: Option<PromptAttention>,
     pub(crate) rms_norm: Norm,

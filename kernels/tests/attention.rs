@@ -8,8 +8,8 @@ mod windows;
 use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
 use exact::{Rounds, SCALE, exact, hold};
 use octavo_kernels::{
-    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
+    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Pool,
+    Program, Role, Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ struct Case {
     heads: usize,
     heads_kv: usize,
     head_dim: usize,
-    ty: KvType,
+    types: KvTypes,
     threads: usize,
     scores: Scores,
     /// Whether heads have sinks.
@@ -111,7 +111,7 @@ fn kv_shape(c: Case) -> KvShape {
         n_layer: 2,
         n_head_kv: c.heads_kv,
         head_dim: c.head_dim,
-        ty: c.ty,
+        types: c.types,
     }
 }
 
@@ -188,9 +188,9 @@ fn codes(x: &mut [f32], code: impl Fn(f32) -> f32, farthest: f32) {
 
 fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let mut rng = Rng(3);
-    let mut make = |heads: usize| -> Vec<f32> {
+    let mut make = |heads: usize, ty: KvType| -> Vec<f32> {
         let mut x = rng.floats(n * heads * c.head_dim);
-        match c.ty {
+        match ty {
             // 64ths, with the largest code in every group: what bytes and their scale hold
             KvType::Q8_0 => codes(&mut x, |v| (127.0 * v).round() / 64.0, 127.0 / 64.0),
             // codes of a scale of 1/128, with the one that a scale is made of in every group
@@ -208,7 +208,21 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         }
         x
     };
-    (make(c.heads), make(c.heads_kv), make(c.heads_kv))
+    let KvTypes { k, v } = c.types;
+    (make(c.heads, k), make(c.heads_kv, k), make(c.heads_kv, v))
+}
+
+/// All types of keys and values alike; and of unlike ones all pairs in plain code, and with each
+/// instruction set some in which every type has its turn as keys and as values.
+fn pairs(isa: Isa) -> Vec<KvTypes> {
+    let all = KvType::ALL;
+    let pair = |i: usize, by: usize| KvTypes {
+        k: all[i],
+        v: all[(i + by) % all.len()],
+    };
+    let steps = if isa == Isa::Scalar { all.len() } else { 2 };
+    let of_step = |by| (0..all.len()).map(move |i| pair(i, by));
+    (0..steps).flat_map(of_step).collect()
 }
 
 fn cases(threads: usize) -> Vec<Case> {
@@ -222,13 +236,13 @@ fn cases(threads: usize) -> Vec<Case> {
             (16, 8, 128),
             (1, 1, 258),
         ] {
-            for ty in KvType::ALL.into_iter().filter(|ty| ty.takes(head_dim)) {
+            for types in pairs(isa).into_iter().filter(|types| types.takes(head_dim)) {
                 all.push(Case {
                     isa,
                     heads,
                     heads_kv,
                     head_dim,
-                    ty,
+                    types,
                     threads,
                     scores: Scores::plain(SCALE),
                     sinks: false,
@@ -260,7 +274,7 @@ fn matches_a_naive_softmax() {
                 for h in 0..c.heads {
                     let exact = exact(c, &data, t, h, rounds);
                     let got = &y[(t * c.heads + h) * c.head_dim..][..c.head_dim];
-                    let what = format!("{:?} d {} t {t} h {h}", c.ty, c.head_dim);
+                    let what = format!("{} d {} t {t} h {h}", c.types, c.head_dim);
                     let part = hold(c, &exact, got, &what);
                     worst[rounds as usize] = worst[rounds as usize].max(part);
                 }
@@ -336,7 +350,7 @@ fn long_contexts_are_merged_from_pieces() {
             heads: 2,
             heads_kv: 1,
             head_dim: 16,
-            ty: KvType::F32,
+            types: KvType::F32.both(),
             threads: 2,
             scores: Scores::plain(SCALE),
             sinks: false,
@@ -373,7 +387,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         heads: 4,
         heads_kv: 2,
         head_dim: 16,
-        ty: KvType::F16,
+        types: KvType::F16.both(),
         threads: 1,
         scores: Scores::plain(SCALE),
         sinks: false,

@@ -18,7 +18,7 @@ fn layers() -> Layers {
         n_layer: 1,
         n_head_kv: 1,
         head_dim: 16,
-        ty: KvType::F16,
+        types: KvType::F16.both(),
     };
     let types = vec![[
         T::Q8_0,

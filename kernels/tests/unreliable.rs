@@ -14,7 +14,7 @@ const KV: KvShape = KvShape {
     n_layer: 2,
     n_head_kv: 2,
     head_dim: 64,
-    ty: KvType::F16,
+    types: KvType::F16.both(),
 };
 
 fn layers() -> Layers {

@@ -4,12 +4,12 @@ use clap::{Args, ValueEnum};
 use octavo_engine::backend::cuda;
 use octavo_engine::threads::Machine;
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
-use octavo_kernels::{IsaChoice, KvType, PromptBits};
+use octavo_kernels::{IsaChoice, PromptBits};
 use octavo_lab::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use serde_json::Value;
 
 use super::answer::VERSION;
-use super::args::{DeviceArgs, ModelArgs};
+use super::args::{CacheArgs, DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
 use super::terminal::{self, Progress};
@@ -104,15 +104,8 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "ISA", default_value = "auto")]
     #[arg(value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
-    #[arg(help = values::kv_type_help())]
-    #[arg(
-        long,
-        value_name = "TYPE",
-        default_value_t,
-        value_parser = values::kv_type(),
-        hide_possible_values = true,
-    )]
-    kv_type: KvType,
+    #[command(flatten)]
+    cache: CacheArgs,
     #[arg(help = values::prompt_bits_help())]
     #[arg(long, value_name = "BITS", default_value_t)]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
@@ -183,7 +176,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
             batch: args
                 .batch_size
                 .map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
-            kv_type: args.kv_type,
+            kv_type: args.cache.types(),
             prompt_bits: args.prompt_bits,
             repack: !args.no_repack,
             limits,

@@ -88,7 +88,6 @@ pub(super) fn template(engine: &Engine, args: &TemplateArgs) -> Result<ChatTempl
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.escape)?;
-    args.compute.kv_type()?;
     let rule = args.constraint.read()?;
     let system = args.system.read()?;
     args.template.check()?;

@@ -304,7 +304,7 @@ fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
         false => (1, 1),
     };
     let mut options = EngineOptions {
-        kv_type: args.compute.kv_type_or_f32()?,
+        kv_type: args.compute.kv_type_or_f32(),
         sessions,
         ..args.compute.options()?
     };

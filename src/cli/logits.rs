@@ -82,7 +82,6 @@ type Top = (usize, Vec<(u32, f32)>);
 
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
-    args.compute.kv_type()?;
     let inputs = Inputs::default()
         .model(args.model.path())
         .file(args.text.file.as_deref());

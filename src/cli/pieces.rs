@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use octavo_engine::backend::cuda;
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, demo_model};
-use octavo_kernels::{Isa, KvType, PromptBits};
+use octavo_kernels::{Isa, KvTypes, PromptBits};
 use octavo_lab::pieces::{About, Content, Key, Part, Piece};
 
 use super::args::ModelArgs;
@@ -207,7 +207,7 @@ pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<
 }
 
 /// The rounding class of an instruction set: the names of all those that round prompts alike.
-pub(super) fn rounding(isa: Isa, bits: PromptBits, kv_type: KvType) -> String {
+pub(super) fn rounding(isa: Isa, bits: PromptBits, kv_type: KvTypes) -> String {
     let class = isa.prompt_rounding_in(bits, kv_type);
     let alike = Isa::ALL
         .into_iter()

@@ -128,7 +128,6 @@ impl RunArgs {
 /// Runs the command.
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.text.escape)?;
-    args.compute.kv_type()?;
     options.logprobs = args.logprobs.map(usize::from);
     args.check()?;
     if args.opens_chat() {

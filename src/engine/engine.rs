@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits, SharedPool};
+use octavo_kernels::{IsaChoice, KvType, KvTypes, PAGE_POSITIONS, PromptBits, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
@@ -48,7 +48,7 @@ pub struct EngineOptions {
     /// Whose kernels.
     pub isa: IsaChoice,
     /// Element type of the KV cache.
-    pub kv_type: KvType,
+    pub kv_type: KvTypes,
     /// To what CPUs round prompts where they multiply them with quantized weights.
     pub prompt_bits: PromptBits,
     /// Positions of a session; the smaller of the file's own and 4096 unless given.
@@ -81,7 +81,7 @@ impl Default for EngineOptions {
             pool: None,
             world: None,
             isa: IsaChoice::Auto,
-            kv_type: KvType::F16,
+            kv_type: KvType::F16.both(),
             prompt_bits: PromptBits::default(),
             ctx: None,
             batch: None,
@@ -465,7 +465,9 @@ fn states(model: &Model, timelines: usize) -> usize {
 }
 
 /// Bytes of a KV cache of this many positions.
-pub fn kv_bytes(h: &Hparams, ty: KvType, positions: usize) -> u64 {
-    let position = ty.bytes(h.kv_elements_per_position()).unwrap_or(usize::MAX);
+pub fn kv_bytes(h: &Hparams, types: KvTypes, positions: usize) -> u64 {
+    // as many of them are keys as values
+    let half = h.kv_elements_per_position() / 2;
+    let position = types.bytes(half).unwrap_or(usize::MAX);
     (position as u64).saturating_mul(positions as u64)
 }

@@ -5,7 +5,7 @@
 use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
-use octavo_kernels::{Isa, KvType, PromptBits, kernel_name};
+use octavo_kernels::{Isa, PromptBits, kernel_name};
 use octavo_model::weights::WeightId;
 use octavo_model::{Hparams, LayerHparams, Model, Op, Source, hparams};
 use octavo_text::chat::ChatTemplate;
@@ -275,7 +275,7 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
         Some(n) => n,
         None => h.n_ctx_train().min(DEFAULT_CONTEXT),
     };
-    let kv_type: KvType = options.kv_type;
+    let kv_type = options.kv_type;
     let kv_cache = kv_bytes(h, kv_type, context);
     let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
     // per prompt token: the residual stream and its branch, the attention's inputs and output, both

@@ -68,7 +68,7 @@ impl Encoder {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Encoder, Error> {
         let options = EngineOptions {
-            kv_type: KvType::F32,
+            kv_type: KvType::F32.both(),
             prompt_bits: PromptBits::default(),
             ..options.clone()
         };

@@ -29,7 +29,7 @@ fn the_demo_model_generates() {
     };
     let engine = Engine::load_on(&ModelSource::Demo, &options, |gguf, model, limits| {
         let options = cuda::Options {
-            kv_type: KvType::F16,
+            kv_type: KvType::F16.both(),
             limits: *limits,
             graphs: true,
             check_pages: true,
@@ -94,7 +94,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             isa: Isa::best(),
             threads: 2,
             pool: None,
-            kv_type: KvType::F32,
+            kv_type: KvType::F32.both(),
             n_pages: 1,
             n_states: 1,
             prompt_bits: octavo_kernels::PromptBits::default(),

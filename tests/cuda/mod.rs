@@ -76,7 +76,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         isa: isa(),
         threads: 2,
         pool: None,
-        kv_type,
+        kv_type: kv_type.both(),
         n_pages: limits.n_pages,
         n_states: limits.states,
         prompt_bits: octavo_kernels::PromptBits::default(),
@@ -87,7 +87,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         gpu_layers,
         cpu,
         cuda: Options {
-            kv_type,
+            kv_type: kv_type.both(),
             limits,
             graphs,
             check_pages: true,
@@ -105,7 +105,7 @@ fn prepare<D: Device>(
     graphs: bool,
 ) -> Cuda<D> {
     let options = Options {
-        kv_type,
+        kv_type: kv_type.both(),
         limits,
         graphs,
         check_pages: true,

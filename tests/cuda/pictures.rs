@@ -27,7 +27,7 @@ const CELLS: usize = 128;
 
 fn options(limits: Limits) -> Options {
     Options {
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         limits,
         graphs: true,
         check_pages: true,
@@ -50,7 +50,7 @@ fn encoder(folder: &Path, model: &str) -> Option<Encoder> {
 fn engine(path: &Path) -> Option<Engine> {
     let device = device()?;
     let settings = EngineOptions {
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         ctx: Some(128),
         batch: Some(24),
         ..EngineOptions::default()

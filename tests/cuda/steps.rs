@@ -10,7 +10,7 @@ use octavo_engine::backend::cuda::{Cuda, Error, Options};
 use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
-use octavo_kernels::{KvType, PAGE_POSITIONS};
+use octavo_kernels::{KvType, KvTypes, PAGE_POSITIONS};
 use octavo_model::{Model, WeightId};
 
 use super::watched::Watched;
@@ -19,7 +19,7 @@ use super::{Sequences, device, limits, open, prepare, same_in_two_groups, shim, 
 #[test]
 fn logits_depend_on_no_page_order() {
     let (prompt, generated) = (text(37), text(12));
-    for kv in KvType::ALL {
+    for kv in octavo_kernels::cuda::launch::KV_TYPES {
         let Some(device) = device() else { return };
         let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
         let mut run = |table: [u32; 4]| {
@@ -135,7 +135,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
         watched.stale = stale;
         let limits = limits(1, 1, 48);
         let options = Options {
-            kv_type: KvType::F16,
+            kv_type: KvType::F16.both(),
             limits,
             graphs: true,
             check_pages,
@@ -401,7 +401,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let Some(mut shim) = shim() else { return };
     let (gguf, model) = small("llama");
     shim.capacity = 1 << 20;
-    let options = |kv_type| Options {
+    let options = |kv_type: KvTypes| Options {
         kv_type,
         limits: limits(512, 1, 4096),
         graphs: true,
@@ -419,7 +419,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
             .expect("it is refused");
         (error, announced)
     };
-    let (error, announced) = refused(shim, KvType::F16);
+    let (error, announced) = refused(shim, KvType::F16.both());
     let Error::TooLarge { needs, free, .. } = &error else {
         panic!("{error}")
     };
@@ -437,12 +437,23 @@ fn what_does_not_fit_is_refused_with_numbers() {
         "{error}"
     );
 
-    let (error, announced) = refused(super::shim().expect("there was one"), KvType::Q8_0);
-    assert_eq!(
-        error.to_string(),
-        "KV cache of q8_0: expected heads of a multiple of 32 values, got 16"
-    );
-    assert_eq!(announced, "");
+    let (k, v) = (KvType::F16, KvType::Q8_0);
+    for (types, expected) in [
+        (
+            v.both(),
+            "KV cache of q8_0: expected heads of a multiple of 32 values, got 16".to_owned(),
+        ),
+        (
+            KvTypes { k, v },
+            "KV cache of f16/q8_0 on a GPU: expected the same type for keys and values, of f16, \
+             f32, bf16, q8_0, f8_e4m3 or q4_0"
+                .to_owned(),
+        ),
+    ] {
+        let (error, announced) = refused(super::shim().expect("there was one"), types);
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(announced, "");
+    }
 }
 
 #[test]

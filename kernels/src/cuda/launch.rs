@@ -19,7 +19,7 @@ use super::params::{
     Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak,
     Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
-use crate::kv::KvType;
+use crate::kv::{KvType, KvTypes};
 use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
 
@@ -256,6 +256,26 @@ pub fn embed(ty: TensorType, p: &Embed) -> Launch {
     // rows first: only that side of a grid is never too short
     let grid = [p.columns, blocks(2 * u64::from(p.table.units), 128), 1];
     launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
+}
+
+/// Types of the cache that there are kernels for, of keys and values alike.
+pub const KV_TYPES: [KvType; 6] = [
+    KvType::F16,
+    KvType::F32,
+    KvType::Bf16,
+    KvType::Q8_0,
+    KvType::F8E4M3,
+    KvType::Q4_0,
+];
+
+/// The type of a cache's keys and values, if there are kernels for them.
+pub fn kv_type(types: KvTypes) -> Option<KvType> {
+    KV_TYPES.into_iter().find(|ty| types == ty.both())
+}
+
+/// The names of all of these types, for people.
+pub(super) fn kv_type_names() -> String {
+    KvType::listed(&KV_TYPES)
 }
 
 /// Stores keys and values.

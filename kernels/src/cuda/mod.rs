@@ -41,7 +41,7 @@ pub use toolkits::toolkits;
 
 use std::path::{Path, PathBuf};
 
-use crate::kv::KvType;
+use crate::kv::KvTypes;
 
 /// Address in a device's memory; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,13 +121,19 @@ pub enum Error {
         got: String,
     },
     /// A cache type that comes in groups of values.
-    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim}")]
+    #[error("KV cache of {types}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
-        /// The type.
-        ty: KvType,
+        /// The types.
+        types: KvTypes,
         /// Values of the model's heads.
         head_dim: usize,
     },
+    /// Cache types without kernels.
+    #[error(
+        "KV cache of {0} on a GPU: expected the same type for keys and values, of {names}",
+        names = launch::kv_type_names()
+    )]
+    KvTypes(KvTypes),
     /// Heads without kernels.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),

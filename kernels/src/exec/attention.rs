@@ -33,12 +33,11 @@ type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 impl Part<'_> {
     fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
         let pages = &self.kv[group.cache.group];
-        let (k, v) = pages.base(group.cache.layer, group.head_kv);
+        let [k, v] = pages.bases(group.cache.layer, group.head_kv);
         Pages {
             table: group.table,
             k,
             v,
-            stride: pages.page_stride(),
             head_dim: group.kv.head_dim,
         }
     }
@@ -113,7 +112,10 @@ impl Part<'_> {
             };
             // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds
             // the rows, and pages written in this step were finished before the last barrier.
-            unsafe { (self.model.table.attention)(*size, group.kv.ty)(&mut run, group.to) }
+            unsafe {
+                let kernels = (self.model.table.attention)(*size, group.kv.types);
+                attention::run(kernels, &mut run, group.to);
+            }
         }
         states
     }
@@ -221,13 +223,14 @@ impl Part<'_> {
                 cap: group.scores.cap,
                 pages: self.pages(group),
             };
-            let kernel = (kernels.attend)(group.kv.ty);
+            let types = group.kv.types;
+            let pack = [(kernels.keys)(types.k), (kernels.values)(types.v)];
             // SAFETY: the table covers all visible positions (`Program::rows`), pages written in
             // this step were finished before the last barrier, and the scratch at this thread's
             // number is its own and has the room.
             unsafe {
                 let scratch = self.scratches.of(self.w.thread);
-                kernel(&block, scratch.attention.as_mut_ptr().cast());
+                (kernels.attend)(&block, pack, scratch.attention.as_mut_ptr().cast());
             }
         }
     }

@@ -220,7 +220,7 @@ impl Executor {
             let packed = matrices[w].experts();
             assert_eq!(packed, experts, "matrix {w}: experts");
         }
-        let is_known = |kv: &KvShape| kv.ty.takes(kv.head_dim) && kv.head_dim <= MAX_HEAD_DIM;
+        let is_known = |kv: &KvShape| kv.types.takes(kv.head_dim) && kv.head_dim <= MAX_HEAD_DIM;
         assert!(
             program.caches.iter().all(is_known),
             "heads of a known width"

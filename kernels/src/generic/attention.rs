@@ -11,74 +11,20 @@
 //! leaves its sums as they are, bit for bit. What no row sees is not read.
 
 pub(crate) mod pairs;
+mod seen;
 mod softmax;
 mod stored;
 
 use crate::ahead::Ahead;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
 use crate::simd::Simd;
+pub(crate) use seen::Seen;
 pub(crate) use softmax::last_factors;
 use softmax::{largest_score, weights, weights_below};
 use stored::row_bytes;
 #[cfg(test)]
 pub(crate) use stored::tests;
 pub(crate) use stored::{F8E4M3, Pages, Q4, Q8, Stored};
-
-/// Positions that a row sees: from the first one up to `end`, which is beyond the last.
-#[derive(Clone, Copy)]
-pub(crate) struct Seen {
-    pub(crate) first: usize,
-    pub(crate) end: usize,
-}
-
-impl Seen {
-    /// All that any of some rows sees, and what is between.
-    pub(crate) fn of_all(rows: impl Iterator<Item = Seen> + Clone) -> Seen {
-        Seen {
-            first: rows.clone().map(|seen| seen.first).min().unwrap_or(0),
-            end: rows.map(|seen| seen.end).max().unwrap_or(0),
-        }
-    }
-
-    /// Those among `len` positions from `at` on, counted from there; empty ones may begin behind
-    /// their end.
-    #[inline(always)]
-    pub(crate) fn in_span(self, at: usize, len: usize) -> Seen {
-        Seen {
-            first: self.first.saturating_sub(at).min(len),
-            end: self.end.saturating_sub(at).min(len),
-        }
-    }
-
-    /// Whether there are none.
-    #[inline(always)]
-    pub(crate) fn is_empty(self) -> bool {
-        self.first >= self.end
-    }
-
-    /// A vector of `v` where positions from `i` on are seen, which all are if it is `WHOLE`, and of
-    /// `other` elsewhere.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `S`.
-    #[inline(always)]
-    pub(crate) unsafe fn choose<S: Simd, const WHOLE: bool>(
-        self,
-        i: usize,
-        v: S::F,
-        other: S::F,
-    ) -> S::F {
-        // almost all vectors are seen as a whole
-        if WHOLE || self.first <= i && i + S::R <= self.end {
-            return v;
-        }
-        // SAFETY: no pointers; the instruction set is the caller's promise.
-        unsafe {
-            let v = S::first(self.end.saturating_sub(i), v, other);
-            S::first(self.first.saturating_sub(i), other, v)
-        }
-    }
-}
 
 /// Query rows that pages pass by together, at most. Their scores of a span, `512 * QUERY_ROWS`
 /// bytes, stay in the first cache (32 KiB) with a page, or with some values of all of a span.
@@ -146,6 +92,10 @@ pub(crate) struct Block<'a> {
     pub(crate) pages: Pages<'a>,
 }
 
+/// Brings what is seen of the span at a position to the form of a kernel for prompts, in its
+/// scratch: keys or values, of one type of the cache.
+pub(crate) type PackSpan = unsafe fn(&Pages<'_>, usize, Seen, *mut u8);
+
 /// Room of one row of `out`.
 pub(crate) const fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
@@ -157,62 +107,112 @@ const SPAN: usize = 8;
 /// Its positions. Runs of pages begin at a multiple of them, so that spans are those of the whole.
 pub(crate) const SPAN_POSITIONS: usize = SPAN * PAGE;
 
-/// Runs rows, `NQ` at a time, over the pages of positions that any of them sees, between `first`
-/// and `end`. A page of keys passes by all rows before the next one, and so do some values of a
-/// span.
+/// Some positions that are attended to together, and what of them is seen.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    /// The first one; a multiple of [`SPAN_POSITIONS`].
+    at: usize,
+    /// At most [`SPAN_POSITIONS`].
+    len: usize,
+    /// What any row sees, counted from there.
+    seen: Seen,
+}
+
+/// What is done with a span for some query rows, `NQ` at a time.
+pub(crate) type SpanKernel = unsafe fn(&mut QueryRows<'_>, Span);
+
+/// The kernels of so many query rows at a time: one for keys and one for values, each of its type
+/// of the cache, so that two types need no kernel of their own.
+#[derive(Clone, Copy)]
+pub(crate) struct SpanKernels {
+    /// See [`score`].
+    pub(crate) keys: SpanKernel,
+    /// See [`weigh_span`].
+    pub(crate) values: SpanKernel,
+}
+
+/// Runs rows over the pages of positions that any of them sees, between `first` and `end`.
 ///
 /// # Safety
 /// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and
-/// belong to the caller alone.
-#[inline(always)]
-pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<'_>, end: usize) {
-    let rows = a.seen.len();
-    let all = a.seen_by(0, rows);
+/// belong to the caller alone. The kernels are of the pages' types, of a number of rows that these
+/// are a multiple of, and of an instruction set that the CPU has.
+pub(crate) unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize) {
+    let all = a.seen_by(0, a.seen.len());
     let last = all.end.min(end);
-    let mut corrections = [1.0; QUERY_ROWS];
     // spans begin at fixed positions, wherever a window does
     let mut at = a.first.max(all.first / SPAN_POSITIONS * SPAN_POSITIONS);
     while at < last {
         let len = (last - at).min(SPAN_POSITIONS);
-        // SAFETY: the table covers every position that is seen, and pages are whole.
+        let seen = all.in_span(at, len);
+        let span = Span { at, len, seen };
+        // SAFETY: the caller's promise; the table covers every position that is seen, and pages are
+        // whole. Scores are there before values are weighed by them.
         unsafe {
-            let span = all.in_span(at, len);
-            for i in span.first / PAGE..span.end.div_ceil(PAGE) {
-                span_page::<S, E, NQ>(a, at / PAGE + i, i * PAGE);
-            }
-            for row in (0..rows).step_by(NQ) {
-                let span = a.seen_by(row, NQ).in_span(at, len);
-                let correction = softmax::<S, NQ>(a, row, at, span);
-                corrections[row..row + NQ].copy_from_slice(&correction);
-            }
-            let head_dim = a.pages.head_dim;
-            // as many of the head's vectors at once as there are registers for
-            let vectors = if NQ <= 2 { 4 } else { 2 };
-            let mut d = 0;
-            while d < head_dim {
-                let many = d + (vectors - 1) * S::R < head_dim;
-                for row in (0..rows).step_by(NQ) {
-                    let span = a.seen_by(row, NQ).in_span(at, len);
-                    let correction = &corrections[row..row + NQ];
-                    match (many, vectors) {
-                        (true, 4) => weigh::<S, E, NQ, 4>(a, row, d, at, span, correction),
-                        (true, _) => weigh::<S, E, NQ, 2>(a, row, d, at, span, correction),
-                        (false, _) => weigh::<S, E, NQ, 1>(a, row, d, at, span, correction),
-                    }
-                }
-                d += if many { vectors * S::R } else { S::R };
-            }
+            (kernels.keys)(a, span);
+            (kernels.values)(a, span);
         }
         at += SPAN_POSITIONS;
+    }
+}
+
+/// Scores of a span: a page of keys passes by all rows before the next one.
+///
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+pub(crate) unsafe fn score<S: Simd, K: Stored, const NQ: usize>(a: &mut QueryRows<'_>, span: Span) {
+    for i in span.seen.first / PAGE..span.seen.end.div_ceil(PAGE) {
+        // SAFETY: the caller's promise: the page is one that is seen.
+        unsafe { span_page::<S, K, NQ>(a, span.at / PAGE + i, i * PAGE) }
+    }
+}
+
+/// Scores of a span to weights, and the weighted values to the sums: some values of a span pass by
+/// all rows before the next ones.
+///
+/// # Safety
+/// As [`run`]; the scores are there.
+#[inline(always)]
+pub(crate) unsafe fn weigh_span<S: Simd, V: Stored, const NQ: usize>(
+    a: &mut QueryRows<'_>,
+    span: Span,
+) {
+    let rows = a.seen.len();
+    let Span { at, len, .. } = span;
+    let mut corrections = [1.0; QUERY_ROWS];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for row in (0..rows).step_by(NQ) {
+            let span = a.seen_by(row, NQ).in_span(at, len);
+            let correction = softmax::<S, NQ>(a, row, at, span);
+            corrections[row..row + NQ].copy_from_slice(&correction);
+        }
+        let head_dim = a.pages.head_dim;
+        // as many of the head's vectors at once as there are registers for
+        let vectors = if NQ <= 2 { 4 } else { 2 };
+        let mut d = 0;
+        while d < head_dim {
+            let many = d + (vectors - 1) * S::R < head_dim;
+            for row in (0..rows).step_by(NQ) {
+                let span = a.seen_by(row, NQ).in_span(at, len);
+                let correction = &corrections[row..row + NQ];
+                match (many, vectors) {
+                    (true, 4) => weigh::<S, V, NQ, 4>(a, row, d, at, span, correction),
+                    (true, _) => weigh::<S, V, NQ, 2>(a, row, d, at, span, correction),
+                    (false, _) => weigh::<S, V, NQ, 1>(a, row, d, at, span, correction),
+                }
+            }
+            d += if many { vectors * S::R } else { S::R };
+        }
     }
 }
 
 /// Scores of the `i`th page of the sequence, whose first position is `at` in the span.
 #[inline(always)]
 unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: usize, at: usize) {
-    let (page, next) = (a.pages.at(i), a.pages.at(i + 1));
     // the values of this page are read when the span's scores are complete
-    let mut soon = Some([a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)]);
+    let mut soon = Some([a.pages.keys(i + 1), a.pages.values(i)]);
     for row in (0..a.seen.len()).step_by(NQ) {
         let seen = a.seen_by(row, NQ);
         if seen.in_span(i * PAGE, PAGE).is_empty() {
@@ -220,7 +220,7 @@ unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: u
         }
         // SAFETY: the page is one that is seen.
         unsafe {
-            let k = a.pages.k.add(page);
+            let k = a.pages.keys(i);
             // a query's value is read once for several vectors of positions, if there are some
             match S::R < PAGE {
                 true => scores::<S, E, NQ, 2>(a, row, k, soon.take(), at),
@@ -253,13 +253,15 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim floats for each row.
     unsafe {
         let q = a.q.add(row * head_dim);
+        let of_values = a.pages.v.row_bytes;
         let ask = |soon: [*const u8; 2], d: usize| {
             // two rows of a page at a time, never many at once: those that wait would hold up
             // everything else
             for line in 0..(2 * row_bytes::<E>()).div_ceil(64) {
-                let at = d * row_bytes::<E>() + 64 * line;
-                ahead.ask::<S>(soon[0].wrapping_add(at));
-                ahead.ask::<S>(soon[1].wrapping_add(at));
+                ahead.ask::<S>(soon[0].wrapping_add(d * row_bytes::<E>() + 64 * line));
+            }
+            for line in 0..(2 * of_values).div_ceil(64) {
+                ahead.ask::<S>(soon[1].wrapping_add(d * of_values + 64 * line));
             }
         };
         for first in (0..PAGE).step_by(H * S::R) {
@@ -403,7 +405,7 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
             }
         }
         for page in span.first / PAGE..span.end.div_ceil(PAGE) {
-            let v = a.pages.v.add(a.pages.at(at / PAGE + page));
+            let v = a.pages.values(at / PAGE + page);
             let mut scales = [[1f32; PAGE]; DV];
             if E::GROUP.is_some() {
                 for i in 0..DV {

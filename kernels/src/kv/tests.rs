@@ -1,11 +1,13 @@
 use super::*;
+use crate::memory::LARGE;
 
 /// Layers that write the first bytes of a large page with the page of a number.
 fn layers_that_begin(shape: &KvShape, n_pages: usize, page: usize) -> usize {
+    let (n_layer, [shape, _]) = (shape.n_layer, shape.halves());
     let pitch = shape.layer_pages(n_pages);
     let large = |layer: usize, page: usize| (layer * pitch + page) * shape.page_stride() / LARGE;
     let begins = |layer: &usize| large(*layer, page) != large(*layer, page - 1);
-    (0..shape.n_layer).filter(begins).count()
+    (0..n_layer).filter(begins).count()
 }
 
 #[test]
@@ -15,11 +17,11 @@ fn layers_do_not_want_large_pages_at_once() {
             n_layer,
             n_head_kv,
             head_dim,
-            ty: KvType::F16,
+            types: KvType::F16.both(),
         };
-        let in_large = LARGE / shape.page_stride();
+        let in_large = LARGE / shape.halves()[0].page_stride();
         for n_pages in [in_large, 500, 1000, 8192] {
-            let unused = shape.layer_pages(n_pages) - n_pages;
+            let unused = shape.halves()[0].layer_pages(n_pages) - n_pages;
             assert!(unused < in_large, "{shape:?}: {unused} of {n_pages} unused");
             let most = (1..n_pages)
                 .map(|page| layers_that_begin(&shape, n_pages, page))
@@ -38,9 +40,9 @@ fn small_caches_have_nothing_between_layers() {
         n_layer: 4,
         n_head_kv: 2,
         head_dim: 64,
-        ty: KvType::F16,
+        types: KvType::F16.both(),
     };
     for n_pages in [0, 1, 100] {
-        assert_eq!(shape.layer_pages(n_pages), n_pages);
+        assert_eq!(shape.halves()[0].layer_pages(n_pages), n_pages);
     }
 }

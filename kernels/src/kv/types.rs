@@ -38,10 +38,9 @@ impl KvType {
     /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
     pub fn bytes(self, values: usize) -> Option<usize> {
         match self {
-            KvType::F16 | KvType::Bf16 => values.checked_mul(2),
-            KvType::F32 => values.checked_mul(4),
+            KvType::F16 | KvType::F32 | KvType::Bf16 => values.checked_mul(self.bits() / 8),
             KvType::Q8_0 | KvType::F8E4M3 | KvType::Q4_0 => {
-                let codes = self.group_bytes().unwrap_or(0);
+                let codes = SCALE_GROUP * self.bits() / 8;
                 (values / SCALE_GROUP).checked_mul(codes + size_of::<u16>())
             }
         }
@@ -51,8 +50,17 @@ impl KvType {
     pub(super) fn group_bytes(self) -> Option<usize> {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 => None,
-            KvType::Q8_0 | KvType::F8E4M3 => Some(SCALE_GROUP),
-            KvType::Q4_0 => Some(SCALE_GROUP / 2),
+            KvType::Q8_0 | KvType::F8E4M3 | KvType::Q4_0 => Some(SCALE_GROUP * self.bits() / 8),
+        }
+    }
+
+    /// Bits of an element, scales left out.
+    pub(crate) fn bits(self) -> usize {
+        match self {
+            KvType::F16 | KvType::Bf16 => 16,
+            KvType::F32 => 32,
+            KvType::Q8_0 | KvType::F8E4M3 => 8,
+            KvType::Q4_0 => 4,
         }
     }
 
@@ -98,10 +106,23 @@ impl KvType {
         }
     }
 
+    /// Of keys and of values.
+    pub const fn both(self) -> KvTypes {
+        KvTypes { k: self, v: self }
+    }
+
     /// The names of all, for people.
     pub fn names() -> String {
-        let [others @ .., last] = KvType::ALL.map(KvType::name);
-        format!("{} or {last}", others.join(", "))
+        KvType::listed(&KvType::ALL)
+    }
+
+    /// The names of these, for people.
+    pub(crate) fn listed(types: &[KvType]) -> String {
+        let names: Vec<&str> = types.iter().map(|ty| ty.name()).collect();
+        match names.split_last() {
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
+        }
     }
 }
 
@@ -120,9 +141,81 @@ impl FromStr for KvType {
     }
 }
 
+/// Element types of the cache: that of keys and that of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvTypes {
+    /// Of keys.
+    pub k: KvType,
+    /// Of values.
+    pub v: KvType,
+}
+
+impl KvTypes {
+    /// Bytes of so many values as keys and as many as values, whole heads that both types
+    /// [take](KvType::takes).
+    pub fn bytes(self, values: usize) -> Option<usize> {
+        self.k.bytes(values)?.checked_add(self.v.bytes(values)?)
+    }
+
+    /// Whether heads of so many values can be stored.
+    pub fn takes(self, head_dim: usize) -> bool {
+        self.k.takes(head_dim) && self.v.takes(head_dim)
+    }
+
+    /// Whether either is of this type.
+    pub fn has(self, ty: KvType) -> bool {
+        self.k == ty || self.v == ty
+    }
+}
+
+impl From<KvType> for KvTypes {
+    fn from(ty: KvType) -> KvTypes {
+        ty.both()
+    }
+}
+
+/// One name where both are equal, else those of keys and of values.
+impl fmt::Display for KvTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.k == self.v {
+            self.k.fmt(f)
+        } else {
+            f.pad(&format!("{}/{}", self.k, self.v))
+        }
+    }
+}
+
+impl FromStr for KvTypes {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once('/') {
+            Some((k, v)) => Ok(KvTypes {
+                k: k.parse()?,
+                v: v.parse()?,
+            }),
+            None => Ok(s.parse::<KvType>()?.both()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_pairs_are_read_back() {
+        for k in KvType::ALL {
+            for v in KvType::ALL {
+                let types = KvTypes { k, v };
+                assert_eq!(types.to_string().parse(), Ok(types));
+            }
+            assert_eq!(k.both().to_string(), k.name());
+        }
+        for wrong in ["", "/", "f16/", "f16/q9", "f16/f16/f16"] {
+            assert!(wrong.parse::<KvTypes>().is_err(), "{wrong}");
+        }
+    }
 
     /// Floats are off by half of what lies between two of them: no more, and somewhere nearly so.
     #[test]

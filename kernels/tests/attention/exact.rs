@@ -38,7 +38,10 @@ impl Rounds {
         match c.isa {
             Isa::Amx if c.head_dim.is_multiple_of(32) => Rounds::ToBf16,
             Isa::Amx => Rounds::Not,
-            isa if isa.prompt_rounding_in(PromptBits::Sixteen, c.ty).attention > 0.0
+            isa if isa
+                .prompt_rounding_in(PromptBits::Sixteen, c.types)
+                .attention
+                > 0.0
                 && c.head_dim.is_multiple_of(16) =>
             {
                 Rounds::ToIntegers

@@ -18,7 +18,7 @@ fn a_part_of_what_is_seen_is_refused() {
         heads: 1,
         heads_kv: 1,
         head_dim: 16,
-        ty: KvType::F32,
+        types: KvType::F32.both(),
         threads: 1,
         scores,
         sinks: false,

@@ -3,7 +3,7 @@
 use super::exact::{Rounds, SCALE, exact, hold};
 use super::{Case, data, identity, rounds, run, run_together, show};
 use crate::common::all_or_one;
-use octavo_kernels::{Isa, KvType, Scores};
+use octavo_kernels::{Isa, KvType, KvTypes, Scores};
 
 /// Windows (one position, about a page, within a span, over the ends of spans, more than there is),
 /// caps, sinks, and all of them.
@@ -31,19 +31,31 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
 }
 
 /// Heads of many sizes that share keys or do not, of all types that differ in how they are read.
-fn shapes() -> Vec<(usize, usize, usize, KvType)> {
+fn shapes() -> Vec<(usize, usize, usize, KvTypes)> {
     let heads = [(4, 2, 32), (6, 2, 64), (3, 1, 80), (2, 2, 128), (2, 1, 256)];
     let types = [
-        KvType::F16,
-        KvType::F32,
-        KvType::Q8_0,
-        KvType::F8E4M3,
-        KvType::Q4_0,
+        KvType::F16.both(),
+        KvType::F32.both(),
+        KvType::Q8_0.both(),
+        KvType::F8E4M3.both(),
+        KvType::Q4_0.both(),
+        KvTypes {
+            k: KvType::Q8_0,
+            v: KvType::Q4_0,
+        },
+        KvTypes {
+            k: KvType::Bf16,
+            v: KvType::Q8_0,
+        },
+        KvTypes {
+            k: KvType::F8E4M3,
+            v: KvType::F32,
+        },
     ];
     let all = heads
         .into_iter()
-        .flat_map(|(heads, heads_kv, dim)| types.map(|ty| (heads, heads_kv, dim, ty)));
-    all.filter(|(_, _, dim, ty)| ty.takes(*dim)).collect()
+        .flat_map(|(heads, heads_kv, dim)| types.map(|types| (heads, heads_kv, dim, types)));
+    all.filter(|(_, _, dim, types)| types.takes(*dim)).collect()
 }
 
 #[test]
@@ -55,7 +67,7 @@ fn windows_caps_and_sinks_match_f64() {
     ];
     let mut worst = [0.0f64; 3];
     for (i, isa) in Isa::available().into_iter().enumerate() {
-        for (j, (heads, heads_kv, head_dim, ty)) in shapes().into_iter().enumerate() {
+        for (j, (heads, heads_kv, head_dim, types)) in shapes().into_iter().enumerate() {
             for (k, (scores, sinks)) in scores_and_sinks().into_iter().enumerate() {
                 // a third of all, another one for each shape
                 if !(i + j + k).is_multiple_of(3) {
@@ -66,7 +78,7 @@ fn windows_caps_and_sinks_match_f64() {
                     heads,
                     heads_kv,
                     head_dim,
-                    ty,
+                    types,
                     threads: 2,
                     scores,
                     sinks,
@@ -83,7 +95,7 @@ fn windows_caps_and_sinks_match_f64() {
                         let exact = exact(c, &data, t, h, rounds);
                         let got = &y[(t * heads + h) * head_dim..][..head_dim];
                         let what =
-                            format!("{scores:?} sinks {sinks} {ty:?} d {head_dim} t {t} h {h}");
+                            format!("{scores:?} sinks {sinks} {types} d {head_dim} t {t} h {h}");
                         let part = hold(c, &exact, got, &what);
                         worst[rounds as usize] = worst[rounds as usize].max(part);
                     }
@@ -109,7 +121,7 @@ fn without_passed(c: Case, n: usize, start: usize) -> Vec<u32> {
 #[test]
 fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
     for isa in Isa::available() {
-        for (i, (heads, heads_kv, head_dim, ty)) in shapes().into_iter().enumerate() {
+        for (i, (heads, heads_kv, head_dim, types)) in shapes().into_iter().enumerate() {
             let all = scores_and_sinks();
             for k in [i % all.len(), 7, 10] {
                 let (scores, sinks) = all[k];
@@ -118,13 +130,13 @@ fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
                     heads,
                     heads_kv,
                     head_dim,
-                    ty,
+                    types,
                     threads: 1,
                     scores,
                     sinks,
                     before: None,
                 };
-                let what = format!("{isa} {scores:?} sinks {sinks} {ty:?} d {head_dim}");
+                let what = format!("{isa} {scores:?} sinks {sinks} {types} d {head_dim}");
                 let (n, prompt) = (400, 340);
                 let data = data(c, n);
                 let expected = run(c, &data, n, prompt, 512, &identity(n));
@@ -165,7 +177,7 @@ fn windows_leave_pieces_out() {
                 heads: 2,
                 heads_kv: 1,
                 head_dim: 16,
-                ty: KvType::F32,
+                types: KvType::F32.both(),
                 threads: 2,
                 scores,
                 sinks,
@@ -237,7 +249,7 @@ fn every_position_is_seen() {
                     heads,
                     heads_kv,
                     head_dim,
-                    ty: KvType::F32,
+                    types: KvType::F32.both(),
                     threads: 2,
                     scores,
                     sinks: false,

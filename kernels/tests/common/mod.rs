@@ -198,7 +198,7 @@ pub(crate) const KV: KvShape = KvShape {
     n_layer: 1,
     n_head_kv: 1,
     head_dim: 2,
-    ty: KvType::F32,
+    types: KvType::F32.both(),
 };
 
 /// A program over slots of these widths, the last one being the output.

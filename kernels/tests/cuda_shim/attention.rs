@@ -373,7 +373,7 @@ impl Scene {
 fn attention_matches_f64_over_every_head_size_and_split() {
     let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        for (j, kv) in KvType::ALL
+        for (j, kv) in launch::KV_TYPES
             .into_iter()
             .enumerate()
             .filter(|(_, kv)| kv.takes(dim))

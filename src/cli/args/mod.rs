@@ -1,5 +1,6 @@
 //! Groups of arguments that several commands share, and from them validated settings.
 
+mod cache;
 mod constraint;
 mod device;
 mod guess;
@@ -10,6 +11,7 @@ mod template;
 
 use std::path::{Path, PathBuf};
 
+pub(super) use cache::CacheArgs;
 use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
 pub(super) use device::{Device, DeviceArgs};
@@ -18,7 +20,7 @@ pub(super) use keys::{KeyArgs, KeyValue, key_value};
 use octavo_engine::generate;
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::{Engine, EngineOptions};
-use octavo_kernels::{IsaChoice, KvType, PromptBits};
+use octavo_kernels::{IsaChoice, KvTypes, PromptBits};
 pub(super) use sample::SampleArgs;
 pub(super) use system::SystemArgs;
 pub(super) use template::TemplateArgs;
@@ -67,16 +69,8 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "ISA", default_value = "auto")]
     #[arg(value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
-    #[arg(help = format!("{} [default: f16]", values::kv_type_help()))]
-    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
-    #[arg(conflicts_with_all = ["cache_type_k", "cache_type_v"])]
-    kv_type: Option<KvType>,
-    /// Type of the K cache; must equal -ctv (also: -ctk TYPE)
-    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
-    cache_type_k: Option<KvType>,
-    /// Type of the V cache; must equal -ctk (also: -ctv TYPE)
-    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
-    cache_type_v: Option<KvType>,
+    #[command(flatten)]
+    cache: CacheArgs,
     #[arg(help = values::prompt_bits_help())]
     #[arg(long, value_name = "BITS", default_value_t)]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
@@ -105,31 +99,9 @@ pub(super) struct ComputeArgs {
 }
 
 impl ComputeArgs {
-    /// The KV cache's type: both halves are of one.
-    pub(super) fn kv_type(&self) -> Result<KvType, Failure> {
-        let unless_given = KvType::default();
-        let (k, v) = (
-            self.cache_type_k.unwrap_or(unless_given),
-            self.cache_type_v.unwrap_or(unless_given),
-        );
-        if k != v {
-            return Err(Failure::Usage(format!(
-                "-ctk {k} with -ctv {v}: expected the same type for both (unless given it is \
-                 {unless_given}); --kv-type sets both"
-            )));
-        }
-        Ok(self.kv_type.unwrap_or(k))
-    }
-
-    /// As [`ComputeArgs::kv_type`], but f32 unless given: for comparisons.
-    pub(super) fn kv_type_or_f32(&self) -> Result<KvType, Failure> {
-        let given =
-            self.kv_type.is_some() || self.cache_type_k.is_some() || self.cache_type_v.is_some();
-        if given {
-            self.kv_type()
-        } else {
-            Ok(KvType::F32)
-        }
+    /// As [`CacheArgs::types`], but f32 if nothing is given: for comparisons.
+    pub(super) fn kv_type_or_f32(&self) -> KvTypes {
+        self.cache.types_or_f32()
     }
 
     /// Whether it was said how many prompt tokens are computed at a time.
@@ -155,7 +127,7 @@ impl ComputeArgs {
             gpu_layers: self.device.gpu_layers(),
             threads: Some(self.threads.count()),
             isa: self.isa,
-            kv_type: self.kv_type()?,
+            kv_type: self.cache.types(),
             prompt_bits: self.prompt_bits,
             ctx: self.ctx_size.map(|n| n as usize),
             batch: self.batch_size.map(|n| n as usize),
@@ -396,30 +368,6 @@ mod tests {
             let refused = parse(line).expect("parses").generate.options(false);
             assert!(matches!(refused, Err(Failure::Usage(_))), "{line}");
         }
-    }
-
-    #[test]
-    fn both_halves_of_the_cache_are_of_one_type() {
-        let kv = |line: &str| parse(line).expect("parses").compute.kv_type();
-        assert!(matches!(kv(""), Ok(KvType::F16)));
-        assert!(matches!(kv("--kv-type f32"), Ok(KvType::F32)));
-        assert!(matches!(kv("--kv-type bf16"), Ok(KvType::Bf16)));
-        assert!(matches!(
-            kv("-ctk q8_0 -ctv q8_0"
-                .replace("-ct", "--cache-type-")
-                .as_str()),
-            Ok(KvType::Q8_0)
-        ));
-        assert!(matches!(
-            kv("--cache-type-k f32 --cache-type-v f32"),
-            Ok(KvType::F32)
-        ));
-        assert!(matches!(kv("--cache-type-k f16"), Ok(KvType::F16)));
-        assert!(matches!(kv("--cache-type-k f32"), Err(Failure::Usage(_))));
-        assert!(matches!(
-            kv("--cache-type-v f32 --cache-type-k f16"),
-            Err(Failure::Usage(_))
-        ));
     }
 
     #[test]

@@ -190,7 +190,7 @@ fn execution(
     let model = Model::load(&gguf)?;
     let compute = args.compute.options()?;
     let threads = compute.threads.unwrap_or_else(default_threads);
-    let kv_type = args.compute.kv_type_or_f32()?;
+    let kv_type = args.compute.kv_type_or_f32();
     let n_pages = n_tokens.div_ceil(PAGE_POSITIONS);
     let on_cpu = cpu::Options {
         isa: side.isa.resolve()?,

@@ -134,7 +134,7 @@ fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key,
     }
     let names: Vec<&str> = isas.iter().map(|isa| isa.name()).collect();
     key.set("instruction sets", names.join(" "));
-    let kv_type = args.compute.kv_type_or_f32()?;
+    let kv_type = args.compute.kv_type_or_f32();
     let options = EngineOptions {
         kv_type,
         ..args.compute.options()?
@@ -168,7 +168,7 @@ pub(in crate::cli) fn print(
 }
 
 fn load(args: &DiffArgs, model: &Path, isa: IsaChoice, ctx: usize) -> Result<Engine, Failure> {
-    let kv_type = args.compute.kv_type_or_f32()?;
+    let kv_type = args.compute.kv_type_or_f32();
     let mut options = EngineOptions {
         isa,
         kv_type,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Collective, Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool,
+    Collective, Executor, Isa, KvStore, KvTooLarge, KvTypes, Matrix, MatrixError, NoMemory, Pool,
     PromptBits, SharedPool, Step, lock_limit, room, with_memory,
 };
 
@@ -26,8 +26,8 @@ pub struct Options {
     pub threads: usize,
     /// Threads that another network has already: the two take turns.
     pub pool: Option<SharedPool>,
-    /// Element type of the cache.
-    pub kv_type: KvType,
+    /// Element types of the cache.
+    pub kv_type: KvTypes,
     /// Pages of the cache.
     pub n_pages: usize,
     /// Room for states, of models with recurrent layers.
@@ -114,10 +114,10 @@ pub enum Error {
         source: NoMemory,
     },
     /// A cache type that comes in groups of values.
-    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim}")]
+    #[error("KV cache of {types}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
-        /// The type.
-        ty: KvType,
+        /// The types.
+        types: KvTypes,
         /// Values of the model's heads.
         head_dim: usize,
     },
@@ -211,10 +211,10 @@ impl Cpu {
             weights,
             taps,
         } = lower(gguf, model, &layers, options.kv_type);
-        let ty = options.kv_type;
-        if let Some(kv) = program.caches.iter().find(|kv| !ty.takes(kv.head_dim)) {
+        let types = options.kv_type;
+        if let Some(kv) = program.caches.iter().find(|kv| !types.takes(kv.head_dim)) {
             let head_dim = kv.head_dim;
-            return Err(Error::KvType { ty, head_dim });
+            return Err(Error::KvType { types, head_dim });
         }
         let n_states = if program.states.is_empty() {
             0

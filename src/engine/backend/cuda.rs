@@ -8,7 +8,7 @@ use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
     Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
 };
-use octavo_kernels::{Collective, KvType, Step};
+use octavo_kernels::{Collective, KvTypes, Step};
 
 pub use octavo_kernels::cuda::{Error, Limits};
 
@@ -22,7 +22,7 @@ use octavo_model::{Network, WeightRef};
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Element type of the cache.
-    pub kv_type: KvType,
+    pub kv_type: KvTypes,
     /// The largest step, and the cache.
     pub limits: Limits,
     /// Capture the launches of generated tokens and replay them.

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::{
-    Bytes, CacheLayer, Instruction, KvShape, KvType, Program, ProgramOp, RowTable, Slot, Translate,
-    ValueShape,
+    Bytes, CacheLayer, Instruction, KvShape, KvTypes, Program, ProgramOp, RowTable, Slot,
+    Translate, ValueShape,
 };
 
 use super::{TapSink, TapView};
@@ -75,14 +75,14 @@ fn cached(nodes: &[Node], group: usize) -> usize {
     layers.len()
 }
 
-/// The caches of some nodes in elements of `ty`, all groups of the model, also those that none of
+/// The caches of some nodes in elements of these types, all groups of the model, also those that none of
 /// these writes: a step brings block tables for all.
-fn caches(network: &dyn Network, nodes: &[Node], ty: KvType) -> Vec<KvShape> {
+fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
         n_layer: cached(nodes, i),
         n_head_kv: group.n_head_kv,
         head_dim: group.head_dim,
-        ty,
+        types,
     };
     network.caches().iter().enumerate().map(shape).collect()
 }
@@ -123,12 +123,12 @@ pub(super) fn weight_bytes(network: &dyn Network, layers: &Range<usize>) -> u64 
 }
 
 /// Lowers these layers of a model, the first with the embeddings, the last with the output: all
-/// that there are, or those up to one, or those from one on. The cache is of type `kv`.
+/// that there are, or those up to one, or those from one on. The cache is of types `kv`.
 pub(super) fn lower(
     gguf: &Arc<Gguf>,
     network: &dyn Network,
     layers: &Range<usize>,
-    kv: KvType,
+    kv: KvTypes,
 ) -> Lowered {
     let mut compiler = Compiler::new(gguf, network);
     compiler.compile(layers);

@@ -1,13 +1,14 @@
-//! A network as it runs with a cache of some type: where that has few bits, keys and values are
+//! A network as it runs with a cache of some types: where one has few bits, keys, or values, are
 //! rotated on their way into the cache. A head often has a few values that are many times as large
 //! as the others; with one scale for all of them, four bits leave nothing of the others. Rotated by
 //! a Hadamard matrix each value is a little of all.
 //!
 //! Rotated queries have the products with rotated keys that they had before, and what attention
-//! adds up of rotated values is the rotated sum, which is rotated back. Nothing else changes, so
-//! that no architecture and no kernel of attention has to know of it.
+//! adds up of rotated values is the rotated sum, which is rotated back. Each is done by the type of
+//! its own half alone. Nothing else changes, so that no architecture and no kernel of attention has
+//! to know of it.
 
-use octavo_kernels::{HADAMARD_ORDER, KvType, Rope};
+use octavo_kernels::{HADAMARD_ORDER, KvTypes, Rope};
 use octavo_model::{CacheGroup, Graph, Network, Node, Op, Tensors, ValueId};
 
 /// A network and, where its cache wants rotated heads, the graph that rotates them.
@@ -17,9 +18,13 @@ pub(super) struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// As it runs with a cache of this type.
-    pub(super) fn of(network: &'a dyn Network, kv: KvType) -> Stored<'a> {
-        let rotating = kv.wants_rotated_heads().then(|| rotating(network));
+    /// As it runs with a cache of these types.
+    pub(super) fn of(network: &'a dyn Network, kv: KvTypes) -> Stored<'a> {
+        let halves = Halves {
+            k: kv.k.wants_rotated_heads(),
+            v: kv.v.wants_rotated_heads(),
+        };
+        let rotating = (halves.k || halves.v).then(|| rotating(network, halves));
         Stored { network, rotating }
     }
 }
@@ -45,8 +50,15 @@ impl Network for Stored<'_> {
     }
 }
 
+/// What is rotated: keys with the queries that meet them, and values with what is made of them.
+#[derive(Clone, Copy)]
+struct Halves {
+    k: bool,
+    v: bool,
+}
+
 /// The graph with rotations around the cache.
-fn rotating(network: &dyn Network) -> Graph {
+fn rotating(network: &dyn Network, halves: Halves) -> Graph {
     let whole = network.graph();
     let mut graph = Graph {
         nodes: Vec::with_capacity(whole.nodes.len()),
@@ -61,7 +73,8 @@ fn rotating(network: &dyn Network) -> Graph {
         match node.op {
             Op::KvWrite { k, v, cache } => {
                 let order = order(cache.group);
-                let (k, v) = (rotate(&mut graph, k, order), rotate(&mut graph, v, order));
+                let mut turned = |x, is| if is { rotate(&mut graph, x, order) } else { x };
+                let (k, v) = (turned(k, halves.k), turned(v, halves.v));
                 let op = Op::KvWrite { k, v, cache };
                 graph.nodes.push(Node { op, ..*node });
             }
@@ -72,13 +85,20 @@ fn rotating(network: &dyn Network) -> Graph {
                 sinks,
             } => {
                 let order = order(cache.group);
-                let q = rotate(&mut graph, q, order);
+                let q = match halves.k {
+                    true => rotate(&mut graph, q, order),
+                    false => q,
+                };
                 let op = Op::Attention {
                     q,
                     cache,
                     scores,
                     sinks,
                 };
+                if !halves.v {
+                    graph.nodes.push(Node { op, ..*node });
+                    continue;
+                }
                 let out = twin(&mut graph, node.out);
                 graph.nodes.push(Node { op, out, tap: None });
                 let op = Op::Hadamard { x: out, order };
@@ -111,7 +131,7 @@ mod tests {
     use std::sync::Arc;
 
     use gguf_rs_lite::{Gguf, OpenOptions};
-    use octavo_kernels::{Isa, PromptBits, Role, Sequence, Step};
+    use octavo_kernels::{Isa, KvType, PromptBits, Role, Sequence, Step};
     use octavo_model::Model;
 
     use super::*;
@@ -120,7 +140,7 @@ mod tests {
     use crate::demo_model;
 
     /// The logits of a few tokens.
-    fn logits(gguf: &Arc<Gguf>, network: &dyn Network, kv_type: KvType) -> Vec<f32> {
+    fn logits(gguf: &Arc<Gguf>, network: &dyn Network, kv_type: KvTypes) -> Vec<f32> {
         let options = Options {
             isa: Isa::Scalar,
             threads: 1,
@@ -163,17 +183,27 @@ mod tests {
         let gguf = Gguf::from_bytes(demo_model(), "demo", &options).expect("a sound file");
         let gguf = Arc::new(gguf);
         let model = Model::load(&gguf).expect("a sound model");
-        let rotated = Stored {
-            network: &model,
-            rotating: Some(rotating(&model)),
-        };
-        let plain = logits(&gguf, &model, KvType::F32);
-        let turned = logits(&gguf, &rotated, KvType::F32);
-        assert!(turned != plain, "nothing was rotated");
-        let lost = nmse(&turned, &plain);
-        assert!(lost < 1e-6, "{lost:e} of the logits are lost in rotations");
-        // what this module does by itself for a cache of four bits
-        let four_bits = nmse(&logits(&gguf, &model, KvType::Q4_0), &plain);
-        assert!(four_bits < 0.02, "{four_bits:e} of the logits are lost");
+        let plain = logits(&gguf, &model, KvType::F32.both());
+        for (k, v) in [(true, true), (true, false), (false, true)] {
+            let rotated = Stored {
+                network: &model,
+                rotating: Some(rotating(&model, Halves { k, v })),
+            };
+            let turned = logits(&gguf, &rotated, KvType::F32.both());
+            assert!(turned != plain, "nothing was rotated");
+            let lost = nmse(&turned, &plain);
+            assert!(lost < 1e-6, "{lost:e} of the logits are lost in rotations");
+        }
+        // what this module does by itself for a cache of four bits, or half of one
+        let [k, v] = [KvType::Q4_0; 2];
+        for (types, bound) in [
+            (k.both(), 0.02),
+            (KvTypes { k, v: KvType::F32 }, 0.02),
+            (KvTypes { k: KvType::F32, v }, 0.02),
+        ] {
+            let lost = nmse(&logits(&gguf, &model, types), &plain);
+            println!("{types}: {lost:.2e}");
+            assert!(lost < bound, "{types}: {lost:e} of the logits are lost");
+        }
     }
 }

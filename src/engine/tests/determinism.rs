@@ -8,7 +8,7 @@ use octavo_engine::backend::Role;
 use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
 use octavo_fixtures::{shared, workspace_root};
-use octavo_kernels::{Isa, IsaChoice, KvType, PAGE_POSITIONS as PAGE, PromptBits};
+use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PAGE_POSITIONS as PAGE, PromptBits};
 
 /// 37 positions: more than two pages, and no multiple of 7, 16 or a kernel's tile.
 const PROMPT: usize = 37;
@@ -145,15 +145,22 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
     }
 }
 
+/// Keys and values of different sizes, of which values are rotated.
+const MIXED: KvTypes = KvTypes {
+    k: KvType::Q8_0,
+    v: KvType::Q4_0,
+};
+
 #[test]
 fn threads_and_batches_change_nothing() {
     for source in models() {
         for isa in Isa::available() {
             for (kv_type, repack, prompt_bits) in [
-                (KvType::F16, true, PromptBits::Sixteen),
-                (KvType::F16, true, PromptBits::Eight),
-                (KvType::F32, true, PromptBits::Sixteen),
-                (KvType::F16, false, PromptBits::Sixteen),
+                (KvType::F16.both(), true, PromptBits::Sixteen),
+                (KvType::F16.both(), true, PromptBits::Eight),
+                (KvType::F32.both(), true, PromptBits::Sixteen),
+                (KvType::F16.both(), false, PromptBits::Sixteen),
+                (MIXED, true, PromptBits::Sixteen),
             ] {
                 let run = |threads, batch| {
                     let engine = load(
@@ -170,7 +177,7 @@ fn threads_and_batches_change_nothing() {
                 };
                 let expected = run(1, 512);
                 // the whole grid for what runs unless asked otherwise; its corners for the rest
-                let every = if kv_type == KvType::F16 && repack {
+                let every = if kv_type == KvType::F16.both() && repack {
                     1
                 } else {
                     3
@@ -197,7 +204,7 @@ fn threads_and_batches_change_nothing() {
 fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
     const LONG: usize = 260;
     for source in committed_models() {
-        for kv_type in [KvType::F16, KvType::F32] {
+        for kv_type in [KvType::F16.both(), KvType::F32.both(), MIXED] {
             let options = |sessions, threads, batch| EngineOptions {
                 ctx: Some(PROMPT + LONG),
                 kv_type,

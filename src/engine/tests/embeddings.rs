@@ -31,7 +31,7 @@ const MODELS: [(&str, f64); 4] = [
 fn load(path: &Path, isa: IsaChoice, threads: usize) -> Engine {
     let options = EngineOptions {
         isa,
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         threads: Some(threads),
         sessions: 4,
         ..EngineOptions::default()

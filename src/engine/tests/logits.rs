@@ -4,15 +4,20 @@ use std::path::Path;
 
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
-use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
+use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 
 pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
-    load_in((PromptBits::default(), KvType::F32), model, isa, repack)
+    load_in(
+        (PromptBits::default(), KvType::F32.both()),
+        model,
+        isa,
+        repack,
+    )
 }
 
 /// The same with prompts in so many bits, and keys and values of a type.
 pub(crate) fn load_in(
-    (prompt_bits, kv_type): (PromptBits, KvType),
+    (prompt_bits, kv_type): (PromptBits, KvTypes),
     model: &Path,
     isa: Isa,
     repack: bool,

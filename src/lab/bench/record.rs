@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gguf_rs_lite::TensorType;
-use octavo_kernels::{KvType, PromptBits};
+use octavo_kernels::{KvTypes, PromptBits};
 use serde::Serialize;
 
 use super::{Limits, Processor, Samples, Test, Work};
@@ -38,7 +38,7 @@ pub struct Setting {
     /// Prompt tokens taken at a time.
     pub batch: usize,
     /// Element type of the cache.
-    pub kv_type: KvType,
+    pub kv_type: KvTypes,
     /// To what CPUs round prompts.
     pub prompt_bits: PromptBits,
     /// Weights are in the kernels' layout.
@@ -157,8 +157,8 @@ impl Record {
             model_n_params: gguf.tensors().iter().map(|t| t.n_elements()).sum(),
             n_batch: setting.batch,
             n_threads: setting.threads.count,
-            type_k: setting.kv_type.to_string(),
-            type_v: setting.kv_type.to_string(),
+            type_k: setting.kv_type.k.to_string(),
+            type_v: setting.kv_type.v.to_string(),
             n_gpu_layers,
             n_prompt: if prompt { test.n } else { 0 },
             n_gen: if prompt { 0 } else { test.n },

@@ -1,6 +1,6 @@
 //! What a test has to read and to multiply at least, from the model's graph.
 
-use octavo_kernels::{KvType, MERGED_ROWS, RowSet};
+use octavo_kernels::{KvTypes, MERGED_ROWS, RowSet};
 
 use super::Test;
 use octavo_engine::backend::Role;
@@ -19,7 +19,7 @@ pub struct Work {
 impl Work {
     /// Of one run of `test`. The last layer's end and the output head count only for the rows that
     /// are wanted, of which both tests have one a step.
-    pub fn of(model: &Model, kv_type: KvType, test: Test) -> Work {
+    pub fn of(model: &Model, kv_type: KvTypes, test: Test) -> Work {
         let (mut every, mut wanted) = (0u64, 0u64);
         for node in &model.graph.nodes {
             let products = match node.op {
@@ -52,7 +52,7 @@ impl Work {
             .layers
             .iter()
             .map(|layer| {
-                let position = kv_type.bytes(2 * layer.kv_width()).unwrap_or(usize::MAX) as u64;
+                let position = kv_type.bytes(layer.kv_width()).unwrap_or(usize::MAX) as u64;
                 position.saturating_mul(positions(depth, steps, layer.scores.window))
             })
             .sum();

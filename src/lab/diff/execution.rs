@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::Device;
-use octavo_kernels::{Isa, KvType, PAGE_POSITIONS, StateUse, StateWrite};
+use octavo_kernels::{Isa, KvType, KvTypes, PAGE_POSITIONS, StateUse, StateWrite};
 use octavo_reference::{ImageRows, Oracle, Piece, Rgb, VisionOracle};
 
 use super::Error;
@@ -32,8 +32,10 @@ pub struct TapOut {
 /// What an execution adds to f32 rounding on purpose, as relative errors of single values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// Of keys and values in the cache.
-    pub kv: f64,
+    /// Of keys in the cache.
+    pub keys: f64,
+    /// Of values in the cache.
+    pub values: f64,
     /// Of what prompt kernels read.
     pub kernels: octavo_kernels::Rounding,
 }
@@ -41,7 +43,8 @@ pub struct Rounding {
 impl Rounding {
     /// Nothing.
     pub const NONE: Rounding = Rounding {
-        kv: 0.0,
+        keys: 0.0,
+        values: 0.0,
         kernels: octavo_kernels::Rounding::NONE,
     };
 }
@@ -92,7 +95,7 @@ pub struct Backend {
     subject: Subject,
     n_vocab: usize,
     executable: Box<dyn Executable>,
-    kv_type: KvType,
+    kv_type: KvTypes,
     kernels: octavo_kernels::Rounding,
 }
 
@@ -169,7 +172,8 @@ impl Execution for Backend {
 
     fn rounding(&self) -> Rounding {
         Rounding {
-            kv: self.kv_type.rounding(),
+            keys: self.kv_type.k.rounding(),
+            values: self.kv_type.v.rounding(),
             kernels: self.kernels,
         }
     }
@@ -463,7 +467,8 @@ impl Execution for TowerBackend {
 
     fn rounding(&self) -> Rounding {
         Rounding {
-            kv: KvType::F32.rounding(),
+            keys: KvType::F32.rounding(),
+            values: KvType::F32.rounding(),
             kernels: self.kernels,
         }
     }

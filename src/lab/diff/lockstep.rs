@@ -240,7 +240,8 @@ impl Streams {
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
     Rounding {
-        kv: a.kv + b.kv,
+        keys: a.keys + b.keys,
+        values: a.values + b.values,
         kernels: a.kernels.with(b.kernels, |a, b| a + b),
     }
 }

@@ -57,7 +57,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         isa,
         threads: 2,
         pool: None,
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         n_pages: 8,
         n_states: 1,
         prompt_bits: octavo_kernels::PromptBits::default(),

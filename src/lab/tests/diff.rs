@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
 use octavo_fixtures::{shared, workspace_root};
-use octavo_kernels::{Isa, KvType};
+use octavo_kernels::{Isa, KvType, KvTypes};
 use octavo_lab::diff::{Backend, Comparison, Execution, Fault, OracleExecution, Verdict, compare};
 use octavo_model::{Model, OwnedTap, Pairing};
 
@@ -25,12 +25,12 @@ fn open(model: &str) -> Arc<Gguf> {
     Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a committed model"))
 }
 
-fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: KvType) -> Backend {
+fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> Backend {
     let options = cpu::Options {
         isa,
         threads: 2,
         pool: None,
-        kv_type,
+        kv_type: kv_type.into(),
         n_pages: 8,
         n_states: 1,
         prompt_bits: octavo_kernels::PromptBits::default(),
@@ -73,7 +73,11 @@ fn the_engine_is_within_its_bounds_of_the_oracle() {
     }
     for gguf in models {
         for isa in Isa::available() {
-            for kv_type in [KvType::F32, KvType::F16] {
+            let mixed = KvTypes {
+                k: KvType::Q8_0,
+                v: KvType::Bf16,
+            };
+            for kv_type in [KvType::F32.both(), KvType::F16.both(), mixed] {
                 let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
                 let c = run(&mut oracle, &mut backend(&gguf, isa, kv_type));
                 let (part, name) = worst(&c);
@@ -245,7 +249,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         isa: Isa::best(),
         threads: 2,
         pool: None,
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         n_pages: 8,
         n_states: 1,
         prompt_bits: octavo_kernels::PromptBits::default(),

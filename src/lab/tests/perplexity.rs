@@ -36,7 +36,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         ctx: Some(ctx),
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         threads: Some(2),
         ..EngineOptions::default()
     };

@@ -150,7 +150,7 @@ impl Asked {
             isa,
             threads: 2,
             pool: None,
-            kv_type: KvType::F32,
+            kv_type: KvType::F32.both(),
             n_pages: 16,
             n_states: 0,
             prompt_bits: octavo_kernels::PromptBits::default(),

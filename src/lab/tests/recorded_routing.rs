@@ -54,7 +54,7 @@ impl Tied {
         let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
         let source = ModelSource::Path(path);
         let options = EngineOptions {
-            kv_type: octavo_kernels::KvType::F32,
+            kv_type: octavo_kernels::KvType::F32.both(),
             ..EngineOptions::default()
         };
         let engine = Engine::load(&source, &options, &mut |_| {}).expect("a model");

@@ -44,7 +44,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         isa,
         threads: 2,
         pool: None,
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         n_pages: 1,
         n_states: 1,
         prompt_bits: octavo_kernels::PromptBits::default(),

@@ -20,7 +20,7 @@ use crate::client::{Server, small};
 pub(crate) fn seeing(options: Options) -> Option<Server> {
     let folder: PathBuf = shared("vision")?;
     let of_engine = octavo_engine::EngineOptions {
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         ..small()
     };
     let source = ModelSource::Path(folder.join("vl-a-text-F32.gguf"));

@@ -21,7 +21,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(threads),
-        kv_type: KvType::F32,
+        kv_type: KvType::F32.both(),
         ctx: Some(256),
         batch: Some(batch),
         ..EngineOptions::default()

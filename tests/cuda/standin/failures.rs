@@ -91,7 +91,7 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
     let one_line = |error: &dyn std::fmt::Display| error.to_string();
     let gpu = Gpu::open(0, Some(cache())).map_err(|e| one_line(&e))?;
     let options = Options {
-        kv_type: KvType::F16,
+        kv_type: KvType::F16.both(),
         limits: limits(5, 1, 16),
         graphs: true,
         check_pages: true,

@@ -1,7 +1,7 @@
 //! Launches of operations that one kernel does together: the groups of `fuse.rs` for which there
 //! are kernels.
 
-use super::launches::{List, Ready, Scene, small};
+use super::launches::{List, Ready, Scene, kernels_of, small};
 use super::products::{Gated, Product};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{HeadGroup, Heads};
@@ -143,6 +143,6 @@ impl Scene<'_> {
             head_dim: small(kv.head_dim),
             unused: 0,
         };
-        list.launches.push(launch::heads(kv.ty, &p));
+        list.launches.push(launch::heads(kernels_of(kv), &p));
     }
 }

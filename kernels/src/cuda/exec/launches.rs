@@ -8,6 +8,7 @@ use crate::cuda::launch::Form;
 use crate::cuda::params::{Argmax, Matrix, Turn};
 use crate::cuda::{DeviceCollective, Gather, Launch, Ptr, Task, launch};
 use crate::fuse::Group;
+use crate::kv::{KvShape, KvType};
 use crate::op::CacheLayer;
 use crate::program::{Program, Slot};
 use crate::rope::Pairing;
@@ -177,10 +178,17 @@ impl Scene<'_> {
     /// Keys and values of a layer.
     pub(super) fn pages(&self, cache: CacheLayer) -> (Ptr, Ptr) {
         let start = self.plan.pages[cache.group];
-        let half = self.program.cache(cache).page_stride() * self.n_pages;
-        let at = |half_layer: usize| self.at(start + (half_layer * half) as u64);
-        (at(2 * cache.layer), at(2 * cache.layer + 1))
+        let halves = self.program.cache(cache).halves();
+        let [k, v] = halves.map(|half| half.page_stride() * self.n_pages);
+        let at = |bytes: usize| self.at(start + bytes as u64);
+        let layer = cache.layer * (k + v);
+        (at(layer), at(layer + k))
     }
+}
+
+/// The type of a cache as kernels have it.
+pub(super) fn kernels_of(kv: KvShape) -> KvType {
+    launch::kv_type(kv.types).expect("a plan is made of caches that there are kernels for")
 }
 
 pub(super) fn small(n: usize) -> u32 {

@@ -396,11 +396,13 @@ impl<D: Device> Executor<D> {
             "a page that does not exist"
         );
         let kv = self.program.caches[group];
-        let bytes = kv.page_stride();
-        for half in 0..2 * kv.n_layer {
-            let start = self.plan.pages[group] + (bytes * n_pages * half) as u64;
-            let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
-            self.device.copy(at(from), at(to), bytes)?;
+        let mut start = self.plan.pages[group];
+        for _ in 0..kv.n_layer {
+            for bytes in kv.halves().map(|half| half.page_stride()) {
+                let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
+                self.device.copy(at(from), at(to), bytes)?;
+                start += (bytes * n_pages) as u64;
+            }
         }
         Ok(())
     }

@@ -323,9 +323,15 @@ impl Plan {
 
 /// Whether kernels take the cache's types, and the sizes of heads and keys.
 fn check(program: &Program) -> Result<(), Error> {
-    for &KvShape { ty, head_dim, .. } in &program.caches {
-        if !ty.takes(head_dim) {
-            return Err(Error::KvType { ty, head_dim });
+    for &KvShape {
+        types, head_dim, ..
+    } in &program.caches
+    {
+        if launch::kv_type(types).is_none() {
+            return Err(Error::KvTypes(types));
+        }
+        if !types.takes(head_dim) {
+            return Err(Error::KvType { types, head_dim });
         }
         if !launch::takes_head_dim(head_dim) {
             return Err(Error::HeadDim(head_dim));

@@ -1,6 +1,6 @@
 //! Launches of one operation by itself.
 
-use super::launches::{List, Scene, small};
+use super::launches::{List, Scene, kernels_of, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
@@ -291,7 +291,7 @@ impl Scene<'_> {
             heads: small(kv.n_head_kv),
             head_dim: small(kv.head_dim),
         };
-        launch::kv_write(kv.ty, &p)
+        launch::kv_write(kernels_of(kv), &p)
     }
 
     fn select(&self, x: Slot, out: Slot) -> Launch {
@@ -356,7 +356,8 @@ impl Scene<'_> {
             after: scores.after().unwrap_or(MOST_AFTER).min(MOST_AFTER) as u32,
             unused: 0,
         };
-        if !self.shape.generated && launch::takes_prompt(kv.ty, kv.head_dim, heads / kv.n_head_kv) {
+        let ty = kernels_of(kv);
+        if !self.shape.generated && launch::takes_prompt(ty, kv.head_dim, heads / kv.n_head_kv) {
             return vec![launch::attend_prompt(
                 kv.head_dim,
                 &all,
@@ -365,7 +366,7 @@ impl Scene<'_> {
         }
         let parts = (0..self.shape.rows).step_by(ATTEND_ROWS);
         parts
-            .flat_map(|first| launch::attend(kv.ty, kv.head_dim, &self.some_rows(&all, first, q)))
+            .flat_map(|first| launch::attend(ty, kv.head_dim, &self.some_rows(&all, first, q)))
             .collect()
     }
 

@@ -27,8 +27,8 @@ mod products;
 mod weighing;
 
 use super::{
-    Block, MAX_HEAD_DIM, PAGE, Pages, SPAN_POSITIONS as SPAN, Seen, Stored, largest_score,
-    last_factors, weights_below,
+    Block, MAX_HEAD_DIM, PAGE, PackSpan, Pages, SPAN_POSITIONS as SPAN, Seen, Stored,
+    largest_score, last_factors, weights_below,
 };
 use crate::generic::gemm::tile_width;
 use crate::kv::{KvShape, KvType};
@@ -62,9 +62,9 @@ pub(crate) const ROWS: usize = 256;
 const ROOM: usize = ROWS + 16;
 
 /// Whether a head is whole vectors, and whole pairs of pairs, of keys and values that the cache has
-/// rounded already: who keeps them in f32 wants what f32 gives.
+/// rounded already: who keeps either in f32 wants what f32 gives.
 pub(crate) fn takes(kv: &KvShape) -> bool {
-    kv.ty != KvType::F32 && kv.head_dim.is_multiple_of(16)
+    !kv.types.has(KvType::F32) && kv.head_dim.is_multiple_of(16)
 }
 
 /// Bytes of scratch for a head of `d`.
@@ -148,7 +148,7 @@ struct Soon<'a> {
     /// Of the sequence.
     numbers: std::ops::Range<usize>,
     /// Bytes of a page of keys, and of one of values.
-    bytes: usize,
+    bytes: [usize; 2],
     /// Of the first of the pages, asked for already.
     asked: usize,
     /// Lines of cache asked for at a time: few, since many would hold up everything else.
@@ -158,19 +158,15 @@ struct Soon<'a> {
 impl<'a> Soon<'a> {
     /// Those of the first span of some positions, asked for so many times.
     #[inline(always)]
-    fn new<E: Stored>(
-        pages: &'a Pages<'a>,
-        positions: std::ops::Range<usize>,
-        times: usize,
-    ) -> Soon<'a> {
+    fn new(pages: &'a Pages<'a>, positions: std::ops::Range<usize>, times: usize) -> Soon<'a> {
         let end = positions.end.min(positions.start + SPAN);
-        let bytes = PAGE * pages.head_dim * E::BITS / 8;
+        let bytes = [pages.k, pages.v].map(|base| pages.head_dim * base.row_bytes);
         Soon {
             pages,
             numbers: positions.start / PAGE..end.div_ceil(PAGE),
             bytes,
             asked: 0,
-            lines: (SPAN / PAGE * bytes / 64).div_ceil(times),
+            lines: (SPAN / PAGE * bytes[0].max(bytes[1]) / 64).div_ceil(times),
         }
     }
 
@@ -184,14 +180,16 @@ impl<'a> Soon<'a> {
             if self.numbers.is_empty() {
                 return;
             }
-            let at = self.pages.at(self.numbers.start) + self.asked;
-            // SAFETY: the caller's promise.
-            unsafe {
-                S::prefetch_far(self.pages.k.wrapping_add(at));
-                S::prefetch_far(self.pages.v.wrapping_add(at));
+            let page = self.numbers.start;
+            let starts = [self.pages.keys(page), self.pages.values(page)];
+            for (start, bytes) in starts.into_iter().zip(self.bytes) {
+                if self.asked < bytes {
+                    // SAFETY: the caller's promise.
+                    unsafe { S::prefetch_far(start.wrapping_add(self.asked)) }
+                }
             }
             self.asked += 64;
-            if self.asked >= self.bytes {
+            if self.asked >= self.bytes[0].max(self.bytes[1]) {
                 self.asked = 0;
                 self.numbers.start += 1;
             }
@@ -208,18 +206,73 @@ struct Tile {
     seen: Seen,
 }
 
+/// Whether products are Winograd's on this CPU: panels and tiles have what these need.
+#[inline(always)]
+fn has_winograd<S: Simd>() -> bool {
+    S::WINOGRAD && S::prefers_winograd()
+}
+
 /// Attends and writes the results, tiles of `NT` rows at a time.
 ///
 /// # Safety
-/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line.
+/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; `pack` are
+/// [`pack_keys`] and [`pack_values`], of the pages' types and this instruction set.
 #[inline(always)]
-pub(crate) unsafe fn attend<S: Simd, E: Stored, const NT: usize>(a: &Block<'_>, scratch: *mut u8) {
+pub(crate) unsafe fn attend<S: Simd, const NT: usize>(
+    a: &Block<'_>,
+    pack: [PackSpan; 2],
+    scratch: *mut u8,
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        if S::WINOGRAD && S::prefers_winograd() {
-            attend_by::<S, E, NT, true>(a, scratch);
+        if has_winograd::<S>() {
+            attend_by::<S, NT, true>(a, pack, scratch);
         } else {
-            attend_by::<S, E, NT, false>(a, scratch);
+            attend_by::<S, NT, false>(a, pack, scratch);
+        }
+    }
+}
+
+/// See [`PackSpan`]: keys.
+///
+/// # Safety
+/// The pages of what is seen are there; `scratch` is [`scratch_bytes`], at a cache line.
+#[inline(always)]
+pub(crate) unsafe fn pack_keys<S: Simd, K: Stored>(
+    pages: &Pages<'_>,
+    at: usize,
+    seen: Seen,
+    scratch: *mut u8,
+) {
+    let (parts, _) = Parts::layout(scratch, pages.head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if has_winograd::<S>() {
+            parts.pack_span_keys::<S, K, true>(pages, at, seen);
+        } else {
+            parts.pack_span_keys::<S, K, false>(pages, at, seen);
+        }
+    }
+}
+
+/// See [`PackSpan`]: values.
+///
+/// # Safety
+/// As [`pack_keys`].
+#[inline(always)]
+pub(crate) unsafe fn pack_values<S: Simd, V: Stored>(
+    pages: &Pages<'_>,
+    at: usize,
+    seen: Seen,
+    scratch: *mut u8,
+) {
+    let (parts, _) = Parts::layout(scratch, pages.head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if has_winograd::<S>() {
+            parts.pack_span_values::<S, V, true>(pages, at, seen);
+        } else {
+            parts.pack_span_values::<S, V, false>(pages, at, seen);
         }
     }
 }
@@ -227,8 +280,9 @@ pub(crate) unsafe fn attend<S: Simd, E: Stored, const NT: usize>(a: &Block<'_>, 
 /// # Safety
 /// As [`attend`].
 #[inline(always)]
-unsafe fn attend_by<S: Simd, E: Stored, const NT: usize, const WINOGRAD: bool>(
+unsafe fn attend_by<S: Simd, const NT: usize, const WINOGRAD: bool>(
     a: &Block<'_>,
+    pack: [PackSpan; 2],
     scratch: *mut u8,
 ) {
     let d = a.pages.head_dim;
@@ -258,9 +312,11 @@ unsafe fn attend_by<S: Simd, E: Stored, const NT: usize, const WINOGRAD: bool>(
                     seen,
                 };
             }
-            parts.pack_span::<S, E, WINOGRAD>(&a.pages, at, seen);
+            for pack in pack {
+                pack(&a.pages, at, seen, scratch);
+            }
             let times = tiles.len() * SPAN / (2 * S::R);
-            let soon = Soon::new::<E>(&a.pages, at + SPAN..all.end, times);
+            let soon = Soon::new(&a.pages, at + SPAN..all.end, times);
             parts.score_tiles::<S, NT, WINOGRAD>(tiles, soon);
             let rows = a.rows.chunks(ABREAST).zip(states.chunks_mut(ABREAST));
             for (i, (rows, states)) in rows.enumerate() {
@@ -285,12 +341,29 @@ unsafe fn attend_by<S: Simd, E: Stored, const NT: usize, const WINOGRAD: bool>(
 }
 
 impl Parts {
-    /// Keys and values of what is seen of the span at position `at` to integers.
+    /// Keys of what is seen of the span at position `at` to integers.
     ///
     /// # Safety
     /// The pages of what is seen are there.
     #[inline(always)]
-    unsafe fn pack_span<S: Simd, E: Stored, const WINOGRAD: bool>(
+    unsafe fn pack_span_keys<S: Simd, K: Stored, const WINOGRAD: bool>(
+        &self,
+        pages: &Pages<'_>,
+        at: usize,
+        seen: Seen,
+    ) {
+        for p in seen.first / PAGE..seen.end.div_ceil(PAGE) {
+            // SAFETY: the caller's promise.
+            unsafe { self.pack_keys::<S, K, WINOGRAD>(pages.keys(at / PAGE + p), p) }
+        }
+    }
+
+    /// Likewise values.
+    ///
+    /// # Safety
+    /// As [`Parts::pack_span_keys`].
+    #[inline(always)]
+    unsafe fn pack_span_values<S: Simd, V: Stored, const WINOGRAD: bool>(
         &self,
         pages: &Pages<'_>,
         at: usize,
@@ -300,19 +373,15 @@ impl Parts {
         let groups = seen.first / (4 * S::R)..seen.end.div_ceil(4 * S::R);
         let values = |p: usize| {
             let is_seen = seen_pages.contains(&p);
-            is_seen.then(|| pages.v.wrapping_add(pages.at(at / PAGE + p)))
+            is_seen.then(|| pages.values(at / PAGE + p))
         };
         // SAFETY: the caller's promise.
         unsafe {
-            for p in seen_pages.clone() {
-                let k = pages.k.add(pages.at(at / PAGE + p));
-                self.pack_keys::<S, E, WINOGRAD>(k, p);
-            }
             for p in groups.start * 4 * S::R / PAGE..groups.end * 4 * S::R / PAGE {
-                self.scale_values::<S, E>(values(p), p);
+                self.scale_values::<S, V>(values(p), p);
             }
             for group in groups {
-                self.pack_values::<S, E, WINOGRAD>(values, group);
+                self.pack_values::<S, V, WINOGRAD>(values, group);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::PAGE;
 use crate::formats::Float;
-use crate::kv::SCALE_GROUP;
+use crate::kv::{Base, SCALE_GROUP};
 use crate::simd::Simd;
 
 /// A sequence's pages of one layer and KV head.
@@ -10,21 +10,31 @@ use crate::simd::Simd;
 pub(crate) struct Pages<'a> {
     /// Page numbers of the sequence, from position 0; covers all that is visible.
     pub(crate) table: &'a [u32],
-    /// The layer's K pages of this head: page `p` starts at `k + p * stride` bytes.
-    pub(crate) k: *const u8,
-    /// Likewise for V.
-    pub(crate) v: *const u8,
-    /// Bytes from one page to the next.
-    pub(crate) stride: usize,
+    /// The layer's pages of keys of this head.
+    pub(crate) k: Base,
+    /// Likewise of values.
+    pub(crate) v: Base,
     /// Values of a head: a multiple of 2, and of what a matrix unit takes.
     pub(crate) head_dim: usize,
 }
 
 impl Pages<'_> {
-    /// Where the sequence's `i`th page starts; the last one there is, beyond it.
+    /// Number of the sequence's `i`th page; that of the last one there is, beyond it.
     #[inline(always)]
-    pub(crate) fn at(&self, i: usize) -> usize {
-        self.table[i.min(self.table.len() - 1)] as usize * self.stride
+    fn number(&self, i: usize) -> usize {
+        self.table[i.min(self.table.len() - 1)] as usize
+    }
+
+    /// Keys of the sequence's `i`th page; of the last one there is, beyond it.
+    #[inline(always)]
+    pub(crate) fn keys(&self, i: usize) -> *const u8 {
+        self.k.start.wrapping_add(self.number(i) * self.k.stride)
+    }
+
+    /// Likewise values.
+    #[inline(always)]
+    pub(crate) fn values(&self, i: usize) -> *const u8 {
+        self.v.start.wrapping_add(self.number(i) * self.v.stride)
     }
 }
 

@@ -47,7 +47,9 @@ macro_rules! by_tiles {
             takes: prompt_attention::takes,
             rows: prompt_attention::ROWS,
             scratch: prompt_attention::scratch_bytes,
-            attend: |ty| by_kv_type!(ty, prompt_attention::attend),
+            keys: |ty| by_kv_type!(ty, prompt_attention::pack_keys),
+            values: |ty| by_kv_type!(ty, prompt_attention::pack_values),
+            attend: prompt_attention::attend,
         })
     };
     (busy) => {

@@ -12,7 +12,7 @@
 //! and spans of 128 are counted from position 0. What no row sees is not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
-use crate::generic::attention::{Block, PAGE, Seen, Stored, last_factors};
+use crate::generic::attention::{Block, PAGE, PackSpan, Pages, Seen, Stored, last_factors};
 use crate::generic::elementwise::soft_cap;
 use crate::kv::KvShape;
 use crate::simd::{Simd, exp};
@@ -152,9 +152,9 @@ impl Parts {
 ///
 /// # Safety
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are
-/// configured.
+/// configured; `pack` are [`pack_keys`] and [`pack_values`] of the pages' types.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
+pub(crate) unsafe fn attend(a: &Block<'_>, pack: [PackSpan; 2], scratch: *mut u8) {
     let d = a.pages.head_dim;
     let blocks = a.rows.len().div_ceil(16);
     let parts = Parts::new(scratch, d);
@@ -168,15 +168,9 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
         let mut at = all.first / SPAN * SPAN;
         while at < all.end {
             let span = all.in_span(at, SPAN);
-            let pages = span.first / PAGE..span.end.div_ceil(PAGE);
-            // positions come in tiles of 32
-            let steps = pages.end.div_ceil(2);
-            for p in pages.start / 2 * 2..2 * steps {
-                let from = pages.contains(&p).then(|| {
-                    let page = a.pages.at(at / PAGE + p);
-                    (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page))
-                });
-                pack_page::<E>(from, d, (p, steps), parts.k, parts.v);
+            let steps = span_steps(span);
+            for pack in pack {
+                pack(&a.pages, at, span, scratch);
             }
             // steps of positions that any row of a pair of blocks sees: what lies before or beyond
             // would add zeros
@@ -285,23 +279,76 @@ unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// Page `p` of a span as B tiles: keys `[page][TERMS][head_dim / 32]`, values
-/// `[head_dim / 16][step of 32 positions]`.
+/// Tiles of 32 positions up to the end of what is seen of a span.
 #[inline(always)]
-unsafe fn pack_page<E: Stored>(
-    page: Option<(*const u8, *const u8)>,
-    d: usize,
-    (p, steps): (usize, usize),
-    k: *mut u8,
-    v: *mut u8,
+fn span_steps(seen: Seen) -> usize {
+    seen.end.div_ceil(PAGE).div_ceil(2)
+}
+
+/// The pages of a span that are packed, and of these those where anything is seen: positions come
+/// in tiles of 32.
+#[inline(always)]
+fn span_pages(seen: Seen) -> (Range<usize>, Range<usize>) {
+    let pages = seen.first / PAGE..seen.end.div_ceil(PAGE);
+    (pages.start / 2 * 2..2 * span_steps(seen), pages)
+}
+
+/// Keys of a span as B tiles `[page][TERMS][head_dim / 32]`.
+///
+/// # Safety
+/// The pages of what is seen are there; `scratch` is [`scratch_bytes`], at a cache line.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+pub(crate) unsafe fn pack_keys<E: Stored>(
+    pages: &Pages<'_>,
+    at: usize,
+    seen: Seen,
+    scratch: *mut u8,
 ) {
+    let parts = Parts::new(scratch, pages.head_dim);
+    let (packed, with_keys) = span_pages(seen);
+    for p in packed {
+        let page = with_keys.contains(&p).then(|| pages.keys(at / PAGE + p));
+        // SAFETY: the caller's promise.
+        unsafe { pack_key_page::<E>(page, pages.head_dim, p, parts.k) }
+    }
+}
+
+/// Values of a span as B tiles `[head_dim / 16][step of 32 positions]`.
+///
+/// # Safety
+/// As [`pack_keys`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+pub(crate) unsafe fn pack_values<E: Stored>(
+    pages: &Pages<'_>,
+    at: usize,
+    seen: Seen,
+    scratch: *mut u8,
+) {
+    let parts = Parts::new(scratch, pages.head_dim);
+    let (packed, with_values) = span_pages(seen);
+    let steps = span_steps(seen);
+    for p in packed {
+        let page = with_values
+            .contains(&p)
+            .then(|| pages.values(at / PAGE + p));
+        // SAFETY: the caller's promise.
+        unsafe { pack_value_page::<E>(page, pages.head_dim, (p, steps), parts.v) }
+    }
+}
+
+/// Keys of page `p` of a span, or zeros.
+///
+/// # Safety
+/// `k` has room for it.
+#[inline(always)]
+unsafe fn pack_key_page<E: Stored>(page: Option<*const u8>, d: usize, p: usize, k: *mut u8) {
     type S = Avx512;
     // SAFETY: pages are 16 * head_dim elements; places are those the products read.
     unsafe {
         let keys = k.add(p * TERMS * d / K * TILE).cast::<__m512i>();
         for i in 0..d / 2 {
             let mut rows = [_mm512_setzero_si512(); 2];
-            if let Some((k, _)) = page {
+            if let Some(k) = page {
                 let mut x = [E::keys::<S>(k, 2 * i, 0), E::keys::<S>(k, 2 * i + 1, 0)];
                 if E::GROUP.is_some() {
                     let scales = E::scales::<S>(k, d, 2 * i, 0);
@@ -315,18 +362,35 @@ unsafe fn pack_page<E: Stored>(
                 keys.add(term * d / 2 + i).write_unaligned(row);
             }
         }
+    }
+}
+
+/// Values of page `p` of a span of so many steps, or zeros.
+///
+/// # Safety
+/// `v` has room for it.
+#[inline(always)]
+unsafe fn pack_value_page<E: Stored>(
+    page: Option<*const u8>,
+    d: usize,
+    (p, steps): (usize, usize),
+    v: *mut u8,
+) {
+    type S = Avx512;
+    // SAFETY: as `pack_key_page`.
+    unsafe {
         for n in 0..d / 16 {
             let values = v
                 .add((n * steps + p / 2) * TILE)
                 .cast::<__m512i>()
                 .add(p % 2 * (PAGE / 2));
             let mut scales = [1f32; PAGE];
-            if let (Some((_, v)), Some(_)) = (page, E::GROUP) {
+            if let (Some(v), Some(_)) = (page, E::GROUP) {
                 S::store(scales.as_mut_ptr(), E::scales::<S>(v, d, n * 16, 0));
             }
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
-                if let Some((_, v)) = page {
+                if let Some(v) = page {
                     let mut x = [
                         E::values::<S>(v, d, 2 * i, n * 16),
                         E::values::<S>(v, d, 2 * i + 1, n * 16),

@@ -46,7 +46,7 @@ impl Both {
             n_layer: 1,
             n_head_kv: 2,
             head_dim: 32,
-            ty: KvType::F16,
+            types: KvType::F16.both(),
         };
         let widths = [128, 64, 64, 128, 64];
         let shape = (TensorType::Q8_0, 64, 128);

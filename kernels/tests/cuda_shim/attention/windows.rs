@@ -33,7 +33,7 @@ impl Scene {
 fn windows_caps_and_sinks_match_f64() {
     let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        let types = KvType::ALL.into_iter().enumerate();
+        let types = launch::KV_TYPES.into_iter().enumerate();
         for (j, kv) in types.filter(|(_, kv)| kv.takes(dim)) {
             for (n, scores) in SCORES.into_iter().enumerate() {
                 // a sixth of all, another one for each size and type
@@ -76,7 +76,7 @@ fn what_lies_behind_matches_f64() {
     {
         for (i, dim) in [8, 32, 64, 80, 128, 256].into_iter().enumerate() {
             bench.0.schedule(Schedule::ALL[(i + n) % 3]);
-            let kv = KvType::ALL[(i + n) % KvType::ALL.len()];
+            let kv = launch::KV_TYPES[(i + n) % launch::KV_TYPES.len()];
             let kv = if kv.takes(dim) { kv } else { KvType::F16 };
             for kv in [kv, KvType::F16] {
                 let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(i + n) % 4];

@@ -173,7 +173,7 @@ fn heads_are_bias_norm_rotation_and_cache() {
         (32, 3, 3, 8, false),
         (256, 2, 1, 128, true),
     ] {
-        for (i, kv) in KvType::ALL.into_iter().enumerate() {
+        for (i, kv) in launch::KV_TYPES.into_iter().enumerate() {
             bench.0.schedule(Schedule::ALL[i % 3]);
             for (biased, normed) in [(false, true), (true, false), (true, true), (false, false)] {
                 let case = Case {

@@ -280,7 +280,7 @@ fn load_for(
     text: Option<&[u8]>,
 ) -> Result<Engine, Failure> {
     let mut options = args.compute.options()?;
-    options.kv_type = args.compute.kv_type_or_f32()?;
+    options.kv_type = args.compute.kv_type_or_f32();
     let given = match text {
         Some(text) if references.iter().any(Reference::wants_text) => {
             let tokenizer = Tokenizer::from_gguf(&source.open(args.compute.mmap())?)?;

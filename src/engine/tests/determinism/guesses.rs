@@ -85,7 +85,7 @@ fn guesses_change_nothing() {
             let options = EngineOptions {
                 sessions,
                 kv_positions,
-                kv_type,
+                kv_type: KvType::both(kv_type),
                 ctx: Some(128),
                 ..options(Isa::best(), 2, 48)
             };

@@ -198,7 +198,7 @@ fn layers_with_other_key_heads_say_the_same() {
             ModelSource::Path(path)
         });
         for isa in Isa::available() {
-            for (kv_type, batch) in [(KvType::F16, 512), (KvType::F32, 7)] {
+            for (kv_type, batch) in [(KvType::F16.both(), 512), (KvType::F32.both(), 7)] {
                 let [expected, got] = [0, 1].map(|i| {
                     let options = EngineOptions {
                         kv_type,

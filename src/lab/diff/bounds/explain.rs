@@ -218,8 +218,8 @@ impl Bounds<'_> {
             };
             for r in std::mem::replace(&mut read, seen)..seen {
                 (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
-                k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
-                v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
+                k_error = k_error.max(k.error[r] + self.rounding.keys * k.size[r]);
+                v_error = v_error.max(v.error[r] + self.rounding.values * v.size[r]);
             }
             let own = 4.0 * U * (seen as f64).sqrt() + self.rounding.kernels.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);

@@ -1,10 +1,42 @@
 use super::*;
 use crate::formats::floats::F32;
 use crate::generic::attention::Query;
+use crate::kv::Base;
 use crate::portable::Portable;
 
 /// Values of a head: an odd number of vectors.
 const D: usize = 48;
+
+/// Pages of floats.
+fn base(x: &[f32]) -> Base {
+    Base {
+        start: x.as_ptr().cast(),
+        stride: 4 * PAGE * D,
+        row_bytes: 4 * PAGE,
+    }
+}
+
+/// What brings pages of floats into integers, for Winograd's products or not.
+fn packing<S: Simd, const WINOGRAD: bool>() -> [PackSpan; 2] {
+    /// See [`PackSpan`].
+    unsafe fn pack<S: Simd, const KEYS: bool, const WINOGRAD: bool>(
+        pages: &Pages<'_>,
+        at: usize,
+        seen: Seen,
+        scratch: *mut u8,
+    ) {
+        let (parts, _) = Parts::layout(scratch, D);
+        // SAFETY: the pages and the scratch of `Heads::attend`.
+        unsafe {
+            if KEYS {
+                parts.pack_span_keys::<S, F32, WINOGRAD>(pages, at, seen);
+            } else {
+                parts.pack_span_values::<S, F32, WINOGRAD>(pages, at, seen);
+            }
+        }
+    }
+    [pack::<S, true, WINOGRAD>, pack::<S, false, WINOGRAD>]
+}
 
 /// One head's queries, keys and values.
 #[derive(Clone)]
@@ -70,9 +102,8 @@ impl Heads {
             cap: None,
             pages: Pages {
                 table: &table,
-                k: k.as_ptr().cast(),
-                v: v.as_ptr().cast(),
-                stride: 4 * PAGE * D,
+                k: base(&k),
+                v: base(&v),
                 head_dim: D,
             },
         };
@@ -82,9 +113,9 @@ impl Heads {
         unsafe {
             let scratch = scratch.as_mut_ptr().cast();
             if winograd {
-                attend_by::<S, F32, 3, true>(&block, scratch);
+                attend_by::<S, 3, true>(&block, packing::<S, true>(), scratch);
             } else {
-                attend_by::<S, F32, 3, false>(&block, scratch);
+                attend_by::<S, 3, false>(&block, packing::<S, false>(), scratch);
             }
         }
         out

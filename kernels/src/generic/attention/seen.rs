@@ -1,0 +1,59 @@
+//! Which positions count for a row of queries.
+
+use crate::simd::Simd;
+
+/// Positions that a row sees: from the first one up to `end`, which is beyond the last.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+}
+
+impl Seen {
+    /// All that any of some rows sees, and what is between.
+    pub(crate) fn of_all(rows: impl Iterator<Item = Seen> + Clone) -> Seen {
+        Seen {
+            first: rows.clone().map(|seen| seen.first).min().unwrap_or(0),
+            end: rows.map(|seen| seen.end).max().unwrap_or(0),
+        }
+    }
+
+    /// Those among `len` positions from `at` on, counted from there; empty ones may begin behind
+    /// their end.
+    #[inline(always)]
+    pub(crate) fn in_span(self, at: usize, len: usize) -> Seen {
+        Seen {
+            first: self.first.saturating_sub(at).min(len),
+            end: self.end.saturating_sub(at).min(len),
+        }
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.first >= self.end
+    }
+
+    /// A vector of `v` where positions from `i` on are seen, which all are if it is `WHOLE`, and of
+    /// `other` elsewhere.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `S`.
+    #[inline(always)]
+    pub(crate) unsafe fn choose<S: Simd, const WHOLE: bool>(
+        self,
+        i: usize,
+        v: S::F,
+        other: S::F,
+    ) -> S::F {
+        // almost all vectors are seen as a whole
+        if WHOLE || self.first <= i && i + S::R <= self.end {
+            return v;
+        }
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe {
+            let v = S::first(self.end.saturating_sub(i), v, other);
+            S::first(self.first.saturating_sub(i), other, v)
+        }
+    }
+}

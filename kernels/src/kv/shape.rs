@@ -1,0 +1,89 @@
+//! The layout of a group of the cache's layers: how large its pages are, and how far apart.
+
+use super::{KvType, KvTypes, PAGE};
+use crate::memory::LARGE;
+
+/// Numbers that fix the layout of a group of the cache's layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers.
+    pub n_layer: usize,
+    /// KV heads.
+    pub n_head_kv: usize,
+    /// Values of a head; even, at most 1024.
+    pub head_dim: usize,
+    /// Element types.
+    pub types: KvTypes,
+}
+
+/// Numbers that fix the layout of the keys of a group's layers, or of the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HalfShape {
+    n_head_kv: usize,
+    head_dim: usize,
+    pub(crate) ty: KvType,
+}
+
+/// The part of the whole that is to it as the rest is to the part.
+const GOLDEN_SECTION: f64 = 0.618_033_988_749_894_9;
+
+/// Room behind the last page for kernels that read a whole vector.
+const SLACK: usize = 64;
+
+impl KvShape {
+    /// Keys and values.
+    pub(crate) fn halves(&self) -> [HalfShape; 2] {
+        [self.types.k, self.types.v].map(|ty| HalfShape {
+            n_head_kv: self.n_head_kv,
+            head_dim: self.head_dim,
+            ty,
+        })
+    }
+
+    /// Bytes of one page of every layer and head, keys and values; `None` if that overflows.
+    pub fn page_bytes(&self) -> Option<usize> {
+        self.types
+            .bytes(self.head_dim)?
+            .checked_mul(PAGE)?
+            .checked_mul(self.n_head_kv)?
+            .checked_mul(self.n_layer)
+    }
+}
+
+impl HalfShape {
+    /// Bytes of one head's part of a page.
+    pub(crate) fn head_bytes(&self) -> usize {
+        PAGE * self.ty.bytes(self.head_dim).expect("pages of it were made")
+    }
+
+    /// Bytes from a page to the next one of the same layer.
+    pub(crate) fn page_stride(&self) -> usize {
+        self.n_head_kv * self.head_bytes()
+    }
+
+    /// Bytes of so many pages of so many layers; `None` if that overflows.
+    pub(super) fn bytes(&self, n_layer: usize, n_pages: usize) -> Option<usize> {
+        let pages = n_layer.checked_mul(n_pages)?;
+        self.ty
+            .bytes(self.head_dim)?
+            .checked_mul(PAGE)?
+            .checked_mul(self.n_head_kv)?
+            .checked_mul(pages)?
+            .checked_add(SLACK)
+    }
+
+    /// Pages from a layer to the next one, of which `n_pages` are used.
+    ///
+    /// Every layer writes the same pages in a step. If all layers began at the same distance from a
+    /// large page of the system's, all would ask for another one in the same step, which then waits
+    /// until all of them are zeroed: 112 MiB for 28 layers, a quarter of a second on one virtual
+    /// machine. The golden section spreads their beginnings, however many there are.
+    pub(super) fn layer_pages(&self, n_pages: usize) -> usize {
+        let in_large = LARGE.checked_div(self.page_stride()).unwrap_or(0);
+        if in_large < 2 || n_pages < in_large {
+            return n_pages;
+        }
+        let step = (in_large as f64 * GOLDEN_SECTION) as usize;
+        n_pages + (step + in_large - n_pages % in_large) % in_large
+    }
+}
