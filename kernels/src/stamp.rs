@@ -53,6 +53,9 @@ macro_rules! by_kv_type {
             KvType::Q8_0 => $($kernel)::+::<attention::Q8 $(, $rows)?>,
             KvType::F8E4M3 => $($kernel)::+::<attention::F8E4M3 $(, $rows)?>,
             KvType::Q4_0 => $($kernel)::+::<attention::Q4 $(, $rows)?>,
+            KvType::Q5_0 => $($kernel)::+::<attention::Q5 $(, $rows)?>,
+            KvType::Q5_1 => $($kernel)::+::<attention::Q5Min $(, $rows)?>,
+            KvType::Iq4Nl => $($kernel)::+::<attention::Iq4 $(, $rows)?>,
         }
     };
 }

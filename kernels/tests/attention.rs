@@ -3,6 +3,7 @@
 
 mod exact;
 mod refused;
+mod stored;
 mod windows;
 
 use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
@@ -11,7 +12,7 @@ use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Pool,
     Program, Role, Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
 };
-use octavo_quant::TensorType;
+use octavo_quant::{IQ4_LEVELS, TensorType};
 use std::sync::Arc;
 
 #[derive(Clone, Copy)]
@@ -201,6 +202,22 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
             ),
             // quarters, with the lowest code in every group
             KvType::Q4_0 => codes(&mut x, |v| (7.0 * v).round() / 4.0, -8.0 / 4.0),
+            // eighths, with the lowest code in every group
+            KvType::Q5_0 => codes(&mut x, |v| (15.0 * v).round() / 8.0, -16.0 / 8.0),
+            // eighths from the minimum on, with both the lowest and the highest code in every group
+            KvType::Q5_1 => {
+                codes(&mut x, |v| (15.0 * v).round() / 8.0, -16.0 / 8.0);
+                x.iter_mut()
+                    .skip(1)
+                    .step_by(32)
+                    .for_each(|v| *v = 15.0 / 8.0);
+            }
+            // 64ths of levels, with the lowest one in every group
+            KvType::Iq4Nl => codes(
+                &mut x,
+                |v| f32::from(IQ4_LEVELS[((v + 1.0) * 7.99) as usize]) / 64.0,
+                f32::from(IQ4_LEVELS[0]) / 64.0,
+            ),
             // values that all other types hold, so that they see the same numbers
             KvType::F16 | KvType::F32 | KvType::Bf16 => x
                 .iter_mut()
@@ -382,12 +399,22 @@ fn long_contexts_are_merged_from_pieces() {
 
 #[test]
 fn copied_pages_hold_the_same_keys_and_values() {
+    let mixed = KvTypes {
+        k: KvType::Q8_0,
+        v: KvType::Q5_1,
+    };
+    for types in [KvType::F16.both(), mixed] {
+        hold_copied_pages(types);
+    }
+}
+
+fn hold_copied_pages(types: KvTypes) {
     let c = Case {
         isa: Isa::best(),
         heads: 4,
         heads_kv: 2,
-        head_dim: 16,
-        types: KvType::F16.both(),
+        head_dim: 32,
+        types,
         threads: 1,
         scores: Scores::plain(SCALE),
         sinks: false,
@@ -448,5 +475,5 @@ fn copied_pages_hold_the_same_keys_and_values() {
         &mut kv,
         None,
     );
-    assert!(y == &expected[18 * 64..], "a copied page differs");
+    assert!(y == &expected[18 * 128..], "a copied page differs");
 }

@@ -41,6 +41,18 @@ fn nearest(v: f32) -> u8 {
     upper - u8::from(v - low < high - v)
 }
 
+/// Weighted sums of values times their levels, and of these levels squared, for an inverse scale:
+/// the quotient of both is the scale that leaves the least error for these levels.
+fn sums(x: &[f32; 32], w: &[f32; 32], id: f32) -> (f32, f32) {
+    let (mut xq, mut q2) = (0.0f32, 0.0f32);
+    for (x, w) in x.iter().zip(w) {
+        let q = f32::from(IQ4_LEVELS[usize::from(nearest(id * x))]);
+        xq += w * q * x;
+        q2 += w * q * q;
+    }
+    (xq, q2)
+}
+
 /// The scale of 32 values that leaves the least weighted error: 16 scales around the one that maps
 /// the extreme to the lowest level.
 fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
@@ -48,15 +60,7 @@ fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     if max.abs() < NEGLIGIBLE {
         return 0.0;
     }
-    let sums = |id: f32| {
-        let (mut xq, mut q2) = (0.0f32, 0.0f32);
-        for (x, w) in x.iter().zip(w) {
-            let q = f32::from(IQ4_LEVELS[usize::from(nearest(id * x))]);
-            xq += w * q * x;
-            q2 += w * q * q;
-        }
-        (xq, q2)
-    };
+    let sums = |id| sums(x, w, id);
     let (xq, q2) = sums(1.0 / (-max / LOWEST as f32));
     let mut scale = if q2 > 0.0 { xq / q2 } else { 0.0 };
     let mut best = scale * xq;
@@ -97,6 +101,20 @@ pub(crate) fn quantize_iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut
         put_group(&mut b[2..], x, inverse(d));
         b
     });
+}
+
+/// A block of IQ4_NL as ggml stores keys and values (`quantize_row_iq4_nl_ref`): the extreme has
+/// the lowest level, and no other scale is tried.
+pub fn iq4_nl_at_once(x: &[f32; 32]) -> [u8; 18] {
+    let max = extreme(x);
+    let mut b = [0; 18];
+    if max.abs() >= NEGLIGIBLE {
+        let id = 1.0 / (max / LOWEST as f32);
+        let (xq, q2) = sums(x, &weights(x, None, 0.0), id);
+        put_f16(&mut b, 0, xq / q2);
+        put_group(&mut b[2..], x, id);
+    }
+    b
 }
 
 pub(crate) fn quantize_iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {

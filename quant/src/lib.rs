@@ -33,6 +33,7 @@ mod plain;
 
 pub use fp4::E2M1_DOUBLED;
 pub use gguf_rs_lite::TensorType;
+pub use iq4::iq4_nl_at_once;
 pub use iquants::IQ4_LEVELS;
 
 use format::{Format, format};

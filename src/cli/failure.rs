@@ -182,6 +182,7 @@ const KV_TYPE: &str = "--kv-type sets the type";
 fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
     match error {
         cuda::Error::KvType { .. } => Some(KV_TYPE.to_owned()),
+        cuda::Error::KvTypes(_) => Some(format!("{KV_TYPE}; --device cpu takes all")),
         cuda::Error::TooLarge { fitting, .. } => {
             let less = "smaller -c and -b and --kv-type q8_0 take less";
             Some(match fitting {

@@ -72,7 +72,8 @@ pub(super) fn kv_type() -> Named<KvType> {
 pub(super) fn kv_type_help() -> String {
     format!(
         "Type of the KV cache: {}; q8_0 costs little accuracy (mean KL divergence 0.0009 with \
-         SmolLM2 135M), f8_e4m3 more for as many bytes (0.009), q4_0 some (0.07)",
+         SmolLM2 135M), f8_e4m3 more for as many bytes (0.009), q4_0 some (0.07); on a GPU not \
+         q5_0, q5_1 and iq4_nl",
         KvType::names()
     )
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{IsaChoice, KvType, KvTypes, PAGE_POSITIONS, PromptBits, SharedPool};
+use octavo_kernels::{IsaChoice, KvTypes, PAGE_POSITIONS, PromptBits, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
@@ -47,7 +47,7 @@ pub struct EngineOptions {
     pub world: Option<World>,
     /// Whose kernels.
     pub isa: IsaChoice,
-    /// Element type of the KV cache.
+    /// Element types of the KV cache.
     pub kv_type: KvTypes,
     /// To what CPUs round prompts where they multiply them with quantized weights.
     pub prompt_bits: PromptBits,
@@ -81,7 +81,7 @@ impl Default for EngineOptions {
             pool: None,
             world: None,
             isa: IsaChoice::Auto,
-            kv_type: KvType::F16.both(),
+            kv_type: KvTypes::default(),
             prompt_bits: PromptBits::default(),
             ctx: None,
             batch: None,
@@ -464,10 +464,8 @@ fn states(model: &Model, timelines: usize) -> usize {
     own + if timelines > 1 { own } else { 1 }
 }
 
-/// Bytes of a KV cache of this many positions.
+/// Bytes of a KV cache of this many positions: half of its values are keys.
 pub fn kv_bytes(h: &Hparams, types: KvTypes, positions: usize) -> u64 {
-    // as many of them are keys as values
-    let half = h.kv_elements_per_position() / 2;
-    let position = types.bytes(half).unwrap_or(usize::MAX);
-    (position as u64).saturating_mul(positions as u64)
+    let position = types.bytes(h.kv_elements_per_position() / 2);
+    (position.unwrap_or(usize::MAX) as u64).saturating_mul(positions as u64)
 }

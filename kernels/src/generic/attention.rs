@@ -24,7 +24,7 @@ use softmax::{largest_score, weights, weights_below};
 use stored::row_bytes;
 #[cfg(test)]
 pub(crate) use stored::tests;
-pub(crate) use stored::{F8E4M3, Pages, Q4, Q8, Stored};
+pub(crate) use stored::{F8E4M3, Iq4, Pages, Q4, Q5, Q5Min, Q8, Stored};
 
 /// Query rows that pages pass by together, at most. Their scores of a span, `512 * QUERY_ROWS`
 /// bytes, stay in the first cache (32 KiB) with a page, or with some values of all of a span.
@@ -267,6 +267,10 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
         for first in (0..PAGE).step_by(H * S::R) {
             let mut scaled = [[S::zero(); NQ]; H];
             for g in (0..head_dim).step_by(group) {
+                let mut lines = [[S::zero(); 2]; H];
+                for (h, lines) in lines.iter_mut().enumerate() {
+                    *lines = E::lines::<S>(k, head_dim, g, first + h * S::R);
+                }
                 // even and odd positions of the head apart: one chain of sums would wait for each
                 // multiply-add
                 let mut sums = [[[S::zero(); NQ]; H]; 2];
@@ -279,10 +283,17 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
                         if let Some(soon) = soon {
                             ask(soon, d);
                         }
-                        add_products::<S, E, NQ, H>(q, k, d, first, &mut sums[0]);
+                        add_products::<S, E, NQ, H>(q, k, d, first, &lines, &mut sums[0]);
                     }
                     for pair in 0..group / 2 {
-                        add_products::<S, E, NQ, H>(q, k, g + 2 * pair + 1, first, &mut sums[1]);
+                        add_products::<S, E, NQ, H>(
+                            q,
+                            k,
+                            g + 2 * pair + 1,
+                            first,
+                            &lines,
+                            &mut sums[1],
+                        );
                     }
                 } else {
                     for pair in 0..group / 2 {
@@ -291,22 +302,11 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
                             ask(soon, d);
                         }
                         for (odd, sums) in sums.iter_mut().enumerate() {
-                            add_products::<S, E, NQ, H>(q, k, d + odd, first, sums);
+                            add_products::<S, E, NQ, H>(q, k, d + odd, first, &lines, sums);
                         }
                     }
                 }
-                for (h, scaled) in scaled.iter_mut().enumerate() {
-                    for (r, scaled) in scaled.iter_mut().enumerate() {
-                        let sum = S::add(sums[0][h][r], sums[1][h][r]);
-                        *scaled = match E::GROUP {
-                            Some(_) => {
-                                let scales = E::scales::<S>(k, head_dim, g, first + h * S::R);
-                                S::fma(scales, sum, *scaled)
-                            }
-                            None => sum,
-                        };
-                    }
-                }
+                add_scaled::<S, E, NQ, H>(&sums, &lines, &mut scaled);
             }
             for (h, scaled) in scaled.iter().enumerate() {
                 for (r, scaled) in scaled.iter().enumerate() {
@@ -321,7 +321,8 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
 /// `first` on.
 ///
 /// # Safety
-/// As [`scores`]; `q` are the queries, `k` is the page.
+/// As [`scores`]; `q` are the queries, `k` is the page, `lines` are its scales and minima at `d`:
+/// a minimum counts here, as the sums of a group's queries are not at hand where scales do.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn add_products<S: Simd, E: Stored, const NQ: usize, const H: usize>(
@@ -329,6 +330,7 @@ unsafe fn add_products<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     k: *const u8,
     d: usize,
     first: usize,
+    lines: &[[S::F; 2]; H],
     sums: &mut [[S::F; NQ]; H],
 ) {
     // SAFETY: the caller's promise.
@@ -336,11 +338,41 @@ unsafe fn add_products<S: Simd, E: Stored, const NQ: usize, const H: usize>(
         let mut keys = [S::zero(); H];
         for h in 0..H {
             keys[h] = E::keys::<S>(k, d, first + h * S::R);
+            if E::MIN {
+                keys[h] = E::stands_for::<S>(keys[h], lines[h]);
+            }
         }
         for r in 0..NQ {
             let q = S::set1(q.add(d * NQ + r).read());
             for h in 0..H {
                 sums[h][r] = S::fma(keys[h], q, sums[h][r]);
+            }
+        }
+    }
+}
+
+/// Adds sums of the even and of the odd values of a group, which have these scales and minima, to
+/// the scores.
+///
+/// # Safety
+/// As [`scores`].
+#[inline(always)]
+unsafe fn add_scaled<S: Simd, E: Stored, const NQ: usize, const H: usize>(
+    sums: &[[[S::F; NQ]; H]; 2],
+    lines: &[[S::F; 2]; H],
+    scaled: &mut [[S::F; NQ]; H],
+) {
+    for (h, scaled) in scaled.iter_mut().enumerate() {
+        for (r, scaled) in scaled.iter_mut().enumerate() {
+            // SAFETY: no pointers; the instruction set is the caller's promise.
+            unsafe {
+                let sum = S::add(sums[0][h][r], sums[1][h][r]);
+                *scaled = match (E::GROUP, E::MIN) {
+                    (None, _) => sum,
+                    (Some(_), false) => S::fma(lines[h][0], sum, *scaled),
+                    // the products are of what codes stand for
+                    (Some(_), true) => S::add(sum, *scaled),
+                };
             }
         }
     }
@@ -407,11 +439,16 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
         for page in span.first / PAGE..span.end.div_ceil(PAGE) {
             let v = a.pages.values(at / PAGE + page);
             let mut scales = [[1f32; PAGE]; DV];
+            let mut minima = [[0f32; PAGE]; DV];
             if E::GROUP.is_some() {
                 for i in 0..DV {
                     for half in (0..PAGE).step_by(S::R) {
-                        let scale = E::scales::<S>(v, a.pages.head_dim, d + i * S::R, half);
+                        let [scale, minimum] =
+                            E::lines::<S>(v, a.pages.head_dim, d + i * S::R, half);
                         S::store(scales[i].as_mut_ptr().add(half), scale);
+                        if E::MIN {
+                            S::store(minima[i].as_mut_ptr().add(half), minimum);
+                        }
                     }
                 }
             }
@@ -420,9 +457,8 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
                 let mut values = [S::zero(); DV];
                 for i in 0..DV {
                     values[i] = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
-                    if E::GROUP.is_some() {
-                        values[i] = S::mul(values[i], S::set1(scales[i][j]));
-                    }
+                    let line = [S::set1(scales[i][j]), S::set1(minima[i][j])];
+                    values[i] = E::stands_for::<S>(values[i], line);
                 }
                 for r in 0..NQ {
                     let weight = S::set1(p.add(r * SPAN_POSITIONS + page * PAGE + j).read());

@@ -1,6 +1,6 @@
 //! Storing a key and a value at a position.
 
-use super::codes::{Encode, f8_e4m3, q4_0, q8_0};
+use super::codes::{Encode, f8_e4m3, iq4_nl, q4_0, q5_0, q5_1, q8_0};
 use super::{GroupPages, HalfPages, KvType, MAX_HEAD_DIM, PAGE, SCALE_GROUP};
 
 /// Where one head's key and value go.
@@ -77,6 +77,9 @@ impl HalfPages {
                 KvType::Q8_0 => self.write_codes(to, slot, x, order, q8_0),
                 KvType::F8E4M3 => self.write_codes(to, slot, x, order, f8_e4m3),
                 KvType::Q4_0 => self.write_codes(to, slot, x, order, q4_0),
+                KvType::Q5_0 => self.write_codes(to, slot, x, order, q5_0),
+                KvType::Q5_1 => self.write_codes(to, slot, x, order, q5_1),
+                KvType::Iq4Nl => self.write_codes(to, slot, x, order, iq4_nl),
             }
         }
     }
@@ -96,11 +99,15 @@ impl HalfPages {
         let bytes = self.shape.ty.group_bytes().expect("a type of codes");
         let groups = x.len() / SCALE_GROUP;
         let mut codes = [0; SCALE_GROUP];
-        // SAFETY: scales follow the codes of all of the page's positions.
+        // SAFETY: scales, and minima, follow the codes of all of the page's positions.
         unsafe {
             let scales = to.add(PAGE * groups * bytes).cast::<u16>();
-            for (g, x) in x.chunks_exact(SCALE_GROUP).enumerate() {
-                scales.add(g * PAGE + slot).write(encode(x, &mut codes));
+            for (g, x) in x.as_chunks().0.iter().enumerate() {
+                let [scale, minimum] = encode(x, &mut codes);
+                scales.add(g * PAGE + slot).write(scale);
+                if self.shape.ty.has_minimum() {
+                    scales.add((groups + g) * PAGE + slot).write(minimum);
+                }
                 // those of a group follow each other as elements do
                 let (to, row) = match order {
                     Order::Across => (to.add(g * bytes * PAGE), slot),

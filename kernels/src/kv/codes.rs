@@ -1,13 +1,14 @@
 //! Keys and values as codes with a scale, 32 of a head at a time.
 
 use super::SCALE_GROUP;
+use octavo_quant::TensorType;
 
-/// Makes codes of values, and gives their scale in f16.
-pub(super) type Encode = fn(&[f32], &mut [u8; SCALE_GROUP]) -> u16;
+/// Makes codes of values, and gives their scale in f16, and their minimum if they have one.
+pub(super) type Encode = fn(&[f32; SCALE_GROUP], &mut [u8; SCALE_GROUP]) -> [u16; 2];
 
 /// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite
 /// makes the scale so.
-pub(super) fn q8_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
+pub(super) fn q8_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
     let finite = x.iter().all(|v| v.is_finite());
     let scale = if finite { largest / 127.0 } else { f32::NAN };
@@ -15,7 +16,7 @@ pub(super) fn q8_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
     for (code, v) in codes.iter_mut().zip(x) {
         *code = (v * inverse).round() as i8 as u8;
     }
-    half::f16::from_f32(scale).to_bits()
+    [half::f16::from_f32(scale).to_bits(), 0]
 }
 
 /// Floats of 8 bits, OCP's E4M3: an f16 scale, 240 of which are the largest value, and codes. What
@@ -26,7 +27,7 @@ pub(super) fn q8_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
 /// largest value may be 360 of them, which is a code too, and 448, the largest code, is no nearer.
 /// A power of two would not be rounded at all, but the largest value would: that is off by a tenth
 /// more, and by twice as much where one value is many times as large as the others.
-pub(super) fn f8_e4m3(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
+pub(super) fn f8_e4m3(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
     let finite = x.iter().all(|v| v.is_finite());
     let scale = half::f16::from_f32(if finite { largest / 240.0 } else { f32::NAN });
@@ -37,7 +38,7 @@ pub(super) fn f8_e4m3(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
     for (code, v) in codes.iter_mut().zip(x) {
         *code = to_e4m3(if finite { v * inverse } else { 0.0 });
     }
-    scale.to_bits()
+    [scale.to_bits(), 0]
 }
 
 /// The nearest E4M3, of two the even one, of what is at most 448.
@@ -52,7 +53,7 @@ fn to_e4m3(x: f32) -> u8 {
 
 /// ggml's Q4_0: an f16 scale, -8 of which are the value that is farthest from 0, the positive one
 /// of two, and codes that count from there, two in a byte. What is not finite makes the scale so.
-pub(super) fn q4_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
+pub(super) fn q4_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let most = |of: fn(f32) -> f32| x.iter().fold(0f32, |m, v| m.max(of(*v)));
     let (largest, positive) = (most(f32::abs), most(|v| v));
     let finite = x.iter().all(|v| v.is_finite());
@@ -72,7 +73,50 @@ pub(super) fn q4_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
     for (both, (low, high)) in codes.iter_mut().zip(low.iter().zip(high)) {
         *both = code(*low) | code(*high) << 4;
     }
-    half::f16::from_f32(scale).to_bits()
+    [half::f16::from_f32(scale).to_bits(), 0]
+}
+
+/// The scale, and the minimum, of what is not finite.
+const NOT_FINITE: [u16; 2] = [half::f16::NAN.to_bits(); 2];
+
+/// ggml's Q5_0: the low four bits of all codes, two in a byte as in Q4_0, and then the fifth ones,
+/// from the lowest bit of 4 bytes on. What is not finite makes the scale so.
+pub(super) fn q5_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
+    let block: [u8; 22] = block(TensorType::Q5_0, x);
+    codes[..16].copy_from_slice(&block[6..]);
+    codes[16..20].copy_from_slice(&block[2..6]);
+    match x.iter().all(|v| v.is_finite()) {
+        true => [u16::from_le_bytes([block[0], block[1]]), 0],
+        false => NOT_FINITE,
+    }
+}
+
+/// ggml's Q5_1: as Q5_0, codes counting from a minimum. What is not finite makes it so.
+pub(super) fn q5_1(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
+    let block: [u8; 24] = block(TensorType::Q5_1, x);
+    codes[..16].copy_from_slice(&block[8..]);
+    codes[16..20].copy_from_slice(&block[4..8]);
+    match x.iter().all(|v| v.is_finite()) {
+        true => [0, 2].map(|at| u16::from_le_bytes([block[at], block[at + 1]])),
+        false => NOT_FINITE,
+    }
+}
+
+/// ggml's IQ4_NL, as it stores keys and values. What is not finite makes the scale so.
+pub(super) fn iq4_nl(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
+    if !x.iter().all(|v| v.is_finite()) {
+        return NOT_FINITE;
+    }
+    let block = octavo_quant::iq4_nl_at_once(x);
+    codes[..16].copy_from_slice(&block[2..]);
+    [u16::from_le_bytes([block[0], block[1]]), 0]
+}
+
+/// Values as a block of weights.
+fn block<const BYTES: usize>(ty: TensorType, x: &[f32; SCALE_GROUP]) -> [u8; BYTES] {
+    let mut bytes = Vec::with_capacity(BYTES);
+    octavo_quant::quantize(ty, x, SCALE_GROUP, None, &mut bytes).expect("a row of one block");
+    bytes.try_into().expect("one block")
 }
 
 #[cfg(test)]
@@ -80,7 +124,6 @@ mod tests {
     use super::*;
     use crate::kv::KvType;
     use octavo_fixtures::e4m3;
-    use octavo_quant::TensorType;
 
     /// In [-1, 1).
     fn random() -> impl FnMut() -> f32 {
@@ -91,22 +134,69 @@ mod tests {
         }
     }
 
+    fn group(of: impl FnMut(usize) -> f32) -> [f32; SCALE_GROUP] {
+        std::array::from_fn(of)
+    }
+
     #[test]
     fn codes_are_those_of_weights() {
         let mut random = random();
         for round in 0..200 {
             let scale = [1.0, 1e-4, 300.0, 0.0][round % 4];
-            let x: Vec<f32> = (0..SCALE_GROUP).map(|_| scale * random()).collect();
-            let types: [(TensorType, Encode); 2] =
-                [(TensorType::Q8_0, q8_0), (TensorType::Q4_0, q4_0)];
+            let x = group(|_| scale * random());
+            let types: [(TensorType, Encode); 4] = [
+                (TensorType::Q8_0, q8_0),
+                (TensorType::Q4_0, q4_0),
+                (TensorType::Q5_0, q5_0),
+                (TensorType::Q5_1, q5_1),
+            ];
             for (ty, encode) in types {
                 let mut expected = Vec::new();
                 octavo_quant::quantize(ty, &x, SCALE_GROUP, None, &mut expected).expect("a block");
                 let mut codes = [0; SCALE_GROUP];
-                let scale = encode(&x, &mut codes);
+                let [scale, minimum] = encode(&x, &mut codes);
                 let mut got = scale.to_le_bytes().to_vec();
-                got.extend(&codes[..expected.len() - 2]);
+                if ty == TensorType::Q5_1 {
+                    got.extend(minimum.to_le_bytes());
+                }
+                if matches!(ty, TensorType::Q5_0 | TensorType::Q5_1) {
+                    got.extend(&codes[16..20]);
+                    got.extend(&codes[..16]);
+                } else {
+                    got.extend(&codes[..expected.len() - 2]);
+                }
                 assert_eq!(got, expected, "{ty}, round {round}: {x:?}");
+            }
+        }
+    }
+
+    /// Every value has the nearest level of a scale that no other one near it is better than.
+    #[test]
+    fn uneven_levels_are_the_nearest() {
+        let mut random = random();
+        for round in 0..200 {
+            let size = [1.0, 1e-3, 300.0][round % 3];
+            let x = group(|_| size * random());
+            let mut codes = [0; SCALE_GROUP];
+            let scale = half::f16::from_bits(iq4_nl(&x, &mut codes)[0]).to_f32();
+            let largest = x
+                .iter()
+                .copied()
+                .fold(0f32, |m, v| if v.abs() > m.abs() { v } else { m });
+            // the extreme is the lowest level before the scale is fitted to all levels
+            let first = largest / f32::from(octavo_quant::IQ4_LEVELS[0]);
+            assert!((scale / first - 1.0).abs() < 0.2, "{scale}, {first}");
+            for (i, v) in x.iter().enumerate() {
+                let code = usize::from(codes[i % 16] >> (i / 16 * 4) & 15);
+                let off = |level: i8| (f32::from(level) - v / first).abs();
+                let least = octavo_quant::IQ4_LEVELS
+                    .map(off)
+                    .into_iter()
+                    .fold(f32::MAX, f32::min);
+                assert!(
+                    off(octavo_quant::IQ4_LEVELS[code]) <= least * 1.000_01,
+                    "{v} of {x:?}"
+                );
             }
         }
     }
@@ -116,8 +206,8 @@ mod tests {
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [0.5; SCALE_GROUP];
             x[9] = wrong;
-            for encode in [q8_0 as Encode, f8_e4m3, q4_0] {
-                let scale = encode(&x, &mut [0; SCALE_GROUP]);
+            for encode in [q8_0 as Encode, f8_e4m3, q4_0, q5_0, q5_1, iq4_nl] {
+                let [scale, _] = encode(&x, &mut [0; SCALE_GROUP]);
                 assert!(half::f16::from_bits(scale).is_nan(), "{wrong}");
             }
         }
@@ -146,12 +236,10 @@ mod tests {
 
     /// Groups like those of a head: sums of some random numbers, and some of them with a value
     /// that is many times as large as the others.
-    fn groups() -> Vec<Vec<f32>> {
+    fn groups() -> Vec<[f32; SCALE_GROUP]> {
         let mut random = random();
         let group = |i: usize| {
-            let mut x: Vec<f32> = (0..SCALE_GROUP)
-                .map(|_| (0..6).map(|_| random()).sum())
-                .collect();
+            let mut x = group(|_| (0..6).map(|_| random()).sum());
             x[i % SCALE_GROUP] *= [1.0, 1.0, 20.0][i % 3];
             x
         };
@@ -163,9 +251,9 @@ mod tests {
         // scales of the last ones have few bits, down to one
         for size in [1.0, 300.0, 1e-4, 1e-5, 5e-6] {
             for x in groups() {
-                let x: Vec<f32> = x.iter().map(|v| v * size).collect();
+                let x = x.map(|v| v * size);
                 let mut codes = [0; SCALE_GROUP];
-                let scale = half::f16::from_bits(f8_e4m3(&x, &mut codes)).to_f32();
+                let scale = half::f16::from_bits(f8_e4m3(&x, &mut codes)[0]).to_f32();
                 let got = decoded(&codes, scale);
                 // half a step: a sixteenth, or what is half of the smallest one
                 for (x, got) in x.iter().zip(&got) {
@@ -194,7 +282,7 @@ mod tests {
                 off / rms(x.iter().copied()) / groups.len() as f64
             };
             let mut codes = [0; SCALE_GROUP];
-            let scale = half::f16::from_bits(f8_e4m3(x, &mut codes)).to_f32();
+            let scale = half::f16::from_bits(f8_e4m3(x, &mut codes)[0]).to_f32();
             ours += off(&codes, scale);
             let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
             for (sum, scale) in others.iter_mut().zip(scales) {

@@ -22,26 +22,42 @@ pub enum KvType {
     F8E4M3,
     /// Four bits, with an f16 scale for every 32 values of a head: ggml's Q4_0.
     Q4_0,
+    /// Five bits, with an f16 scale for every 32 values of a head: ggml's Q5_0.
+    Q5_0,
+    /// Five bits, with an f16 scale and an f16 minimum for every 32 values of a head: ggml's Q5_1.
+    Q5_1,
+    /// Four bits that stand for levels of uneven distances, with an f16 scale for every 32 values
+    /// of a head: ggml's IQ4_NL.
+    Iq4Nl,
 }
 
 impl KvType {
     /// All of them.
-    pub const ALL: [KvType; 6] = [
+    pub const ALL: [KvType; 9] = [
         KvType::F16,
         KvType::F32,
         KvType::Bf16,
         KvType::Q8_0,
         KvType::F8E4M3,
         KvType::Q4_0,
+        KvType::Q5_0,
+        KvType::Q5_1,
+        KvType::Iq4Nl,
     ];
 
     /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
     pub fn bytes(self, values: usize) -> Option<usize> {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 => values.checked_mul(self.bits() / 8),
-            KvType::Q8_0 | KvType::F8E4M3 | KvType::Q4_0 => {
+            KvType::Q8_0
+            | KvType::F8E4M3
+            | KvType::Q4_0
+            | KvType::Q5_0
+            | KvType::Q5_1
+            | KvType::Iq4Nl => {
                 let codes = SCALE_GROUP * self.bits() / 8;
-                (values / SCALE_GROUP).checked_mul(codes + size_of::<u16>())
+                let halves = 1 + usize::from(self.has_minimum());
+                (values / SCALE_GROUP).checked_mul(codes + halves * size_of::<u16>())
             }
         }
     }
@@ -50,7 +66,12 @@ impl KvType {
     pub(super) fn group_bytes(self) -> Option<usize> {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 => None,
-            KvType::Q8_0 | KvType::F8E4M3 | KvType::Q4_0 => Some(SCALE_GROUP * self.bits() / 8),
+            KvType::Q8_0
+            | KvType::F8E4M3
+            | KvType::Q4_0
+            | KvType::Q5_0
+            | KvType::Q5_1
+            | KvType::Iq4Nl => Some(SCALE_GROUP * self.bits() / 8),
         }
     }
 
@@ -60,8 +81,14 @@ impl KvType {
             KvType::F16 | KvType::Bf16 => 16,
             KvType::F32 => 32,
             KvType::Q8_0 | KvType::F8E4M3 => 8,
-            KvType::Q4_0 => 4,
+            KvType::Q5_0 | KvType::Q5_1 => 5,
+            KvType::Q4_0 | KvType::Iq4Nl => 4,
         }
+    }
+
+    /// Whether values that share a scale have a minimum beside it.
+    pub(super) fn has_minimum(self) -> bool {
+        self == KvType::Q5_1
     }
 
     /// Whether heads of so many values can be stored.
@@ -74,15 +101,18 @@ impl KvType {
     pub fn wants_rotated_heads(self) -> bool {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 | KvType::Q8_0 | KvType::F8E4M3 => false,
-            KvType::Q4_0 => true,
+            KvType::Q4_0 | KvType::Q5_0 | KvType::Q5_1 | KvType::Iq4Nl => true,
         }
     }
 
     /// What storing changes, as a part of the root mean square of a head's values: half a unit in
     /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
     /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four
-    /// bits, what is as large as that value and of the other sign is off by a whole step.) Codes
-    /// that are floats count in their scale as it is stored, so that it adds nothing.
+    /// bits, what is as large as that value and of the other sign is off by a whole step. Of
+    /// five with a minimum, there are 31 steps from the smallest value to the largest, which are
+    /// 8 times the rms apart at most, and the minimum is rounded too. Levels of uneven distances
+    /// are 24 of 127 parts of the largest value apart at most.) Codes that are floats count in
+    /// their scale as it is stored, so that it adds nothing.
     pub fn rounding(self) -> f64 {
         match self {
             KvType::F16 => 1.0 / 2048.0,
@@ -91,6 +121,9 @@ impl KvType {
             KvType::Q8_0 => 32f64.sqrt() / 254.0 / 3f64.sqrt() + 1.0 / 2048.0,
             KvType::F8E4M3 => 1.0 / 16.0,
             KvType::Q4_0 => 32f64.sqrt() / 16.0 / 3f64.sqrt() + 1.0 / 2048.0,
+            KvType::Q5_0 => 32f64.sqrt() / 32.0 / 3f64.sqrt() + 1.0 / 2048.0,
+            KvType::Q5_1 => 8.0 / 62.0 / 3f64.sqrt() + (8.0 + 32f64.sqrt()) / 2048.0,
+            KvType::Iq4Nl => 32f64.sqrt() * 12.0 / 127.0 / 3f64.sqrt() + 1.0 / 2048.0,
         }
     }
 
@@ -103,6 +136,9 @@ impl KvType {
             KvType::Q8_0 => "q8_0",
             KvType::F8E4M3 => "f8_e4m3",
             KvType::Q4_0 => "q4_0",
+            KvType::Q5_0 => "q5_0",
+            KvType::Q5_1 => "q5_1",
+            KvType::Iq4Nl => "iq4_nl",
         }
     }
 

@@ -3,7 +3,9 @@
 use super::exact::SCALE;
 use super::{Case, data, identity, run};
 use crate::common::{KV, embed, program};
-use octavo_kernels::{CacheLayer, Executor, Isa, KvType, Op, Pool, Scores};
+use octavo_kernels::{
+    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Op, Pool, Scores,
+};
 use std::sync::Arc;
 
 #[test]
@@ -25,6 +27,21 @@ fn a_part_of_what_is_seen_is_refused() {
         before: None,
     };
     run(c, &data(c, 20), 20, 20, 10, &identity(20));
+}
+
+#[test]
+#[should_panic(expected = "f16/q8_0 keys and values of heads of 20")]
+fn heads_of_no_whole_groups_are_refused_for_either_half() {
+    let shape = KvShape {
+        n_layer: 1,
+        n_head_kv: 1,
+        head_dim: 20,
+        types: KvTypes {
+            k: KvType::F16,
+            v: KvType::Q8_0,
+        },
+    };
+    let _ = KvStore::new(&[shape], 1);
 }
 
 /// A program with one attention, of four heads.

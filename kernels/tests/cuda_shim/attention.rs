@@ -82,6 +82,7 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
         KvType::Q8_0 => through(TensorType::Q8_0, &mut x),
         KvType::F8E4M3 => e4m3::round(&mut x),
         KvType::Q4_0 => through(TensorType::Q4_0, &mut x),
+        KvType::Q5_0 | KvType::Q5_1 | KvType::Iq4Nl => unreachable!("{kv}: no kernels"),
     }
     x
 }

@@ -75,8 +75,8 @@ fn cached(nodes: &[Node], group: usize) -> usize {
     layers.len()
 }
 
-/// The caches of some nodes in elements of these types, all groups of the model, also those that none of
-/// these writes: a step brings block tables for all.
+/// The caches of some nodes in elements of these types, all groups of the model, also those that
+/// none of the nodes writes: a step brings block tables for all.
 fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
         n_layer: cached(nodes, i),

@@ -1,7 +1,8 @@
 //! A network as it runs with a cache of some types: where one has few bits, keys, or values, are
 //! rotated on their way into the cache. A head often has a few values that are many times as large
 //! as the others; with one scale for all of them, four bits leave nothing of the others. Rotated by
-//! a Hadamard matrix each value is a little of all.
+//! a Hadamard matrix each value is a little of all. llama.cpp rotates what it stores in any
+//! quantized type; of eight bits there is little to gain, and five bits are few, too.
 //!
 //! Rotated queries have the products with rotated keys that they had before, and what attention
 //! adds up of rotated values is the rotated sum, which is rotated back. Each is done by the type of

@@ -273,8 +273,8 @@ fn a_cache_of_two_types_costs_what_these_round() {
 }
 
 /// Types that are rotated, and that are not, as keys and as values.
-const PAIRS: [KvTypes; 4] = {
-    use KvType::{Bf16, F16, F32, Q4_0, Q8_0};
+const PAIRS: [KvTypes; 9] = {
+    use KvType::{Bf16, F8E4M3, F16, F32, Iq4Nl, Q4_0, Q5_0, Q5_1, Q8_0};
     const fn pair(k: KvType, v: KvType) -> KvTypes {
         KvTypes { k, v }
     }
@@ -283,6 +283,11 @@ const PAIRS: [KvTypes; 4] = {
         pair(Q4_0, Q8_0),
         pair(F32, Q8_0),
         pair(Bf16, F16),
+        pair(Q5_0, Q5_1),
+        pair(Q5_1, Iq4Nl),
+        pair(Iq4Nl, Q5_0),
+        pair(F8E4M3, Q5_1),
+        pair(F16, Q5_0),
     ]
 };
 

@@ -79,6 +79,7 @@ mod tests {
     use gguf_rs_lite::TensorInfo;
     use octavo_engine::{ModelSource, kv_bytes};
     use octavo_fixtures::tiny::File;
+    use octavo_kernels::KvType;
 
     #[test]
     fn the_demo_models_work_adds_up() {
@@ -87,7 +88,7 @@ mod tests {
         let of = |role, n, depth| {
             Work::of(
                 &model,
-                KvType::F16,
+                KvType::F16.both(),
                 Test {
                     role,
                     n,
@@ -105,7 +106,7 @@ mod tests {
             2 * matrices().map(|t| t.n_elements()).sum::<u64>()
         );
         let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
-        let kv = kv_bytes(&model.hparams, KvType::F16, 1);
+        let kv = kv_bytes(&model.hparams, KvType::F16.both(), 1);
         let embedding = gguf.tensor("token_embd.weight").expect("there is one");
         assert_eq!(
             one.read_bytes,
@@ -140,12 +141,12 @@ mod tests {
             depth: 0,
             sequences: 1,
         };
-        let work = Work::of(&model, KvType::F16, test);
+        let work = Work::of(&model, KvType::F16.both(), test);
         let is_expert = |t: &&TensorInfo| t.name.contains("_exps.");
         let tensors = || gguf.tensors().iter();
         let experts: u64 = tensors().filter(is_expert).map(|t| t.bytes).sum();
         let shared = || tensors().filter(|t| !is_expert(t) && t.name != "token_embd.weight");
-        let kv = kv_bytes(&model.hparams, KvType::F16, 1);
+        let kv = kv_bytes(&model.hparams, KvType::F16.both(), 1);
         let row = 4 * model.hparams.n_embd() as u64;
         let bytes: u64 = shared().map(|t| t.bytes).sum();
         assert_eq!(work.read_bytes, experts / 2 + bytes + row + kv);

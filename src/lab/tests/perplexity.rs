@@ -29,7 +29,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
     let isa = Isa::available()
         .into_iter()
         .rfind(|isa| {
-            let rounding = isa.prompt_rounding_in(PromptBits::Sixteen, KvType::F32);
+            let rounding = isa.prompt_rounding_in(PromptBits::Sixteen, KvType::F32.both());
             rounding.attention == 0.0
         })
         .expect("scalar is always there");

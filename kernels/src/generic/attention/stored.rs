@@ -1,9 +1,12 @@
 //! How keys and values lie in pages, and how vectors of them are read.
 
+mod few_bits;
+
 use super::PAGE;
 use crate::formats::Float;
 use crate::kv::{Base, SCALE_GROUP};
 use crate::simd::Simd;
+pub(crate) use few_bits::{Iq4, Q4, Q5, Q5Min};
 
 /// A sequence's pages of one layer and KV head.
 #[derive(Clone, Copy)]
@@ -44,6 +47,8 @@ pub(crate) trait Stored {
     const BITS: usize;
     /// Values of a position that share a scale, if elements are to be multiplied with one.
     const GROUP: Option<usize>;
+    /// Whether a minimum is to be added to these products.
+    const MIN: bool = false;
     /// Element `d` of `S::R` keys from position `at` of the page on.
     ///
     /// # Safety
@@ -55,19 +60,43 @@ pub(crate) trait Stored {
     /// # Safety
     /// As [`Stored::keys`]; `d` is a multiple of `S::R`, and a whole vector can be read.
     unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F;
-    /// Scales at `d`, of keys or of values, of `S::R` positions from `at` on.
+    /// Scales and minima at `d`, of keys or of values, of `S::R` positions from `at` on; zeros
+    /// where there are none.
     ///
     /// # Safety
-    /// As [`Stored::keys`]; there is a [`Stored::GROUP`].
+    /// As [`Stored::keys`].
     #[inline(always)]
-    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
-        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
+    unsafe fn lines<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> [S::F; 2] {
+        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes, and as
+        // many minima the scales.
         unsafe {
-            S::load_f16(
-                page.add(row_bytes::<Self>() * head_dim)
-                    .cast::<u16>()
-                    .add(d / SCALE_GROUP * PAGE + at),
-            )
+            if Self::GROUP.is_none() {
+                return [S::zero(); 2];
+            }
+            let scales = page.add(row_bytes::<Self>() * head_dim).cast::<u16>();
+            let first = d / SCALE_GROUP * PAGE + at;
+            let scale = S::load_f16(scales.add(first));
+            if !Self::MIN {
+                return [scale, S::zero()];
+            }
+            let minima = scales.add(head_dim / SCALE_GROUP * PAGE);
+            [scale, S::load_f16(minima.add(first))]
+        }
+    }
+
+    /// What elements stand for that have this scale and this minimum.
+    ///
+    /// # Safety
+    /// Of the instruction set only.
+    #[inline(always)]
+    unsafe fn stands_for<S: Simd>(x: S::F, [scale, minimum]: [S::F; 2]) -> S::F {
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe {
+            match (Self::GROUP, Self::MIN) {
+                (None, _) => x,
+                (Some(_), false) => S::mul(x, scale),
+                (Some(_), true) => S::fma(x, scale, minimum),
+            }
         }
     }
 }
@@ -89,10 +118,6 @@ impl<E: Float> Stored for E {
     unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
         // SAFETY: the caller's promise.
         unsafe { E::load::<S>(page.add((at * head_dim + d) * E::BYTES)) }
-    }
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(_: *const u8, _: usize, _: usize, _: usize) -> S::F {
-        unreachable!("floats have none")
     }
 }
 
@@ -156,57 +181,6 @@ impl Stored for F8E4M3 {
     unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
         // SAFETY: the caller's promise.
         unsafe { F8E4M3::load::<S>(page.add(at * head_dim + d)) }
-    }
-}
-
-/// Codes of four bits with scales: ggml's Q4_0. A byte has values `i` and `i + 16` of those that
-/// share a scale.
-pub(crate) struct Q4;
-
-impl Q4 {
-    /// Codes that stand for value `d` of a head, or values from there on, in `S::R` bytes.
-    ///
-    /// # Safety
-    /// So many bytes can be read.
-    #[inline(always)]
-    unsafe fn codes<S: Simd>(bytes: *const u8, d: usize) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let both = S::load_u8(bytes);
-            let code = match d % SCALE_GROUP < SCALE_GROUP / 2 {
-                true => S::and(both, S::iset1(15)),
-                false => S::shr(both, 4),
-            };
-            S::to_f(S::isub(code, S::iset1(8)))
-        }
-    }
-
-    /// Bytes before that of value `d` in a row of a byte each.
-    #[inline(always)]
-    fn byte(d: usize) -> usize {
-        const HALF: usize = SCALE_GROUP / 2;
-        d / SCALE_GROUP * HALF + d % HALF
-    }
-}
-
-impl Stored for Q4 {
-    const BITS: usize = 4;
-    const GROUP: Option<usize> = Some(SCALE_GROUP);
-    #[inline(always)]
-    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { Q4::codes::<S>(page.add(Q4::byte(d) * PAGE + at), d) }
-    }
-    #[inline(always)]
-    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
-        const {
-            assert!(
-                S::R <= SCALE_GROUP / 2,
-                "a vector is of one half of the bytes"
-            )
-        };
-        // SAFETY: the caller's promise.
-        unsafe { Q4::codes::<S>(page.add(at * head_dim / 2 + Q4::byte(d)), d) }
     }
 }
 

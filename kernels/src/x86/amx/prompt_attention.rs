@@ -350,10 +350,11 @@ unsafe fn pack_key_page<E: Stored>(page: Option<*const u8>, d: usize, p: usize, 
             let mut rows = [_mm512_setzero_si512(); 2];
             if let Some(k) = page {
                 let mut x = [E::keys::<S>(k, 2 * i, 0), E::keys::<S>(k, 2 * i + 1, 0)];
-                if E::GROUP.is_some() {
-                    let scales = E::scales::<S>(k, d, 2 * i, 0);
-                    x = [S::mul(x[0], scales), S::mul(x[1], scales)];
-                }
+                let lines = E::lines::<S>(k, d, 2 * i, 0);
+                x = [
+                    E::stands_for::<S>(x[0], lines),
+                    E::stands_for::<S>(x[1], lines),
+                ];
                 let high = [bf16_part(x[0]), bf16_part(x[1])];
                 rows[0] = pair(high[0], high[1]);
                 rows[1] = pair(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
@@ -384,9 +385,11 @@ unsafe fn pack_value_page<E: Stored>(
                 .add((n * steps + p / 2) * TILE)
                 .cast::<__m512i>()
                 .add(p % 2 * (PAGE / 2));
-            let mut scales = [1f32; PAGE];
-            if let (Some(v), Some(_)) = (page, E::GROUP) {
-                S::store(scales.as_mut_ptr(), E::scales::<S>(v, d, n * 16, 0));
+            let mut lines = [[0f32; PAGE]; 2];
+            if let Some(v) = page {
+                for (line, of_page) in lines.iter_mut().zip(E::lines::<S>(v, d, n * 16, 0)) {
+                    S::store(line.as_mut_ptr(), of_page);
+                }
             }
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
@@ -395,11 +398,10 @@ unsafe fn pack_value_page<E: Stored>(
                         E::values::<S>(v, d, 2 * i, n * 16),
                         E::values::<S>(v, d, 2 * i + 1, n * 16),
                     ];
-                    if E::GROUP.is_some() {
-                        x = [
-                            S::mul(x[0], S::set1(scales[2 * i])),
-                            S::mul(x[1], S::set1(scales[2 * i + 1])),
-                        ];
+                    for (j, x) in x.iter_mut().enumerate() {
+                        let [scales, minima] = &lines;
+                        let line = [S::set1(scales[2 * i + j]), S::set1(minima[2 * i + j])];
+                        *x = E::stands_for::<S>(*x, line);
                     }
                     row = pair(x[0], x[1]);
                 }

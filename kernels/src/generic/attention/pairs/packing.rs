@@ -190,7 +190,7 @@ impl Parts {
         }
     }
 
-    /// Element `i` of the keys of a page from position `first` on, times their scales.
+    /// Element `i` of the keys of a page from position `first` on, as their scales have it.
     ///
     /// # Safety
     /// `k` is the page.
@@ -198,15 +198,12 @@ impl Parts {
     unsafe fn keys<S: Simd, E: Stored>(&self, k: *const u8, i: usize, first: usize) -> S::F {
         // SAFETY: the caller's promise.
         unsafe {
-            let keys = E::keys::<S>(k, i, first);
-            match E::GROUP {
-                Some(_) => S::mul(keys, E::scales::<S>(k, self.d, i, first)),
-                None => keys,
-            }
+            let lines = E::lines::<S>(k, self.d, i, first);
+            E::stands_for::<S>(E::keys::<S>(k, i, first), lines)
         }
     }
 
-    /// Elements of position `at` of a page of values from `i` on, times their scale.
+    /// Elements of position `at` of a page of values from `i` on, as their scale has it.
     ///
     /// # Safety
     /// `v` is the page.
@@ -215,15 +212,18 @@ impl Parts {
         // SAFETY: the caller's promise.
         unsafe {
             let values = E::values::<S>(v, self.d, at, i);
-            match E::GROUP {
-                Some(_) => {
-                    let first = at / S::R * S::R;
-                    let mut scales = [0f32; 16];
-                    S::store(scales.as_mut_ptr(), E::scales::<S>(v, self.d, i, first));
-                    S::mul(values, S::set1(scales[at - first]))
-                }
-                None => values,
+            if E::GROUP.is_none() {
+                return values;
             }
+            let first = at / S::R * S::R;
+            let lines = E::lines::<S>(v, self.d, i, first);
+            let mut line = lines;
+            for (line, lines) in line.iter_mut().zip(lines) {
+                let mut all = [0f32; 16];
+                S::store(all.as_mut_ptr(), lines);
+                *line = S::set1(all[at - first]);
+            }
+            E::stands_for::<S>(values, line)
         }
     }
 
