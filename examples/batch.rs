@@ -1,4 +1,4 @@
-//! Two prompts at once on one model: each says what it would say alone.
+//! Runs two prompts as one batch: each gives the text that it would give alone.
 //!
 //!     cargo run --release --example batch -- model.gguf
 

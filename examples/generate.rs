@@ -1,4 +1,4 @@
-//! Continues a prompt, word by word.
+//! Continues a prompt and prints the text while it is generated.
 //!
 //!     cargo run --release --example generate -- "What is the capital of France?" model.gguf
 

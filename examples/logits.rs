@@ -1,4 +1,4 @@
-//! What a model expects after every token of a text.
+//! Prints the most likely next token after every token of a text.
 //!
 //!     cargo run --release --example logits -- "1+1=2" model.gguf
 

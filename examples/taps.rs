@@ -1,4 +1,4 @@
-//! Shows an intermediate tensor by llama.cpp's name for it.
+//! Prints an intermediate tensor by llama.cpp's name for it.
 //!
 //!     cargo run --release --example taps -- Qcur_normed-0 model.gguf
 

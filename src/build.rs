@@ -1,10 +1,10 @@
-//! Tells `octavo bench` which commit it was built from, where that can be known: in a clone. Builds
-//! of archives may be told by `OCTAVO_BUILD_COMMIT` and `OCTAVO_BUILD_NUMBER`.
+//! Records the commit that `octavo bench` reports, where it is known: in a clone. Builds from
+//! archives can set `OCTAVO_BUILD_COMMIT` and `OCTAVO_BUILD_NUMBER`.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What the program is made of, beside what tells the commit.
+/// Sources of the program; uncommitted changes to them mark the build as changed.
 const SOURCES: [&str; 7] = [
     "Cargo.toml",
     "Cargo.lock",
@@ -15,15 +15,15 @@ const SOURCES: [&str; 7] = [
     "reference/src",
 ];
 
-/// What git says, if there is a git.
+/// Runs git and returns its output; `None` if that fails or there is no git.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// The commit and how many there are up to it, if this folder is a clone of its own, not a part of
-/// another repository.
+/// Returns the commit and the number of commits up to it, if this folder is a clone of its own, not
+/// a part of another repository.
 fn built_from() -> Option<(String, String)> {
     let top = git(&["rev-parse", "--show-toplevel"])?;
     let here = std::env::var("CARGO_MANIFEST_DIR").ok()?;
@@ -44,7 +44,7 @@ fn built_from() -> Option<(String, String)> {
 }
 
 fn main() {
-    // the last two change with every commit and with every other branch
+    // these two change with every commit and every switch of branches
     let of_git = ["HEAD", "logs/HEAD"].map(|file| git(&["rev-parse", "--git-path", file]));
     let sources = SOURCES.iter().map(|path| (*path).to_owned());
     for path in sources.chain(of_git.into_iter().flatten()) {

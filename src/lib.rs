@@ -1,7 +1,7 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
 //!
-//! The front door: what a program needs to load a model and to get text, logits or any intermediate
-//! value out of it. `examples/` has programs for each.
+//! The entry point: everything a program needs to load a model and to get text, logits or any
+//! intermediate value out of it. `examples/` has a program for each.
 //!
 //! ```
 //! use octavo_llm::{Engine, EngineOptions, ModelSource, Options, generate};
@@ -26,8 +26,8 @@
 //! # }
 //! ```
 //!
-//! Behind it stand the crates, each with what its name says: [`text`] knows no tensor, [`model`] no
-//! backend, [`engine`] no command line, and [`lab`] compares them all with references.
+//! The crates behind it are layered: [`text`] knows no tensors, [`model`] no backend, [`engine`] no
+//! command line, and [`lab`] compares them all with reference implementations.
 
 pub use octavo_engine as engine;
 pub use octavo_lab as lab;

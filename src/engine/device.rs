@@ -1,4 +1,4 @@
-//! Which device computes: the GPU or the CPU, and what a network is prepared with there.
+//! Chooses the device, GPU or CPU, and prepares a network on it.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,32 +13,32 @@ use crate::{EngineOptions, Error, ModelSource};
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
 
-/// What computes.
+/// Device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A GPU where it works and has room for the model, otherwise the CPU.
+    /// A GPU if it works and has room for the model, otherwise the CPU.
     Auto {
-        /// Its number.
+        /// Number of the GPU.
         gpu: usize,
-        /// Somebody asked for this, and is told even where there is no driver: most machines have
-        /// none, and need not be told so each time.
+        /// Whether the user asked for this: only then is a missing driver reported, because most
+        /// machines have none.
         asked: bool,
     },
     /// The CPU.
     #[default]
     Cpu,
-    /// The GPU of this number, or an error.
+    /// The GPU of this number; an error if it cannot be used.
     Cuda(usize),
 }
 
-/// Where a network runs, and how.
+/// The device that a network runs on, with its options.
 pub struct Placement {
     choice: DeviceChoice,
     how: split::Options,
 }
 
 impl Placement {
-    /// As the options say, for steps and a cache of these limits.
+    /// Reads the placement from the options, for steps and a KV cache of these limits.
     ///
     /// # Errors
     /// If the CPU lacks the instruction set that was asked for.
@@ -87,7 +87,7 @@ impl Placement {
     /// Prepares a network on one device.
     ///
     /// # Errors
-    /// As [`Cpu::prepare`] says, or [`Cuda::prepare`] of a GPU that nothing may stand in for.
+    /// As [`Cpu::prepare`], or as [`Cuda::prepare`] if the CPU may not take over from the GPU.
     pub fn prepare(
         &self,
         gguf: &Arc<Gguf>,
@@ -100,7 +100,7 @@ impl Placement {
         })
     }
 
-    /// Prepares a model, whose last layers may be all that the GPU takes.
+    /// Prepares a model, of which the GPU may take only the last layers.
     pub(crate) fn prepare_model(
         &self,
         gguf: &Arc<Gguf>,
@@ -112,7 +112,7 @@ impl Placement {
         })
     }
 
-    /// Prepares a model on several ranks.
+    /// Prepares the shards of a model on all ranks of a tensor parallel group.
     pub(crate) fn prepare_shares(
         &self,
         world: &World,
@@ -126,7 +126,7 @@ impl Placement {
             DeviceChoice::Cpu => None,
             DeviceChoice::Auto { asked: false, .. } if gpu_layers.is_none() => None,
             DeviceChoice::Cuda(gpu) if has_all => Some(gpu),
-            // all ranks need to know before they look at their GPUs
+            // all ranks need to know the kind of device before they open their GPUs
             DeviceChoice::Auto { .. } | DeviceChoice::Cuda(_) => {
                 return Err(Error::RanksOnGpu { ranks });
             }
@@ -143,7 +143,7 @@ impl Placement {
         ranks::prepare(world, gguf, model, &wanted, sink)
     }
 
-    /// On the chosen GPU as `on_gpu` does it, or else on the CPU.
+    /// Prepares with `on_gpu` on the chosen GPU, or else on the CPU.
     fn place(
         &self,
         gguf: &Arc<Gguf>,
@@ -169,14 +169,14 @@ impl Placement {
     }
 }
 
-/// Threads of the options, one at least.
+/// Returns the number of threads of the options, at least one.
 pub(crate) fn threads(options: &EngineOptions) -> NonZeroUsize {
     let threads = options.threads.unwrap_or_else(default_threads);
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Prompt tokens taken at a time unless asked for otherwise, as far as that is known before a model
-/// is loaded: a GPU that is there may turn out not to be usable.
+/// Returns the default prefill batch size in tokens, as far as it is known before a model is
+/// loaded: a GPU that is present may turn out to be unusable.
 pub fn default_batch(device: DeviceChoice) -> usize {
     let on_gpu = match device {
         DeviceChoice::Cpu => false,
@@ -186,7 +186,7 @@ pub fn default_batch(device: DeviceChoice) -> usize {
     if on_gpu { BATCH_OF_GPUS } else { BATCH_OF_CPUS }
 }
 
-/// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.
+/// Returns the default number of threads; [`crate::threads`] also gives the reason for it.
 pub fn default_threads() -> usize {
     crate::threads::Machine::here().threads().count
 }

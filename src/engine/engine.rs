@@ -1,5 +1,5 @@
-//! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody
-//! outside sees a tensor.
+//! A loaded model and the sessions that run on it: the boundary the command line sees. No tensor is
+//! visible outside it.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,52 +23,53 @@ use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 
-/// Context used unless asked for otherwise; a file's own may be shorter.
+/// Default context length in tokens; a model trained with a shorter context uses its own.
 pub const DEFAULT_CONTEXT: usize = 4096;
 
-/// Logits of a step are held at once: at most this many bytes of them.
+/// Upper bound on the bytes of logits that one step holds at once.
 const MAX_LOGIT_BYTES: usize = 64 << 20;
 
-/// How to run a model.
+/// How to load and run a model.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// What computes.
+    /// Device to run on.
     pub device: DeviceChoice,
-    /// On a GPU, how many of the last layers run there, the output with them; all that there are
-    /// unless given.
+    /// On a GPU, how many of the last layers run there, together with the output head; `None` means
+    /// all layers.
     pub gpu_layers: Option<usize>,
-    /// Threads; [`crate::default_threads`] unless given. More than the CPUs run as well, but are
-    /// slower.
+    /// Number of threads; `None` means [`crate::default_threads`]. More threads than CPUs work, but
+    /// are slower.
     pub threads: Option<usize>,
-    /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place
-    /// of new ones.
+    /// Thread pool of another engine ([`Engine::pool`]) to share with it instead of starting a new
+    /// one.
     pub pool: Option<SharedPool>,
-    /// The ranks that compute it together, if there are more than this; each has such threads.
+    /// Tensor parallel group to run in; `None` means a single rank. Every rank has as many threads.
     pub world: Option<World>,
-    /// Whose kernels.
+    /// Instruction set to run; `Auto` picks the best this CPU has.
     pub isa: IsaChoice,
     /// Element types of the KV cache.
     pub kv_type: KvTypes,
-    /// To what CPUs round prompts where they multiply them with quantized weights.
+    /// Precision to which CPUs round prefill activations before multiplying them with quantized
+    /// weights.
     pub prompt_bits: PromptBits,
-    /// Positions of a session; the smaller of the file's own and 4096 unless given.
+    /// Context length of a session in tokens; `None` means the smaller of the file's own and 4096.
     pub ctx: Option<usize>,
-    /// Prompt tokens taken at a time; as many as keep the device busy unless given.
+    /// Prefill batch size in tokens; `None` means enough to keep the device busy.
     pub batch: Option<usize>,
     /// Map the file instead of reading it.
     pub mmap: bool,
     /// Copy weights into the kernels' layout.
     pub repack: bool,
-    /// Have the system keep these copies in memory, and never in a swap file.
+    /// Lock these copies in memory, so that they are never swapped out.
     pub lock: bool,
-    /// Sequences that run at a time.
+    /// Maximum number of sequences running at once.
     pub sessions: usize,
-    /// Positions that the cache has pages for; enough for as many sessions of full length unless
-    /// given.
+    /// Positions to allocate KV cache pages for; `None` means enough for `sessions` sequences of
+    /// full length.
     pub kv_positions: Option<usize>,
-    /// On a GPU, capture the launches of generated tokens and replay them.
+    /// On a GPU, capture the launches of a decode step and replay them.
     pub graphs: bool,
-    /// On a GPU, let kernels check every page number of the KV cache that they use.
+    /// On a GPU, check every KV cache page number inside the kernels.
     pub check_pages: bool,
 }
 
@@ -97,24 +98,24 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Prompt tokens taken at a time, as far as that is known before a model is loaded.
+    /// Returns the prefill batch size in tokens, as far as it is known before a model is loaded.
     pub fn batch(&self) -> usize {
         self.batch.unwrap_or_else(|| default_batch(self.device))
     }
 }
 
-/// What a model takes, in bytes.
+/// Memory that a model takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// The file, mapped or read.
+    /// Model file, mapped or read.
     pub file: u64,
     /// Weights in the kernels' layout.
     pub packed: u64,
-    /// KV cache at full context.
+    /// KV cache of all positions; with several ranks, one rank's share of it.
     pub kv: u64,
 }
 
-/// A loaded model. Clones are the same model on the same device.
+/// A loaded model. Clones share the same model on the same device.
 #[derive(Clone)]
 pub struct Engine(Arc<Loaded>);
 
@@ -136,7 +137,7 @@ struct Loaded {
 }
 
 impl Engine {
-    /// Opens, checks and prepares a model on the device of the options.
+    /// Opens, checks and prepares a model on the device that the options name.
     ///
     /// # Errors
     /// [`enum@Error`], naming file, key or tensor.
@@ -145,7 +146,7 @@ impl Engine {
         options: &EngineOptions,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Engine, Error> {
-        // before anything takes time
+        // refuse this before anything that takes time
         options.isa.resolve()?;
         Engine::load_on(source, options, |gguf, model, limits| {
             let placement = Placement::new(options, limits)?;
@@ -158,11 +159,11 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::load`], on whatever `prepare` makes of the model for steps and a cache of these
-    /// limits.
+    /// As [`Engine::load`], but `prepare` builds the backend from the model and the limits of its
+    /// steps and KV cache.
     ///
     /// # Errors
-    /// As [`Engine::load`], and what `prepare` says.
+    /// As [`Engine::load`], and those of `prepare`.
     pub fn load_on(
         source: &ModelSource,
         options: &EngineOptions,
@@ -198,7 +199,7 @@ impl Engine {
             None => n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions),
         };
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
-        // no step is longer than a context
+        // no step is longer than the context
         let rows = options.batch().clamp(1, n_ctx.max(sessions));
         let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
         let mut limits = Limits {
@@ -211,7 +212,7 @@ impl Engine {
         };
         let executable = prepare(&gguf, &model, &limits)?;
         if options.batch.is_none() {
-            // a CPU may compute instead of the GPU that this was for
+            // the CPU may have taken over from the GPU that this batch size was for
             limits.rows = limits.rows.min(executable.batch());
             limits.wanted = limits.wanted.min(limits.rows);
         }
@@ -241,8 +242,9 @@ impl Engine {
         })))
     }
 
-    /// Has a smaller model of the same vocabulary guess how texts go on, for all that generate from
-    /// now on. That changes no token. The first that is given stays.
+    /// Sets the draft model for speculative decoding, a smaller model of the same vocabulary, for
+    /// all generations from now on. Drafts change no generated token. Only the first call has an
+    /// effect.
     ///
     /// # Errors
     /// As [`Draft::new`].
@@ -252,36 +254,36 @@ impl Engine {
         Ok(())
     }
 
-    /// Timelines that it has room for.
+    /// Returns the maximum number of sequences running at once.
     pub fn sessions(&self) -> usize {
         self.0.limits.sequences
     }
 
-    /// Positions of the KV cache, for all timelines together.
+    /// Returns the number of KV cache positions, for all sequences together.
     pub fn positions(&self) -> usize {
         self.0.limits.n_pages * PAGE_POSITIONS
     }
 
-    /// The CPU's threads, if it computes: for the options of an engine that takes turns with this
-    /// one.
+    /// Returns the CPU's thread pool, if the CPU computes: for the options of an engine that shares
+    /// it with this one.
     pub fn pool(&self) -> Option<SharedPool> {
         self.0.pool.clone()
     }
 
-    /// The model that guesses for this one, if there is one.
+    /// Returns the draft model, if there is one.
     pub fn draft(&self) -> Option<&Draft> {
         self.0.draft.get()
     }
 
-    /// Starts a timeline.
+    /// Starts a session.
     pub fn session(&self) -> Session {
         Session::new(self)
     }
 
-    /// Makes a picture known, so that its cells can be tokens of prompts.
+    /// Registers an image, so that its tokens can be part of prompts.
     ///
     /// # Errors
-    /// If its rows are for another model, or no ids are left.
+    /// If its embeddings are for another model, or no ids are left.
     pub fn show(&self, picture: Picture) -> Result<Shown, Error> {
         let (expected, cells) = (self.hparams().picture_width(), picture.cells());
         let got = picture.rows.len();
@@ -296,76 +298,75 @@ impl Engine {
         self.0.pictures.show(picture).ok_or(Error::TooManyPictures)
     }
 
-    /// The file.
+    /// Returns the model file.
     pub fn gguf(&self) -> &Gguf {
         &self.0.gguf
     }
 
-    /// Hyperparameters, weights and graph.
+    /// Returns the hyperparameters, weights and graph.
     pub fn model(&self) -> &Model {
         &self.0.model
     }
 
-    /// The hyperparameters.
+    /// Returns the hyperparameters.
     pub fn hparams(&self) -> &Hparams {
         &self.0.model.hparams
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.0.tokenizer
     }
 
-    /// How the file recommends to choose tokens.
+    /// Returns the sampling settings that the file recommends.
     pub fn sampling(&self) -> &SamplerDefaults {
         &self.0.sampling
     }
 
-    /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing
-    /// else.
+    /// Returns the file's chat template, if it has one. It is parsed only here, so that a broken
+    /// template hinders nothing else.
     ///
     /// # Errors
-    /// If it is not a template.
+    /// If it is not a valid template.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
         Ok(ChatTemplate::from_gguf(&self.0.gguf, &self.0.tokenizer)?)
     }
 
-    /// The chat template that the file has under this name, or the well-known one of this name;
-    /// `None` where there is neither.
+    /// Returns the file's chat template of this name, or the well-known one of this name; `None` if
+    /// there is neither.
     ///
     /// # Errors
-    /// If it is not a template.
+    /// If it is not a valid template.
     pub fn named_chat_template(&self, name: &str) -> Result<Option<ChatTemplate>, Error> {
         Ok(ChatTemplate::named(&self.0.gguf, &self.0.tokenizer, name)?)
     }
 
-    /// A chat template for this model from its text; an error if it is none.
+    /// Parses a chat template for this model; an error if it is not a valid one.
     pub fn chat_template_of(&self, source: &str) -> Result<ChatTemplate, Error> {
         Ok(ChatTemplate::of(&self.0.gguf, &self.0.tokenizer, source)?)
     }
 
-    /// Positions of a session.
+    /// Returns the context length of a session in tokens.
     pub fn n_ctx(&self) -> usize {
         self.0.n_ctx
     }
 
-    /// Prompt tokens taken at a time.
+    /// Returns the prefill batch size in tokens.
     pub fn batch(&self) -> usize {
         self.0.limits.rows
     }
 
-    /// Sequences that run at a time.
+    /// Returns the maximum number of sequences running at once.
     pub fn sequences(&self) -> usize {
         self.0.limits.sequences
     }
 
-    /// How the file says that the vectors of a text's tokens become one; their mean where it says
-    /// nothing.
+    /// Returns how the file pools token vectors into one; mean pooling if the file does not say.
     pub fn pooling(&self) -> Pooling {
         self.hparams().pooling.unwrap_or(Pooling::Mean)
     }
 
-    /// An error if the model gives rows and no logits, so that nothing can be generated.
+    /// Checks that the model has logits, so that text can be generated.
     ///
     /// # Errors
     /// [`Error::NoLogits`].
@@ -379,8 +380,8 @@ impl Engine {
         }
     }
 
-    /// Computes a text for what `tap` sees of it: every named value of every position. Any model
-    /// can be looked at, those without logits too.
+    /// Runs a text through the model and passes every named value of every position to `tap`. Works
+    /// for any model, including those without logits.
     ///
     /// # Errors
     /// As [`Session::eval`], and [`Error::Whole`].
@@ -389,8 +390,8 @@ impl Engine {
         self.session().look(tokens, tap)
     }
 
-    /// An error unless so many tokens can be read: of a text whose tokens see later ones, all at
-    /// once.
+    /// Checks that this many tokens can be computed: all in one step if the model is not causal,
+    /// because tokens then attend to later ones.
     pub(crate) fn check_whole(&self, tokens: usize) -> Result<(), Error> {
         let limits = self.limits();
         let most = limits.rows.min(limits.wanted);
@@ -401,34 +402,34 @@ impl Engine {
         Err(Error::Whole { arch, tokens, most })
     }
 
-    /// What was assumed, one line each.
+    /// Returns the warnings from loading, one line for each assumption made.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }
 
-    /// What it takes.
+    /// Returns the memory that the model takes.
     pub fn memory(&self) -> MemoryReport {
         self.0.memory
     }
 
-    /// Device, instruction set and threads, for people.
+    /// Describes device, instruction set and threads, for people.
     pub fn describe(&self) -> &str {
         &self.0.description
     }
 
-    /// Threads that work at a time.
+    /// Returns the number of threads that work at once.
     pub(crate) fn threads(&self) -> NonZeroUsize {
         self.0.threads
     }
 
-    /// What a step may be.
+    /// Returns the limits of a step.
     pub(crate) fn limits(&self) -> &Limits {
         &self.0.limits
     }
 
-    /// The device, as soon as nobody else uses it.
+    /// Locks the device; waits while another thread uses it.
     pub(crate) fn runtime(&self) -> MutexGuard<'_, Runtime> {
-        // a panic inside a step leaves pages and pool in order: they are changed only between steps
+        // a panic inside a step leaves pages and pool consistent: they change only between steps
         self.0
             .runtime
             .lock()
@@ -436,7 +437,7 @@ impl Engine {
     }
 }
 
-/// What a model takes on a device that has so many pages.
+/// Returns the memory that a model takes on a device with `n_pages` KV cache pages.
 fn memory(
     gguf: &Gguf,
     model: &Model,
@@ -453,9 +454,9 @@ fn memory(
     }
 }
 
-/// States of recurrent layers that so many timelines need, if the model has such layers: each reads
-/// one while it writes others, and keeps some to go back to; where there are several, as many again
-/// for texts that begin alike.
+/// Returns how many recurrent states this many sequences need, 0 for models without recurrent
+/// layers: each sequence reads one while it writes others, and keeps checkpoints to go back to.
+/// With several sequences, as many again serve prompts with a common prefix.
 fn states(model: &Model, timelines: usize) -> usize {
     if model.graph.states.is_empty() {
         return 0;
@@ -464,7 +465,7 @@ fn states(model: &Model, timelines: usize) -> usize {
     own + if timelines > 1 { own } else { 1 }
 }
 
-/// Bytes of a KV cache of this many positions: half of its values are keys.
+/// Returns the bytes of a KV cache of this many positions: half of its values are keys.
 pub fn kv_bytes(h: &Hparams, types: KvTypes, positions: usize) -> u64 {
     let position = types.bytes(h.kv_elements_per_position() / 2);
     (position.unwrap_or(usize::MAX) as u64).saturating_mul(positions as u64)

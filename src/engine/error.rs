@@ -1,9 +1,9 @@
-//! Why something could not be done: one line each, with the file, key or tensor, what was expected
-//! and what was found.
+//! Errors of the engine: one line each, with the file, key or tensor, the expected value and the
+//! one found.
 
 use std::fmt;
 
-/// What there is to choose from, for a message: `1, 2 or 4`.
+/// The alternatives to choose from, for a message: `1, 2 or 4`.
 pub(crate) struct Choice<'a, T>(pub(crate) &'a [T]);
 
 impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
@@ -21,59 +21,59 @@ impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
 /// Any failure of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The container.
+    /// An invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
-    /// A Hugging Face folder.
+    /// An unusable Hugging Face folder.
     #[error(transparent)]
     Hf(#[from] crate::hf::Error),
-    /// Hyperparameters or weights.
+    /// Invalid hyperparameters or weights.
     #[error(transparent)]
     Model(#[from] octavo_model::Error),
-    /// The vocabulary, or a text that cannot be encoded.
+    /// An invalid vocabulary, or a text that cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] octavo_text::tokenizer::Error),
-    /// The chat template.
+    /// An invalid chat template, or one that failed.
     #[error(transparent)]
     Chat(#[from] octavo_text::chat::Error),
     /// An instruction set that this CPU lacks.
     #[error(transparent)]
     Isa(#[from] octavo_kernels::IsaError),
-    /// The CPU backend.
+    /// A failure of the CPU backend.
     #[error(transparent)]
     Cpu(#[from] crate::backend::cpu::Error),
-    /// A GPU was demanded, or failed.
+    /// A failure of a GPU, or a GPU that was asked for and cannot be used.
     #[error("CUDA: {0}")]
     Cuda(#[from] crate::backend::cuda::Error),
-    /// A model that cannot guess for another.
+    /// A draft model with another vocabulary.
     #[error("{draft}: token {id} is another one than in {file}: expected the same vocabulary")]
     OtherVocabulary {
-        /// The file of the model that should guess.
+        /// File of the draft model.
         draft: String,
-        /// The other's.
+        /// File of the target model.
         file: String,
-        /// The first token that differs.
+        /// First token that differs.
         id: u32,
     },
-    /// More tokens than positions.
+    /// Tokens that do not fit the context.
     #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions")]
     Context {
-        /// Tokens cached.
+        /// Tokens already cached.
         have: usize,
-        /// Tokens given.
+        /// New tokens.
         new: usize,
-        /// Positions.
+        /// Context length.
         n_ctx: usize,
     },
     /// A context of more positions than the model has embeddings for.
     #[error("context {n_ctx}: expected at most the {rows} positions that the model has")]
     Positions {
-        /// Asked for.
+        /// Context length asked for.
         n_ctx: usize,
         /// Rows of `position_embd.weight`.
         rows: usize,
     },
-    /// Logits are asked of a model that gives none.
+    /// Logits asked of a model that has none.
     #[error(
         "{file}: architecture {arch}: expected a model that generates text, got one for embeddings"
     )]
@@ -83,7 +83,7 @@ pub enum Error {
         /// Its architecture.
         arch: &'static str,
     },
-    /// A text longer than a step, of a model that reads texts whole.
+    /// A text longer than a step, for a model that is not causal and computes texts whole.
     #[error(
         "the text has {tokens} tokens: expected at most {most}, which is how many are computed at \
          a time, for architecture {arch} reads a text whole"
@@ -93,7 +93,7 @@ pub enum Error {
         arch: &'static str,
         /// Tokens of the text.
         tokens: usize,
-        /// Tokens of a step.
+        /// Maximum tokens of a step.
         most: usize,
     },
     /// An id outside the vocabulary.
@@ -104,13 +104,13 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A picture's cell without the picture.
+    /// An image token whose image is not held.
     #[error("token id {id}: expected a cell of a picture that was shown and is still held")]
     NotShown {
         /// The id.
         id: u32,
     },
-    /// A picture for another model, or for one that reads text alone.
+    /// An image encoded for another model, or given to a model without image input.
     #[error(
         "a picture of {cells} cells in {got} values: expected {expected} for each cell, which is \
          what architecture {arch} takes"
@@ -118,23 +118,24 @@ pub enum Error {
     PictureWidth {
         /// The model's architecture.
         arch: &'static str,
-        /// Cells of the picture.
+        /// Tokens of the image.
         cells: usize,
-        /// Values of one; 0 if the model takes none.
+        /// Values per image token; 0 if the model takes no images.
         expected: usize,
-        /// Values of all.
+        /// Values given in all.
         got: usize,
     },
-    /// More pictures than there are ids for.
+    /// No ids left for the tokens of another image.
     #[error("too many pictures were shown: no ids are left for their cells")]
     TooManyPictures,
-    /// Other sessions hold the cache.
+    /// A KV cache whose pages are used up.
     #[error(transparent)]
     KvPages(#[from] crate::kv::OutOfPages),
-    /// A cache of more pages than can be numbered.
+    /// A KV cache with more pages than page numbers.
     #[error("context {0}: more positions than a KV cache can number")]
     TooLong(usize),
-    /// Layers that need more than what the layer before them hands on.
+    /// Layers that cannot be split between devices: they need more than the previous layer's
+    /// output.
     #[error(
         "{file}: {gpu_layers} of {n_layer} layers on the GPU: expected all or none, since layers \
          share keys and values, or inputs, with others"
@@ -142,12 +143,12 @@ pub enum Error {
     Indivisible {
         /// The model.
         file: String,
-        /// Layers that were to be on the GPU.
+        /// Layers asked for on the GPU.
         gpu_layers: usize,
-        /// All layers.
+        /// Layers of the model.
         n_layer: usize,
     },
-    /// More or other ranks than the key heads can be divided among.
+    /// A number of ranks that does not divide the KV heads.
     #[error(
         "{file}: {ranks} ranks: expected {}, which divide its key heads",
         Choice(possible)
@@ -155,36 +156,36 @@ pub enum Error {
     Ranks {
         /// The model.
         file: String,
-        /// Asked for.
+        /// Number of ranks asked for.
         ranks: usize,
-        /// What could be.
+        /// Numbers of ranks that are possible.
         possible: Vec<usize>,
     },
-    /// A second model on the same ranks.
+    /// A second model on the same tensor parallel group.
     #[error("the ranks have a model already: expected one at a time")]
     RanksTaken,
-    /// Ranks compute on devices of one kind, which are known beforehand.
+    /// A tensor parallel group whose ranks cannot know their kind of device beforehand.
     #[error("{ranks} ranks: expected all layers on CPUs, or all on GPUs that were asked for")]
     RanksOnGpu {
-        /// Asked for.
+        /// Number of ranks.
         ranks: usize,
     },
-    /// A rank could not do its share.
+    /// A rank of a tensor parallel group that could not prepare its shard.
     #[error("rank {rank} of {ranks}: {why}")]
     Rank {
-        /// Which.
+        /// Its number.
         rank: usize,
-        /// Of how many.
+        /// Number of ranks.
         ranks: usize,
-        /// What it says.
+        /// Message of that rank.
         why: String,
     },
-    /// A logit that is not a number.
+    /// A logit that is not finite.
     #[error("position {position}: logits are not finite; the first value that is not is in {tap}")]
     NotFinite {
         /// Position of the token.
         position: usize,
-        /// Tap name.
+        /// Tap of the first value that is not finite.
         tap: String,
     },
 }

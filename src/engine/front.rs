@@ -1,5 +1,5 @@
-//! One thread that works on a batch, and handles to it for everybody else. Nobody waits for a step
-//! but those who want its outcome, and no step waits for anybody.
+//! Runs a batch on a thread of its own, with handles for other threads. Only callers that want the
+//! outcome of a step wait for it, and no step waits for a caller.
 
 mod mailbox;
 
@@ -13,18 +13,19 @@ use std::time::{Duration, Instant};
 use crate::batch::{Batch, BatchError, Event, Request, RequestId, Snapshot};
 use mailbox::Mailbox;
 
-/// After so long without work, memory that only work needs goes back to the system. Having it again
-/// costs the next step a few milliseconds.
+/// Idle time after which the scratch memory of steps is freed. Allocating it again costs the next
+/// step a few milliseconds.
 const REST: Duration = Duration::from_secs(1);
 
-/// Why nothing can be done any more after a panic.
+/// Error message of requests once a step has panicked.
 const FAULT: &str = "a step ended with a fault of the program";
 
-/// Room for the thread: constraints of texts follow their rules on it. Only what is used is taken.
+/// Stack size of the thread, on which constraints also follow their grammars. Only the part in use
+/// takes memory.
 const STACK_BYTES: usize = 64 << 20;
 
-/// A handle to the thread that works on a batch. Clones are handles to the same thread; it ends
-/// when it is told to by [`Front::close`] or the last of them is gone.
+/// A handle to the thread that runs a batch. Clones share the thread; it ends after
+/// [`Front::close`] or when the last handle is dropped.
 #[derive(Clone)]
 pub struct Front(Arc<Handle>);
 
@@ -35,7 +36,7 @@ struct Handle {
 
 struct Shared {
     inbox: Mutex<Inbox>,
-    /// Rings when there is something in the inbox.
+    /// Signaled when the inbox has something new.
     bell: Condvar,
     state: Mutex<State>,
 }
@@ -43,9 +44,10 @@ struct Shared {
 #[derive(Default)]
 struct Inbox {
     orders: VecDeque<Order>,
-    /// When to stop working, if at all; nothing new is taken from then on.
+    /// Deadline for ending, once [`Front::close`] was called; no new request is accepted from then
+    /// on.
     until: Option<Instant>,
-    /// The thread has looked in here for the last time.
+    /// The thread does not read the inbox any more.
     is_shut: bool,
 }
 
@@ -55,29 +57,29 @@ enum Order {
     ClearCache,
 }
 
-/// What others may know of the thread.
+/// State of the thread that other threads can read.
 #[derive(Clone, Default)]
 struct State {
     snapshot: Snapshot,
-    /// Since when the step under way runs.
+    /// Start of the step in progress.
     step: Option<Instant>,
-    /// Why no step can be taken any more.
+    /// Error after which no step can be taken.
     broken: Option<String>,
     has_ended: bool,
 }
 
-/// How the thread is.
+/// Health of the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It works, or waits for work.
     Well,
-    /// It takes nothing new.
+    /// It accepts no new requests.
     Closing,
-    /// A step failed in a way that leaves nothing to go on with.
+    /// A step panicked, and nothing can go on.
     Broken(String),
 }
 
-/// A request is not taken: the thread closes, or is broken.
+/// A request was refused: the thread is shutting down, or broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
@@ -86,7 +88,7 @@ impl Front {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system starts no more threads.
+    /// If the system cannot start another thread.
     pub fn spawn(batch: Batch) -> std::io::Result<Front> {
         let state = State {
             snapshot: batch.snapshot(),
@@ -110,10 +112,10 @@ impl Front {
         Ok(Front(Arc::new(Handle { shared, thread })))
     }
 
-    /// Hands a request over. Whether it can begin is the first thing its events say.
+    /// Submits a request. The first of its events says whether it could be added.
     ///
     /// # Errors
-    /// If the thread takes nothing new.
+    /// If no new requests are accepted.
     pub fn submit(&self, request: Request) -> Result<EventStream, Unavailable> {
         if let Health::Broken(why) = self.health() {
             return Err(Unavailable(why));
@@ -133,22 +135,22 @@ impl Front {
         })
     }
 
-    /// What the batch was doing after its last step.
+    /// Returns the state of the batch after its last step.
     pub fn snapshot(&self) -> Snapshot {
         lock(&self.0.shared.state).snapshot.clone()
     }
 
-    /// How long the step under way has been running.
+    /// Returns how long the step in progress has been running.
     pub fn step_time(&self) -> Option<Duration> {
         lock(&self.0.shared.state).step.map(|start| start.elapsed())
     }
 
-    /// Forgets what was kept for later prompts and is not in use.
+    /// Drops everything from the prefix cache that is not in use.
     pub fn clear_cache(&self) {
         self.0.shared.order(Order::ClearCache);
     }
 
-    /// How it is.
+    /// Returns the health of the thread.
     pub fn health(&self) -> Health {
         let state = lock(&self.0.shared.state);
         match &state.broken {
@@ -158,8 +160,8 @@ impl Front {
         }
     }
 
-    /// Takes nothing new from now on, and ends the thread when all is done or after so long: what
-    /// is not done then fails.
+    /// Accepts no new requests from now on, and ends the thread once all are done or after
+    /// `patience`: unfinished requests then fail.
     pub fn close(&self, patience: Duration) {
         let mut inbox = lock(&self.0.shared.inbox);
         let until = Instant::now() + patience;
@@ -167,7 +169,7 @@ impl Front {
         self.0.shared.bell.notify_one();
     }
 
-    /// Whether the thread has ended.
+    /// Returns whether the thread has ended.
     pub fn has_ended(&self) -> bool {
         lock(&self.0.shared.state).has_ended
     }
@@ -178,7 +180,7 @@ impl Drop for Handle {
         lock(&self.shared.inbox).until = Some(Instant::now());
         self.shared.bell.notify_one();
         if let Some(thread) = lock(&self.thread).take() {
-            // a panic of its own has been reported where it happened
+            // a panic of the thread has already been reported
             let _ = thread.join();
         }
     }
@@ -191,14 +193,14 @@ impl Shared {
     }
 }
 
-/// The events of one request. Dropping it ends the request.
+/// The events of one request. Dropping it aborts the request.
 pub struct EventStream {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
 }
 
 impl EventStream {
-    /// The next event; `None` after the last. For `async` callers.
+    /// Polls for the next event; `None` after the last. For `async` callers.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut letters = lock(&self.mailbox.letters);
         match letters.take() {
@@ -211,7 +213,7 @@ impl EventStream {
         }
     }
 
-    /// The next event, waited for; `None` after the last.
+    /// Waits for the next event; `None` after the last.
     pub fn wait_next(&mut self) -> Option<Event> {
         let mut letters = lock(&self.mailbox.letters);
         loop {
@@ -235,16 +237,16 @@ impl Drop for EventStream {
     }
 }
 
-/// What the thread owns.
+/// State owned by the thread.
 struct Worker {
     batch: Batch,
     shared: Arc<Shared>,
     mailboxes: HashMap<RequestId, Receiver>,
-    /// Nothing was done since memory was given back.
+    /// Scratch memory was freed, and there has been no work since.
     rests: bool,
 }
 
-/// Who listens to a request, and how many of its texts have not ended.
+/// Event queue of a request, and how many of its texts have not ended.
 struct Receiver {
     mailbox: Arc<Mailbox>,
     open: usize,
@@ -263,8 +265,8 @@ impl Worker {
         lock(&self.shared.state).has_ended = true;
     }
 
-    /// Does what was ordered, and waits for orders where there is nothing else to do; false if that
-    /// is all.
+    /// Follows all orders, and waits for more while there is no work; returns false if the thread
+    /// is to end.
     fn obey(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut inbox = lock(&shared.inbox);
@@ -296,18 +298,20 @@ impl Worker {
         }
     }
 
-    /// Nobody asks for anything: a piece of a finished text is read for whoever goes on with it.
+    /// Computes a chunk of a finished text as a prompt while no request needs the device, so that
+    /// the next turn of the conversation finds it in the prefix cache.
     fn read_again(&mut self) {
         self.rests = false;
         let read = catch_unwind(AssertUnwindSafe(|| self.batch.read_again()));
-        // a device that fails does so again in a step that somebody waits for, and is told of
+        // a failing device fails again in a step of a request, which reports it
         if read.is_err() {
             lock(&self.shared.state).broken = Some(FAULT.to_owned());
         }
         self.publish();
     }
 
-    /// Waits until something may be in the inbox; after a while in vain, gives memory back.
+    /// Waits until something may be in the inbox; frees scratch memory after a while without
+    /// anything.
     fn wait<'a>(
         &mut self,
         shared: &'a Shared,
@@ -360,7 +364,7 @@ impl Worker {
             batch, mailboxes, ..
         } = self;
         let mut sink = |id, event| deliver(mailboxes, id, event);
-        // a fault of the program must not take those down who have nothing to do with it
+        // a panic in a step must not take down the rest of the program
         let stepped = catch_unwind(AssertUnwindSafe(|| batch.step(&mut sink)));
         let (why, is_broken) = match stepped {
             Ok(Ok(())) => (None, false),
@@ -428,8 +432,8 @@ fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
     }
 }
 
-/// What is behind a lock is in order between any two statements here, so a panic elsewhere spoils
-/// nothing.
+/// Locks a mutex, even a poisoned one: the data is consistent between any two statements here, so a
+/// panic elsewhere does no harm.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

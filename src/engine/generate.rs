@@ -1,5 +1,5 @@
-//! From a prompt to text, one sequence at a time: drives a [`Sequence`] over one timeline, tells
-//! who watches and takes the times.
+//! Generates text from a prompt, one sequence at a time: drives a [`Sequence`] over an [`Lm`],
+//! reports to an [`Observer`] and measures the times.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,57 +12,58 @@ use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
 
 pub use crate::sequence::{Finish, Options, Vocabulary};
 
-/// One timeline of a language model: what generation needs of it, and what a test stands in for.
+/// One sequence of a language model, as generation needs it; tests implement it too.
 pub trait Lm {
-    /// Why a step failed.
+    /// Error of a failed step.
     type Error: std::error::Error + 'static;
 
-    /// Positions there are.
+    /// Returns the context length in tokens.
     fn n_ctx(&self) -> usize;
 
-    /// Size of the vocabulary.
+    /// Returns the size of the vocabulary.
     fn n_vocab(&self) -> usize;
 
-    /// Tokens that the cache holds.
+    /// Returns the tokens in the KV cache.
     fn tokens(&self) -> &[u32];
 
-    /// Tokens of a step, at most, if each is to have outputs.
+    /// Returns the maximum number of tokens in a step if each is to have outputs.
     fn most_outputs(&self) -> usize {
         usize::MAX
     }
 
-    /// A smaller model that may guess for it.
+    /// Returns the draft model for speculative decoding, if there is one.
     fn draft(&self) -> Option<&Draft> {
         None
     }
 
-    /// Forgets all but the first `n` tokens, or as many of them as it can go back to.
+    /// Truncates the cache to the first `n` tokens, or to fewer if it cannot go back to exactly
+    /// `n`.
     fn truncate(&mut self, n: usize);
 
-    /// Appends tokens, and says what is wanted of the last ones.
+    /// Appends tokens and computes the outputs that `next` asks for.
     ///
     /// # Errors
-    /// If a step fails; the tokens before it stay.
+    /// If a step fails; the tokens before it stay cached.
     fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Self::Error>;
 }
 
-/// What is wanted of what may come next.
+/// Outputs to compute for the last of the new tokens.
 #[derive(Debug)]
 pub enum Next<'a> {
-    /// Nothing: more tokens follow.
+    /// No outputs: more tokens follow.
     Nothing,
-    /// Every token's logit.
+    /// Logits of the whole vocabulary.
     Logits {
-        /// Of how many of the tokens, from the last.
+        /// Number of tokens, from the last, to return logits for.
         rows: usize,
         /// `[rows][n_vocab]`
         into: &'a mut Vec<f32>,
     },
-    /// The most likely token, the lowest id of equals.
+    /// The most likely next token, the lowest id of equals.
     Best {
-        /// Of how many of the tokens, from the last.
+        /// Number of tokens, from the last, to return it for.
         rows: usize,
-        /// One for each.
+        /// `[rows]` token ids
         into: &'a mut Vec<u32>,
     },
 }
@@ -112,24 +113,24 @@ impl Lm for crate::Session {
     }
 }
 
-/// Watches a generation and may end it.
+/// Watches a generation and can end it.
 pub trait Observer {
-    /// So many of so many prompt tokens are read.
+    /// Reports the progress of the prefill, in prompt tokens.
     fn prompt(&mut self, _done: usize, _total: usize) {}
 
-    /// More text, never half a character, never part of a stop string.
+    /// Receives more text, never half a character, never part of a stop string.
     ///
     /// # Errors
-    /// If it cannot be shown; the generation ends with that error.
+    /// If it cannot be written; the generation ends with that error.
     fn text(&mut self, text: &str) -> io::Result<()>;
 
-    /// Asked before every step: true ends the generation with what there is.
+    /// Polled with every step: true ends the generation with the text so far.
     fn cancelled(&self) -> bool {
         false
     }
 }
 
-/// Only listens.
+/// Receives the text and nothing else.
 impl<F: FnMut(&str)> Observer for F {
     fn text(&mut self, text: &str) -> io::Result<()> {
         self(text);
@@ -140,34 +141,34 @@ impl<F: FnMut(&str)> Observer for F {
 /// Counts and times of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Prompt tokens, the cached ones included.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: usize,
     /// Prompt tokens that the cache already held.
     pub cached_tokens: usize,
-    /// Tokens chosen.
+    /// Tokens generated.
     pub generated_tokens: usize,
-    /// Time to read the prompt.
+    /// Time of the prefill.
     pub prompt: Duration,
-    /// From the start to the first token chosen and shown.
+    /// Time from the start until the first token is chosen and shown.
     pub first_token: Option<Duration>,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub generation: Duration,
-    /// Tokens that were computed before it was certain that they are chosen.
+    /// Draft and accepted tokens of speculative decoding.
     pub guessed: Guessed,
 }
 
 impl Stats {
-    /// Prompt tokens read (not taken from the cache) per second.
+    /// Returns the prefill speed: prompt tokens computed (not cached) per second.
     pub fn prompt_rate(&self) -> Option<f64> {
         rate(self.prompt_tokens - self.cached_tokens, self.prompt)
     }
 
-    /// Tokens per second after the first one.
+    /// Returns the decode speed: tokens per second after the first one.
     pub fn generation_rate(&self) -> Option<f64> {
         rate(self.generated_tokens.saturating_sub(1), self.generation)
     }
 
-    /// Seconds per token after the first one.
+    /// Returns the seconds per token after the first one.
     pub fn per_token(&self) -> Option<f64> {
         self.generation_rate().map(|r| 1.0 / r)
     }
@@ -177,42 +178,42 @@ fn rate(n: usize, time: Duration) -> Option<f64> {
     (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
 }
 
-/// What was generated.
+/// A finished generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// The text: exactly what the observer saw.
+    /// The text, exactly as the observer received it.
     pub text: String,
-    /// Every token chosen, one that ended the text included.
+    /// All generated tokens, including one that ended the text.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: Finish,
-    /// One per token if asked for.
+    /// Log-probabilities of each token, if asked for.
     pub logprobs: Vec<Logprobs>,
     /// Counts and times.
     pub stats: Stats,
 }
 
-/// Why nothing, or no more, can be generated.
+/// Errors of a generation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E: std::error::Error + 'static> {
     /// The prompt or an option does not fit, or no token can be chosen.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// The text cannot be shown.
+    /// The text cannot be written.
     #[error("cannot write the text: {0}")]
     Output(#[source] io::Error),
     /// A step failed.
     #[error(transparent)]
     Model(E),
-    /// A step of the model that guesses failed.
+    /// A step of the draft model failed.
     #[error("the draft model: {0}")]
     Draft(#[source] crate::Error),
 }
 
-/// Continues a prompt. What the timeline already holds of it is not read again.
+/// Continues a prompt. Tokens of it that the KV cache already holds are not computed again.
 ///
 /// # Errors
-/// [`enum@Error`]; the timeline stays usable.
+/// [`enum@Error`]; the sequence stays usable.
 pub fn generate<L: Lm>(
     lm: &mut L,
     vocabulary: &dyn Vocabulary,
@@ -226,7 +227,7 @@ pub fn generate<L: Lm>(
 /// Continues a prompt as [`generate`] does, with tokens that a constraint allows.
 ///
 /// # Errors
-/// [`enum@Error`]; the timeline stays usable.
+/// [`enum@Error`]; the sequence stays usable.
 pub fn generate_within<L: Lm>(
     lm: &mut L,
     vocabulary: &dyn Vocabulary,
@@ -264,7 +265,7 @@ pub fn generate_within<L: Lm>(
     run.generate(options.chunk.max(1))
 }
 
-/// One generation under way.
+/// A generation in progress.
 struct Run<'a, L: Lm> {
     lm: &'a mut L,
     vocabulary: &'a dyn Vocabulary,
@@ -276,12 +277,12 @@ struct Run<'a, L: Lm> {
     stats: Stats,
 }
 
-/// What a step gave.
+/// Outputs of a step.
 #[derive(Default)]
 struct Outputs {
-    /// `[rows][n_vocab]`, or nothing.
+    /// `[rows][n_vocab]`, or empty
     logits: Vec<f32>,
-    /// One for each row, or nothing.
+    /// `[rows]`, or empty
     best: Vec<u32>,
 }
 
@@ -328,7 +329,7 @@ impl<L: Lm> Run<'_, L> {
             let start = Instant::now();
             match self.lm.eval(tokens, work.role, next) {
                 Ok(()) => {}
-                // a token that is not chosen may be one that the model cannot compute
+                // a draft token may be one that the model cannot compute: go on without drafts
                 Err(_) if rows > 1 => {
                     self.guesser.stop();
                     self.sequence.guess(&[]);
@@ -359,7 +360,7 @@ impl<L: Lm> Run<'_, L> {
         }
     }
 
-    /// Adds guesses to what must be computed next, as far as they fit a step.
+    /// Adds draft tokens to the next step, as many as fit.
     fn guess(&mut self, chunk: usize) -> Result<(), Error<L::Error>> {
         let text = self.sequence.tokens();
         let pending = text.len() - self.sequence.n_cached();
@@ -376,8 +377,8 @@ impl<L: Lm> Run<'_, L> {
         Ok(())
     }
 
-    /// Takes the outputs of a step, as far as what was guessed is chosen; answers how many guesses
-    /// were.
+    /// Feeds the outputs of a step to the sequence as long as draft tokens are accepted; returns
+    /// how many were.
     fn feed(&mut self, outputs: &Outputs, want: Want) -> Result<usize, Error<L::Error>> {
         let n_vocab = self.lm.n_vocab();
         let mut row = 0;
@@ -412,7 +413,7 @@ impl<L: Lm> Run<'_, L> {
         self.observer.text(text).map_err(Error::Output)
     }
 
-    /// Notes the time of a token that was chosen.
+    /// Records the time of a newly generated token.
     fn clock(&mut self) {
         let (stats, n) = (&mut self.stats, self.sequence.generated().len());
         if n > stats.generated_tokens {

@@ -1,9 +1,9 @@
 //! Runs models. A [`backend`] executes the graph of an [`octavo_model::Model`] on a CPU or a GPU,
-//! [`kv`] says who owns which page of the cache, a [`Session`] is one timeline of a loaded
-//! [`Engine`], [`sample`] chooses tokens and [`generate`] puts it all together. [`hf`] reads
-//! folders as Hugging Face has them.
+//! [`kv`] manages the pages of the KV cache, a [`Session`] is one sequence of a loaded [`Engine`],
+//! [`sample`] chooses tokens and [`generate`] combines them all. [`hf`] reads Hugging Face model
+//! folders.
 //!
-//! Nothing flows backwards: the model knows no backend, the backend no session. Nothing here
+//! Dependencies point one way: the model knows no backend, the backend no session. Nothing here
 //! prints, and nothing here knows of a command line.
 
 pub mod backend;

@@ -1,6 +1,6 @@
-//! Pictures that timelines hold. A picture's cells are tokens whose ids lie beyond every
-//! vocabulary: equal pictures have equal ids, so that whatever compares, shares or forgets tokens
-//! does the same with pictures, and only a step needs to know what stands for them.
+//! Images that sequences hold. An image's tokens have ids beyond every vocabulary, and equal images
+//! have equal ids: whatever compares, shares or drops tokens does the same with images, and only a
+//! step needs their embeddings.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -9,28 +9,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use octavo_kernels::{GivenRows, Turns};
 
-/// Ids from here on are cells of pictures.
+/// First id of image tokens.
 pub(crate) const FIRST_CELL: u32 = 1 << 31;
 
-/// Whether an id is a picture's cell, and no token of a vocabulary.
+/// Returns whether an id is an image token, and no token of a vocabulary.
 pub fn is_cell(id: u32) -> bool {
     id >= FIRST_CELL
 }
 
-/// What stands for a picture's cells, and what tells the picture from others.
+/// An encoded image: the embeddings of its tokens, and a digest that identifies it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// Cells across.
+    /// Image tokens per row.
     pub nx: usize,
-    /// And down.
+    /// Rows of image tokens.
     pub ny: usize,
-    /// `[ny][nx][width]`, of the model's [`picture_width`](octavo_model::Hparams::picture_width).
+    /// `[ny][nx][width]` embeddings of the model's
+    /// [`picture_width`](octavo_model::Hparams::picture_width).
     pub rows: Vec<f32>,
-    /// Of what the rows were computed from.
+    /// Digest of the input that the embeddings were computed from.
     pub digest: [u8; 32],
 }
 
-/// A picture that an engine knows as long as somebody holds this.
+/// Handle to a registered image; the image is known as long as a handle exists.
 #[derive(Clone, Debug)]
 pub struct Shown(Arc<Known>);
 
@@ -41,24 +42,24 @@ struct Known {
 }
 
 impl Shown {
-    /// The cells as tokens of a prompt, from the left, then from the top.
+    /// Returns the image tokens for a prompt, row by row, each from the left.
     pub fn tokens(&self) -> Range<u32> {
         self.0.first..self.0.first + self.0.picture.cells() as u32
     }
 
-    /// Positions that the picture takes: as many as its longer side has cells.
+    /// Returns the number of positions that the image takes: the tokens along its longer side.
     pub fn positions(&self) -> usize {
         self.0.picture.positions()
     }
 
-    /// What is shown.
+    /// Returns the image.
     pub fn picture(&self) -> &Picture {
         &self.0.picture
     }
 }
 
 impl Picture {
-    /// How many cells.
+    /// Returns the number of image tokens.
     pub fn cells(&self) -> usize {
         self.nx * self.ny
     }
@@ -68,41 +69,41 @@ impl Picture {
     }
 }
 
-/// Whether an id is a cell of one of these pictures.
+/// Returns whether an id is a token of one of these images.
 pub(crate) fn holds(pictures: &[Shown], id: u32) -> bool {
     pictures.iter().any(|shown| shown.tokens().contains(&id))
 }
 
-/// How many of the tokens right before `at` are cells of the picture that token `at` is of: not 0
-/// if a cut there would leave a part of a picture.
+/// Returns how many of the tokens right before `at` belong to the same image as token `at`: not 0
+/// if a cut there would split an image.
 pub(crate) fn cells_before(tokens: &[u32], at: usize) -> usize {
     let goes_on = |i: &usize| is_cell(tokens[*i]) && tokens[i - 1] + 1 == tokens[*i];
     let end = (at + 1).min(tokens.len());
     (1..end).rev().take_while(goes_on).count()
 }
 
-/// All pictures that somebody was shown: an engine, or who computes without one.
+/// Registry of images, of an engine or of a caller that computes without one.
 #[derive(Debug, Default)]
 pub struct Pictures(Mutex<Album>);
 
 #[derive(Debug, Default)]
 struct Album {
-    /// First ids; a picture keeps its own also when nobody holds it any more.
+    /// First id of each image; an image keeps its ids after its last handle is dropped.
     ids: HashMap<([u8; 32], usize, usize), u32>,
     known: BTreeMap<u32, Weak<Known>>,
-    /// Cells that have ids.
+    /// Number of ids in use.
     n_cells: u32,
 }
 
-/// What a step needs to know of new tokens beside their ids.
+/// Inputs of a step for new tokens, beside their ids.
 #[derive(Debug, Default)]
 pub struct Scene {
-    /// By what each token's pairs turn; empty where that is its place in the timeline.
+    /// RoPE position of each token; empty where that is its place in the sequence.
     pub turns: Vec<Turns>,
     given: Vec<Given>,
 }
 
-/// Neighbouring cells of one picture.
+/// Neighboring tokens of one image.
 #[derive(Debug)]
 struct Given {
     first: usize,
@@ -111,7 +112,7 @@ struct Given {
 }
 
 impl Scene {
-    /// Rows in the place of embeddings.
+    /// Returns the embeddings that replace those of tokens.
     pub fn given(&self) -> Vec<GivenRows<'_>> {
         self.given.iter().map(Given::rows).collect()
     }
@@ -133,7 +134,7 @@ impl Pictures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a picture's cells their ids; `None` if there are none left.
+    /// Registers an image and gives its tokens their ids; `None` if there are none left.
     pub fn show(&self, picture: Picture) -> Option<Shown> {
         let mut album = self.album();
         let Album {
@@ -154,20 +155,20 @@ impl Pictures {
         if let Some(known) = known.get(&first).and_then(Weak::upgrade) {
             return Some(Shown(known));
         }
-        // what nobody holds any more
+        // drop images that have no handle any more
         known.retain(|_, picture| picture.strong_count() > 0);
         let shown = Arc::new(Known { first, picture });
         known.insert(first, Arc::downgrade(&shown));
         Some(Shown(shown))
     }
 
-    /// What a step needs to know of `tokens`, which follow `before` in a timeline.
+    /// Returns the inputs that a step needs for `tokens`, which follow `before` in a sequence.
     ///
     /// # Errors
-    /// The id of a cell whose picture nobody holds.
+    /// The id of an image token whose image has no handle any more.
     pub fn scene(&self, before: &[u32], tokens: &[u32]) -> Result<Scene, u32> {
         let mut scene = Scene::default();
-        // who was never shown a picture need not look for one in all that came before
+        // without registered images there is no need to search all earlier tokens
         let can_have_cells = self.album().n_cells > 0 || tokens.iter().copied().any(is_cell);
         let all = || before.iter().chain(tokens).copied();
         if !can_have_cells || !all().any(is_cell) {
@@ -191,7 +192,7 @@ impl Pictures {
         Ok(scene)
     }
 
-    /// The picture of a cell, if somebody holds it.
+    /// Returns the image of an image token, if it still has a handle.
     pub fn picture_of(&self, id: u32) -> Option<Shown> {
         self.find(id).map(Shown)
     }
@@ -205,7 +206,7 @@ impl Pictures {
 }
 
 impl Scene {
-    /// Adds a cell of a picture, which stands for token `at`.
+    /// Adds a token of an image, which stands at token `at`.
     fn add(&mut self, at: usize, cell: usize, picture: &Arc<Known>) {
         if let Some(last) = self.given.last_mut()
             && Arc::ptr_eq(&last.picture, picture)
@@ -223,20 +224,20 @@ impl Scene {
     }
 }
 
-/// Goes along a timeline and knows what its tokens turn by.
+/// Walks along a sequence and computes the RoPE positions of its tokens.
 #[derive(Default)]
 struct Walk {
-    /// Where the next text would go on.
+    /// RoPE position of the next text token.
     next: u32,
-    /// Where the picture began that the last cell was of.
+    /// RoPE position at which the current image began.
     start: u32,
-    /// The cell that would go on with the picture.
+    /// Image token that would continue the current image.
     cell: Option<usize>,
     picture: Option<Arc<Known>>,
 }
 
 impl Walk {
-    /// Which cell of which picture an id is.
+    /// Returns the place of an image token in its image.
     fn find(&mut self, pictures: &Pictures, id: u32) -> Result<usize, u32> {
         let is_of = |known: &Arc<Known>| {
             id.checked_sub(known.first)
@@ -250,8 +251,9 @@ impl Walk {
         Ok((id - known.first) as usize)
     }
 
-    /// A text's token turns by its position along all axes. All cells of a picture have the time at
-    /// which it begins; text goes on behind the longer of its sides.
+    /// Returns a token's RoPE position along all axes: time, row, column. For a text token they are
+    /// equal. All tokens of an image have the time at which it begins; text goes on behind the
+    /// longer of its sides.
     fn step(&mut self, cell: Option<usize>) -> Turns {
         let Some(cell) = cell else {
             self.cell = None;
@@ -311,7 +313,7 @@ mod tests {
         let mut tokens = vec![7, 8];
         tokens.extend(shown.tokens());
         tokens.push(9);
-        // the same once more, right behind another
+        // the same image twice more, one right behind the other
         tokens.extend(shown.tokens());
         tokens.extend(shown.tokens());
         tokens.push(5);

@@ -1,5 +1,5 @@
-//! One timeline, driven by whoever waits for it: the front of the runtime for a command line and
-//! for tests.
+//! One sequence, driven by a caller that waits for each step: the interface for the command line
+//! and for tests.
 
 use octavo_kernels::Role;
 
@@ -10,53 +10,53 @@ use crate::kv::Timeline;
 use crate::pictures::{Shown, cells_before, holds, is_cell};
 use crate::runtime::{Entry, Output, Value};
 
-/// Of which of the given tokens logits are wanted.
+/// Which of the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// None: only the cache is filled.
+    /// None: only the KV cache is filled.
     None,
-    /// The last.
+    /// The last token.
     Last,
-    /// The last so many.
+    /// The last tokens, this many.
     Tail(usize),
-    /// Every one.
+    /// All tokens.
     All,
 }
 
 /// Logits, never clipped, always finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
-    /// Values of a row.
+    /// Values per row.
     pub n_vocab: usize,
     /// `[rows][n_vocab]`
     pub data: Vec<f32>,
 }
 
 impl Logits {
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.data.len() / self.n_vocab
     }
 
-    /// One row.
+    /// Returns one row, `[n_vocab]`.
     pub fn row(&self, r: usize) -> &[f32] {
         &self.data[r * self.n_vocab..(r + 1) * self.n_vocab]
     }
 
-    /// The last row, if there is one.
+    /// Returns the last row, if there is one.
     pub fn last(&self) -> Option<&[f32]> {
         self.data.rchunks_exact(self.n_vocab).next()
     }
 }
 
-/// One timeline of a loaded model: takes tokens, and waits for what comes of them. Dropping it
-/// frees its pages.
+/// One sequence of a loaded model: takes tokens, and waits for their outputs. Dropping it frees its
+/// KV cache pages.
 pub struct Session {
     engine: Engine,
-    /// Those whose keys and values are cached.
+    /// Tokens whose keys and values are cached.
     tokens: Vec<u32>,
     timeline: Timeline,
-    /// Pictures whose cells may be among the tokens.
+    /// Images whose tokens may be in the sequence.
     pictures: Vec<Shown>,
 }
 
@@ -70,43 +70,43 @@ impl Session {
         }
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Tokens whose keys and values are cached.
+    /// Returns the tokens whose keys and values are cached.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Positions there are.
+    /// Returns the context length in tokens.
     pub fn n_ctx(&self) -> usize {
         self.engine.n_ctx()
     }
 
-    /// Tokens of a step, at most, if each is to have outputs.
+    /// Returns the maximum number of tokens in a step if each is to have outputs.
     pub fn most_outputs(&self) -> usize {
         self.engine.limits().wanted
     }
 
-    /// Pages of the cache that it has in each group of layers.
+    /// Returns the number of KV cache pages it has in each group of layers.
     pub fn pages(&self) -> Vec<usize> {
         let tables = self.timeline.tables().iter();
         tables.map(|table| table.pages().len()).collect()
     }
 
-    /// Lets a picture's cells be among the tokens.
+    /// Holds an image, so that its tokens can be appended.
     pub fn hold(&mut self, picture: &Shown) {
         if !holds(&self.pictures, picture.tokens().start) {
             self.pictures.push(picture.clone());
         }
     }
 
-    /// Forgets all but the first `n` tokens; answers how many are left. A picture goes whole. Of
-    /// models with recurrent layers these may be fewer, because such a layer goes back only to
-    /// where its state was kept. Of models with windows there may be none, if `n` is far behind:
-    /// what a window has passed is gone.
+    /// Truncates the sequence to the first `n` tokens; returns how many are left. That may be
+    /// fewer: an image is dropped whole, and recurrent layers go back only to a checkpoint of their
+    /// state. With sliding windows nothing may be left if `n` is far back, because pages behind a
+    /// window are freed.
     pub fn truncate(&mut self, n: usize) -> usize {
         let mut left = n.min(self.tokens.len());
         loop {
@@ -120,12 +120,12 @@ impl Session {
         }
     }
 
-    /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
-    /// result.
+    /// Appends tokens and returns the requested logits. A long prompt is cut into batches; that
+    /// changes no result.
     ///
     /// # Errors
     /// [`Error::Context`] if they do not fit, [`Error::Token`] for an id outside the vocabulary,
-    /// [`Error::NotFinite`] if a logit is NaN or infinite, [`Error::NoLogits`] of a model that has
+    /// [`Error::NotFinite`] if a logit is NaN or infinite, [`Error::NoLogits`] for a model that has
     /// none. The session keeps its earlier tokens, or as many of them as [`Session::truncate`]
     /// leaves.
     pub fn eval(&mut self, tokens: &[u32], role: Role, wanted: Wanted) -> Result<Logits, Error> {
@@ -139,8 +139,8 @@ impl Session {
         })
     }
 
-    /// As [`Session::eval`], handing each wanted row with its position to `sink`, so that memory
-    /// does not grow with the text; `tap` sees every named value of every batch.
+    /// As [`Session::eval`], but passes each requested row with its position to `sink`, so that
+    /// memory does not grow with the text; `tap` receives every named value of every batch.
     ///
     /// # Errors
     /// As [`Session::eval`].
@@ -161,7 +161,7 @@ impl Session {
     }
 
     /// Appends tokens and returns the most likely next one, the lowest id of equals. A device that
-    /// finds it by itself does not hand its logits over.
+    /// computes the argmax itself does not transfer its logits.
     ///
     /// # Errors
     /// As [`Session::eval`].
@@ -173,7 +173,7 @@ impl Session {
         Ok(*best.first().expect("expected at least one token"))
     }
 
-    /// As [`Session::eval_best`], of every wanted token.
+    /// As [`Session::eval_best`], for every requested token.
     ///
     /// # Errors
     /// As [`Session::eval`].
@@ -193,7 +193,7 @@ impl Session {
         Ok(best)
     }
 
-    /// As [`Engine::look`], from where the session stands.
+    /// As [`Engine::look`], after the tokens that the session holds.
     pub(crate) fn look(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
         let (role, wanted) = (Role::Prompt, Wanted::All);
         self.run(tokens, role, wanted, Some(tap), false, &mut |_| {})
@@ -246,7 +246,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether these tokens can be appended.
+    /// Checks that these tokens can be appended.
     fn check(&self, tokens: &[u32]) -> Result<(), Error> {
         let (have, new, n_ctx) = (self.tokens.len(), tokens.len(), self.n_ctx());
         if have + new > n_ctx {

@@ -1,4 +1,4 @@
-//! Where models come from.
+//! Sources of models.
 
 use std::path::PathBuf;
 
@@ -8,28 +8,28 @@ use crate::Error;
 use crate::demo::demo_model;
 use crate::hf;
 
-/// Where a model comes from.
+/// Source of a model.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
-    /// A GGUF file, of a split model its first part; or a Hugging Face folder.
+    /// A GGUF file, of a split model its first shard; or a Hugging Face folder.
     Path(PathBuf),
-    /// The model inside the program.
+    /// The demo model that is built into the program.
     Demo,
-    /// Another source whose keys have other values, for files that say something wrong. A key that
-    /// begins with a dot belongs to the architecture: `.rope.freq_base` is `llama.rope.freq_base`.
+    /// Another source with some keys overridden, for files with wrong values. A key that begins
+    /// with a dot belongs to the architecture: `.rope.freq_base` is `llama.rope.freq_base`.
     Changed {
-        /// What is changed.
+        /// Source to override.
         source: Box<ModelSource>,
-        /// The keys, and their new values.
+        /// Keys and their new values.
         keys: Vec<(String, OwnedValue)>,
     },
 }
 
 impl ModelSource {
-    /// Opens the container.
+    /// Opens the model file.
     ///
     /// # Errors
-    /// If it is not a sound GGUF file or folder.
+    /// If it is not a valid GGUF file or Hugging Face folder.
     pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
         let options = OpenOptions {
             mmap,

@@ -1,8 +1,8 @@
-//! The model that is built in: `tiny-qwen3`, 2.6 million parameters, trained by
-//! `train_tiny.py`. It knows small sums, capitals and opposites, enough to see an engine
-//! answer right without downloading anything.
+//! The built-in model: `tiny-qwen3`, 2.6 million parameters, trained by `train_tiny.py`. It knows
+//! small sums, capitals and opposites, enough to see an engine answer right without downloading
+//! anything.
 
-/// The demo model's GGUF file, Q4_K_M, 1.67 MB.
+/// Returns the demo model's GGUF file, Q4_K_M, 1.67 MB.
 pub fn demo_model() -> &'static [u8] {
     include_bytes!("tiny-qwen3-Q4_K_M.gguf")
 }

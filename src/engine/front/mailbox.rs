@@ -1,4 +1,4 @@
-//! Events on their way to who asked for them.
+//! Event queue between the batch's thread and the caller of a request.
 
 #[cfg(test)]
 mod tests;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use super::lock;
 use crate::batch::Event;
 
-/// Events that nobody has taken for so long mean that nobody will.
+/// Time after which an unread event means that the caller has gone.
 const UNREAD: Duration = Duration::from_secs(30);
 
-/// Where a request's events lie until they are taken.
+/// Event queue of one request.
 pub(super) struct Mailbox {
     pub(super) letters: Mutex<Letters>,
     pub(super) arrival: Condvar,
@@ -24,12 +24,12 @@ pub(super) struct Letters {
     events: VecDeque<Event>,
     pub(super) waker: Option<Waker>,
     pub(super) has_ended: bool,
-    /// Since when something has been lying here that nobody took, if anything is.
+    /// Since when events have been waiting without any being taken, if there are some.
     unread: Instant,
 }
 
 impl Letters {
-    /// The first of what lies here.
+    /// Takes the first event.
     pub(super) fn take(&mut self) -> Option<Event> {
         self.unread = Instant::now();
         self.events.pop_front()
@@ -49,11 +49,11 @@ impl Mailbox {
         }
     }
 
-    /// Adds an event. Text that nobody has taken yet grows instead, so that what lies here is
-    /// bounded by what the request may say.
+    /// Adds an event. Text that has not been taken yet grows instead, so that the length of the
+    /// queue is bounded by what the request may generate.
     pub(super) fn put(&self, event: Event, is_last: bool) {
         let mut letters = lock(&self.letters);
-        // who has waited long for this event has not left it lying here for long
+        // time spent waiting for this event does not count as leaving it unread
         if letters.events.is_empty() {
             letters.unread = Instant::now();
         }
@@ -83,7 +83,7 @@ impl Mailbox {
         self.arrival.notify_one();
     }
 
-    /// Whether something has been lying here for too long.
+    /// Returns whether events have been unread for too long.
     pub(super) fn is_abandoned(&self) -> bool {
         let letters = lock(&self.letters);
         !letters.events.is_empty() && letters.unread.elapsed() > UNREAD

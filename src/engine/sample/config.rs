@@ -1,9 +1,9 @@
-//! What a sampler is asked to do, and what of that is refused.
+//! Settings of a sampler, and which of them are refused.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A step of the chain whose place can be chosen. Logit bias always comes first.
+/// A stage of the sampler chain whose place can be chosen. Logit bias always comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Repeat, presence and frequency penalties over the last tokens.
@@ -19,7 +19,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The order in use unless another is asked for.
+    /// The default order.
     pub const DEFAULT_ORDER: [Stage; 5] = [
         Stage::Penalties,
         Stage::TopK,
@@ -28,8 +28,8 @@ impl Stage {
         Stage::Temperature,
     ];
 
-    /// llama.cpp's samplers that do nothing in its default settings and are not implemented here,
-    /// with the letter of each.
+    /// llama.cpp's samplers that do nothing by default and are not implemented here, with the
+    /// letter of each.
     const ELSEWHERE: [(&'static str, char); 6] = [
         ("dry", 'd'),
         ("top_n_sigma", 's'),
@@ -39,7 +39,7 @@ impl Stage {
         ("adaptive_p", 'a'),
     ];
 
-    /// Its name, which is llama.cpp's own.
+    /// Returns its name, the same as llama.cpp's.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Penalties => "penalties",
@@ -50,7 +50,7 @@ impl Stage {
         }
     }
 
-    /// The letter that llama.cpp has for it in `--sampling-seq`.
+    /// Returns the letter that llama.cpp has for it in `--sampling-seq`.
     fn letter(self) -> char {
         match self {
             Stage::Penalties => 'e',
@@ -61,8 +61,8 @@ impl Stage {
         }
     }
 
-    /// The stages among these names, each once, in their order, and the names that no sampler has.
-    /// Those of llama.cpp's samplers that are off by default are passed over.
+    /// Returns the stages among these names, each once, in their order, and the names that no
+    /// sampler has. Those of llama.cpp's samplers that are off by default are skipped.
     pub fn known_of<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<Stage>, Vec<&'a str>) {
         let (mut order, mut unknown) = (Vec::new(), Vec::new());
         for name in names {
@@ -80,7 +80,7 @@ impl Stage {
         (order, unknown)
     }
 
-    /// As [`Stage::known_of`], of a text as llama-server takes it: names separated by `;` or `,`,
+    /// As [`Stage::known_of`], for a text in llama-server's format: names separated by `;` or `,`,
     /// or a word of llama.cpp's letters, such as `kpmt`.
     pub fn known_in(text: &str) -> (Vec<Stage>, Vec<&str>) {
         let is_letter = |c: char| {
@@ -94,7 +94,7 @@ impl Stage {
         Stage::known_of(text.chars().filter_map(of).map(Stage::name))
     }
 
-    /// Reads an order: names separated by `,` or `;`. A stage left out does not run.
+    /// Parses an order: names separated by `,` or `;`. A stage left out does not run.
     ///
     /// # Errors
     /// [`ConfigError`] on an unknown name, or one given twice.
@@ -137,7 +137,7 @@ impl FromStr for Stage {
     }
 }
 
-/// How tokens are chosen. The default is greedy, without bias and penalties.
+/// Sampling settings. The default is greedy, without bias and penalties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
     /// Divides the logits; 0 takes the most likely token (after bias and penalties) and draws
@@ -149,17 +149,17 @@ pub struct SamplerConfig {
     pub top_p: f32,
     /// Keep tokens with at least this fraction of the highest probability; 0 keeps all.
     pub min_p: f32,
-    /// Logits of recent tokens are divided (if positive) or multiplied by this; 1 does nothing.
+    /// Divisor of recent tokens' logits (factor if they are negative); 1 does nothing.
     pub repeat_penalty: f32,
     /// Subtracted once from a recent token's logit.
     pub presence_penalty: f32,
     /// Subtracted from a recent token's logit for each time it occurred.
     pub frequency_penalty: f32,
-    /// How many tokens count as recent, the prompt's included; 0 switches penalties off.
+    /// Number of recent tokens that penalties see, including the prompt's; 0 turns penalties off.
     pub penalty_window: usize,
     /// Added to the logits of these tokens before anything else; negative infinity bans a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seeds the draws.
+    /// Seed of the draws.
     pub seed: u64,
     /// Stages in the order they run; one that is left out does not run.
     pub order: Vec<Stage>,
@@ -206,7 +206,7 @@ impl ConfigError {
 }
 
 impl SamplerConfig {
-    /// Whether the most likely token is taken, without a draw.
+    /// Returns whether the most likely token is taken, without a draw.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

@@ -1,4 +1,4 @@
-//! What a grammar, say, leaves to choose from.
+//! Constraints on the next token, such as a grammar.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use std::fmt;
 pub struct TokenSet(Vec<u32>);
 
 impl TokenSet {
-    /// A set from its bits: bit `i % 32` of word `i / 32` is token `i`.
+    /// Builds a set from its bits: bit `i % 32` of word `i / 32` is token `i`.
     pub fn from_words(words: Vec<u32>) -> TokenSet {
         TokenSet(words)
     }
 
-    /// The set of these tokens.
+    /// Builds the set of these tokens.
     pub fn of(ids: impl IntoIterator<Item = u32>) -> TokenSet {
         let mut words = Vec::new();
         for id in ids {
@@ -34,71 +34,70 @@ impl TokenSet {
         self.0[word] |= 1 << (id % 32);
     }
 
-    /// Whether a token is in it.
+    /// Returns whether a token is in the set.
     pub fn contains(&self, id: u32) -> bool {
         let word = self.0.get(id as usize / 32).copied().unwrap_or(0);
         word >> (id % 32) & 1 == 1
     }
 }
 
-/// What may be chosen from.
+/// The tokens to choose from.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Among<'a> {
-    /// Only these; all if none is given.
+    /// Allowed tokens; `None` allows all.
     pub allowed: Option<&'a TokenSet>,
-    /// But not these.
+    /// Tokens that are excluded even so.
     pub banned: &'a [u32],
 }
 
 impl Among<'_> {
-    /// Whether it is every token.
+    /// Returns whether every token may be chosen.
     pub fn is_all(&self) -> bool {
         self.allowed.is_none() && self.banned.is_empty()
     }
 
-    /// Whether a token may be chosen.
+    /// Returns whether a token may be chosen.
     pub fn contains(&self, id: u32) -> bool {
         self.allowed.is_none_or(|set| set.contains(id)) && !self.banned.contains(&id)
     }
 }
 
-/// Why a constraint cannot say what may come next.
+/// A constraint that cannot say what may come next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub String);
 
-/// Restricts what may be chosen, token by token.
+/// Restricts which tokens may be chosen, step by step.
 pub trait Constraint: Send + fmt::Debug {
-    /// The tokens that may come next, those that end the text among them where it may end; `None`
-    /// for all.
+    /// Returns the tokens that may come next, including those that end the text where it may end;
+    /// `None` for all.
     ///
     /// # Errors
-    /// If it cannot tell.
+    /// If it cannot say.
     fn allowed(&mut self) -> Result<Option<TokenSet>, ConstraintError>;
 
-    /// A token was chosen.
+    /// Advances by the chosen token.
     ///
     /// # Errors
-    /// If it may not come here.
+    /// If the token may not come here.
     fn accept(&mut self, id: u32) -> Result<(), ConstraintError>;
 
-    /// Whether any token may come next, so that nobody needs to ask which.
+    /// Returns whether any token may come next, so that [`Constraint::allowed`] need not be called.
     fn allows_all(&self) -> bool {
         false
     }
 
-    /// Whether a token that ends the text may be chosen although the text may not end: it closes
-    /// what is on its way, a thought, say.
+    /// Returns whether a token that ends the text may be chosen although the text may not end: it
+    /// closes an open section, such as a thought.
     fn closes_at_end(&self) -> bool {
         false
     }
 
-    /// A token that ends the text was chosen where that closes something; answers the token to take
-    /// instead.
+    /// Closes the open section after a token that ends the text; returns the token to take instead.
     fn close(&mut self) -> Option<u32> {
         None
     }
 
-    /// A second one that has accepted the same.
+    /// Returns a copy that has accepted the same tokens.
     fn fork(&self) -> Box<dyn Constraint>;
 }

@@ -1,18 +1,17 @@
-//! Sampling settings of which each may be left open, and the order in which sources fill them: a
-//! request, a program's options, the model's own, llama-server's defaults.
+//! Optional sampling settings, and the order in which sources fill them: a request, a program's
+//! options, the model's own, llama-server's defaults.
 
 use gguf_rs_lite::{Gguf, Value};
 
 use super::{SamplerConfig, Stage};
 
-/// Keys of a file that name settings of samplers that are not implemented, with the value that
-/// switches each off.
+/// Keys of samplers that are not implemented, with the value that switches each off.
 const UNSUPPORTED: [(&str, f64); 2] = [
     ("general.sampling.xtc_probability", 0.0),
     ("general.sampling.mirostat", 0.0),
 ];
 
-/// Settings of a sampler; those that are `None` are taken from elsewhere.
+/// Settings of a sampler; those that are `None` are left to another source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplerDefaults {
     /// See [`SamplerConfig::temperature`].
@@ -33,14 +32,14 @@ pub struct SamplerDefaults {
     pub penalty_window: Option<usize>,
     /// See [`SamplerConfig::logit_bias`].
     pub logit_bias: Option<Vec<(u32, f32)>>,
-    /// See [`SamplerConfig::seed`]; drawn anew for each text where it stays open.
+    /// See [`SamplerConfig::seed`]; drawn anew for each text if `None`.
     pub seed: Option<u64>,
     /// See [`SamplerConfig::order`].
     pub order: Option<Vec<Stage>>,
 }
 
 impl SamplerDefaults {
-    /// llama-server's own defaults.
+    /// Returns llama-server's own defaults.
     pub fn llama_server() -> SamplerDefaults {
         SamplerDefaults {
             temperature: Some(0.8),
@@ -51,8 +50,8 @@ impl SamplerDefaults {
         }
     }
 
-    /// Reads a file's recommendations, llama.cpp's `general.sampling.*`. Values that cannot be used
-    /// are left open; the second list says which, one line each.
+    /// Reads a file's recommended settings, llama.cpp's `general.sampling.*`. Unusable values are
+    /// left open; the second list has a line for each.
     pub fn from_gguf(gguf: &Gguf) -> (SamplerDefaults, Vec<String>) {
         let mut keys = Keys {
             gguf,
@@ -61,7 +60,7 @@ impl SamplerDefaults {
         let finite = |x: f64| x.is_finite() && (x as f32).is_finite();
         let defaults = SamplerDefaults {
             temperature: keys.f32("temp", "a number of at least 0", |t| finite(t) && t >= 0.0),
-            // below 0 is llama.cpp's word for all
+            // llama.cpp writes "all" as a value below 0
             top_k: keys.whole("top_k").map(|k| usize::try_from(k).unwrap_or(0)),
             top_p: keys.f32("top_p", "a number above 0 and up to 1", |p| {
                 p as f32 > 0.0 && p <= 1.0
@@ -72,7 +71,7 @@ impl SamplerDefaults {
             repeat_penalty: keys.f32("penalty_repeat", "a number above 0", |r| {
                 finite(r) && r as f32 > 0.0
             }),
-            // below 0 is the whole context
+            // below 0 means the whole context
             penalty_window: keys
                 .whole("penalty_last_n")
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
@@ -83,7 +82,7 @@ impl SamplerDefaults {
         (defaults, keys.warnings)
     }
 
-    /// These settings, and those of `other` where they are open.
+    /// Fills the settings that are open from `other`.
     pub fn or(self, other: &SamplerDefaults) -> SamplerDefaults {
         SamplerDefaults {
             temperature: self.temperature.or(other.temperature),
@@ -100,8 +99,8 @@ impl SamplerDefaults {
         }
     }
 
-    /// The sampler of these settings; what is open has no effect. `seed` is called where the seed
-    /// is open.
+    /// Returns the configuration of these settings; what is open has no effect. `seed` is called if
+    /// the seed is open.
     pub fn config(self, seed: impl FnOnce() -> u64) -> SamplerConfig {
         let none = SamplerConfig::default();
         SamplerConfig {
@@ -120,14 +119,14 @@ impl SamplerDefaults {
     }
 }
 
-/// Reads a file's keys, and collects what is wrong with them.
+/// Reads a file's keys and collects warnings.
 struct Keys<'a> {
     gguf: &'a Gguf,
     warnings: Vec<String>,
 }
 
 impl Keys<'_> {
-    /// A key's value as a number, whatever type it is written as.
+    /// Reads a key's value as a number, whatever type it has.
     fn number(&self, key: &str) -> Option<Result<f64, String>> {
         let value = self.gguf.get(key)?;
         Some(match value {
@@ -164,7 +163,7 @@ impl Keys<'_> {
         n.map(|x| x as i64)
     }
 
-    /// The samplers that run, in their order.
+    /// Reads which samplers run, in their order.
     fn order(&mut self) -> Option<Vec<Stage>> {
         let key = "general.sampling.sequence";
         let names = match self.gguf.str(key) {
@@ -184,7 +183,7 @@ impl Keys<'_> {
         (!order.is_empty()).then_some(order)
     }
 
-    /// Warns of samplers that the file recommends and that do not run here.
+    /// Warns of samplers that the file recommends and that are not implemented.
     fn check_unsupported(&mut self) {
         for (key, off) in UNSUPPORTED {
             let value = self.number(key);

@@ -1,4 +1,4 @@
-//! What a row of logits says: its largest values, and how probable a token is.
+//! Reads rows of logits: the largest values, and log-probabilities.
 
 use super::SampleError;
 
@@ -18,15 +18,15 @@ pub(super) fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
     }
 }
 
-/// Values compared side by side: a vector's worth on any CPU.
+/// Values compared side by side: the widest vector register, 512 bits.
 const LANES: usize = 16;
 
-/// Values of which only the largest is kept at first.
+/// Values of a block; at first only the largest of each block is found.
 const BLOCK: usize = 64 * LANES;
 
-/// The token with the highest logit, the lowest id of equals; `None` of nothing. What is not a
-/// number is never chosen unless there is nothing else. Vocabularies are long, so this goes by
-/// blocks, of which only the best is searched.
+/// Returns the token with the highest logit, the lowest id of equals; `None` of an empty row. NaN
+/// is never chosen unless there is nothing else. Vocabularies are long, so this finds the largest
+/// of each block and searches only the best block.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best = (0, f32::NEG_INFINITY);
     for (block, values) in logits.chunks(BLOCK).enumerate() {
@@ -57,9 +57,9 @@ fn largest(values: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, max)
 }
 
-/// Whether all values are numbers, and no infinite ones.
+/// Returns whether all values are finite.
 pub(crate) fn are_finite(values: &[f32]) -> bool {
-    // zero, or not a number where the value is not finite
+    // the products are zero, or NaN where the value is not finite
     let (lanes, rest) = values.as_chunks::<LANES>();
     let mut sums = [0.0f32; LANES];
     for lane in lanes {
@@ -81,13 +81,13 @@ pub struct Logprobs {
     pub top: Vec<(u32, f64)>,
 }
 
-/// The mean log-probability of tokens; 0 of none.
+/// Returns the mean log-probability of the tokens; 0 if there are none.
 pub fn mean_logprob(tokens: &[Logprobs]) -> f64 {
     let sum: f64 = tokens.iter().map(|token| token.logprob).sum();
     sum / tokens.len().max(1) as f64
 }
 
-/// Log-probabilities before bias, penalties and everything else: `ln softmax` over the whole
+/// Computes log-probabilities before bias, penalties and filters: `ln softmax` over the whole
 /// vocabulary in f64.
 ///
 /// # Errors
@@ -132,7 +132,8 @@ pub(crate) fn all_logprobs(
     ids.iter().map(one).collect()
 }
 
-/// The `n` highest logits with their tokens, best first, equal ones by id; NaN counts as lowest.
+/// Returns the `n` highest logits with their tokens, best first, equal ones by id; NaN counts as
+/// lowest.
 pub fn top_logits(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
     let key = |l: f32| {
         if l.is_nan() {

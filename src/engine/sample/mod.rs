@@ -1,5 +1,5 @@
-//! From logits to a token: greedy, or a chain of filters and a seeded draw; log-probabilities on
-//! the side.
+//! Samples a token from logits: greedy, or a chain of filters and a seeded draw. Computes
+//! log-probabilities too.
 //!
 //! The chain is logit bias, penalties, top-k, top-p, min-p, temperature, in llama.cpp's order
 //! unless [`SamplerConfig::order`] says otherwise: cut-offs see the distribution before the
@@ -8,7 +8,8 @@
 //! Everything is in f64 and every tie goes to the lowest id, so a draw depends on the logits, the
 //! configuration, the seed and the number of draws before it, and on nothing else. The generator is
 //! SplitMix64 (Steele, Lea and Flood 2014), written here so that no dependency's version can change
-//! what a seed means: the n-th draw takes the n-th output's upper 53 bits as a fraction in [0, 1).
+//! what a seed means: the n-th draw takes the upper 53 bits of the n-th output as a fraction in [0,
+//! 1).
 
 mod config;
 mod constraint;
@@ -26,7 +27,7 @@ pub(crate) use logits::are_finite;
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
 
-/// Logits from which no token can be chosen.
+/// Reasons that no token can be chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// A NaN or an infinity: the model or a kernel is broken, and a choice would hide it.
@@ -37,7 +38,7 @@ pub enum SampleError {
         /// The logit.
         value: f32,
     },
-    /// Not one logit per token of the vocabulary.
+    /// A number of logits that differs from the size of the vocabulary.
     #[error("logits: expected one for each of {expected} tokens, got {got}")]
     Length {
         /// Size of the vocabulary.
@@ -48,7 +49,7 @@ pub enum SampleError {
     /// Logit bias bans every token, or every one that a constraint allows.
     #[error("no token is left to choose from: bias or a constraint bans all")]
     NothingLeft,
-    /// A constraint gave up.
+    /// A constraint that failed.
     #[error("constraint: {0}")]
     Constraint(#[from] ConstraintError),
 }
@@ -66,7 +67,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1), 53 bits.
+    /// Draws uniformly from [0, 1), with 53 bits.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -78,12 +79,13 @@ struct Candidate {
     logit: f64,
 }
 
-/// Most likely first; equal logits by id, so that no result depends on how a sort treats ties.
+/// Orders the most likely first, equal logits by id, so that no result depends on how a sort treats
+/// ties.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Chooses tokens for one sequence: remembers the recent tokens and the state of the generator.
+/// Chooses tokens for one sequence; keeps its recent tokens and the state of the generator.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
@@ -112,7 +114,7 @@ impl Sampler {
         })
     }
 
-    /// Tells the sampler of a token that is now part of the sequence, from the prompt or generated.
+    /// Records a token that is now part of the sequence, from the prompt or generated.
     pub fn accept(&mut self, id: u32) {
         if self.config.penalty_window == 0 {
             return;
@@ -130,12 +132,12 @@ impl Sampler {
         *self.counts.entry(id).or_insert(0) += 1;
     }
 
-    /// Whether nothing but the place of the largest logit decides.
+    /// Returns whether the choice is always the argmax of the raw logits.
     pub fn takes_the_largest(&self) -> bool {
         self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.penalises()
     }
 
-    /// Whether bias leaves the token with the largest logit where it is: it bans others at most.
+    /// Returns whether bias leaves the argmax as it is: it bans other tokens at most.
     fn stays_the_largest(&self, largest: u32) -> bool {
         let mut bias = self.config.logit_bias.iter();
         bias.all(|&(id, bias)| id != largest && bias == f32::NEG_INFINITY)
@@ -150,7 +152,7 @@ impl Sampler {
         self.sample_among(logits, Among::default())
     }
 
-    /// As [`Sampler::sample`], but not from all tokens.
+    /// As [`Sampler::sample`], but only from the tokens of `among`.
     ///
     /// # Errors
     /// As [`Sampler::sample`]; also if none of the tokens is left.
@@ -179,9 +181,9 @@ impl Sampler {
             .ok_or(SampleError::NothingLeft)
     }
 
-    /// The `n` tokens that a greedy choice among some would like best, best first, each with its
-    /// natural log-probability among those: after bias and penalties, before everything else. None
-    /// if no token is left.
+    /// Returns the `n` most likely tokens of `among`, best first, each with its natural
+    /// log-probability among those: after bias and penalties, before everything else. Empty if no
+    /// token is left.
     ///
     /// # Errors
     /// If a logit is not finite, or their number is wrong.
@@ -202,7 +204,7 @@ impl Sampler {
         Ok(best.map(|c| (c.id, c.logit - lse)).collect())
     }
 
-    /// Collects what may be chosen from, with bias, and penalties if they come first.
+    /// Collects the candidates, with bias, and with penalties if `penalise`.
     fn gather(&mut self, logits: &[f32], among: Among<'_>, penalise: bool) {
         self.candidates.clear();
         // + 0.0 makes a negative zero equal to zero under total_cmp
@@ -241,7 +243,8 @@ impl Sampler {
         }
     }
 
-    /// llama.cpp's formula: the repeat penalty moves a logit away from likely whatever its sign.
+    /// Applies llama.cpp's formula: the repeat penalty makes a token less likely whatever its
+    /// logit's sign.
     fn penalise(&mut self) {
         let repeat = f64::from(self.config.repeat_penalty);
         for c in &mut self.candidates {
@@ -257,7 +260,7 @@ impl Sampler {
         }
     }
 
-    /// Draws from the softmax of what is left.
+    /// Draws from the softmax of the remaining candidates.
     fn draw(&mut self) -> Option<u32> {
         let max = max_logit(&self.candidates);
         let total: f64 = self.candidates.iter().map(|c| (c.logit - max).exp()).sum();

@@ -1,8 +1,8 @@
-//! How long events may lie unread.
+//! Tests of how long events may stay unread.
 
 use super::*;
 
-/// The mailbox as it is when nothing happens there for so long.
+/// Lets `time` pass without anything happening to the mailbox.
 fn pass(mailbox: &Mailbox, time: Duration) {
     let mut letters = lock(&mailbox.letters);
     letters.unread = letters
