@@ -1,11 +1,11 @@
-//! What can be wrong with a model file once its container has been read.
+//! Errors of a model file whose container has been read.
 
-/// Why a file is not a model that can run. Every message is one line with the file and the key or
-/// tensor.
+/// Reason why a file is not a model that can run. Every message is one line with the file and the
+/// key or tensor.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum Error {
-    /// `general.architecture` names something that is not built in.
+    /// `general.architecture` names an unsupported architecture.
     #[error(
         "{file}: general.architecture is {got:?}, which is not supported (supported: {supported})"
     )]
@@ -45,7 +45,7 @@ pub enum Error {
         tensor: String,
         expected: String,
     },
-    /// A tensor has another shape than the hyperparameters ask for.
+    /// A tensor's shape differs from what the hyperparameters require.
     #[error("{file}: tensor {tensor}: expected shape {expected}, got {got}")]
     TensorShape {
         file: String,
@@ -83,7 +83,8 @@ pub enum Error {
         expected: usize,
         got: usize,
     },
-    /// The graph built for the model is inconsistent: a fault of the program, not of the file.
+    /// The graph built for the model is inconsistent: a bug in this program, not a fault of the
+    /// file.
     #[error("{file}: the graph built for {arch} is inconsistent: {source}")]
     Graph {
         file: String,

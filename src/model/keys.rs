@@ -1,5 +1,5 @@
-//! Typed, ranged reading of one architecture's metadata keys; what was read, or defaulted, is
-//! remembered for `inspect`.
+//! Typed, ranged reading of one architecture's metadata keys; records values read or defaulted, for
+//! `inspect`.
 
 use std::ops::RangeInclusive;
 
@@ -8,22 +8,22 @@ use serde::Serialize;
 
 use super::Error;
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The file has the key.
+    /// A key of the file.
     File,
-    /// The file lacks the key; the value follows from documented rules.
+    /// A documented default: the file lacks the key.
     Default,
 }
 
-/// A hyperparameter and where it comes from.
+/// A hyperparameter and its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sourced<T> {
     /// The value in use.
     pub value: T,
-    /// Whether the file says so.
+    /// File or default.
     pub source: Source,
 }
 
@@ -50,15 +50,15 @@ pub struct Entry {
     pub key: String,
     /// The value in use.
     pub value: serde_json::Value,
-    /// Whether the file says so.
+    /// File or default.
     pub source: Source,
 }
 
-/// A count for every layer, of which there is at least one.
+/// A count for each layer; there is at least one layer.
 pub(super) struct PerLayer(Vec<usize>);
 
 impl PerLayer {
-    /// The same in so many layers.
+    /// The same count in `n_layer` layers.
     pub(super) fn same(value: usize, n_layer: usize) -> PerLayer {
         PerLayer(vec![value; n_layer])
     }
@@ -75,7 +75,7 @@ impl PerLayer {
         self.0.iter().copied()
     }
 
-    /// One number where all layers have the same.
+    /// Returns one number where all layers have the same, or else the list.
     fn shown(&self) -> serde_json::Value {
         match self.0.first() {
             Some(&first) if self.iter().all(|n| n == first) => first.into(),
@@ -89,17 +89,17 @@ pub struct Keys<'a> {
     /// The file.
     pub gguf: &'a Gguf,
     arch: &'static str,
-    /// Layers at the end of the file that are not part of the forward pass. What a key says of each
-    /// layer it says of them too.
+    /// Layers at the end of the file that are not part of the forward pass; per-layer keys include
+    /// them.
     pub n_behind: usize,
-    /// What was read or assumed, in order.
+    /// Values read or assumed, in order.
     pub entries: Vec<Entry>,
-    /// What was assumed or left out, one line each.
+    /// Warnings about values assumed or left out, one line each.
     pub warnings: Vec<String>,
 }
 
 impl<'a> Keys<'a> {
-    /// Of a file and an architecture.
+    /// Creates a reader for a file and an architecture.
     pub fn new(gguf: &'a Gguf, arch: &'static str) -> Keys<'a> {
         Keys {
             gguf,
@@ -110,17 +110,17 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A key as GGUF spells it.
+    /// Returns a key as GGUF spells it.
     pub fn full(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.arch)
     }
 
-    /// A key's value, if the file has it.
+    /// Returns a key's value, if the file has it.
     pub fn get(&self, suffix: &str) -> Option<Value<'a>> {
         self.gguf.get(&self.full(suffix))
     }
 
-    /// A value that is not what it should be.
+    /// Builds the error for an invalid value.
     pub fn bad(&self, key: String, expected: impl Into<String>, got: impl Into<String>) -> Error {
         Error::BadValue {
             file: self.gguf.name().to_owned(),
@@ -130,7 +130,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A key that must be there.
+    /// Builds the error for a missing key.
     pub fn missing(&self, key: String, expected: impl Into<String>) -> Error {
         Error::MissingKey {
             file: self.gguf.name().to_owned(),
@@ -139,7 +139,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A value that asks for what is not implemented.
+    /// Builds the error for a value that asks for an unimplemented feature.
     pub fn unsupported(
         &self,
         suffix: &str,
@@ -155,14 +155,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Takes back what was assumed of the keys that begin so: nothing uses it.
+    /// Removes the recorded defaults of keys that begin with `prefix`: nothing uses them.
     pub fn forget_defaults(&mut self, prefix: &str) {
         let prefix = self.full(prefix);
         let assumed = |e: &Entry| e.source == Source::Default && e.key.starts_with(&prefix);
         self.entries.retain(|entry| !assumed(entry));
     }
 
-    /// Remembers a value in use.
+    /// Records a value in use.
     pub fn note(&mut self, key: String, value: impl Into<serde_json::Value>, source: Source) {
         self.entries.push(Entry {
             key,
@@ -171,13 +171,13 @@ impl<'a> Keys<'a> {
         });
     }
 
-    /// Remembers what was assumed or left out.
+    /// Records a warning about something assumed or left out.
     pub fn warn(&mut self, text: String) {
         self.warnings.push(format!("{}: {text}", self.gguf.name()));
     }
 
-    /// Warns of a key that llama.cpp reads for other architectures alone, where the value is none
-    /// of those that ask for nothing.
+    /// Warns about a key that llama.cpp reads for other architectures only, unless its value is one
+    /// of the neutral ones.
     pub(super) fn warn_of_unheard(&mut self, suffix: &str, neutral: &[f64]) {
         if let Some(value) = self.get(suffix).filter(|v| !is_one_of(v, neutral)) {
             let key = self.full(suffix);
@@ -200,7 +200,8 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.bad(key.to_owned(), an_integer(range), show(v)))
     }
 
-    /// A count or size; `default` is what an absent key means, `None` makes the key required.
+    /// Reads a count or size; `default` is the meaning of an absent key, `None` makes the key
+    /// required.
     pub fn count(
         &mut self,
         suffix: &str,
@@ -217,8 +218,8 @@ impl<'a> Keys<'a> {
         Ok(got)
     }
 
-    /// A count that some files store once per layer; `default` is what an absent key means, `None`
-    /// makes it required.
+    /// Reads a count that some files store once per layer; `default` is the meaning of an absent
+    /// key, `None` makes it required.
     pub(super) fn per_layer(
         &mut self,
         suffix: &str,
@@ -247,7 +248,7 @@ impl<'a> Keys<'a> {
         Ok(all)
     }
 
-    /// A count that is the same in all layers, whether a file says it once or for each.
+    /// Reads a count that is the same in all layers, stored once or per layer.
     pub(super) fn uniform(
         &mut self,
         suffix: &str,
@@ -264,7 +265,7 @@ impl<'a> Keys<'a> {
         Ok(all.of(0))
     }
 
-    /// A finite positive number below `below`; `None` as default makes the key required.
+    /// Reads a finite positive number below `below`; `None` as default makes the key required.
     pub fn positive(
         &mut self,
         suffix: &str,
@@ -290,7 +291,7 @@ impl<'a> Keys<'a> {
         Ok(got)
     }
 
-    /// A finite number that is not 0; where the file has none, or 0, it is `default`, or an error.
+    /// Reads a finite number; a missing key or 0 means `default`, or is an error without one.
     pub fn factor(&mut self, suffix: &str, default: Option<f32>) -> Result<f32, Error> {
         let key = self.full(suffix);
         let got = match self.gguf.get(&key) {
@@ -307,7 +308,7 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// A finite number from 0 on.
+    /// Reads a finite number of at least 0.
     pub fn not_negative(&mut self, suffix: &str, default: f32) -> Result<f32, Error> {
         let key = self.full(suffix);
         let (value, source) = match self.gguf.get(&key) {
@@ -323,7 +324,7 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// A yes or no; `default` is what an absent key means.
+    /// Reads a boolean; `default` is the meaning of an absent key.
     pub fn flag(&mut self, suffix: &str, default: bool) -> Result<bool, Error> {
         let key = self.full(suffix);
         let (value, source) = match self.gguf.get(&key) {
@@ -335,7 +336,7 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// A string key.
+    /// Reads a string.
     pub fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
         let key = self.full(suffix);
         match self.gguf.get(&key) {
@@ -349,7 +350,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Whether a value (or every element of an array) is one of a few numbers; a bool counts as 0 or 1.
+/// Returns whether a value (or every element of an array) is one of a few numbers; a bool counts as
+/// 0 or 1.
 pub(super) fn is_one_of(v: &Value<'_>, numbers: &[f64]) -> bool {
     match v {
         Value::Array(a) => a.iter().all(|v| is_one_of(&v, numbers)),
@@ -366,7 +368,7 @@ fn an_integer(range: &RangeInclusive<usize>) -> String {
     format!("an integer from {} to {}", range.start(), range.end())
 }
 
-/// The value as a number, if it is of a floating-point type.
+/// Returns a floating-point value as a number; `None` for other types.
 pub(super) fn float(v: &Value<'_>) -> Option<f64> {
     match *v {
         Value::F32(x) => Some(x.into()),
@@ -375,7 +377,7 @@ pub(super) fn float(v: &Value<'_>) -> Option<f64> {
     }
 }
 
-/// A short picture of a value for an error message: at most 60 characters, on one line.
+/// Formats a value for an error message: at most 60 characters, on one line.
 pub fn show(v: &Value<'_>) -> String {
     let text = match v {
         Value::Str(s) => format!("{:?}", String::from_utf8_lossy(&s[..s.len().min(60)])),
@@ -392,7 +394,7 @@ pub fn show(v: &Value<'_>) -> String {
     text.chars().take(60).collect()
 }
 
-/// A JSON number that prints as the f32 does (`1e-6`, not `9.999999974752427e-7`).
+/// Returns a JSON number that prints as the f32 does (`1e-6`, not `9.999999974752427e-7`).
 pub fn json_f32(x: f32) -> serde_json::Value {
     x.to_string()
         .parse::<f64>()

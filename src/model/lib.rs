@@ -1,6 +1,6 @@
 //! From a file's metadata to a model that a backend can execute: validated hyperparameters, weights
-//! bound to typed fields, and the forward pass as a list of named ops. Knows no backend; never
-//! touches weight data beyond norms and biases.
+//! bound to typed fields, and the forward pass as a list of named ops. Depends on no backend; reads
+//! no weight data beyond norms and biases.
 
 mod arch;
 mod blocks;
@@ -28,14 +28,13 @@ pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Wind
 pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, Pieces, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
 
-/// What a backend executes: a graph, what it computes with, and the tables and caches that it
-/// names.
+/// The input of a backend: a graph, its weights, and the tables and caches it refers to.
 pub trait Network {
     /// The operations.
     fn graph(&self) -> &Graph;
-    /// What they compute with.
+    /// Matrices and vectors the operations use.
     fn tensors(&self) -> &Tensors;
-    /// Angles of rotary embeddings.
+    /// Tables of rotary embeddings.
     fn ropes(&self) -> &[Rope];
     /// Groups of the cache's layers.
     fn caches(&self) -> &[CacheGroup];
@@ -68,7 +67,7 @@ pub struct Model {
     pub weights: Weights,
     /// The forward pass.
     pub graph: Graph,
-    /// Angles of the rotary embeddings; [`LayerHparams::rope`] indexes them.
+    /// Tables of the rotary embeddings; [`LayerHparams::rope`] indexes them.
     pub ropes: Vec<Rope>,
 }
 
@@ -94,20 +93,20 @@ impl Model {
         })
     }
 
-    /// Lets the angles be those for contexts of so many positions, where that makes a difference.
+    /// Recomputes the RoPE tables for a context of `n_ctx` positions, which matters for LongRoPE.
     pub fn fit_to_context(&mut self, n_ctx: usize) {
         self.ropes = rope::tables(&self.hparams, &self.weights, n_ctx);
     }
 
-    /// Whether a part of the layers can be computed without values of others but what the layer
-    /// before it hands on.
+    /// Returns whether layers can be split between executors: each layer then needs only the output
+    /// of the one before it.
     pub fn is_divisible(&self) -> bool {
         let mut layers = self.hparams.layers.iter().enumerate();
         let own_keys = layers.all(|(l, layer)| layer.kv_layer == l);
         self.weights.per_layer_inputs.is_none() && own_keys
     }
 
-    /// What was assumed or left out, one line each.
+    /// Returns what was assumed or left out, one line each.
     pub fn warnings(&self) -> &[String] {
         self.hparams.warnings()
     }

@@ -1,12 +1,12 @@
-//! The rotary embedding's table from the hyperparameters: every scaling variant (linear, YaRN,
-//! `rope_freqs.weight`) only changes its numbers.
+//! Builds the rotary embedding's table from the hyperparameters: every scaling variant (linear,
+//! YaRN, `rope_freqs.weight`) only changes its numbers.
 
 use octavo_kernels::Rope;
 
 use super::hparams::{Hparams, RopeHparams, ScalingKind};
 use super::weights::Weights;
 
-/// The tables of a model for contexts of so many positions.
+/// Returns the tables of a model for a context of `n_ctx` positions.
 pub(crate) fn tables(h: &Hparams, w: &Weights, n_ctx: usize) -> Vec<Rope> {
     let table = |rope: &RopeHparams| {
         let by_length = if n_ctx > rope.original_context.value {
@@ -21,14 +21,14 @@ pub(crate) fn tables(h: &Hparams, w: &Weights, n_ctx: usize) -> Vec<Rope> {
     h.ropes.iter().map(table).collect()
 }
 
-/// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the
-/// angle per pair.
+/// Returns the table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of
+/// the angle per pair.
 ///
-/// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by
-/// the factor above `ceil(dim(beta_slow))`, with a linear ramp between, where
-/// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r
-/// times over the original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to
-/// 1) times attn_factor, divided by `1 + 0.1 log_multiplier ln factor`.
+/// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by the
+/// factor above `ceil(dim(beta_slow))`, with a linear ramp between, where `dim(r) = n_rot *
+/// ln(original_context / (2 pi r)) / (2 ln base)` is the pair that completes r rotations over the
+/// original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to 1) times
+/// attn_factor, divided by `1 + 0.1 log_multiplier ln factor`.
 fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
     let n_rot = h.n_rot.value;
     let base = f64::from(h.freq_base.value);
@@ -62,12 +62,12 @@ fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
         pairing: h.pairing,
         frequencies,
         magnitude: stretch * f64::from(h.attn_factor.value),
-        // those that do not turn do so along any
+        // pairs without an axis have frequency 0, so any axis will do
         axes: h.axes.iter().map(|axis| axis.unwrap_or(0)).collect(),
     }
 }
 
-/// YaRN's ramp from pairs that keep their frequency to pairs that are scaled in full.
+/// YaRN's ramp from pairs that keep their frequency to fully scaled pairs.
 struct Ramp {
     low: f64,
     high: f64,
@@ -87,7 +87,7 @@ impl Ramp {
         }
     }
 
-    /// 1 where pair `i` keeps its frequency, 0 where it is divided by the factor.
+    /// Returns 1 where pair `i` keeps its frequency, 0 where it is divided by the factor.
     fn keep(&self, i: usize) -> f64 {
         // 0.001 is ggml's guard against a ramp of no width
         1.0 - ((i as f64 - self.low) / (self.high - self.low).max(0.001)).clamp(0.0, 1.0)

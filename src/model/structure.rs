@@ -1,4 +1,4 @@
-//! What a model is made of, in a few facts, and what of it a token uses.
+//! A model's structure as a few facts, and the weights one token uses.
 
 use octavo_kernels::TopGroups;
 use serde::{Serialize, Serializer};
@@ -17,157 +17,158 @@ pub struct Structure {
     pub architecture: &'static str,
     /// Layers.
     pub layers: usize,
-    /// Tokens see those before them alone. Otherwise they see all of their text, and the model
-    /// gives a row for each token in place of logits.
+    /// Attention is causal. Otherwise it is bidirectional, and the model returns a row for each
+    /// token instead of logits.
     pub causal: bool,
-    /// Positions have embeddings.
+    /// Positions have learned embeddings.
     pub embedded_positions: bool,
-    /// How the file says that the rows of a text become one vector.
+    /// Pooling of a text's rows into one vector, if the file states it.
     pub pooling: Option<Pooling>,
-    /// Width between the two products behind the last norm, if there are any.
+    /// Width between the two products after the last norm, if there are any.
     pub dense_width: Option<usize>,
-    /// Attention and the feed-forward block read the same input, beside each other.
+    /// Attention and the feed-forward block read the same input, in parallel.
     pub parallel: bool,
     /// `RMS` or `layer`.
     pub norm: &'static str,
-    /// What goes into attention is normed.
+    /// Attention's input is normed.
     pub norm_before: bool,
-    /// What attention adds is normed, or, with `normed_sums`, what it is added to.
+    /// Attention's result is normed, or, with `normed_sums`, the sum it is added to.
     pub norm_after: bool,
-    /// Sums are normed, and not what is added.
+    /// Norms apply to the residual sums instead of the results.
     pub normed_sums: bool,
-    /// Query heads per key head; none where layers differ.
+    /// Query heads per KV head; none where layers differ.
     pub gqa_ratio: Option<usize>,
-    /// Queries and keys are normalised.
+    /// Queries and keys are normed.
     pub qk_norm: bool,
-    /// As what: `head`, or `row` for all heads together.
+    /// Unit of these norms: `head`, or `row` for all heads together.
     pub qk_norm_of: Option<&'static str>,
-    /// They are so after they turned.
+    /// These norms come after RoPE.
     pub qk_norm_after_rope: bool,
     /// Q, K or V have biases.
     pub qkv_bias: bool,
     /// Q, K and V are one tensor.
     pub fused_qkv: bool,
-    /// The gate and what it gates are one tensor.
+    /// Gate and up projections are one tensor.
     pub fused_gate: bool,
-    /// What feed-forward blocks put their gate through, or without a gate their product.
+    /// Activation of the gate or, without a gate, of the product.
     pub activation: &'static str,
     /// Feed-forward blocks have a gate.
     pub gated: bool,
-    /// Layers with one feed-forward block for all tokens.
+    /// Layers with a single feed-forward block for all tokens.
     pub dense_layers: Vec<usize>,
     /// Experts of the other layers.
     pub experts: Option<ExpertStructure>,
-    /// Attention in windows of the latest positions.
+    /// Layers with sliding-window attention.
     pub windows: Option<Windows>,
     /// Soft cap on attention's scores.
     pub score_cap: Option<f32>,
     /// Soft cap on logits.
     pub logit_cap: Option<f32>,
-    /// Queries are multiplied with a factor that grows with their position.
+    /// Queries are scaled by a factor that grows with their position.
     pub queries_scaled_by_position: bool,
-    /// Heads have sinks.
+    /// Heads have attention sinks.
     pub sinks: bool,
-    /// Attention's result goes through a gate that comes with the query.
+    /// Attention's result is multiplied with a gate that the query projection yields.
     pub gated_attention: bool,
-    /// Layers that go from token to token with a state.
+    /// Recurrent layers.
     pub recurrent: Option<RecurrentStructure>,
-    /// Of the first scores.
+    /// Scale of attention scores in the first layer.
     pub score_scale: f32,
-    /// Of token embeddings.
+    /// Factor on token embeddings.
     pub embedding_factor: f32,
-    /// Of what blocks add.
+    /// Factor on the results of blocks.
     pub residual_factor: f32,
-    /// Of logits.
+    /// Factor on logits.
     pub logit_factor: f32,
-    /// Which dimensions turn together: `norm` or `neox`.
+    /// RoPE pairing: `norm` or `neox`.
     pub rope_pairing: &'static str,
     /// `none`, `linear`, `longrope` or `yarn`.
     pub rope_scaling: &'static str,
     /// The file carries divisors of the rotary angles.
     pub rope_freqs: bool,
-    /// Layers that read another's keys and values.
+    /// Layers that read another layer's keys and values.
     pub layers_without_keys: Vec<usize>,
-    /// Width of what every layer gets of a token beside its input; 0 if it gets nothing.
+    /// Width of the per-layer input of each token; 0 if there is none.
     pub width_per_layer: usize,
-    /// Layers whose queries and keys do not turn.
+    /// Layers without RoPE.
     pub unturned_layers: Vec<usize>,
     /// The output matrix is the token embedding.
     pub tied_output: bool,
     /// The output has a bias.
     pub output_bias: bool,
-    /// Numbers in all weights.
+    /// Parameters in all weights.
     pub parameters: u64,
-    /// Numbers that one token uses.
+    /// Parameters that one token uses.
     pub active_parameters: u64,
-    /// Bytes that they take: what generating a token reads of the weights.
+    /// Bytes of the active parameters: weights read per token during decode.
     pub active_bytes: u64,
 }
 
-/// Layers of experts.
+/// Layers with experts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExpertStructure {
-    /// How many a layer has.
+    /// Experts per layer.
     pub count: usize,
-    /// How many a token is sent to.
+    /// Experts used per token.
     pub used: usize,
-    /// Feed-forward width of each.
+    /// Feed-forward width of each expert.
     pub width: usize,
-    /// Feed-forward width of those that see every token, together; 0 if there are none.
+    /// Total feed-forward width of the shared experts; 0 if there are none.
     pub shared_width: usize,
-    /// Their result is multiplied with a sigmoid of its own.
+    /// The shared experts' result is multiplied with the sigmoid of a score.
     pub shared_gate: bool,
-    /// How scores become weights.
+    /// Function that turns router scores into weights.
     #[serde(serialize_with = "gating_name")]
     pub gating: Gating,
-    /// A bias decides with the scores which experts are chosen.
+    /// A bias is added to the scores when experts are chosen.
     pub selection_bias: bool,
-    /// The weights of a token are divided by their sum.
+    /// The weights of a token are normalized to sum 1.
     pub normalized: bool,
-    /// Then they are multiplied with it.
+    /// Factor on the weights, after that.
     pub scale: f32,
-    /// Groups of experts, and how many of them are chosen from.
+    /// Number of expert groups, and of groups chosen per token.
     #[serde(serialize_with = "group_counts")]
     pub groups: Option<TopGroups>,
-    /// The layers.
+    /// Indices of these layers.
     pub layers: Vec<usize>,
 }
 
-/// Layers that go from token to token with a state.
+/// Recurrent layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RecurrentStructure {
-    /// What they are.
+    /// Name of their kind.
     pub kind: &'static str,
-    /// Tokens that their convolution sees.
+    /// Kernel of their convolution, in tokens.
     pub kernel: usize,
-    /// Heads of values.
+    /// Number of value heads.
     pub heads: usize,
-    /// Heads of keys.
+    /// Number of key heads.
     pub key_heads: usize,
-    /// Values of a key.
+    /// Width of a key head.
     pub key_dim: usize,
-    /// Values of a head.
+    /// Width of a value head.
     pub value_dim: usize,
-    /// Bytes of a sequence's state, of all layers.
+    /// Bytes of a sequence's state, over all layers.
     pub state_bytes: u64,
-    /// Which layers.
+    /// Indices of these layers.
     pub layers: Vec<usize>,
 }
 
-/// Layers that attend to the latest positions alone.
+/// Layers with sliding-window attention.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Windows {
-    /// How many positions, a token's own included.
+    /// Window in positions, a token's own included.
     pub size: usize,
-    /// The layers.
+    /// Indices of these layers.
     pub layers: Vec<usize>,
-    /// Which of [`Hparams::ropes`](super::Hparams::ropes) turns them, if they turn.
+    /// Index in [`Hparams::ropes`](super::Hparams::ropes) of their rotary embedding, if they have
+    /// one.
     #[serde(skip)]
     pub rope: Option<usize>,
 }
 
 impl Gating {
-    /// In words.
+    /// Returns a description in words.
     pub fn name(self) -> &'static str {
         match self {
             Gating::Softmax => "softmax",
@@ -187,12 +188,12 @@ fn group_counts<S: Serializer>(groups: &Option<TopGroups>, to: S) -> Result<S::O
         .serialize(to)
 }
 
-/// What one token uses of a model's weights.
+/// The weights one token uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Active {
-    /// Numbers.
+    /// Number of parameters.
     pub parameters: u64,
-    /// Their bytes: vectors are F32.
+    /// Bytes of these; vectors are F32.
     pub bytes: u64,
 }
 
@@ -204,7 +205,7 @@ impl Active {
 }
 
 impl Model {
-    /// What the model is made of.
+    /// Describes the model's structure.
     pub fn structure(&self) -> Structure {
         let (h, w) = (&self.hparams, &self.weights);
         let spec = h.arch.spec();
@@ -337,7 +338,7 @@ impl Model {
         })
     }
 
-    /// Query heads per key head, if it is the same in all layers.
+    /// Returns the query heads per KV head, if all layers have the same ratio.
     fn gqa_ratio(&self) -> Option<usize> {
         let attending = self.hparams.layers.iter().filter(|l| l.attends());
         let mut ratios = attending.map(|l| l.n_head / l.n_head_kv);
@@ -345,7 +346,7 @@ impl Model {
         ratios.all(|ratio| ratio == first).then_some(first)
     }
 
-    /// Numbers in all weights; a tied output is counted once.
+    /// Counts the parameters in all weights; a tied output counts once.
     fn parameters(&self) -> u64 {
         let matrices: u64 = self
             .weights
@@ -365,8 +366,8 @@ impl Model {
         matrices + vectors
     }
 
-    /// What one token uses: its row of the embedding, its experts, and everything that all tokens
-    /// share.
+    /// Counts the weights one token uses: its row of the embedding, its experts, and everything
+    /// that all tokens share.
     pub fn active(&self) -> Active {
         let mut active = Active::default();
         for node in &self.graph.nodes {
@@ -390,7 +391,7 @@ impl Model {
                 Op::Embed { table } | Op::EmbedPositions { table } => {
                     let matrix = self.weights.matrix(table);
                     active.bytes += matrix.row_bytes() as u64;
-                    // a tied output has the row among its own
+                    // a tied output is counted as a product, with the embedding's row in it
                     if !self.weights.is_tied() {
                         active.parameters += matrix.cols;
                     }

@@ -1,7 +1,7 @@
-//! What named values are called: llama.cpp's names for the same tensors.
+//! Names of values: llama.cpp's names for the same tensors.
 //!
 //! Names repeat in a layer (`Qcur-0` is the product, then the biased product, then the rotated
-//! one), so that a value is a name, a layer and a number.
+//! one), so a value is identified by name, layer and occurrence.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use std::hash::Hash;
 pub const INP_EMBD: &str = "inp_embd";
 /// Token embeddings, normed.
 pub const INP_NORM: &str = "inp_norm";
-/// Token embeddings times a factor, where both have a name.
+/// Token embeddings times a factor, where scaled and unscaled ones have separate names.
 pub const INP_SCALED: &str = "inp_scaled";
-/// What the token's own row gives every layer.
+/// Rows of the per-layer token table, scaled.
 pub const INP_PER_LAYER_SELECTED: &str = "inp_per_layer_selected";
-/// What its embedding gives every layer, normed.
+/// Per-layer projection of the token embedding, normed.
 pub const PER_LAYER_PROJ: &str = "per_layer_proj";
-/// Both together.
+/// Per-layer inputs: the sum of both.
 pub const INP_PER_LAYER: &str = "inp_per_layer";
 /// A layer's input, normed.
 pub const ATTN_NORM: &str = "attn_norm";
@@ -25,11 +25,11 @@ pub const ATTN_NORM: &str = "attn_norm";
 pub const ATTN_NORM_2: &str = "attn_norm_2";
 /// A layer norm before its bias.
 pub const NORM_W: &str = "norm_w";
-/// Queries: product, with the bias, rotated.
+/// Queries: product, biased, rotated.
 pub const Q_CUR: &str = "Qcur";
 /// Queries, normed per head.
 pub const Q_CUR_NORMED: &str = "Qcur_normed";
-/// Queries, normed per head after they turned.
+/// Queries, normed per head after RoPE.
 pub const Q_CUR_NORM: &str = "Qcur_norm";
 /// Queries, scaled by position.
 pub const Q_CUR_TEMP: &str = "Qcur_attn_temp_scaled";
@@ -39,236 +39,236 @@ pub const Q_CUR_POS: &str = "Qcur_pos";
 pub const K_CUR: &str = "Kcur";
 /// Keys, normed per head.
 pub const K_CUR_NORMED: &str = "Kcur_normed";
-/// Keys, normed per head after they turned.
+/// Keys, normed per head after RoPE.
 pub const K_CUR_NORM: &str = "Kcur_norm";
 /// Keys, rotated, of Gemma 4.
 pub const K_CUR_POS: &str = "Kcur_pos";
-/// Values: product, with the bias. The last of them goes into the cache.
+/// Values: product, biased. The last of them goes into the cache.
 pub const V_CUR: &str = "Vcur";
 /// Values, normed per head.
 pub const V_CUR_NORMED: &str = "Vcur_normed";
-/// Attention's mix of values.
+/// Attention's weighted sum of values.
 pub const KQV_OUT: &str = "kqv_out";
-/// Its projection.
+/// Attention's output projection.
 pub const ATTN_OUT: &str = "attn_out";
-/// The attention's result, normed; or the norm after it, where files call that so.
+/// Attention's result, normed; or the norm after it, in files that use this name.
 pub const ATTN_POST_NORM: &str = "attn_post_norm";
-/// The same, of GLM.
+/// The same in GLM.
 pub const POST_ATTN_NORM: &str = "post_attn_norm";
-/// The layer's input and the attention's result.
+/// The layer's input plus attention's result.
 pub const FFN_INP: &str = "ffn_inp";
-/// The same, of Gemma.
+/// The same in Gemma.
 pub const SA_OUT: &str = "sa_out";
-/// That, normed.
+/// That sum, normed.
 pub const FFN_NORM: &str = "ffn_norm";
-/// The same beside experts.
+/// Norm of the dense block's input, where experts run beside it.
 pub const FFN_NORM_1: &str = "ffn_norm_1";
-/// The same for experts beside a block for all tokens.
+/// Norm of the experts' input, where a dense block runs beside them.
 pub const FFN_NORM_2: &str = "ffn_norm_2";
-/// The gate's product.
+/// Gate projection.
 pub const FFN_GATE: &str = "ffn_gate";
-/// With its bias.
+/// Gate projection with its bias.
 pub const FFN_GATE_B: &str = "ffn_gate_b";
-/// The product that is gated.
+/// Up projection.
 pub const FFN_UP: &str = "ffn_up";
-/// With its bias.
+/// Up projection with its bias.
 pub const FFN_UP_B: &str = "ffn_up_b";
-/// Gate and product together.
+/// Gated product, `silu(gate) * up`.
 pub const FFN_SWIGLU: &str = "ffn_swiglu";
-/// The same of gpt-oss.
+/// The same in gpt-oss.
 pub const FFN_SWIGLU_OAI: &str = "ffn_swiglu_oai";
 /// The same with GELU.
 pub const FFN_GEGLU: &str = "ffn_geglu";
-/// The product after GELU, without a gate.
+/// Up projection after GELU, without a gate.
 pub const FFN_GELU: &str = "ffn_gelu";
-/// The squares of the product's values above 0.
+/// Up projection after squared ReLU, without a gate.
 pub const FFN_SQR_RELU: &str = "ffn_sqr(relu)";
-/// Their projection, where a bias follows.
+/// Down projection, where a bias follows.
 pub const FFN_DOWN: &str = "ffn_down";
 /// The feed-forward block's result.
 pub const FFN_OUT: &str = "ffn_out";
-/// That, normed. llama.cpp leaves the layer out of this name where it is not Gemma 3's.
+/// That result, normed. llama.cpp leaves the layer out of this name except in Gemma 3.
 pub const FFN_POST_NORM: &str = "ffn_post_norm";
-/// The same, of GLM.
+/// The same in GLM.
 pub const POST_MLP_NORM: &str = "post_mlp_norm";
-/// The sum of the two, where a layer goes on from there.
+/// Sum of block result and residual, where per-layer inputs or a scale follow.
 pub const PE_IN: &str = "pe_in";
-/// What a layer makes of its part of the inputs of all layers.
+/// The layer's per-layer input, gated, projected and normed.
 pub const PER_LAYER_EMBD_OUT: &str = "per_layer_embd_out";
-/// A router's scores.
+/// Router logits.
 pub const FFN_MOE_LOGITS: &str = "ffn_moe_logits";
-/// With their bias.
+/// Router logits with their bias.
 pub const FFN_MOE_LOGITS_BIASED: &str = "ffn_moe_logits_biased";
-/// A weight for every expert.
+/// Router probabilities of all experts.
 pub const FFN_MOE_PROBS: &str = "ffn_moe_probs";
-/// What experts are chosen by, where that is another number.
+/// Probabilities plus the selection bias, by which experts are chosen.
 pub const FFN_MOE_PROBS_BIASED: &str = "ffn_moe_probs_biased";
-/// The chosen experts, best first.
+/// Indices of the chosen experts, best first.
 pub const FFN_MOE_TOPK: &str = "ffn_moe_topk";
-/// Their weights.
+/// Weights of the chosen experts.
 pub const FFN_MOE_WEIGHTS: &str = "ffn_moe_weights";
-/// After a softmax over them.
+/// Weights after a softmax over the chosen experts.
 pub const FFN_MOE_WEIGHTS_SOFTMAX: &str = "ffn_moe_weights_softmax";
-/// Divided by their sum.
+/// Weights divided by their sum.
 pub const FFN_MOE_WEIGHTS_NORM: &str = "ffn_moe_weights_norm";
-/// Times a factor.
+/// Weights times a factor.
 pub const FFN_MOE_WEIGHTS_SCALED: &str = "ffn_moe_weights_scaled";
-/// The chosen experts' gates.
+/// The chosen experts' gate projections.
 pub const FFN_MOE_GATE: &str = "ffn_moe_gate";
-/// Times the factors beside the matrices.
+/// Gate projections times the NVFP4 factors.
 pub const FFN_MOE_GATE_SCALED: &str = "ffn_moe_gate_scaled";
-/// With their biases.
+/// Gate projections with their biases.
 pub const FFN_MOE_GATE_BIASED: &str = "ffn_moe_gate_biased";
-/// The chosen experts' gates, each followed by what it gates, of one product.
+/// The chosen experts' gate and up projections, from one fused tensor.
 pub const FFN_MOE_GATE_UP: &str = "ffn_moe_gate_up";
-/// Times the factors beside the matrices.
+/// Fused projections times the NVFP4 factors.
 pub const FFN_MOE_GATE_UP_SCALED: &str = "ffn_moe_gate_up_scaled";
-/// With their biases.
+/// Fused projections with their biases.
 pub const FFN_MOE_GATE_UP_BIASED: &str = "ffn_moe_gate_up_biased";
-/// The products that are gated.
+/// The chosen experts' up projections.
 pub const FFN_MOE_UP: &str = "ffn_moe_up";
-/// Times the factors beside the matrices.
+/// Up projections times the NVFP4 factors.
 pub const FFN_MOE_UP_SCALED: &str = "ffn_moe_up_scaled";
-/// With their biases.
+/// Up projections with their biases.
 pub const FFN_MOE_UP_BIASED: &str = "ffn_moe_up_biased";
-/// Gates and products together.
+/// Gated products of the chosen experts, with SiLU.
 pub const FFN_MOE_SWIGLU: &str = "ffn_moe_swiglu";
 /// The same with GELU.
 pub const FFN_MOE_GEGLU: &str = "ffn_moe_geglu";
-/// The same of gpt-oss.
+/// The same in gpt-oss.
 pub const FFN_MOE_SWIGLU_OAI: &str = "ffn_moe_swiglu_oai";
-/// What each chosen expert gives.
+/// The chosen experts' down projections.
 pub const FFN_MOE_DOWN: &str = "ffn_moe_down";
-/// Times the factors beside the matrices.
+/// Down projections times the NVFP4 factors.
 pub const FFN_MOE_DOWN_SCALED: &str = "ffn_moe_down_scaled";
-/// With its bias.
+/// Down projections with their biases.
 pub const FFN_MOE_DOWN_BIASED: &str = "ffn_moe_down_biased";
-/// The weighted sum of these.
+/// Weighted sum of the experts' results.
 pub const FFN_MOE_OUT: &str = "ffn_moe_out";
-/// What the block for all tokens gives beside experts, normed.
+/// Result of the dense block beside experts, normed.
 pub const FFN_MLP: &str = "ffn_mlp";
-/// What the experts give beside it, normed.
+/// Result of the experts beside a dense block, normed.
 pub const FFN_MOE: &str = "ffn_moe";
-/// Both.
+/// Sum of both.
 pub const FFN_MOE_COMBINED: &str = "ffn_moe_combined";
-/// What the expert gives that sees every token.
+/// Result of the shared expert.
 pub const FFN_SHEXP: &str = "ffn_shexp";
-/// How much of that a token gets, before a sigmoid.
+/// Score of the shared expert's gate.
 pub const FFN_SHEXP_GATE_INP: &str = "ffn_shexp_gate_inp";
-/// After it.
+/// Sigmoid of that score.
 pub const FFN_SHEXP_GATE: &str = "ffn_shexp_gate";
-/// What the token gets.
+/// Gated result of the shared expert.
 pub const FFN_SHEXP_OUT: &str = "ffn_shexp_out";
-/// The same, of Qwen 3.5: scores, sigmoid, and what the token gets.
+/// The same in Qwen 3.5: score, sigmoid and gated result.
 pub const SHARED_EXPERT_GATE: &str = "shared_expert_gate";
 /// See [`SHARED_EXPERT_GATE`].
 pub const SHARED_EXPERT_GATE_SIGMOID: &str = "shared_expert_gate_sigmoid";
 /// See [`SHARED_EXPERT_GATE`].
 pub const FFN_SHEXP_GATED: &str = "ffn_shexp_gated";
-/// Token embeddings, of Qwen 3.5.
+/// Token embeddings in Qwen 3.5.
 pub const INPUT_EMBED: &str = "model.input_embed";
-/// Token embeddings, of Qwen 3 Next and LFM 2.
+/// Token embeddings in Qwen 3 Next and LFM 2.
 pub const EMBED_TOKENS: &str = "model.embed_tokens";
-/// Queries and gates of attention, before they are taken apart.
+/// Queries and gates of attention in one product.
 pub const Q_CUR_FULL: &str = "Qcur_full";
-/// Attention's mix of values, where a gate follows.
+/// Attention's weighted sum of values, where a gate follows.
 pub const ATTN_PREGATE: &str = "attn_pregate";
-/// That gate.
+/// Gate of attention's result.
 pub const GATE_RESHAPED: &str = "gate_reshaped";
-/// Its sigmoid.
+/// Sigmoid of that gate.
 pub const GATE_SIGMOID: &str = "gate_sigmoid";
-/// What the gate lets pass.
+/// Attention's result after the gate.
 pub const ATTN_GATED: &str = "attn_gated";
-/// Attention's projection, of Qwen 3.5.
+/// Attention's output projection in Qwen 3.5.
 pub const ATTN_OUTPUT: &str = "attn_output";
-/// The layer's input and what attention or a recurrence adds.
+/// The layer's input plus the result of attention or a recurrence.
 pub const ATTN_RESIDUAL: &str = "attn_residual";
-/// Queries of latent attention: their narrow row, that normed, and what is made of it.
+/// Queries of latent attention: low-rank row, normed row, and its up projection.
 pub const Q: &str = "q";
-/// What does not turn of queries, as it reads the narrow row.
+/// Queries without RoPE, after absorption of the key projection.
 pub const Q_NOPE_ABSORBED: &str = "q_nope_absorbed";
-/// What does.
+/// Rotated part of the queries.
 pub const Q_PE: &str = "q_pe";
-/// The narrow row and the part of keys that turns.
+/// Latent row and the keys' part before rotation.
 pub const KV_CMPR_PE: &str = "kv_cmpr_pe";
-/// The row, normed.
+/// Latent row, normed.
 pub const KV_CMPR: &str = "kv_cmpr";
-/// That part of keys, rotated.
+/// Rotated part of the keys.
 pub const K_PE: &str = "k_pe";
-/// Keys and values made of the row.
+/// Keys and values expanded from the latent row.
 pub const KV: &str = "kv";
-/// Those values.
+/// The values among these.
 pub const V_CUR_CONT: &str = "Vcur_cont";
-/// What heads read, as their values would be.
+/// Weighted sum of latent rows, before the value projection.
 pub const KQV_MLA: &str = "kqv_mla";
-/// A convolution's result.
+/// Result of a convolution.
 pub const CONV_OUTPUT_RAW: &str = "conv_output_raw";
-/// That, after SiLU.
+/// Result of a convolution, after SiLU.
 pub const CONV_OUTPUT_SILU: &str = "conv_output_silu";
-/// A delta net's queries, of length 1.
+/// Queries of a delta net, L2-normalized.
 pub const Q_CONV_PREDELTA: &str = "q_conv_predelta";
-/// Its keys, likewise.
+/// Keys of a delta net, L2-normalized.
 pub const K_CONV_PREDELTA: &str = "k_conv_predelta";
 /// Both rates of a delta net, in one matrix.
 pub const MIXED_BA: &str = "linear_attn_mixed_ba";
 /// Queries, keys, values and gates of a delta net, in one matrix.
 pub const MIXED_QKVZ: &str = "linear_attn_mixed_qkvz";
-/// Time steps, before their bias.
+/// Time steps of a delta net, before their bias.
 pub const A: &str = "a";
-/// After a softplus.
+/// Time steps after softplus.
 pub const A_SOFTPLUS: &str = "a_softplus";
-/// The logarithm of what is left of a delta net's state; in Qwen 3 Next also attention's gate.
+/// Logarithm of the decay of a delta net's state; in Qwen 3 Next also attention's gate.
 pub const GATE: &str = "gate";
-/// How far a delta net's state is corrected, before a sigmoid.
+/// Learning rate (beta) of a delta net, before the sigmoid.
 pub const B: &str = "b";
-/// After it.
+/// Learning rate after the sigmoid.
 pub const BETA_SIGMOID: &str = "beta_sigmoid";
-/// What gates a delta net's result.
+/// Gate of a delta net's result.
 pub const Z: &str = "z";
-/// A delta net's result.
+/// Result of a delta net.
 pub const LINEAR_ATTN_OUT: &str = "linear_attn_out";
-/// What is read from a Mamba's state, and what goes past it.
+/// Values read from Mamba 2's state, plus the skip connection.
 pub const MAMBA2_Y_ADD_D: &str = "mamba2_y_add_d";
-/// A Mamba's result.
+/// Result of Mamba 2.
 pub const MAMBA_OUT: &str = "mamba_out";
-/// A Mamba's result beside attention.
+/// Result of Mamba 2 parallel to attention.
 pub const SSM_OUT: &str = "ssm_out";
-/// Both.
+/// Sum of both.
 pub const LAYER_OUT: &str = "layer_out";
-/// Queries, rotated, of Falcon H1.
+/// Queries, rotated, in Falcon H1.
 pub const Q_CUR_POST_ROPE: &str = "Qcur-post-rope";
-/// Keys, rotated, of Falcon H1.
+/// Keys, rotated, in Falcon H1.
 pub const K_CUR_POST_ROPE: &str = "Kcur-post-rope";
-/// A layer's input, normed, of LFM 2.
+/// A layer's input, normed, in LFM 2.
 pub const OPERATOR_NORM: &str = "model.layers.{}.operator_norm";
 /// Gates and values of a short convolution.
 pub const CONV_IN_PROJ: &str = "model.layers.{}.conv.in_proj";
-/// Its result.
+/// Result of the short convolution.
 pub const CONV_CONV: &str = "model.layers.{}.conv.conv";
-/// What it adds.
+/// Output projection of the short convolution.
 pub const CONV_OUT_PROJ: &str = "model.layers.{}.conv.out_proj";
-/// Queries, normed per head, of LFM 2.
+/// Queries, normed per head, in LFM 2.
 pub const Q_LAYERNORM: &str = "model.layers.{}.self_attn.q_layernorm";
-/// Keys, normed per head, of LFM 2.
+/// Keys, normed per head, in LFM 2.
 pub const K_LAYERNORM: &str = "model.layers.{}.self_attn.k_layernorm";
-/// Attention's projection, of LFM 2.
+/// Attention's output projection in LFM 2.
 pub const SELF_ATTN_OUT_PROJ: &str = "model.layers.{}.self_attn.out_proj";
-/// The feed-forward block's input, normed, as LFM 2 calls it.
+/// The feed-forward block's input, normed, under LFM 2's name.
 pub const LFM2_FFN_OUT: &str = "model.layers.{}.ffn_out";
-/// What a layer hands on.
+/// A layer's output.
 pub const L_OUT: &str = "l_out";
-/// The same with a part of what stands for a cell of a picture.
+/// The layer's output plus deepstack features of images.
 pub const DEEPSTACK_OUT: &str = "deepstack_out";
-/// The final norm.
+/// Result of the final norm.
 pub const RESULT_NORM: &str = "result_norm";
-/// What a model without logits gives.
+/// Output of a model without logits.
 pub const RESULT_EMBD: &str = "result_embd";
-/// The same after the products that follow.
+/// That output after the products that follow.
 pub const RESULT_EMBD_POOLED: &str = "result_embd_pooled";
-/// The logits.
+/// Logits.
 pub const RESULT_OUTPUT: &str = "result_output";
 
-/// Stands in the place of a name where llama.cpp has none, of values that are products' inputs.
+/// Placeholder name for inputs of products that llama.cpp does not name.
 pub const UNNAMED: &str = "(input of a product)";
 
 /// A named value: `Qcur-3`, or `result_norm` without a layer.
@@ -276,22 +276,22 @@ pub const UNNAMED: &str = "(input of a product)";
 pub struct Tap<N = &'static str> {
     /// llama.cpp's name.
     pub name: N,
-    /// The layer, for what repeats per layer.
+    /// The layer, for values that every layer has.
     pub layer: Option<usize>,
-    /// How many values of this name and layer come before it in a pass.
+    /// Number of earlier values with this name and layer in a pass.
     pub nth: usize,
 }
 
-/// A value of a program that need not be ours, which may have names that we have not.
+/// A value of any program, which may have names that ours lacks.
 pub type OwnedTap = Tap<String>;
 
 impl Tap {
-    /// Whether llama.cpp has a name for it too. Inputs of products are shown in any case.
+    /// Returns whether llama.cpp has a name for it too. Inputs of products have a tap in any case.
     pub fn is_named(&self) -> bool {
         self.name != UNNAMED
     }
 
-    /// With a name of its own.
+    /// Returns the tap with an owned name.
     pub fn owned(self) -> OwnedTap {
         Tap {
             name: self.name.to_owned(),
@@ -301,7 +301,7 @@ impl Tap {
     }
 }
 
-/// Name and layer.
+/// Prints name and layer.
 impl<N: fmt::Display> fmt::Display for Tap<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layer {
@@ -311,12 +311,12 @@ impl<N: fmt::Display> fmt::Display for Tap<N> {
     }
 }
 
-/// Numbers values of the same name and layer, as they come.
+/// Counts values of the same name and layer, in order.
 #[derive(Debug)]
 pub struct Numbering<N>(HashMap<(N, Option<usize>), usize>);
 
 impl<N: Clone + Eq + Hash> Numbering<N> {
-    /// The next value of that name and layer.
+    /// Returns the tap of the next value with that name and layer.
     pub fn next(&mut self, name: N, layer: Option<usize>) -> Tap<N> {
         let count = self.0.entry((name.clone(), layer)).or_default();
         let nth = *count;

@@ -1,5 +1,5 @@
-//! BERT: embedded positions, norms of the sums, biases everywhere, GELU without a gate. Every token
-//! sees all of its text.
+//! BERT: learned position embeddings, post-norm (each residual sum is normed), biases everywhere,
+//! GELU without a gate. Attention is bidirectional.
 
 use super::{
     Binder, Block, DECODER, Ends, Error, Feature, Ffn, Hparams, Keys, Layer, Norm, NormWeights,
@@ -14,7 +14,7 @@ pub(super) const SPEC: Spec = Spec {
     ..BERT
 };
 
-/// What all BERTs have in common.
+/// Settings all BERT variants share.
 pub(super) const BERT: Spec = Spec {
     norm: Norm::Layer,
     block: Block::NormedSums,
@@ -37,8 +37,8 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     see_all(k, h, None)
 }
 
-/// Embeddings of tokens and of the first token type, which is every token's; of positions, where
-/// nothing turns; and the norm of their sum.
+/// Embeddings of tokens, of the first token type (used for every token) and, where there is no
+/// RoPE, of positions; then the norm of their sum.
 fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     let n_embd = b.h.n_embd();
     let positions = match b.h.arch.spec().embeds_positions {
@@ -53,7 +53,8 @@ fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     })
 }
 
-/// A layer whose sums are normed. The last one's result is the model's; the others' have no name.
+/// Binds a post-norm layer. The last layer's result is the model's output; results of the others
+/// have no name.
 pub(super) fn normed_sums_layer<'b>(
     b: &mut Binder<'b>,
     l: usize,

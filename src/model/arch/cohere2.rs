@@ -1,4 +1,5 @@
-//! Command R7B and A: Command R with windows in three of four layers; the others do not turn.
+//! Command R7B and A: Command R with sliding windows in three of four layers; the other layers have
+//! no RoPE.
 
 use super::command_r::{COMMAND, logit_factor};
 use super::{Error, Hparams, Keys, Spec};

@@ -1,5 +1,5 @@
-//! Command R: attention and a gated feed-forward block beside each other, one layer norm without a
-//! bias for both, a factor on logits, an output that is the embedding.
+//! Command R: parallel attention and gated feed-forward block, one layer norm without a bias for
+//! both, a factor on logits, tied output.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Hparams, Keys, Layer, Norm, Pairing, Spec};
 use super::{bare_layer, taps};
@@ -10,7 +10,7 @@ pub(super) const SPEC: Spec = Spec {
     ..COMMAND
 };
 
-/// What Command R and its successor have in common.
+/// Settings Command R and its successor share.
 pub(super) const COMMAND: Spec = Spec {
     pairing: Pairing::Norm,
     norm: Norm::Layer,
@@ -20,7 +20,7 @@ pub(super) const COMMAND: Spec = Spec {
     ..DECODER
 };
 
-/// Without the key, or where it is 0, logits are as they are.
+/// Reads the factor on logits; a missing key or 0 leaves them as they are.
 pub(super) fn logit_factor(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     h.factors.logits = k.factor("logit_scale", Some(1.0))?;
     Ok(())

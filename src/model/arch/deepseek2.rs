@@ -1,5 +1,5 @@
-//! DeepSeek V2, V3 and R1, and what was made after them (GLM 4.7 Flash, Kimi K2, Mistral Large 3):
-//! attention by one narrow row for all heads, and experts behind the first layers.
+//! DeepSeek V2, V3 and R1, and models built on them (GLM 4.7 Flash, Kimi K2, Mistral Large 3):
+//! multi-head latent attention (MLA), and experts in all but the first layers.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, pre_norm_layer};
 use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts, latent_scores};
@@ -24,7 +24,7 @@ pub(super) const SPEC: Spec = Spec {
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     latent_scores(k, h)?;
-    // GLM 4.7 Flash, whose files do not say
+    // GLM 4.7 Flash: its files lack the key
     let is_flash = h.n_vocab() == 154_880 && (47..=48).contains(&h.n_block);
     let rules = ExpertRules {
         gating: if is_flash {

@@ -1,4 +1,4 @@
-//! ERNIE 4.5: LLaMA with an optional bias behind attention.
+//! ERNIE 4.5: LLaMA with an optional bias on attention's output projection.
 
 use super::{Binder, DECODER, Error, Layer, Pairing, Spec, dense_layer, with_output_bias};
 

@@ -1,4 +1,4 @@
-//! ERNIE 4.5 with experts in the layers behind the first ones, or in every so manieth of them.
+//! ERNIE 4.5 with experts in every layer after the first ones, or in every n-th of these.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec};
 use super::{pre_norm_layer, with_output_bias};

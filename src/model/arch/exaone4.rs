@@ -1,5 +1,5 @@
-//! EXAONE 4: OLMo 2's norms, but queries and keys are normed by head. The model of 64 layers has
-//! windows, and its layers without one do not turn.
+//! EXAONE 4: OLMo 2's norms, but queries and keys are normed per head. The model of 64 layers has
+//! sliding windows, and no RoPE in the layers without one.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
 use super::{POST_NORMS, with_head_norms, with_post_norms};

@@ -1,5 +1,5 @@
-//! Falcon: attention and an ungated feed-forward block beside each other, layer norms, fused Q, K
-//! and V. The 40B model has a norm for each of the two.
+//! Falcon: parallel attention and ungated feed-forward block, layer norms, fused Q, K and V. The
+//! 40B model has a separate norm for each of the two.
 
 use super::{
     Binder, Block, DECODER, Error, Feature, Ffn, Layer, Norm, Spec, bare_layer, blk, taps,

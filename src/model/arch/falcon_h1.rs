@@ -1,4 +1,4 @@
-//! Falcon H1: Mamba 2 beside attention in every layer, both reading one norm.
+//! Falcon H1: Mamba 2 parallel to attention in every layer, both reading one norm.
 
 use super::{Binder, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
 use super::{bare_layer, blk, taps};
@@ -12,7 +12,7 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    // a name without the usual ending
+    // this tensor's name has no `.weight` suffix
     let ffn_norm = b.vector(&blk(l, "ffn_norm"), b.h.n_embd())?;
     Ok(Layer {
         attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),

@@ -1,5 +1,5 @@
-//! Gemma: embeddings times the root of their width, GELU, an output that is the embedding. The
-//! converter has added 1 to the weights of the norms.
+//! Gemma: embeddings times `sqrt(n_embd)`, GELU, tied output. The converter has already added 1 to
+//! the norms' weights.
 
 use super::{Block, DECODER, Error, Feature, Hparams, Keys, Spec, taps};
 
@@ -9,7 +9,7 @@ pub(super) const SPEC: Spec = Spec {
     ..GEMMA
 };
 
-/// What all Gemmas have in common.
+/// Settings all Gemma models share.
 pub(super) const GEMMA: Spec = Spec {
     feature: Feature::Gelu,
     block: Block::Sequential {
@@ -19,7 +19,7 @@ pub(super) const GEMMA: Spec = Spec {
     ..DECODER
 };
 
-/// The factor on embeddings, which no key has.
+/// Sets the factor on embeddings, which no key stores.
 pub(super) fn scaled_embedding(_: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     h.factors.embedding = (h.n_embd() as f32).sqrt();
     Ok(())

@@ -1,4 +1,4 @@
-//! Gemma 2: norms before and behind attention and the feed-forward block, windows in every other
+//! Gemma 2: norms before and after attention and the feed-forward block, windows in every other
 //! layer, soft caps on scores and on logits.
 
 use super::gemma::{GEMMA, scaled_embedding};
@@ -32,8 +32,8 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     Ok(())
 }
 
-/// The 27B models, which are known by their number of layers, divide scores by the root of the
-/// width that each head has of the embedding.
+/// Scales scores by `1 / sqrt(n_embd / n_head)` in models of `n_layer` layers: the 27B models,
+/// which only their number of layers identifies.
 pub(super) fn scale_by_width(h: &mut Hparams, n_layer: usize) {
     if h.n_layer() == n_layer {
         let width = h.n_embd() as f32 / h.layers[0].n_head as f32;
@@ -41,7 +41,7 @@ pub(super) fn scale_by_width(h: &mut Hparams, n_layer: usize) {
     }
 }
 
-/// A layer with norms before and behind both of its blocks.
+/// Binds a layer with norms before and after both of its blocks.
 pub(super) fn sandwiched_layer(
     b: &mut Binder<'_>,
     l: usize,

@@ -1,5 +1,5 @@
-//! Gemma 3: Gemma 2 without a cap on scores; queries and keys are normed by head, and layers with
-//! windows turn by angles of their own.
+//! Gemma 3: Gemma 2 without a cap on scores; queries and keys are normed per head, and layers with
+//! windows have a RoPE base of their own.
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::{sandwiched_layer, scale_by_width};

@@ -1,5 +1,6 @@
-//! Gemma 4: layers of two kinds that differ in window, heads and angles; the last may read earlier
-//! ones' keys and values, all may get a part of the token, and experts may stand beside the dense.
+//! Gemma 4: two kinds of layers that differ in window, heads and RoPE. The last layers may reuse
+//! the KV cache of earlier ones, every layer may get a per-layer embedding of the token, and
+//! experts may run beside the dense feed-forward block.
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::{Attention, Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
@@ -66,7 +67,7 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     })
 }
 
-/// The layer without norms of rows.
+/// Binds the layer without its norms before and after the blocks.
 fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let sizes = b.h.layers[l];
     let (n_embd, head_dim) = (b.h.n_embd(), sizes.head_dim);
@@ -77,7 +78,7 @@ fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         ..Attention::new(wq, wo)
     };
     if sizes.kv_layer != l {
-        // files may have what nobody reads
+        // some files have these tensors though nothing reads them
         for name in ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"] {
             b.ignore(&blk(l, name));
         }

@@ -1,5 +1,5 @@
-//! EmbeddingGemma: Gemma 3 whose tokens see all of their text, and in windows as far behind them as
-//! before them. Two products may follow.
+//! EmbeddingGemma: Gemma 3 with bidirectional attention; windows reach as far ahead as back. Two
+//! matrix products may follow.
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::sandwiched_layer;
@@ -41,7 +41,7 @@ fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
         ],
         None => Vec::new(),
     };
-    // the logits' matrix, which nothing here reads
+    // the output matrix for logits, which this model does not use
     b.ignore("output.weight");
     Ok(Ends {
         output_norm: Some(b.norm("output_norm", n_embd, taps::RESULT_NORM)?),

@@ -1,5 +1,5 @@
-//! GLM 4: norms before and behind attention and the feed-forward block, whose gate is fused with
-//! what it gates. A part of each head turns.
+//! GLM 4: norms before and after attention and the feed-forward block, whose gate and up
+//! projections are one fused tensor. Only a part of each head is rotated.
 
 use super::{Binder, DECODER, Error, Ffn, Layer, Pairing, PostNorms, Spec};
 use super::{pre_norm_layer, taps, with_post_norms};
@@ -17,7 +17,7 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     with_post_norms(b, l, layer, &POST_NORMS)
 }
 
-/// A pre-norm layer whose gate is fused with what it gates.
+/// Binds a pre-norm layer with fused gate and up projections.
 pub(super) fn fused_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     pre_norm_layer(b, l, |b| Ok(Ffn::Dense(b.fused_ffn(l)?)))
 }

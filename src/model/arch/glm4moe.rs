@@ -1,5 +1,5 @@
-//! GLM 4.5 and later: the first layers are dense, the others have experts that a sigmoid and a bias
-//! choose, and one that sees every token. A part of each head turns.
+//! GLM 4.5 and later: the first layers are dense, the others have experts, chosen by sigmoid scores
+//! plus a bias, and a shared expert. Only a part of each head is rotated.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
 use super::{pre_norm_layer_with, with_head_norms};
@@ -40,7 +40,7 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
             ..b.experts(l)?
         }))
     })?;
-    // the smaller models norm no heads
+    // the smaller models have no norms of query and key heads
     if b.has(&blk(l, "attn_q_norm.weight")) {
         return with_head_norms(b, l, layer);
     }

@@ -1,5 +1,5 @@
-//! gpt-oss: experts that a softmax over the chosen ones weighs, with biases everywhere, windows in
-//! every other layer, and a sink for each head of attention.
+//! gpt-oss: experts weighted by a softmax over the chosen ones, with biases everywhere, windows in
+//! every other layer, and an attention sink for each head.
 
 use super::{
     Attention, Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, blk,

@@ -1,5 +1,5 @@
-//! Granite: LLaMA with factors on embeddings, on what each block adds, on scores and on logits
-//! (which are divided). Files may say that nothing turns.
+//! Granite: LLaMA with factors on embeddings, on each block's result, on scores and on logits (a
+//! divisor). A file may switch RoPE off.
 
 use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 
@@ -12,7 +12,7 @@ pub(super) const SPEC: Spec = Spec {
     ..GRANITE
 };
 
-/// What all Granites have in common.
+/// Settings all Granite models share.
 pub(super) const GRANITE: Spec = Spec {
     pairing: Pairing::Norm,
     reads: &[
@@ -26,7 +26,7 @@ pub(super) const GRANITE: Spec = Spec {
     ..DECODER
 };
 
-/// Nothing turns where the file says so.
+/// Removes RoPE from all layers where the file asks for it.
 pub(super) fn turns_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     if !k.flag("rope.scaling.finetuned", true)? {
         for layer in &mut h.layers {
@@ -36,7 +36,7 @@ pub(super) fn turns_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<()
     Ok(())
 }
 
-/// The factors; `divisor` is what logits are divided by where no key says so.
+/// Reads the factors; `divisor` is the default for the divisor of the logits.
 pub(super) fn numbers(
     k: &mut Keys<'_>,
     h: &mut Hparams,

@@ -1,4 +1,4 @@
-//! Granite 4: Granite with Mamba 2 in place of most layers' attention, and experts in some models.
+//! Granite 4: Granite with Mamba 2 instead of attention in most layers, and experts in some models.
 
 use super::granite::{GRANITE, numbers, turns_if_finetuned};
 use super::granitemoe::WIDE;
@@ -17,7 +17,7 @@ pub(super) const SPEC: Spec = Spec {
         "expert_used_count",
     ],
     numbers: |k, h| {
-        // its files need not have what logits are divided by
+        // the divisor of the logits is optional in these files
         numbers(k, h, Some(1.0))?;
         turns_if_finetuned(k, h)?;
         h.experts = experts_if_any(k, h, WIDE)?;

@@ -1,4 +1,4 @@
-//! Granite with experts in every layer, as wide as the file's feed-forward blocks.
+//! Granite with experts in every layer, each as wide as `feed_forward_length`.
 
 use super::Spec;
 use super::granite::{GRANITE, numbers};
@@ -22,7 +22,7 @@ pub(super) const SPEC: Spec = Spec {
     ..GRANITE
 };
 
-/// Experts as wide as the file's feed-forward blocks.
+/// Experts as wide as `feed_forward_length`.
 pub(super) const WIDE: ExpertRules = ExpertRules {
     n_ff: DefaultWidth::Whole,
     ..MIXTURE

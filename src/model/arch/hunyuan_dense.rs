@@ -1,5 +1,5 @@
-//! Hunyuan: Qwen 3, but queries and keys are normed after they turned, and a factor of the context
-//! may stretch the angles' base.
+//! Hunyuan: Qwen 3, but queries and keys are normed after RoPE, and a context factor may raise the
+//! RoPE base.
 
 use super::{DECODER, Error, Hparams, Keys, QkNorm, Spec, qk_normed_layer, taps};
 

@@ -1,4 +1,5 @@
-//! LFM 2: short convolutions between gates, and attention in some layers, whose heads are normed.
+//! LFM 2: short convolutions between gates in most layers, attention with per-head norms in the
+//! others.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
 use super::{Ends, pre_norm_layer_with, taps, with_head_norms};
@@ -19,12 +20,12 @@ pub(super) const SPEC: Spec = Spec {
     ..DECODER
 };
 
-/// The final norm has the name of one behind the embedding.
+/// Binds the final norm, which these files call `token_embd_norm`.
 fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     b.ends_with_norm("token_embd_norm")
 }
 
-/// A layer with this feed-forward block.
+/// Binds a layer with the feed-forward block that `ffn` binds.
 pub(super) fn normed_layer<'b>(
     b: &mut Binder<'b>,
     l: usize,

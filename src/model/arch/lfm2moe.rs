@@ -1,4 +1,4 @@
-//! LFM 2 with experts that a sigmoid and a bias choose, behind the first layers.
+//! LFM 2 with experts, chosen by sigmoid scores plus a bias, in all but the first layers.
 
 use super::lfm2::{self, normed_layer};
 use super::{Error, Ffn, Hparams, Keys, Spec};

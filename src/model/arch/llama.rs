@@ -1,6 +1,6 @@
-//! LLaMA and its like: neighbour pairs turn (the converter permutes Q and K so), the whole head
-//! turns, and `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output and
-//! feed-forward biases are optional.
+//! LLaMA and its like: RoPE rotates neighbouring pairs (the converter permutes Q and K for it) over
+//! the whole head, and `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output
+//! and feed-forward biases are optional.
 
 use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts_if_any};
@@ -16,7 +16,7 @@ pub(super) const SPEC: Spec = Spec {
     ..DECODER
 };
 
-/// Mixtral's experts, if there are some: as wide as the file's feed-forward blocks.
+/// Reads Mixtral's experts, if any: each as wide as `feed_forward_length`.
 pub(super) fn mixture(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         n_ff: DefaultWidth::Whole,

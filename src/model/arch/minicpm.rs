@@ -1,5 +1,4 @@
-//! MiniCPM: Granite's factors with defaults of its own, and angles that may depend on the
-//! context's length.
+//! MiniCPM: Granite's factors with other defaults, and optionally LongRoPE.
 
 use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 
@@ -15,7 +14,7 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
-    // what old files leave to the loader
+    // defaults for old files without these keys
     let residual = 1.4 / (h.n_layer() as f32).sqrt();
     let logits = 256.0 / h.n_embd() as f32;
     h.factors.embedding = k.factor("embedding_scale", Some(12.0))?;

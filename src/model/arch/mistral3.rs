@@ -1,5 +1,5 @@
-//! Mistral 3 and Ministral: LLaMA, with YaRN that takes a part of its magnitude back and whose ramp
-//! the file sets, and queries that grow with their positions.
+//! Mistral 3 and Ministral: LLaMA with YaRN, whose ramp the file sets and whose magnitude is partly
+//! undone, and queries scaled by their position.
 
 use super::llama::mixture;
 use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};

@@ -1,5 +1,5 @@
-//! The supported architectures: one file each, with what differs in its hyperparameters, its
-//! weights and its layer. Adding one is that file, its `mod` and a line in the list of them all.
+//! The supported architectures: one file each, with its own hyperparameters, weights and layer. To
+//! add one, add that file, its `mod` and a line in the list of all.
 
 mod bert;
 mod cohere2;
@@ -59,7 +59,7 @@ use super::weights::{Attention, Binder, Ends, Ffn, Layer, NormWeights, Recurrenc
 use super::{Error, hparams::Hparams, hparams::Sections, weights::Weights};
 use octavo_kernels::{KeyHeads, Pairing};
 
-/// Every supported architecture. Adding one is its file, and a line here.
+/// Every supported architecture. A new one needs its file and a line here.
 static ALL: [Arch; 45] = [
     Arch(&bert::SPEC),
     Arch(&cohere2::SPEC),
@@ -126,90 +126,90 @@ impl fmt::Debug for Arch {
     }
 }
 
-/// What an architecture is, as data and functions that read and bind what is its own. Those of one
-/// kind begin with [`DECODER`].
+/// An architecture as data, plus functions that read and bind its particular keys and tensors.
+/// Decoders start from [`DECODER`].
 pub(super) struct Spec {
     /// `general.architecture`.
     pub(super) name: &'static str,
-    /// How rotary dimensions pair up.
+    /// Pairs of dimensions that RoPE rotates together.
     pub(super) pairing: Pairing,
-    /// The whole head must turn.
+    /// The whole head must be rotated.
     pub(super) full_rotary: bool,
-    /// How the axes of pictures share out pairs, where a model sees pictures.
+    /// How RoPE splits pairs among image axes (M-RoPE), for models with images.
     pub(super) sections: Option<Sections>,
-    /// Angles may be divided by one of two lists, by the context's length.
+    /// LongRoPE is allowed: one of two lists of angle divisors, chosen by context length.
     pub(super) longrope: bool,
     /// Heads must fill the embedding width exactly.
     pub(super) heads_fill_width: bool,
-    /// What its norms are.
+    /// Kind of norm.
     pub(super) norm: Norm,
-    /// What a feed-forward block puts its gate through, or without a gate its product.
+    /// Activation of the feed-forward block's gate or, without a gate, of its product.
     pub(super) feature: Feature,
-    /// How attention and feed-forward block stand to each other.
+    /// Arrangement of attention and feed-forward block.
     pub(super) block: Block,
-    /// Heads of attention read one narrow row for all of them.
+    /// Multi-head latent attention (MLA): all heads read one low-rank row.
     pub(super) latent: bool,
-    /// How layers go from token to token, if some do.
+    /// Kind of recurrent layers, if any.
     pub(super) recurrent: Option<Recurrent>,
-    /// Attention is followed by a feed-forward block.
+    /// A feed-forward block follows attention.
     pub(super) feeds_forward: bool,
-    /// Behind each head's query there is a gate of its result.
+    /// The query projection also yields a gate of the result, after each head's query.
     pub(super) gated_attention: bool,
-    /// Where queries and keys are normed, if they are.
+    /// Place of the query and key norms, if there are any.
     pub(super) qk_norm: QkNorm,
-    /// What queries and keys are called after that.
+    /// Tap names of queries and keys after these norms.
     pub(super) qk_normed: [&'static str; 2],
-    /// What gates of attention's result are called.
+    /// Tap name of the gate of attention's result.
     pub(super) query_gate: &'static str,
-    /// What gates the expert that sees every token: scores, their sigmoid, and what it gives then.
+    /// Tap names of the shared expert's gate: scores, sigmoid, gated result.
     pub(super) shared_gate: [&'static str; 3],
-    /// What token embeddings are called.
+    /// Tap name of token embeddings.
     pub(super) embedding: &'static str,
-    /// What attention's projection is called, if it has a name.
+    /// Tap name of attention's output projection, if it has one.
     pub(super) attn_out: Option<&'static str>,
-    /// What queries and keys are called after they turned.
+    /// Tap names of queries and keys after RoPE.
     pub(super) turned: [&'static str; 2],
-    /// What token embeddings are called after a factor.
+    /// Tap name of scaled token embeddings.
     pub(super) scaled_embedding: &'static str,
-    /// Tokens see only those before them, and the last layer's rows become logits. Otherwise they
-    /// see their whole text, and the rows are what the model is for.
+    /// Causal attention, and the last layer's rows become logits. Otherwise attention is
+    /// bidirectional, and the rows are the output (embedding models).
     pub(super) causal: bool,
-    /// Positions are embedded, and nothing turns.
+    /// Learned position embeddings replace RoPE.
     pub(super) embeds_positions: bool,
-    /// Files may count one expert, where others without experts count none.
+    /// Files may state an expert count of 1, where other dense models state 0.
     pub(super) counts_one_expert: bool,
-    /// Keys that this architecture reads itself, of those that are refused otherwise.
+    /// Keys this architecture reads, among those refused by default.
     pub(super) reads: &'static [&'static str],
-    /// Reads them, and makes the hyperparameters what it needs.
+    /// Reads these keys and adjusts the hyperparameters.
     pub(super) numbers: fn(&mut Keys<'_>, &mut Hparams) -> Result<(), Error>,
-    /// Binds what surrounds the layers.
+    /// Binds the weights outside the layers.
     pub(super) ends: fn(&mut Binder<'_>) -> Result<Ends, Error>,
     /// Binds one layer.
     pub(super) layer: fn(&mut Binder<'_>, usize) -> Result<Layer, Error>,
 }
 
-/// Where queries and keys are normed.
+/// Place of the query and key norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QkNorm {
     BeforeRope,
     AfterRope,
 }
 
-/// How layers go from token to token.
+/// Kinds of recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recurrent {
-    /// A gated delta net, in all layers but those that the file's keys name.
+    /// Gated delta net, in all layers the file's keys do not mark for attention.
     DeltaNet(KeyHeads),
-    /// A convolution between two gates, in layers without heads for keys.
+    /// Short convolution between two gates, in layers without KV heads.
     ShortConv,
-    /// Mamba 2, in layers without heads for keys.
+    /// Mamba 2, in layers without KV heads.
     Mamba2,
-    /// Mamba 2 beside attention in every layer.
+    /// Mamba 2 parallel to attention in every layer.
     Mamba2Beside,
 }
 
-/// Most decoders: RMS norms before attention and before a gated feed-forward block, SiLU, and
-/// halves of heads that turn together.
+/// Most decoders: RMS norms before attention and before a gated feed-forward block, SiLU, and NeoX
+/// RoPE (dimension `i` pairs with `i + n_rot / 2`).
 const DECODER: Spec = Spec {
     name: "",
     pairing: Pairing::Neox,
@@ -262,7 +262,7 @@ impl Arch {
         self.spec().name
     }
 
-    /// The architecture a file says it has.
+    /// Returns the architecture that a file names.
     pub fn of_file(gguf: &Gguf) -> Result<Arch, Error> {
         const KEY: &str = "general.architecture";
         let file = || gguf.name().to_owned();
@@ -297,7 +297,7 @@ impl Arch {
     }
 }
 
-/// The forward pass of a bound model.
+/// Builds the forward pass of a bound model.
 pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
     let mut b = Builder::new(h, w);
     let mut x = b.embed();
@@ -312,12 +312,12 @@ pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
     b.head(x, layers)
 }
 
-/// A pre-norm layer with a gated feed-forward block, without the weights that may be missing.
+/// Binds a pre-norm layer with a gated feed-forward block, without optional weights.
 fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     pre_norm_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))
 }
 
-/// A pre-norm layer with experts, where the model has some.
+/// Binds a pre-norm layer with experts, or a dense one where the model has none.
 fn expert_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     match b.h.experts {
         Some(_) => pre_norm_layer(b, l, |b| Ok(Ffn::Experts(b.experts(l)?))),
@@ -325,7 +325,7 @@ fn expert_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     }
 }
 
-/// A pre-norm layer with this feed-forward block.
+/// Binds a pre-norm layer with the feed-forward block that `ffn` binds.
 fn pre_norm_layer<'b>(
     b: &mut Binder<'b>,
     l: usize,
@@ -334,7 +334,7 @@ fn pre_norm_layer<'b>(
     pre_norm_layer_with(b, l, ["ffn_norm", taps::FFN_NORM], ffn)
 }
 
-/// The same with another tensor, of another name, for the norm before the feed-forward block.
+/// Does the same with another tensor and tap name for the norm before the feed-forward block.
 fn pre_norm_layer_with<'b>(
     b: &mut Binder<'b>,
     l: usize,
@@ -350,8 +350,8 @@ fn pre_norm_layer_with<'b>(
     })
 }
 
-/// The same with biases behind attention and in a feed-forward block for all tokens, where the file
-/// has them.
+/// Binds such a layer with the biases that the file has, on attention's output and in the dense
+/// feed-forward block.
 fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = expert_layer(b, l)?;
     let layer = with_output_bias(b, l, layer)?;
@@ -364,7 +364,7 @@ fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     })
 }
 
-/// A layer with a bias behind attention, where the file has one.
+/// Adds the bias of attention's output projection, where the file has one.
 fn with_output_bias(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
     layer.attending(|attention| {
         let bo = b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?;
@@ -372,19 +372,19 @@ fn with_output_bias(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer,
     })
 }
 
-/// The same with a norm of each query and key head.
+/// Binds such a layer with a norm of each query and key head.
 fn qk_normed_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = expert_layer(b, l)?;
     with_head_norms(b, l, layer)
 }
 
-/// A layer with a norm of each query and key head.
+/// Adds a norm of each query and key head.
 fn with_head_norms(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
     let widths = [b.h.layers[l].head_dim; 2];
     with_qk_norms(b, l, layer, widths)
 }
 
-/// A layer with norms of so many values of queries and keys.
+/// Adds norms of queries and keys over groups of `widths` values.
 fn with_qk_norms(
     b: &mut Binder<'_>,
     l: usize,
@@ -401,28 +401,28 @@ fn with_qk_norms(
     })
 }
 
-/// What norms of what attention and the feed-forward block add are called.
+/// Tap names of the norms after attention and after the feed-forward block.
 struct PostNorms {
     attn: &'static str,
     ffn: &'static str,
-    /// Whether the second name has the layer's number.
+    /// Whether the second name carries the layer's number.
     ffn_is_numbered: bool,
 }
 
-/// Their usual names.
+/// The usual names.
 const POST_NORMS: PostNorms = PostNorms {
     attn: taps::ATTN_POST_NORM,
     ffn: taps::FFN_POST_NORM,
     ffn_is_numbered: false,
 };
 
-/// The same with the layer's number.
+/// The usual names, both with the layer's number.
 const NUMBERED_POST_NORMS: PostNorms = PostNorms {
     ffn_is_numbered: true,
     ..POST_NORMS
 };
 
-/// A layer with norms of what attention and the feed-forward block add.
+/// Adds norms of the results of attention and the feed-forward block.
 fn with_post_norms(
     b: &mut Binder<'_>,
     l: usize,
@@ -439,7 +439,7 @@ fn with_post_norms(
     })
 }
 
-/// A layer without norms.
+/// Binds a layer without norms.
 fn bare_layer<'b>(
     b: &mut Binder<'b>,
     l: usize,

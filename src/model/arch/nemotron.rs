@@ -1,5 +1,5 @@
-//! Nemotron: layer norms with biases (the converter has added 1 to their weights), the square of
-//! what is above 0 in place of a gate, and a part of each head turns.
+//! Nemotron: layer norms with biases (the converter has already added 1 to their weights), squared
+//! ReLU without a gate, and only a part of each head is rotated.
 
 use super::starcoder2::plain_layer;
 use super::{DECODER, Feature, Norm, Spec};

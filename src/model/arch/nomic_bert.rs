@@ -1,4 +1,4 @@
-//! Nomic's BERT: heads turn in place of embedded positions, and the feed-forward block has a gate.
+//! Nomic's BERT: RoPE instead of position embeddings, and a gated feed-forward block.
 
 use super::bert::{BERT, normed_sums_layer};
 use super::{Ffn, Spec};

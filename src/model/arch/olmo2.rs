@@ -1,5 +1,5 @@
-//! OLMo 2 and 3: no norms before attention and the feed-forward block but behind both; queries and
-//! keys are normed as whole rows. OLMo 3 has windows, and layers with one turn without YaRN.
+//! OLMo 2 and 3: norms after attention and the feed-forward block instead of before; queries and
+//! keys are normed as whole rows. OLMo 3 has windows, whose layers use RoPE without YaRN.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
 use super::{POST_NORMS, with_post_norms, with_qk_norms};

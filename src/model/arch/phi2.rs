@@ -1,5 +1,5 @@
-//! Phi 2: attention and an ungated feed-forward block beside each other, one layer norm for both,
-//! biases everywhere, and a part of each head turns.
+//! Phi 2: parallel attention and ungated feed-forward block, one layer norm for both, biases
+//! everywhere, and only a part of each head is rotated.
 
 use super::{Binder, Block, DECODER, Ends, Error, Feature, Ffn, Layer, Norm, Spec};
 use super::{bare_layer, taps, with_output_bias};

@@ -1,5 +1,5 @@
-//! Phi 3, 3.5 and 4: fused Q, K and V, a gate fused with what it gates, and angles that may depend
-//! on the context's length. The window of the first models is not used, as in llama.cpp.
+//! Phi 3, 3.5 and 4: fused Q, K and V, fused gate and up projections, and optionally LongRoPE. The
+//! sliding window of the first models is ignored, as in llama.cpp.
 
 use super::glm4::fused_layer;
 use super::{Block, DECODER, Spec};

@@ -1,5 +1,5 @@
-//! Qwen 2 with experts in every layer, whose weights are not divided by their sum, and one that
-//! sees every token behind a gate.
+//! Qwen 2 with experts in every layer, whose weights are not normalized to sum 1, and a gated
+//! shared expert.
 
 use super::{Binder, DECODER, Error, Ffn, Layer, Spec, blk, pre_norm_layer};
 use crate::hparams::{EXPERT_KEYS, ExpertRules, MIXTURE, experts};
@@ -25,7 +25,7 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     pre_norm_layer(b, l, |b| gated_experts(b, l))
 }
 
-/// Experts, and one that sees every token behind a gate.
+/// Binds the experts and a gated shared expert.
 pub(super) fn gated_experts(b: &mut Binder<'_>, l: usize) -> Result<Ffn, Error> {
     let experts = b.experts(l)?;
     let gate = b.matrix(&blk(l, "ffn_gate_inp_shexp.weight"), 1, b.h.n_embd())?;

@@ -1,4 +1,4 @@
-//! Qwen 2 VL's and 2.5 VL's text model: Qwen 2 whose heads turn by the axes of pictures.
+//! Text model of Qwen 2 VL and 2.5 VL: Qwen 2 with M-RoPE.
 
 use super::{Sections, Spec, qwen2};
 

@@ -1,4 +1,4 @@
-//! Qwen 3: every query and key head is normed before it turns, and heads need not fill the width.
+//! Qwen 3: query and key heads are normed before RoPE, and heads need not fill the width.
 
 use super::{DECODER, Spec, qk_normed_layer};
 

@@ -1,5 +1,5 @@
-//! Qwen 3.5: gated delta nets, and in every fourth layer attention behind a gate. A part of each
-//! head turns, by sections that matter with images alone.
+//! Qwen 3.5: gated delta nets, and gated attention in every fourth layer. Only a part of each head
+//! is rotated, by sections that matter for images only.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, Recurrent, Spec};
 use super::{KeyHeads, Sections, pre_norm_layer_with, taps, with_head_norms};
@@ -20,7 +20,8 @@ pub(super) const SPEC: Spec = Spec {
     ..DECODER
 };
 
-/// A layer with this feed-forward block, whose norm is called after what it follows.
+/// Binds a layer with the feed-forward block that `ffn` binds; the norm before it is named after
+/// attention, which it follows.
 pub(super) fn normed_layer<'b>(
     b: &mut Binder<'b>,
     l: usize,

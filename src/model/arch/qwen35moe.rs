@@ -1,4 +1,4 @@
-//! Qwen 3.5 with experts in every layer, and one that sees every token behind a gate.
+//! Qwen 3.5 with experts in every layer, and a gated shared expert.
 
 use super::qwen2moe::gated_experts;
 use super::qwen35::{self, normed_layer};

@@ -1,5 +1,5 @@
-//! Qwen 3 Next: Qwen 3.5 with experts, before its time: heads of values share keys with their
-//! neighbours, and old files have one matrix for all that a delta net reads.
+//! Qwen 3 Next, the predecessor of Qwen 3.5, with experts: neighbouring value heads share a key
+//! head, and old files have one matrix for all inputs of a delta net.
 
 use super::{KeyHeads, Recurrent, Spec, qwen35moe, taps};
 

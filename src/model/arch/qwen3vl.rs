@@ -1,5 +1,5 @@
-//! Qwen 3 VL's text model: Qwen 3 whose heads turn by the axes of pictures, and whose first layers
-//! gain parts of what a picture's tower gives.
+//! Text model of Qwen 3 VL: Qwen 3 with M-RoPE; the image encoder's deepstack features are added to
+//! the results of the first layers.
 
 use super::{Sections, Spec, qwen3};
 use crate::hparams::DEEPSTACK;

@@ -1,4 +1,4 @@
-//! Qwen 3 VL's text model with experts in every layer.
+//! Text model of Qwen 3 VL with experts in every layer.
 
 use super::{Sections, Spec, qwen3moe};
 use crate::hparams::{DEEPSTACK, EXPERT_KEYS};

@@ -1,8 +1,8 @@
-//! SmolLM 3: LLaMA, but queries and keys of every fourth layer do not turn.
+//! SmolLM 3: LLaMA without RoPE in every fourth layer.
 
 use super::{DECODER, Pairing, Spec};
 
-/// Not a key of the file: llama.cpp's loader has the number.
+/// Constant of llama.cpp's loader; no key stores it.
 const PERIOD: usize = 4;
 
 pub(super) const SPEC: Spec = Spec {

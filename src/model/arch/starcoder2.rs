@@ -11,7 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     ..DECODER
 };
 
-/// A pre-norm layer without a gate; biases are optional.
+/// Binds a pre-norm layer without a gate; biases are optional.
 pub(super) fn plain_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = pre_norm_layer(b, l, |b| {
         let ffn = b.plain_ffn(l)?;

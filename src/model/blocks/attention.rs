@@ -1,4 +1,4 @@
-//! Attention: from a layer's normed input to what it adds.
+//! Attention: from a layer's normed input to the block's result.
 
 use octavo_kernels::{Function, ValueShape};
 
@@ -8,27 +8,27 @@ use super::super::taps;
 use super::super::weights::{Attention, NormWeights, VecId, WeightId};
 use super::{Builder, Named, at};
 
-/// One of Q, K and V on its way into attention.
+/// Weights and names of one of the Q, K and V projections.
 struct Projection {
     w: WeightId,
     bias: Option<VecId>,
-    /// Behind each head there is a gate.
+    /// Each head's rows are followed by those of its gate.
     gated: bool,
     norm: Option<NormWeights>,
     tap: &'static str,
     turned_tap: &'static str,
 }
 
-/// What has become of it.
+/// A projection's result.
 struct Projected {
     y: ValueId,
-    /// Of attention's result.
+    /// Gate of attention's result.
     gate: Option<ValueId>,
 }
 
 impl Builder<'_> {
-    /// Attention over the cache, and its projection. V comes before K: so does llama.cpp, to let
-    /// K's rotation write into the cache.
+    /// Appends attention over the cache, and its output projection. V comes before K: so does
+    /// llama.cpp, to let K's rotation write into the cache.
     pub(super) fn attention(&mut self, x: ValueId, w: &Attention, l: usize) -> ValueId {
         let q = Projection {
             w: w.wq,
@@ -38,7 +38,7 @@ impl Builder<'_> {
             tap: taps::Q_CUR,
             turned_tap: self.spec.turned[0],
         };
-        // of one tensor with the rows of all three llama.cpp shows no part but what becomes of it
+        // for parts of one fused tensor llama.cpp names only the later results, not the products
         let apart = w.wk.is_none_or(|wk| !self.shares_tensor(w.wq, wk));
         let Projected { y: q, gate } = self.turned(x, &q, apart, l);
         let q = self.scaled_by_position(q, l);
@@ -66,7 +66,7 @@ impl Builder<'_> {
         self.affine(out, w.wo, w.bo, named)
     }
 
-    /// The layer's own keys and values, into the cache.
+    /// Writes the layer's own keys and values into the cache.
     fn cache_keys_and_values(
         &mut self,
         x: ValueId,
@@ -84,7 +84,7 @@ impl Builder<'_> {
             turned_tap: self.spec.turned[1],
         };
         let named = at(taps::V_CUR, l);
-        // without a matrix of their own, values are the keys' product as it is
+        // without a V matrix, values are the keys' product, before norm and RoPE
         let wv = w.wv.unwrap_or(wk);
         let v = if apart {
             let v = self.matmul(x, wv, named);
@@ -102,9 +102,9 @@ impl Builder<'_> {
         self.push(Op::KvWrite { k, v, cache }, nothing, None);
     }
 
-    /// A query or key: product, bias, norm if there is one, rotation if the layer turns. Product
-    /// and bias have names if they are `apart` from the others'. A bias is as wide as the product,
-    /// so it is added before gates are cut off.
+    /// Appends the ops of a query or key: product, bias, optional norm, RoPE if the layer has it.
+    /// Product and bias are named if the tensor is `apart` from the others'. A bias is as wide as
+    /// the product, so it is added before gates are split off.
     fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> Projected {
         let own = at(p.tap, l).filter(|_| apart && !p.gated);
         let y = self.matmul(x, p.w, own);
@@ -138,7 +138,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Queries, multiplied with what their positions ask for.
+    /// Scales queries by their position, if the model has a temperature.
     pub(super) fn scaled_by_position(&mut self, q: ValueId, l: usize) -> ValueId {
         let Some(temperature) = self.h.temperature else {
             return q;

@@ -1,4 +1,4 @@
-//! What surrounds the layers: embeddings, and what the last layer's rows become.
+//! Ops outside the layers: embeddings, final norm and logits.
 
 use octavo_kernels::{Function, RowSet, ValueShape};
 
@@ -8,7 +8,7 @@ use super::super::weights::{PerLayerInputs, WeightId};
 use super::{Builder, at, once};
 
 impl Builder<'_> {
-    /// Token embeddings with all that is added to them, and their factor or norm.
+    /// Appends token embeddings with everything added to them, and their factor or norm.
     pub(crate) fn embed(&mut self) -> ValueId {
         let info = ValueShape {
             width: self.h.n_embd(),
@@ -16,7 +16,8 @@ impl Builder<'_> {
         };
         let w = self.w;
         let (factor, name) = (self.h.factors.embedding, self.spec.scaled_embedding);
-        // where both have one name, it is that of the product; and of sums that of the last
+        // where scaled and unscaled embeddings share a name, it belongs to the scaled ones; of the
+        // sums only the last is named
         let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(self.spec.embedding);
         let named = |is_last: bool| own.filter(|_| is_last).and_then(once);
         let (typed, placed) = (w.token_type.is_some(), w.positions.is_some());
@@ -35,7 +36,7 @@ impl Builder<'_> {
         self.optional_norm(x, w.embd_norm, 0)
     }
 
-    /// What a layer hands on, with what comes from a picture's tower for it.
+    /// Adds the image encoder's deepstack features for layer `l` to the layer's result.
     pub(crate) fn add_deep(&mut self, x: ValueId, l: usize) -> ValueId {
         let from = (1 + l) * self.h.n_embd();
         self.push(
@@ -45,7 +46,8 @@ impl Builder<'_> {
         )
     }
 
-    /// What the token's own row and its embedding give every layer, side by side.
+    /// Appends the per-layer inputs of all layers, side by side: each token's row of the per-layer
+    /// table plus a projection of its embedding.
     fn per_layer_inputs(&mut self, x: ValueId, w: &PerLayerInputs) -> ValueId {
         let width = self.h.n_embd_per_layer;
         let all = ValueShape {
@@ -66,8 +68,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Final norm and logits, of what the last of the layers hands on; or the rows alone, and the
-    /// products that follow. Pooling comes after these: they are linear, so that this makes no
+    /// Appends the final norm and the logits; or, where there are none, the rows and the products
+    /// that follow them. Pooling comes after these products: they are linear, so the order makes no
     /// difference.
     pub(crate) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
         let w = self.w;
@@ -101,7 +103,7 @@ impl Builder<'_> {
     fn logits(&mut self, hidden: ValueId, output: WeightId) -> ValueId {
         let factors = self.h.factors;
         let steps = [factors.logits != 1.0, factors.logit_cap.is_some()];
-        // the last step has the name
+        // only the last step is named
         let named = |step: usize| {
             let is_last = steps[step..].iter().all(|follows| !follows);
             is_last.then_some(taps::RESULT_OUTPUT).and_then(once)

@@ -8,12 +8,11 @@ use super::super::taps;
 use super::super::weights::{ExpertBank, ExpertInputs, ExpertScale, Experts, VecId, WeightId};
 use super::{Builder, Named, at};
 
-/// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
-/// of a half with all its digits.
+/// Smallest divisor when weights are divided by their sum, as in llama.cpp: the smallest normal
+/// f16.
 const LEAST_SUM: f32 = 1.0 / 16384.0;
 
-/// What llama.cpp calls the products with a bank of experts: as they are, times their factors, and
-/// with their biases.
+/// llama.cpp's names of the products with a bank of experts: plain, scaled, and with biases.
 struct BankNames {
     product: &'static str,
     scaled: &'static str,
@@ -44,7 +43,7 @@ const DOWN: BankNames = BankNames {
     biased: taps::FFN_MOE_DOWN_BIASED,
 };
 
-/// Where tokens go, and with which weights: (rows, used) both.
+/// Chosen experts and their weights, both `[rows][used]`.
 #[derive(Clone, Copy)]
 struct Route {
     ids: ValueId,
@@ -52,8 +51,8 @@ struct Route {
 }
 
 impl Builder<'_> {
-    /// The sum of what the experts make of a token, and those that see every token; the router may
-    /// read another value than they.
+    /// Appends the weighted sum of the chosen experts' results, plus the shared expert's; the
+    /// router may read another value than the experts.
     pub(super) fn experts(
         &mut self,
         x: ValueId,
@@ -86,7 +85,7 @@ impl Builder<'_> {
         self.add(out, y, at(taps::FFN_OUT, l))
     }
 
-    /// The weights of the chosen experts, times what each of these is multiplied with.
+    /// Multiplies the chosen experts' weights with the experts' scales.
     fn scaled_experts(&mut self, route: Route, values: VecId) -> ValueId {
         let ids = route.ids;
         let info = ValueShape {
@@ -112,7 +111,7 @@ impl Builder<'_> {
             .expect("checked where the weights were bound");
         let logits = self.matmul(x, w.router, at(taps::FFN_MOE_LOGITS, l));
         let named = at(taps::FFN_MOE_PROBS, l);
-        // scores that nothing happens to are called weights
+        // scores that are not transformed are named as probabilities
         let biased = match rules.gating {
             Gating::SoftmaxOfChosen => named,
             Gating::Softmax | Gating::Sigmoid => at(taps::FFN_MOE_LOGITS_BIASED, l),
@@ -151,7 +150,7 @@ impl Builder<'_> {
         Route { ids, weights }
     }
 
-    /// The chosen experts' gates, and what these gate.
+    /// Appends the chosen experts' gate and up projections.
     fn expert_inputs(&mut self, x: ValueId, ids: ValueId, w: &Experts, l: usize) -> [ValueId; 2] {
         match w.input {
             ExpertInputs::Apart { gate, up } => {
@@ -167,7 +166,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Products with the chosen experts of a bank, with their factors and biases.
+    /// Appends the products with the chosen experts of a bank, their scales and biases.
     fn bank(
         &mut self,
         x: ValueId,
@@ -180,7 +179,7 @@ impl Builder<'_> {
         let product = at(names.product, l).filter(|_| !is_scaled);
         let mut y = self.expert_matmul(x, ids, bank.weight, product);
         if let Some(ExpertScale::OfRows(scales)) = bank.scale {
-            // no operation multiplies by expert: the factors are added to zeros first
+            // no op multiplies by expert: adding the scales to zeros gathers them
             let info = self.info(y);
             let zeros = self.unary(y, Function::Scale(0.0), None);
             let op = Op::ExpertBias {

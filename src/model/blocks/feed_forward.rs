@@ -1,4 +1,4 @@
-//! Feed-forward blocks: from a layer's normed value to what they add.
+//! Feed-forward blocks: from a layer's normed value to the block's result.
 
 use octavo_kernels::{Activation, Function};
 
@@ -7,7 +7,7 @@ use super::super::taps;
 use super::super::weights::{DenseAndExperts, FeedForward, Ffn};
 use super::{Builder, at};
 
-/// What a feed-forward block puts its gate through, or without a gate its product.
+/// Activation of the gate or, without a gate, of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
     Silu,
@@ -17,7 +17,7 @@ pub(crate) enum Feature {
 }
 
 impl Feature {
-    /// Its usual name.
+    /// Returns the usual name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Feature::Silu => "SiLU",
@@ -27,7 +27,7 @@ impl Feature {
         }
     }
 
-    /// How a gate and what it gates come together, and what that is called.
+    /// Returns the activation that combines gate and up projections, and the result's name.
     fn gated(self) -> (Activation, &'static str) {
         match self {
             Feature::Silu => (Activation::Silu, taps::FFN_SWIGLU),
@@ -37,7 +37,7 @@ impl Feature {
         }
     }
 
-    /// The same of experts.
+    /// Returns the same for experts.
     pub(super) fn gated_experts(self) -> (Activation, &'static str) {
         let (act, _) = self.gated();
         let name = match act {
@@ -48,7 +48,7 @@ impl Feature {
         (act, name)
     }
 
-    /// What becomes of a product that is not gated, and what that is called.
+    /// Returns the activation of an ungated product, and the result's name.
     fn plain(self) -> (Function, &'static str) {
         match self {
             Feature::Gelu => (Function::Gelu, taps::FFN_GELU),
@@ -61,8 +61,8 @@ impl Feature {
 }
 
 impl Builder<'_> {
-    /// The layer's feed-forward block, or its experts, of the normed value and, where there are
-    /// norms beside that, the value itself.
+    /// Appends the layer's feed-forward block or experts, which read `normed`; a layer with both
+    /// also norms `x` itself.
     pub(super) fn feed_forward(&mut self, normed: ValueId, x: ValueId, l: usize) -> ValueId {
         match &self.of_layer(l).ffn {
             Ffn::Dense(w) => self.dense(normed, w, l, taps::FFN_OUT),
@@ -72,7 +72,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A block for all tokens and experts beside each other.
+    /// Appends a dense feed-forward block and experts in parallel.
     fn dense_and_experts(
         &mut self,
         normed: ValueId,
@@ -94,7 +94,7 @@ impl Builder<'_> {
         self.add(dense, experts, at(taps::FFN_MOE_COMBINED, l))
     }
 
-    /// One feed-forward block, whose result is called `out`.
+    /// Appends one feed-forward block, with its result named `out`.
     pub(super) fn dense(
         &mut self,
         x: ValueId,
@@ -102,7 +102,8 @@ impl Builder<'_> {
         l: usize,
         out: &'static str,
     ) -> ValueId {
-        // llama.cpp's `ffn_up` of a tensor with the rows of both is not one of the two
+        // for a fused tensor, llama.cpp's `ffn_up` is both products together, so neither part has
+        // it
         let apart = w.gate.is_none_or(|gate| !self.shares_tensor(gate, w.up));
         let named = |name| at(name, l).filter(|_| apart);
         let gate = w.gate.map(|gate| {

@@ -1,5 +1,4 @@
-//! Attention whose heads read one narrow row for all of them: from a layer's normed input to what
-//! it adds.
+//! Multi-head latent attention (MLA): from a layer's normed input to the block's result.
 
 use octavo_kernels::ValueShape;
 
@@ -9,7 +8,7 @@ use super::super::taps;
 use super::super::weights::{LatentAttention, LatentHeads, LatentQuery, VecId, WeightId};
 use super::{Builder, Named, at};
 
-/// A row that all heads read: what does not turn, and what does.
+/// The latent row that all heads share: the part without RoPE, and the rotated part.
 struct Narrow {
     plain: ValueId,
     rotated: ValueId,
@@ -40,7 +39,8 @@ impl Builder<'_> {
                 let Narrow { plain, rotated } = self.narrow_row(x, w, &sizes, l);
                 let each = [sizes.rank, sizes.rotated];
                 let k = self.concat(plain, rotated, each, at(taps::K_CUR, l));
-                // values are the keys' first part: what is behind it is not looked at
+                // values are the first `rank` dimensions of the keys; the rest of the result is
+                // dropped
                 let read = self.attend(q, k, k, None, l);
                 let read = self.slice(read, sizes.key(), 0, sizes.rank);
                 self.by_head(read, values, all, at(taps::KQV_OUT, l))
@@ -55,7 +55,7 @@ impl Builder<'_> {
         self.matmul(out, w.wo, None)
     }
 
-    /// Keys and values for each head, made of the narrow row.
+    /// Appends attention with keys and values expanded from the latent row for each head.
     fn materialised(
         &mut self,
         x: ValueId,
@@ -81,7 +81,7 @@ impl Builder<'_> {
         if sizes.value == key {
             return self.attend(q, k, v, at(taps::KQV_OUT, l), l);
         }
-        // rows as long as keys, whose ends are not looked at
+        // the cache has rows as long as keys: values are padded, and the padding is dropped below
         let rest = self.slice(both, head, 0, key - sizes.value);
         v = self.concat(v, rest, [sizes.value, key - sizes.value], None);
         let read = self.attend(q, k, v, None, l);
@@ -123,7 +123,7 @@ impl Builder<'_> {
         self.push(op, self.info(x), tap)
     }
 
-    /// Keys and values into the cache, and what heads read there.
+    /// Writes keys and values into the cache and attends.
     fn attend(
         &mut self,
         q: ValueId,
@@ -149,7 +149,7 @@ impl Builder<'_> {
         self.push(attention, self.info(q), tap)
     }
 
-    /// The numbers of all heads, for every token.
+    /// Appends the indices of all heads, for every token.
     fn numbers_of_heads(&mut self, all: VecId, x: ValueId) -> ValueId {
         let info = ValueShape {
             width: self.w.vector(all).len(),
@@ -158,8 +158,8 @@ impl Builder<'_> {
         self.push(Op::Constant { values: all }, info, None)
     }
 
-    /// Each head's part times the matrix of that head: a product with experts, of which every token
-    /// goes to all.
+    /// Multiplies each head's part with that head's matrix: an expert product in which every token
+    /// uses all experts.
     fn by_head(&mut self, x: ValueId, w: WeightId, all: ValueId, tap: Option<Named>) -> ValueId {
         let info = ValueShape {
             width: self.w.matrix(w).rows as usize,

@@ -1,6 +1,6 @@
-//! Building blocks shared by all architectures: each adds its ops, with llama.cpp's names, in
-//! llama.cpp's order. What a layer has follows from its weights, and how it is put together from
-//! its architecture's [`Spec`](super::arch::Spec).
+//! Building blocks shared by all architectures: each appends its ops, with llama.cpp's names, in
+//! llama.cpp's order. A layer's weights decide which blocks it has; its architecture's
+//! [`Spec`](super::arch::Spec) decides how they are arranged.
 
 mod attention;
 mod ends;
@@ -21,15 +21,15 @@ use super::hparams::Hparams;
 use super::taps;
 use super::weights::{Ffn, Layer, NormWeights, PerLayer, WeightId, Weights};
 
-/// How attention and the feed-forward block of a layer stand to each other.
+/// Arrangement of attention and feed-forward block in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
-    /// The feed-forward block reads the layer's input with attention's result added; `residual` is
-    /// what that sum is called.
+    /// The feed-forward block reads the layer's input plus attention's result; `residual` is that
+    /// sum's name.
     Sequential { residual: Option<&'static str> },
     /// Both read the layer's input, and both are added to it.
     Parallel,
-    /// Sequential, and what is normed is the sums.
+    /// Sequential, with norms of the residual sums (post-norm).
     NormedSums,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Builder<'a> {
     w: &'a Weights,
     spec: &'static Spec,
     nodes: Nodes<'a>,
-    /// What every layer gets of each token beside its input.
+    /// Per-layer inputs of all layers, if the model has them.
     per_layer: Option<ValueId>,
 }
 
@@ -76,18 +76,18 @@ impl<'a> Builder<'a> {
         self.nodes.scale(x, factor, tap)
     }
 
-    /// The weights of a layer.
+    /// Returns the weights of a layer.
     fn of_layer(&self, l: usize) -> &'a Layer {
         &self.w.layers[l]
     }
 
-    /// Norm of groups as wide as the weight: the row, or each head.
+    /// Appends a norm over groups as wide as the weight: the row, or each head.
     fn norm(&mut self, x: ValueId, norm: NormWeights, layer: Option<usize>) -> ValueId {
         let (kind, eps) = (self.spec.norm, self.h.norm_eps());
         self.nodes.norm(x, kind, norm, eps, layer)
     }
 
-    /// The same, or the value itself where there is no norm.
+    /// Appends a norm, or returns the value itself where there is none.
     fn optional_norm(&mut self, x: ValueId, norm: Option<NormWeights>, l: usize) -> ValueId {
         match norm {
             Some(norm) => self.norm(x, norm, Some(l)),
@@ -95,13 +95,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether two matrices are rows of one tensor.
+    /// Returns whether two matrices are rows of one tensor.
     fn shares_tensor(&self, a: WeightId, b: WeightId) -> bool {
         self.w.matrix(a).tensor == self.w.matrix(b).tensor
     }
 
-    /// In the last layer only the wanted rows go on: nothing after it looks at other tokens, and
-    /// the feed-forward block is most of a layer's work.
+    /// Keeps only the rows whose logits are wanted in the last layer: nothing after it looks at
+    /// other tokens, and the feed-forward block is most of a layer's work.
     fn wanted<const N: usize>(&mut self, values: [ValueId; N], l: usize) -> [ValueId; N] {
         if l + 1 < self.h.n_layer() {
             return values;
@@ -116,7 +116,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A whole layer: takes its input and gives its output.
+    /// Appends a whole layer and returns its output.
     pub(super) fn layer(&mut self, x: ValueId, l: usize) -> ValueId {
         match self.spec.block {
             Block::Sequential { residual } => self.sequential(x, l, residual),
@@ -125,7 +125,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What the layer draws from other tokens.
+    /// Appends the layer's token mixer: attention, recurrence, or both added.
     fn mixed(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.of_layer(l);
         let attended = match (&w.attention, &w.latent) {
@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
         let out = self.feed_forward(normed, x, l);
         let out = self.optional_norm(out, w.ffn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
-        // the last of the steps has the name of the layer's output
+        // the last step is named as the layer's output
         let named =
             |step: &'static str, is_last: bool| at(if is_last { taps::L_OUT } else { step }, l);
         let unscaled = w.output_scale.is_none();
@@ -172,7 +172,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What a layer makes of its part of [`Builder::per_layer_inputs`].
+    /// Appends the layer's use of its part of [`Builder::per_layer_inputs`].
     fn per_layer(&mut self, x: ValueId, w: &PerLayer, l: usize) -> ValueId {
         let all = self.per_layer.expect("made with the embeddings");
         let width = self.h.n_embd_per_layer;

@@ -1,4 +1,4 @@
-//! What goes from token to token: from a layer's normed input to what it adds.
+//! Recurrent blocks: from a layer's normed input to the block's result.
 
 use octavo_kernels::{Activation, Function, KeyHeads, Recurrence, matrix_state};
 
@@ -10,27 +10,27 @@ use super::super::weights::{
 };
 use super::{Builder, Named, at};
 
-/// What is read and written token by token.
+/// Per-token inputs of the recurrence.
 struct Streams {
     q: ValueId,
     k: ValueId,
     v: ValueId,
-    /// What is left of the state.
+    /// Factor on the state.
     decay: ValueId,
     rate: ValueId,
 }
 
-/// What a delta net's projections give.
+/// Results of a delta net's projections.
 struct Projected {
     q: ValueId,
     k: ValueId,
     v: ValueId,
-    /// Of the result.
+    /// Gate of the result.
     gate: ValueId,
 }
 
 impl Builder<'_> {
-    /// The layer's recurrence.
+    /// Appends the layer's recurrence.
     pub(super) fn recurrence(&mut self, x: ValueId, w: &Weights, l: usize) -> ValueId {
         match w {
             Weights::DeltaNet(w) => self.delta_net(x, w, l),
@@ -85,7 +85,7 @@ impl Builder<'_> {
         self.matmul(y, w.out, at(taps::LINEAR_ATTN_OUT, l))
     }
 
-    /// Heads over the root of the sum of their squares, as llama.cpp adds epsilon to it.
+    /// L2-normalizes each head, with epsilon added to the sum of squares as in llama.cpp.
     fn of_length_1(&mut self, x: ValueId, unit: VecId, tap: Option<Named>) -> ValueId {
         let eps = self.h.norm_eps() / self.sizes().state_size as f32;
         let op = Op::RmsNorm {
@@ -130,7 +130,7 @@ impl Builder<'_> {
         }
     }
 
-    /// What is left of each head's state, and how far it is corrected.
+    /// Appends the decay of each head's state, and its learning rate (beta).
     fn delta_rates(&mut self, x: ValueId, w: &DeltaNet, l: usize) -> [ValueId; 2] {
         let (alpha, beta, corrected) = match w.rates {
             DeltaRates::Apart { alpha, beta } => {
@@ -212,7 +212,7 @@ impl Builder<'_> {
         self.mul_vector(y, w.weight, None)
     }
 
-    /// `silu(gate) * y`.
+    /// Appends `silu(gate) * y`.
     fn gated_by(&mut self, gate: ValueId, y: ValueId) -> ValueId {
         let op = Op::Gate {
             gate,
@@ -244,7 +244,7 @@ impl Builder<'_> {
         self.push(op, info, None)
     }
 
-    /// A new part of a sequence's state.
+    /// Registers a part of a sequence's state, of this many values, and returns its number.
     fn state(&mut self, values: usize) -> usize {
         self.states.push(values);
         self.states.len() - 1

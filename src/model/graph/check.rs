@@ -1,4 +1,4 @@
-//! Whether a graph's operations fit each other and the weights.
+//! Checks that a graph's operations fit each other and the weights.
 
 use octavo_kernels::{CacheShape, MatrixShape, Rope, ShapeError, Shapes, ValueShape};
 
@@ -42,18 +42,18 @@ pub(super) fn all(
     }
 }
 
-/// What is known of a graph up to a node.
+/// State of the check up to a node.
 struct Check<'a> {
     graph: &'a Graph,
     tensors: &'a Tensors,
     ropes: &'a [Rope],
     caches: &'a [CacheGroup],
-    /// Keys and values may be written again.
+    /// Keys and values may be overwritten.
     rewrites: bool,
     written: Vec<bool>,
-    /// By group and layer of the cache.
+    /// `[group][layer]`: whether keys and values are written.
     cached: Vec<Vec<bool>>,
-    /// Which parts of the state a node has.
+    /// Parts of the state that a node already uses.
     seen: Vec<bool>,
 }
 
@@ -83,8 +83,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// That each layer's cache is written once, before it is read, and that each part of the state
-    /// is one node's.
+    /// Checks that each layer's cache is written once, before it is read, and that each part of the
+    /// state belongs to one node.
     fn see_cache(&mut self, node: usize, op: &Op) -> Result<(), GraphError> {
         let (cache, written) = match *op {
             Op::KvWrite { cache, .. } => (cache, false),
@@ -109,7 +109,7 @@ impl Check<'_> {
     }
 }
 
-/// What is wrong with the operands of a node.
+/// Adds the node's number to an error in its operands.
 fn at_node(node: usize, error: ShapeError) -> GraphError {
     match error {
         ShapeError::Width {

@@ -15,12 +15,12 @@ use super::hparams::CacheGroup;
 use super::taps::Tap;
 use super::weights::{Tensors, VecId, WeightId};
 
-/// A value of the graph, by its place in [`Graph::values`].
+/// A value of the graph, by its index in [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// The place in [`Graph::values`].
+    /// Returns the index in [`Graph::values`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -29,14 +29,15 @@ impl ValueId {
 /// One operation on values of the graph.
 pub type Op = octavo_kernels::Op<ValueId, WeightId, VecId, WeightId>;
 
-/// An op, where its result goes, and the result's name.
+/// An op, its output and the output's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Node {
-    /// What is computed.
+    /// The operation.
     pub op: Op,
-    /// Where to; every value is written by exactly one node.
+    /// Output; every value is written by exactly one node.
     pub out: ValueId,
-    /// Which named value the result is, if it has a name, or which input of a product.
+    /// llama.cpp's name of the result, if it has one; otherwise set if the result is the input of a
+    /// product.
     pub tap: Option<Tap>,
 }
 
@@ -47,24 +48,24 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// The values' shapes.
     pub values: Vec<ValueShape>,
-    /// How many values each part of a sequence's state has; ops name them by number.
+    /// Values in each part of a sequence's state; ops refer to them by index.
     pub states: Vec<usize>,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Values of a row that comes with a step and that the graph begins with, in the place of token
-    /// ids; 0 if it begins with these.
+    /// Width of the embedding rows given with a step, for graphs that begin with these instead of
+    /// token ids; 0 if the graph begins with token ids.
     pub input: usize,
-    /// Values of a row that may stand in the place of a token's embedding; 0 if none may.
+    /// Width of a given row that may replace a token's embedding; 0 if none may.
     pub given: usize,
-    /// What each layer hands on, (rows, n_embd).
+    /// Output of each layer, (rows, n_embd).
     pub layers: Vec<ValueId>,
-    /// The final norm's result, or what a model without logits gives, (wanted rows, n_embd).
+    /// Result of the final norm, or the output of a model without logits, (wanted rows, n_embd).
     pub hidden: ValueId,
-    /// The logits, (wanted rows, n_vocab); [`Graph::hidden`] where a model gives none.
+    /// Logits, (wanted rows, n_vocab); the same as [`Graph::hidden`] where a model has none.
     pub logits: ValueId,
 }
 
-/// What is wrong with a graph; node numbers count from 0.
+/// Faults of a graph; node numbers count from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum GraphError {
@@ -88,34 +89,34 @@ pub enum GraphError {
     /// Rows do not fit the op.
     #[error("node {node}: operands have different rows")]
     RowsDiffer { node: usize },
-    /// A table of angles that the model does not have.
+    /// A node refers to a RoPE table that the model does not have.
     #[error("node {node}: no table {rope} of angles")]
     Rope { node: usize, rope: usize },
-    /// Keys and values of a layer of the cache are read before they are written, or they are
-    /// written twice or never.
+    /// Keys and values of a layer of the cache are read before they are written, written twice, or
+    /// never written.
     #[error(
         "node {node}: layer {layer} of the cache: keys and values must be written once, before \
          they are read"
     )]
     Cache { node: usize, layer: usize },
-    /// A part of the state that does not exist, that two nodes have, or none.
+    /// A part of the state does not exist, or is not used by exactly one node.
     #[error("node {node}: state {state}: expected one node that keeps it")]
     State { node: usize, state: usize },
-    /// A node takes rows that come with a step, and none do.
+    /// A node takes rows given with a step, and there are none.
     #[error("node {node} takes rows that nobody gives")]
     Given { node: usize },
-    /// A value that nobody wrote is a result.
+    /// A result is a value that no node writes.
     #[error("value {value} is a result but is never written")]
     NoResult { value: u32 },
 }
 
 impl Graph {
-    /// Whether its last rows become logits; otherwise they are the result.
+    /// Returns whether the last rows become logits; otherwise they are the result.
     pub fn has_logits(&self) -> bool {
         self.logits != self.hidden
     }
 
-    /// What [`Graph::hidden`] is called.
+    /// Returns the name of [`Graph::hidden`].
     ///
     /// # Panics
     /// If it has no name, which builders give it.
@@ -125,14 +126,14 @@ impl Graph {
         tap.expect("builders name the rows that a model ends with")
     }
 
-    /// Numbers of a row of the result: as many as tokens, or as an embedding is wide.
+    /// Returns the width of a row of the result: the vocabulary size, or the embedding width.
     pub fn output_width(&self) -> usize {
         self.values[self.logits.index()].width
     }
 
-    /// For every value the index of the last node that reads it (of the node that writes it, if
-    /// none does): after that node its storage can be reused. Results live on: their entry is
-    /// `nodes.len()`.
+    /// Returns, for every value, the index of the last node that reads it (of the node that writes
+    /// it, if none does): after that node its storage can be reused. Results are never freed: their
+    /// entry is `nodes.len()`.
     pub fn liveness(&self) -> Vec<usize> {
         let mut last = vec![0; self.values.len()];
         for (i, node) in self.nodes.iter().enumerate() {
@@ -147,7 +148,8 @@ impl Graph {
         last
     }
 
-    /// Whether a gate or a function of values is GELU, which not all programs compute alike.
+    /// Returns whether any activation is GELU, which programs compute differently (llama.cpp reads
+    /// an f16 table).
     pub fn uses_gelu(&self) -> bool {
         let gelu = |op: &Op| match op {
             Op::Gate { act, .. } => *act == Activation::Gelu,
@@ -157,23 +159,24 @@ impl Graph {
         self.nodes.iter().any(|node| gelu(&node.op))
     }
 
-    /// All values that llama.cpp names, in order, with the nodes that make them.
+    /// Returns all values that llama.cpp names, in order, with the nodes that compute them.
     pub fn taps(&self) -> impl Iterator<Item = (Tap, &Node)> {
         let taps = self.nodes.iter().filter_map(|n| Some((n.tap?, n)));
         taps.filter(|(tap, _)| tap.is_named())
     }
 
-    /// Whether no row sees a later one.
+    /// Returns whether attention is causal throughout.
     pub fn is_causal(&self) -> bool {
         !self.nodes.iter().any(|node| node.op.sees_later())
     }
 
     /// Checks that every value is written once and before it is read, that widths and rows fit the
     /// ops and weights, and that each layer's keys and values are written before they are read:
-    /// once, or again where a whole sequence is one step, so that what was read is over.
+    /// once, or again where a whole sequence is one step, because earlier contents are then no
+    /// longer needed.
     ///
     /// # Errors
-    /// What is wrong with which node.
+    /// The first fault found, with its node.
     pub fn validate(
         &self,
         tensors: &Tensors,

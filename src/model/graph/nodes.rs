@@ -1,4 +1,4 @@
-//! Puts a graph together, node by node.
+//! Builds a graph, node by node.
 
 use octavo_kernels::{Function, RowSet, ValueShape};
 
@@ -6,16 +6,16 @@ use super::{Node, Op, ValueId};
 use crate::taps::{self, Numbering};
 use crate::weights::{NormWeights, Tensors, VecId, WeightId};
 
-/// What a value is called.
+/// Name of a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
     /// The name.
     pub name: &'static str,
-    /// The layer, for what repeats per layer.
+    /// The layer, for values that every layer has.
     pub layer: Option<usize>,
 }
 
-/// This name in a layer.
+/// Returns this name in a layer.
 pub fn at(name: &'static str, layer: usize) -> Option<Named> {
     Some(Named {
         name,
@@ -23,7 +23,7 @@ pub fn at(name: &'static str, layer: usize) -> Option<Named> {
     })
 }
 
-/// This name, which no layer has.
+/// Returns this name without a layer.
 pub fn once(name: &'static str) -> Option<Named> {
     Some(Named { name, layer: None })
 }
@@ -31,28 +31,29 @@ pub fn once(name: &'static str) -> Option<Named> {
 /// A kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// By the root of the mean of the squares.
+    /// RMS norm: divides by the root of the mean of the squares.
     Rms,
-    /// The same of what is left without the mean, and there may be a bias.
+    /// Layer norm: subtracts the mean first, and there may be a bias.
     Layer,
 }
 
-/// The nodes of a graph that grows. Every function appends what it says and answers its result.
+/// The nodes of a graph under construction. Every function appends the op it is named after and
+/// returns its result.
 #[derive(Debug)]
 pub struct Nodes<'a> {
-    /// What products multiply with, and their like.
+    /// Weights of products, biases and norms.
     pub tensors: &'a Tensors,
-    /// In order of execution.
+    /// Nodes in order of execution.
     pub nodes: Vec<Node>,
-    /// Shapes of what they give.
+    /// Shapes of their results.
     pub values: Vec<ValueShape>,
-    /// How many values each part of a sequence's state has.
+    /// Values in each part of a sequence's state.
     pub states: Vec<usize>,
     taps: Numbering<&'static str>,
 }
 
 impl<'a> Nodes<'a> {
-    /// None yet.
+    /// Creates an empty graph.
     pub fn new(tensors: &'a Tensors) -> Nodes<'a> {
         Nodes {
             tensors,
@@ -63,7 +64,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// An operation whose result has this shape.
+    /// Appends an operation whose result has this shape.
     pub fn push(&mut self, op: Op, info: ValueShape, tap: Option<Named>) -> ValueId {
         let out = ValueId(self.values.len() as u32);
         self.values.push(info);
@@ -72,7 +73,7 @@ impl<'a> Nodes<'a> {
         out
     }
 
-    /// Lets every input of a product be seen: those without a name get one that llama.cpp has not.
+    /// Makes every input of a product observable: unnamed ones get a tap name that llama.cpp lacks.
     pub fn show_inputs(&mut self) {
         for at in 0..self.nodes.len() {
             let read = match self.nodes[at].op {
@@ -90,9 +91,9 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// The node that computes a value's rows, of which the value may be a selection.
+    /// Returns the node that computes a value's rows, looking through row selections.
     fn source(&self, value: ValueId) -> usize {
-        // every node has one value
+        // every node has one value, so values and nodes have the same indices
         let mut at = value.index();
         while let (Op::SelectRows { x }, None) = (self.nodes[at].op, self.nodes[at].tap) {
             at = x.index();
@@ -100,13 +101,13 @@ impl<'a> Nodes<'a> {
         at
     }
 
-    /// The shape of a value.
+    /// Returns the shape of a value.
     pub fn info(&self, v: ValueId) -> ValueShape {
         self.values[v.index()]
     }
 
-    /// A norm of groups as wide as its weight: the row, or each head. A bias's sum has the norm's
-    /// name, and what it is added to another.
+    /// Appends a norm over groups as wide as its weight: the row, or each head. If there is a bias,
+    /// the biased result has the norm's name, and the value before it another.
     pub fn norm(
         &mut self,
         x: ValueId,
@@ -131,7 +132,7 @@ impl<'a> Nodes<'a> {
         self.bias(y, norm.bias, result)
     }
 
-    /// `x W^T`, times the matrix's factor.
+    /// Appends `x W^T`, times the matrix's factor.
     pub fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Named>) -> ValueId {
         let matrix = self.tensors.matrix(w);
         let (width, factor) = (matrix.rows as usize, matrix.scale);
@@ -143,7 +144,7 @@ impl<'a> Nodes<'a> {
         self.scale(y, factor, tap)
     }
 
-    /// With a bias, if there is one.
+    /// Adds a bias, if there is one.
     pub fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Named>) -> ValueId {
         match bias {
             Some(bias) => self.push(Op::AddBias { x, bias }, self.info(x), tap),
@@ -151,7 +152,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// Product and bias where only the sum has a name.
+    /// Appends product and bias, where only the sum has a name.
     pub fn affine(
         &mut self,
         x: ValueId,
@@ -163,17 +164,17 @@ impl<'a> Nodes<'a> {
         self.bias(y, bias, tap)
     }
 
-    /// `a + b`.
+    /// Appends `a + b`.
     pub fn add(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
         self.push(Op::Add { a, b }, self.info(a), tap)
     }
 
-    /// `f(x)`.
+    /// Appends `f(x)`.
     pub fn unary(&mut self, x: ValueId, f: Function, tap: Option<Named>) -> ValueId {
         self.push(Op::Unary { x, f }, self.info(x), tap)
     }
 
-    /// Times a factor, unless that is 1.
+    /// Multiplies with a factor, unless it is 1.
     pub fn scale(&mut self, x: ValueId, factor: f32, tap: Option<Named>) -> ValueId {
         if factor == 1.0 {
             return x;
@@ -181,27 +182,27 @@ impl<'a> Nodes<'a> {
         self.unary(x, Function::Scale(factor), tap)
     }
 
-    /// `x * by` in every row.
+    /// Multiplies every row with the vector `by`, element by element.
     pub fn mul_vector(&mut self, x: ValueId, by: VecId, tap: Option<Named>) -> ValueId {
         self.push(Op::MulVector { x, by }, self.info(x), tap)
     }
 
-    /// `a * b`, value by value.
+    /// Appends `a * b`, element by element.
     pub fn mul(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
         self.push(Op::Mul { a, b }, self.info(a), tap)
     }
 
-    /// Values `from..from + width` of every row.
+    /// Takes values `from..from + width` of every row.
     pub fn part(&mut self, x: ValueId, from: usize, width: usize) -> ValueId {
         self.slice(x, self.info(x).width, from, width)
     }
 
-    /// The same of every `each` values.
+    /// Takes them from every group of `each` values.
     pub fn slice(&mut self, x: ValueId, each: usize, from: usize, width: usize) -> ValueId {
         self.named_slice(x, each, from, width, None)
     }
 
-    /// The same, with a name.
+    /// Does the same, with a name.
     pub fn named_slice(
         &mut self,
         x: ValueId,
@@ -224,7 +225,8 @@ impl<'a> Nodes<'a> {
         self.push(op, info, tap)
     }
 
-    /// Pieces of `a` and of `b` in turn, so many values of each.
+    /// Interleaves `a` and `b` along each row: `each[0]` values of `a`, then `each[1]` of `b`, and
+    /// so on.
     pub fn concat(
         &mut self,
         a: ValueId,
@@ -240,7 +242,7 @@ impl<'a> Nodes<'a> {
         self.push(Op::Concat { a, b, each }, info, tap)
     }
 
-    /// Four neighbouring rows side by side as one.
+    /// Joins four neighbouring rows into one.
     pub fn merge(&mut self, x: ValueId) -> ValueId {
         let info = ValueShape {
             width: octavo_kernels::MERGED_ROWS * self.info(x).width,

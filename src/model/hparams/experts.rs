@@ -7,81 +7,80 @@ use crate::keys::Keys;
 
 use super::{Hparams, MAX_WIDTH};
 
-/// Most experts of a layer (llama.cpp's limit is of the same size).
+/// Maximum number of experts in a layer (llama.cpp's limit is of the same size).
 const MAX_EXPERTS: usize = 1024;
 
-/// Every layer's experts, and how tokens are sent to them.
+/// Experts of a model's layers, and their routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token is sent to.
+    /// Experts used per token.
     pub used: usize,
-    /// Feed-forward width of each.
+    /// Feed-forward width of each expert.
     pub n_ff: usize,
-    /// Feed-forward width of those that see every token, together; 0 if there are none.
+    /// Total feed-forward width of the shared experts; 0 if there are none.
     pub shared_n_ff: usize,
-    /// How their scores become weights.
+    /// Function that turns router scores into weights.
     pub gating: Gating,
-    /// The weights of a token are divided by their sum.
+    /// The weights of a token are normalized to sum 1.
     pub normalized: bool,
-    /// All weights are multiplied with it.
+    /// Factor on all weights.
     pub scale: f32,
-    /// Which groups of experts are chosen from.
+    /// Group-limited routing, if used.
     pub groups: Option<TopGroups>,
 }
 
-/// How a router's scores become weights.
+/// Function that turns router scores into weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gating {
     /// Softmax over all experts.
     Softmax,
     /// Sigmoid of each.
     Sigmoid,
-    /// Softmax over those that were chosen.
+    /// Softmax over the chosen experts.
     SoftmaxOfChosen,
 }
 
-/// What an architecture says of its experts where files do not.
+/// An architecture's defaults for its experts.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertRules {
-    /// Unless `expert_gating_func` says another and is heard.
+    /// Default, where `expert_gating_func` is not read or not set.
     pub(crate) gating: Gating,
-    /// Which keys say how scores become weights.
+    /// Router keys that are read.
     pub(crate) hears: Hears,
-    /// Whether weights are divided by their sum; `None`: `expert_weights_norm` says.
+    /// Whether weights are normalized; `None`: as `expert_weights_norm` says.
     pub(crate) normalized: Option<bool>,
     /// Feed-forward width without `expert_feed_forward_length`.
     pub(crate) n_ff: DefaultWidth,
-    /// An expert sees every token, and without a key it is as wide as the file's feed-forward
-    /// blocks.
+    /// There is always a shared expert, by default as wide as `feed_forward_length`.
     pub(crate) always_shared: bool,
 }
 
-/// Which keys of a router llama.cpp reads for an architecture. Most architectures have but one way:
-/// there the keys change nothing, and neither do they here.
+/// Router keys llama.cpp reads for an architecture. Most architectures support a single way of
+/// routing: there llama.cpp ignores the keys, and so do we.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hears {
     /// None.
     Nothing,
     /// `expert_gating_func`.
     Gating,
-    /// That, and `expert_weights_scale`.
+    /// `expert_gating_func` and `expert_weights_scale`.
     GatingAndScale,
 }
 
-/// Feed-forward width of an expert, if no key has it.
+/// Feed-forward width of an expert without a key for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DefaultWidth {
-    /// `feed_forward_length`, whatever the other key says.
+    /// `feed_forward_length`, even if `expert_feed_forward_length` is set.
     Whole,
-    /// The experts that a token uses are as wide together.
+    /// `feed_forward_length` divided by the number of experts used.
     Divided,
-    /// The key must be there.
+    /// None: the key is required.
     Required,
 }
 
-/// Most mixtures: softmax over all experts, then divided by the sum.
+/// Most mixtures: softmax over all experts, then normalized to sum 1.
 pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     gating: Gating::Softmax,
     hears: Hears::Nothing,
@@ -90,10 +89,10 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     always_shared: false,
 };
 
-/// Keys that [`experts`] reads, of those that are refused otherwise.
+/// Keys [`experts`] reads, among those refused by default.
 pub(crate) const EXPERT_KEYS: [&str; 2] = ["expert_count", "expert_used_count"];
 
-/// Reads what there is of experts, if there are any: files of models without them may say 0.
+/// Reads the experts' keys, if the model has experts: dense models may state a count of 0.
 pub(crate) fn experts_if_any(
     k: &mut Keys<'_>,
     h: &Hparams,
@@ -108,7 +107,7 @@ pub(crate) fn experts_if_any(
     }
 }
 
-/// Reads what there is of experts.
+/// Reads the experts' keys.
 pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Result<Experts, Error> {
     let count = k.count("expert_count", 1..=MAX_EXPERTS, None)?.value;
     let used = k.uniform("expert_used_count", h.n_layer(), 1..=count, None)?;
@@ -156,7 +155,7 @@ fn width(
 
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 
-/// Of an expert that is always there: 0 stands for no number.
+/// Returns the width of a shared expert that is always there: 0 counts as a missing key.
 fn always_shared_width(k: &mut Keys<'_>, h: &Hparams) -> Result<usize, Error> {
     let range = 0..=MAX_WIDTH;
     let whole = Some(h.layers[0].n_ff).filter(|n| *n > 0);
@@ -166,7 +165,7 @@ fn always_shared_width(k: &mut Keys<'_>, h: &Hparams) -> Result<usize, Error> {
     }
 }
 
-/// As a width, or as a number of experts of the usual one.
+/// Reads the shared width: stored as a width, or as a number of experts of the usual width.
 fn shared_width(k: &mut Keys<'_>, n_ff: usize) -> Result<usize, Error> {
     const COUNT: &str = "expert_shared_count";
     if k.get(SHARED_WIDTH).is_some() {
@@ -195,7 +194,7 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
         k.warn_of_unheard(KEY, &[0.0, f64::from(number)]);
         return Ok(default);
     }
-    // 0 is what converters write that do not know
+    // converters write 0 when they do not know the function
     match k.count(KEY, 0..=4, Some(number.into()))?.value {
         0 => Ok(default),
         1 => Ok(Gating::Softmax),
@@ -205,7 +204,7 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
     }
 }
 
-/// What all weights are multiplied with.
+/// Reads the factor on all weights.
 fn scale(k: &mut Keys<'_>, hears: Hears) -> Result<f32, Error> {
     const KEY: &str = "expert_weights_scale";
     if hears != Hears::GatingAndScale {
@@ -241,10 +240,10 @@ fn groups(k: &mut Keys<'_>, experts: usize, used: usize) -> Result<Option<TopGro
     }))
 }
 
-/// How many layers at the end are for predicting several tokens at once.
+/// Key for the number of multi-token prediction (MTP) layers at the end.
 pub(super) const PREDICTION_LAYERS: &str = "nextn_predict_layers";
 
-/// How many these are; they are not part of the forward pass.
+/// Reads the number of MTP layers; they are not part of the forward pass.
 pub(super) fn prediction_layers(k: &mut Keys<'_>, n_block: usize) -> Result<usize, Error> {
     Ok(k.count(PREDICTION_LAYERS, 0..=n_block - 1, Some(0))?.value)
 }

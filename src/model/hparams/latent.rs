@@ -1,4 +1,4 @@
-//! Attention whose heads read one narrow row for all: its widths and its scale.
+//! Multi-head latent attention (MLA): its widths and its scale.
 
 use crate::Error;
 use crate::arch::Spec;
@@ -9,35 +9,35 @@ use super::{Hparams, MAX_HEAD_DIM, MAX_WIDTH, ScalingKind, Temperature};
 
 const RANK: &str = "attention.kv_lora_rank";
 const ROTATED: &str = "rope.dimension_count";
-/// A head's widths before anything is absorbed, in files of two ages.
+/// A head's widths before weight absorption: the key of newer files, then that of old ones.
 const KEY: [&str; 2] = ["attention.key_length_mla", "attention.key_length"];
 const VALUE: [&str; 2] = ["attention.value_length_mla", "attention.value_length"];
 
 /// The widths of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentHparams {
-    /// Of the row that queries are made from, where that is not the layer's input.
+    /// Width of the low-rank row of queries (`q_lora_rank`), where they have one.
     pub query_rank: Option<usize>,
-    /// Of the row that keys and values are made from.
+    /// Width of the latent row that keys and values come from (`kv_lora_rank`).
     pub rank: usize,
-    /// What does not turn of a head's query or key: it comes first.
+    /// Dimensions of a head's query or key without RoPE; they come first.
     pub plain: usize,
-    /// What does: the keys of all heads have it in common.
+    /// Rotated dimensions; all heads share those of the key.
     pub rotated: usize,
-    /// Of a head's value.
+    /// Width of a head's value.
     pub value: usize,
-    /// Heads read the row itself: their queries are turned so that they can. Otherwise keys and
-    /// values are made of it for each head.
+    /// Weights are absorbed: queries are projected so that heads read the latent row itself.
+    /// Otherwise keys and values are expanded from it for each head.
     pub absorbed: bool,
 }
 
 impl LatentHparams {
-    /// Of a head's query before anything is absorbed.
+    /// Returns the width of a head's query before absorption.
     pub fn query(&self) -> usize {
         self.plain + self.rotated
     }
 
-    /// Of a key as it is cached.
+    /// Returns the width of a cached key.
     pub fn key(&self) -> usize {
         match self.absorbed {
             true => self.rank + self.rotated,
@@ -45,7 +45,7 @@ impl LatentHparams {
         }
     }
 
-    /// Heads of keys of so many heads of queries.
+    /// Returns the number of KV heads for `heads` query heads.
     pub(super) fn key_heads(&self, heads: usize) -> usize {
         match self.absorbed {
             true => 1,
@@ -54,7 +54,7 @@ impl LatentHparams {
     }
 }
 
-/// Reads them, where an architecture has such attention.
+/// Reads the widths, where an architecture uses MLA.
 pub(super) fn read(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -91,13 +91,13 @@ pub(super) fn read(
     Ok(Some(latent))
 }
 
-/// Whether the file has a key, and in it another number than 0.
+/// Returns whether the file has a key with a value other than 0.
 fn is_keyed(k: &Keys<'_>, key: &str) -> bool {
     let value = k.get(key).and_then(|value| value.as_int());
     value.is_some_and(|value| value != 0)
 }
 
-/// The first of two keys that says something.
+/// Reads a width from the first of two keys that is set and not 0.
 fn width(k: &mut Keys<'_>, keys: [&'static str; 2], default: usize) -> Result<usize, Error> {
     let key = if is_keyed(k, keys[0]) {
         keys[0]
@@ -107,7 +107,7 @@ fn width(k: &mut Keys<'_>, keys: [&'static str; 2], default: usize) -> Result<us
     Ok(k.count(key, 1..=MAX_HEAD_DIM, Some(default))?.value)
 }
 
-/// Files of smaller models may have the key without the tensors.
+/// Reads the rank of queries. Files of smaller models may have the key without the tensors.
 fn query_rank(k: &mut Keys<'_>) -> Result<Option<usize>, Error> {
     if k.gguf.tensor("blk.0.attn_q_a.weight").is_none() {
         return Ok(None);
@@ -136,7 +136,7 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
         let expected = format!("an even width up to {MAX_HEAD_DIM}");
         return Err(k.bad(k.full(KEY[1]), expected, latent.key().to_string()));
     }
-    // values are cached in rows as long as keys, filled up with what does not turn of these
+    // values are cached in rows as long as keys, padded with the keys' part without RoPE
     if !(rotated..=latent.key()).contains(&value) {
         let expected = format!("{rotated} to {} values of a head", latent.key());
         return Err(k.unsupported(VALUE[1], expected, value.to_string()));
@@ -144,9 +144,9 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
     Ok(())
 }
 
-/// What longer contexts make of scores beside the root of a head's width: the square of what they
-/// make of the magnitude, which is not multiplied to what turns where the file has a multiplier of
-/// the logarithm, stored as a tenth. And how queries grow with their positions.
+/// Sets the scale of scores under YaRN, `mscale^2 / sqrt(width)`, and the position-dependent scale
+/// of queries. `rope.scaling.yarn_log_multiplier` stores a tenth of the multiplier of `ln(factor)`;
+/// where it is set, rotated values get no magnitude of their own.
 pub(crate) fn latent_scores(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let latent = h.latent.expect("its architecture has it");
     let multiplier = k.not_negative("rope.scaling.yarn_log_multiplier", 0.0)?;
@@ -159,7 +159,7 @@ pub(crate) fn latent_scores(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Err
             false => 1.0 + 0.1 * more,
         };
         if multiplier > 0.0 {
-            // all of the magnitude is taken back
+            // cancels the magnitude completely
             rope.log_multiplier = 1.0;
         }
         let factor = f64::from(rope.attn_factor.value) * magnitude;

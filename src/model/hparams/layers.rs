@@ -1,4 +1,4 @@
-//! What may differ from layer to layer: whether it attends, heads and the feed-forward width.
+//! Per-layer hyperparameters: kind of token mixing, heads and feed-forward width.
 
 use octavo_kernels::{CacheLayer, Scores};
 
@@ -10,56 +10,55 @@ use super::latent::{self, LatentHparams};
 use super::recurrent;
 use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
 
-/// How a layer brings tokens together.
+/// A layer's token mixing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixing {
-    /// It looks back at all of them.
+    /// Attention over the cached tokens.
     Attention,
-    /// It goes from one to the next, with a state.
+    /// A recurrence with a state.
     Recurrence,
-    /// Both, beside each other.
+    /// Both, in parallel.
     Both,
 }
 
-/// One layer's sizes, and how it attends.
+/// Sizes and attention settings of one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerHparams {
-    /// How it brings tokens together.
+    /// Attention, recurrence or both.
     pub mixing: Mixing,
-    /// Query heads; 0 where nothing attends.
+    /// Query heads; 0 in layers without attention.
     pub n_head: usize,
-    /// Key and value heads; divides `n_head`, and 0 like it.
+    /// KV heads; divides `n_head`, and is 0 where that is.
     pub n_head_kv: usize,
     /// Width of one query, key or value head; even.
     pub head_dim: usize,
-    /// Feed-forward width; 0 where there is no block for all tokens.
+    /// Feed-forward width; 0 where there is no dense block.
     pub n_ff: usize,
-    /// Which of [`super::Hparams::ropes`] turns its queries and keys, if they turn.
+    /// Index in [`super::Hparams::ropes`] of its rotary embedding; `None` without RoPE.
     pub rope: Option<usize>,
-    /// How its scores come about.
+    /// Mask, scale and cap of attention scores.
     pub scores: Scores,
-    /// The layer whose keys and values it reads: itself, or an earlier one, if it has none.
+    /// Layer whose keys and values it reads: itself, or an earlier one where it has none.
     pub kv_layer: usize,
-    /// Where these are cached; the group is one of [`super::Hparams::caches`].
+    /// Place of these in the cache; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
 }
 
-/// Layers whose keys and values have one shape and are needed for as long, and a block table
-/// together.
+/// Layers whose keys and values have the same shape and lifetime, and which share a block table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheGroup {
-    /// How many layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Key and value heads of each.
+    /// KV heads of each layer.
     pub n_head_kv: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Positions that a token looks back at, its own with them; all if none.
+    /// Sliding window in positions, including the token's own; `None` is unlimited.
     pub window: Option<usize>,
 }
 
-/// Gives each layer its place in the cache: groups are of layers with the same heads and the same
-/// window, in the order of their first layers.
+/// Assigns each layer its place in the cache: groups hold layers with the same heads and window, in
+/// the order of their first layers.
 pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
     let mut groups: Vec<CacheGroup> = Vec::new();
     for l in 0..layers.len() {
@@ -92,8 +91,8 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
         layers[l].cache = CacheLayer { group, layer };
     }
     if groups.is_empty() {
-        // positions are counted in pages also where no page holds anything; of heads that every
-        // type of cache and every device takes
+        // positions are counted in pages even where no layer caches anything; the head width suits
+        // every cache type and device
         groups.push(CacheGroup {
             n_layer: 0,
             n_head_kv: 1,
@@ -105,34 +104,34 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
 }
 
 impl LayerHparams {
-    /// Whether it looks back at earlier tokens.
+    /// Returns whether the layer has attention.
     pub fn attends(&self) -> bool {
         self.mixing != Mixing::Recurrence
     }
 
-    /// Whether it keeps a state from token to token.
+    /// Returns whether the layer has a recurrent state.
     pub fn recurs(&self) -> bool {
         self.mixing != Mixing::Attention
     }
 
-    /// Positions that a token looks back at, its own with them; all if none. A text whose tokens
-    /// see later ones is never gone on with, so nothing of it is behind a window.
+    /// Returns the window that limits the cache, in positions including the token's own; `None` is
+    /// unlimited. A bidirectional text is never continued, so nothing of it falls out of a window.
     fn looks_back(&self) -> Option<usize> {
         self.scores.window.filter(|_| self.scores.causal)
     }
 
-    /// Width of all query heads together.
+    /// Total width of all query heads.
     pub fn q_width(&self) -> usize {
         self.n_head * self.head_dim
     }
 
-    /// Width of all key (or value) heads together.
+    /// Total width of all key (or value) heads.
     pub fn kv_width(&self) -> usize {
         self.n_head_kv * self.head_dim
     }
 }
 
-/// Every layer. What groups they make is known when their windows are.
+/// Hyperparameters of every layer. Cache groups are assigned later, once windows are known.
 pub(super) struct Layers {
     pub(super) layers: Vec<LayerHparams>,
     pub(super) latent: Option<LatentHparams>,
@@ -196,13 +195,13 @@ pub(super) fn read(
     Ok(Layers { layers, latent })
 }
 
-/// Heads of every layer.
+/// Head counts of every layer.
 struct Heads {
     n_head: PerLayer,
     n_head_kv: PerLayer,
 }
 
-/// Where layers may be recurrent, they may have no heads.
+/// Reads the head counts. Layers that may be recurrent may have none.
 fn read_heads(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<Heads, Error> {
     let range = usize::from(spec.recurrent.is_none())..=MAX_HEADS;
     let n_head = k.per_layer("attention.head_count", n_layer, range.clone(), None)?;
@@ -211,7 +210,7 @@ fn read_heads(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<Heads, Er
     Ok(Heads { n_head, n_head_kv })
 }
 
-/// The width of a head, which is one for all layers that have some.
+/// Reads the head width, which is the same for all layers with heads.
 fn head_dim(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -262,7 +261,7 @@ pub(super) fn is_head_dim(width: usize) -> bool {
     width.is_multiple_of(2) && (2..=MAX_HEAD_DIM).contains(&width)
 }
 
-/// The last layers read the keys and values of the last layer of their kind before them.
+/// Lets the last layers read the keys and values of the last layer of their kind before them.
 pub(crate) fn share_caches(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     const KEY: &str = "attention.shared_kv_layers";
     let n_layer = h.n_layer();

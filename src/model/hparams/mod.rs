@@ -1,10 +1,9 @@
 //! Hyperparameters: read from the metadata, checked in one pass before any tensor is looked at,
-//! each with its source.
+//! each with its source (file or default).
 //!
-//! The rule is that numbers come from the file. Keys that may be missing have documented defaults
-//! (the table in `Hparams::from_gguf`), which the report shows as such; everything else that
-//! changes results is an error naming the key, and so is a key that asks for something not
-//! implemented.
+//! Numbers come from the file. Keys that may be missing have documented defaults (the table in
+//! `Hparams::from_gguf`), which the report shows as such; everything else that changes results is
+//! an error naming the key, and so is a key that asks for something not implemented.
 
 mod experts;
 mod latent;
@@ -43,17 +42,17 @@ pub(crate) use windows::{
     windows_turn_by_base,
 };
 
-/// Most layers a file may ask for (llama.cpp's limit is of the same size).
+/// Maximum number of layers (llama.cpp's limit is of the same size).
 pub const MAX_LAYERS: usize = 1024;
-/// Largest embedding or feed-forward width; with it no product of two sizes can overflow.
+/// Maximum embedding or feed-forward width; small enough that no product of two sizes overflows.
 pub const MAX_WIDTH: usize = 1 << 24;
-/// Most attention heads.
+/// Maximum number of attention heads.
 pub const MAX_HEADS: usize = 1 << 16;
-/// Largest head.
+/// Maximum head width.
 pub const MAX_HEAD_DIM: usize = 1024;
-/// The key of [`Hparams::n_deepstack`].
+/// Key of [`Hparams::n_deepstack`].
 pub(crate) const DEEPSTACK: &str = "n_deepstack_layers";
-/// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the
+/// Minimum number of tensors in any architecture's layer (fused QKV): bounds the layer count by the
 /// tensor count.
 const MIN_TENSORS_PER_LAYER: usize = 6;
 
@@ -68,40 +67,40 @@ pub struct Hparams {
     pub n_embd: Sourced<usize>,
     /// Layers of the forward pass.
     pub n_layer: Sourced<usize>,
-    /// Layers of the file: the last of them may be for predicting several tokens at once.
+    /// Layers in the file, including multi-token prediction layers at the end.
     pub n_block: usize,
-    /// What may differ from layer to layer, in order.
+    /// Per-layer hyperparameters, in order.
     pub layers: Vec<LayerHparams>,
     /// Epsilon of every norm.
     pub norm_eps: Sourced<f32>,
-    /// What values are multiplied with on their way.
+    /// Constant factors of the forward pass.
     pub factors: Factors,
-    /// Width of what every layer gets of the token beside its input; 0 if it gets nothing.
+    /// Width of the per-layer input of each token; 0 if there is none.
     pub n_embd_per_layer: usize,
-    /// Experts of the layers that have some.
+    /// Experts, where layers have them.
     pub experts: Option<Experts>,
-    /// Layers at the beginning that have none.
+    /// Number of dense layers at the beginning, in models with experts.
     pub leading_dense: usize,
-    /// Every so manieth of the others has some.
+    /// Every n-th remaining layer has experts.
     pub expert_period: usize,
-    /// The sizes of recurrent layers, where there are some.
+    /// Sizes of recurrent layers, if there are any.
     pub recurrent: Option<RecurrentHparams>,
-    /// The widths of latent attention, where all layers attend so.
+    /// Widths of latent attention, where all layers use it.
     pub latent: Option<LatentHparams>,
-    /// Layers whose results gain a part of what stands for a cell of a picture.
+    /// Number of first layers whose results get deepstack features of images.
     pub n_deepstack: usize,
-    /// How queries grow with their positions, if they do.
+    /// Position-dependent scale of queries, if used.
     pub temperature: Option<Temperature>,
-    /// Token types that embeddings are added for.
+    /// Number of token types with embeddings.
     pub n_token_types: usize,
-    /// How the file says that the rows of a text's tokens become one, if it does.
+    /// Pooling of a text's rows into one, if the file states it.
     pub pooling: Option<Pooling>,
-    /// Width between the two products that follow pooling, if there are any.
+    /// Width between the two products after pooling, if there are any.
     pub dense: Option<usize>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
     /// rows.
     pub n_vocab: Sourced<usize>,
-    /// How layers share block tables; [`LayerHparams::cache`] names one.
+    /// Groups of layers that share block tables; [`LayerHparams::cache`] refers to one.
     pub caches: Vec<CacheGroup>,
     /// Rotary embeddings; [`LayerHparams::rope`] indexes them.
     pub ropes: Vec<RopeHparams>,
@@ -109,25 +108,25 @@ pub struct Hparams {
     warnings: Vec<String>,
 }
 
-/// What values are multiplied with on their way; 1 where an architecture has no such factor.
+/// Constant factors of the forward pass; 1 where an architecture has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
-    /// Of token embeddings.
+    /// Factor on token embeddings.
     pub embedding: f32,
-    /// Of what attention and feed-forward blocks add.
+    /// Factor on the results of attention and feed-forward blocks.
     pub residual: f32,
-    /// Of the logits.
+    /// Factor on the logits.
     pub logits: f32,
-    /// `cap * tanh(logits / cap)`, after that.
+    /// Soft cap, `cap * tanh(logits / cap)`, applied after the factor.
     pub logit_cap: Option<f32>,
 }
 
-/// Queries are multiplied with `1 + rate * ln(1 + floor(position / step))`.
+/// Position-dependent scale of queries: `1 + rate * ln(1 + floor(position / step))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// See above.
+    /// Rate in this formula.
     pub rate: f32,
-    /// Positions from one factor to the next.
+    /// Positions between two steps of the scale.
     pub step: usize,
 }
 
@@ -162,7 +161,7 @@ impl Hparams {
             Norm::Rms => "attention.layer_norm_rms_epsilon",
             Norm::Layer => "attention.layer_norm_epsilon",
         };
-        // 1 would make every norm return almost nothing: no model is trained so
+        // an epsilon of 1 would make every norm return almost nothing: no model is trained so
         let norm_eps = k.positive(epsilon, 1.0, None)?;
         let rope = match layers.iter().find(|layer| layer.attends()) {
             Some(layer) => {
@@ -217,12 +216,12 @@ impl Hparams {
         Ok(h)
     }
 
-    /// Every value in use, in a fixed order, with its source.
+    /// Returns every value in use, in a fixed order, with its source.
     pub fn report(&self) -> Vec<Entry> {
         self.entries.clone()
     }
 
-    /// What was assumed or left out, one line each.
+    /// Returns what was assumed or left out, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -232,7 +231,7 @@ impl Hparams {
         self.n_embd.value
     }
 
-    /// Layers.
+    /// Number of layers.
     pub fn n_layer(&self) -> usize {
         self.n_layer.value
     }
@@ -247,13 +246,13 @@ impl Hparams {
         self.context_length.value
     }
 
-    /// Whether tokens see only those before them, so that a text can be read in parts and go on.
-    /// Otherwise a model gives rows, and no logits.
+    /// Returns whether attention is causal, so that a text can be processed in chunks and
+    /// continued. Otherwise a model returns embedding rows and no logits.
     pub fn is_causal(&self) -> bool {
         self.arch.spec().causal
     }
 
-    /// What its norms are: `RMS` or `layer`.
+    /// Returns the kind of norm: `RMS` or `layer`.
     pub fn norm_name(&self) -> &'static str {
         match self.arch.spec().norm {
             Norm::Rms => "RMS",
@@ -266,8 +265,8 @@ impl Hparams {
         self.norm_eps.value
     }
 
-    /// Values of the row that stands for a cell of a picture: its embedding, and what layers add; 0
-    /// for models that only read text.
+    /// Width of the row given for an image token: its embedding and the deepstack features; 0 for
+    /// text-only models.
     pub fn picture_width(&self) -> usize {
         match self.arch.spec().sections {
             Some(_) => (1 + self.n_deepstack) * self.n_embd(),
@@ -275,14 +274,15 @@ impl Hparams {
         }
     }
 
-    /// One factor on the scores of every layer's attention.
+    /// Sets the scale of every layer's attention scores.
     pub(crate) fn set_attention_scale(&mut self, scale: f32) {
         for layer in &mut self.layers {
             layer.scores.scale = scale;
         }
     }
 
-    /// The one size of all layers, for formats that know no other; `None` where layers differ.
+    /// Returns the sizes shared by all layers, for formats that store only one; `None` where layers
+    /// differ.
     pub fn every_layer(&self) -> Option<&LayerHparams> {
         let first = self.layers.first()?;
         let like_first = |l: &LayerHparams| {
@@ -296,13 +296,13 @@ impl Hparams {
         self.layers.iter().all(like_first).then_some(first)
     }
 
-    /// The layer whose keys and values are cached there.
+    /// Returns the layer whose keys and values are cached there.
     pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
         let is_there = |layer: &LayerHparams| layer.attends() && layer.cache == cache;
         self.layers.iter().position(is_there)
     }
 
-    /// Cached numbers per position: keys and values of every layer.
+    /// Returns the number of cached elements per position: keys and values of every layer.
     pub fn kv_elements_per_position(&self) -> usize {
         let n_layer = self.n_layer();
         2 * self
@@ -311,7 +311,7 @@ impl Hparams {
             .sum::<usize>()
     }
 
-    /// Bytes of what recurrent layers keep of a sequence, of all layers.
+    /// Bytes of a sequence's recurrent state, over all layers.
     pub fn state_bytes(&self) -> u64 {
         let Some(sizes) = self.recurrent else {
             return 0;
@@ -320,8 +320,8 @@ impl Hparams {
         4 * (layers.count() * sizes.state_values(self.arch)) as u64
     }
 
-    /// Of the first so many layers those that have keys and values of their own, and so a place in
-    /// the cache.
+    /// Returns those of the first `first` layers that have keys and values of their own, and so a
+    /// place in the cache.
     pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {
         let all = self.layers[..first].iter().enumerate();
         all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
@@ -329,7 +329,7 @@ impl Hparams {
     }
 }
 
-/// How many layers a file of so many tensors says that it has: no more than it can have.
+/// Reads the layer count, and refuses more layers than `n_tensors` tensors allow.
 fn block_count(k: &mut Keys<'_>, n_tensors: usize) -> Result<Sourced<usize>, Error> {
     let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
     let most = n_tensors / MIN_TENSORS_PER_LAYER;
@@ -343,7 +343,8 @@ fn block_count(k: &mut Keys<'_>, n_tensors: usize) -> Result<Sourced<usize>, Err
     Ok(n_layer)
 }
 
-/// Layers without experts need a width of their own, where an architecture has these blocks.
+/// Checks that layers without experts have a feed-forward width, where an architecture has such
+/// blocks.
 fn check_feed_forward(k: &Keys<'_>, h: &Hparams) -> Result<(), Error> {
     let is_fed = h.experts.is_some() || !h.arch.spec().feeds_forward;
     if is_fed || h.layers.iter().all(|layer| layer.n_ff > 0) {
@@ -357,8 +358,8 @@ fn check_feed_forward(k: &Keys<'_>, h: &Hparams) -> Result<(), Error> {
     })
 }
 
-/// How many of the first layers gain a part of what stands for a cell of a picture: never the last,
-/// behind which only wanted rows are left.
+/// Reads the number of first layers that get deepstack features: never the last, after which only
+/// the wanted rows are left.
 fn deepstack(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<usize, Error> {
     if !spec.reads.contains(&DEEPSTACK) {
         return Ok(0);

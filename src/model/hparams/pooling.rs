@@ -1,4 +1,4 @@
-//! What makes one vector of a text: whether tokens see those behind them, and the keys of pooling.
+//! Hyperparameters of embedding models: bidirectional attention, token types, and pooling.
 
 use serde::Serialize;
 
@@ -7,29 +7,29 @@ use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, Source, show};
 
-/// The key of architectures that may see all of a text.
+/// Key of architectures that may be bidirectional.
 pub(crate) const CAUSAL: &str = "attention.causal";
 
-/// How the rows of a text's tokens become one.
+/// Pooling of a text's rows into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// They do not.
+    /// No pooling.
     None,
-    /// Their mean.
+    /// Mean of all rows.
     Mean,
-    /// The first token's.
+    /// First token's row.
     #[serde(rename = "cls")]
     First,
-    /// The last token's.
+    /// Last token's row.
     Last,
 }
 
 impl Pooling {
-    /// All of them.
+    /// Every kind of pooling.
     pub const ALL: [Pooling; 4] = [Pooling::None, Pooling::Mean, Pooling::First, Pooling::Last];
 
-    /// As programs call it.
+    /// Returns the name llama.cpp's tools use.
     pub fn name(self) -> &'static str {
         match self {
             Pooling::None => "none",
@@ -40,7 +40,7 @@ impl Pooling {
     }
 }
 
-/// Reads `pooling_type`. A reranker's is refused where rows are all that a model gives.
+/// Reads `pooling_type`. A reranker's (rank) is refused: only rows are returned here.
 pub(super) fn read(k: &mut Keys<'_>, spec: &Spec) -> Result<Option<Pooling>, Error> {
     const KEY: &str = "pooling_type";
     if k.get(KEY).is_none() {
@@ -59,7 +59,8 @@ pub(super) fn read(k: &mut Keys<'_>, spec: &Spec) -> Result<Option<Pooling>, Err
     }
 }
 
-/// Lets every token see all of its text, which the file must say unless there is a default.
+/// Makes attention bidirectional; the file must set `attention.causal` to false, unless there is a
+/// default.
 pub(crate) fn see_all(
     k: &mut Keys<'_>,
     h: &mut Hparams,
@@ -81,7 +82,7 @@ pub(crate) fn see_all(
     Ok(())
 }
 
-/// Reads how many token types there are: a key of the tokenizer's, which BERTs must have.
+/// Reads the number of token types: a tokenizer key that BERTs must have.
 pub(crate) fn token_types(k: &mut Keys<'_>) -> Result<usize, Error> {
     const KEY: &str = "tokenizer.ggml.token_type_count";
     const EXPECTED: &str = "an integer from 1 to 65536";
@@ -95,7 +96,7 @@ pub(crate) fn token_types(k: &mut Keys<'_>) -> Result<usize, Error> {
     Ok(count)
 }
 
-/// Reads the sizes of the products that follow pooling: from a row's width to another, and back.
+/// Reads the widths of the two products after pooling: from the row's width to another, and back.
 pub(crate) fn dense_width(k: &mut Keys<'_>, h: &Hparams) -> Result<Option<usize>, Error> {
     const KEYS: [&str; 4] = [
         "dense_2_feat_in",

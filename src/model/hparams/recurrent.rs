@@ -1,4 +1,4 @@
-//! Layers that go from token to token with a state: which they are, and how large it is.
+//! Recurrent layers: their choice and the size of their state.
 
 use gguf_rs_lite::Value;
 use octavo_kernels::{KeyHeads, matrix_state};
@@ -9,33 +9,33 @@ use crate::{Arch, Error, arch::Recurrent};
 
 use super::{MAX_HEADS, MAX_WIDTH, Mixing};
 
-/// Most values of a layer's state.
+/// Maximum number of values in a layer's state.
 const MAX_STATE: usize = 1 << 26;
-/// Most rows that a convolution looks at.
+/// Maximum convolution kernel, in rows.
 const MAX_KERNEL: usize = 64;
 
-/// The sizes of every recurrent layer.
+/// Sizes of every recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentHparams {
-    /// Rows that the convolution looks at, the token's own with them.
+    /// Kernel of the convolution in rows, including the token's own.
     pub kernel: usize,
-    /// Values of all heads together.
+    /// Total width of all value heads.
     pub inner: usize,
-    /// Values that each of them is kept by: the length of keys.
+    /// Width of a key: the rows of state kept for each value.
     pub state_size: usize,
-    /// Heads of values.
+    /// Number of value heads.
     pub heads: usize,
-    /// Heads of keys; divides `heads`.
+    /// Number of key heads; divides `heads`.
     pub groups: usize,
 }
 
 impl RecurrentHparams {
-    /// Width of all queries, or of all keys.
+    /// Total width of all queries, or of all keys.
     pub fn key_width(&self) -> usize {
         self.groups * self.state_size
     }
 
-    /// Values of a layer's state, its convolution's and its heads'.
+    /// Returns the number of values in a layer's state: the convolution's and the heads'.
     pub(super) fn state_values(&self, arch: Arch) -> usize {
         let before = self.kernel - 1;
         if arch.spec().recurrent == Some(Recurrent::ShortConv) {
@@ -46,13 +46,13 @@ impl RecurrentHparams {
         before * (self.inner + 2 * self.key_width()) + matrices
     }
 
-    /// Values of a head.
+    /// Width of a value head.
     pub fn value_dim(&self) -> usize {
         self.inner / self.heads
     }
 }
 
-/// How each layer brings tokens together.
+/// Returns the token mixing of each layer.
 pub(super) fn mixing(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -72,7 +72,7 @@ pub(super) fn mixing(
     })
 }
 
-/// A flag for each layer, or all layers but every so manieth.
+/// Reads a flag for each layer, or the interval of the attention layers.
 fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<Mixing>, Error> {
     const FLAGS: &str = "attention.recurrent_layers";
     let of = |recurs: bool| match recurs {
@@ -88,7 +88,7 @@ fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<Mixing>, Error> {
             Value::Array(flags) => flags.iter().map(flag).collect(),
             _ => None,
         };
-        // those of layers behind the last are for predicting several tokens at once
+        // flags beyond the last layer belong to multi-token prediction layers
         let flags = flags
             .filter(|flags| flags.len() >= n_layer)
             .ok_or_else(|| {
@@ -106,7 +106,7 @@ fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<Mixing>, Error> {
         .collect())
 }
 
-/// The sizes of recurrent layers, where an architecture has some.
+/// Reads the sizes of recurrent layers, if an architecture has any.
 pub(super) fn read(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -179,7 +179,7 @@ fn check(k: &Keys<'_>, recurrent: Recurrent, sizes: &RecurrentHparams) -> Result
 }
 
 impl Recurrent {
-    /// Which key a head of values has.
+    /// Returns the assignment of key heads to value heads.
     pub(crate) fn key_heads(self) -> KeyHeads {
         match self {
             Recurrent::DeltaNet(heads) => heads,

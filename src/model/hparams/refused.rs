@@ -1,4 +1,4 @@
-//! Keys that ask for something that is not implemented.
+//! Keys that ask for unimplemented features.
 
 use crate::Error;
 use crate::arch::Spec;
@@ -7,8 +7,8 @@ use crate::keys::{Keys, is_one_of, show};
 use super::rope::SECTIONS;
 use super::{DEEPSTACK, EXPERT_KEYS};
 
-/// Keys that ask for something that graphs do not do unless their architecture says so
-/// ([`Spec::reads`]), with the values that ask for nothing.
+/// Keys for features that no graph has unless its architecture declares it ([`Spec::reads`]), with
+/// the values that switch the feature off.
 const REFUSED: &[(&str, &[f64])] = &[
     ("expert_count", &[0.0]),
     ("expert_used_count", &[0.0]),
@@ -38,7 +38,7 @@ const REFUSED: &[(&str, &[f64])] = &[
     ("rope.scaling.yarn_attn_factor", &[1.0]),
 ];
 
-/// Refuses what the file asks for and nobody would do.
+/// Refuses keys whose effect is not implemented.
 pub(super) fn refuse_unsupported(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -49,7 +49,7 @@ pub(super) fn refuse_unsupported(
         .filter(|(suffix, _)| !spec.reads.contains(suffix))
         .filter(|(suffix, _)| spec.sections.is_none() || *suffix != SECTIONS)
     {
-        // one expert that sees every token is the feed-forward block that there is
+        // a single expert used by every token is the dense feed-forward block
         let counts_one = spec.counts_one_expert && EXPERT_KEYS.contains(suffix);
         let neutral: &[f64] = if counts_one { &[0.0, 1.0] } else { neutral };
         if let Some(v) = k.get(suffix).filter(|v| !is_one_of(v, neutral)) {
@@ -62,8 +62,7 @@ pub(super) fn refuse_unsupported(
     {
         return Err(k.unsupported("hidden_activation", "only silu", act));
     }
-    // llama.cpp attends to everything in these architectures whatever the key says, and so do we;
-    // the user is told
+    // llama.cpp ignores the window in these architectures, and so do we, with a warning
     const WINDOW: &str = "attention.sliding_window";
     if spec.reads.contains(&WINDOW) {
         return Ok(());

@@ -7,21 +7,22 @@ use crate::arch::Spec;
 use crate::keys::{Keys, Source, Sourced, float, is_one_of, json_f32, show};
 use octavo_kernels::Pairing;
 
-/// How positions are scaled.
+/// Kind of position scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalingKind {
-    /// Positions as they are.
+    /// No scaling.
     None,
-    /// All angles divided by the factor.
+    /// All angles are divided by the factor.
     Linear,
-    /// Divisors of the angles that depend on the context's length; all divided by the factor too.
+    /// LongRoPE: per-pair divisors that depend on the context length; all are divided by the factor
+    /// too.
     LongRope,
-    /// YaRN: high frequencies kept, low ones divided, with a ramp between.
+    /// YaRN: keeps high frequencies, divides low ones, with a ramp between.
     Yarn,
 }
 
 impl ScalingKind {
-    /// The name in the file.
+    /// Returns the name in the file.
     pub fn name(self) -> &'static str {
         match self {
             ScalingKind::None => "none",
@@ -35,7 +36,7 @@ impl ScalingKind {
 /// The `rope.*` keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeHparams {
-    /// Dimensions of a head that turn (the first ones); even.
+    /// Rotated dimensions of a head (the first ones); even.
     pub n_rot: Sourced<usize>,
     /// Base of the angles' geometric series.
     pub freq_base: Sourced<f32>,
@@ -51,18 +52,18 @@ pub struct RopeHparams {
     pub beta_fast: Sourced<f32>,
     /// YaRN: rotations below which a dimension is scaled in full.
     pub beta_slow: Sourced<f32>,
-    /// YaRN: takes back a part of the magnitude; 0 takes nothing.
+    /// YaRN: strength of the magnitude's cancellation; 0 cancels nothing.
     pub log_multiplier: f32,
-    /// Whether `rope_freqs` and the like divide its angles.
+    /// Whether `rope_freqs` and the like divide the angles.
     pub divided: bool,
-    /// Along which axis of a picture each pair turns, or that it does not; empty where all turn by
-    /// a token's position.
+    /// Image axis of each pair, or `None` for pairs that are not rotated; empty where all pairs use
+    /// the token's position.
     pub axes: Vec<Option<usize>>,
-    /// How dimensions pair up (a property of the architecture).
+    /// Pairing of dimensions (a property of the architecture).
     pub pairing: Pairing,
 }
 
-/// Reads and checks them for heads of `head_dim` values.
+/// Reads and checks the keys for heads of `head_dim` values.
 pub(super) fn read(
     k: &mut Keys<'_>,
     spec: &Spec,
@@ -139,7 +140,7 @@ pub(super) fn read(
     })
 }
 
-/// What stands for them where nothing turns; no key is looked at.
+/// Returns a placeholder for models without RoPE; reads no key.
 pub(super) fn unused(spec: &Spec, context: usize) -> RopeHparams {
     RopeHparams {
         n_rot: Sourced::default(2),
@@ -157,21 +158,20 @@ pub(super) fn unused(spec: &Spec, context: usize) -> RopeHparams {
     }
 }
 
-/// How the sections of a head share out its pairs among the axes of a picture: time, height and
-/// width. In a text all of these turn by the token's position, and what belongs to none of the
-/// three does not turn.
+/// M-RoPE: assignment of a head's pairs to the image axes time, height and width. In text all of
+/// these use the token's position; pairs outside the three sections are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sections {
-    /// To each axis in turn, as far as its section has pairs left.
+    /// Pairs go to the axes in turn, as long as an axis' section has pairs left.
     Interleaved,
     /// One section after the other.
     Blocks,
 }
 
-/// The key of their sizes.
+/// Key of the section sizes.
 pub(super) const SECTIONS: &str = "rope.dimension_sections";
 
-/// The axis of each pair.
+/// Returns the axis of each pair.
 fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option<usize>>, Error> {
     let Some(value) = k.get(SECTIONS) else {
         return Err(k.missing(k.full(SECTIONS), "four counts of pairs"));
@@ -202,8 +202,8 @@ fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option
     Ok((0..n_rot / 2).map(axis).collect())
 }
 
-/// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`. A file without a
-/// factor, or with one of 0, means 1, whatever the type is.
+/// Reads `rope.scaling.type` and the factor, which old files call `rope.scale_linear`. A missing
+/// factor, or 0, means 1, for every type.
 fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
     const TYPE: &str = "rope.scaling.type";
     let old = k.get("rope.scaling.factor").is_none() && k.get("rope.scale_linear").is_some();
@@ -237,7 +237,7 @@ fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourc
     Ok((kind, k.positive(suffix, f32::INFINITY, Some(1.0))?))
 }
 
-/// YaRN's extrapolation factor is 1 with yarn and 0 without; a file may only say so.
+/// Refuses other extrapolation factors than YaRN's default: 1 with yarn and 0 without.
 fn refuse_ext_factor(k: &mut Keys<'_>, kind: ScalingKind) -> Result<(), Error> {
     const KEY: &str = "rope.scaling.yarn_ext_factor";
     let neutral = if kind == ScalingKind::Yarn { 1.0 } else { 0.0 };

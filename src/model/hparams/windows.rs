@@ -1,4 +1,4 @@
-//! Layers whose attention sees a window of the latest positions, and how these turn.
+//! Layers with sliding-window attention, and their RoPE.
 
 use gguf_rs_lite::Value;
 
@@ -11,9 +11,9 @@ use super::{Hparams, MAX_HEAD_DIM, RopeHparams, ScalingKind};
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// Gives a window to the layers that have one: those that the file marks, or else all but every
-/// `period`th. Without a window's size in the file it is `default`, or no layer has one. Says
-/// whether any layer has.
+/// Sets the window of the layers that have one: those the file marks, or else all but every
+/// `period`th. Without a window size in the file it is `default`, or no layer has one. Returns
+/// whether any layer has a window.
 pub(crate) fn windows(
     k: &mut Keys<'_>,
     h: &mut Hparams,
@@ -32,7 +32,7 @@ pub(crate) fn windows(
     Ok(has.contains(&true))
 }
 
-/// The same where a window of 0 is none, as if the key was missing.
+/// Does the same, treating a window of 0 as a missing key.
 pub(crate) fn windows_or_none(
     k: &mut Keys<'_>,
     h: &mut Hparams,
@@ -45,7 +45,7 @@ pub(crate) fn windows_or_none(
     windows(k, h, period, None)
 }
 
-/// Which layers have windows: a flag for each in the file, or the period of those without.
+/// Returns which layers have windows: from the file's flags, or from the period of those without.
 fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>, Error> {
     if let Some(Value::Array(flags)) = k.get(PATTERN) {
         let flag = |v: Value<'_>| match v {
@@ -75,7 +75,7 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
     Ok((0..n_layer).map(has).collect())
 }
 
-/// Lets layers with windows turn by a base of their own, if the file has one that is another.
+/// Gives layers with windows a RoPE base of their own, if the file has a different one.
 pub(crate) fn windows_turn_by_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let usual = h.ropes[0].freq_base.value;
     let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(usual))?;
@@ -85,7 +85,8 @@ pub(crate) fn windows_turn_by_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<
     Ok(())
 }
 
-/// Lets none but layers with windows turn. llama.cpp's graphs of such models take one base for all.
+/// Removes RoPE from layers without windows. llama.cpp's graphs of such models use one base for all
+/// layers.
 pub(crate) fn only_windows_turn(k: &mut Keys<'_>, h: &mut Hparams) {
     let usual = f64::from(h.ropes[0].freq_base.value);
     k.warn_of_unheard("rope.freq_base_swa", &[usual]);
@@ -94,7 +95,7 @@ pub(crate) fn only_windows_turn(k: &mut Keys<'_>, h: &mut Hparams) {
     }
 }
 
-/// Lets layers with windows turn by a rotary embedding of their own, made from the model's.
+/// Gives layers with windows a rotary embedding of their own, derived from the model's.
 pub(crate) fn windows_turn_by(h: &mut Hparams, change: impl FnOnce(&mut RopeHparams)) {
     let mut rope = h.ropes[0].clone();
     change(&mut rope);
@@ -108,7 +109,7 @@ pub(crate) fn windows_turn_by(h: &mut Hparams, change: impl FnOnce(&mut RopeHpar
     }
 }
 
-/// Gives layers with windows heads and angles of their own, which no divisors of the file change.
+/// Gives layers with windows head widths and a RoPE of their own, without the file's divisors.
 pub(crate) fn windows_have_heads(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     const HEAD_DIM: &str = "attention.key_length_swa";
     let usual = h.layers[0].head_dim;

@@ -1,4 +1,4 @@
-//! Every shared model loads, and the report says what is in use and where it comes from.
+//! Every shared model loads, and the report shows the values in use and their sources.
 
 use crate::support::{File, Load, Val, open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions};

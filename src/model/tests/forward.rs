@@ -1,6 +1,6 @@
 //! The graph, executed naively in f64 straight from its ops, gives llama.cpp's logits on the F32
-//! models: weights are bound to the right fields, ops stand in the right order, and the rotary
-//! table is right up to the longest golden prompt.
+//! models: weights are bound to the right fields, ops are in the right order, and the rotary table
+//! is right up to the longest golden prompt.
 
 mod ops;
 
@@ -18,7 +18,7 @@ fn mean(x: &[f64]) -> f64 {
     x.iter().sum::<f64>() / x.len() as f64
 }
 
-/// Every row of every value; all rows are wanted.
+/// A run of the graph: every row of every value; all rows are wanted.
 struct Run<'a> {
     m: &'a Model,
     gguf: &'a Gguf,
@@ -84,8 +84,8 @@ impl Run<'_> {
             .collect()
     }
 
-    /// Groups as wide as the weight, without what `middle` says of them, over the root of the mean
-    /// of their squares.
+    /// Norms groups as wide as the weight: subtracts `middle` of the group, then divides by the
+    /// root of the mean of the squares.
     fn norm(&self, x: &Matrix, weight: VecId, eps: f32, middle: fn(&[f64]) -> f64) -> Matrix {
         let weight = self.m.weights.vector(weight);
         let norm = |group: &[f64]| {
@@ -122,12 +122,12 @@ impl Run<'_> {
         &self.values[v.index()]
     }
 
-    /// What `f` makes of each row of a value.
+    /// Applies `f` to each row of a value.
     fn rows(&self, x: ValueId, f: impl Fn(&[f64]) -> Vec<f64>) -> Matrix {
         self.value(x).iter().map(|row| f(row)).collect()
     }
 
-    /// What `f` makes of each two rows of two values.
+    /// Applies `f` to the rows of two values, pair by pair.
     fn both(&self, a: ValueId, b: ValueId, f: impl Fn(&[f64], &[f64]) -> Vec<f64>) -> Matrix {
         let rows = self.value(a).iter().zip(self.value(b));
         rows.map(|(a, b)| f(a, b)).collect()
@@ -159,7 +159,7 @@ impl Run<'_> {
                 let w = self.weight(w);
                 self.rows(x, |row| w.iter().map(|w| ops::dot(row, w)).collect())
             }
-            // a text has no rows that are given
+            // a text has no given rows
             Op::AddGiven { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
             Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
             Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),
@@ -236,7 +236,7 @@ fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
     run.values.swap_remove(m.graph.logits.index())
 }
 
-/// Numbers of a golden.
+/// Reads a tensor of a golden file.
 fn numbers<T>(golden: &SafeTensors<'_>, name: &str, number: fn([u8; 4]) -> T) -> Vec<T> {
     let bytes = golden.tensor(name).expect("a golden has it");
     let four = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
@@ -244,15 +244,15 @@ fn numbers<T>(golden: &SafeTensors<'_>, name: &str, number: fn([u8; 4]) -> T) ->
     data.map(|b| number(four(b))).collect()
 }
 
-/// Where a model's logits, or its rows where it has none, are not llama.cpp's on its prompts, of
-/// which there are at least so many.
+/// Returns the deviations of a model's logits (or rows, where it has none) from llama.cpp's, on at
+/// least `fewest` prompts.
 fn faults(model: &str, gguf: &Gguf, goldens: &Path, fewest: usize) -> Vec<String> {
     let mut m = Model::load(gguf).unwrap_or_else(|e| panic!("{e}"));
-    // llama.cpp's context when the goldens were made
+    // llama.cpp's context length when the goldens were made
     m.fit_to_context(2048);
     // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far more:
-    // rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude dropped 2.4e-2.
-    // GELU it reads from a table of halves.
+    // rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude dropped 2.4e-2. For
+    // GELU it reads an f16 table.
     let limit = if m.graph.uses_gelu() { 1e-6 } else { 1e-9 };
     let (mut n, mut faults) = (0, Vec::new());
     for entry in std::fs::read_dir(goldens).expect("a folder") {
@@ -302,7 +302,7 @@ fn logits_are_those_of_llama_cpp() {
     }
 }
 
-/// Every architecture of the shared folder but those that are refused by name.
+/// Tests every architecture of the shared folder but those refused by name.
 #[test]
 fn every_architecture_gives_llama_cpps_logits() {
     let (Some(models), Some(goldens)) = (shared("arch/models"), shared("arch/goldens")) else {
@@ -318,7 +318,7 @@ fn every_architecture_gives_llama_cpps_logits() {
         let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a shared model");
         if let Ok(arch) = Arch::of_file(&gguf) {
             if arch.name() == "qwen3" {
-                // has logits, and goldens without
+                // has logits, but its goldens are without
                 continue;
             }
             all.extend(faults(&name, &gguf, &goldens.join(&*name), 2));
@@ -326,7 +326,7 @@ fn every_architecture_gives_llama_cpps_logits() {
         }
     }
     assert!(all.is_empty(), "{}", all.join("\n"));
-    // those of other folders, which other tests look at
+    // these are in other folders, which other tests cover
     let elsewhere = [
         "llama",
         "qwen2",

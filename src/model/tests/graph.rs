@@ -1,5 +1,5 @@
-//! The graphs against lists of llama.cpp's tensor names, as its `llama-eval-callback` printed them,
-//! and the bindings.
+//! Compares the graphs with lists of llama.cpp's tensor names, as its `llama-eval-callback` printed
+//! them, and checks the bindings.
 
 use crate::support::{File, Load};
 use octavo_kernels::RowSet;
@@ -106,7 +106,7 @@ fn layers_follow_each_other_and_rows_are_selected_once() {
             .map(|i| names[i + 1].as_str()),
         Some("attn_norm-2")
     );
-    // the last layer's attention sees every token; what follows only the wanted rows
+    // the last layer's attention covers every token; later ops only the wanted rows
     let rows = |name: &str| {
         let node = m
             .graph
@@ -311,8 +311,7 @@ fn fused_qkv_is_cut_into_rows() {
         let gguf = f.gguf();
         let m = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}"));
         let layer = m.weights.layers[0].attention.expect("it attends");
-        // the tensor's values are 1, 1.001, ... in order, so a row's first value says which row it
-        // is
+        // the tensor's values are 1, 1.001, ... in order, so a row's first value identifies it
         for (id, first, rows) in [
             (layer.wq, 0u64, 64u64),
             (layer.wk.expect("keys"), 64, 32),

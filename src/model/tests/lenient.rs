@@ -1,9 +1,9 @@
-//! What llama.cpp takes though it is odd, and so do we.
+//! Odd files that llama.cpp accepts, and so do we.
 
 use crate::support::{File, Load, Val};
 use octavo_model::ScalingKind;
 
-/// Norms of heads in every layer.
+/// Adds norms of query and key heads to every layer.
 fn with_head_norms(mut f: File, n_layer: usize) -> File {
     for l in 0..n_layer {
         for name in ["attn_q_norm", "attn_k_norm"] {
@@ -29,7 +29,7 @@ fn one_expert_is_the_feed_forward_block() {
     assert!(f.error().contains("llama.expert_used_count"));
 }
 
-/// Two layers, and one behind them that predicts further tokens and may have any tensors.
+/// A file of two layers and a multi-token prediction layer, which may have any tensors.
 fn with_prediction() -> File {
     let mut f = with_head_norms(File::new("exaone4", 2), 2);
     for l in 0..2 {
@@ -100,7 +100,7 @@ fn a_factor_of_nothing_scales_nothing() {
             let rope = m.ropes.remove(0);
             assert_eq!(rope.magnitude, 1.0, "{kind:?} {key:?}");
             for (got, expected) in rope.frequencies.iter().zip(&plain.frequencies) {
-                // a ramp from a frequency to itself may round
+                // a ramp between two equal frequencies may round
                 let close = (got - expected).abs() <= 1e-15 * expected;
                 assert!(close, "{kind:?} {key:?}: {got} for {expected}");
             }

@@ -5,8 +5,7 @@ use crate::support::{File, Load, Val, open_shared};
 use approx::assert_relative_eq;
 use octavo_model::{Model, Pairing, Rope};
 
-/// Two doubles that went through different but equivalent formulas: a few units in the last place
-/// each.
+/// Asserts that two doubles agree up to a few units in the last place, as equivalent formulas do.
 fn close(got: f64, expected: f64) {
     assert_relative_eq!(got, expected, max_relative = 1e-14);
 }

@@ -6,7 +6,7 @@ use octavo_model::{Error, Model};
 pub(crate) use octavo_fixtures::shared;
 pub(crate) use octavo_fixtures::tiny::{File, Val};
 
-/// What becomes of a file that is only in memory.
+/// Loads a file that exists only in memory.
 pub(crate) trait Load {
     fn load(&self) -> Result<Model, Error>;
 

@@ -1,8 +1,8 @@
 //! Weights bound once to typed fields: names, shapes and element types are checked here and never
 //! looked up again.
 //!
-//! Matrices stay in the file (a [`WeightRef`] says where); norms, biases and `rope_freqs` are small
-//! and are read.
+//! Matrices stay in the file (a [`WeightRef`] locates them); norms, biases and `rope_freqs` are
+//! small and are read.
 
 mod bind;
 mod tensors;
@@ -11,21 +11,21 @@ pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, Ends, bind, blk};
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
-/// A norm's weights, and what llama.cpp calls its result.
+/// A norm's weights, and llama.cpp's name for its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormWeights {
-    /// (n) of the values that are normed together
+    /// `(n)`, for the values that are normed together
     pub weight: VecId,
     /// (n)
     pub bias: Option<VecId>,
-    /// The result's name, if it has one.
+    /// Name of the result, if it has one.
     pub tap: Option<&'static str>,
-    /// Whether the name has the layer's number.
+    /// Whether the name carries the layer's number.
     pub numbered: bool,
 }
 
 impl NormWeights {
-    /// Without a bias.
+    /// Creates weights without a bias.
     pub(crate) fn plain(weight: VecId, tap: &'static str) -> NormWeights {
         NormWeights {
             weight,
@@ -36,7 +36,7 @@ impl NormWeights {
     }
 }
 
-/// A gated feed-forward block, or one of a single product if there is no gate.
+/// A feed-forward block; without a gate, `down(act(up(x)))`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedForward {
     /// (n_ff, n_embd)
@@ -53,21 +53,21 @@ pub struct FeedForward {
     pub down_bias: Option<VecId>,
 }
 
-/// What follows attention in a layer.
+/// The feed-forward part of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ffn {
-    /// One feed-forward block for all tokens.
+    /// One dense block for all tokens.
     Dense(FeedForward),
-    /// One of many for each token.
+    /// A mixture of experts.
     Experts(Experts),
-    /// Both.
+    /// Both, in parallel.
     Both(DenseAndExperts),
-    /// The layer ends before it.
+    /// None: the layer ends with attention or its recurrence.
     Absent,
 }
 
 impl Ffn {
-    /// The block for all tokens, if there is one.
+    /// Returns the dense block, if there is one.
     pub fn dense(&self) -> Option<&FeedForward> {
         match self {
             Ffn::Dense(dense) | Ffn::Both(DenseAndExperts { dense, .. }) => Some(dense),
@@ -75,7 +75,7 @@ impl Ffn {
         }
     }
 
-    /// The experts, if there are some.
+    /// Returns the experts, if there are any.
     pub fn experts(&self) -> Option<&Experts> {
         match self {
             Ffn::Experts(experts) | Ffn::Both(DenseAndExperts { experts, .. }) => Some(experts),
@@ -84,64 +84,64 @@ impl Ffn {
     }
 }
 
-/// A feed-forward block for all tokens and experts beside each other, each with norms of its own.
+/// A dense feed-forward block and experts in parallel, each with norms of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseAndExperts {
-    /// For all tokens.
+    /// Dense block.
     pub dense: FeedForward,
-    /// Of its result.
+    /// Norm of its result.
     pub dense_post_norm: NormWeights,
-    /// The experts.
+    /// Experts.
     pub experts: Experts,
-    /// Of what the router reads.
+    /// Norm of the router's input.
     pub router_norm: VecId,
-    /// Of what the experts read.
+    /// Norm of the experts' input.
     pub experts_norm: NormWeights,
-    /// Of their result.
+    /// Norm of their result.
     pub experts_post_norm: NormWeights,
 }
 
-/// Feed-forward blocks of which every token goes to a few.
+/// A mixture of experts: each token uses a few of many feed-forward blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
-    /// (n_expert, n_embd): scores a token for each.
+    /// (n_expert, n_embd): yields each expert's score of a token.
     pub router: WeightId,
     /// (n_expert)
     pub router_bias: Option<VecId>,
-    /// (n_expert): added where experts are chosen, and not where they are weighed.
+    /// (n_expert): added to scores when experts are chosen, not when they are weighted.
     pub selection_bias: Option<VecId>,
-    /// What is gated, and by what.
+    /// Gate and up projections.
     pub input: ExpertInputs,
     /// (n_embd, n_ff) each
     pub down: ExpertBank,
-    /// A block that sees every token.
+    /// Shared expert.
     pub shared: Option<FeedForward>,
-    /// What its result is called.
+    /// Name of its result.
     pub shared_tap: &'static str,
-    /// (1, n_embd): how much of it a token gets, before a sigmoid.
+    /// (1, n_embd): yields the score of its gate, before a sigmoid.
     pub shared_gate: Option<WeightId>,
 }
 
-/// Where the gates of experts and what they gate come from.
+/// Gate and up projections of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertInputs {
     /// Two banks (n_ff, n_embd).
     Apart {
-        /// The gates.
+        /// Gate projections.
         gate: ExpertBank,
-        /// What they gate.
+        /// Up projections.
         up: ExpertBank,
     },
-    /// One (2 n_ff, n_embd): an expert's gate, then what it gates.
+    /// One bank (2 n_ff, n_embd): an expert's gate rows, then its up rows.
     Together(ExpertBank),
 }
 
-/// Matrices of all experts, one below the other.
+/// Matrices of all experts, stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertBank {
     /// (n_expert * rows, cols)
     pub weight: WeightId,
-    /// Factors of the products, which an NVFP4 file has beside the matrix.
+    /// Factors of the products, which an NVFP4 file stores beside the matrix.
     pub scale: Option<ExpertScale>,
     /// (n_expert * rows)
     pub bias: Option<VecId>,
@@ -150,22 +150,22 @@ pub struct ExpertBank {
 /// Factors of the products with an [`ExpertBank`], before a bias is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScale {
-    /// (n_expert): multiply the weights with which the experts' results are added up.
+    /// (n_expert): applied to the weights of the final sum.
     OfExperts(VecId),
-    /// (n_expert * rows): each expert's factor, once for each row of its matrix.
+    /// (n_expert * rows): each expert's factor, repeated for each row of its matrix.
     OfRows(VecId),
 }
 
-/// What looks back at earlier tokens; what an architecture does not have is `None`.
+/// Attention; weights an architecture does not have are `None`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// (n_head * head_dim, n_embd); twice as many rows if `gated`
     pub wq: WeightId,
-    /// Behind each head's query there is a gate of its result.
+    /// Each head's query rows are followed by those of a gate of its result.
     pub gated: bool,
-    /// (n_head_kv * head_dim, n_embd); none where another layer's keys and values are read
+    /// (n_head_kv * head_dim, n_embd); none where the layer reads another layer's keys and values
     pub wk: Option<WeightId>,
-    /// (n_head_kv * head_dim, n_embd); without it, values are the keys' product
+    /// (n_head_kv * head_dim, n_embd); without it, values are the product with `wk`
     pub wv: Option<WeightId>,
     /// (n_head * head_dim)
     pub bq: Option<VecId>,
@@ -173,13 +173,13 @@ pub struct Attention {
     pub bk: Option<VecId>,
     /// (n_head_kv * head_dim)
     pub bv: Option<VecId>,
-    /// Of queries: as wide as a head, or as all of them.
+    /// Norm of queries: as wide as a head, or as all of them.
     pub q_norm: Option<NormWeights>,
-    /// Of keys, likewise.
+    /// Norm of keys, likewise.
     pub k_norm: Option<NormWeights>,
-    /// Of values.
+    /// Norm of values.
     pub v_norm: Option<NormWeights>,
-    /// (n_head): what softmax's denominators gain beside the scores.
+    /// (n_head): attention sinks, added to softmax's denominators.
     pub sinks: Option<VecId>,
     /// (n_embd, n_head * head_dim)
     pub wo: WeightId,
@@ -188,7 +188,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// With what every one has, and nothing else.
+    /// Creates attention with the two matrices that are always there.
     pub(crate) fn new(wq: WeightId, wo: WeightId) -> Attention {
         Attention {
             wq,
@@ -208,55 +208,56 @@ impl Attention {
     }
 }
 
-/// Attention whose heads read one narrow row for all of them; widths are those of
+/// Multi-head latent attention (MLA); widths are those of
 /// [`LatentHparams`](crate::hparams::LatentHparams).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentAttention {
-    /// Queries.
+    /// Query projection.
     pub query: LatentQuery,
-    /// (rank + rotated, n_embd): the narrow row, and the part of keys that turns.
+    /// (rank + rotated, n_embd): yields the latent row, and the rotated part of keys.
     pub narrow: WeightId,
-    /// Of the narrow row.
+    /// Norm of the latent row.
     pub norm: NormWeights,
-    /// How heads read it.
+    /// Projections of keys and values.
     pub heads: LatentHeads,
     /// (n_embd, n_head * value)
     pub wo: WeightId,
 }
 
-/// Where the queries of a [`LatentAttention`] come from.
+/// Query projection of a [`LatentAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LatentQuery {
     /// (n_head * query, n_embd)
     Whole(WeightId),
-    /// A narrow row of their own.
+    /// A low-rank projection.
     Narrow {
         /// (query_rank, n_embd)
         down: WeightId,
-        /// Of the row.
+        /// Norm of the low-rank row.
         norm: NormWeights,
         /// (n_head * query, query_rank)
         up: WeightId,
     },
 }
 
-/// How heads read the narrow row of a [`LatentAttention`].
+/// Key and value projections of a [`LatentAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LatentHeads {
-    /// As it is, by a matrix for each head's query and one for what it reads.
+    /// Absorbed: heads read the latent row itself; one matrix per head projects its query, another
+    /// its result.
     Absorbed {
-        /// (rank, plain) each
+        /// (rank, plain) for each head
         keys: WeightId,
-        /// (value, rank) each
+        /// (value, rank) for each head
         values: WeightId,
-        /// (n_head): their numbers.
+        /// (n_head): head indices.
         all: VecId,
     },
-    /// (n_head * (plain + value), rank): keys and values are made of it for each head.
+    /// (n_head * (plain + value), rank): expands the latent row into each head's key and value.
     Materialised(WeightId),
 }
 
-/// What goes from token to token. `kernel`, `inner`, heads and groups are those of
+/// A recurrent block. `kernel`, `inner`, heads and groups are those of
 /// [`RecurrentHparams`](crate::hparams::RecurrentHparams).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrence {
@@ -268,61 +269,63 @@ pub enum Recurrence {
     ShortConv(ShortConv),
 }
 
-/// A gated delta net: each head keeps a matrix that fades, and corrects what it says of each key.
+/// A gated delta net: each head's state is a matrix that decays, and is corrected by the error of
+/// its prediction for each key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaNet {
-    /// Queries, keys and values, and what gates the result.
+    /// Projections of queries, keys, values and the gate of the result.
     pub inputs: DeltaInputs,
-    /// What says how much fades, and how far the state is corrected.
+    /// Projections of the decay and the learning rate.
     pub rates: DeltaRates,
-    /// (heads): added to the former.
+    /// (heads): added to the decay's projection.
     pub dt_bias: VecId,
-    /// (heads): multiplies it after a softplus; the logarithm of what is left.
+    /// (heads): factor on the decay after softplus; yields the decay's logarithm.
     pub a: VecId,
-    /// (state_size), all `1 / sqrt(state_size)`: gives queries and keys length 1.
+    /// (state_size), all `1 / sqrt(state_size)`: turns an RMS norm into an L2 norm for queries and
+    /// keys.
     pub unit: VecId,
-    /// (state_size): norms each head's result.
+    /// (state_size): norm of each head's result.
     pub norm: VecId,
     /// (n_embd, inner)
     pub out: WeightId,
 }
 
-/// Where queries, keys and values of a [`DeltaNet`] come from; convolutions are `[kernel][width]`.
+/// Input projections of a [`DeltaNet`]; convolutions are `[kernel][width]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeltaInputs {
     /// Queries, keys and values in one matrix (2 groups * state_size + inner, n_embd).
     Apart {
-        /// All three.
+        /// Projection of all three.
         qkv: WeightId,
-        /// Of all three.
+        /// Convolution of all three.
         conv: VecId,
-        /// (inner, n_embd): what gates the result.
+        /// (inner, n_embd): gate of the result.
         gate: WeightId,
     },
-    /// All four in one matrix, whose rows go by heads of keys.
+    /// All four in one matrix, with rows grouped by key head.
     ByHeads {
         /// (2 groups * state_size + 2 inner, n_embd)
         all: WeightId,
-        /// Of queries, keys and values.
+        /// Convolutions of queries, keys and values.
         convs: [VecId; 3],
     },
 }
 
-/// Where the rates of a [`DeltaNet`] come from.
+/// Projections of the rates of a [`DeltaNet`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeltaRates {
-    /// A matrix (heads, n_embd) for each.
+    /// Two matrices, (heads, n_embd) each.
     Apart {
-        /// How much fades.
+        /// Decay.
         alpha: WeightId,
-        /// How far the state is corrected.
+        /// Learning rate.
         beta: WeightId,
     },
-    /// (2 heads, n_embd): both, whose rows go by heads of keys, the corrections first.
+    /// (2 heads, n_embd): both, with rows grouped by key head, the learning rates first.
     ByHeads(WeightId),
 }
 
-/// Mamba 2: values are written to a state that fades, and read from it.
+/// Mamba 2: values are written to a decaying state, and read from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mamba2 {
     /// (2 inner + 2 groups * state_size + heads, n_embd): gate, values, keys, queries, time steps.
@@ -333,24 +336,24 @@ pub struct Mamba2 {
     pub conv_bias: Option<VecId>,
     /// (heads): added to time steps.
     pub dt_bias: VecId,
-    /// (heads): how fast states fade; negative.
+    /// (heads): decay rate of the state; negative.
     pub a: VecId,
-    /// (heads): how much of the values goes past the state.
+    /// (heads): skip connection, a factor on values added to the result.
     pub d: VecId,
-    /// Of each group of the result.
+    /// Norm of each group of the result.
     pub norm: Option<GroupNorm>,
     /// (n_embd, inner)
     pub out: WeightId,
-    /// What the result is called.
+    /// Name of the result.
     pub tap: &'static str,
 }
 
-/// A norm of groups of a row, each with weights of its own.
+/// A norm over groups of a row, each with its own weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupNorm {
-    /// (width of a group), all 1.
+    /// (group width), all 1.
     pub ones: VecId,
-    /// (width of the row)
+    /// (row width)
     pub weight: VecId,
 }
 
@@ -365,55 +368,55 @@ pub struct ShortConv {
     pub out: WeightId,
 }
 
-/// One layer's weights; what an architecture does not have is `None`.
+/// One layer's weights; those an architecture does not have are `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Of the layer's input.
+    /// Norm of the layer's input.
     pub attn_norm: Option<NormWeights>,
-    /// What looks back.
+    /// Attention.
     pub attention: Option<Attention>,
-    /// What looks back by one narrow row.
+    /// Multi-head latent attention.
     pub latent: Option<LatentAttention>,
-    /// What goes from token to token, alone or beside attention.
+    /// Recurrent block, alone or parallel to attention.
     pub recurrence: Option<Recurrence>,
-    /// Of their result, before it is added; or of the sum ([`crate::Arch`] decides).
+    /// Norm of their result, before it is added; or of the sum ([`crate::Arch`] decides).
     pub attn_post_norm: Option<NormWeights>,
-    /// Of the feed-forward block's input.
+    /// Norm of the feed-forward block's input.
     pub ffn_norm: Option<NormWeights>,
-    /// The feed-forward block, or many.
+    /// Feed-forward block, experts or both.
     pub ffn: Ffn,
-    /// Of the feed-forward block's result, likewise.
+    /// Norm of the feed-forward block's result, likewise.
     pub ffn_post_norm: Option<NormWeights>,
-    /// What the layer makes of its part of [`PerLayerInputs`].
+    /// Use of the layer's part of [`PerLayerInputs`].
     pub per_layer: Option<PerLayer>,
-    /// What the layer's output is multiplied with.
+    /// Factor on the layer's output.
     pub output_scale: Option<f32>,
 }
 
-/// What a layer makes of what it gets of each token beside its input.
+/// A layer's use of its per-layer input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerLayer {
-    /// (n_embd_per_layer, n_embd): gates it.
+    /// (n_embd_per_layer, n_embd): gate.
     pub gate: WeightId,
     /// (n_embd, n_embd_per_layer)
     pub projection: WeightId,
-    /// Of the projection.
+    /// Norm of the projection.
     pub norm: NormWeights,
 }
 
-/// What every layer gets of each token beside its input.
+/// Per-layer inputs: an additional embedding of each token for every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerLayerInputs {
     /// (n_vocab, n_layer * n_embd_per_layer)
     pub table: WeightId,
     /// (n_layer * n_embd_per_layer, n_embd)
     pub projection: WeightId,
-    /// Of each layer's part of the projection.
+    /// Norm of each layer's part of the projection.
     pub norm: NormWeights,
 }
 
 impl Layer {
-    /// With this feed-forward block, and nothing else.
+    /// Creates a layer with this feed-forward block, and nothing else.
     pub(crate) fn new(ffn: Ffn) -> Layer {
         Layer {
             attn_norm: None,
@@ -429,7 +432,7 @@ impl Layer {
         }
     }
 
-    /// With something else of its attention, where it has one.
+    /// Replaces the layer's attention, where it has one.
     pub(crate) fn attending<E>(
         self,
         with: impl FnOnce(Attention) -> Result<Attention, E>,
@@ -444,11 +447,11 @@ impl Layer {
 /// Divisors of the rotary angles, one for each pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RopeDivisors {
-    /// (n_rot / 2): of every context.
+    /// (n_rot / 2): for every context length.
     pub all: Option<VecId>,
-    /// (n_rot / 2): of contexts up to the one before extension.
+    /// (n_rot / 2): for contexts up to the original length.
     pub short: Option<VecId>,
-    /// (n_rot / 2): of longer ones.
+    /// (n_rot / 2): for longer ones.
     pub long: Option<VecId>,
 }
 
@@ -459,15 +462,15 @@ pub struct Weights {
     pub tensors: Tensors,
     /// (n_vocab, n_embd)
     pub token_embd: WeightId,
-    /// (n_ctx_train, n_embd): added to embeddings of tokens.
+    /// (n_ctx_train, n_embd): added to token embeddings.
     pub positions: Option<WeightId>,
-    /// (n_embd): likewise, of every token.
+    /// (n_embd): likewise, for every token.
     pub token_type: Option<VecId>,
-    /// Of the sum of these.
+    /// Norm of the sum of these.
     pub embd_norm: Option<NormWeights>,
-    /// Of what the last layer hands on.
+    /// Norm of the last layer's output.
     pub output_norm: Option<NormWeights>,
-    /// Products that follow, one after the other, where a model gives no logits.
+    /// Successive products that follow, in models without logits.
     pub dense: Vec<WeightId>,
     /// (n_vocab, n_embd); `token_embd` itself when tied; none where a model gives no logits
     pub output: Option<WeightId>,
@@ -475,7 +478,7 @@ pub struct Weights {
     pub output_bias: Option<VecId>,
     /// Divisors of the rotary angles.
     pub rope_divisors: RopeDivisors,
-    /// What every layer gets of each token beside its input.
+    /// Per-layer inputs of tokens.
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers in order.
     pub layers: Vec<Layer>,
@@ -487,12 +490,12 @@ impl Weights {
         self.tensors.matrix(id)
     }
 
-    /// A vector's values.
+    /// Returns a vector's values.
     pub fn vector(&self, id: VecId) -> &[f32] {
         self.tensors.vector(id)
     }
 
-    /// Whether the output matrix is the token embedding.
+    /// Returns whether the output matrix is the token embedding.
     pub fn is_tied(&self) -> bool {
         self.output == Some(self.token_embd)
     }

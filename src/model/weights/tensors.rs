@@ -1,14 +1,14 @@
-//! The matrices and vectors of a file that a graph computes with, by number.
+//! The matrices and vectors of a file that a graph uses, by number.
 
 use std::ops::Range;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
-/// A matrix of the model, by its place in [`Tensors::matrices`].
+/// A matrix of the model, by its index in [`Tensors::matrices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub u32);
 
-/// A vector of the model, by its place in [`Tensors::vectors`].
+/// A vector of the model, by its index in [`Tensors::vectors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VecId(pub u32);
 
@@ -27,19 +27,18 @@ pub struct WeightRef {
     pub cols: u64,
     /// First row inside the tensor: not 0 for the K and V parts of a fused `attn_qkv.weight`.
     pub row_start: u64,
-    /// Of which rows, unless they are neighbours.
+    /// Choice of rows, where they are not contiguous.
     pub pieces: Option<Pieces>,
-    /// Factor of every product with the matrix: what an NVFP4 file has beside it, otherwise 1.
+    /// Factor of every product with the matrix: NVFP4's `x.scale`, otherwise 1.
     pub scale: f32,
 }
 
-/// Rows of a weight that are some of each of several matrices one below the other: the same part of
-/// every expert.
+/// The same range of rows from each matrix of a stack: one part of every expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Rows of such a matrix in the tensor.
+    /// Rows of each stacked matrix in the tensor.
     pub each: u64,
-    /// How many of them the weight has, neighbours.
+    /// Rows of each that belong to the weight, contiguous.
     pub rows: u64,
 }
 
@@ -55,12 +54,12 @@ impl WeightRef {
         self.rows as usize * self.row_bytes()
     }
 
-    /// Where its rows begin in the tensor, in bytes.
+    /// Byte offset of the first row in the tensor.
     pub fn offset(&self) -> usize {
         self.row_start as usize * self.row_bytes()
     }
 
-    /// Where a byte of the weight is in the tensor.
+    /// Returns the offset in the tensor of byte `at` of the weight.
     pub fn place(&self, at: usize) -> usize {
         let Some(Pieces { each, rows }) = self.pieces else {
             return self.offset() + at;
@@ -69,18 +68,18 @@ impl WeightRef {
         self.offset() + at / piece * (each as usize * self.row_bytes()) + at % piece
     }
 
-    /// The rows' bytes, all [`WeightRef::n_bytes`].
+    /// Returns the rows' bytes, all [`WeightRef::n_bytes`].
     ///
     /// # Panics
-    /// If `gguf` is not the file the weight was bound from, or the rows are no neighbours.
+    /// If `gguf` is not the file the weight was bound from, or the rows are not contiguous.
     pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
         assert!(self.pieces.is_none(), "{}: rows of pieces", self.name);
         let start = self.offset();
         &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
     }
 
-    /// A range of the bytes, which is whole rows, of one piece; in `room`, if the file does not
-    /// have them as they are.
+    /// Returns a range of the bytes: whole rows of one piece. Uses `room` where the file does not
+    /// store them in this form.
     ///
     /// # Panics
     /// If `gguf` is not the file the weight was bound from.
@@ -110,7 +109,8 @@ impl WeightRef {
         })
     }
 
-    /// Whether the weight is the whole tensor, so that its pages may be released once it is packed.
+    /// Returns whether the weight is the whole tensor, so that its pages may be released once it is
+    /// packed.
     pub fn is_whole(&self, gguf: &Gguf) -> bool {
         let rows = gguf
             .tensors()
@@ -127,11 +127,11 @@ pub struct Vector {
     pub name: String,
     /// Its values, all finite.
     pub data: Vec<f32>,
-    /// It follows from others, or from the architecture, and is not in the file.
+    /// Whether it is derived, or given by the architecture, instead of read from the file.
     pub is_made: bool,
 }
 
-/// All that a graph computes with.
+/// All matrices and vectors that a graph uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensors {
     /// Every matrix; [`WeightId`] indexes it.
@@ -141,12 +141,12 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// A matrix.
+    /// Returns a matrix.
     pub fn matrix(&self, id: WeightId) -> &WeightRef {
         &self.matrices[id.0 as usize]
     }
 
-    /// A vector's values.
+    /// Returns a vector's values.
     pub fn vector(&self, id: VecId) -> &[f32] {
         &self.vectors[id.0 as usize].data
     }

@@ -1,4 +1,4 @@
-//! What operations do, row by row.
+//! Reference ops, row by row.
 
 use super::Matrix;
 use octavo_kernels::{Activation, Function, Recurrence, TopGroups};
@@ -79,7 +79,7 @@ pub(super) fn normalize(row: &[f64], least: f32) -> Vec<f64> {
     row.iter().map(|x| x / sum).collect()
 }
 
-/// One input for all experts of a row, or one for each.
+/// Multiplies the row with the chosen experts: one input for all of them, or one for each.
 pub(super) fn expert_product(row: &[f64], ids: &[f64], w: &Matrix, experts: usize) -> Vec<f64> {
     let (n, cols) = (w.len() / experts, w[0].len());
     let mut out = Vec::new();
@@ -110,7 +110,8 @@ fn gelu(x: f64) -> f64 {
     x / 2.0 * (1.0 + z.tanh())
 }
 
-/// Every value with those above it, the last row of weights for its own.
+/// Causal convolution: the last row of weights applies to the token's own value, the others to the
+/// rows before it.
 pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
     let width = x[0].len();
     let kernel = weight.len() / width;
@@ -124,7 +125,7 @@ pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
         .collect()
 }
 
-/// Each value of a head has a row of the state.
+/// Linear attention, with one row of state for each value of a head.
 pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
     let (heads, d) = (decay[0].len(), how.key_dim);
     let n = v[0].len() / heads;
@@ -148,7 +149,7 @@ pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurr
     out
 }
 
-/// Places of the largest values, of the best groups where there are any.
+/// Returns the indices of the largest values, within the best groups where there are any.
 pub(super) fn top_k(row: &[f64], n: usize, groups: Option<TopGroups>) -> Vec<f64> {
     let descending = |values: &[f64]| {
         let mut order: Vec<usize> = (0..values.len()).collect();

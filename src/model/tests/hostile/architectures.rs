@@ -1,4 +1,4 @@
-//! What only some architectures have: windows, factors, experts, sinks, other norms.
+//! Features of some architectures only: windows, factors, experts, sinks, other norms.
 
 mod files;
 
@@ -225,7 +225,8 @@ fn experts() {
     );
 }
 
-/// llama.cpp has one way for this architecture, whatever its keys say.
+/// Router keys have no effect on an architecture for which llama.cpp supports a single way of
+/// routing.
 #[test]
 fn keys_of_other_routers_change_nothing() {
     let mut f = valid("qwen3moe");
@@ -438,7 +439,7 @@ fn rows_that_are_multiplied_in_the_end() {
     );
 }
 
-/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+/// Loading returns a result, never a panic, whichever single key or tensor is dropped or altered.
 #[test]
 fn no_single_change_panics() {
     for arch in ARCHITECTURES {

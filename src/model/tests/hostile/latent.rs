@@ -1,9 +1,10 @@
-//! Attention by one narrow row: its widths, its tensors.
+//! Multi-head latent attention: its widths, its tensors.
 
 use super::{Row, broken};
 use crate::support::{File, Load, Val};
 
-/// Heads of 24 and values of 16 by a row of 32, absorbed, with experts behind the first layer.
+/// A file with heads of 24, values of 16 and a latent row of 32, absorbed, with experts after the
+/// first layer.
 fn absorbed() -> File {
     let mut f = File::new("deepseek2", 2);
     for (key, n) in [
@@ -55,7 +56,8 @@ fn absorbed() -> File {
     f
 }
 
-/// The same with keys and values made for each head, as in old files, whose queries are whole.
+/// The same with keys and values expanded for each head, as in old files, and queries without a
+/// low-rank row.
 fn materialised() -> File {
     let mut f = absorbed();
     for key in ["attention.key_length_mla", "attention.value_length_mla"] {
@@ -187,7 +189,7 @@ fn tensors() {
     );
 }
 
-/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+/// Loading returns a result, never a panic, whichever single key or tensor is dropped or altered.
 #[test]
 fn no_single_change_panics() {
     for file in [absorbed(), materialised()] {

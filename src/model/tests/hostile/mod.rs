@@ -1,5 +1,5 @@
-//! Files that are wrong in one way each: a clean one-line error that names the key or tensor, never
-//! a panic.
+//! Files that are wrong in one way each give a clean one-line error that names the key or tensor,
+//! never a panic.
 
 mod architectures;
 mod latent;
@@ -12,7 +12,7 @@ use crate::support::{File, Load, Val};
 use gguf_rs_lite::TensorType;
 use octavo_model::Model;
 
-/// What is done to a valid file, and what the error must say.
+/// Name, change made to a valid file, and parts the error message must contain.
 type Row = (&'static str, fn(&mut File), &'static [&'static str]);
 
 fn check(arch: &'static str, rows: &[Row]) {
@@ -21,7 +21,7 @@ fn check(arch: &'static str, rows: &[Row]) {
     }
 }
 
-/// Breaks a file, and looks at what is said of it.
+/// Alters a file and checks the error message.
 fn broken(mut f: File, (name, break_it, expected): &Row) {
     break_it(&mut f);
     let e = f.error();
@@ -141,7 +141,7 @@ fn architectures() {
     );
 }
 
-/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+/// Loading returns a result, never a panic, whichever single key or tensor is dropped or altered.
 #[test]
 fn no_single_change_panics() {
     for arch in ["llama", "qwen2", "qwen3"] {
@@ -152,7 +152,8 @@ fn no_single_change_panics() {
     }
 }
 
-/// Drops and bends every key and tensor of a file, one at a time; which tensors may be missing.
+/// Drops and alters every key and tensor of a file, one at a time; returns the tensors that are
+/// optional.
 fn bend_everything(good: &File) -> Vec<String> {
     let mut optional = Vec::new();
     let values = [

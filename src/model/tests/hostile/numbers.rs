@@ -1,9 +1,9 @@
-//! Numbers: the norms' epsilon, and all of positions.
+//! Numeric keys: the norms' epsilon, and those of positions.
 
 use super::{Row, check};
 use crate::support::Val;
 
-/// Of the norms.
+/// Epsilon of the norms.
 const EPSILON: &[Row] = &[
     (
         "eps NaN",
@@ -42,7 +42,7 @@ const EPSILON: &[Row] = &[
     ),
 ];
 
-/// The base of angles, and how many values rotate.
+/// RoPE base and number of rotated dimensions.
 const ROTATION: &[Row] = &[
     (
         "base 0",
@@ -81,7 +81,7 @@ const ROTATION: &[Row] = &[
     ),
 ];
 
-/// How angles are scaled for long contexts.
+/// Position scaling for long contexts.
 const SCALING: &[Row] = &[
     (
         "scaling unknown",

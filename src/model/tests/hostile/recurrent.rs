@@ -1,4 +1,4 @@
-//! What only architectures with recurrent layers have: states, convolutions, gates of attention.
+//! Features of architectures with recurrent layers: states, convolutions, gates of attention.
 
 mod files;
 
@@ -216,7 +216,7 @@ fn tensors_of_mambas() {
     );
 }
 
-/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+/// Loading returns a result, never a panic, whichever single key or tensor is dropped or altered.
 #[test]
 fn no_single_change_panics() {
     for arch in ARCHITECTURES {

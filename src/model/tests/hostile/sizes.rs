@@ -3,7 +3,7 @@
 use super::{Row, check};
 use crate::support::Val;
 
-/// How many layers.
+/// Number of layers.
 const LAYERS: &[Row] = &[
     (
         "no layers",
@@ -47,7 +47,7 @@ const LAYERS: &[Row] = &[
     ),
 ];
 
-/// Heads, and how long they are.
+/// Number and width of heads.
 const HEADS: &[Row] = &[
     (
         "no heads",

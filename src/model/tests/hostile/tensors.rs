@@ -3,7 +3,7 @@
 use super::{Row, check};
 use gguf_rs_lite::TensorType;
 
-/// Missing, or of another shape.
+/// Missing tensors, and wrong shapes.
 const SHAPES: &[Row] = &[
     (
         "embedding missing",
@@ -53,7 +53,7 @@ const SHAPES: &[Row] = &[
     ),
 ];
 
-/// Of another type, or not finite.
+/// Wrong types, and values that are not finite.
 const TYPES: &[Row] = &[
     (
         "norm as Q8_0",
@@ -85,7 +85,7 @@ const TYPES: &[Row] = &[
     ),
 ];
 
-/// Too many of them.
+/// Unexpected tensors.
 const UNEXPECTED: &[Row] = &[
     (
         "extra",
@@ -122,7 +122,7 @@ const UNEXPECTED: &[Row] = &[
     ),
 ];
 
-/// What is wrong for this architecture alone.
+/// Faults for this architecture only.
 const OF_LLAMA: &[Row] = &[
     (
         "rope_freqs too long",

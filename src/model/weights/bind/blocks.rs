@@ -1,4 +1,5 @@
-//! The blocks of a layer: attention's projections, feed-forward blocks and mixtures of experts.
+//! Binds the blocks of a layer: attention's projections, feed-forward blocks and mixtures of
+//! experts.
 
 use super::{Binder, blk};
 use crate::Error;
@@ -16,8 +17,8 @@ pub(crate) struct Qkv {
 }
 
 impl Binder<'_> {
-    /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are
-    /// optional.
+    /// Binds a layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases
+    /// are optional.
     pub(crate) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
         let n_embd = self.h.n_embd();
         let layer = &self.h.layers[l];
@@ -68,7 +69,7 @@ impl Binder<'_> {
         Ok(Qkv { w, b })
     }
 
-    /// Attention by one narrow row.
+    /// Binds multi-head latent attention.
     pub(crate) fn latent_attention(&mut self, l: usize) -> Result<LatentAttention, Error> {
         let sizes = self.h.latent.expect("read by whoever attends so");
         let (n_embd, n_head) = (self.h.n_embd(), self.h.layers[l].n_head);
@@ -112,13 +113,13 @@ impl Binder<'_> {
         })
     }
 
-    /// Matrices one below the other, which must be there.
+    /// Binds a stack of matrices, which is required.
     fn matrices(&mut self, name: &str, shape: [usize; 3]) -> Result<WeightId, Error> {
         let found = self.matrix_of(name, &shape)?;
         found.ok_or_else(|| self.missing(name, &shape))
     }
 
-    /// A feed-forward block with a gate, without biases.
+    /// Binds a feed-forward block with a gate, without biases.
     pub(crate) fn gated_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
         let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
         let gate = self.matrix(&blk(l, "ffn_gate.weight"), n_ff, n_embd)?;
@@ -128,7 +129,7 @@ impl Binder<'_> {
         })
     }
 
-    /// A feed-forward block without a gate and without biases.
+    /// Binds a feed-forward block without a gate and without biases.
     pub(crate) fn plain_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
         let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
         Ok(FeedForward {
@@ -141,7 +142,7 @@ impl Binder<'_> {
         })
     }
 
-    /// The block with those biases that the file has.
+    /// Adds those biases to a block that the file has.
     pub(crate) fn ffn_biases(&mut self, l: usize, ffn: FeedForward) -> Result<FeedForward, Error> {
         let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
         let gate_bias = match ffn.gate {
@@ -156,7 +157,7 @@ impl Binder<'_> {
         })
     }
 
-    /// A feed-forward block whose `ffn_up` has the gate's rows and then those that are gated.
+    /// Binds a feed-forward block whose `ffn_up` has the gate's rows and then those of up.
     pub(crate) fn fused_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
         let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
         let both = self.matrix(&blk(l, "ffn_up.weight"), 2 * n_ff, n_embd)?;
@@ -171,7 +172,7 @@ impl Binder<'_> {
         })
     }
 
-    /// The experts of a layer; a bias of the router, and of experts, is optional.
+    /// Binds the experts of a layer; a bias of the router, and of experts, is optional.
     pub(crate) fn experts(&mut self, l: usize) -> Result<Experts, Error> {
         let n_embd = self.h.n_embd();
         let rules = self
@@ -194,7 +195,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Gates and what they gate: in two tensors, or in one.
+    /// Binds the experts' gate and up projections: two tensors, or one fused.
     fn expert_inputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertInputs, Error> {
         let n_embd = self.h.n_embd();
         let both = blk(l, "ffn_gate_up_exps");
@@ -214,7 +215,8 @@ impl Binder<'_> {
         })
     }
 
-    /// What experts give: where a bias follows, factors cannot go into the experts' weights.
+    /// Binds the experts' down projections: where a bias follows, factors cannot go into the
+    /// experts' weights.
     fn expert_outputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertBank, Error> {
         let (name, n_embd) = (blk(l, "ffn_down_exps"), self.h.n_embd());
         let bank = self.bank(&name, n_embd, n_ff)?;
@@ -224,7 +226,8 @@ impl Binder<'_> {
         })
     }
 
-    /// A matrix of every expert, in one tensor; with its bias and factors, if the file has them.
+    /// Binds one matrix of every expert, stacked in one tensor; with its bias and factors, if the
+    /// file has them.
     fn bank(&mut self, name: &str, rows: usize, cols: usize) -> Result<ExpertBank, Error> {
         let count = self.h.experts.map_or(0, |rules| rules.count);
         let (matrix, bias) = (format!("{name}.weight"), format!("{name}.bias"));
@@ -241,8 +244,8 @@ impl Binder<'_> {
         })
     }
 
-    /// The bank with each factor as often as an expert has rows, so that products are multiplied
-    /// with them where they are made.
+    /// Repeats each factor once per row of its expert, so that the products themselves can be
+    /// scaled.
     fn scaled_by_rows(&mut self, name: &str, bank: ExpertBank, rows: usize) -> ExpertBank {
         let Some(ExpertScale::OfExperts(id)) = bank.scale else {
             return bank;
@@ -271,14 +274,14 @@ impl Binder<'_> {
         }))
     }
 
-    /// The block for all tokens with experts beside it.
+    /// Binds a dense block with experts beside it.
     pub(crate) fn dense_and_experts(
         &mut self,
         l: usize,
         dense: FeedForward,
     ) -> Result<DenseAndExperts, Error> {
         let n_embd = self.h.n_embd();
-        // the router reads rows of length 1, times these
+        // the router reads rows divided by their L2 norm, times these
         let scales = self.vector(&blk(l, "ffn_gate_inp.scale"), n_embd)?;
         let unit = 1.0 / (n_embd as f32).sqrt();
         let scales = self
@@ -296,7 +299,7 @@ impl Binder<'_> {
         })
     }
 
-    /// What a layer makes of its part of the inputs that each layer gets of a token.
+    /// Binds the layer's use of its per-layer input.
     pub(crate) fn per_layer(&mut self, l: usize) -> Result<Option<PerLayer>, Error> {
         let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
         if width == 0 {

@@ -1,10 +1,11 @@
-//! What surrounds the layers: embedding, final norm, output, and what divides angles.
+//! Binds the weights outside the layers: embedding, final norm, output, and divisors of RoPE
+//! angles.
 
 use super::Binder;
 use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
 use crate::{Error, taps};
 
-/// What surrounds the layers.
+/// The weights outside the layers.
 pub(crate) struct Ends {
     pub(crate) token_embd: WeightId,
     pub(crate) positions: Option<WeightId>,
@@ -19,13 +20,13 @@ pub(crate) struct Ends {
 }
 
 impl Binder<'_> {
-    /// Token embedding, final norm and output matrix, which is the embedding if the file has no
-    /// other.
+    /// Binds token embedding, final norm and output matrix, which is the embedding if the file has
+    /// no other.
     pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
         self.ends_with_norm("output_norm")
     }
 
-    /// The same with a final norm of this name.
+    /// Does the same with a final norm of this name.
     pub(crate) fn ends_with_norm(&mut self, norm: &str) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let ends = self.rows_only()?;
@@ -38,7 +39,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Token embedding, and nothing behind the layers.
+    /// Binds the token embedding, and nothing after the layers.
     pub(crate) fn rows_only(&mut self) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         Ok(Ends {
@@ -55,7 +56,8 @@ impl Binder<'_> {
         })
     }
 
-    /// The first row of `token_types.weight`, of as many as the file says, if there are any.
+    /// Binds the first row of `token_types.weight`, which has one row per token type, if the file
+    /// has it.
     pub(crate) fn first_token_type(&mut self) -> Result<Option<VecId>, Error> {
         const NAME: &str = "token_types.weight";
         let (n_embd, n_types) = (self.h.n_embd(), self.h.n_token_types);
@@ -67,7 +69,7 @@ impl Binder<'_> {
         Ok(Some(id))
     }
 
-    /// `ends` with `rope_freqs.weight`, if the file has it.
+    /// Binds `ends` with `rope_freqs.weight`, if the file has it.
     pub(crate) fn ends_with_rope_freqs(&mut self) -> Result<Ends, Error> {
         let all = self.rope_divisors("rope_freqs.weight")?;
         let rope_divisors = RopeDivisors {
@@ -80,8 +82,7 @@ impl Binder<'_> {
         })
     }
 
-    /// `ends_with_rope_freqs`, and what every layer gets of the token beside its input, if it gets
-    /// something.
+    /// Binds `ends_with_rope_freqs`, and the per-layer inputs, if the model has them.
     pub(crate) fn ends_with_per_layer_inputs(&mut self) -> Result<Ends, Error> {
         let ends = self.ends_with_rope_freqs()?;
         let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
@@ -99,7 +100,8 @@ impl Binder<'_> {
         })
     }
 
-    /// `ends` with `rope_factors_short.weight` and `rope_factors_long.weight`, both or neither.
+    /// Binds `ends` with `rope_factors_short.weight` and `rope_factors_long.weight`, both or
+    /// neither.
     pub(crate) fn ends_with_rope_factors(&mut self) -> Result<Ends, Error> {
         const NAMES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
         let (short, long) = (self.rope_divisors(NAMES[0])?, self.rope_divisors(NAMES[1])?);
@@ -118,12 +120,12 @@ impl Binder<'_> {
         })
     }
 
-    /// Pairs of a head that turn.
+    /// Number of rotated pairs of a head.
     fn n_pairs(&self) -> usize {
         self.h.ropes[0].n_rot.value / 2
     }
 
-    /// A vector whose values divide angles.
+    /// Binds a vector of divisors of RoPE angles.
     fn rope_divisors(&mut self, name: &str) -> Result<Option<VecId>, Error> {
         let Some(id) = self.optional_vector(name, self.n_pairs())? else {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Finds each weight of a model in its file, once, and refuses what is missing, misshapen or left
-//! over.
+//! Finds each weight of a model in its file, once, and refuses missing, misshapen and unused
+//! tensors.
 
 mod blocks;
 mod ends;
@@ -16,7 +16,7 @@ use super::{Layer, NormWeights, VecId, WeightId, Weights};
 use crate::Error;
 use crate::hparams::Hparams;
 
-/// Finds the tensors that a model's hyperparameters ask for.
+/// Finds the tensors that a model's hyperparameters require.
 pub(crate) struct Binder<'a> {
     pub(crate) h: &'a Hparams,
     tensors: TensorBinder<'a>,
@@ -44,7 +44,7 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// A matrix, or `None` if the file lacks it.
+    /// Binds a matrix; `None` if the file lacks it.
     pub(crate) fn optional_matrix(
         &mut self,
         name: &str,
@@ -54,7 +54,7 @@ impl<'a> Binder<'a> {
         self.tensors.optional_matrix(name, rows, cols)
     }
 
-    /// A matrix that must be there.
+    /// Binds a required matrix.
     pub(crate) fn matrix(
         &mut self,
         name: &str,
@@ -64,17 +64,17 @@ impl<'a> Binder<'a> {
         self.tensors.matrix(name, rows, cols)
     }
 
-    /// A vector, or `None` if the file lacks it.
+    /// Binds a vector; `None` if the file lacks it.
     pub(crate) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
         self.tensors.optional_vector(name, n)
     }
 
-    /// A vector that must be there.
+    /// Binds a required vector.
     pub(crate) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
         self.tensors.vector(name, n)
     }
 
-    /// A norm's weights, or `None` if the file lacks them.
+    /// Binds a norm's weights; `None` if the file lacks them.
     pub(crate) fn optional_norm(
         &mut self,
         name: &str,
@@ -85,7 +85,7 @@ impl<'a> Binder<'a> {
         self.tensors.optional_norm(name, kind, n, tap)
     }
 
-    /// A norm's weights, which must be there.
+    /// Binds a norm's required weights.
     pub(crate) fn norm(
         &mut self,
         name: &str,
@@ -96,7 +96,7 @@ impl<'a> Binder<'a> {
         self.tensors.norm(name, kind, n, tap)
     }
 
-    /// A norm of a layer's rows.
+    /// Binds a norm of a layer's rows.
     pub(crate) fn layer_norm(
         &mut self,
         l: usize,
@@ -106,8 +106,8 @@ impl<'a> Binder<'a> {
         self.norm(&blk(l, name), self.h.n_embd(), tap)
     }
 
-    /// The weights, if every tensor of the file found its place, but those of layers that are not
-    /// part of the forward pass.
+    /// Returns the weights, if every tensor of the file was used, apart from those of layers
+    /// outside the forward pass.
     fn finish(self, ends: Ends, layers: Vec<Layer>) -> Result<Weights, Error> {
         let behind = |name: &str| {
             let layer = name
@@ -145,7 +145,7 @@ pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
     binder.finish(ends, layers)
 }
 
-/// `blk.<layer>.<rest>`.
+/// Returns `blk.<layer>.<rest>`.
 pub(crate) fn blk(layer: usize, rest: &str) -> String {
     format!("blk.{layer}.{rest}")
 }

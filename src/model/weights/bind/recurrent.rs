@@ -1,4 +1,4 @@
-//! What goes from token to token: delta nets, Mamba 2 and short convolutions.
+//! Binds recurrent blocks: delta nets, Mamba 2 and short convolutions.
 
 use super::{Binder, blk};
 use crate::Error;
@@ -12,7 +12,7 @@ impl Binder<'_> {
             .expect("read by whoever has recurrent layers")
     }
 
-    /// A gated delta net.
+    /// Binds a gated delta net.
     pub(crate) fn delta_net(&mut self, l: usize) -> Result<DeltaNet, Error> {
         let sizes = self.recurrent();
         let n_embd = self.h.n_embd();
@@ -29,7 +29,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Queries, keys and values: with the gate in one tensor in old files.
+    /// Binds queries, keys and values: in old files one tensor with the gate.
     fn delta_inputs(&mut self, l: usize, sizes: &RecurrentHparams) -> Result<DeltaInputs, Error> {
         let (n_embd, inner, keys) = (self.h.n_embd(), sizes.inner, sizes.key_width());
         let width = 2 * keys + inner;
@@ -46,7 +46,7 @@ impl Binder<'_> {
         })
     }
 
-    /// How fast states fade and how far they are corrected: in one tensor in some files.
+    /// Binds decay and learning rate of the states: one tensor in some files.
     fn delta_rates(&mut self, l: usize, heads: usize) -> Result<DeltaRates, Error> {
         let n_embd = self.h.n_embd();
         let both = blk(l, "ssm_ba.weight");
@@ -59,7 +59,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Mamba 2, whose result is called `tap`; the norm may be missing if `norm_is_optional`.
+    /// Binds Mamba 2, with its result named `tap`; the norm may be missing if `norm_is_optional`.
     pub(crate) fn mamba2(
         &mut self,
         l: usize,
@@ -86,7 +86,7 @@ impl Binder<'_> {
         })
     }
 
-    /// A convolution between two gates.
+    /// Binds a convolution between two gates.
     pub(crate) fn short_conv(&mut self, l: usize) -> Result<ShortConv, Error> {
         let (n_embd, kernel) = (self.h.n_embd(), self.recurrent().kernel);
         Ok(ShortConv {
@@ -96,7 +96,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Weights of a convolution, which files have by column, as rows.
+    /// Binds a convolution's weights, transposing them from the file's columns to rows.
     fn convolution(&mut self, name: &str, kernel: usize, width: usize) -> Result<VecId, Error> {
         let id = self.vector_of_shape(name, &[kernel, width])?;
         let data = self.values(id);
@@ -106,12 +106,12 @@ impl Binder<'_> {
         Ok(id)
     }
 
-    /// A vector that files have as a matrix of one column.
+    /// Binds a vector that files store as a matrix of one column.
     fn column(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
         self.vector_of_shape(name, &[1, n])
     }
 
-    /// Weights of the groups of a row. Those of one group have no other shape than a norm's.
+    /// Binds the weights of a group norm. With one group the shape is a plain norm's.
     fn group_norm(&mut self, name: &str, width: usize, groups: usize) -> Result<GroupNorm, Error> {
         let of_group = width / groups;
         Ok(GroupNorm {
@@ -120,7 +120,7 @@ impl Binder<'_> {
         })
     }
 
-    /// All values of a tensor of this shape, which must be there.
+    /// Binds all values of a required tensor of this shape.
     fn vector_of_shape(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
         match self.take(name, shape)? {
             Some((_, info)) => self.vector_of(name, info),
@@ -128,7 +128,7 @@ impl Binder<'_> {
         }
     }
 
-    /// Rows of `width` cut into columns.
+    /// Splits rows of `width` into columns.
     fn split_columns<const N: usize>(
         &mut self,
         rows: VecId,

@@ -1,4 +1,4 @@
-//! Finds tensors by name, whatever they are for.
+//! Finds tensors by name, for any kind of model.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::graph::Norm;
 use crate::weights::{NormWeights, Tensors, VecId, Vector, WeightId, WeightRef};
 
-/// Looks tensors up by name, checks them, and remembers which were used.
+/// Looks tensors up by name, checks them, and records which were used.
 #[derive(Debug)]
 pub struct TensorBinder<'a> {
     gguf: &'a Gguf,
@@ -18,9 +18,9 @@ pub struct TensorBinder<'a> {
 }
 
 impl<'a> TensorBinder<'a> {
-    /// Of a file, none found yet.
+    /// Creates a binder for a file, with nothing bound.
     pub fn new(gguf: &'a Gguf) -> TensorBinder<'a> {
-        // these are read right away, and lie between matrices all over the file
+        // vectors are read right away, and lie between matrices all over the file
         let is_vector = |t: &&TensorInfo| t.ty == TensorType::F32 && t.dims.len() == 1;
         gguf.tensors()
             .iter()
@@ -44,7 +44,7 @@ impl<'a> TensorBinder<'a> {
         self.gguf.name().to_owned()
     }
 
-    /// The tensor of this name, its shape checked and marked as used.
+    /// Returns the tensor of this name, if any, with its shape checked, and marks it as used.
     pub(crate) fn take(
         &mut self,
         name: &str,
@@ -86,7 +86,8 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// A matrix, or `None` if the file lacks it; with the factor of its products, if there is one.
+    /// Binds a matrix, with the factor of its products if there is one; `None` if the file lacks
+    /// it.
     pub fn optional_matrix(
         &mut self,
         name: &str,
@@ -102,7 +103,7 @@ impl<'a> TensorBinder<'a> {
         Ok(found)
     }
 
-    /// The `n` factors that an NVFP4 file has beside the matrix of this name: `x.scale` of
+    /// Binds the `n` factors an NVFP4 file stores beside the matrix of this name: `x.scale` for
     /// `x.weight`. Those of its inputs, `x.input_scale`, are for programs that round inputs to four
     /// bits.
     pub(crate) fn scale_of(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
@@ -113,7 +114,7 @@ impl<'a> TensorBinder<'a> {
         self.optional_vector(&format!("{stem}.scale"), n)
     }
 
-    /// A tensor of this shape as a matrix: all dimensions but the first are rows.
+    /// Binds a tensor of this shape as a matrix: all dimensions but the first are rows.
     pub(crate) fn matrix_of(
         &mut self,
         name: &str,
@@ -138,20 +139,20 @@ impl<'a> TensorBinder<'a> {
         Ok(Some(WeightId(self.found.matrices.len() as u32 - 1)))
     }
 
-    /// A matrix that must be there.
+    /// Binds a required matrix.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, Error> {
         self.optional_matrix(name, rows, cols)?
             .ok_or_else(|| self.missing(name, &[cols, rows]))
     }
 
-    /// Kernels of a convolution whose steps are as wide as they are: a matrix with a row for each,
-    /// of all their values in the order of the file.
+    /// Binds the kernels of a convolution whose stride equals the kernel size: a matrix with one
+    /// row per kernel, with its values in file order.
     pub fn kernels(&mut self, name: &str, kernel: &[usize], n: usize) -> Result<WeightId, Error> {
         let shape = [kernel, &[n]].concat();
         let Some((tensor, info)) = self.take(name, &shape)? else {
             return Err(self.missing(name, &shape));
         };
-        // others have blocks, which end with the file's rows
+        // other types have blocks, which end with the file's rows
         if !matches!(
             info.ty,
             TensorType::F32 | TensorType::F16 | TensorType::BF16
@@ -171,7 +172,8 @@ impl<'a> TensorBinder<'a> {
         Ok(WeightId(self.found.matrices.len() as u32 - 1))
     }
 
-    /// How many rows of so many values a tensor has, which must be `right`, and all its values.
+    /// Returns a tensor's number of rows, which `right` must accept, and all its values; rows have
+    /// `width` values.
     pub fn rows(
         &mut self,
         name: &str,
@@ -206,7 +208,7 @@ impl<'a> TensorBinder<'a> {
         Ok((rows, values))
     }
 
-    /// A vector, or `None` if the file lacks it.
+    /// Binds a vector; `None` if the file lacks it.
     pub fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
         match self.take(name, &[n])? {
             Some((_, info)) => self.vector_of(name, info).map(Some),
@@ -214,7 +216,7 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// All values of a tensor.
+    /// Binds all values of a tensor as a vector.
     pub(crate) fn vector_of(&mut self, name: &str, info: &TensorInfo) -> Result<VecId, Error> {
         let data = self.read_floats(name, info)?;
         self.found.vectors.push(Vector {
@@ -226,7 +228,7 @@ impl<'a> TensorBinder<'a> {
     }
 
     fn read_floats(&self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, Error> {
-        // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
+        // llama.cpp multiplies and adds f32 vectors only; a file with other types runs nowhere
         if info.ty != TensorType::F32 {
             return Err(self.wrong_type(info, "F32"));
         }
@@ -240,7 +242,7 @@ impl<'a> TensorBinder<'a> {
         Ok(data)
     }
 
-    /// A vector that follows from others, or from the architecture.
+    /// Adds a vector that is not in the file: derived from others, or given by the architecture.
     pub fn made_vector(&mut self, name: &str, data: Vec<f32>) -> VecId {
         self.found.vectors.push(Vector {
             name: name.to_owned(),
@@ -250,22 +252,22 @@ impl<'a> TensorBinder<'a> {
         VecId(self.found.vectors.len() as u32 - 1)
     }
 
-    /// A vector.
+    /// Returns a vector.
     pub(crate) fn found(&self, id: VecId) -> &Vector {
         &self.found.vectors[id.0 as usize]
     }
 
-    /// A vector's values, to change them.
+    /// Returns a vector's values, for changes.
     pub(crate) fn values_mut(&mut self, id: VecId) -> &mut Vec<f32> {
         &mut self.found.vectors[id.0 as usize].data
     }
 
-    /// A vector's values.
+    /// Returns a vector's values.
     pub fn values(&self, id: VecId) -> &[f32] {
         &self.found.vectors[id.0 as usize].data
     }
 
-    /// A vector that must be there.
+    /// Binds a required vector.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
         self.optional_vector(name, n)?
             .ok_or_else(|| self.missing(name, &[n]))
@@ -287,8 +289,8 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// A norm's weights, or `None` if the file lacks them; a bias may stand beside those of layer
-    /// norms.
+    /// Binds a norm's weights, with the bias that layer norms may have; `None` if the file lacks
+    /// them.
     pub fn optional_norm(
         &mut self,
         name: &str,
@@ -311,7 +313,7 @@ impl<'a> TensorBinder<'a> {
         }))
     }
 
-    /// A norm's weights, which must be there.
+    /// Binds a norm's required weights.
     pub fn norm(
         &mut self,
         name: &str,
@@ -323,7 +325,7 @@ impl<'a> TensorBinder<'a> {
             .ok_or_else(|| self.missing(&format!("{name}.weight"), &[n]))
     }
 
-    /// Parts of a matrix, one below the other, of so many rows each.
+    /// Splits a matrix into parts of `rows` rows each.
     pub fn split_matrix<const N: usize>(
         &mut self,
         fused: WeightId,
@@ -349,7 +351,7 @@ impl<'a> TensorBinder<'a> {
         ids
     }
 
-    /// Parts of a vector, of so many values each.
+    /// Splits a vector into parts of `rows` values each.
     pub fn split_vector(&mut self, fused: VecId, rows: [usize; 3]) -> [VecId; 3] {
         let whole = self.found.vectors[fused.0 as usize].clone();
         let mut rest = whole.data.as_slice();
@@ -372,7 +374,7 @@ impl<'a> TensorBinder<'a> {
         ids
     }
 
-    /// Whether the file has a tensor of this name.
+    /// Returns whether the file has a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }
@@ -384,8 +386,8 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// All that was found, if every tensor of the file was, but those that `may_stay` by their
-    /// name.
+    /// Returns everything bound, if every tensor of the file was used, except those whose names
+    /// `may_stay` accepts.
     pub fn finish(
         self,
         arch: &'static str,
@@ -408,7 +410,8 @@ impl<'a> TensorBinder<'a> {
     }
 }
 
-/// Types a matrix may have: every type that holds weights. The rest are indices or activations.
+/// Returns whether a matrix may have this type: true for every type that holds weights. The rest
+/// are indices or activations.
 fn is_matrix_type(ty: TensorType) -> bool {
     use TensorType as T;
     !matches!(
@@ -417,8 +420,8 @@ fn is_matrix_type(ty: TensorType) -> bool {
     )
 }
 
-/// The beginning of the names of a matrix's factors, if a file may have them. A router's scale
-/// belongs to the norm before it, and of what surrounds the layers only the output is a product.
+/// Returns the stem of the names of a matrix's factors, if a file may have them. A router's scale
+/// belongs to the norm before it, and outside the layers only the output is a product.
 fn scaled_stem(name: &str) -> Option<&str> {
     let stem = name.strip_suffix(".weight")?;
     let multiplies = stem == "output" || stem.starts_with("blk.");

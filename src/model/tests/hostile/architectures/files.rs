@@ -2,7 +2,7 @@
 
 use crate::support::{File, Val};
 
-/// A valid file of an architecture.
+/// Returns a valid file of an architecture.
 pub(super) fn valid(arch: &'static str) -> File {
     let mut f = File::new(arch, 2);
     match arch {
@@ -32,7 +32,7 @@ pub(super) fn valid(arch: &'static str) -> File {
     f
 }
 
-/// Vectors of every layer.
+/// Adds vectors to every layer.
 fn norms(f: &mut File, names: &[(&str, u32)]) {
     for l in 0..2 {
         for (name, n) in names {
@@ -41,7 +41,7 @@ fn norms(f: &mut File, names: &[(&str, u32)]) {
     }
 }
 
-/// Experts in place of every layer's feed-forward block.
+/// Replaces every layer's feed-forward block with experts.
 fn with_experts(f: &mut File) {
     f.set("expert_count", Val::U32(6));
     f.set("expert_used_count", Val::U32(2));

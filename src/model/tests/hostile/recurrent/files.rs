@@ -24,7 +24,7 @@ fn add(f: &mut File, l: usize, tensors: &[(&str, &[u32])]) {
 
 const ATTENTION: [&str; 4] = ["attn_q", "attn_k", "attn_v", "attn_output"];
 
-/// A delta net in the first of two layers.
+/// A file with a delta net in the first of two layers.
 fn qwen(arch: &'static str) -> File {
     let mut f = File::new(arch, 2);
     f.set("full_attention_interval", Val::U32(2));
@@ -52,7 +52,7 @@ fn qwen(arch: &'static str) -> File {
     f
 }
 
-/// Mamba 2 in the layers named.
+/// Adds Mamba 2 to the given layers.
 fn mamba(f: &mut File, layers: &[usize]) {
     SIZES.iter().for_each(|(key, n)| f.set(key, Val::U32(*n)));
     for l in layers {
@@ -70,7 +70,7 @@ fn mamba(f: &mut File, layers: &[usize]) {
     }
 }
 
-/// A valid file of an architecture.
+/// Returns a valid file of an architecture.
 pub(super) fn valid(arch: &'static str) -> File {
     match arch {
         "qwen35" => qwen35(arch),
