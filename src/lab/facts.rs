@@ -1,6 +1,5 @@
-//! What is to be known about a model file without running it: its keys and what is assumed where it
-//! has none, which kernel would run for which tensor, what memory it takes, and why it would be
-//! refused.
+//! Facts about a model file without running it: its keys and the defaults where it has none, the
+//! kernel that would run for each tensor, the memory needed, and the reasons it would be refused.
 
 use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
@@ -13,103 +12,103 @@ use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::Tower;
 use serde::Serialize;
 
-/// Arrays up to this length are shown in full.
+/// Longest array shown in full.
 const MAX_ARRAY: usize = 32;
 
 /// One metadata key.
 pub struct Key {
-    /// As in the file.
+    /// Key name as in the file.
     pub name: String,
-    /// Long arrays as their type and length.
+    /// Value; long arrays as type and length.
     pub value: serde_json::Value,
-    /// The file, or a default.
+    /// Origin of the value: the file, or a default.
     pub source: Source,
 }
 
-/// Tensors of one type.
+/// Totals of the tensors of one type.
 #[derive(Serialize)]
 pub struct TypeShare {
     #[serde(rename = "type")]
-    /// Its name.
+    /// Name of the type.
     pub ty: &'static str,
-    /// How many.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Weights in them.
+    /// Number of weights.
     pub elements: u64,
-    /// Bytes of them in the file.
+    /// Bytes in the file.
     pub bytes: u64,
-    /// Of all of them together.
+    /// Average bits per weight.
     pub bits_per_weight: f64,
-    /// What runs for those that are matrices.
+    /// Kernel that runs for the matrices among them.
     pub kernel: Option<String>,
 }
 
-/// What running takes, in bytes.
+/// Memory needed to run, in bytes.
 #[derive(Serialize)]
 pub struct Memory {
     /// Bytes of all tensors in the file.
     pub weights: u64,
-    /// Positions of the cache.
+    /// Positions of the KV cache.
     pub context: usize,
-    /// Its element type.
+    /// Element type of the KV cache.
     pub kv_type: String,
-    /// Its bytes.
+    /// Bytes of the KV cache.
     pub kv_cache: u64,
-    /// Bytes of what recurrent layers keep of a sequence.
+    /// Bytes of one sequence's recurrent state.
     pub state: u64,
-    /// Prompt tokens taken at a time.
+    /// Prompt tokens per step.
     pub batch: usize,
-    /// Bytes of a step's values.
+    /// Bytes of a step's activations.
     pub buffers: u64,
-    /// Bytes of all that.
+    /// Sum of all bytes.
     pub total: u64,
 }
 
-/// Something that would not load.
+/// A reason the file would not load.
 #[derive(Serialize)]
 pub struct Refusal {
-    /// Which part of it.
+    /// Part of the file that is refused.
     pub what: &'static str,
-    /// One line.
+    /// Reason in one line.
     pub why: String,
 }
 
-/// Everything about a file.
+/// All facts about a file.
 pub struct Facts<'g> {
-    /// The file.
+    /// Open file.
     pub gguf: &'g Gguf,
-    /// Whose kernels would run.
+    /// Instruction set of the kernels that would run.
     pub isa: Isa,
-    /// How many threads would run, and why.
+    /// Number of threads that would run, with the reason.
     pub threads: Threads,
-    /// Whether weights would be brought into the kernels' layout.
+    /// Whether weights would be repacked into the kernels' layout.
     pub repack: bool,
-    /// To what prompts are rounded in products with quantized weights.
+    /// Precision that prompt activations are rounded to in products with quantized weights.
     pub prompt_bits: PromptBits,
-    /// In the order of the file, then what is assumed.
+    /// Keys in the order of the file, then defaults.
     pub keys: Vec<Key>,
-    /// None if they are refused.
+    /// Hyperparameters; `None` if they are refused.
     pub hparams: Option<Hparams>,
-    /// None if it is refused.
+    /// Model; `None` if it is refused.
     pub model: Option<Model>,
-    /// Of a file that is a vision tower; None if it is refused.
+    /// Vision tower, if the file is one; `None` if it is refused.
     pub tower: Option<Tower>,
-    /// None if it is refused.
+    /// Tokenizer; `None` if it is refused.
     pub tokenizer: Option<Tokenizer>,
-    /// Whether there is a sound one.
+    /// Whether there is a valid chat template.
     pub chat_template: bool,
-    /// Types by the bytes they take, the largest first.
+    /// Tensor types by size in bytes, the largest first.
     pub types: Vec<TypeShare>,
-    /// None if the hyperparameters are refused.
+    /// Memory needed; `None` if the hyperparameters are refused.
     pub memory: Option<Memory>,
-    /// What was assumed, one line each.
+    /// Assumptions made, one line each.
     pub warnings: Vec<String>,
-    /// Empty if the file loads.
+    /// Reasons the file would not load; empty if it does.
     pub refusals: Vec<Refusal>,
 }
 
 impl<'g> Facts<'g> {
-    /// Looks at a file as it would be loaded with these options.
+    /// Reads a file as it would be loaded with these options.
     pub fn new(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
         let mut refusals = Vec::new();
         if Tower::is_in(gguf) {
@@ -153,7 +152,7 @@ impl<'g> Facts<'g> {
         }
     }
 
-    /// What is known of any file.
+    /// Returns the facts known of any file.
     fn bare(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
         Facts {
             gguf,
@@ -178,7 +177,7 @@ impl<'g> Facts<'g> {
         kernel_name(self.isa, ty, self.repack, self.prompt_bits)
     }
 
-    /// The kernel that runs for a tensor; `None` for what is no matrix.
+    /// Returns the kernel that runs for a tensor; `None` if it is not a matrix.
     pub fn kernel(&self, tensor: &TensorInfo) -> Option<String> {
         let Some(model) = &self.model else {
             return is_matrix(tensor).then(|| self.kernel_of(tensor.ty));
@@ -206,12 +205,12 @@ impl<'g> Facts<'g> {
         }
     }
 
-    /// Bytes of all tensors.
+    /// Returns the bytes of all tensors.
     pub fn tensor_bytes(&self) -> u64 {
         self.gguf.tensors().iter().map(|t| t.bytes).sum()
     }
 
-    /// Numbers in all tensors.
+    /// Returns the number of weights in all tensors.
     pub fn elements(&self) -> u64 {
         self.gguf.tensors().iter().map(TensorInfo::n_elements).sum()
     }
@@ -232,7 +231,8 @@ fn keep<T, E: std::error::Error>(
         .ok()
 }
 
-/// A matrix, or one of each expert; experts' biases have two dimensions too.
+/// Returns whether a tensor is a matrix, or a stack of one per expert; experts' biases are
+/// two-dimensional too.
 fn is_matrix(tensor: &TensorInfo) -> bool {
     (2..=3).contains(&tensor.dims.len())
         && !tensor.name.ends_with(".bias")
@@ -279,8 +279,8 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let kv_cache = kv_bytes(h, kv_type, context);
     let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
     // per prompt token: the residual stream and its branch, the attention's inputs and output, both
-    // halves of the feed-forward block, or of all experts that a token is sent to and what each of
-    // them makes of it; and one row of logits
+    // halves of the FFN, or of all experts that a token is routed to with the output of each; and
+    // one row of logits
     let experts = |e: hparams::Experts| e.used * (2 * e.n_ff + h.n_embd()) + 2 * e.shared_n_ff;
     let experts = h.experts.map_or(0, experts);
     let of = |l: &LayerHparams| 2 * l.q_width() + 2 * l.kv_width() + (2 * l.n_ff).max(experts);
@@ -303,8 +303,8 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     }
 }
 
-/// The file's keys in its order, then the defaults in use. Where the file's value is overruled,
-/// what is in use shows.
+/// Returns the file's keys in its order, then the defaults in use. If the file's value is
+/// overridden, the value in use is shown.
 fn keys(gguf: &Gguf, hparams: Option<&Hparams>) -> Vec<Key> {
     let mut used = hparams.map(Hparams::report).unwrap_or_default();
     let mut keys: Vec<Key> = Vec::new();
@@ -347,7 +347,7 @@ fn to_json(value: &Value<'_>) -> serde_json::Value {
     }
 }
 
-/// The number that this decimal is, so that an f32 prints with its own digits; null for NaN and
+/// Parses a decimal as a JSON number, so that an f32 prints with its own digits; null for NaN and
 /// infinities, which JSON lacks.
 fn float(decimal: String) -> serde_json::Value {
     decimal

@@ -1,8 +1,7 @@
-//! Proves and weighs an engine's numbers: [`diff`] finds the first wrong value, [`eval`] measures
+//! Verifies and measures an engine: [`diff`] finds the first wrong value, [`eval`] measures
 //! perplexity and divergence, [`imatrix`], [`quantize`] and [`awq`] make smaller files and
-//! [`quant_report`] says what they cost, [`mod@bench`] how fast they run, [`facts`] what is in a
-//! file; [`report`] draws pages of it. [`pieces`] are parts of
-//! long measurements.
+//! [`quant_report`] measures their loss, [`mod@bench`] measures speed, [`facts`] lists the contents
+//! of a file; [`report`] draws HTML pages of results. [`pieces`] are shards of long measurements.
 
 pub mod awq;
 pub mod bench;

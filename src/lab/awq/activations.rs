@@ -1,4 +1,4 @@
-//! Inputs of matrices on a calibration text.
+//! Inputs of the weight matrices on a calibration text.
 
 use std::collections::HashMap;
 
@@ -8,27 +8,27 @@ use octavo_engine::backend::{Role, TapView};
 use octavo_engine::{Engine, Wanted};
 use octavo_text::tokenizer::EncodeOptions;
 
-/// Rows of inputs that errors are measured on.
+/// Input rows that quantization errors are measured on.
 const SAMPLE: usize = 128;
-/// Tokens that are run at a time.
+/// Tokens per calibration pass.
 const CHUNK: usize = 512;
-/// Tokens below which magnitudes are chance.
+/// Fewest calibration tokens; mean magnitudes of fewer are mostly noise.
 const FEWEST: usize = 256;
 
-/// What goes into a matrix.
+/// Input statistics of one matrix.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
-    /// Values of a row.
+    /// Values per row.
     pub width: usize,
     /// Mean magnitude of each value, `[width]`.
     pub magnitude: Vec<f32>,
-    /// Some rows, `[rows][width]`.
+    /// Sampled rows, `[rows][width]`.
     pub sample: Vec<f32>,
-    /// Rows that were looked at.
+    /// Rows seen so far.
     pub(super) rows: usize,
 }
 
-/// What goes into every matrix.
+/// Input statistics of every matrix.
 #[derive(Clone, Debug, Default)]
 pub struct Activations {
     by_matrix: HashMap<String, usize>,
@@ -36,7 +36,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Runs the text through the model. `progress` hears of (tokens done, tokens in all).
+    /// Runs the text through the model. `progress` receives (tokens done, tokens in all).
     ///
     /// # Errors
     /// A text that is too short or cannot be encoded.
@@ -58,7 +58,7 @@ impl Activations {
             });
         }
         tokens.truncate(max_tokens);
-        // every so many rows go into the sample, of all parts of the text
+        // sample rows at an even stride, so that they come from all parts of the text
         let stride = (tokens.len() / SAMPLE).max(1);
         let mut all = Activations::default();
         let places: HashMap<_, usize> = readers(engine, false)
@@ -96,7 +96,7 @@ impl Activations {
         Ok(all)
     }
 
-    /// The inputs of a matrix.
+    /// Returns the inputs of a matrix.
     pub fn of(&self, matrix: &str) -> Option<&Inputs> {
         self.inputs.get(*self.by_matrix.get(matrix)?)
     }

@@ -1,11 +1,11 @@
 //! Makes AWQ weights: activation-aware scaling, then rounding to 4-bit groups (Lin et al., "AWQ:
 //! Activation-aware Weight Quantization", 2023).
 //!
-//! A few input channels carry most of what a matrix multiplies. Multiplying their weights by a
-//! scale before rounding, and dividing what comes in by the same, makes their rounding errors
-//! smaller and others' larger; dividing costs nothing where an earlier weight can take it. Per
-//! group of matrices with the same input, the scales are `magnitude ^ ratio`, and the ratio is
-//! searched for that changes the outputs least on calibration inputs.
+//! A few input channels carry most of what a matrix multiplies. Scaling their weights up before
+//! rounding, and scaling the inputs down by the same factor, makes their rounding errors smaller
+//! and the other channels' larger; the division is free where it can be folded into an earlier
+//! weight. Per group of matrices with the same input, the scales are `magnitude ^ ratio`, and the
+//! ratio is chosen by a search for the one that changes the outputs least on calibration inputs.
 
 mod activations;
 mod search;
@@ -21,16 +21,16 @@ use octavo_engine::{Engine, hf};
 use octavo_model::Hparams;
 use search::{Linear, best_scales};
 
-/// How to quantize.
+/// Quantization options.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Groups of so many weights: 32, 64 or 128.
+    /// Weights per quantization group: 32, 64 or 128.
     pub group: usize,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
-/// Why a model cannot be quantized.
+/// Reasons a model cannot be quantized.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the message above them says
 pub enum Error {
@@ -56,29 +56,29 @@ pub enum Error {
     Folder(#[from] octavo_engine::hf::Error),
 }
 
-/// What became of the matrices with one input.
+/// Result of scaling the matrices that share one input.
 #[derive(Clone, Debug)]
 pub struct Scaled {
-    /// Their names.
+    /// Names of the matrices.
     pub tensors: Vec<String>,
-    /// The power of the magnitudes that their scales are; 0 where rounding to the nearest is best,
-    /// or all there is.
+    /// Exponent of the magnitudes that gives the scales; 0 where rounding to the nearest is best,
+    /// or where no search was made.
     pub ratio: f32,
-    /// The error of their outputs on the calibration inputs, relative to the outputs, with scales
+    /// Error of the outputs on the calibration inputs, relative to the outputs, with scales.
     pub error: f64,
-    /// and without.
+    /// The same error without scales.
     pub unscaled: f64,
 }
 
-/// Matrices with the same input, and what comes before them.
+/// Matrices with the same input, and the tensor that produces it.
 struct Group {
-    /// Whose rows, or values, are divided by the scales.
+    /// Tensor whose rows (or values) are divided by the scales.
     before: String,
-    /// Whose columns are multiplied.
+    /// Matrices whose columns are multiplied by the scales.
     matrices: Vec<String>,
 }
 
-/// The groups of a layer, in the order in which they are scaled.
+/// Lists the groups of a layer, in the order in which they are scaled.
 fn groups(layer: usize, gqa: bool) -> Vec<Group> {
     let name = |part: &str| format!("blk.{layer}.{part}.weight");
     let group = |before: &str, matrices: &[&str]| Group {
@@ -86,7 +86,7 @@ fn groups(layer: usize, gqa: bool) -> Vec<Group> {
         matrices: matrices.iter().map(|m| name(m)).collect(),
     };
     let mut all = vec![group("attn_norm", &["attn_q", "attn_k", "attn_v"])];
-    // heads of values that several heads of outputs share cannot be divided for each of them
+    // with GQA, several query heads share a V head: its output cannot be scaled for each of them
     if !gqa {
         all.push(group("attn_v", &["attn_output"]));
     }
@@ -95,7 +95,7 @@ fn groups(layer: usize, gqa: bool) -> Vec<Group> {
     all
 }
 
-/// A tensor as floats.
+/// Dequantizes a tensor to f32.
 fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
     let mut values = vec![0.0; t.n_elements() as usize];
     dequantize(t.ty, gguf.data(t), &mut values)?;
@@ -103,7 +103,7 @@ fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
     Ok(values)
 }
 
-/// A tensor, or Q, K and V of one that has the rows of all three: folders have them apart.
+/// Returns the tensor, or Q, K and V if it is fused QKV: HF folders store the three separately.
 fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
     let Some((stem, end)) = t.name.split_once(".attn_qkv.") else {
         return vec![t.clone()];
@@ -158,7 +158,7 @@ impl Layer {
         self.tensors.iter_mut().find(|t| t.0.name == name)
     }
 
-    /// Multiplies the inputs of `matrices` by `scales` and divides what makes them.
+    /// Multiplies the input columns of `matrices` by `scales` and divides the tensor before them.
     fn scale(&mut self, group: &Group, scales: &[f32]) {
         for name in &group.matrices {
             let Some((_, values)) = self.get(name) else {
@@ -185,7 +185,7 @@ impl Layer {
     }
 }
 
-/// Rows that are held.
+/// Serialized tensor rows.
 struct Held {
     bytes: Vec<u8>,
     row_bytes: usize,
@@ -198,8 +198,8 @@ impl RowSource for Held {
     }
 }
 
-/// Whether [`quantized`] can do this, which calibration needs not be waited for; the type that
-/// layers' matrices get.
+/// Checks whether [`quantized`] can run, before any calibration is spent on it; returns the type
+/// that the layers' matrices will get.
 ///
 /// # Errors
 /// As [`quantized`].
@@ -209,15 +209,15 @@ pub fn check(engine: &Engine, options: Options) -> Result<TensorType, Error> {
         .into_iter()
         .find(|ty| ty.block_len() == options.group);
     let ty = ty.ok_or(Error::Group { got: options.group })?;
-    // scales are folded into norms and products that other architectures do not have
+    // scales are folded into norms and products that only some architectures have
     hf::check_writable(gguf, h)?;
     check_shapes(gguf, h, options.group)?;
     Ok(ty)
 }
 
-/// The model with the matrices of its layers in AWQ groups; the rest as F16 matrices and F32
-/// vectors. With `activations`, scales are searched for, else weights are rounded as they are.
-/// `done` hears of each group.
+/// Returns the model with the matrices of its layers in AWQ groups, its other matrices as F16 and
+/// its vectors as F32. With `activations`, scales are searched for; without, weights are rounded as
+/// they are. `done` is called after each group.
 ///
 /// # Errors
 /// [`Error::Folder`], [`Error::Group`], [`Error::Rows`], [`Error::Columns`].
@@ -260,7 +260,7 @@ pub fn quantized(
         .iter()
         .filter(|t| !t.name.starts_with("blk."))
     {
-        // embeddings are large: those of the type they are to have are not widened on the way
+        // embeddings are large: skip the detour over f32 if they already have the target type
         let bytes = if t.ty == target(t) {
             gguf.data(t).to_vec()
         } else {
@@ -281,13 +281,13 @@ pub fn quantized(
     Ok(view.open()?)
 }
 
-/// Whether AWQ quantizes this tensor: a matrix inside a layer.
+/// Returns whether AWQ quantizes this tensor: a matrix inside a layer.
 fn is_layer_matrix(t: &TensorInfo) -> bool {
     t.name.starts_with("blk.") && t.dims.len() == 2
 }
 
-/// Refuses matrices that AWQ's packing cannot hold: rows must be whole groups, and eight columns
-/// share a word.
+/// Refuses matrices that AWQ's packing cannot hold: rows must consist of whole groups, and eight
+/// columns share a 32-bit word.
 fn check_shapes(gguf: &Gguf, h: &Hparams, group: usize) -> Result<(), Error> {
     let matrices = gguf.tensors().iter().filter(|t| is_layer_matrix(t));
     for t in matrices.flat_map(|t| apart(t, h)) {
@@ -309,8 +309,8 @@ fn check_shapes(gguf: &Gguf, h: &Hparams, group: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Scales each of a layer's groups by what suits its inputs best. Groups whose inputs were not
-/// recorded stay as they are. `done` hears of each group that was scaled.
+/// Scales each of a layer's groups by the best scales for its inputs. Groups whose inputs were not
+/// recorded stay as they are. `done` is called after each scaled group.
 fn scale_groups(
     layer: &mut Layer,
     groups: &[Group],

@@ -1,4 +1,4 @@
-//! The search for scales.
+//! Grid search for the AWQ scales.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,30 +8,31 @@ use octavo_quant::{dequantize, quantize};
 
 use super::Inputs;
 
-/// Ratios that are tried: 0, 1 / 20, ... 19 / 20.
+/// Ratios tried: 0, 1 / 20, ... 19 / 20.
 const STEPS: usize = 20;
-/// Rows that a thread takes at a time.
+/// Matrix rows per unit of thread work.
 const ROWS: usize = 16;
-/// The smallest scale before they are brought around 1.
+/// Smallest raw scale, before scales are centred around 1.
 const SMALLEST: f32 = 1e-4;
 
-/// A matrix, and what it is rounded to.
+/// A matrix and the type it is rounded to.
 pub(super) struct Linear<'a> {
     /// `[rows][width of the inputs]`
     pub(super) weights: &'a [f32],
     pub(super) ty: TensorType,
 }
 
-/// What was found.
+/// Best scales found.
 pub(super) struct Found {
     pub(super) ratio: f32,
-    /// Of each input.
+    /// Scale of each input channel.
     pub(super) scales: Vec<f32>,
     pub(super) error: f64,
     pub(super) unscaled: f64,
 }
 
-/// The scales of magnitudes to the power of a ratio: their largest and smallest are as far from 1.
+/// Returns `magnitude ^ ratio`, normalised so that the largest and smallest scale are equally far
+/// from 1.
 fn scales(inputs: &Inputs, ratio: f32) -> Vec<f32> {
     let raw: Vec<f32> = inputs
         .magnitude
@@ -45,7 +46,7 @@ fn scales(inputs: &Inputs, ratio: f32) -> Vec<f32> {
     raw.into_iter().map(|s| s / middle).collect()
 }
 
-/// The ratio whose scales change the outputs of all matrices least.
+/// Finds the ratio whose scales change the outputs of all matrices least.
 pub(super) fn best_scales(
     linears: &[Linear<'_>],
     inputs: &Inputs,
@@ -82,11 +83,11 @@ pub(super) fn best_scales(
     Ok(found.expect("the first is better than none"))
 }
 
-/// Makes of a row of weights, whose type is given, the row that inputs are multiplied with.
+/// Computes from a weight row (and its type) the row that the inputs are multiplied by.
 type Row<'a> =
     dyn Fn(TensorType, &[f32], &mut [f32]) -> Result<(), octavo_quant::Error> + Sync + 'a;
 
-/// How rounding scaled weights changes them.
+/// Computes the change that rounding the scaled weights makes: rounded minus exact.
 fn rounding(
     ty: TensorType,
     w: &[f32],
@@ -104,7 +105,7 @@ fn rounding(
     Ok(())
 }
 
-/// The squared outputs on the sample of what `row` makes of a matrix's rows, summed.
+/// Sums the squared outputs on the sample, with `row` applied to each of the matrix's rows.
 fn squares(
     linear: &Linear<'_>,
     inputs: &Inputs,
@@ -146,13 +147,13 @@ fn squares(
     if let Some(error) = failed {
         return Err(error);
     }
-    // in order, so that the number of threads leaves no trace
+    // add in row order, so that the result does not depend on the number of threads
     let mut sums = sums.into_inner().expect("no panic under the lock");
     sums.sort_unstable_by_key(|s| s.0);
     Ok(sums.iter().map(|s| s.1).sum())
 }
 
-/// A product of vectors in as many sums as a compiler makes a vector of.
+/// Returns a dot product in 16 partial sums, which compilers vectorize.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0f32; LANES];
@@ -170,7 +171,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// One loud input among quiet ones: its weights need precision, and the search finds that.
+    /// One loud input channel among quiet ones: its weights need precision, and the search finds
+    /// that.
     #[test]
     fn loud_inputs_are_scaled_up() {
         let width = 64;

@@ -1,10 +1,10 @@
-//! How fast a model runs, as a fraction of what the machine can do: llama-bench's two tests, on a
-//! [`Session`].
+//! Model speed, as a fraction of what the hardware can do: llama-bench's two tests (pp and tg), on
+//! a [`Session`].
 //!
-//! A prompt test reads so many tokens at once, a generation test takes one greedy token after the
-//! other, both after a given number of tokens that are not timed. Each runs once to warm up and
-//! then as often as asked. Several sequences that generate together are a test of ours. What was
-//! computed is part of the result, as a hash: a speed of other tokens is not comparable.
+//! A prompt test prefills `n` tokens, a generation test decodes one greedy token after the other,
+//! both after a given number of untimed tokens (the depth). Each runs once to warm up and then as
+//! often as asked. Tests of several sequences that generate together are our addition. A hash of
+//! the tokens computed is part of the result: the speed of other tokens is not comparable.
 
 mod record;
 mod together;
@@ -23,17 +23,17 @@ use octavo_engine::{BatchError, Engine, Session, Wanted};
 pub use record::{Build, Record, Setting};
 pub use work::Work;
 
-/// What computes.
+/// Processor that runs the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processor {
-    /// The CPU, with these kernels.
+    /// The CPU, with the kernels of this instruction set.
     Cpu(Isa),
     /// A GPU.
     Gpu(GpuInfo),
 }
 
 impl Processor {
-    /// llama-bench's name of what runs there.
+    /// Returns llama-bench's name of the backend.
     pub fn backend(&self) -> &'static str {
         match self {
             Processor::Cpu(_) => "CPU",
@@ -41,7 +41,7 @@ impl Processor {
         }
     }
 
-    /// Whose instructions: `avx512`, `sm_90`.
+    /// Returns the instruction set or GPU architecture: `avx512`, `sm_90`.
     pub fn name(&self) -> String {
         match self {
             Processor::Cpu(isa) => isa.to_string(),
@@ -49,7 +49,7 @@ impl Processor {
         }
     }
 
-    /// What the measured peak counts.
+    /// Returns the arithmetic that the measured peak counts.
     pub fn arithmetic(&self) -> &'static str {
         match self {
             Processor::Cpu(isa) => isa.arithmetic(),
@@ -57,8 +57,8 @@ impl Processor {
         }
     }
 
-    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`, with
-    /// prompts in so many bits.
+    /// Names the kernels that multiply weights of type `ty`, repacked into their own layout if
+    /// `repack`, with prompt activations rounded to `bits`.
     pub fn kernel(&self, ty: TensorType, repack: bool, bits: PromptBits) -> String {
         match self {
             Processor::Cpu(isa) => kernel_name(*isa, ty, repack, bits),
@@ -67,17 +67,17 @@ impl Processor {
     }
 }
 
-/// What a processor reaches.
+/// Measured peaks of a processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// GB/s (1e9 bytes) read from memory; on a GPU, read and written by a copy.
+    /// Memory bandwidth in GB/s (1e9 bytes): reads on a CPU, reads plus writes of a copy on a GPU.
     pub read: f64,
-    /// GFLOP/s in f32, or on the matrix unit or the tensor cores.
+    /// Peak GFLOP/s in f32, or of the matrix unit or the tensor cores.
     pub flops: f64,
 }
 
 impl Limits {
-    /// Measures for about a second. No other work should run.
+    /// Measures the peaks, for about a second. No other work should run meanwhile.
     ///
     /// # Errors
     /// If the system refuses threads or memory, or the GPU fails.
@@ -92,7 +92,7 @@ impl Limits {
                 })
             }
             Processor::Gpu(gpu) => {
-                // its memory is free again before a model is loaded
+                // free the GPU memory again before a model is loaded
                 let mut gpu = octavo_engine::backend::cuda::open(gpu.ordinal)?;
                 let read = cuda::probe::copy_bandwidth(&mut gpu, 1 << 28)?;
                 Ok(Limits {
@@ -104,22 +104,22 @@ impl Limits {
     }
 }
 
-/// One test: a prompt, or a generation.
+/// One test: a prompt (prefill) or a generation (decode).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Test {
-    /// What runs.
+    /// Kind of test.
     pub role: Role,
-    /// Tokens read or generated.
+    /// Tokens prefilled or generated.
     pub n: usize,
-    /// Tokens in the cache before.
+    /// Tokens in the KV cache before the test.
     pub depth: usize,
-    /// Sequences that do so together.
+    /// Sequences that run together.
     pub sequences: usize,
 }
 
 impl Test {
-    /// Every prompt and every generation length at every depth, in llama-bench's order, generations
-    /// of every number of sequences; lengths of 0 are left out.
+    /// Returns every prompt and every generation length at every depth, in llama-bench's order,
+    /// generations for every number of sequences; lengths of 0 are left out.
     pub fn all(
         prompts: &[usize],
         generations: &[usize],
@@ -149,11 +149,11 @@ impl Test {
         tests
     }
 
-    /// Positions that a sequence needs, if so many prompt tokens are taken at a time.
+    /// Returns the KV cache positions that a sequence needs, if `batch` prompt tokens run per step.
     pub fn positions(&self, batch: usize) -> usize {
         let before = match self.sequences {
             1 => 0,
-            // those that were read first have generated while the others were
+            // sequences prefilled first already generate while the others are prefilled
             _ => 1 + self.sequences * (self.depth + 1).div_ceil(batch.max(1)).max(1),
         };
         self.n.saturating_add(self.depth).saturating_add(before)
@@ -180,7 +180,7 @@ impl std::fmt::Display for Test {
     }
 }
 
-/// Why there is no measurement.
+/// Reasons there is no measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A step failed.
@@ -189,35 +189,35 @@ pub enum Error {
     /// A sequence cannot begin.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// Repetitions must compute the same.
+    /// A repetition computed other tokens than the one before it.
     #[error(
         "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before \
          (hash {expected})"
     )]
     Drift {
-        /// The test's name.
+        /// Name of the test.
         test: String,
-        /// Counted from 1.
+        /// Number of the repetition, counted from 1.
         repetition: usize,
-        /// Of the warm-up.
+        /// Token hash of the warm-up.
         expected: String,
-        /// Of this repetition.
+        /// Token hash of this repetition.
         got: String,
     },
 }
 
-/// What a test measured.
+/// Measurements of one test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Samples {
-    /// Of each repetition.
+    /// Duration of each repetition.
     pub times: Vec<Duration>,
-    /// Read or generated in each.
+    /// Tokens prefilled or generated in each repetition.
     pub tokens: usize,
-    /// FNV-1a of the tokens chosen: those generated, or the one that follows the prompt.
+    /// FNV-1a of the chosen tokens: those generated, or the one that follows the prompt.
     pub token_hash: String,
 }
 
-/// Runs a test: once to warm up, then `repetitions` times. `progress` is told (runs done, runs in
+/// Runs a test: once to warm up, then `repetitions` times. `progress` receives (runs done, runs in
 /// all).
 ///
 /// # Errors
@@ -273,8 +273,8 @@ pub fn run(
     })
 }
 
-/// The timed part; gives the tokens chosen. A generation starts with the first of `tokens` and goes
-/// on with its own.
+/// Runs the timed part and returns the tokens chosen. A generation starts with the first of
+/// `tokens` and continues with its own.
 fn once(session: &mut Session, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
     let mut chosen = Vec::with_capacity(tokens.len());
     let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
@@ -296,7 +296,7 @@ fn once(session: &mut Session, role: Role, tokens: &[u32]) -> Result<Vec<u32>, E
     Ok(chosen)
 }
 
-/// Token ids that look random and are always the same (splitmix64).
+/// Returns pseudo-random token ids (splitmix64), the same on every run.
 fn prompt_tokens(engine: &Engine, n: usize) -> Vec<u32> {
     let n_vocab = engine.hparams().n_vocab() as u64;
     let one = |i: u64| {
@@ -309,7 +309,7 @@ fn prompt_tokens(engine: &Engine, n: usize) -> Vec<u32> {
     (1..=n as u64).map(one).collect()
 }
 
-/// FNV-1a over the ids' bytes, 64 bits in hexadecimal.
+/// Returns the FNV-1a hash of the ids' bytes: 64 bits in hexadecimal.
 fn hash(tokens: &[u32]) -> String {
     let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = tokens

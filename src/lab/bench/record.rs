@@ -1,4 +1,4 @@
-//! A measurement with all that it depends on, under llama-bench's names.
+//! A measurement with everything it depends on, under llama-bench's field names.
 
 use std::time::Duration;
 
@@ -13,37 +13,37 @@ use octavo_engine::backend::Role;
 use octavo_engine::threads::Threads;
 use octavo_text::time;
 
-/// Which build of the program measures.
+/// Build of the program that measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Build {
     /// Abbreviated hash of the commit.
     pub commit: &'static str,
-    /// Commits before it, itself included.
+    /// Number of commits up to and including it.
     pub number: u32,
 }
 
-/// What a measurement depends on besides the model.
+/// Everything a measurement depends on besides the model.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// What measures.
+    /// Build of the program.
     pub build: Build,
-    /// The file as it was named.
+    /// Model path as given.
     pub model: String,
-    /// What computes.
+    /// Processor that runs the model.
     pub processor: Processor,
-    /// How many of the last layers a GPU takes, if not all.
+    /// Number of last layers on a GPU, if not all.
     pub gpu_layers: Option<usize>,
-    /// Threads, and what decided their number.
+    /// Number of threads, and the reason for that number.
     pub threads: Threads,
-    /// Prompt tokens taken at a time.
+    /// Prompt tokens per step.
     pub batch: usize,
-    /// Element type of the cache.
+    /// Element types of the KV cache.
     pub kv_type: KvTypes,
-    /// To what CPUs round prompts.
+    /// Precision that CPU kernels round prompt activations to.
     pub prompt_bits: PromptBits,
-    /// Weights are in the kernels' layout.
+    /// Whether weights are repacked into the kernels' layout.
     pub repack: bool,
-    /// Measured with the same kernels and threads, if they were.
+    /// Peaks measured with the same kernels and threads, if any.
     pub limits: Option<Limits>,
 }
 
@@ -76,40 +76,41 @@ pub struct Record {
     pub stddev_ts: f64,
     pub samples_ns: Vec<u64>,
     pub samples_ts: Vec<f64>,
-    /// Of the program.
+    /// Version of the program.
     pub version: &'static str,
-    /// Sequences that generate together, whose tokens all count.
+    /// Sequences that generate together; the tokens of all of them count.
     pub n_sequences: usize,
-    /// What decided the number of threads.
+    /// Reason for the number of threads.
     pub threads_reason: String,
-    /// The instruction set, or the GPU's architecture.
+    /// Instruction set, or GPU architecture.
     pub isa: String,
-    /// Which kernels run, by weight type.
+    /// Kernels that run, by weight type.
     pub kernels: String,
-    /// Weights are in the kernels' layout.
+    /// Whether weights are repacked into the kernels' layout.
     pub repack: bool,
-    /// Bits of prompts in products with quantized weights, where kernels have the choice.
+    /// Bits of prompt activations in products with quantized weights, where kernels offer a choice.
     pub prompt_bits: u8,
-    /// Read by a generation (weights, keys, values), from the average rate.
+    /// GB/s that a generation reads (weights, keys, values), from the average rate.
     pub read_gb_s: Option<f64>,
-    /// What the threads can read, where it was measured.
+    /// Measured peak read bandwidth of the threads, in GB/s.
     pub read_gb_s_best: Option<f64>,
-    /// The one in percent of the other, where all of the model runs on the processor measured.
+    /// `read_gb_s` in percent of `read_gb_s_best`, if the whole model runs on the measured
+    /// processor.
     pub read_percent: Option<f64>,
-    /// Of a prompt's matrix products, from the average rate.
+    /// GFLOP/s of a prompt's matrix products, from the average rate.
     pub gflops: Option<f64>,
-    /// What `gflops_peak` counts.
+    /// Arithmetic that `gflops_peak` counts.
     pub arithmetic: &'static str,
-    /// What the threads can compute, in f32 or on the matrix unit, where it was measured.
+    /// Measured peak of the threads in GFLOP/s, in f32 or on the matrix unit.
     pub gflops_peak: Option<f64>,
-    /// The one in percent of the other, likewise.
+    /// `gflops` in percent of `gflops_peak`, under the same condition.
     pub flops_percent: Option<f64>,
-    /// FNV-1a of the tokens chosen.
+    /// FNV-1a of the chosen tokens.
     pub token_hash: String,
 }
 
 impl Record {
-    /// Puts a result together; the time is now.
+    /// Builds a record from a test's result, stamped with the current time.
     pub fn new(engine: &Engine, setting: &Setting, test: Test, samples: &Samples) -> Record {
         let gguf = engine.gguf();
         let (read_best, flops_best) = (
@@ -133,12 +134,12 @@ impl Record {
             Processor::Cpu(_) => 0,
             Processor::Gpu(_) => setting.gpu_layers.unwrap_or(n_layer).min(n_layer),
         };
-        // a limit of one is none of two together
+        // the peak of one processor says nothing about a model split over two
         let comparable = [0, n_layer].contains(&n_gpu_layers);
         let percent = |rate: Option<f64>, best: Option<f64>| {
             Some(100.0 * rate? / best?).filter(|_| comparable)
         };
-        // one token of each sequence for every time that the weights are read
+        // sequences decoded together share one read of the weights, so only a single one is rated
         let alone = test.sequences == 1;
         let read = (!prompt && alone).then(|| rate(work.read_bytes));
         let gflops = prompt.then(|| rate(work.flops));
@@ -193,7 +194,7 @@ fn whole_nanoseconds(time: &Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Mean and standard deviation of a sample.
+/// Returns mean and standard deviation of a sample.
 fn spread(x: &[f64]) -> (f64, f64) {
     let n = x.len() as f64;
     let mean = x.iter().sum::<f64>() / n;
@@ -208,7 +209,7 @@ fn spread(x: &[f64]) -> (f64, f64) {
     )
 }
 
-/// The processor's name, where the system tells.
+/// Returns the CPU's model name from `/proc/cpuinfo`, else the architecture.
 fn cpu() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info
@@ -220,7 +221,7 @@ fn cpu() -> String {
     )
 }
 
-/// `qwen3 0.6B Q4_K_M`: architecture, size, type.
+/// Returns `qwen3 0.6B Q4_K_M`: architecture, size, file type.
 fn model_type(engine: &Engine) -> String {
     let parameters: u64 = engine.gguf().tensors().iter().map(|t| t.n_elements()).sum();
     let size = match parameters as f64 {
@@ -241,7 +242,7 @@ fn model_type(engine: &Engine) -> String {
     format!("{} {size} {name}", engine.hparams().arch.name())
 }
 
-/// The kernels of every type that matrices have, the most frequent type first.
+/// Names the kernels of every type that matrices have, most frequent type first.
 fn kernels(engine: &Engine, setting: &Setting) -> String {
     let mut types: Vec<(octavo_quant::TensorType, usize)> = Vec::new();
     for matrix in &engine.model().weights.tensors.matrices {

@@ -1,4 +1,4 @@
-//! Sequences that generate together: all tokens of all of them count.
+//! Benchmark of sequences that generate together; the tokens of all of them count.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use octavo_engine::{Batch, BatchOptions, Engine, Event, Request, RequestId};
 
 use super::{Error, Test, prompt_tokens};
 
-/// One repetition: how long it took, how many tokens were generated meanwhile, and which, one
-/// sequence after the other. Fewer than all, where sequences end by themselves.
+/// Runs one repetition; returns its duration, the number of tokens generated meanwhile, and the
+/// tokens, sequence after sequence. These are fewer than asked if sequences end early.
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -23,7 +23,7 @@ pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<
     let mut batch = Batch::new(
         engine,
         BatchOptions {
-            // prompts are read as fast as can be, and each of them from its beginning
+            // prefill at full speed, and every prompt from its beginning
             stall: Duration::from_secs(3600),
             prefixes: false,
             ..BatchOptions::default()
@@ -33,7 +33,7 @@ pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<
     for prompt in tokens.chunks_exact(prompt) {
         chosen.insert(batch.add(Request::new(prompt, &options))?, Vec::new());
     }
-    // the prompt gives a first token, which is not measured
+    // the first token comes from prefill and is not measured
     while chosen.values().any(Vec::is_empty) {
         step(&mut batch, &mut chosen)?;
     }
@@ -45,14 +45,14 @@ pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<
     }
     let time = start.elapsed();
     let n = count(&chosen) - before;
-    // the first ones have gone on while the last ones' prompts were read
+    // early sequences kept generating while the last ones' prompts were prefilled
     let of_each = chosen
         .into_values()
         .flat_map(|tokens| tokens.into_iter().take(test.n));
     Ok((time, n, of_each.collect()))
 }
 
-/// Takes a step and notes the tokens that were chosen.
+/// Runs a step and records the tokens chosen.
 fn step(batch: &mut Batch, chosen: &mut BTreeMap<RequestId, Vec<u32>>) -> Result<(), Error> {
     let mut failed = None;
     batch.step(&mut |id, event| match event {

@@ -1,4 +1,4 @@
-//! What a test has to read and to multiply at least, from the model's graph.
+//! Least memory traffic and arithmetic of a test, from the model's graph.
 
 use octavo_kernels::{KvTypes, MERGED_ROWS, RowSet};
 
@@ -6,19 +6,19 @@ use super::Test;
 use octavo_engine::backend::Role;
 use octavo_model::{Model, Op};
 
-/// Bytes and operations of one run of a test.
+/// Bytes and operations in one run of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Weights, of experts those that one token is given to, and keys and values of the positions
-    /// before, and states, read once for each step of a generation.
+    /// Bytes read once per step of a generation: weights (of experts, those that one token is
+    /// routed to), keys and values of earlier positions, and recurrent states.
     pub read_bytes: u64,
-    /// Two for each multiply-add of a matrix product.
+    /// Matrix product operations, two per multiply-add.
     pub flops: u64,
 }
 
 impl Work {
-    /// Of one run of `test`. The last layer's end and the output head count only for the rows that
-    /// are wanted, of which both tests have one a step.
+    /// Counts one run of `test`. The end of the last layer and the output head count only for the
+    /// rows with logits, of which both tests have one per step.
     pub fn of(model: &Model, kv_type: KvTypes, test: Test) -> Work {
         let (mut every, mut wanted) = (0u64, 0u64);
         for node in &model.graph.nodes {
@@ -63,11 +63,11 @@ impl Work {
     }
 }
 
-/// How many positions so many steps attend to, all together: step `i` to `depth + i + 1`, or to
-/// those in a window.
+/// Sums the positions that `steps` steps attend to: step `i` attends to `depth + i + 1` of them, or
+/// to those in a sliding window.
 fn positions(depth: u64, steps: u64, window: Option<usize>) -> u64 {
     let window = window.map_or(u64::MAX, |window| window as u64);
-    // the steps before a window is full
+    // steps before the window is full
     let growing = window.saturating_sub(depth).min(steps);
     let full = (steps - growing).saturating_mul(window);
     growing * depth + growing * (growing + 1) / 2 + full
@@ -98,8 +98,8 @@ mod tests {
             )
         };
         let one = of(Role::Generated, 1, 0);
-        // tied: the matrices are every tensor of two dimensions, the embedding serving as the
-        // output
+        // tied embeddings: all two-dimensional tensors are multiplied, the embedding as the output
+        // head
         let matrices = || gguf.tensors().iter().filter(|t| t.dims.len() == 2);
         assert_eq!(
             one.flops,
@@ -116,7 +116,7 @@ mod tests {
             of(Role::Generated, 3, 10).read_bytes,
             3 * (one.read_bytes - kv) + kv * (11 + 12 + 13)
         );
-        // a prompt multiplies the head for one token
+        // a prompt computes the output head for one token only
         assert!(of(Role::Prompt, 8, 0).flops < 8 * one.flops);
         assert_eq!(of(Role::Prompt, 1, 0).flops, one.flops);
     }
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(positions(0, 5, Some(2)), 1 + 2 + 2 + 2 + 2);
     }
 
-    /// Two of four experts, and all of what every token sees.
+    /// Counts two of four experts, and all weights that every token uses.
     #[test]
     fn a_mixtures_token_reads_its_experts_alone() {
         let gguf = File::mixture().gguf();

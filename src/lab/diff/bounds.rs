@@ -1,35 +1,36 @@
-//! How far two computations of one tensor may be apart, derived op by op.
+//! Allowed distance between two computations of one tensor, derived op by op.
 //!
 //! Errors are Euclidean, per position, and divided by the square root of the width ("rms"). For
-//! each op the error that its inputs explain follows from what the op does to a small change of
-//! them, plus what the op itself rounds:
+//! each op, the error explained by its inputs is the op's response to a small change of them, plus
+//! the op's own rounding:
 //!
-//! * products (beyond what kernels round on purpose): a change `e` of the input that points nowhere
-//!   in particular becomes `e * |W|_F / sqrt(rows)`; the sum of `k` products in f32 rounds like a
-//!   random walk, `(2 sqrt(k) + 8) u |x| |W|_F / sqrt(rows)`; two different quantizations of W
-//!   differ by the step of their codes;
-//! * norms divide by the norm of the group: by the smallest one of the row, where heads are normed;
-//! * attention: a change of a logit moves the mix of values by at most as much, relatively; logits
-//!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on. A cap makes
-//!   changes smaller and rounds once more; a window leaves some of the values out, and a sink makes
-//!   the mix of the others smaller: what holds of all values holds of these;
-//! * gates: the slopes of `silu` and `gelu` are at most 1.13; the other factor is as it is;
-//! * soft caps and sigmoids: their slope is at most 1; of the square of what is above 0 it is twice
-//!   the value;
-//! * sums, rotations and selections pass errors on as they are;
-//! * convolutions add a few rows up; linear attention adds values to a state that fades, so that
-//!   the largest relative errors of its inputs so far are those of what it reads. What is off in
-//!   how much is left makes no more of old values than of new ones: `k` tokens back it counts `k`
-//!   times, of what has faded `k` times;
-//! * softmax has a slope of at most 1/2, and is at most 1 in all;
-//! * which experts are chosen changes only where values are as close to each other as their errors
-//!   allow: an expert in another's place is explained if its score is, or that of its group
-//!   (`near_tie.rs`). Where choices differ, so may whatever follows from them, unless the second
-//!   execution goes on with the first's.
+//! * products (beyond deliberate kernel rounding): a change `e` of the input in a random direction
+//!   becomes `e * |W|_F / sqrt(rows)`; the sum of `k` products in f32 rounds like a random walk,
+//!   `(2 sqrt(k) + 8) u |x| |W|_F / sqrt(rows)`; two different quantizations of W differ by their
+//!   quantization step;
+//! * norms divide by the norm of the group: by the smallest head norm of the row, for per-head
+//!   norms;
+//! * attention: a change of a logit changes the weighted mean of the values by at most as much,
+//!   relatively; logits change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own
+//!   error on. A soft cap shrinks changes and rounds once more; a sliding window leaves some of the
+//!   values out, and a sink shrinks the weighted mean: bounds for all values hold for these too;
+//! * gates: the slopes of `silu` and `gelu` are at most 1.13; the other factor is unchanged;
+//! * soft caps and sigmoids: the slope is at most 1; squared ReLU: the slope is twice the positive
+//!   value;
+//! * sums, rotations and selections pass errors on unchanged;
+//! * convolutions add up a few rows; linear attention adds values to a decaying state, so that the
+//!   error of its output is the largest relative error of its inputs so far. An error of the decay
+//!   factor weighs old values no more than new ones: `k` tokens back it has been applied `k` times,
+//!   to values that have decayed `k` times;
+//! * softmax has a slope of at most 1/2, and values of at most 1;
+//! * expert choices change only where router scores are closer to each other than their errors: an
+//!   expert in another's place is explained if its score, or that of its group, is that close
+//!   (`near_tie.rs`). Where choices differ, everything computed from them may differ, unless the
+//!   second execution continues with the first's choices.
 //!
-//! These are statements about typical directions, so that what is allowed is [`MARGIN`] times what
-//! is explained. Being held against the *measured* error of its inputs, an op is never blamed for
-//! what came before it.
+//! These are statements about typical directions, so the allowed error is [`MARGIN`] times the
+//! explained error. Since an op is held against the *measured* error of its inputs, it is never
+//! blamed for errors of earlier ops.
 
 mod explain;
 mod rules;
@@ -46,27 +47,27 @@ use super::subject::Entering;
 use octavo_model::{Network, Op, OwnedTap, ValueId, WeightId};
 use rules::{rms, rms_of};
 
-/// What is allowed, as a multiple of what is explained. Errors of a trained model point in
+/// Allowed error, as a multiple of the explained error. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
-/// sets of the tests the largest ratio to what is explained is 3.4; the smallest planted fault is
+/// sets of the tests the largest ratio to the explained error is 3.4; the smallest planted fault is
 /// at 6000.
 pub const MARGIN: f64 = 8.0;
 
 /// Unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
 
-/// A tensor's errors and sizes, per position.
+/// A tensor's measured errors and sizes, per position.
 #[derive(Clone, Debug, Default)]
 struct Stats {
     /// rms of the difference.
     error: Vec<f64>,
-    /// rms of the first's values.
+    /// rms of the first execution's values.
     size: Vec<f64>,
-    /// Smallest rms of a head's values.
+    /// Smallest rms of the values of one head.
     smallest_head: Vec<f64>,
 }
 
-/// What a tensor's inputs explain of it, per position.
+/// Error and size of a tensor that its inputs explain, per position.
 #[derive(Default)]
 struct Explained {
     /// rms of the difference.
@@ -75,7 +76,7 @@ struct Explained {
     size: Vec<f64>,
 }
 
-/// Walks a graph with the tensors of two executions of it.
+/// Walks a graph along with the tensors of two executions of it.
 pub struct Bounds<'a> {
     model: &'a dyn Network,
     other: &'a dyn Network,
@@ -84,18 +85,19 @@ pub struct Bounds<'a> {
     entering: &'a Entering,
     nodes: HashMap<OwnedTap, usize>,
     stats: Vec<Stats>,
-    /// The values written to each layer's cache.
+    /// Key and value written to each layer's KV cache.
     cache: HashMap<CacheLayer, (ValueId, ValueId)>,
     gains: HashMap<WeightId, f64>,
-    /// rms of the difference of pixels, where there are any.
+    /// rms of the difference of pixels, if there are any.
     pixels: f64,
-    /// The first execution's values where experts are chosen by them.
+    /// The first execution's router scores, for values that experts are chosen by.
     chosen_by: HashMap<ValueId, Vec<f32>>,
     next: usize,
 }
 
 impl<'a> Bounds<'a> {
-    /// For two executions of `model` and `other` (the second's), into which the same enters.
+    /// Creates bounds for two executions, of `model` and of `other` (the second's), on the same
+    /// inputs.
     pub(super) fn new(
         gguf: &'a Gguf,
         [model, other]: [&'a dyn Network; 2],
@@ -124,8 +126,8 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// The rms error allowed at each position of a tensor, given all tensors shown before; then
-    /// takes in this one's two versions. `None` if the graph has no such tensor.
+    /// Returns the rms error allowed at each position of a tensor, given all tensors observed
+    /// before; then records both versions of this one. `None` if the graph has no such tensor.
     ///
     /// # Errors
     /// A weight that cannot be dequantized.
@@ -137,7 +139,7 @@ impl<'a> Bounds<'a> {
         b: &[f32],
     ) -> Result<Option<Vec<f64>>, Error> {
         if tap.name == PIXELS {
-            // whole numbers of steps of a byte: there is nothing to round differently
+            // pixels are whole steps of a byte: there is nothing to round differently
             let off = a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b));
             self.pixels = rms_of(&off.collect::<Vec<_>>());
             return Ok(Some(vec![0.0; a.len() / width.max(1)]));
@@ -145,7 +147,7 @@ impl<'a> Bounds<'a> {
         let Some(&at) = self.nodes.get(tap) else {
             return Ok(None);
         };
-        // tensors without a name have the error and size that their inputs explain
+        // unnamed tensors get the error and size that their inputs explain
         while self.next < at {
             let out = self.model.graph().nodes[self.next].out;
             let Explained { error, size } = self.explain(self.next)?;
@@ -190,8 +192,8 @@ impl<'a> Bounds<'a> {
         Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
     }
 
-    /// What changed places in two choices of one position, of a tensor of choices that was
-    /// observed.
+    /// Returns the score gap between experts that differ in two choices at one position; the tensor
+    /// of choices must have been observed.
     pub fn tie(&self, tap: &OwnedTap, position: usize, choices: [&[f32]; 2]) -> Option<Tie> {
         let node = &self.model.graph().nodes[*self.nodes.get(tap)?];
         let Op::TopK { x, groups, .. } = node.op else {
@@ -200,7 +202,7 @@ impl<'a> Bounds<'a> {
         self.tie_in((x, groups), position, choices)
     }
 
-    /// Both go on with the first's values of a tensor that was observed.
+    /// Clears a tensor's error: both executions continue with the first's values of it.
     pub fn agree(&mut self, tap: &OwnedTap) {
         if let Some(&at) = self.nodes.get(tap) {
             let out = self.model.graph().nodes[at].out;
@@ -212,15 +214,15 @@ impl<'a> Bounds<'a> {
         self.model.graph().values[value.index()].width as f64
     }
 
-    /// What changed places in a choice from row `r` of `x`, of two such choices the one that is
-    /// harder to explain. `None` if one of them is none.
+    /// Compares two choices from row `r` of `x` with its scores; returns the gap of the one that is
+    /// harder to explain. `None` if one of them is not a valid choice.
     fn tie_in(
         &self,
         (x, groups): (ValueId, Option<TopGroups>),
         r: usize,
         choices: [&[f32]; 2],
     ) -> Option<Tie> {
-        // that of one value, at most
+        // the error of a single value is at most that of the whole row
         let error = self.width(x).sqrt() * self.stats[x.index()].error[r];
         let width = self.model.graph().values[x.index()].width;
         let values = self.chosen_by.get(&x);
@@ -231,14 +233,14 @@ impl<'a> Bounds<'a> {
         Some(a?.harder(b?))
     }
 
-    /// How many rows a value has; outputs are wanted of all.
+    /// Returns the number of rows of a value; all positions are outputs.
     fn count(&self, value: ValueId) -> usize {
         let n = self.entering.n;
         self.model.graph().values[value.index()].rows.count(n, n)
     }
 
-    /// How many neighbours of a value's row are normed together, the fewest if they are several
-    /// times.
+    /// Returns the number of adjacent values of a row that are normed together; the smallest, if
+    /// the value is normed several times.
     fn normed_together(&self, value: ValueId) -> usize {
         let width = self.model.graph().values[value.index()].width;
         let norms = self.model.graph().nodes.iter();
@@ -253,7 +255,7 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// The relative rms error of a weight in a type: codes of b bits spread over three standard
+/// Returns the relative rms error of a weight in a type: codes of b bits spread over three standard
 /// deviations to each side, rounded to the nearest.
 pub fn step(ty: TensorType) -> f64 {
     match ty {

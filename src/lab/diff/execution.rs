@@ -1,4 +1,4 @@
-//! Something that computes a forward pass and shows its tensors.
+//! Executions: forward passes that report their tensors.
 
 use std::sync::Arc;
 
@@ -18,30 +18,30 @@ use octavo_model::{Model, OwnedTap};
 use octavo_vision::pixels::Prepared;
 use octavo_vision::{Encoder, Tower};
 
-/// A tensor, handed out: `[rows][width]`.
+/// A tensor that a pass reports: `[rows][width]`.
 #[derive(Clone, Debug)]
 pub struct TapOut {
-    /// Which.
+    /// Tap that names the tensor.
     pub tap: OwnedTap,
-    /// Values of a row.
+    /// Values per row.
     pub width: usize,
     /// The values, one row per position.
     pub data: Vec<f32>,
 }
 
-/// What an execution adds to f32 rounding on purpose, as relative errors of single values.
+/// Deliberate rounding of an execution beyond f32, as relative errors of single values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// Of keys in the cache.
+    /// Rounding of keys in the KV cache.
     pub keys: f64,
-    /// Of values in the cache.
+    /// Rounding of values in the KV cache.
     pub values: f64,
-    /// Of what prompt kernels read.
+    /// Rounding of the prompt kernels' inputs.
     pub kernels: octavo_kernels::Rounding,
 }
 
 impl Rounding {
-    /// Nothing.
+    /// No rounding beyond f32.
     pub const NONE: Rounding = Rounding {
         keys: 0.0,
         values: 0.0,
@@ -49,43 +49,43 @@ impl Rounding {
     };
 }
 
-/// How a pass goes on after it has shown a tensor.
+/// How a pass continues after it has reported a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum After {
-    /// With the tensor as it is.
+    /// Continue with the tensor as it is.
     GoOn,
-    /// With these values in its place, as many as it has.
+    /// Continue with these values instead, equally many.
     GoOnWith(Vec<f32>),
-    /// Nobody looks at those that follow.
+    /// Continue without reporting the remaining tensors.
     Unseen,
 }
 
-/// What normalised pixels are called, `[3 * height][width]`: no tensor of a graph, but what one
-/// begins with.
+/// Tap name of the normalised pixels, `[3 * height][width]`: the input of a vision graph, not one
+/// of its tensors.
 pub const PIXELS: &str = "pixels";
 
 /// Receives the tensors of a pass, each before the next is computed.
 pub type TapOutSink<'a> = dyn FnMut(TapOut) -> After + Send + 'a;
 
-/// A model ready to compute all positions of a text in one pass, or a tower all of a picture.
+/// A model ready to compute all positions of a text in one pass, or a vision tower for an image.
 pub trait Execution: Send {
-    /// For people: which file, on what.
+    /// Describes the file and the device, for people.
     fn describe(&self) -> String;
 
-    /// The file.
+    /// Returns the model file.
     fn gguf(&self) -> &Arc<Gguf>;
 
-    /// What it computes.
+    /// Returns the model or tower it computes.
     fn subject(&self) -> &Subject;
 
-    /// What it rounds beyond f32.
+    /// Returns its rounding beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes all rows; shows every named tensor, in graph order, and before it [`PIXELS`] if it
-    /// sees. `sink` says how to go on.
+    /// Computes all rows; reports every named tensor in graph order, for a tower [`PIXELS`] first.
+    /// The return value of `sink` says how to continue.
     ///
     /// # Errors
-    /// If the pass fails, or is of something else.
+    /// If the pass fails, or the input is of the other kind.
     fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error>;
 }
 
@@ -123,7 +123,7 @@ impl Backend {
         })
     }
 
-    /// Prepares `model` (of `gguf`) on a GPU, all of it or its last layers.
+    /// Prepares `model` (of `gguf`) on a GPU, wholly or only its last layers.
     ///
     /// # Errors
     /// As [`split::prepare`].
@@ -140,7 +140,7 @@ impl Backend {
             .isa
             .prompt_rounding_in(of_cpu.prompt_bits, of_cpu.kv_type);
         let gpu = cuda::prompt_rounding();
-        // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
+        // bounds do not know which device computed a tensor: allow the larger rounding of the two
         let kernels = if options.gpu_layers < model.hparams.n_layer() {
             cpu.with(gpu, f64::max)
         } else {
@@ -226,7 +226,7 @@ impl Execution for Backend {
     }
 }
 
-/// Shows a backend's named tensors to a sink, as long as it looks.
+/// Reports a backend's named tensors to a sink, until it wants no more.
 fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
     let mut more = true;
     move |view| {
@@ -245,7 +245,7 @@ fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send
     }
 }
 
-/// Changes a tensor of the oracle's pass: which, width of a row, values.
+/// Fault injection for the oracle's pass; receives tap, width of a row and values.
 pub type Fault = dyn FnMut(&OwnedTap, usize, &mut [f64]) + Send;
 
 /// A model or a tower under the plain f64 forward pass; slow.
@@ -256,10 +256,10 @@ pub struct OracleExecution {
 }
 
 impl OracleExecution {
-    /// Takes an open model, or a tower.
+    /// Opens a model or a tower.
     ///
     /// # Errors
-    /// If it is not one that the oracle computes.
+    /// If the oracle does not support it.
     pub fn new(gguf: Arc<Gguf>) -> Result<OracleExecution, Error> {
         let subject = if Tower::is_in(&gguf) {
             VisionOracle::open(&gguf)?;
@@ -277,8 +277,8 @@ impl OracleExecution {
         })
     }
 
-    /// As [`OracleExecution::new`], with a fault planted: `fault` may change any tensor before the
-    /// pass goes on. This is how the comparison itself is tested.
+    /// As [`OracleExecution::new`], with fault injection: `fault` may change any tensor before the
+    /// pass continues. The comparison itself is tested this way.
     ///
     /// # Errors
     /// As [`OracleExecution::new`].
@@ -346,7 +346,7 @@ impl Execution for OracleExecution {
     }
 }
 
-/// Hands the oracle's tensors to a sink, as long as it looks.
+/// Reports the oracle's tensors to a sink, until it wants no more.
 struct Shown<'a, 's> {
     fault: Option<&'a mut Fault>,
     sink: &'a mut TapOutSink<'s>,
@@ -381,14 +381,14 @@ impl Shown<'_, '_> {
     }
 }
 
-/// The pictures of a text, as the oracle takes them: where each begins, and its rows.
+/// Images of a text as the oracle takes them: start position and rows of each.
 pub struct Images(Vec<(usize, ImageRows)>);
 
 impl Images {
-    /// In the order in which they come.
+    /// Looks up the images of a text, in order of appearance.
     ///
     /// # Errors
-    /// If nobody holds one of them.
+    /// If one of them is no longer registered.
     pub fn of(text: Text<'_>) -> Result<Images, Error> {
         let (mut images, mut at) = (Vec::new(), 0);
         while let Some(&id) = text.tokens.get(at) {
@@ -406,7 +406,7 @@ impl Images {
         Ok(Images(images))
     }
 
-    /// Tokens and pictures in turn.
+    /// Splits the text into alternating pieces of tokens and images.
     pub fn pieces<'a>(&'a self, tokens: &'a [u32]) -> Vec<Piece<'a>> {
         let (mut pieces, mut behind) = (Vec::new(), 0);
         for (at, rows) in &self.0 {
@@ -419,7 +419,7 @@ impl Images {
     }
 }
 
-/// A tower on one of the engine's backends.
+/// A vision tower on one of the engine's backends.
 pub struct TowerBackend {
     gguf: Arc<Gguf>,
     subject: Subject,
@@ -428,7 +428,8 @@ pub struct TowerBackend {
 }
 
 impl TowerBackend {
-    /// Prepares the tower of `gguf` for pictures of so many cells, on the device of the options.
+    /// Prepares the tower of `gguf` for images of up to `most_cells` image tokens, on the device in
+    /// the options.
     ///
     /// # Errors
     /// As [`Encoder::load`].

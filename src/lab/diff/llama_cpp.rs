@@ -1,4 +1,4 @@
-//! Runs a stock llama.cpp and keeps what it said.
+//! Runs a stock llama.cpp and records its output.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -10,14 +10,14 @@ use gguf_rs_lite::{NewFile, replace_file};
 
 use super::Error;
 
-/// A folder with llama.cpp's programs.
+/// Folder with llama.cpp's programs.
 #[derive(Debug)]
 pub struct LlamaCpp {
     folder: PathBuf,
 }
 
 impl LlamaCpp {
-    /// The files that [`LlamaCpp::results`] leaves.
+    /// Files that [`LlamaCpp::results`] writes.
     pub const KEPT: [&str; 4] = [
         "commands.txt",
         "prompt.txt",
@@ -25,7 +25,7 @@ impl LlamaCpp {
         "llama-results.gguf",
     ];
 
-    /// Finds the programs in `folder`, or in the places below it where CMake puts them.
+    /// Finds the programs in `folder`, or in the subfolders where CMake puts them.
     ///
     /// # Errors
     /// If llama-results is in none of them.
@@ -49,26 +49,25 @@ impl LlamaCpp {
         }
     }
 
-    /// What llama-results says of its version, or nothing.
+    /// Returns the version that llama-results prints, or an empty string.
     pub fn version(&self) -> String {
         let output = Command::new(self.folder.join("llama-results"))
             .arg("--version")
             .stdin(Stdio::null())
             .output();
-        // an old program without the option is no reason to fail: the command line is recorded as
-        // well
+        // an old program without the option is no error: the command line is recorded as well
         output.map_or(String::new(), |out| {
             String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
         })
     }
 
-    /// Logits of all positions of a text: runs llama-results with f32 KV, no flash attention and no
-    /// repacking, so that its only rounding is that of its kernels. `keep` receives
-    /// `llama-results.gguf` (the result, whose path is returned), `llama-results.log` (what it
-    /// printed), `prompt.txt` and `commands.txt`.
+    /// Computes the logits of all positions of a text: runs llama-results with f32 KV, no flash
+    /// attention and no repacking, so that its only rounding is that of its kernels. The folder
+    /// `keep` receives `llama-results.gguf` (the result, whose path is returned),
+    /// `llama-results.log` (the program's output), `prompt.txt` and `commands.txt`.
     ///
     /// # Errors
-    /// If the program cannot be run or fails; its last words are in the message.
+    /// If the program cannot be run or fails; the message has the end of its output.
     pub fn results(
         &self,
         model: &Path,
@@ -112,7 +111,7 @@ impl LlamaCpp {
             .chain(args(&out))
             .map(|word| quoted(&word.to_string_lossy()))
             .collect();
-        // first of all: the others are known by it
+        // written first: it marks the folder's other files as ours
         write(&commands, format!("{}\n", line.join(" ")).as_bytes())?;
         // llama.cpp drops one newline at the end of a file
         write(&prompt, &[text, b"\n"].concat())?;
@@ -120,8 +119,8 @@ impl LlamaCpp {
             program: program.display().to_string(),
             what,
         };
-        // under another name until it is whole: one that is left from another run must not be taken
-        // for this one's
+        // written under a temporary name until complete: a file left by another run must not pass
+        // for this run's result
         let new = NewFile::beside(&out).map_err(octavo_reference::Error::from)?;
         let (status, said) = run(Command::new(&program).args(args(new.path())))
             .map_err(|e| failed(e.to_string()))?;
@@ -155,7 +154,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     Ok(written?)
 }
 
-/// The program that runs now. Whoever starts one holds this, so that a signal never comes in
+/// The running program. The lock is held while one is started, so that no signal handler runs in
 /// between.
 static RUNNING: Mutex<Option<Child>> = Mutex::new(None);
 
@@ -163,18 +162,18 @@ fn running() -> MutexGuard<'static, Option<Child>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stops the llama.cpp that runs, if one does. Whoever waits for it waits for ever: for a thread
-/// that was told of a signal and ends the program next.
+/// Kills the running llama.cpp, if there is one, and never releases the lock, so that a thread
+/// waiting for the program blocks forever: for the signal thread, which ends the process next.
 pub fn stop_llama_cpp() {
     let mut running = running();
     if let Some(child) = running.as_mut() {
-        // one that has just ended is as good
+        // the program may just have ended, which is fine
         let _ = child.kill();
     }
     std::mem::forget(running);
 }
 
-/// Runs a program to its end; gives what it printed to both outputs, in its order.
+/// Runs a program to its end; returns its status, and stdout and stderr interleaved as printed.
 fn run(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
     let (mut out, into) = io::pipe()?;
     *running() = Some(
@@ -184,7 +183,7 @@ fn run(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
             .stderr(into)
             .spawn()?,
     );
-    // the pipe ends when the last of those who could write to it goes: not before ours do
+    // the pipe ends when its last writer closes it: drop our copies
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut said = Vec::new();
     out.read_to_end(&mut said)?;
@@ -193,7 +192,7 @@ fn run(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
     Ok((child.wait()?, said))
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell, if necessary.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+:,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

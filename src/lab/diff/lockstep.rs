@@ -1,5 +1,5 @@
-//! Two executions side by side: each tensor is compared as soon as both have it, so that memory
-//! holds a few tensors and not two whole passes.
+//! Lockstep comparison of two executions: each tensor is compared as soon as both have computed it,
+//! so that memory holds a few tensors and not two whole passes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -16,7 +16,7 @@ use super::subject::{Entering, Input, Subject};
 use octavo_model::OwnedTap;
 use octavo_model::taps::RESULT_OUTPUT;
 
-/// What came of a comparison.
+/// Outcome of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -24,78 +24,78 @@ pub enum Verdict {
     Identical,
     /// Every tensor is within its bound.
     Within,
-    /// At least one is not.
+    /// At least one tensor is outside its bound.
     Diverged,
 }
 
-/// One tensor of both.
+/// Comparison of one tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct TapReport {
-    /// With the layer: `ffn_up-1`.
+    /// Name with the layer: `ffn_up-1`.
     pub name: String,
-    /// The layer.
+    /// Layer number.
     pub layer: Option<usize>,
-    /// Earlier tensors of this name.
+    /// Number of earlier tensors of this name.
     pub occurrence: usize,
-    /// The position whose error is the largest part of its bound.
+    /// Position with the largest error relative to its bound.
     pub position: usize,
-    /// The value there that differs most.
+    /// Channel of the largest difference at `position`.
     pub channel: usize,
-    /// The first's.
+    /// The first execution's value there.
     pub a: f32,
-    /// The second's.
+    /// The second execution's value there.
     pub b: f32,
-    /// Normalised mean squared error of the whole tensor, by the first's energy.
+    /// Normalised mean squared error of the whole tensor, relative to the first's energy.
     pub nmse: f64,
-    /// Largest difference.
+    /// Largest absolute difference.
     pub max_abs: f64,
     /// rms error as a fraction of the bound, at `position`; `None` where there is no bound.
     pub of_bound: Option<f64>,
-    /// Outside its bound, or a number against no number.
+    /// Whether it is outside its bound, or only one side is NaN.
     pub outside: bool,
 }
 
-/// A tensor that only one of the two shows.
+/// A tensor that only one of the two executions reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Absent {
-    /// With the layer.
+    /// Name with the layer.
     pub name: String,
-    /// Earlier tensors of this name.
+    /// Number of earlier tensors of this name.
     pub occurrence: usize,
-    /// Which of the two lacks it: `a` or `b`.
+    /// Side that lacks it: `a` or `b`.
     pub absent_in: &'static str,
 }
 
-/// What two executions made of a text.
+/// Comparison of two executions of one input.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// In one word.
+    /// Overall outcome.
     pub verdict: Verdict,
-    /// The first tensor, in graph order, that is outside its bound.
+    /// First tensor, in graph order, outside its bound.
     pub first_divergence: Option<TapReport>,
-    /// Every tensor, in graph order.
+    /// All compared tensors, in graph order.
     pub taps: Vec<TapReport>,
-    /// Tensors that one of the two does not show.
+    /// Tensors that only one of the two reports.
     pub absent: Vec<Absent>,
-    /// The choices of experts; nothing of a model that has none.
+    /// Comparison of expert choices; `None` for a model without experts.
     pub routing: Option<Routing>,
-    /// The logits; nothing of a model that has none.
+    /// Comparison of the logits; `None` for a model without any.
     pub logits: Option<LogitComparison>,
 }
 
-/// How to compare.
+/// Comparison options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Let the second go on with the experts that the first chose, so that what follows from
-    /// another choice does not differ for that reason. The choices are compared all the same.
+    /// Let the second execution continue with the first's expert choices, so that a different
+    /// choice does not make everything after it differ. The choices are still compared.
     pub same_routing: bool,
 }
 
 /// Tensors that one side may be ahead of the other: more than a layer has.
 const AHEAD: usize = 64;
 
-/// Runs both over the same text or picture and compares all named tensors, with bounds from the
-/// first's graph. `progress` is told (tensors compared, tensors in all).
+/// Runs both on the same text or image and compares all named tensors, with bounds from the first's
+/// graph. `progress` receives (tensors compared, tensors in all).
 ///
 /// # Errors
 /// If one of the two fails, or they are models of different shape.
@@ -108,7 +108,7 @@ pub fn compare(
     compare_with(a, b, input, Options::default(), progress)
 }
 
-/// As [`compare`], in a way of one's own.
+/// As [`compare`], with options.
 ///
 /// # Errors
 /// As [`compare`].
@@ -153,8 +153,8 @@ pub fn compare_with(
     })
 }
 
-/// Hands a tensor over. The other end hangs up when the comparison has failed: then there is no
-/// more to show.
+/// Hands a tensor over. The receiver hangs up when the comparison has failed; the pass then stops
+/// reporting.
 fn shown(to: &SyncSender<TapOut>, tap: TapOut) -> After {
     match to.send(tap) {
         Ok(()) => After::GoOn,
@@ -162,7 +162,7 @@ fn shown(to: &SyncSender<TapOut>, tap: TapOut) -> After {
     }
 }
 
-/// As [`shown`]; a choice of experts is exchanged for that of the first execution.
+/// As [`shown`], but replaces an expert choice by the first execution's.
 fn routed(to: &SyncSender<TapOut>, tap: TapOut, choices: &Receiver<TapOut>) -> After {
     if !is_choice(&tap.tap) {
         return shown(to, tap);
@@ -171,23 +171,23 @@ fn routed(to: &SyncSender<TapOut>, tap: TapOut, choices: &Receiver<TapOut>) -> A
     if shown(to, tap) == After::Unseen {
         return After::Unseen;
     }
-    // without a choice of the same shape, which is an error elsewhere, its own is as good
+    // if there is no choice of the same shape (an error reported elsewhere), keep its own
     match choices.iter().find(|choice| choice.tap == which) {
         Some(choice) if choice.data.len() == len => After::GoOnWith(choice.data),
         _ => After::GoOn,
     }
 }
 
-/// The tensors of both executions, as they come. Where the second waits for the choice of experts
-/// of the first, the first is read ahead, as far as there.
+/// Tensors of both executions as they arrive. While the second execution waits for an expert choice
+/// of the first, the first's tensors are read ahead up to that choice.
 struct Streams {
     a: Receiver<TapOut>,
     b: Receiver<TapOut>,
-    /// Of the first, read ahead.
+    /// Tensors of the first, read ahead.
     ahead: VecDeque<TapOut>,
-    /// Where the second waits for choices, while there are any to come.
+    /// Channel on which the second execution waits for choices, while more can come.
     choices: Option<Sender<TapOut>>,
-    /// Those that it has, or will not have.
+    /// Choices already sent, or that never will be.
     decided: HashSet<OwnedTap>,
 }
 
@@ -202,12 +202,12 @@ impl Streams {
         }
     }
 
-    /// The first's next tensor.
+    /// Returns the first execution's next tensor.
     fn next_of_a(&mut self) -> Option<TapOut> {
         self.ahead.pop_front().or_else(|| self.receive_a())
     }
 
-    /// The second's next tensor.
+    /// Returns the second execution's next tensor.
     fn next_of_b(&mut self) -> Option<TapOut> {
         let theirs = self.b.recv().ok()?;
         let waits = is_choice(&theirs.tap) && self.choices.is_some();
@@ -218,10 +218,10 @@ impl Streams {
         Some(theirs)
     }
 
-    /// Takes a tensor from the first, and hands a choice of experts to the second.
+    /// Receives a tensor from the first execution, and passes expert choices on to the second.
     fn receive_a(&mut self) -> Option<TapOut> {
         let Ok(tap) = self.a.recv() else {
-            // nobody waits for what does not come
+            // closing the channel ends the second's wait for choices that will not come
             self.choices = None;
             return None;
         };
@@ -230,7 +230,7 @@ impl Streams {
         {
             self.decided.insert(tap.tap.clone());
             if choices.send(tap.clone()).is_err() {
-                // the second has ended, and its thread says why
+                // the second has ended, and its thread reports the reason
                 self.choices = None;
             }
         }
@@ -262,17 +262,17 @@ fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
     Ok(())
 }
 
-/// Finds the two versions of each tensor.
+/// Matches the two versions of each tensor.
 struct Pairing<'a> {
     bounds: Bounds<'a>,
     n_tokens: usize,
     options: Options,
     report: Comparison,
     identical: bool,
-    /// Whether a position has nothing of those behind it.
+    /// Whether positions depend on earlier positions only.
     causal: bool,
-    /// The first position of which something differs that others may follow from: a tensor outside
-    /// its bound, or a choice that each goes on with.
+    /// First position with a difference that others may follow from: a tensor outside its bound, or
+    /// an expert choice that each side keeps to itself.
     differs_from: Option<usize>,
 }
 
@@ -381,15 +381,15 @@ impl<'a> Pairing<'a> {
                 .zip(b.data.chunks_exact(a.width))
                 .enumerate()
             {
-                // the first is what the second is held against
+                // the first is the reference that the second is compared with
                 logits.add(position, b, a)?;
             }
         }
         Ok(())
     }
 
-    /// What is behind a choice that both go on with has no error from it; otherwise what follows
-    /// from another choice may differ.
+    /// Compares expert choices. If both continue with the first's, later tensors have no error from
+    /// the choice; otherwise they may differ.
     fn compare_choices(&mut self, a: &TapOut, b: &TapOut) {
         let same_routing = self.options.same_routing;
         let routing = self.report.routing.as_mut();
@@ -412,7 +412,8 @@ impl<'a> Pairing<'a> {
         }
     }
 
-    /// What follows may differ from this position on, or everywhere in a model that looks ahead.
+    /// Marks that tensors may differ from this position on, or everywhere if the model is not
+    /// causal.
     fn may_differ_from(&mut self, position: usize) {
         let position = if self.causal { position } else { 0 };
         let before = self.differs_from.unwrap_or(position);
@@ -432,8 +433,8 @@ impl<'a> Pairing<'a> {
     }
 }
 
-/// Compares one tensor, and finds the first position that is outside its bound; `allowed` is the
-/// rms error allowed at each position.
+/// Compares one tensor, and finds the first position outside its bound; `allowed` is the rms error
+/// allowed at each position.
 fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> (TapReport, Option<usize>) {
     let width = a.width.max(1);
     let (mut nmse, mut max_abs) = (Nmse::default(), 0.0f64);
@@ -451,7 +452,7 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> (TapReport, Option
         nmse.merge(of_row);
         let rms = (of_row.squares() / width as f64).sqrt();
         let part = match allowed.and_then(|a| a.get(row)) {
-            // equal values are within any bound, a bound of nothing too
+            // equal values are within any bound, also a bound of 0
             _ if rms == 0.0 => 0.0,
             Some(allowed) => rms / allowed,
             None => rms,

@@ -1,45 +1,45 @@
-//! How far two sets of logits are apart, row by row, so that memory does not grow with the text.
+//! Distance between two sets of logits, row by row, so that memory does not grow with the text.
 
 use octavo_reference::metrics::{Nmse, TopRow, kl_row, kl_top, top_k};
 use serde::Serialize;
 
 use super::Error;
 
-/// One token, as both see it.
+/// One token's logits on both sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TopPair {
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// Its logit here.
+    /// Our logit.
     pub ours: f32,
-    /// Its logit there.
+    /// The reference's logit.
     pub theirs: f32,
     /// `ours - theirs`.
     pub delta: f32,
 }
 
-/// The most likely tokens of one position: theirs, most likely first, then ours that are not among
-/// them.
+/// Most likely tokens of one position: the reference's, most likely first, then those of ours that
+/// are not among them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PositionTop {
-    /// The position.
+    /// Position in the text.
     pub position: usize,
-    /// The token there.
+    /// Token at that position.
     pub token: u32,
-    /// Our order of the five most likely.
+    /// Our five most likely tokens, in order.
     pub ours: Vec<u32>,
-    /// The pairs.
+    /// Logit pairs.
     pub top: Vec<TopPair>,
     /// KL(theirs, ours) in nats.
     pub kl: f64,
-    /// NMSE of this row.
+    /// NMSE of this row of logits.
     pub nmse: f64,
 }
 
-/// How many tokens are shown of a position.
+/// Most likely tokens reported per position.
 const TOP: usize = 5;
 
-/// Two sets of logits.
+/// Comparison of two sets of logits.
 #[derive(Clone, Debug, Serialize)]
 pub struct LogitComparison {
     /// Positions compared.
@@ -48,19 +48,19 @@ pub struct LogitComparison {
     pub nmse: f64,
     /// The largest difference.
     pub max_abs: f64,
-    /// Where: position and token.
+    /// Position and token of the largest difference.
     pub max_at: (usize, u32),
     /// Mean KL(theirs, ours) over positions, in nats.
     pub mean_kl: f64,
-    /// The largest.
+    /// Largest KL(theirs, ours), in nats.
     pub max_kl: f64,
-    /// Its position.
+    /// Position of the largest KL.
     pub max_kl_at: usize,
     /// Share of positions whose most likely token is the same.
     pub top1: f64,
     /// Share of positions whose five most likely tokens are the same, in order.
     pub top5: f64,
-    /// Position by position.
+    /// Comparison of each position.
     pub by_position: Vec<PositionTop>,
     #[serde(skip)]
     n_vocab: usize,
@@ -86,7 +86,7 @@ struct Row {
 }
 
 impl LogitComparison {
-    /// Nothing compared yet of a text.
+    /// Starts an empty comparison for a text.
     pub fn new(tokens: &[u32], n_vocab: usize) -> LogitComparison {
         LogitComparison {
             positions: 0,
@@ -105,10 +105,10 @@ impl LogitComparison {
         }
     }
 
-    /// Takes in one position.
+    /// Adds one position.
     ///
     /// # Errors
-    /// A row that is not as long as the vocabulary.
+    /// A row whose length is not the vocabulary size.
     pub fn add(&mut self, position: usize, ours: &[f32], theirs: &[f32]) -> Result<(), Error> {
         for row in [ours, theirs] {
             if row.len() != self.n_vocab {
@@ -132,13 +132,13 @@ impl LogitComparison {
         Ok(())
     }
 
-    /// As [`LogitComparison::add`], for a reference that keeps a position's most likely tokens
-    /// only: `theirs` has their ids, logits and the log-sum-exp of all logits; `ours` all logits
-    /// and theirs. NMSE is over the kept logits, KL a lower bound
+    /// As [`LogitComparison::add`], for a reference with only the most likely tokens of a position:
+    /// `theirs` has their ids, logits and the log-sum-exp of all logits; `ours` has all our logits
+    /// and our log-sum-exp. NMSE is over the recorded logits, KL a lower bound
     /// ([`octavo_reference::metrics::kl_top`]).
     ///
     /// # Errors
-    /// A row that is not as long as the vocabulary.
+    /// A row whose length is not the vocabulary size.
     pub fn add_top(
         &mut self,
         position: usize,
@@ -167,7 +167,7 @@ impl LogitComparison {
                 lse: their_lse,
             },
         )?;
-        // what is not kept is not known
+        // a token that was not recorded has no known logit
         let of_other = |id: u32| {
             ids.iter()
                 .position(|kept| *kept == id)
@@ -178,7 +178,7 @@ impl LogitComparison {
         Ok(())
     }
 
-    /// How far one position is apart; remembers the largest difference.
+    /// Computes the NMSE of one position; records the largest difference.
     fn differences(
         &mut self,
         position: usize,

@@ -1,10 +1,10 @@
-//! Where two computations of the same text part ways.
+//! Finds where two computations of the same text diverge.
 //!
-//! An [`Execution`] computes a model's forward pass and shows every named tensor: a backend, or the
-//! f64 oracle. [`compare`] runs two of them side by side and holds each tensor against a bound that
-//! is derived, op by op, from the errors measured in that op's inputs ([`bounds`]): so the first
-//! tensor outside its bound is where something is wrong, and not where an error from far above has
-//! grown. [`LogitComparison`] says how far two sets of logits are apart.
+//! An [`Execution`] computes a model's forward pass and reports every named tensor: a backend, or
+//! the f64 oracle. [`compare`] runs two of them side by side and holds each tensor against a bound
+//! that is derived, op by op, from the errors measured in that op's inputs ([`bounds`]): so the
+//! first tensor outside its bound is where something is wrong, and not where an error from far
+//! above has grown. [`LogitComparison`] measures the distance between two sets of logits.
 
 pub mod bounds;
 mod execution;
@@ -36,79 +36,79 @@ pub use subject::{Input, Seen, Subject, Text};
 pub use tensors::{TensorComparison, Tensors};
 pub use tolerance::Tolerance;
 
-/// Why two computations could not be compared.
+/// Reasons two computations could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// One of the two failed.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
-    /// A tower failed, or the picture is none for it.
+    /// The vision tower failed, or cannot take the image.
     #[error(transparent)]
     Vision(#[from] octavo_vision::Error),
-    /// A picture for what reads text, or the other way round.
+    /// An image for a text model, or a text for a tower.
     #[error("{file}: expected {expected}")]
     Input {
         /// The model's file.
         file: String,
-        /// What it takes.
+        /// Kind of input that the model takes.
         expected: &'static str,
     },
     /// The oracle failed.
     #[error(transparent)]
     Oracle(#[from] octavo_reference::Error),
-    /// A weight that cannot be read for its bound.
+    /// A weight that cannot be dequantized for its bound.
     #[error("tensor {name}: {source}")]
     Weight {
-        /// Its name in the file.
+        /// Tensor name in the file.
         name: String,
-        /// What is wrong.
+        /// Dequantization error.
         source: octavo_quant::Error,
     },
-    /// The two do not compute the same thing.
+    /// The two files do not compute the same thing.
     #[error("{what}: {a} in the first, {b} in the second: expected the same")]
     Differ {
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// In the first.
+        /// Value in the first.
         a: String,
-        /// In the second.
+        /// Value in the second.
         b: String,
     },
-    /// A program of llama.cpp that is absent or fails.
+    /// A llama.cpp program that is missing or fails.
     #[error("{program}: {what}")]
     Program {
-        /// Its path.
+        /// Path of the program.
         program: String,
-        /// What happened.
+        /// Description of the failure.
         what: String,
     },
-    /// Scoring a text against a base.
+    /// Scoring a text against base logits failed.
     #[error(transparent)]
     Eval(#[from] crate::eval::Error),
-    /// An importance matrix, or the collection of ours.
+    /// An importance matrix cannot be read, or ours not collected.
     #[error(transparent)]
     Imatrix(#[from] crate::imatrix::Error),
-    /// A reference without its text.
+    /// A reference that contains no text.
     #[error("the file of {kind} has no text: expected the one that it was made from")]
     NoText {
-        /// The program that wrote it.
+        /// Program that wrote the reference.
         kind: &'static str,
     },
-    /// A reference of a text, for a tower.
+    /// A reference of a text, given for a vision tower.
     #[error(
         "a file of {kind}: expected what llama-mtmd-cli prints of a tower's tensors \
          (MTMD_DEBUG_GRAPH=1)"
     )]
     NoPicture {
-        /// The program that wrote it.
+        /// Program that wrote the reference.
         kind: &'static str,
     },
-    /// A row of logits of another length.
+    /// A row of logits of the wrong length.
     #[error("a row of logits: expected {expected} values, got {got}")]
     Row {
-        /// The vocabulary.
+        /// Vocabulary size.
         expected: usize,
-        /// Found.
+        /// Length found.
         got: usize,
     },
 }

@@ -1,39 +1,39 @@
-//! Whether a choice of the largest values may be another one, because values are all but equal.
+//! Near ties: whether a top-k choice may differ because values are nearly equal.
 //!
-//! The i-th largest of all changes by no more than a value does, so that what takes its place is
-//! within twice the error of it. Groups, of which the best ones are chosen from, have the sums of
-//! their two largest as scores, and those the errors of both.
+//! The i-th largest of all values changes by no more than a single value does, so a value that
+//! takes its place is within twice the error of it. Groups, of which the best are selected first,
+//! have the sums of their two largest values as scores, and so the errors of both.
 
 use octavo_kernels::TopGroups;
 use serde::Serialize;
 
-/// How far apart the scores are of what changed places, of all that did the pair that is hardest to
-/// explain. Scores that were not seen are no number apart.
+/// Score gap between entries that differ in two choices, for the pair that is hardest to explain.
+/// The gap is NaN for scores that were not observed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tie {
-    /// In the first's scores.
+    /// Gap in the first's scores.
     pub apart: f64,
-    /// How far apart the errors measured in the scores let them be.
+    /// Largest gap that the measured errors of the scores allow.
     pub allowed: f64,
-    /// The scores are those of groups of experts.
+    /// Whether the scores are those of expert groups.
     pub of_groups: bool,
 }
 
 impl Tie {
-    /// Of scores that were not seen.
+    /// Tie of scores that were not observed.
     pub(super) const UNSEEN: Tie = Tie {
         apart: f64::NAN,
         allowed: f64::NAN,
         of_groups: false,
     };
 
-    /// What changed places may have.
+    /// Returns whether the errors explain the difference.
     pub fn is_near(&self) -> bool {
-        // what is not a number explains anything that is made of it
+        // NaN scores explain any choice
         self.apart.is_nan() || self.apart <= self.allowed
     }
 
-    /// The one that is harder to explain.
+    /// Returns the tie that is harder to explain.
     pub(super) fn harder(self, other: Tie) -> Tie {
         match other.part() > self.part() {
             true => other,
@@ -49,9 +49,9 @@ impl Tie {
     }
 }
 
-/// What `ids` say of the largest values of a row, the largest first, when each value changes by up
-/// to `error`. `None` if they are no choice at all: of a value that is not there or not to be
-/// chosen from, or twice of one.
+/// Compares `ids` with the largest values of a row, in descending order, if each value may change
+/// by up to `error`. `None` if they are not a valid choice: an index that does not exist or may not
+/// be chosen, or one chosen twice.
 pub(super) fn tie(row: &[f32], groups: Option<TopGroups>, ids: &[f32], error: f64) -> Option<Tie> {
     let error = if error.is_nan() { f64::INFINITY } else { error };
     let find = |id: &f32| (0..row.len()).find(|place| *place as f32 == *id);
@@ -84,9 +84,9 @@ pub(super) fn tie(row: &[f32], groups: Option<TopGroups>, ids: &[f32], error: f6
     Some(of_values.harder(of_groups))
 }
 
-/// The places that such a choice is from, and how much less than the last of the best groups a
-/// group has that counts all the same. `None` if it is of more groups than count, or of one that
-/// cannot.
+/// Returns the indices that such a choice may come from, and the largest shortfall of a counted
+/// group's score below that of the last of the best groups. `None` if the choice is from more
+/// groups than count, or from one that cannot.
 fn candidates(
     row: &[f32],
     TopGroups { count, used }: TopGroups,
@@ -107,7 +107,8 @@ fn candidates(
     if kept.len() > used || !kept.iter().all(maybe) {
         return None;
     }
-    // of others that may count, those whose largest value is smallest contradict a choice least
+    // of the other groups that may count, those with the smallest largest value contradict a choice
+    // least
     let mut others: Vec<usize> = (0..count).filter(|g| !kept.contains(g)).collect();
     others.retain(maybe);
     others.sort_by(|a, b| best[*a][0].total_cmp(&best[*b][0]));
@@ -127,7 +128,7 @@ fn descending(values: &[f32]) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    /// Whether a choice may be made of a row.
+    /// Returns whether a choice is within the errors of a row.
     fn near(row: &[f32], ids: &[f32], groups: Option<TopGroups>, error: f64) -> bool {
         tie(row, groups, ids, error).is_some_and(|tie| tie.is_near())
     }
@@ -140,7 +141,7 @@ mod tests {
         assert!(!near(&row, &[0.0, 3.0], None, 0.05));
         assert!(near(&row, &[0.0, 3.0], None, 0.08));
         assert!(near(&row, &[0.0, 1.0], None, 0.08));
-        // a near tie at the end says nothing of the beginning
+        // a near tie at the end explains nothing at the beginning
         assert!(near(&row, &[0.0, 2.0, 1.0], None, 0.003));
         assert!(!near(&row, &[2.0, 0.0, 1.0], None, 0.003));
         assert!(!near(&row, &[0.0, 2.0, 1.0], None, 0.002));
@@ -178,7 +179,7 @@ mod tests {
         assert!(!near(&[1.0, 1.0, 3.0, 2.0], &[2.0, 0.0], groups, 0.1));
     }
 
-    /// Groups that are nearly tied do not explain any choice.
+    /// Groups that are nearly tied do not explain arbitrary choices.
     #[test]
     fn near_ties_of_groups_explain_choices_of_these_groups_alone() {
         let groups = Some(TopGroups { count: 4, used: 2 });
@@ -189,10 +190,11 @@ mod tests {
         }
         let three = |third: f32| near(&row, &[0.0, 1.0, third], groups, 0.1);
         assert!(three(2.0) && three(4.0));
-        // a group that is far behind, a smaller one of a group, and two of which only one counts
+        // a group that is far behind, a smaller value of a group, and two groups of which only one
+        // counts
         assert!(!three(6.0) && !three(5.0));
         assert!(!near(&row, &[0.0, 1.0, 4.0, 2.0], groups, 0.1));
-        // the first group counts in any case, and has the larger ones
+        // the first group counts in any case, and has the larger values
         assert!(!near(&row, &[4.0, 5.0], groups, 0.1));
     }
 

@@ -1,4 +1,4 @@
-//! Log-probabilities that another program reported, against the engine's.
+//! Log-probabilities reported by another program, against the engine's.
 
 use octavo_reference::formats::server::Completion;
 use octavo_reference::metrics::{log_sum_exp, top_k};
@@ -8,25 +8,25 @@ use super::Error;
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, Wanted};
 
-/// One generated token, as both see it.
+/// One generated token on both sides.
 #[derive(Clone, Debug, Serialize)]
 pub struct TokenComparison {
-    /// Position of the token before it.
+    /// Position of the preceding token.
     pub position: usize,
-    /// What they generated.
+    /// Token that the other program generated.
     pub id: u32,
     /// Our log-probability of it.
     pub ours: f64,
-    /// Theirs.
+    /// The other program's log-probability of it.
     pub theirs: f64,
     /// Our most likely token.
     pub our_top: u32,
-    /// KL(theirs, ours) over the tokens they list, all others counted as one.
+    /// KL(theirs, ours) over the tokens they list, with all other tokens counted as one.
     pub kl: f64,
 }
 
-/// Reads a prompt, then their tokens one after the other, and compares the log-probabilities of
-/// each.
+/// Prefills a prompt, then feeds the reference's tokens one by one, and compares the
+/// log-probability of each.
 ///
 /// # Errors
 /// If the tokens cannot be computed.
@@ -56,7 +56,7 @@ pub(super) fn generated(
             p_rest -= p;
             q_rest -= ln_q.exp();
         }
-        // what is left after f32 log-probabilities is not resolved below this
+        // the remaining probability is not resolved below this by f32 log-probabilities
         let rest = |x: f64| x.max(1e-6);
         kl += rest(p_rest) * (rest(p_rest) / rest(q_rest)).ln();
         let our_top = top_k(&row, 1).first().copied().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Choices of experts that another program printed: of the first and the last tokens, and of each
-//! the first and the last experts.
+//! Expert choices printed by another program: those of the first and the last tokens, and for each
+//! token the first and the last experts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,22 +14,22 @@ use octavo_engine::backend::TapView;
 use octavo_model::taps::{FFN_MOE_TOPK, Tap};
 use octavo_model::{Graph, Op};
 
-/// Of each position the experts that are known, best first.
+/// Known experts by position, best first; `None` where not printed.
 type Rows = BTreeMap<usize, Vec<Option<f32>>>;
 
-/// A layer's choices.
+/// Recorded choices of one layer.
 struct Layer {
     rows: Rows,
-    /// Positions whose choice was made and not printed.
+    /// Positions whose choice was made but not printed.
     unrecorded: usize,
-    /// What the engine chooses by, where that has a name.
+    /// Tap of the engine's router scores, if it has a name.
     scores: Option<Tap>,
     groups: Option<TopGroups>,
 }
 
 impl Layer {
-    /// What changed places in a recorded choice, by our scores of so many positions, which the
-    /// tolerance lets differ. `None` if it is no choice.
+    /// Returns the gap, in our scores of `rows` positions, between experts that differ from a
+    /// recorded choice, with the gap that the tolerance allows. `None` if it is not a valid choice.
     fn tie(&self, scores: Option<&[f32]>, rows: usize, pair: &Pair<'_>, nmse: f64) -> Option<Tie> {
         let Some(scores) = scores else {
             return Some(Tie::UNSEEN);
@@ -41,18 +41,18 @@ impl Layer {
     }
 }
 
-/// The choices of a recording, to be held against those of the engine.
+/// Recorded expert choices, to be compared with the engine's.
 pub(super) struct RecordedRouting {
     layers: HashMap<Tap, Layer>,
-    /// The engine's values that it chooses by, of layers to come.
+    /// The engine's router scores, for layers whose choice is still to come.
     scores: HashMap<Tap, Option<Vec<f32>>>,
-    /// NMSE that scores may have.
+    /// Allowed NMSE of the scores.
     nmse: f64,
     found: Routing,
 }
 
 impl RecordedRouting {
-    /// Of no layer so far.
+    /// Starts without any layer.
     pub(super) fn new(same_routing: bool, nmse: f64) -> RecordedRouting {
         RecordedRouting {
             layers: HashMap::new(),
@@ -62,13 +62,13 @@ impl RecordedRouting {
         }
     }
 
-    /// NMSE that scores may have.
+    /// Returns the allowed NMSE of the scores.
     pub(super) fn nmse(&self) -> f64 {
         self.nmse
     }
 
-    /// Takes in what was printed of a tensor, if it is of choices; `place` finds position and
-    /// channel of an index.
+    /// Adds a printed tensor, if it holds expert choices; `place` maps an index to position and
+    /// channel.
     pub(super) fn add(
         &mut self,
         graph: &Graph,
@@ -107,8 +107,9 @@ impl RecordedRouting {
         true
     }
 
-    /// Looks at a tensor of the engine's, and lets it go on with recorded choices if it is to;
-    /// compares it, if it is of choices. `diverged`: something before is beyond the tolerance.
+    /// Observes a tensor of the engine; compares it if it holds expert choices, and replaces it
+    /// with the recorded ones under `same_routing`. `diverged`: an earlier tensor is outside its
+    /// tolerance.
     pub(super) fn look(&mut self, view: &TapView<'_>, diverged: bool) -> Option<TensorComparison> {
         if let Some(scores) = self.scores.get_mut(&view.tap) {
             *scores = Some(view.data.to_vec());
@@ -147,20 +148,20 @@ impl RecordedRouting {
         Some(compared)
     }
 
-    /// What was found; nothing of a recording without choices.
+    /// Returns the comparison; `None` if the recording has no choices.
     pub(super) fn finish(self) -> Option<Routing> {
         (self.found.choices > 0).then_some(self.found)
     }
 }
 
-/// Whether a tensor was printed of choices.
+/// Returns whether a printed tensor holds expert choices.
 pub(super) fn is_printed_choice(printed: &Printed) -> bool {
     let layer = printed.name.strip_prefix(FFN_MOE_TOPK);
     layer.is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Puts known experts in their places. The others follow in the order of our own: which ones they
-/// are is known where both chose the same, and of one that fell out the next one takes the place.
+/// Puts the known experts in their places. The gaps are filled with our other experts in their
+/// order: exact where both chose the same, and the next one moves up where one is missing.
 fn complete(row: &mut [f32], known: &[Option<f32>]) {
     let ours = row.to_vec();
     let mut rest = ours.iter().filter(|id| !known.contains(&Some(**id)));
@@ -171,7 +172,7 @@ fn complete(row: &mut [f32], known: &[Option<f32>]) {
     }
 }
 
-/// As of any tensor; it is outside the tolerance if a choice is `wrong`.
+/// Compares as for any tensor; it is outside the tolerance if a choice is `wrong`.
 fn compared(
     view: &TapView<'_>,
     data: &[f32],
@@ -215,17 +216,17 @@ mod tests {
     fn experts_that_were_not_printed_are_our_own() {
         let known = [Some(4.0), Some(1.0), None, None, Some(2.0), Some(6.0)];
         for (ours, completed) in [
-            // all the same
+            // the same choice
             (
                 [4.0, 1.0, 7.0, 3.0, 2.0, 6.0],
                 [4.0, 1.0, 7.0, 3.0, 2.0, 6.0],
             ),
-            // the first two the other way round, another last one
+            // the first two swapped, another last one
             (
                 [1.0, 4.0, 7.0, 3.0, 2.0, 5.0],
                 [4.0, 1.0, 7.0, 3.0, 2.0, 6.0],
             ),
-            // one of the middle has moved to the end
+            // one from the middle has moved to the end
             (
                 [4.0, 1.0, 7.0, 2.0, 3.0, 6.0],
                 [4.0, 1.0, 7.0, 3.0, 2.0, 6.0],

@@ -1,4 +1,4 @@
-//! A recorded computation of another program, and how far the engine is from it.
+//! Recorded computations of other programs, and the engine's distance from them.
 
 use std::path::{Path, PathBuf};
 
@@ -27,22 +27,22 @@ use octavo_text::tokenizer::EncodeOptions;
 use octavo_vision::Encoder;
 use octavo_vision::pixels::Prepared;
 
-/// Which of a golden's two computations is meant.
+/// Selects one of a golden's two computations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Against {
     /// llama.cpp on the file itself, with its rounded activations.
     #[default]
     Logits,
-    /// llama.cpp on the file dequantized to F32: what a perfect engine computes.
+    /// llama.cpp on the file dequantized to F32: the result of a perfect engine.
     Exact,
 }
 
-/// What a reference file holds.
+/// Contents of a reference file.
 #[derive(Debug)]
 enum Recorded {
     /// Logits of all positions, `(n, n_vocab)`.
     All(Vec<f32>),
-    /// The most likely tokens of all positions: how many, and what is kept of them.
+    /// The most likely tokens of all positions: number of positions, and the recorded data.
     Top(usize, TopLogits),
     /// Logits of the last position.
     Last(Vec<f32>),
@@ -50,11 +50,11 @@ enum Recorded {
     Hidden(Vec<f32>),
     /// Corners and sums of every tensor.
     Printed(Vec<Printed>),
-    /// Keys and values.
+    /// Keys and values of a KV cache.
     Cache(Session),
     /// Log-probabilities of generated tokens.
     Generated(Completion),
-    /// Log-probabilities of a long text, in a file that is streamed.
+    /// Log-probabilities of a long text (`llama-perplexity`'s base file), streamed from the file.
     Base(PathBuf),
     /// Sums of squares of the inputs of every matrix.
     Energies(Importance, usize),
@@ -63,20 +63,20 @@ enum Recorded {
 /// A recorded computation.
 #[derive(Debug)]
 pub struct Reference {
-    /// The program that wrote it, for people.
+    /// Name of the program that wrote it, for people.
     pub kind: &'static str,
-    /// What the file lacks, for people.
+    /// Warning about data missing from the file, for people.
     pub warning: Option<String>,
-    /// The text as ids, if the file has it.
+    /// Token ids of the text, if the file has them.
     pub tokens: Option<Vec<u32>>,
-    /// The text itself, if the file has that.
+    /// The text itself, if the file has it.
     text: Option<String>,
-    /// Size of the vocabulary, if the file says.
+    /// Vocabulary size, if the file says.
     n_vocab: Option<usize>,
     recorded: Recorded,
 }
 
-/// How far the engine is from a reference, by what the reference holds.
+/// Distance of the engine from a reference, by kind of reference.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measured {
@@ -90,7 +90,7 @@ pub enum Measured {
     Divergence {
         /// Mean KL(theirs, ours), in nats.
         mean_kl: f64,
-        /// The largest.
+        /// Largest KL, in nats.
         max_kl: f64,
         /// Share of tokens with the same most likely token.
         same_top: f64,
@@ -100,7 +100,7 @@ pub enum Measured {
 }
 
 impl Reference {
-    /// Reads a reference, recognised by its content.
+    /// Reads a reference file, recognised by its content.
     ///
     /// # Errors
     /// Names the file, what is wrong, and what was expected.
@@ -155,7 +155,7 @@ impl Reference {
         })
     }
 
-    /// What was recorded, without a text.
+    /// Wraps recorded data without a text.
     fn of(kind: &'static str, recorded: Recorded) -> Reference {
         Reference {
             kind,
@@ -180,7 +180,7 @@ impl Reference {
     }
 
     fn session(cache: Session) -> Reference {
-        // the last token was not yet computed
+        // the last sampled token is not in the cache yet
         let mut tokens = cache.tokens.clone();
         tokens.truncate(cache.n_cells);
         let recorded = Recorded::Cache(Session {
@@ -208,7 +208,7 @@ impl Reference {
         }
     }
 
-    /// Positions that comparing takes, for `given` ids of a text.
+    /// Returns the positions that a comparison needs, for a text of `given` ids.
     pub fn n_ctx(&self, given: Option<usize>) -> usize {
         let tokens = self.tokens.as_ref().map(Vec::len).or(given).unwrap_or(512);
         match &self.recorded {
@@ -223,17 +223,18 @@ impl Reference {
         }
     }
 
-    /// Whether comparing takes a text that is not in the file.
+    /// Returns whether a comparison needs a text that is not in the file.
     pub fn wants_text(&self) -> bool {
         self.tokens.is_none() && self.text.is_none() && !matches!(self.recorded, Recorded::Base(_))
     }
 
-    /// Whether it has choices of experts, which the engine can go on with.
+    /// Returns whether it has expert choices, which the engine can continue with.
     pub fn has_routing(&self) -> bool {
         matches!(&self.recorded, Recorded::Printed(all) if all.iter().any(is_printed_choice))
     }
 
-    /// The ids of the text: the file's own, or else `given`'s, or else those of the file's text.
+    /// Returns the token ids: the file's own, else `given` tokenized, else the file's text
+    /// tokenized.
     fn ids(&self, engine: &Engine, given: Option<&[u8]>) -> Result<Vec<u32>, Error> {
         if let Some(tokens) = &self.tokens {
             return Ok(tokens.clone());
@@ -241,7 +242,7 @@ impl Reference {
         let text = given
             .or(self.text.as_deref().map(str::as_bytes))
             .ok_or(Error::NoText { kind: self.kind })?;
-        // as the program in question reads a prompt
+        // tokenize as the program in question does
         let parse_special = matches!(self.recorded, Recorded::Printed(_) | Recorded::Generated(_));
         let options = EncodeOptions {
             add_special: true,
@@ -253,7 +254,7 @@ impl Reference {
             .map_err(octavo_engine::Error::from)?)
     }
 
-    /// Computes the reference's text (or `text`, where the file has none) and compares.
+    /// Computes the reference's text (or `text`, if the file has none) and compares.
     ///
     /// # Errors
     /// If the model is of another shape, the text is missing or is not the reference's, or cannot
@@ -267,8 +268,8 @@ impl Reference {
         self.compare_with(engine, text, tolerance, Options::default())
     }
 
-    /// As [`Reference::compare`], in a way of one's own: choices of experts are kept where
-    /// [`Reference::has_routing`] says that there are any.
+    /// As [`Reference::compare`], with options: `same_routing` has an effect where
+    /// [`Reference::has_routing`] is true.
     ///
     /// # Errors
     /// As [`Reference::compare`].
@@ -319,10 +320,10 @@ impl Reference {
         })
     }
 
-    /// Computes the picture that `llama-mtmd-cli` has printed the tower's tensors of, and compares.
+    /// Encodes the image whose tower tensors `llama-mtmd-cli` has printed, and compares.
     ///
     /// # Errors
-    /// If the file holds something else, or the picture cannot be computed.
+    /// If the file holds something else, or the image cannot be encoded.
     pub fn compare_picture(
         &self,
         encoder: &mut Encoder,
@@ -338,7 +339,7 @@ impl Reference {
     }
 }
 
-/// Against the logits of every position, `[positions, n_vocab]`.
+/// Compares with the logits of every position, `[positions, n_vocab]`.
 fn all_logits(engine: &Engine, tokens: &[u32], rows: &[f32]) -> Result<LogitComparison, Error> {
     let n_vocab = engine.hparams().n_vocab();
     logits(engine, tokens, Wanted::All, &mut |c, position, ours| {
@@ -347,7 +348,7 @@ fn all_logits(engine: &Engine, tokens: &[u32], rows: &[f32]) -> Result<LogitComp
     })
 }
 
-/// Against the `k` largest logits of every position.
+/// Compares with the `k` largest logits of every position.
 fn top_logits(
     engine: &Engine,
     tokens: &[u32],
@@ -365,7 +366,7 @@ fn top_logits(
     })
 }
 
-/// Against tokens that were generated from a prompt of as many tokens.
+/// Compares with tokens that were generated from this prompt.
 fn continued(
     engine: &Engine,
     prompt: &[u32],
@@ -414,7 +415,7 @@ fn divergence(engine: &Engine, path: &Path) -> Result<Measured, Error> {
     })
 }
 
-/// Mean squares of the inputs of every matrix over a text: theirs against ours, channel by channel.
+/// Compares the mean squares of the inputs of every matrix over a text, channel by channel.
 fn energies(
     engine: &Engine,
     text: &[u8],
@@ -462,7 +463,8 @@ fn energies(
             channel,
             a: ours[channel] as f32,
             b: theirs[channel],
-            // a square moves twice as far as its root
+            // a relative error of a value doubles in its square, and so is four times larger in
+            // NMSE
             outside: error > 4.0 * nmse || error.is_nan(),
         });
     }
@@ -470,7 +472,7 @@ fn energies(
     Ok(found)
 }
 
-/// Mean KL of generated tokens.
+/// Returns the mean KL of generated tokens.
 pub fn mean_kl(all: &[TokenComparison]) -> f64 {
     all.iter().map(|t| t.kl).sum::<f64>() / all.len().max(1) as f64
 }

@@ -1,5 +1,5 @@
-//! Which experts two computations give tokens to. A choice turns over where scores are all but
-//! equal, and whatever follows from it differs then: so it is told apart from the values.
+//! Comparison of expert choices. A choice flips where router scores are nearly equal, and
+//! everything computed from it differs then: so choices are reported separately from values.
 
 use std::collections::HashSet;
 
@@ -9,79 +9,79 @@ use super::near_tie::Tie;
 use octavo_model::OwnedTap;
 use octavo_model::taps::FFN_MOE_TOPK;
 
-/// The choices of experts of two computations.
+/// Expert choices of two computations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Routing {
-    /// Whether the second went on with the choices of the first.
+    /// Whether the second computation continued with the choices of the first.
     pub same_routing: bool,
     /// Choices compared: one for each token in each layer with experts.
     pub choices: usize,
-    /// More of them that a recording left out: it has those of the first and the last tokens.
+    /// Further choices that a recording left out: it has those of the first and the last tokens.
     pub unrecorded: usize,
-    /// Those that differ.
+    /// Choices that differ.
     pub differing: usize,
-    /// Of these, those with the same experts in another order.
+    /// Differing choices with the same experts in another order.
     pub reordered: usize,
-    /// Of these, those that may follow from what differs before ([`Cause::Following`]).
+    /// Differing choices that may follow from an earlier difference ([`Cause::Following`]).
     pub following: usize,
-    /// Of these, those that no scores explain: they are further apart than their errors.
+    /// Differing choices that the scores do not explain: the gap is larger than their errors.
     pub unexplained: usize,
-    /// The layers in which choices differ, in order.
+    /// Layers with differing choices, in order.
     pub layers: Vec<LayerRouting>,
-    /// The first choice that differs.
+    /// First choice that differs.
     pub first: Option<Choice>,
 }
 
-/// A layer in which tokens go to other experts.
+/// A layer in which choices differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerRouting {
-    /// The tensor, with the layer: `ffn_moe_topk-1`.
+    /// Tensor name with the layer: `ffn_moe_topk-1`.
     pub name: String,
-    /// The layer.
+    /// Layer number.
     pub layer: Option<usize>,
     /// Tokens whose choice differs.
     pub tokens: usize,
-    /// Of these, those whose choice no scores explain.
+    /// Tokens whose differing choice the scores do not explain.
     pub unexplained: usize,
-    /// The first of them.
+    /// First of the differing choices.
     pub first: Choice,
 }
 
-/// What two computations chose for one token in one layer.
+/// Expert choices of two computations for one token in one layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// The tensor, with the layer.
+    /// Tensor name with the layer.
     pub name: String,
-    /// The layer.
+    /// Layer number.
     pub layer: Option<usize>,
-    /// The token's position.
+    /// Position of the token.
     pub position: usize,
     /// The first's experts, best first.
     pub a: Vec<u32>,
-    /// The second's.
+    /// The second's experts, best first.
     pub b: Vec<u32>,
-    /// Why it is another.
+    /// Cause of the difference.
     pub cause: Cause,
-    /// The scores of what changed places; nothing where what was chosen is no choice at all, such
-    /// as one expert twice.
+    /// Score gap between the experts that differ; `None` for an invalid choice, such as one expert
+    /// twice.
     pub tie: Option<Tie>,
 }
 
-/// Why two computations chose other experts.
+/// Cause of differing expert choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Scores are as close to each other as their errors, and nothing before explains these.
+    /// Scores are as close to each other as their errors, and no earlier difference explains these.
     NearTie,
-    /// As close as their errors, which may follow from something before: from another choice, or
-    /// from a tensor outside its bound.
+    /// Scores are as close as their errors, which may follow from an earlier difference: another
+    /// choice, or a tensor outside its bound.
     Following,
     /// Scores are further apart than their errors: the choice itself is wrong.
     Unexplained,
 }
 
 impl Cause {
-    /// `differs`: the scores may follow from what differs before.
+    /// Classifies a tie; `differs`: the scores may follow from an earlier difference.
     pub(super) fn of(tie: Option<&Tie>, differs: bool) -> Cause {
         match tie {
             Some(tie) if !tie.is_near() => Cause::Unexplained,
@@ -92,12 +92,12 @@ impl Cause {
     }
 }
 
-/// Whether a tensor holds the experts of each token.
+/// Returns whether a tensor holds the experts of each token.
 pub(super) fn is_choice(tap: &OwnedTap) -> bool {
     tap.name == FFN_MOE_TOPK
 }
 
-/// One token's experts by two computations.
+/// Expert choices of one token by two computations.
 pub(super) struct Pair<'a> {
     pub(super) position: usize,
     pub(super) a: &'a [f32],
@@ -105,7 +105,7 @@ pub(super) struct Pair<'a> {
 }
 
 impl Routing {
-    /// Of nothing so far.
+    /// Creates an empty comparison.
     pub(super) fn new(same_routing: bool) -> Routing {
         Routing {
             same_routing,
@@ -113,7 +113,7 @@ impl Routing {
         }
     }
 
-    /// Takes in a layer's choices; `why` says of those that differ why they do.
+    /// Adds a layer's choices; `why` gives the cause of each that differs.
     pub(super) fn add<'a>(
         &mut self,
         tap: &OwnedTap,

@@ -1,4 +1,4 @@
-//! What is computed, and of what.
+//! Targets of a comparison, and their inputs.
 
 use std::sync::{Arc, LazyLock};
 
@@ -9,38 +9,38 @@ use octavo_vision::pixels::{Picture, Prepared, TokenLimits};
 
 use super::Error;
 
-/// What goes into an execution.
+/// Input of an execution.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// A text, for a model that reads.
+    /// A text, for a language model.
     Text(Text<'a>),
-    /// A picture, for a tower.
+    /// An image, for a vision tower.
     Picture(Seen<'a>),
 }
 
-/// A text; cells of pictures may be among its tokens.
+/// A text; image tokens may be among its tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
-    /// In order.
+    /// Token ids, in order.
     pub tokens: &'a [u32],
-    /// Those that are among them.
+    /// Images that the image tokens refer to.
     pub pictures: &'a Pictures,
 }
 
-/// A picture.
+/// An image.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// As it was decoded.
+    /// The decoded image.
     pub picture: &'a Picture,
-    /// How many cells it may have.
+    /// Limits on its number of image tokens.
     pub cells: TokenLimits,
 }
 
-/// Of texts alone.
+/// Empty image registry, for texts alone.
 static NO_PICTURES: LazyLock<Pictures> = LazyLock::new(Pictures::default);
 
 impl<'a> From<&'a [u32]> for Input<'a> {
-    /// A text without pictures.
+    /// Makes an input of a text without images.
     fn from(tokens: &'a [u32]) -> Input<'a> {
         Input::Text(Text {
             tokens,
@@ -50,7 +50,7 @@ impl<'a> From<&'a [u32]> for Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Ids; a picture has none.
+    /// Returns the token ids; empty for an image.
     pub fn tokens(&self) -> &'a [u32] {
         match self {
             Input::Text(text) => text.tokens,
@@ -58,7 +58,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The text, for what reads text.
+    /// Returns the text, or an error for a model that takes text but got an image.
     pub(super) fn text(self, file: &str) -> Result<Text<'a>, Error> {
         match self {
             Input::Text(text) => Ok(text),
@@ -69,7 +69,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The picture, for what sees.
+    /// Returns the image, or an error for a tower that got a text.
     pub(super) fn picture(self, file: &str) -> Result<Seen<'a>, Error> {
         match self {
             Input::Picture(picture) => Ok(picture),
@@ -81,17 +81,17 @@ impl<'a> Input<'a> {
     }
 }
 
-/// What is computed.
+/// The network that is computed.
 #[derive(Clone, Debug)]
 pub enum Subject {
-    /// Logits, or rows, of a text.
+    /// A language model: computes logits or embeddings of a text.
     Model(Arc<Model>),
-    /// Rows of a picture, for a text model.
+    /// A vision tower: computes rows of image embeddings for a text model.
     Tower(Arc<Tower>),
 }
 
 impl Subject {
-    /// The graph and what it computes with.
+    /// Returns the graph and its weights.
     pub fn network(&self) -> &dyn Network {
         match self {
             Subject::Model(model) => &**model,
@@ -99,7 +99,7 @@ impl Subject {
         }
     }
 
-    /// What two files of one model have in common: what it is called, and what it is.
+    /// Returns the properties that two files of one model must share: name and value.
     pub(super) fn shape(&self) -> Vec<(&'static str, String)> {
         match self {
             Subject::Model(model) => {
@@ -124,7 +124,7 @@ impl Subject {
         }
     }
 
-    /// Values of a row of logits, if it gives any.
+    /// Returns the length of a row of logits, if there are any.
     pub(super) fn n_vocab(&self) -> Option<usize> {
         match self {
             Subject::Model(model) if model.graph.has_logits() => Some(model.hparams.n_vocab()),
@@ -132,7 +132,7 @@ impl Subject {
         }
     }
 
-    /// Whether a position has nothing of those behind it.
+    /// Returns whether positions depend on earlier positions only.
     pub(super) fn is_causal(&self) -> bool {
         match self {
             Subject::Model(model) => model.hparams.is_causal(),
@@ -140,7 +140,7 @@ impl Subject {
         }
     }
 
-    /// What its graph begins with.
+    /// Prepares the inputs of the graph.
     pub(super) fn entering(&self, file: &str, input: Input<'_>) -> Result<Entering, Error> {
         match self {
             Subject::Model(model) => Entering::text(model, input.text(file)?),
@@ -149,14 +149,14 @@ impl Subject {
     }
 }
 
-/// What enters a graph, row by row.
+/// Inputs of a graph, row by row.
 #[derive(Debug, Default)]
 pub(super) struct Entering {
-    /// How many rows.
+    /// Number of rows.
     pub(super) n: usize,
-    /// Those that come with a step: of a tower, patches.
+    /// Input rows of a step: patches, for a tower.
     pub(super) rows: Vec<f32>,
-    /// Those in the place of embeddings, or added; `None` where a token stands.
+    /// Embeddings given instead of, or added to, those of tokens; `None` for a token.
     pub(super) given: Vec<Option<Vec<f32>>>,
 }
 

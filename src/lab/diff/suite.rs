@@ -1,4 +1,4 @@
-//! A suite: models × prompts × instruction sets held against stored goldens.
+//! Test suites: models × prompts × instruction sets compared with stored goldens.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,32 +11,32 @@ use serde::{Deserialize, Serialize};
 
 use super::{Against, Measured, Reference, Tolerance};
 
-/// Why a suite cannot run.
+/// Reasons a suite cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum SuiteError {
     /// A file that cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file that does not say what it must.
+    /// A file with invalid contents.
     #[error("{}: {what}", path.display())]
     Unsound {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What was expected.
+        /// Description of what was expected.
         what: String,
     },
-    /// A golden that is not there.
+    /// A golden that does not exist.
     #[error("{}: no golden (nor .gguf)", path.display())]
     NoGolden {
-        /// Where it was expected.
+        /// Path where it was expected.
         path: PathBuf,
     },
-    /// An instruction set that is not known.
+    /// An unknown instruction set.
     #[error(transparent)]
     Isa(#[from] IsaError),
     /// A golden that cannot be read or compared with.
@@ -56,19 +56,19 @@ pub enum SuiteError {
 struct File {
     /// Model files.
     models: Vec<PathBuf>,
-    /// Texts by name; special tokens are added, none are looked for.
+    /// Texts by name; special tokens are added but not parsed.
     prompts: BTreeMap<String, String>,
-    /// Instruction sets; those that this CPU lacks are skipped.
+    /// Instruction sets to run; those that this CPU lacks are skipped.
     #[serde(default)]
     isa: Vec<String>,
-    /// The folder with `MODEL/PROMPT.safetensors` or `MODEL/PROMPT.gguf`.
+    /// Folder with `MODEL/PROMPT.safetensors` or `MODEL/PROMPT.gguf`.
     goldens: PathBuf,
-    /// Which side of a golden.
+    /// Side of a golden to compare with.
     #[serde(default)]
     against: Side,
-    /// NMSE allowed; by the coarsest weights unless given.
+    /// NMSE allowed; the default depends on the coarsest weight type.
     tol_nmse: Option<f64>,
-    /// Mean KL allowed; not judged unless given.
+    /// Mean KL allowed; not checked unless given.
     tol_kl: Option<f64>,
 }
 
@@ -89,7 +89,7 @@ impl From<Side> for Against {
     }
 }
 
-/// A suite that was read.
+/// A suite that has been read.
 #[derive(Debug)]
 pub struct Suite {
     file: File,
@@ -99,16 +99,16 @@ pub struct Suite {
 /// A model of a suite.
 #[derive(Clone, Debug)]
 pub struct SuiteModel {
-    /// As the suite names it.
+    /// Path as given in the suite.
     pub name: PathBuf,
-    /// Where it is.
+    /// Path of the model file.
     pub file: PathBuf,
-    /// The folder of its goldens.
+    /// Folder of its goldens.
     pub goldens: PathBuf,
 }
 
 impl SuiteModel {
-    /// The file of a prompt's golden, or of what belongs to it.
+    /// Returns the path of a prompt's golden, or of a file that belongs to it.
     pub fn golden(&self, prompt: &str, extension: &str) -> PathBuf {
         self.goldens.join(format!("{prompt}.{extension}"))
     }
@@ -127,23 +127,23 @@ struct Recorded {
 }
 
 impl References {
-    /// Positions that comparing with them takes.
+    /// Returns the positions that a comparison with them needs.
     pub fn n_ctx(&self) -> usize {
         let n_ctx = |recorded: &Recorded| recorded.reference.n_ctx(None);
         self.0.iter().map(n_ctx).max().unwrap_or(1).max(1)
     }
 }
 
-/// What came of one model, prompt and instruction set.
+/// Result of one model, prompt and instruction set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
-    /// The model's file without its extension.
+    /// Model file name without its extension.
     pub model: String,
-    /// The prompt's name.
+    /// Name of the prompt.
     pub prompt: String,
-    /// The name of the instruction set that ran.
+    /// Name of the instruction set that ran.
     pub isa: String,
-    /// Whether the figures are within what is allowed.
+    /// Whether the figures are within the tolerances.
     pub within: bool,
     /// Normalised mean square error of the logits.
     pub nmse: f64,
@@ -154,7 +154,7 @@ pub struct Cell {
 }
 
 impl Suite {
-    /// Reads a suite's file.
+    /// Reads a suite file.
     ///
     /// # Errors
     /// If it cannot be read, or has no model or no prompt.
@@ -182,25 +182,25 @@ impl Suite {
         Ok(Suite { file, models })
     }
 
-    /// Its models.
+    /// Returns the models.
     pub fn models(&self) -> &[SuiteModel] {
         &self.models
     }
 
-    /// Its prompts: texts by name.
+    /// Returns the prompts: texts by name.
     pub fn prompts(&self) -> &BTreeMap<String, String> {
         &self.file.prompts
     }
 
-    /// Whether it says which instruction sets to run.
+    /// Returns whether the suite names instruction sets to run.
     pub fn names_instruction_sets(&self) -> bool {
         !self.file.isa.is_empty()
     }
 
-    /// The instruction sets that it names: those of this CPU, and those that it lacks.
+    /// Returns the instruction sets it names: those this CPU has, and those it lacks.
     ///
     /// # Errors
-    /// If one is not known.
+    /// If one is unknown.
     pub fn instruction_sets(&self) -> Result<(Vec<Isa>, Vec<Isa>), SuiteError> {
         let (mut here, mut lacking) = (Vec::new(), Vec::new());
         for name in &self.file.isa {
@@ -213,7 +213,7 @@ impl Suite {
         Ok((here, lacking))
     }
 
-    /// The files of a model's goldens, in the order of the prompts.
+    /// Returns the golden files of a model, in the order of the prompts.
     ///
     /// # Errors
     /// If one is missing.
@@ -244,11 +244,11 @@ impl Suite {
         Ok(References(all))
     }
 
-    /// Holds a loaded model against its goldens: those of the prompts with these numbers, in the
-    /// order of [`Suite::prompts`].
+    /// Compares a loaded model with its goldens, for the prompts at these indices in the order of
+    /// [`Suite::prompts`].
     ///
     /// # Errors
-    /// If a golden is of other tokens, or has no logits.
+    /// If a golden has other tokens, or no logits.
     pub fn compare(
         &self,
         model: &SuiteModel,
@@ -276,7 +276,7 @@ impl Suite {
                 path: path.clone(),
                 what,
             };
-            // as llama.cpp's tools read a prompt
+            // tokenize prompts as llama.cpp's tools do
             let options = EncodeOptions::default();
             let tokens = engine.tokenizer().encode(text.as_bytes(), options)?;
             let theirs = reference.tokens.as_ref();

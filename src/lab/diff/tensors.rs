@@ -19,13 +19,13 @@ use octavo_model::{Graph, LayerHparams, ValueId};
 use octavo_vision::Encoder;
 use octavo_vision::pixels::Prepared;
 
-/// Tensors of a reference that the engine has too, in graph order.
+/// Tensors that both the reference and the engine have, in graph order.
 #[derive(Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct Tensors {
-    /// Each of them.
+    /// Comparison of each tensor.
     pub all: Vec<TensorComparison>,
-    /// The choices of experts among them, if the reference has any.
+    /// Comparison of the expert choices among them, if the reference has any.
     #[serde(skip)]
     pub routing: Option<Routing>,
 }
@@ -36,47 +36,47 @@ impl From<Vec<TensorComparison>> for Tensors {
     }
 }
 
-/// One tensor of a reference that the engine has too.
+/// Comparison of one tensor that both have.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorComparison {
-    /// With the layer.
+    /// Name with the layer.
     pub name: String,
-    /// The layer.
+    /// Layer number.
     pub layer: Option<usize>,
-    /// Earlier tensors of this name.
+    /// Number of earlier tensors of this name.
     pub occurrence: usize,
-    /// Values compared.
+    /// Number of values compared.
     pub values: usize,
-    /// Σ (ours - theirs)² / Σ theirs², what printing rounds taken off.
+    /// Σ (ours - theirs)² / Σ theirs², less the rounding of the printed digits.
     pub nmse: f64,
     /// Position of the largest difference.
     pub position: usize,
-    /// Its place in the row.
+    /// Channel of the largest difference.
     pub channel: usize,
-    /// Ours there.
+    /// Our value there.
     pub a: f32,
-    /// Theirs there.
+    /// The reference's value there.
     pub b: f32,
-    /// Beyond the tolerance.
+    /// Whether it is outside the tolerance.
     pub outside: bool,
 }
 
 /// A value of a reference: position, channel, value.
 type Value = (usize, usize, f64);
 
-/// What a reference knows of one tensor.
+/// Data that a reference has for one tensor.
 struct Known {
     values: Vec<Value>,
-    /// How far a value may be from what it stands for.
+    /// Largest rounding error of a printed value.
     rounding: f64,
-    /// Values of a row.
+    /// Values per row.
     width: usize,
-    /// All that are computed, of which not all need be known.
+    /// Rows computed; not all of them need be in the reference.
     rows: usize,
     sum: Option<f64>,
 }
 
-/// The engine's tensors are compared as they come, in graph order.
+/// Compares the engine's tensors as they arrive, in graph order.
 struct Comparing<'a> {
     known: HashMap<Tap, Known>,
     routing: RecordedRouting,
@@ -130,9 +130,9 @@ impl Comparing<'_> {
         });
     }
 
-    /// llama.cpp adds up in f32, one value after another: `n` roundings of partial sums, a random
-    /// walk of up to 2 sqrt(n) steps; differences of single values within the tolerance add up like
-    /// a random walk too.
+    /// Returns whether the sums differ too much. llama.cpp adds up in f32, one value after another:
+    /// `n` roundings of partial sums, a random walk of up to 2 sqrt(n) steps; differences of single
+    /// values within the tolerance add up like a random walk too.
     fn sum_is_outside(&self, theirs: f64, data: &[f32]) -> bool {
         let n = data.len() as f64;
         let ours: f64 = data.iter().map(|x| f64::from(*x)).sum();
@@ -144,8 +144,8 @@ impl Comparing<'_> {
     }
 }
 
-/// Compares what `llama-eval-callback` printed of a text with the engine's tensors of the same
-/// text, in graph order.
+/// Compares the tensors that `llama-eval-callback` printed for a text with the engine's for the
+/// same text, in graph order.
 ///
 /// # Errors
 /// If the text cannot be computed.
@@ -163,11 +163,11 @@ pub(super) fn printed(
     })
 }
 
-/// Compares what `llama-mtmd-cli` printed of a picture's way through a tower with the encoder's
-/// tensors of the same picture, in graph order.
+/// Compares the tower tensors that `llama-mtmd-cli` printed for an image with the encoder's for the
+/// same image, in graph order.
 ///
 /// # Errors
-/// If the picture cannot be computed.
+/// If the image cannot be encoded.
 pub(super) fn printed_of_picture(
     encoder: &mut Encoder,
     prepared: &Prepared,
@@ -196,7 +196,7 @@ pub(super) fn printed_of_picture(
     })
 }
 
-/// Compares what was printed with the tensors of `n` rows that `look` shows.
+/// Compares printed tensors with those of `n` rows that `look` reports.
 fn compare_printed(
     graph: &Graph,
     n: usize,
@@ -210,7 +210,7 @@ fn compare_printed(
         .collect();
     let mut known = HashMap::new();
     for t in all {
-        // older and newer versions call the same tensor differently
+        // the name of this tensor depends on the llama.cpp version
         let name = if t.name == "embd" {
             taps::INP_EMBD
         } else {
@@ -224,9 +224,9 @@ fn compare_printed(
             rows.count(n, n),
             t.dims.iter().product::<usize>() / width.max(1),
         );
-        // after the last layer's attention llama.cpp keeps the last position alone
+        // after the last layer's attention llama.cpp computes the last position only
         let first = if rows == 1 { computed - 1 } else { 0 };
-        // a product for each head has the heads outermost, everything else the positions
+        // a per-head product has the heads outermost, every other tensor the positions
         let by_head = t.op == "MUL_MAT" && t.dims[2] > 1;
         let place = |&[i, j, k, l]: &[usize; 4]| {
             if by_head {
@@ -257,10 +257,10 @@ fn compare_printed(
     run(n, known, routing, look)
 }
 
-/// Compares a prompt cache's keys and values with the engine's.
+/// Compares the keys and values of a prompt cache with the engine's.
 ///
 /// # Errors
-/// If the text cannot be computed, or the cache is of a model of another shape.
+/// If the text cannot be computed, or the cache is for a model of another shape.
 pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensors, Error> {
     let h = engine.hparams();
     let differ = |what, a: String, b: String| {
@@ -280,7 +280,7 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensor
         h.n_layer().to_string(),
         cache.layers.len().to_string(),
     )?;
-    // such a file says one width for all layers
+    // the file states one width for all layers
     let width = h
         .layers
         .iter()
@@ -297,7 +297,7 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensor
         width.to_string(),
         cache.widths.1.to_string(),
     )?;
-    // the last tensor of a name is what goes into the cache
+    // the last tensor of a name is the one stored in the KV cache
     let last: HashMap<(&str, Option<usize>), Tap> = engine
         .model()
         .graph
@@ -333,10 +333,10 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensor
     })
 }
 
-/// Compares rows of `result_norm` of all positions.
+/// Compares rows of `result_norm`, of all positions.
 ///
 /// # Errors
-/// If the text cannot be computed, or the rows are not as many and as wide as the model's.
+/// If the text cannot be computed, or the number or width of rows is not the model's.
 pub(super) fn hidden(
     engine: &Engine,
     tokens: &[u32],
@@ -374,7 +374,7 @@ pub(super) fn hidden(
     })
 }
 
-/// Compares what is known with the tensors of `n` rows that `look` shows.
+/// Compares known tensors with those of `n` rows that `look` reports.
 fn run(
     n: usize,
     known: HashMap<Tap, Known>,

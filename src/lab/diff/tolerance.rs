@@ -1,4 +1,4 @@
-//! What is allowed between the engine and another program on the same file.
+//! Tolerances for the engine against another program on the same file.
 
 use gguf_rs_lite::TensorType;
 use serde::Serialize;
@@ -9,33 +9,33 @@ use super::tensors::Tensors;
 use octavo_model::{Model, Network};
 use octavo_vision::Tower;
 
-/// What is allowed between two computations of the same file.
+/// Tolerances for two computations of the same file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
-    /// Of the NMSE of logits, or of each tensor.
+    /// Largest NMSE of the logits, or of each tensor.
     pub nmse: f64,
-    /// Of the mean KL, if it is asked for; references that hold probabilities only are judged by it
-    /// in any case.
+    /// Largest mean KL, if it is to be checked; references with probabilities only are always
+    /// checked by KL.
     pub kl: Option<f64>,
-    /// Where the first comes from.
+    /// Origin of the NMSE, for people.
     pub reason: String,
 }
 
-/// Log-probabilities that went through f32 or 16 bits say no more than this.
+/// Resolution of the KL of log-probabilities stored as f32 or 16 bits.
 const KL_FLOOR: f64 = 1e-6;
 
-/// Allowed where nothing is rounded but sums in f32, in two orders, and angles in f32.
+/// NMSE allowed if only f32 sums (in two orders) and f32 angles are rounded.
 const F32_SUMS: f64 = 1e-9;
 
-/// Allowed where llama.cpp takes GELU from a table whose arguments and values are halves: against
-/// an exact one, logits of small models differ by 2e-8 to 4e-7, and tensors inside by up to 1.1e-6.
+/// NMSE allowed where llama.cpp takes GELU from a table with f16 arguments and values: against an
+/// exact GELU, logits of small models differ by 2e-8 to 4e-7, and inner tensors by up to 1.1e-6.
 const GELU_OF_HALVES: f64 = 3e-6;
 
-/// Allowed where pixels are rounded to halves.
+/// NMSE allowed where pixels are rounded to f16.
 const HALVES_OF_PICTURES: f64 = 1e-5;
 
-/// What llama.cpp rounds the activations to that meet weights of a type (`vec_dot_type` in its
-/// table of types), as the NMSE that this adds to one product.
+/// Returns the NMSE that llama.cpp adds to one product by rounding the activations for weights of
+/// this type (`vec_dot_type` in its table of types).
 ///
 /// Errors of a product's terms are independent of each other and of the weights, so the NMSE of a
 /// sum is that of a term.
@@ -59,23 +59,24 @@ fn rounding(ty: TensorType) -> f64 {
     }
 }
 
-/// Mean square of the largest of 256 normal values, as a multiple of their variance.
+/// Mean square of the largest of 256 normally distributed values, in units of their variance.
 const LARGEST: f64 = 9.5;
 
-/// How many such roundings a logit may show.
+/// Number of such roundings allowed for in a logit.
 ///
-/// A layer rounds four times, the output once. More layers hardly add to that: the norm before each
-/// passes a relative error on as it is, and what a layer adds to the stream is a part of it that
-/// becomes smaller. `cargo xtask tolerances` measured over fifty random models of each type with 1
-/// to 12 layers (mean, largest NMSE): F32 1.5e-12, 3.0e-12; F16 5.5e-7, 8.6e-7; BF16 3.7e-5,
+/// A layer rounds four times, the output head once. More layers hardly add to that: the norm before
+/// each passes a relative error on unchanged, and a layer's addition becomes an ever smaller part
+/// of the residual stream. `cargo xtask tolerances` measured over fifty random models of each type
+/// with 1 to 12 layers (mean, largest NMSE): F32 1.5e-12, 3.0e-12; F16 5.5e-7, 8.6e-7; BF16 3.7e-5,
 /// 5.7e-5; Q8_0 5.2e-4, 1.0e-3; Q4_0 5.3e-4, 8.7e-4; Q4_1 5.4e-4, 8.3e-4; Q6_K 1.1e-3, 1.6e-3;
 /// Q4_K_M 1.0e-3, 1.8e-3; Q2_K 9.0e-4, 1.3e-3; IQ4_XS 1.0e-3, 1.8e-3. That is 13 roundings, and up
-/// to 37: this is some three times the largest. Another base of the rotary embedding, the fault
-/// that is planted, was 0.1 at least (F16, BF16, Q8_0, Q6_K).
+/// to 37: this is some three times the largest. The planted fault, another base of the rotary
+/// embedding, gave at least 0.1 (F16, BF16, Q8_0, Q6_K).
 const ROUNDINGS: f64 = 100.0;
 
 impl Tolerance {
-    /// By what llama.cpp rounds for the coarsest type among the model's matrices.
+    /// Returns the default, by llama.cpp's rounding for the coarsest type among the model's
+    /// matrices.
     pub fn of(model: &Model) -> Tolerance {
         let types = model.weights.tensors.matrices.iter().map(|w| w.ty);
         let coarsest = types
@@ -94,10 +95,10 @@ impl Tolerance {
         }
     }
 
-    /// What llama.cpp rounds of a picture: its pixels and the kernels of patches to f16, and GELU's
-    /// arguments and values. Rows of pictures differ by an NMSE of 2e-7 to 2e-6, and tensors inside
-    /// by up to 2.2e-6 of the few values that are printed; what blocks add to the stream is smaller
-    /// than the stream, whose errors it carries. Faults are at 5e-5 and above.
+    /// Returns the default for a tower. llama.cpp rounds an image's pixels and the patch kernels to
+    /// f16, and GELU's arguments and values. Output rows differ by an NMSE of 2e-7 to 2e-6, and
+    /// inner tensors by up to 2.2e-6 of the few values that are printed; what blocks add is smaller
+    /// than the residual stream, whose errors it carries. Faults are at 5e-5 and above.
     pub fn of_tower(tower: &Tower) -> Tolerance {
         let types = tower.tensors().matrices.iter().map(|w| w.ty);
         let rounded = types.map(rounding).fold(0.0, f64::max);
@@ -108,17 +109,18 @@ impl Tolerance {
         }
     }
 
-    /// The mean KL allowed where there are probabilities only: as given, or as large as the NMSE.
+    /// Returns the mean KL allowed where there are probabilities only: as given, else as large as
+    /// the NMSE.
     pub fn kl_alone(&self) -> f64 {
         self.kl.unwrap_or(self.nmse.max(KL_FLOOR))
     }
 
-    /// Whether a comparison of logits is within it; what is not a number is not.
+    /// Returns whether a comparison of logits is within the tolerances; NaN is not.
     pub fn allows(&self, c: &LogitComparison) -> bool {
         c.nmse <= self.nmse && self.kl.is_none_or(|kl| c.mean_kl <= kl)
     }
 
-    /// Whether what was measured is within it. Nothing to compare is not.
+    /// Returns whether a measurement is within the tolerances. An empty comparison is not.
     pub fn holds(&self, measured: &Measured) -> bool {
         match measured {
             Measured::Logits(c) => self.allows(c),
@@ -131,7 +133,7 @@ impl Tolerance {
     }
 }
 
-/// A bound that is printed needs no more.
+/// Rounds to two significant digits, enough for a printed bound.
 fn two_digits(x: f64) -> f64 {
     format!("{x:.1e}").parse().unwrap_or(x)
 }
@@ -156,7 +158,7 @@ mod tests {
                 rounding(ty)
             );
         }
-        // by trial: the relative square error of numbers spread evenly in the logarithm
+        // empirically: the relative square error of numbers spread evenly in the logarithm
         let n = 10_000;
         let error = |i: i32| {
             let x = 2f32.powf(i as f32 / n as f32);

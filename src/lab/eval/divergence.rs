@@ -1,5 +1,5 @@
-//! How far a model's predictions are from those of a base: Kullback-Leibler divergence and its
-//! companions.
+//! Distance of a model's predictions from a base's: Kullback-Leibler divergence and related
+//! figures.
 
 use std::io::{Read, Seek};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use octavo_engine::Engine;
 struct Sums {
     nll: Moments,
     nll_base: Moments,
-    /// Sum of products of the two.
+    /// Sum of the products of both negative log-likelihoods.
     nll_products: f64,
     kld: Moments,
     dp: Moments,
@@ -39,17 +39,17 @@ impl Sums {
     }
 }
 
-/// What the scored tokens of one chunk give.
+/// Sums over the scored tokens of one chunk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChunkDivergence {
     sums: Sums,
-    /// Of each scored token.
+    /// KL divergence of each scored token.
     klds: Vec<f32>,
     dps: Vec<f32>,
 }
 
 impl ChunkDivergence {
-    /// The same for whoever asks for no percentiles.
+    /// Returns the sums without the per-token values, for callers that need no percentiles.
     pub(crate) fn sums_only(&self) -> ChunkDivergence {
         ChunkDivergence {
             sums: self.sums,
@@ -57,8 +57,7 @@ impl ChunkDivergence {
         }
     }
 
-    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
-    /// anything.
+    /// Returns whether a chunk of `n_ctx` tokens can produce this: data from a file is untrusted.
     pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
         let Sums {
             scored, same_top, ..
@@ -86,8 +85,8 @@ impl ChunkDivergence {
 
 /// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
 /// model.
-///
-/// Each chunk is summed by itself and the chunks' sums are added in the text's order, so that every
+/// Each chunk is summed by itself and the chunks' sums are added in text order, so that every digit
+/// is the same however chunks are distributed over processes.
 /// digit is the same wherever a chunk was read.
 #[derive(Clone, Debug, Default)]
 pub struct Divergence {
@@ -96,38 +95,38 @@ pub struct Divergence {
 }
 
 impl Divergence {
-    /// Adds the text's next chunk.
+    /// Adds the next chunk of the text.
     pub fn push(&mut self, chunk: ChunkDivergence) {
         self.sums.fold(&chunk.sums);
         self.by_chunk.push(chunk);
     }
 
-    /// Each chunk by itself.
+    /// Returns the results of each chunk.
     pub fn by_chunk(&self) -> &[ChunkDivergence] {
         &self.by_chunk
     }
 
-    /// Chunks read.
+    /// Returns the number of chunks scored.
     pub fn chunks(&self) -> usize {
         self.by_chunk.len()
     }
 
-    /// Tokens scored.
+    /// Returns the number of tokens scored.
     pub fn scored(&self) -> usize {
         self.sums.scored
     }
 
-    /// The model's perplexity.
+    /// Returns the model's perplexity.
     pub fn ppl(&self) -> Estimate {
         exp(self.sums.nll.mean(self.scored()))
     }
 
-    /// The base's perplexity.
+    /// Returns the base's perplexity.
     pub fn ppl_base(&self) -> Estimate {
         exp(self.sums.nll_base.mean(self.scored()))
     }
 
-    /// The correlation of the two log-perplexities; 0 where one of them does not vary.
+    /// Returns the correlation of the two log-perplexities; 0 if one of them does not vary.
     pub fn correlation(&self) -> f64 {
         let n = self.scored();
         let spread = self.sums.nll.mean(n).uncertainty * self.sums.nll_base.mean(n).uncertainty;
@@ -138,7 +137,7 @@ impl Divergence {
         }
     }
 
-    /// ln(PPL(Q) / PPL(base)).
+    /// Returns ln(PPL(Q) / PPL(base)).
     pub fn ln_ratio(&self) -> Estimate {
         let n = self.scored();
         let (ours, base) = (self.sums.nll.mean(n), self.sums.nll_base.mean(n));
@@ -148,12 +147,12 @@ impl Divergence {
         }
     }
 
-    /// PPL(Q) / PPL(base).
+    /// Returns PPL(Q) / PPL(base).
     pub fn ratio(&self) -> Estimate {
         exp(self.ln_ratio())
     }
 
-    /// PPL(Q) - PPL(base).
+    /// Returns PPL(Q) - PPL(base).
     pub fn difference(&self) -> Estimate {
         let (ours, base) = (self.ppl(), self.ppl_base());
         Estimate {
@@ -166,18 +165,19 @@ impl Divergence {
         }
     }
 
-    /// KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out what the base gives
-    /// less than e^-16 (or whatever the base's cut is), so that it can be slightly below 0.
+    /// Returns the mean KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out
+    /// tokens to which the base gives less than e^-16 (or the base's own cut), so it can be
+    /// slightly below 0.
     pub fn kld(&self) -> Estimate {
         self.sums.kld.mean(self.scored())
     }
 
-    /// Δp = p(Q) - p(base) of the text's token, as a fraction.
+    /// Returns the mean Δp = p(Q) - p(base) of the text's token, as a fraction.
     pub fn dp(&self) -> Estimate {
         self.sums.dp.mean(self.scored())
     }
 
-    /// The root of the mean square of Δp.
+    /// Returns the root mean square of Δp.
     pub fn rms_dp(&self) -> Estimate {
         let square = self.sums.dp2.mean(self.scored());
         let value = square.value.sqrt();
@@ -189,7 +189,7 @@ impl Divergence {
         Estimate { value, uncertainty }
     }
 
-    /// How often the most likely token is the same, as a fraction.
+    /// Returns the fraction of tokens with the same most likely token.
     pub fn same_top(&self) -> Estimate {
         let n = self.scored();
         if n == 0 {
@@ -204,12 +204,12 @@ impl Divergence {
         Estimate { value, uncertainty }
     }
 
-    /// The KL divergence of each scored token.
+    /// Returns the KL divergence of each scored token.
     pub fn klds(&self) -> Sorted {
         Sorted::of(self.of_tokens(|chunk| &chunk.klds))
     }
 
-    /// The Δp of each scored token, as fractions.
+    /// Returns the Δp of each scored token, as fractions.
     pub fn dps(&self) -> Sorted {
         Sorted::of(self.of_tokens(|chunk| &chunk.dps))
     }
@@ -229,7 +229,7 @@ impl Divergence {
         covariance(nll, nll_base, *nll_products, *scored)
     }
 
-    /// The uncertainty of the difference of two correlated estimates.
+    /// Returns the uncertainty of the difference of two correlated estimates.
     fn difference_of(&self, a: f64, b: f64, scale: f64) -> f64 {
         (a * a + b * b - 2.0 * scale * self.covariance())
             .max(0.0)
@@ -237,7 +237,7 @@ impl Divergence {
     }
 }
 
-/// e to an estimate, its uncertainty to first order.
+/// Returns e to the power of an estimate, with first-order uncertainty.
 fn exp(ln: Estimate) -> Estimate {
     let value = ln.value.exp();
     Estimate {
@@ -246,7 +246,7 @@ fn exp(ln: Estimate) -> Estimate {
     }
 }
 
-/// What one scored token contributes.
+/// Contribution of one scored token.
 #[derive(Clone, Copy, Debug, Default)]
 struct Token {
     nll: f64,
@@ -276,13 +276,13 @@ impl Token {
     }
 }
 
-/// Scores the text of a base, and the model's predictions by the base's; at most `chunks` chunks.
-/// The rows can lie in a file or in memory (a [`std::io::Cursor`] over what a
-/// [`Writer`](super::base::Writer) wrote).
+/// Scores the text of a base, and the model's predictions against the base's; at most `chunks`
+/// chunks. The base's rows can be in a file or in memory (a [`std::io::Cursor`] over the output of
+/// a [`Writer`](super::base::Writer)).
 ///
 /// # Errors
-/// [`enum@Error`]: the base is of another vocabulary, does not fit the model's context or cannot
-/// be read, the engine fails, or the observer cancels.
+/// [`enum@Error`]: the base has another vocabulary, does not fit the model's context or cannot be
+/// read, the engine fails, or the observer cancels.
 pub fn divergence<R: Read + Seek>(
     engine: &Engine,
     base: &mut Reader<R>,
@@ -298,13 +298,13 @@ pub fn divergence<R: Read + Seek>(
     divergence_of(engine, base, 0..n_chunks, options, observer)
 }
 
-/// As [`divergence`], of some of the base's chunks.
+/// As [`divergence`], for a range of the base's chunks.
 ///
 /// # Errors
 /// As [`divergence`].
 ///
 /// # Panics
-/// If the base has no such chunks.
+/// If the base has fewer chunks.
 pub fn divergence_of<R: Read + Seek>(
     engine: &Engine,
     base: &mut Reader<R>,

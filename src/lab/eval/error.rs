@@ -1,44 +1,44 @@
-//! Why a text could not be scored.
+//! Errors of scoring a text.
 
 use super::base;
 
-/// Any failure of a scoring.
+/// Any failure of scoring.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
-    /// The base file.
+    /// The base file cannot be read or written.
     #[error(transparent)]
     Base(#[from] base::Error),
     /// The text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] octavo_text::tokenizer::Error),
-    /// Chunks that score nothing.
+    /// Chunks too short to score any token.
     #[error("chunks of {0} tokens: expected at least 3, of which the first half is context")]
     Chunk(usize),
-    /// No chunk at all was asked for.
+    /// Zero chunks were asked for.
     #[error("0 chunks: expected at least 1")]
     NoChunks,
-    /// Too little text.
+    /// The text is too short.
     #[error(
         "text too short: expected at least {expected} tokens (two chunks of {n_ctx}), got {got}"
     )]
     TooShort {
         /// Tokens needed.
         expected: usize,
-        /// Tokens of a chunk.
+        /// Tokens per chunk.
         n_ctx: usize,
-        /// Tokens of the text.
+        /// Tokens in the text.
         got: usize,
     },
-    /// Chunks do not fit the session.
+    /// A chunk does not fit in the session's context.
     #[error("chunks of {n_ctx} tokens: expected at most the context, {limit}")]
     Context {
-        /// Tokens of a chunk.
+        /// Tokens per chunk.
         n_ctx: usize,
-        /// Positions of a session.
+        /// Context length of a session.
         limit: usize,
     },
     /// The base was made with another vocabulary.
@@ -47,11 +47,11 @@ pub enum Error {
          {got}"
     )]
     Vocabulary {
-        /// The base.
+        /// Base file.
         file: String,
-        /// The model's.
+        /// Vocabulary size of the model.
         expected: usize,
-        /// The base's.
+        /// Vocabulary size of the base.
         got: usize,
     },
     /// The base was made from another text, or by another tokenizer.
@@ -60,23 +60,23 @@ pub enum Error {
          got {got}"
     )]
     OtherText {
-        /// The base.
+        /// Base file.
         file: String,
-        /// The first token that differs.
+        /// Index of the first token that differs.
         index: usize,
-        /// The text's.
+        /// Token of the text.
         expected: u32,
-        /// The base's.
+        /// Token of the base.
         got: u32,
     },
     /// The base was made from a longer text.
     #[error("{file}: made from another text: it has {got} tokens, the text given only {expected}")]
     LongerText {
-        /// The base.
+        /// Base file.
         file: String,
-        /// The text's tokens.
+        /// Number of tokens in the text.
         expected: usize,
-        /// The base's.
+        /// Number of tokens in the base.
         got: usize,
     },
     /// The observer asked to stop.

@@ -1,17 +1,17 @@
-//! How well a model predicts a text, and how far its predictions are from another's:
-//! llama-perplexity's two measures.
+//! Text scores of a model, and the distance of its predictions from another's: llama-perplexity's
+//! two measures (perplexity and KL divergence).
 //!
-//! A text is cut into chunks of `n_ctx` tokens. Each is read from an empty cache, its first token
-//! replaced by BOS where the vocabulary asks for one, and the predictions of its second half are
-//! scored: the first is context only. [`perplexity`] scores them by the text, [`divergence`] also
-//! by the rows of a base, which [`perplexity_with_base`] writes: to a file that llama-perplexity
-//! can read, or to memory.
+//! A text is cut into chunks of `n_ctx` tokens. Each is prefilled from an empty cache, its first
+//! token replaced by BOS if the vocabulary asks for one, and the predictions of its second half are
+//! scored: the first half is context only. [`perplexity`] scores them against the text,
+//! [`divergence`] also against the rows of a base, which [`perplexity_with_base`] writes: to a file
+//! that llama-perplexity can read, or to memory.
 //!
-//! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few
-//! rows of logits at a time. What is kept is the text's tokens (a base's stay in its file) and, for
-//! the percentiles of a divergence, two f32 for each scored token. Sums are f64: of each chunk by
-//! itself, then of the chunks in the text's order, so that no figure depends on the number of
-//! threads, or on which chunks were read by one process ([`Text::only`], [`divergence_of`]).
+//! Memory does not grow with the text: chunks are computed one after the other, with a few rows of
+//! logits at a time. Only the text's tokens stay in memory (a base's stay in its file) and, for the
+//! percentiles of a divergence, two f32 per scored token. Sums are f64: per chunk, then over chunks
+//! in text order, so that no figure depends on the number of threads, or on how chunks were split
+//! over processes ([`Text::only`], [`divergence_of`]).
 
 mod divergence;
 mod error;
@@ -29,15 +29,15 @@ pub use text::{Text, check_text, encode};
 
 use octavo_engine::default_threads;
 
-/// Tokens of a chunk at most, as a base counts them.
+/// Largest number of tokens per chunk, as bases store it.
 const MAX_CHUNK: usize = i32::MAX as usize;
 
-/// How to compute; no figure depends on it.
+/// Computation options; no figure depends on them.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads that score rows while the engine waits.
+    /// Threads that score rows while the engine is idle.
     pub threads: usize,
-    /// Tokens given to the engine at a time, between two looks at [`Observer::cancelled`].
+    /// Tokens per engine step, between two checks of [`Observer::cancelled`].
     pub batch: usize,
 }
 
@@ -50,18 +50,18 @@ impl Default for Options {
     }
 }
 
-/// Sees a scoring under way. `S` is what is measured: [`Perplexity`] or [`Divergence`].
+/// Observes a running evaluation. `S` is the measured result: [`Perplexity`] or [`Divergence`].
 pub trait Observer<S> {
-    /// A chunk is done: the figures so far, of `total` chunks.
+    /// Called after each of `total` chunks with the figures so far.
     fn chunk(&mut self, so_far: &S, total: usize) {
         let _ = (so_far, total);
     }
 
-    /// Whether to stop, with [`Error::Cancelled`].
+    /// Returns whether to stop, with [`Error::Cancelled`].
     fn cancelled(&self) -> bool {
         false
     }
 }
 
-/// Watches nothing.
+/// Observes nothing.
 impl<S> Observer<S> for () {}

@@ -1,39 +1,39 @@
-//! Runs a model over chunks, and work over rows.
+//! Runs a model over chunks, and functions over rows of logits.
 
 use super::base::Shape;
 use super::{Error, Options};
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, Session, Wanted};
 
-/// Rows of logits are held at once: at most this many bytes of them.
+/// Largest number of bytes of logits in memory at once.
 const MAX_LOGIT_BYTES: usize = 64 << 20;
 
-/// A model that reads chunk after chunk.
+/// A model that computes chunk after chunk.
 pub(super) struct Pass {
     session: Session,
     shape: Shape,
     bos: Option<u32>,
     batch: usize,
-    /// Rows held at once.
+    /// Rows of logits in memory at once.
     rows: usize,
     logits: Vec<f32>,
 }
 
-/// Some rows of a chunk.
+/// Some logit rows of a chunk.
 pub(super) struct Part<'a> {
-    /// The first one's number in the chunk.
+    /// Index of the first row in the chunk.
     pub(super) first: usize,
     /// `[rows][n_vocab]`
     pub(super) logits: &'a [f32],
-    /// The token that follows each.
+    /// Token of the text that follows each row.
     pub(super) targets: &'a [u32],
 }
 
 impl Pass {
-    /// Chunks of this shape; `source` is where it comes from, for messages.
+    /// Prepares for chunks of this shape; `source` names their origin in messages.
     ///
     /// # Errors
-    /// The model is of another vocabulary, or has no room for a chunk.
+    /// The model has another vocabulary, or its context is too short for a chunk.
     pub(super) fn new(
         engine: &Engine,
         shape: Shape,
@@ -66,8 +66,8 @@ impl Pass {
         })
     }
 
-    /// Reads one chunk from an empty cache and hands on the logits of its second half, in order.
-    /// The last token is not read: nothing after it is predicted.
+    /// Computes one chunk from an empty cache and passes on the logits of its second half, in
+    /// order. The last token is not computed: nothing after it is predicted.
     pub(super) fn chunk(
         &mut self,
         tokens: &[u32],
@@ -114,7 +114,7 @@ fn stop(cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
     }
 }
 
-/// Calls `work` with each item and its number, on several threads.
+/// Calls `work` with each item and its index, on several threads.
 pub(super) fn for_each<T: Send>(
     threads: usize,
     items: &mut [T],

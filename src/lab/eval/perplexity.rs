@@ -10,7 +10,7 @@ use super::stats::{Estimate, Moments};
 use super::{Error, MAX_CHUNK, Observer, Options, Text};
 use octavo_engine::Engine;
 
-/// What the scored tokens of one chunk give.
+/// Sums over the scored tokens of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChunkLikelihood {
     nll: Moments,
@@ -18,17 +18,16 @@ pub struct ChunkLikelihood {
 }
 
 impl ChunkLikelihood {
-    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
-    /// anything.
+    /// Returns whether a chunk of `n_ctx` tokens can produce this: data from a file is untrusted.
     pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
         self.scored <= n_ctx && n_ctx <= MAX_CHUNK
     }
 }
 
-/// The perplexity of a text, or of what has been read of it.
+/// Perplexity of a text, or of the chunks so far.
 ///
-/// Each chunk is summed by itself and the chunks' sums are added in the text's order, so that every
-/// digit is the same wherever a chunk was read.
+/// Each chunk is summed by itself and the chunks' sums are added in text order, so that every digit
+/// is the same however chunks are distributed over processes.
 #[derive(Clone, Debug, Default)]
 pub struct Perplexity {
     nll: Moments,
@@ -37,29 +36,29 @@ pub struct Perplexity {
 }
 
 impl Perplexity {
-    /// Adds the text's next chunk.
+    /// Adds the next chunk of the text.
     pub fn push(&mut self, chunk: ChunkLikelihood) {
         self.nll.fold(&chunk.nll);
         self.scored += chunk.scored;
         self.by_chunk.push(chunk);
     }
 
-    /// Each chunk by itself.
+    /// Returns the results of each chunk.
     pub fn by_chunk(&self) -> &[ChunkLikelihood] {
         &self.by_chunk
     }
 
-    /// Chunks read.
+    /// Returns the number of chunks scored.
     pub fn chunks(&self) -> usize {
         self.by_chunk.len()
     }
 
-    /// Tokens scored.
+    /// Returns the number of tokens scored.
     pub fn scored(&self) -> usize {
         self.scored
     }
 
-    /// The mean negative log-likelihood of a scored token, in nats.
+    /// Returns the mean negative log-likelihood of a scored token, in nats.
     pub fn mean_nll(&self) -> Estimate {
         let value = if self.scored == 0 {
             0.0
@@ -72,7 +71,7 @@ impl Perplexity {
         }
     }
 
-    /// e to that, its uncertainty to first order.
+    /// Returns e to the power of [`Self::mean_nll`], with first-order uncertainty.
     pub fn ppl(&self) -> Estimate {
         let nll = self.mean_nll();
         let value = nll.value.exp();
@@ -97,7 +96,7 @@ pub fn perplexity(
 }
 
 /// Scores a text and writes the base that other models can be compared with. The writer must have
-/// been made with the text's shape and tokens.
+/// been created with the text's shape and tokens.
 ///
 /// # Errors
 /// As [`perplexity`], and the writer's.
@@ -117,7 +116,7 @@ pub fn perplexity_with_base<W: Write>(
     )
 }
 
-/// Takes encoded rows.
+/// Receives encoded rows of logits.
 type RowSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), base::Error>;
 
 fn score(
@@ -152,8 +151,8 @@ fn score(
     Ok(so_far)
 }
 
-/// The negative log-likelihoods of a part's targets; encodes its rows into `rows` unless that is
-/// empty.
+/// Returns the negative log-likelihoods of a part's targets; encodes its rows into `rows` unless
+/// that is empty.
 fn likelihoods(part: &Part<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
     struct Row<'a> {
         nll: f64,

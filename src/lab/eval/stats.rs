@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 pub struct Estimate {
     /// The value.
     pub value: f64,
-    /// One standard deviation of it.
+    /// Standard error of the value.
     pub uncertainty: f64,
 }
 
-/// Sum and sum of squares.
+/// Sum and sum of squares of some values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Moments {
     pub(super) sum: f64,
@@ -24,13 +24,13 @@ impl Moments {
         self.sum2 += x * x;
     }
 
-    /// Adds the moments of other values.
+    /// Adds the moments of further values.
     pub(super) fn fold(&mut self, others: &Moments) {
         self.sum += others.sum;
         self.sum2 += others.sum2;
     }
 
-    /// The variance of the mean of `n` values; 0 where rounding would make it negative.
+    /// Returns the variance of the mean of `n` values; 0 where rounding would make it negative.
     pub(super) fn variance(&self, n: usize) -> f64 {
         if n < 2 {
             return 0.0;
@@ -39,7 +39,7 @@ impl Moments {
         ((self.sum2 / n as f64 - mean * mean) / (n - 1) as f64).max(0.0)
     }
 
-    /// The mean of `n` values. Of ten or fewer llama-perplexity states no uncertainty.
+    /// Returns the mean of `n` values. For ten or fewer, llama-perplexity states no uncertainty.
     pub(super) fn mean(&self, n: usize) -> Estimate {
         if n == 0 {
             return Estimate::default();
@@ -52,7 +52,7 @@ impl Moments {
     }
 }
 
-/// The covariance of two means of `n` values, from the sum of products. Of fewer than ten
+/// Returns the covariance of two means of `n` values, from the sum of products. For fewer than ten,
 /// llama-perplexity has none.
 pub(super) fn covariance(a: &Moments, b: &Moments, products: f64, n: usize) -> f64 {
     if n < 10 {
@@ -67,23 +67,23 @@ pub(super) fn covariance(a: &Moments, b: &Moments, products: f64, n: usize) -> f
 pub struct Sorted(Vec<f32>);
 
 impl Sorted {
-    /// Sorts.
+    /// Sorts the values.
     pub fn of(mut values: Vec<f32>) -> Sorted {
         values.sort_unstable_by(f32::total_cmp);
         Sorted(values)
     }
 
-    /// The lowest; 0 of nothing.
+    /// Returns the lowest value; 0 if there are none.
     pub fn minimum(&self) -> f32 {
         self.0.first().copied().unwrap_or_default()
     }
 
-    /// The highest; 0 of nothing.
+    /// Returns the highest value; 0 if there are none.
     pub fn maximum(&self) -> f32 {
         self.0.last().copied().unwrap_or_default()
     }
 
-    /// The middle one, or the mean of the two.
+    /// Returns the median.
     pub fn median(&self) -> f32 {
         let n = self.0.len();
         match (self.0.get(n / 2), n % 2) {
@@ -93,8 +93,8 @@ impl Sorted {
         }
     }
 
-    /// The value below which this fraction lies, between two values in proportion. In f32, as
-    /// llama-perplexity has it, so that equal values give equal digits.
+    /// Returns the value below which this fraction lies, linearly interpolated. Computed in f32 as
+    /// in llama-perplexity, so that equal values give equal digits.
     pub fn percentile(&self, fraction: f32) -> f32 {
         let last = self.0.len().saturating_sub(1);
         let place = fraction.clamp(0.0, 1.0) * last as f32;

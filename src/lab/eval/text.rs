@@ -7,17 +7,17 @@ use super::Error;
 use super::base::{Reader, Shape};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
-/// Token ids of a text that is to be scored: special tokens are added (a BOS, where the vocabulary
-/// asks for it) and not recognized. llama-perplexity's `-f` drops one line feed at the end of a
-/// file before that, and so must the caller.
+/// Returns the token ids of a text to be scored: special tokens are added (a BOS, if the vocabulary
+/// asks for it) but not parsed. llama-perplexity's `-f` drops one line feed at the end of a file
+/// before that, and so must the caller.
 ///
 /// # Errors
-/// The tokenizer's.
+/// As [`Tokenizer::encode`].
 pub fn encode(tokenizer: &Tokenizer, text: &[u8]) -> Result<Vec<u32>, Error> {
     Ok(tokenizer.encode(text, EncodeOptions::default())?)
 }
 
-/// The whole chunks of a text.
+/// A text cut into whole chunks.
 #[derive(Clone, Debug)]
 pub struct Text {
     tokens: Vec<u32>,
@@ -25,11 +25,11 @@ pub struct Text {
 }
 
 impl Text {
-    /// Cuts tokens of a vocabulary of `n_vocab` into chunks, at most `chunks` of them.
+    /// Cuts the tokens, of a vocabulary of `n_vocab`, into chunks, at most `chunks` of them.
     ///
     /// # Errors
-    /// [`Error::TooShort`] for less than two chunks of text, [`Error::Chunk`] for chunks of which
-    /// nothing is scored, [`Error::NoChunks`], an id outside the vocabulary.
+    /// [`Error::TooShort`] for less than two chunks of text, [`Error::Chunk`] for chunks too short
+    /// to score, [`Error::NoChunks`], an id outside the vocabulary.
     pub fn new(
         mut tokens: Vec<u32>,
         n_vocab: usize,
@@ -66,15 +66,15 @@ impl Text {
         })
     }
 
-    /// The tokens, whole chunks.
+    /// Returns the tokens of the whole chunks.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Some of its chunks; none of them is read in another way than in the whole text.
+    /// Returns a range of its chunks; each is scored as in the whole text.
     ///
     /// # Panics
-    /// If it has no such chunks.
+    /// If it has fewer chunks.
     pub fn only(&self, chunks: Range<usize>) -> Text {
         let n_ctx = self.shape.n_ctx;
         Text {
@@ -86,16 +86,16 @@ impl Text {
         }
     }
 
-    /// How many tokens and chunks: the shape of its base.
+    /// Returns the number of tokens and chunks, as in a base.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 }
 
-/// Refuses a base that was made from something else than this text.
+/// Refuses a base that was made from another text.
 ///
 /// # Errors
-/// [`Error::OtherText`] or [`Error::LongerText`]; the reader's.
+/// [`Error::OtherText`] or [`Error::LongerText`]; those of the reader.
 pub fn check_text<R: Read + Seek>(base: &mut Reader<R>, tokens: &[u32]) -> Result<(), Error> {
     let Shape {
         n_ctx, n_chunks, ..

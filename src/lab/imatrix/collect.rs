@@ -1,4 +1,4 @@
-//! Makes an importance matrix: runs a text through the engine and adds up the squared inputs of its
+//! Collects an importance matrix: runs a text through the engine and sums the squared inputs of its
 //! matrices.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,14 +12,14 @@ use octavo_engine::backend::TapView;
 use octavo_model::Tap;
 use octavo_text::tokenizer::EncodeOptions;
 
-/// What of a text is looked at.
+/// Collection options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Tokens of a chunk; each chunk is a text of its own.
+    /// Tokens per chunk; each chunk is a text of its own.
     pub chunk: usize,
-    /// Chunks at most.
+    /// Largest number of chunks.
     pub max_chunks: Option<usize>,
-    /// Also look at `output.weight`.
+    /// Also collect for `output.weight`.
     pub output: bool,
 }
 
@@ -33,25 +33,25 @@ impl Default for Options {
     }
 }
 
-/// A value of the step that is running: `[rows][width]`.
+/// A value of the running step: `[rows][width]`.
 struct Held {
     rows: usize,
     data: Vec<f32>,
 }
 
-/// Adds up, chunk by chunk.
+/// Collects sums, chunk by chunk.
 pub struct Collector<'e> {
     engine: &'e Engine,
     options: Options,
-    /// The matrices that multiply a value.
+    /// Matrices that multiply each value.
     readers: HashMap<Tap, Vec<String>>,
-    /// The experts' matrices, by the value that completes what they need.
+    /// Expert matrices, keyed by the last computed of the values they need.
     routed: HashMap<Tap, Vec<Routed>>,
     sums: Sums,
 }
 
 impl<'e> Collector<'e> {
-    /// Nothing added yet.
+    /// Starts with empty sums.
     ///
     /// # Errors
     /// [`Error::Chunk`].
@@ -69,12 +69,12 @@ impl<'e> Collector<'e> {
         })
     }
 
-    /// The text's tokens, cut as llama-imatrix cuts them: special tokens are added but not
-    /// recognised, a rest shorter than a chunk is left out. A newline at the end counts;
-    /// llama.cpp's `-f` drops it.
+    /// Tokenizes the text and cuts it as llama-imatrix does: special tokens are added but not
+    /// parsed, and a rest shorter than a chunk is dropped. A final newline counts; llama.cpp's `-f`
+    /// drops it.
     ///
     /// # Errors
-    /// A text that cannot be encoded, or has less than two chunks.
+    /// A text that cannot be encoded, or is shorter than two chunks.
     pub fn tokens(&self, text: &[u8]) -> Result<Vec<u32>, Error> {
         let options = EncodeOptions::default();
         let mut tokens = self
@@ -95,8 +95,7 @@ impl<'e> Collector<'e> {
         Ok(tokens)
     }
 
-    /// Runs one chunk. Where the vocabulary wants a token at the start of a text, it takes the
-    /// place of the first.
+    /// Runs one chunk. If the vocabulary asks for BOS, it replaces the chunk's first token.
     ///
     /// # Errors
     /// As [`Engine::look`].
@@ -137,37 +136,37 @@ impl<'e> Collector<'e> {
                 add_routed(entry, product, &held);
             }
             if let Some(products) = routed.get(&view.tap) {
-                // inputs are as large as a step's values are; few of them are needed at a time
+                // inputs are as large as activations; few of them are needed at a time
                 products.iter().for_each(|p| drop(held.remove(&p.x)));
             }
         };
-        // all rows: the last layer computes those alone whose results are wanted
+        // needs all rows: with fewer outputs the last layer would compute only those
         self.engine.look(&tokens, &mut look)?;
         self.sums.push(&entries);
         Ok(())
     }
 
-    /// What was added so far.
+    /// Returns the sums so far.
     pub fn into_sums(self) -> Sums {
         self.sums
     }
 
-    /// Chunks added.
+    /// Returns the number of chunks added.
     pub fn chunks(&self) -> usize {
         self.sums.chunks()
     }
 
-    /// Matrices seen.
+    /// Returns the number of matrices seen.
     pub fn matrices(&self) -> usize {
         self.sums.matrices()
     }
 
-    /// Mean squares of the inputs of each matrix seen, by its name.
+    /// Returns the mean squares of the inputs of each matrix seen, by its name.
     pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
         self.sums.means()
     }
 
-    /// Writes llama.cpp's GGUF form. `dataset` names the text.
+    /// Writes llama.cpp's GGUF format. `dataset` names the text.
     ///
     /// # Errors
     /// A failed write.
@@ -176,7 +175,7 @@ impl<'e> Collector<'e> {
     }
 }
 
-/// The sum of squares of each column, in f64: order and number of rows then leave no trace in the
+/// Returns the sum of squares of each column, in f64: so order and number of rows do not affect the
 /// f32 that is written.
 fn squares(view: &TapView<'_>) -> Vec<f64> {
     let mut sums = vec![0.0; view.width];
@@ -188,7 +187,7 @@ fn squares(view: &TapView<'_>) -> Vec<f64> {
     sums
 }
 
-/// Adds what each token's experts were given. `held` has both values, or the model is at fault.
+/// Adds the inputs of each token's experts. `held` has both values, unless the model is invalid.
 fn add_routed(entry: &mut Entry, product: &Routed, held: &HashMap<Tap, Held>) {
     let (Some(x), Some(ids)) = (held.get(&product.x), held.get(&product.ids)) else {
         return;
@@ -196,7 +195,7 @@ fn add_routed(entry: &mut Entry, product: &Routed, held: &HashMap<Tap, Held>) {
     let row = |value: &Held| value.data.len() / value.rows.max(1);
     let (x_row, used) = (row(x).max(1), row(ids).max(1));
     for (x, ids) in x.data.chunks_exact(x_row).zip(ids.data.chunks_exact(used)) {
-        // one row for all experts comes again for each
+        // one input row shared by all experts is repeated for each
         let parts = x.chunks_exact(product.width).cycle();
         for (part, &id) in parts.zip(ids) {
             // ids are whole numbers in floats

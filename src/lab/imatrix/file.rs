@@ -1,4 +1,4 @@
-//! Reading importance matrices: llama.cpp's GGUF form, and the form of its first years (`.dat`).
+//! Reads importance matrices: llama.cpp's GGUF format, and its older binary format (`.dat`).
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -8,7 +8,7 @@ use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, Value};
 
 use super::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, Error, SUMS};
 
-/// How much each input of each matrix matters: the mean square of the values it saw.
+/// Importance of each input of each matrix: the mean square of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Importance {
     file: String,
@@ -19,10 +19,10 @@ pub struct Importance {
 }
 
 impl Importance {
-    /// Reads a file of either form.
+    /// Reads a file in either format.
     ///
     /// # Errors
-    /// A file of neither form, keys or tensors that are missing, values that are not finite.
+    /// A file in neither format, keys or tensors that are missing, values that are not finite.
     pub fn open(path: &Path) -> Result<Importance, Error> {
         let file = path.to_string_lossy().into_owned();
         let io = |source| Error::Io {
@@ -51,7 +51,7 @@ impl Importance {
         Ok(importance)
     }
 
-    /// The same under other names of matrices; those that `rename` gives none are left out.
+    /// Renames the matrices; those for which `rename` returns `None` are dropped.
     pub fn with_names(mut self, rename: impl Fn(&str) -> Option<String>) -> Importance {
         let entries = self.entries.into_iter();
         self.entries = entries
@@ -60,43 +60,43 @@ impl Importance {
         self
     }
 
-    /// The file's path as it was given.
+    /// Returns the file's path as given.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Names of the texts it was made from.
+    /// Returns the names of the texts it was made from.
     pub fn datasets(&self) -> &[Vec<u8>] {
         &self.datasets
     }
 
-    /// Chunks of text; 0 if the file does not say.
+    /// Returns the number of chunks of text; 0 if the file does not say.
     pub fn chunks(&self) -> u32 {
         self.chunks
     }
 
-    /// Tokens of a chunk; 0 if the file does not say.
+    /// Returns the tokens per chunk; 0 if the file does not say.
     pub fn chunk_size(&self) -> usize {
         self.chunk_size as usize
     }
 
-    /// Matrices.
+    /// Returns the number of matrices.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it has no matrix.
+    /// Returns whether there are no matrices.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The names of the matrices.
+    /// Returns the names of the matrices.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The weights for the tensor of this name: one for each value of a row, for each matrix of a
-    /// stack.
+    /// Returns the weights for the tensor of this name: one for each value of a row, for each
+    /// matrix of a stack.
     pub fn weights(&self, name: &str) -> Option<&[f32]> {
         self.entries.get(name).map(Vec::as_slice)
     }
@@ -162,7 +162,7 @@ fn from_gguf(file: String, gguf: &Gguf) -> Result<Importance, Error> {
     })
 }
 
-/// Sums over counts; a matrix that saw no token counts all its inputs alike.
+/// Divides sums by counts; the inputs of a matrix that saw no token all get weight 1.
 fn means(sums: &[f32], counts: &[f32]) -> Vec<f32> {
     let n = sums.len() / counts.len();
     let rows = sums.chunks_exact(n).zip(counts);
@@ -191,7 +191,7 @@ fn floats(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
         .collect())
 }
 
-/// A cursor over the old form: 32-bit little-endian integers and what they count.
+/// Cursor over the older format: 32-bit little-endian integers and the data they count.
 struct Dat<'a> {
     file: &'a str,
     rest: &'a [u8],
@@ -217,7 +217,7 @@ impl<'a> Dat<'a> {
         Ok(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))
     }
 
-    /// A count that is at least `least`.
+    /// Reads a count of at least `least`.
     fn count(&mut self, what: &'static str, least: usize) -> Result<usize, Error> {
         let got = self.int(what)?;
         let n = usize::try_from(got).ok().filter(|&n| n >= least);
@@ -229,7 +229,8 @@ impl<'a> Dat<'a> {
     }
 }
 
-/// Entries of (name, calls, values), then the chunks and the text's name, which may be missing.
+/// Parses entries of (name, calls, values), then the number of chunks and the text's name, both of
+/// which may be missing.
 fn from_dat(file: &str, bytes: &[u8]) -> Result<Importance, Error> {
     let mut dat = Dat { file, rest: bytes };
     let n_entries = dat.count("the number of entries", 1)?;

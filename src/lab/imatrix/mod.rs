@@ -1,8 +1,8 @@
-//! Importance matrices: what makes them, and the files that keep them.
+//! Importance matrices: collecting them, and their files.
 //!
-//! For each matrix and each of its inputs: the sum, over the tokens of a text, of the input
-//! squared. Each expert of a mixture has sums of its own, over the tokens that it was given.
-//! Quantizers weigh the error of a weight with it. The files are llama.cpp's.
+//! An importance matrix has, for each matrix and each of its input channels, the sum of the squared
+//! input over the tokens of a text. Each expert of an MoE layer has its own sums, over the tokens
+//! routed to it. Quantizers weigh the error of a weight with it. The file format is llama.cpp's.
 
 mod collect;
 mod file;
@@ -19,19 +19,19 @@ pub use sums::Sums;
 const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";
 const CHUNK_SIZE: &str = "imatrix.chunk_size";
-/// After a matrix' name: the sums of squares.
+/// Suffix of a matrix' name for its sums of squares.
 const SUMS: &str = ".in_sum2";
-/// After a matrix' name: how many tokens were summed, for each expert where it has some.
+/// Suffix of a matrix' name for its number of summed tokens, per expert if it has experts.
 const COUNTS: &str = ".counts";
 
-/// Why an importance matrix cannot be read or made.
+/// Reasons an importance matrix cannot be read or collected.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum Error {
-    /// The container.
+    /// The GGUF container is invalid.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
-    /// Running the model.
+    /// Running the model failed.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
     /// The file cannot be read.
@@ -40,7 +40,7 @@ pub enum Error {
         file: String,
         source: std::io::Error,
     },
-    /// A number that no importance matrix has.
+    /// A number that is invalid in an importance matrix.
     #[error("{file}: not an importance matrix: {what} is {got}")]
     NotAnImatrix {
         file: String,
@@ -58,10 +58,10 @@ pub enum Error {
     /// A GGUF file of another kind.
     #[error("{file}: key {key}: expected it to be there (is this an importance matrix?)")]
     MissingKey { file: String, key: &'static str },
-    /// No entries.
+    /// The file has no entries.
     #[error("{file}: expected entries NAME.in_sum2 and NAME.counts, it has none")]
     Empty { file: String },
-    /// One half of an entry.
+    /// Sums without counts, or counts without sums.
     #[error("{file}: {name}: expected both {name}{SUMS} and {name}{COUNTS}")]
     Unpaired { file: String, name: String },
     /// Sums or counts that are not F32.
@@ -71,7 +71,7 @@ pub enum Error {
         name: String,
         got: TensorType,
     },
-    /// Numbers of sums and counts that do not fit.
+    /// The number of sums is no multiple of the number of counts.
     #[error(
         "{file}: {name}: expected a whole number of sums for each count, got {sums} sums and \
          {counts} counts"
@@ -90,10 +90,10 @@ pub enum Error {
         index: usize,
         got: f32,
     },
-    /// Sums that cannot be added.
+    /// Sums of different shape cannot be added.
     #[error("{name}: expected sums of the same shape as those of the chunks before")]
     Shapes { name: String },
-    /// A text too short for one chunk.
+    /// The text is too short.
     #[error("the text has {got} tokens: expected at least {expected} (two chunks of {chunk})")]
     TooShort {
         got: usize,

@@ -1,34 +1,34 @@
-//! Which matrices multiply which values, from a model's graph. It shows every input of a product.
+//! Finds in a model's graph the matrices that multiply each value. Every product's input has a tap.
 
 use std::collections::HashMap;
 
 use octavo_engine::Engine;
 use octavo_model::{Op, Tap, ValueId, WeightId};
 
-/// Matrices of experts, and the values that say what they multiply.
+/// Matrices of a layer's experts, and the values that they read.
 #[derive(Clone, Debug)]
 pub(super) struct Routed {
-    /// The tensor.
+    /// Tensor name.
     pub(super) name: String,
-    /// How many experts it has.
+    /// Number of experts.
     pub(super) experts: usize,
-    /// What they multiply: one row for all experts of a token, or one for each, side by side.
+    /// Input: one row shared by all experts of a token, or one for each expert, side by side.
     pub(super) x: Tap,
-    /// The experts of each token.
+    /// Expert ids of each token.
     pub(super) ids: Tap,
-    /// Values that each expert multiplies.
+    /// Input width of each expert.
     pub(super) width: usize,
 }
 
-/// For every value the layers' matrices (and the output) that multiply it, each once: the parts of
-/// a fused tensor have one name. Without experts, see [`routed`].
+/// Returns for every value the layers' matrices (and the output head) that multiply it, each once:
+/// the parts of a fused tensor share a name. For expert matrices see [`routed`].
 pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>> {
     let names = Names::of(engine);
     let mut readers: HashMap<Tap, Vec<String>> = HashMap::new();
     for node in &engine.model().graph.nodes {
         let (x, w) = match node.op {
             Op::MatMul { x, w } => (x, w),
-            // a matrix for each head: all of them are for every token
+            // a matrix per head: all of them apply to every token
             Op::ExpertMatMul { x, w, ids, .. } if names.tap(ids).is_none() => (x, w),
             _ => continue,
         };
@@ -43,8 +43,8 @@ pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>
     readers
 }
 
-/// The layers' matrices of experts, by whichever of the two values that they read comes last in a
-/// step: when it is there, the other one is too.
+/// Returns the layers' expert matrices, keyed by the last computed of the two values that they
+/// read: by then both are available.
 pub(super) fn routed(engine: &Engine) -> HashMap<Tap, Vec<Routed>> {
     let names = Names::of(engine);
     let mut routed: HashMap<Tap, Vec<Routed>> = HashMap::new();
@@ -66,7 +66,7 @@ pub(super) fn routed(engine: &Engine) -> HashMap<Tap, Vec<Routed>> {
     routed
 }
 
-/// What a graph's values and matrices are called.
+/// Tap names of a graph's values, and tensor names of its matrices.
 struct Names<'e> {
     engine: &'e Engine,
     taps: HashMap<ValueId, Tap>,
@@ -76,7 +76,7 @@ impl<'e> Names<'e> {
     fn of(engine: &'e Engine) -> Names<'e> {
         let mut taps = HashMap::new();
         for node in &engine.model().graph.nodes {
-            // whoever collects wants all rows: those that are wanted are the value itself
+            // all rows are outputs during collection, so the selected rows are the value itself
             let tap = match node.op {
                 Op::SelectRows { x } => node.tap.or_else(|| taps.get(&x).copied()),
                 _ => node.tap,
@@ -92,7 +92,7 @@ impl<'e> Names<'e> {
         self.taps.get(&value).copied()
     }
 
-    /// What an input of a product is called.
+    /// Returns the tap of a product's input.
     fn shown(&self, value: ValueId) -> Tap {
         self.tap(value).expect("the graph shows what products read")
     }

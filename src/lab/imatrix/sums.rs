@@ -1,7 +1,7 @@
-//! What an importance matrix is made of: sums over chunks of text.
+//! Sums over chunks of text, the contents of an importance matrix.
 //!
-//! A chunk's sums are f64. They are added up in twice that precision and rounded once, to the f32
-//! of the file: so the file is the same whichever chunks were added together first.
+//! A chunk's sums are f64. They are added in double-double precision and rounded once, to the f32
+//! of the file: so the file does not depend on the order in which chunks are added.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,23 +11,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, Error, SUMS};
 
-/// Sums of one chunk for the inputs of one tensor.
+/// Sums of one chunk, for the inputs of one tensor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
-    /// One sum for each input of each of its matrices.
+    /// Sum of squares for each input of each of its matrices.
     pub(super) squares: Vec<f64>,
-    /// Rows that each of its matrices was given: one number, or one for each expert.
+    /// Input rows of each of its matrices: one number, or one per expert.
     pub(super) rows: Vec<u64>,
 }
 
 impl Entry {
-    /// Room for so many matrices with rows of `width` values.
+    /// Makes room for `matrices` matrices with rows of `width` values.
     pub(super) fn make(&mut self, matrices: usize, width: usize) {
         self.squares.resize(matrices * width, 0.0);
         self.rows.resize(matrices, 0);
     }
 
-    /// Adds one row of what a matrix is given.
+    /// Adds one input row of a matrix.
     pub(super) fn add(&mut self, matrix: usize, row: &[f32]) {
         let sums = self.squares.chunks_exact_mut(row.len().max(1)).nth(matrix);
         let Some((sums, rows)) = sums.zip(self.rows.get_mut(matrix)) else {
@@ -40,18 +40,18 @@ impl Entry {
     }
 }
 
-/// Sums of chunks for the inputs of one tensor.
+/// Sums over chunks, for the inputs of one tensor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Total {
-    /// As in [`Entry`].
+    /// High parts of the sums, laid out as in [`Entry`].
     squares: Vec<f64>,
-    /// What each of them lacks of the exact sum, up to as much again.
+    /// Low parts of the sums: the rounding errors of the high parts.
     rests: Vec<f64>,
     rows: Vec<u64>,
 }
 
 impl Total {
-    /// Adds sums, and what these lack.
+    /// Adds sums with their low parts.
     fn add(&mut self, squares: &[f64], rests: &[f64], rows: &[u64]) {
         self.squares.resize(squares.len(), 0.0);
         self.rests.resize(squares.len(), 0.0);
@@ -66,7 +66,7 @@ impl Total {
         }
     }
 
-    /// Whether its lists fit each other.
+    /// Returns whether its lists have matching lengths.
     fn is_sound(&self) -> bool {
         let (n, matrices) = (self.squares.len(), self.rows.len());
         n > 0 && self.rests.len() == n && matrices > 0 && n.is_multiple_of(matrices)
@@ -76,7 +76,7 @@ impl Total {
         (self.squares.len(), self.rows.len()) == (other.squares.len(), other.rows.len())
     }
 
-    /// Mean squares; like whoever reads the file, 1 for a matrix that was given nothing.
+    /// Returns mean squares; 1 for a matrix without input rows, as readers of the file assume.
     fn means(&self) -> Vec<f64> {
         let width = self.squares.len() / self.rows.len().max(1);
         let matrices = self.squares.chunks_exact(width.max(1)).zip(&self.rows);
@@ -87,12 +87,12 @@ impl Total {
     }
 }
 
-/// The sum of two numbers, each of two f64 of which the second is what the first lacks: Knuth's
-/// exact sum of the first ones, and all that is left behind it.
+/// Adds two double-double numbers (high and low part): Knuth's exact sum of the high parts, plus
+/// all low parts.
 fn added((a, a_rest): (f64, f64), (b, b_rest): (f64, f64)) -> (f64, f64) {
     let sum = a + b;
     if !sum.is_finite() {
-        // it lacks nothing that could be said
+        // an infinite or NaN sum has no low part
         return (sum, 0.0);
     }
     let of_b = sum - a;
@@ -112,7 +112,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Nothing yet, of chunks of so many tokens.
+    /// Starts empty sums, for chunks of `chunk` tokens.
     pub fn new(chunk: usize) -> Sums {
         Sums {
             chunk,
@@ -129,10 +129,10 @@ impl Sums {
         }
     }
 
-    /// Adds the chunks of others.
+    /// Adds the sums of other chunks.
     ///
     /// # Errors
-    /// [`Error::Shapes`]: they are of another model, or of chunks of another length.
+    /// [`Error::Shapes`]: they are from another model, or from chunks of another length.
     pub fn merge(&mut self, others: &Sums) -> Result<(), Error> {
         let shapes = |name: &str| Error::Shapes {
             name: name.to_owned(),
@@ -151,41 +151,41 @@ impl Sums {
         Ok(())
     }
 
-    /// Whether it is what chunks can give: one that was read from a file may be anything.
+    /// Returns whether chunks can produce this: data from a file is untrusted.
     pub(crate) fn is_sound(&self) -> bool {
         self.totals.values().all(Total::is_sound)
     }
 
-    /// Tokens of a chunk.
+    /// Returns the tokens per chunk.
     pub fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Chunks added.
+    /// Returns the number of chunks added.
     pub fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// Matrices seen.
+    /// Returns the number of matrices seen.
     pub fn matrices(&self) -> usize {
         self.totals.len()
     }
 
-    /// Experts' matrices that no token was sent to, and how many there are.
+    /// Returns the number of expert matrices that no token was routed to, and the number of all.
     pub fn unseen(&self) -> (usize, usize) {
         let totals = || self.totals.values().filter(|total| total.rows.len() > 1);
         let rows = || totals().flat_map(|total| &total.rows);
         (rows().filter(|rows| **rows == 0).count(), rows().count())
     }
 
-    /// Mean squares of the inputs of each matrix seen, by its name.
+    /// Returns the mean squares of the inputs of each matrix seen, by its name.
     pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
         self.totals
             .iter()
             .map(|(name, total)| (name.as_str(), total.means()))
     }
 
-    /// Writes llama.cpp's GGUF form. `dataset` names the text.
+    /// Writes llama.cpp's GGUF format. `dataset` names the text.
     ///
     /// # Errors
     /// A failed write.
@@ -203,7 +203,7 @@ impl Sums {
             let sums = total.squares.iter().flat_map(|&sum| bytes(sum as f32));
             let counts = total.rows.iter().flat_map(|&rows| bytes(rows as f32));
             let (sums, counts): (Vec<u8>, Vec<u8>) = (sums.collect(), counts.collect());
-            // one matrix has no second dimension, as ggml counts them
+            // a single matrix has no second dimension in ggml
             let matrices = total.rows.len() as u64;
             let width = total.squares.len() as u64 / matrices.max(1);
             let dims = |n: u64| {
@@ -225,7 +225,7 @@ impl Sums {
 mod tests {
     use super::*;
 
-    /// Chunks whose sums are of very different sizes.
+    /// Returns chunks whose sums have very different magnitudes.
     fn chunks() -> Vec<BTreeMap<String, Entry>> {
         let squares = |chunk: i32, i: i32| {
             let size = [1.0, 1e-9, 3e7, 1e16][(chunk * 7 + i) as usize % 4];
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_behind_a_large_sum() {
-        // plain f64 would lose every 1 behind 2^60
+        // plain f64 would lose every 1 after 2^60
         let mut sum = (0.0, 0.0);
         for x in [2f64.powi(60), 1.0, 1.0, 1.0, -(2f64.powi(60))] {
             sum = added(sum, (x, 0.0));

@@ -1,64 +1,64 @@
-//! Why pieces cannot be read, written or merged: one line each.
+//! Errors of reading, writing or merging pieces, one line each.
 
 use super::Part;
 
-/// What is wrong with a piece, or with pieces together.
+/// Error in a piece, or among pieces.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file that cannot be read.
     #[error("{file}: {source}")]
     Io {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is something else.
+    /// The file is not a piece.
     #[error("{file}: expected a piece of a measurement (it begins with {expected:?}), got {got}")]
     NotAPiece {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// How it would begin.
+        /// Expected start of the file.
         expected: &'static str,
-        /// What it is, as far as that can be told.
+        /// Kind of file found, as far as it can be determined.
         got: &'static str,
     },
-    /// The file is not as it was written.
+    /// The file's digest does not match.
     #[error(
         "{file}: damaged or cut off: expected the SHA-256 {expected} that it ends with, got {got}"
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// In the file.
+        /// Digest stored in the file.
         expected: String,
-        /// Of the file.
+        /// Digest computed from the file.
         got: String,
     },
-    /// The file is whole and cannot be understood.
+    /// The file is intact but cannot be decoded.
     #[error("{file}: expected the fields of a piece: {what}")]
     Fields {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// What stands against it.
+        /// Decoder's error.
         what: String,
     },
-    /// Its content is not that of its part.
+    /// The content does not match its part.
     #[error("{file}: expected the units of its part, got something else")]
     Unsound {
-        /// The file.
+        /// Path of the file.
         file: String,
     },
-    /// It could not be encoded.
+    /// A piece could not be encoded.
     #[error("{file}: cannot write it: {what}")]
     Encoding {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// What stands against it.
+        /// Encoder's error.
         what: String,
     },
-    /// No piece at all.
+    /// No pieces were given.
     #[error("no pieces: expected at least one")]
     Nothing,
     /// Two pieces of different measurements.
@@ -66,35 +66,35 @@ pub enum Error {
         "{file}: piece of another measurement: {what}: expected {expected} as in {other}, got {got}"
     )]
     Differs {
-        /// The piece.
+        /// Path of the piece.
         file: String,
-        /// The piece that it was held against.
+        /// Path of the piece it was compared with.
         other: String,
-        /// What is different.
+        /// Setting that differs.
         what: String,
-        /// The other's.
+        /// Value in the other piece.
         expected: String,
-        /// The piece's.
+        /// Value in the piece.
         got: String,
     },
-    /// The same part again.
+    /// Two pieces of the same part.
     #[error("{file}: part {part} is there twice: expected it once, {other} has it too")]
     Twice {
-        /// The piece.
+        /// Path of the piece.
         file: String,
-        /// The other one.
+        /// Path of the other piece.
         other: String,
-        /// The part.
+        /// Part that both hold.
         part: Part,
     },
-    /// Parts that no piece has.
+    /// Some parts have no piece.
     #[error("parts missing: {missing} of {of}: expected a piece of every part, got {got}")]
     Missing {
-        /// Their numbers, as in `3,5-7`.
+        /// Numbers of the missing parts, as in `3,5-7`.
         missing: String,
-        /// All parts.
+        /// Number of all parts.
         of: u32,
-        /// Pieces there are.
+        /// Number of pieces given.
         got: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The file of a piece: a line that says what it is, CBOR (RFC 8949), and the SHA-256 of both.
+//! File format of a piece: a magic line, CBOR (RFC 8949), and the SHA-256 of both.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,15 +8,15 @@ use sha2::{Digest, Sha256};
 use super::key::hex;
 use super::{Error, Piece};
 
-/// How every piece begins.
+/// First line of every piece.
 pub const MAGIC: &str = "octavo piece 1\n";
-/// The same without its version.
+/// The magic without its version.
 const ANY: &str = "octavo piece ";
 /// Bytes of the digest at the end.
 const DIGEST: usize = 32;
 
 impl Piece {
-    /// Its file. `name` is what messages call it.
+    /// Encodes the piece as a file. `name` is its name in messages.
     ///
     /// # Errors
     /// [`Error::Encoding`].
@@ -34,7 +34,7 @@ impl Piece {
         Ok(bytes)
     }
 
-    /// Reads a piece and checks that it is whole.
+    /// Reads a piece and verifies its digest.
     ///
     /// # Errors
     /// [`enum@Error`].

@@ -1,4 +1,4 @@
-//! What the numbers of a piece depend on.
+//! Keys: everything that the numbers of a piece depend on.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// Bytes read at a time.
+/// Bytes per read.
 const BLOCK: usize = 1 << 20;
 
-/// Settings and digests of files, by what they are called in messages.
+/// Settings and file digests, by their name in messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key(BTreeMap<String, String>);
 
 impl Key {
-    /// A key of this kind of measurement and this version of the program.
+    /// Creates a key for this kind of measurement and this version of the program.
     pub fn new(measurement: &str) -> Key {
         let mut key = Key(BTreeMap::new());
         key.set("measurement", measurement)
@@ -38,7 +38,7 @@ impl Key {
         self.set(name, hex(&Sha256::digest(bytes)))
     }
 
-    /// Adds the SHA-256 of a file; of several, that of a list with each one's name and SHA-256.
+    /// Adds the SHA-256 of a file; for several, that of a list with each one's name and SHA-256.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -50,13 +50,13 @@ impl Key {
         let mut list = String::new();
         for path in paths {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            // a String takes everything
+            // writing to a String never fails
             let _ = writeln!(list, "{}  {file}", digest(path)?);
         }
         Ok(self.bytes(name, list.as_bytes()))
     }
 
-    /// The first thing in which another key differs, and what it is in both.
+    /// Returns the first entry that differs from another key: its name and both values.
     pub fn difference(&self, other: &Key) -> Option<(String, String, String)> {
         let value = |key: &Key, name: &String| key.0.get(name).cloned();
         // another measurement or version explains all other differences
@@ -88,12 +88,12 @@ fn digest(path: &PathBuf) -> Result<String, Error> {
     }
 }
 
-/// The SHA-256 of some bytes.
+/// Returns the SHA-256 of some bytes.
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,23 +1,23 @@
-//! All pieces of a measurement, as one.
+//! Merges all pieces of a measurement.
 
 use super::{About, Content, Error, Named, part};
 
-/// What all parts gave together.
+/// Merged result of all parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Merged {
-    /// Names that are printed with the figures: those of the first part that has any units.
+    /// Names printed with the figures: those of the first part that has any units.
     pub about: About,
-    /// Instruction sets that computed some of it, each once. Sets of one rounding class agree up to
-    /// the order of their sums.
+    /// Instruction sets that computed it, each once. Sets of one rounding class agree up to the
+    /// order of their sums.
     pub isas: Vec<String>,
-    /// Of all units, in order.
+    /// Results of all units, in order.
     pub content: Content,
 }
 
-/// Puts the pieces of a measurement together, whatever order they come in.
+/// Merges the pieces of a measurement, given in any order.
 ///
 /// # Errors
-/// [`enum@Error`]: pieces of different measurements, a part that is missing or there twice.
+/// [`enum@Error`]: pieces of different measurements, a missing or duplicate part.
 pub fn merge(pieces: Vec<Named>) -> Result<Merged, Error> {
     let mut pieces = arrange(pieces)?.into_iter();
     let Some((_, first)) = pieces.next() else {
@@ -53,7 +53,7 @@ pub fn merge(pieces: Vec<Named>) -> Result<Merged, Error> {
 }
 
 impl Content {
-    /// This and what follows it; `None` if that is something else.
+    /// Appends the following content; `None` if it is of another kind.
     fn with(mut self, next: Content) -> Option<Content> {
         match (&mut self, next) {
             (Content::Perplexity(all), Content::Perplexity(more)) => all.extend(more),
@@ -80,7 +80,7 @@ impl Content {
     }
 }
 
-/// All parts of one measurement in order, each once.
+/// Sorts all parts of one measurement; refuses missing and duplicate ones.
 fn arrange(mut pieces: Vec<Named>) -> Result<Vec<Named>, Error> {
     let Some((first, others)) = pieces.split_first() else {
         return Err(Error::Nothing);

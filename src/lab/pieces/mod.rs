@@ -1,13 +1,12 @@
-//! Parts of a long measurement, computed by processes that know nothing of each other.
+//! Shards of a long measurement, computed by independent processes.
 //!
-//! What is measured consists of units in an order: the chunks of a text, the comparisons of a
-//! suite. A [`Part`] is some neighbouring ones of them, and what they gave is kept as a [`Piece`]:
-//! of each unit by itself wherever sums would depend on how they were cut. [`merge`] puts all
-//! pieces of a measurement together, or says why they are none; whoever prints figures then goes on
-//! as if one process had measured all units.
+//! A measurement consists of ordered units: the chunks of a text, the comparisons of a suite. A
+//! [`Part`] is a contiguous range of them, and its results are stored as a [`Piece`]: unit by unit
+//! wherever sums would depend on the split. [`merge`] joins all pieces of a measurement, or reports
+//! why it cannot; figures are then printed as if one process had measured all units.
 //!
-//! A piece carries a [`Key`]: everything that numbers depend on. Equal keys mean that the same
-//! piece would be computed again.
+//! A piece carries a [`Key`]: everything that its numbers depend on. Pieces with equal keys are
+//! reproducible: computing one again gives the same piece.
 
 mod error;
 mod file;
@@ -30,58 +29,58 @@ use crate::eval::{ChunkDivergence, ChunkLikelihood};
 use crate::imatrix::Sums;
 use crate::quant_report::Scores;
 
-/// What one part of a measurement gave.
+/// Result of one part of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// What its numbers depend on, apart from the part.
+    /// Everything its numbers depend on, apart from the part.
     pub key: Key,
-    /// Which part.
+    /// Part of the measurement.
     pub part: Part,
-    /// The units of all parts.
+    /// Number of units in all parts.
     pub units: usize,
-    /// Names that are printed with the figures.
+    /// Names printed with the figures.
     pub about: About,
-    /// What was measured.
+    /// Measured results.
     pub content: Content,
 }
 
-/// What is printed of a computation and has no part in its numbers.
+/// Details that are printed but do not affect the numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct About {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Where it ran.
+    /// Backend that computed it.
     pub backend: String,
-    /// The instruction set.
+    /// Instruction set that computed it.
     pub isa: String,
-    /// The name of the text or base.
+    /// Name of the text or base.
     pub source: String,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
 }
 
-/// What the units of a part gave.
+/// Results of a part's units.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Content {
-    /// Of each chunk.
+    /// Likelihood of each chunk.
     Perplexity(Vec<ChunkLikelihood>),
-    /// Of each chunk, and how far down the base's rows go.
+    /// Divergence of each chunk, and the cut of the base's rows.
     Divergence {
-        /// In nats below the most likely token.
+        /// Lowest log-probability stored, in nats below the most likely token.
         cut: f32,
-        /// In the text's order.
+        /// Chunks in text order.
         chunks: Vec<ChunkDivergence>,
     },
-    /// Of all its chunks.
+    /// Sums over all its chunks.
     Imatrix(Sums),
-    /// Of each comparison.
+    /// Each comparison.
     Suite(Vec<Cell>),
-    /// Of each chunk, by each model; nothing where a part has no chunks.
+    /// Scores of each chunk by each model; `None` for a part without chunks.
     QuantReport(Option<Box<Scores>>),
 }
 
 impl Content {
-    /// The units in it; `None` if it is not what any measurement gives.
+    /// Returns the number of units; `None` if no measurement can produce this content.
     fn units(&self, n_ctx: usize) -> Option<usize> {
         let sound = match self {
             Content::Perplexity(chunks) => chunks.iter().all(|chunk| chunk.is_sound(n_ctx)),
@@ -104,12 +103,12 @@ impl Content {
 }
 
 impl Piece {
-    /// Its own units.
+    /// Returns the range of its own units.
     pub fn range(&self) -> Range<usize> {
         self.part.range(self.units)
     }
 
-    /// Whether it holds what its part asks for.
+    /// Returns whether it has exactly the units of its part.
     fn is_sound(&self) -> bool {
         self.part.is_sound() && self.content.units(self.about.n_ctx) == Some(self.range().len())
     }

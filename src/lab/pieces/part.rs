@@ -1,4 +1,4 @@
-//! Which of so many parts, and which units it has.
+//! Part number of how many, and the range of units it covers.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,18 +14,18 @@ pub struct Part {
 }
 
 impl Part {
-    /// Its number, from 1.
+    /// Returns its number, from 1.
     pub fn number(self) -> u32 {
         self.number
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub fn of(self) -> u32 {
         self.of
     }
 
-    /// Its share of so many units. All parts together have each unit once, in order; where there
-    /// are more parts than units, some parts have none.
+    /// Returns its share of `units` units. All parts together cover each unit once, in order; if
+    /// there are more parts than units, some parts are empty.
     pub fn range(self, units: usize) -> Range<usize> {
         let end = |number: u32| {
             let units = units as u128 * u128::from(number) / u128::from(self.of.max(1));
@@ -34,7 +34,7 @@ impl Part {
         end(self.number.saturating_sub(1))..end(self.number)
     }
 
-    /// Whether there is such a part: one that was read from a file may be anything.
+    /// Returns whether the numbers are valid: data from a file is untrusted.
     pub(super) fn is_sound(self) -> bool {
         (1..=self.of).contains(&self.number)
     }
@@ -59,8 +59,8 @@ impl FromStr for Part {
     }
 }
 
-/// The numbers from 1 to `of` that are not among `there`, which ascends, as in `3,5-7`; `None` if
-/// all are there.
+/// Lists the numbers from 1 to `of` that are not in `there` (ascending), as in `3,5-7`; `None` if
+/// none is missing.
 pub(super) fn missing(there: &[u32], of: u32) -> Option<String> {
     let mut gaps = Vec::new();
     let (mut next, of) = (1, u64::from(of));

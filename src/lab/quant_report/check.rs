@@ -1,4 +1,4 @@
-//! What can be known before anything is scored, which takes minutes where this takes none.
+//! Checks done before scoring, which takes minutes where these take no time.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use octavo_engine::ModelSource;
 use octavo_model::Model;
 use octavo_text::tokenizer::Tokenizer;
 
-/// `tokenizer.ggml.token_type` of a row that no text becomes: converters give them different names.
+/// `tokenizer.ggml.token_type` of an unused token: converters give these different names.
 const UNUSED: i128 = 5;
 
-/// Holds what is asked for against the models, without scoring anything: `targets` that the model
-/// is to be quantized to, the type of [`sensitivity`](super::sensitivity()) and whether it goes by
-/// role, and other models to score.
+/// Checks the request against the models, without scoring anything: `targets` to quantize the model
+/// to, the type of [`sensitivity`](super::sensitivity()) and whether it is grouped by role, and
+/// other models to score.
 ///
 /// # Errors
 /// A text that is too short; a model that cannot be loaded; a target that the model cannot be
-/// quantized to, because it is quantized already, an importance matrix is missing or is another
-/// model's; no tensor to rank; another model with another vocabulary.
+/// quantized to, because it is quantized already, or an importance matrix is missing or from
+/// another model; no tensor to rank; another model with another vocabulary.
 pub fn check(
     setup: &Setup<'_>,
     targets: &[Target],
@@ -44,7 +44,7 @@ pub fn check(
     })
 }
 
-/// Opens a model, binds all of it, and counts its tokens.
+/// Opens a model, binds its weights and tokenizer, and returns its vocabulary size.
 fn open(path: PathBuf) -> Result<(Gguf, usize), Error> {
     let gguf = ModelSource::Path(path).open(true)?;
     let model = Model::load(&gguf).map_err(octavo_engine::Error::from)?;
@@ -52,7 +52,7 @@ fn open(path: PathBuf) -> Result<(Gguf, usize), Error> {
     Ok((gguf, model.hparams.n_vocab()))
 }
 
-/// Divergence compares probabilities of the same tokens.
+/// Refuses a model with another vocabulary: divergence compares probabilities of the same tokens.
 fn same_vocabulary(
     (gguf, expected): (&Gguf, usize),
     (other, got): (&Gguf, usize),
@@ -90,7 +90,7 @@ fn same_vocabulary(
     }
 }
 
-/// A row of a vocabulary.
+/// One token of a vocabulary.
 struct Row<'a> {
     text: &'a [u8],
     unused: bool,

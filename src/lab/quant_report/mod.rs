@@ -1,8 +1,9 @@
-//! What a quantization costs: the same text scored by a model and by its quantizations.
+//! Quality loss of quantization: the same text scored by a model and by its quantizations.
 //!
 //! The model itself writes a base of log-probabilities ([`crate::eval`]); every quantization is
-//! made as `quantize` makes it, into a temporary file, loaded, and scored against that base.
-//! [`sensitivity`] does the same with one tensor at a time: which of them pay for their bits.
+//! made as by `quantize`, into a temporary file, loaded, and scored against that base.
+//! [`sensitivity`] does the same with one tensor at a time: it shows which tensors are worth their
+//! bits.
 
 mod check;
 mod scores;
@@ -28,135 +29,135 @@ pub use check::check;
 pub use scores::{BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, TensorScores};
 pub use sensitivity::{Sensitivity, sensitivity};
 
-/// Why there is no report.
+/// Reasons there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A model cannot be loaded or computed.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
-    /// The container.
+    /// The GGUF container is invalid.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
-    /// Scoring.
+    /// Scoring failed.
     #[error(transparent)]
     Eval(#[from] eval::Error),
-    /// Quantizing.
+    /// Quantizing failed.
     #[error(transparent)]
     Quantize(#[from] quantize::Error),
     /// A type that the model cannot be quantized to.
     #[error("{target}: {source}")]
     Target {
-        /// The type.
+        /// Target type.
         target: Target,
-        /// What stands against it.
+        /// Reason for the refusal.
         source: quantize::Error,
     },
-    /// A model of another vocabulary's size.
+    /// A model with another vocabulary size.
     #[error("{file}: expected the {expected} tokens of {model}, got {got}")]
     Vocabulary {
-        /// The other model.
+        /// Name of the other model.
         file: String,
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The model's tokens.
+        /// Vocabulary size of the model.
         expected: usize,
-        /// The other's.
+        /// Vocabulary size of the other model.
         got: usize,
     },
     /// A model with another vocabulary of the same size.
     #[error("{file}: token {id}: expected {expected:?} as in {model}, got {got:?}")]
     Token {
-        /// The other model.
+        /// Name of the other model.
         file: String,
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The first token that differs.
+        /// First token id that differs.
         id: usize,
-        /// The model's text.
+        /// Token text in the model.
         expected: String,
-        /// The other's.
+        /// Token text in the other model.
         got: String,
     },
     /// A weight that cannot be converted.
     #[error("tensor {name}: {source}")]
     Convert {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// What is wrong.
+        /// Conversion error.
         source: octavo_quant::Error,
     },
-    /// A temporary file.
+    /// A temporary file cannot be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Where.
+        /// Path of the file.
         path: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Nothing to rank.
+    /// No tensor can be ranked.
     #[error(
         "{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose \
          rows fit its blocks"
     )]
     NothingToRank {
-        /// The model.
+        /// Name of the model.
         file: String,
-        /// The type.
+        /// Target type.
         to: &'static str,
     },
 }
 
-/// What to measure with.
+/// Setup of a report.
 pub struct Setup<'a> {
-    /// The model that stands for the truth: F16, BF16 or F32.
+    /// Reference model: F16, BF16 or F32.
     pub model: &'a Path,
-    /// How to run it and its quantizations.
+    /// Options for running it and its quantizations.
     pub engine: EngineOptions,
-    /// The text, as ids.
+    /// Token ids of the text.
     pub tokens: Vec<u32>,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
-    /// Chunks at most.
+    /// Largest number of chunks.
     pub chunks: Option<usize>,
-    /// Which of them, if not all.
+    /// Part of the chunks to score, if not all.
     pub part: Option<Part>,
-    /// Weights for the quantizers that use some.
+    /// Importance weights for the quantizers that use them.
     pub importance: Option<&'a Importance>,
-    /// Quantize tensors that are quantized already.
+    /// Whether to quantize tensors that are already quantized.
     pub allow_requantize: bool,
-    /// Where temporary files go.
+    /// Folder for temporary files.
     pub folder: &'a Path,
 }
 
-/// The base: what the model itself gave, and the file with its rows.
+/// The base: scores of the model itself, and the file with its log-probabilities.
 #[derive(Debug)]
 pub struct Base {
-    /// Its perplexity, size and speed.
+    /// Perplexity, size and speed.
     pub scores: BaseScores,
-    /// Its file.
+    /// Path of the base file.
     file: PathBuf,
 }
 
-/// One quantization.
+/// Figures of one quantization.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The kind of file, by llama-quantize's name; or the name of a file or folder that was there.
+    /// File type, by llama-quantize's name; or the name of an existing file or folder.
     pub name: String,
-    /// Bytes of tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
     /// Bits per weight.
     pub bits_per_weight: f64,
     /// Perplexity of the text.
     pub ppl: f64,
-    /// ln(PPL / PPL of the base), and its uncertainty.
+    /// ln(PPL / PPL of the base), and its standard error.
     pub ln_ppl_ratio: (f64, f64),
-    /// Mean KL divergence from the base in nats, and its uncertainty.
+    /// Mean KL divergence from the base in nats, and its standard error.
     pub mean_kl: (f64, f64),
-    /// The KL divergence that 99 % of the tokens stay below.
+    /// 99th percentile of the KL divergence.
     pub kl_99: f32,
     /// The largest KL divergence.
     pub max_kl: f32,
-    /// Share of tokens whose most likely token is the base's.
+    /// Share of tokens whose most likely token is the same as the base's.
     pub same_top: f64,
     /// Prompt tokens per second while scoring.
     pub prompt_rate: f64,
@@ -164,17 +165,17 @@ pub struct Row {
     pub generation_rate: f64,
 }
 
-/// Follows the work: what is being done, and how far it is.
+/// Progress observer.
 pub trait Watch {
-    /// A part of the work begins.
+    /// Called when a stage of the work begins.
     fn begin(&mut self, what: &str);
-    /// (Chunks done, chunks in all) of the part.
+    /// Called with (chunks done, chunks in all) of the stage.
     fn at(&mut self, done: usize, total: usize);
-    /// Whether to stop.
+    /// Returns whether to stop.
     fn cancelled(&self) -> bool;
 }
 
-/// Lends a watch to the scoring.
+/// Adapts a [`Watch`] to the scoring's observer.
 struct Scoring<'w>(&'w mut dyn Watch);
 
 impl Observer<Perplexity> for Scoring<'_> {
@@ -196,20 +197,20 @@ impl Observer<Divergence> for Scoring<'_> {
 }
 
 impl Setup<'_> {
-    /// Chunks of the whole text.
+    /// Returns the number of chunks in the whole text.
     pub fn units(&self) -> usize {
         let all = self.tokens.len() / self.n_ctx.max(1);
         self.chunks.map_or(all, |n| n.min(all))
     }
 
-    /// The chunks that are scored.
+    /// Returns the chunks to score.
     fn text(&self, n_vocab: usize) -> Result<Text, eval::Error> {
         let text = Text::new(self.tokens.clone(), n_vocab, self.n_ctx, self.chunks)?;
         let n_chunks = text.shape().n_chunks;
         Ok(text.only(self.part.map_or(0..n_chunks, |part| part.range(n_chunks))))
     }
 
-    /// How one quantization is made.
+    /// Returns the options for one quantization.
     fn quantizing(&self, target: Target) -> quantize::Options {
         let mut options = quantize::Options::new(target);
         options.threads = self.engine.threads.unwrap_or(options.threads);
@@ -242,7 +243,7 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     }
 }
 
-/// Scores the model itself and keeps its rows.
+/// Scores the model itself and writes its log-probabilities to the base file.
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -283,11 +284,11 @@ pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
     })
 }
 
-/// Tokens of the measured generation: enough to leave the first ones' noise behind, little beside
-/// the scoring.
+/// Tokens of the generation benchmark: enough to average out the first tokens' noise, few compared
+/// with scoring.
 const GENERATED: usize = 32;
 
-/// The pace of greedy tokens from a single-token context on.
+/// Measures the speed of greedy decoding from a single-token context.
 fn generation(engine: &Engine) -> Result<Pace, Error> {
     let mut session = engine.session();
     let n = GENERATED.min(session.n_ctx().saturating_sub(2)).max(1);
@@ -299,7 +300,7 @@ fn generation(engine: &Engine) -> Result<Pace, Error> {
     Ok(Pace::since(start, n))
 }
 
-/// Makes one quantization, and scores it.
+/// Makes one quantization and scores it.
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -323,7 +324,7 @@ pub fn quantized(
     )
 }
 
-/// Scores another model of the same vocabulary: a GGUF file or a folder.
+/// Scores another model with the same vocabulary: a GGUF file or a folder.
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -342,7 +343,7 @@ pub fn existing(
     scores(setup, base, (&name, path), size(&gguf), watch)
 }
 
-/// Bytes of all tensors, and bits per weight.
+/// Returns the bytes of all tensors, and bits per weight.
 fn size(gguf: &Gguf) -> (u64, f64) {
     let sum = |(bytes, n): (u64, u64), t: &TensorInfo| (bytes + t.bytes, n + t.n_elements());
     let (bytes, n) = gguf.tensors().iter().fold((0, 0), sum);

@@ -1,4 +1,4 @@
-//! What the models of a report gave, chunk by chunk, and the figures that follow from it.
+//! Scores of a report's models, chunk by chunk, and the figures computed from them.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Row, Sensitivity};
 use crate::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
 
-/// Tokens, and the time that they took.
+/// Number of tokens, and the time they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
     tokens: usize,
@@ -20,7 +20,7 @@ impl Pace {
         Pace { tokens, seconds }
     }
 
-    /// Tokens per second.
+    /// Returns tokens per second.
     fn rate(self) -> f64 {
         self.tokens as f64 / self.seconds
     }
@@ -31,7 +31,7 @@ impl Pace {
     }
 }
 
-/// How large and how fast a model is.
+/// Size and speed of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
     pub(super) bytes: u64,
@@ -47,14 +47,14 @@ impl Facts {
     }
 }
 
-/// What the model itself gave.
+/// Scores of the model itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BaseScores {
     pub(super) facts: Facts,
     pub(super) chunks: Vec<ChunkLikelihood>,
 }
 
-/// What another model gave, such as a quantization.
+/// Scores of another model, such as a quantization.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelScores {
     pub(super) name: String,
@@ -62,7 +62,7 @@ pub struct ModelScores {
     pub(super) chunks: Vec<ChunkDivergence>,
 }
 
-/// What the model gave with one tensor quantized, or all tensors of a role.
+/// Scores of the model with one tensor quantized, or all tensors of a role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorScores {
     pub(super) name: String,
@@ -72,27 +72,27 @@ pub struct TensorScores {
     pub(super) chunks: Vec<ChunkDivergence>,
 }
 
-/// What could not be made or scored, and why.
+/// A model that could not be made or scored, with the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Failed {
-    /// The type, or the file.
+    /// Target type, or file name.
     pub name: String,
-    /// The error, in a line.
+    /// Error in one line.
     pub error: String,
 }
 
-/// All that a report, or a part of it, has measured.
+/// All measurements of a report, or of a part of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// The model itself.
+    /// Scores of the model itself.
     pub base: BaseScores,
-    /// The others, in the order in which they were asked for.
+    /// Scores of the others, in the order requested.
     pub models: Vec<Result<ModelScores, Failed>>,
-    /// One tensor at a time, in this type.
+    /// Scores with one tensor at a time quantized to the named type.
     pub ranking: Option<(String, Result<Vec<TensorScores>, Failed>)>,
 }
 
-/// The model's own figures.
+/// Figures of the model itself.
 #[derive(Clone, Copy, Debug)]
 pub struct BaseRow {
     /// Perplexity of the text.
@@ -101,7 +101,7 @@ pub struct BaseRow {
     pub prompt_rate: f64,
     /// Generated tokens per second.
     pub generation_rate: f64,
-    /// Bytes of tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
     /// Bits per weight.
     pub bits: f64,
@@ -114,7 +114,7 @@ fn all(chunks: &[ChunkDivergence]) -> Divergence {
 }
 
 impl BaseScores {
-    /// The figures of all chunks.
+    /// Computes the figures of all chunks.
     pub fn row(&self) -> BaseRow {
         let mut ppl = Perplexity::default();
         self.chunks.iter().for_each(|chunk| ppl.push(*chunk));
@@ -129,7 +129,7 @@ impl BaseScores {
 }
 
 impl ModelScores {
-    /// The figures of all chunks, beside those of the model itself.
+    /// Computes the figures of all chunks, relative to the model itself.
     pub fn row(&self, base: &BaseRow) -> Row {
         let d = all(&self.chunks);
         let klds = d.klds();
@@ -138,7 +138,8 @@ impl ModelScores {
             bytes: self.facts.bytes,
             bits_per_weight: self.facts.bits,
             ppl: d.ppl().value,
-            // the base's rows are cut off where tokens are hopeless; its own perplexity is not
+            // the base's rows leave out very unlikely tokens; the base's own perplexity includes
+            // them
             ln_ppl_ratio: ((d.ppl().value / base.ppl).ln(), d.ln_ratio().uncertainty),
             mean_kl: (d.kld().value, d.kld().uncertainty),
             kl_99: klds.percentile(0.99),
@@ -151,7 +152,7 @@ impl ModelScores {
 }
 
 impl TensorScores {
-    /// By the KL divergence that each causes, largest first.
+    /// Sorts by the KL divergence that each causes, largest first.
     pub fn ranked(tensors: &[TensorScores]) -> Vec<Sensitivity> {
         let figures = |t: &TensorScores| {
             let d = all(&t.chunks);
@@ -170,7 +171,7 @@ impl TensorScores {
     }
 }
 
-/// What both have, joined by `join`; what failed in a part has failed.
+/// Joins two successes by `join`; a failure of either is the result.
 fn both<T>(
     first: &mut Result<T, Failed>,
     next: Result<T, Failed>,
@@ -187,7 +188,7 @@ fn both<T>(
 }
 
 impl Scores {
-    /// Adds the chunks that follow; `None` if they are of another report.
+    /// Appends the chunks that follow; `None` if they are from another report.
     pub(crate) fn append(&mut self, next: Scores) -> Option<()> {
         self.base.facts.add(&next.base.facts);
         self.base.chunks.extend(next.base.chunks);
@@ -210,8 +211,8 @@ impl Scores {
         }
     }
 
-    /// Chunks scored; `None` if it is not what any report gives: one that was read from a file may
-    /// be anything.
+    /// Returns the number of chunks scored; `None` if no report can produce this: data from a file
+    /// is untrusted.
     pub(crate) fn chunks(&self, n_ctx: usize) -> Option<usize> {
         let n = self.base.chunks.len();
         let is_sound = |chunks: &[ChunkDivergence]| {

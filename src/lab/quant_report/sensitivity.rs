@@ -1,4 +1,4 @@
-//! One tensor at a time.
+//! Sensitivity: quantizing one tensor at a time.
 
 use std::fs::OpenOptions as FileOptions;
 use std::io::{Seek, SeekFrom, Write};
@@ -15,24 +15,24 @@ use crate::quantize::{
 };
 use octavo_engine::ModelSource;
 
-/// What one tensor costs when it alone is quantized.
+/// Loss when only one tensor (or group) is quantized.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sensitivity {
-    /// The tensor, or the pattern of a group such as `attn_v`.
+    /// Name of the tensor, or the pattern of a group such as `attn_v`.
     pub name: String,
-    /// Its layer, for what repeats per layer.
+    /// Layer number, for a tensor of a layer.
     pub layer: Option<usize>,
-    /// Its name without layer and `.weight`.
+    /// Tensor name without layer and `.weight`.
     pub role: String,
-    /// Weights in it.
+    /// Number of weights.
     pub weights: u64,
     /// Mean KL divergence from the base, in nats.
     pub mean_kl: f64,
-    /// Of the tokens, the share whose most likely token is the base's.
+    /// Share of tokens whose most likely token is the same as the base's.
     pub same_top: f64,
 }
 
-/// `blk.3.attn_v.weight` is `attn_v` of layer 3.
+/// Splits a name: `blk.3.attn_v.weight` is `attn_v` of layer 3.
 fn role(name: &str) -> (String, Option<usize>) {
     let name = name.strip_suffix(".weight").unwrap_or(name);
     let in_layer = name
@@ -44,8 +44,8 @@ fn role(name: &str) -> (String, Option<usize>) {
     }
 }
 
-/// The type that a tensor gets: `to`, or what `quantize` takes where its rows do not fit it; `None`
-/// for what is not quantized at all: vectors, norms, routers.
+/// Returns the type that a tensor gets: `to`, or `quantize`'s fallback if its rows do not fit;
+/// `None` for tensors that are never quantized: vectors, norms, routers.
 fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
     let float = matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
     let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
@@ -59,10 +59,10 @@ fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
         .filter(fits)
 }
 
-/// Tensors that are quantized together: their role, their layer if they are of one, and they.
+/// Tensors quantized together: role, layer (if of one layer), tensors.
 type Group<'g> = (String, Option<usize>, Vec<&'g TensorInfo>);
 
-/// A tensor's importance weights, if there are any for it: a row of them for each expert.
+/// Returns a tensor's importance weights, if it has any: one row per expert.
 fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
     setup
         .importance?
@@ -70,16 +70,16 @@ fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
         .filter(|weights| weights.len() as u64 == t.dims[0] * experts(t))
 }
 
-/// Matrices that a tensor stacks.
+/// Returns the number of matrices stacked in a tensor.
 fn experts(t: &TensorInfo) -> u64 {
     t.dims.get(2).copied().unwrap_or(1)
 }
 
-/// What is quantized together to `to`, each tensor by itself or all layers of a role. With an
-/// importance matrix, tensors that need weights and have none (embeddings) are left out.
+/// Returns the groups to be quantized to `to`, each tensor by itself or all layers of a role. With
+/// an importance matrix, tensors that need weights but have none (embeddings) are left out.
 ///
 /// # Errors
-/// No tensor that can be quantized so.
+/// There is no tensor that can be quantized so.
 pub(super) fn groups<'g>(
     gguf: &'g Gguf,
     setup: &Setup<'_>,
@@ -117,13 +117,13 @@ pub(super) fn groups<'g>(
     }
 }
 
-/// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit
-/// (all layers of a role together if `by_role`), and scores the model with each
-/// of them. [`TensorScores::ranked`] ranks them.
+/// Quantizes one tensor after the other to `to`, or to its fallback if rows do not fit (all layers
+/// of a role together if `by_role`), and scores the model with each of them.
+/// [`TensorScores::ranked`] ranks them.
 ///
-/// The model is copied once; a tensor's values are replaced by what they become in `to`, in the
-/// file's own type, scored, and put back. In an F16 file that rounds them once more, which is far
-/// below what is measured.
+/// The model is copied once; a tensor's values are rounded to `to`, stored in the file's own type,
+/// scored, and restored. In an F16 file this rounds twice, but the second rounding is far below
+/// what is measured.
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -201,7 +201,7 @@ pub fn sensitivity(
     Ok(all)
 }
 
-/// One file with all keys and tensors, of one part, whatever the model is made of.
+/// Copies all keys and tensors into one file, even if the model is split.
 fn whole_copy(gguf: &Gguf, path: &std::path::Path) -> Result<(), Error> {
     let mut writer = gguf_rs_lite::Writer::new();
     for (key, value) in gguf.keys().filter(|(key, _)| !key.starts_with("split.")) {
@@ -214,7 +214,7 @@ fn whole_copy(gguf: &Gguf, path: &std::path::Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A tensor's values as `to` has them, in its own type again.
+/// Rounds a tensor's values to `to` and converts them back to its own type.
 fn rounded(
     gguf: &Gguf,
     t: &TensorInfo,

@@ -1,8 +1,7 @@
 //! Converts the rows of a tensor on several threads and writes them in order.
 //!
-//! Threads take pieces of whole rows; the calling thread writes what they make, in order. A thread
-//! that is too far ahead of the writing waits, so what is in memory is a few pieces, however large
-//! the tensor.
+//! Threads take chunks of whole rows; the calling thread writes the results in order. A thread too
+//! far ahead of the writer waits, so memory holds a few chunks, however large the tensor.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +13,7 @@ use octavo_quant::{TensorType, dequantize, first_bad_block, quantize};
 
 use super::{Change, Error, groups};
 
-/// Values in a piece of work.
+/// Values per chunk of work.
 const PIECE: usize = 256 * 1024;
 
 /// The conversion of one tensor.
@@ -25,21 +24,21 @@ pub(super) struct Job<'a> {
     pub(super) threads: usize,
 }
 
-/// Rows that are converted together: they lie in one matrix of a stack.
+/// Rows that are converted together; all from one matrix of a stack.
 #[derive(Clone, Copy)]
 struct Piece {
     row: u64,
     rows: u64,
 }
 
-/// What became of a piece.
+/// Result of converting a chunk.
 struct Made {
     bytes: Vec<u8>,
-    /// See [`super::Progress::Done`].
+    /// Largest rounding, see [`super::Progress::Done`].
     rounding: Option<f32>,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -53,8 +52,8 @@ struct State {
 }
 
 impl Job<'_> {
-    /// Writes the new data; `progress` hears of the source bytes dealt with. Returns the largest
-    /// rounding of a piece.
+    /// Writes the new data; `progress` receives the source bytes processed. Returns the largest
+    /// rounding of any chunk.
     pub(super) fn run(
         &self,
         out: &mut dyn io::Write,
@@ -98,7 +97,7 @@ impl Job<'_> {
         })
     }
 
-    /// Writes the tensor as it is, once it is found sound.
+    /// Checks the tensor and writes it unchanged.
     fn copy(
         &self,
         pieces: &[Piece],
@@ -124,7 +123,8 @@ impl Job<'_> {
         self.change.tensor.dims.first().copied().unwrap_or(1).max(1)
     }
 
-    /// Bytes of a row in the source; the file's own check found the tensor's size representable.
+    /// Returns the bytes of a source row; opening the file has checked that the size is
+    /// representable.
     fn source_row(&self) -> u64 {
         self.change.tensor.ty.row_bytes(self.row_len()).unwrap_or(0)
     }
@@ -144,15 +144,15 @@ impl Job<'_> {
         pieces
     }
 
-    /// The number in the tensor of a block of `ty` in a piece.
+    /// Returns the index in the tensor of a block of `ty` in a chunk.
     fn block(&self, piece: Piece, ty: TensorType, block: usize) -> u64 {
         piece.row * (self.row_len() / ty.block_len() as u64) + block as u64
     }
 
-    /// A piece of the source, all finite.
+    /// Returns a chunk of the source, checked to be finite.
     fn sound(&self, piece: Piece) -> Result<Cow<'_, [u8]>, Error> {
         let (t, row_bytes) = (&self.change.tensor, self.source_row());
-        // within what a file has, so it fits
+        // within the file, so it fits
         let (start, len) = (
             (piece.row * row_bytes) as usize,
             (piece.rows * row_bytes) as usize,
@@ -206,11 +206,11 @@ impl Job<'_> {
     }
 }
 
-/// Rows of one type as another: blocks of `from` in, blocks of `to` out. `floats` is room for the
-/// values between.
+/// Converts rows between types: blocks of `from` in, blocks of `to` out. `floats` is scratch space
+/// for the values in between.
 ///
 /// # Errors
-/// Lengths and types that do not fit, see [`octavo_quant::Error`].
+/// Mismatched lengths or types, see [`octavo_quant::Error`].
 pub fn convert(
     from: TensorType,
     source: &[u8],
@@ -251,7 +251,7 @@ impl Queue {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The next piece to convert, once it is not too far ahead.
+    /// Takes the next chunk to convert; waits while it is too far ahead of the writer.
     fn next(&self, total: usize, ahead: usize) -> Option<usize> {
         let mut state = self.lock();
         while !state.stop && state.next < total && state.next >= state.written + ahead {
@@ -269,7 +269,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for piece `i`, which all before it were taken of.
+    /// Waits for the result of chunk `i`; those before it must have been taken.
     fn take(&self, i: usize) -> Result<Made, Error> {
         let mut state = self.lock();
         loop {
@@ -279,7 +279,7 @@ impl Queue {
                 self.changed.notify_all();
                 return result;
             }
-            // nobody will make this piece; the scope passes the thread's own panic on
+            // this chunk will never be converted; the scope propagates the thread's panic
             assert!(!state.stop, "a thread that converts has panicked");
             state = self.wait(state);
         }
@@ -291,7 +291,7 @@ impl Queue {
     }
 }
 
-/// Keeps the writing thread from waiting for a thread that is gone.
+/// Wakes the writer when a converting thread panics, so that it does not wait forever.
 struct StopOnPanic<'a>(&'a Queue);
 
 impl Drop for StopOnPanic<'_> {

@@ -1,72 +1,72 @@
-//! Why a model could not be quantized.
+//! Errors of quantizing a model.
 
 use octavo_quant::TensorType;
 
-/// One line each: file or tensor, what was expected, what was found.
+/// One line each: file or tensor, expected, found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Reading the model, or writing the new one.
+    /// Reading the model or writing the new one failed.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
-    /// The importance matrix.
+    /// The importance matrix cannot be read.
     #[error(transparent)]
     Importance(#[from] crate::imatrix::Error),
-    /// A folder that would not load.
+    /// A folder that cannot be loaded.
     #[error(transparent)]
     Folder(#[from] octavo_engine::hf::Error),
-    /// A key that the rules need.
+    /// The model lacks a key that the rules need.
     #[error("{file}: key {key}: expected it to be there")]
     MissingKey {
-        /// The model.
+        /// Path of the model.
         file: String,
-        /// The key.
+        /// Name of the key.
         key: String,
     },
     /// Layers that cannot be left out.
     #[error("{file}: {reason}")]
     Prune {
-        /// The model.
+        /// Path of the model.
         file: String,
-        /// What was expected, and what was found.
+        /// Expected and found.
         reason: String,
     },
-    /// A name without a layer.
+    /// A tensor name without a layer.
     #[error(transparent)]
     NoLayer(#[from] super::mix::NoLayer),
-    /// A type that we cannot write.
+    /// A type that cannot be written.
     #[error(
         "tensor {tensor}: writing {ty} is not supported (written are {})",
         writable()
     )]
     CannotWrite {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The type it would get.
+        /// Type it would get.
         ty: TensorType,
     },
-    /// Integers, or a type that cannot be read.
+    /// A tensor of integers, or of a type that cannot be read.
     #[error(
         "tensor {tensor}: {ty} cannot be converted to {to}: expected a float or quantized type"
     )]
     CannotRead {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type in the source.
         ty: TensorType,
-        /// What it would become.
+        /// Target type.
         to: TensorType,
     },
-    /// Rows that are no whole number of blocks, of a type without a stand-in.
+    /// Rows that are not whole blocks, of a type without a fallback.
     #[error(
         "tensor {tensor}: rows of {row} values do not fit {ty}: expected a multiple of {}",
         .ty.block_len()
     )]
     Row {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Length of a row.
         row: u64,
-        /// The type it would get.
+        /// Type it would get.
         ty: TensorType,
     },
     /// A tensor that is quantized already.
@@ -75,100 +75,100 @@ pub enum Error {
          again"
     )]
     Requantize {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type in the source.
         ty: TensorType,
     },
-    /// So few bits are useless without weights.
+    /// A type with too few bits to be usable without importance weights.
     #[error("tensor {tensor}: {ty} needs an importance matrix")]
     NeedsImportance {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The type it would get.
+        /// Type it would get.
         ty: TensorType,
     },
-    /// An expression that nothing answers to.
+    /// A pattern that matches no tensor.
     #[error(
         "{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name \
          such as {example:?}"
     )]
     NoMatch {
-        /// The model.
+        /// Path of the model.
         file: String,
-        /// The expression.
+        /// The pattern.
         pattern: String,
-        /// A name that there is.
+        /// An existing name.
         example: String,
     },
-    /// The importance matrix was made for another model: its entry has a name that the model lacks.
+    /// The importance matrix was made for another model: it has an entry that the model lacks.
     #[error(
         "{file}: entry {entry}: expected names of tensors of {model}, which has none of this name"
     )]
     ImportanceName {
-        /// The importance matrix.
+        /// Path of the importance matrix.
         file: String,
-        /// The entry.
+        /// Name of the entry.
         entry: String,
-        /// The model.
+        /// Path of the model.
         model: String,
     },
-    /// The importance matrix was made for another model: it knows nothing of a layer.
+    /// The importance matrix was made for another model: it has no entry for a layer.
     #[error(
         "{file}: expected entries for each layer of {model}, got none for layer {layer} (such as \
          {tensor})"
     )]
     ImportanceLayer {
-        /// The importance matrix.
+        /// Path of the importance matrix.
         file: String,
-        /// The model.
+        /// Path of the model.
         model: String,
-        /// The layer.
+        /// Layer number.
         layer: i64,
-        /// A matrix of it.
+        /// A matrix of the layer.
         tensor: String,
     },
-    /// The importance matrix was made for another model: rows have another length.
+    /// The importance matrix was made for another model: its rows have another length.
     #[error("{file}: entry {tensor}: expected {expected} weights for this model, got {got}")]
     ImportanceSize {
-        /// The importance matrix.
+        /// Path of the importance matrix.
         file: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Values in a row, times matrices.
         expected: u64,
-        /// In the file.
+        /// Values in the importance matrix.
         got: usize,
     },
     /// A NaN or an infinity in the source.
     #[error("tensor {tensor}: expected finite {ty} values, block {block} has NaN or infinity")]
     NotFinite {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type in the source.
         ty: TensorType,
-        /// The block, from 0.
+        /// Block index, from 0.
         block: u64,
     },
-    /// A scale that overflowed.
+    /// A block scale overflowed.
     #[error(
         "tensor {tensor}: {ty} cannot hold its values: the scale of block {block} is NaN or \
          infinite"
     )]
     Overflow {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The type it would get.
+        /// Type it would get.
         ty: TensorType,
-        /// The block, from 0.
+        /// Block index, from 0.
         block: u64,
     },
     /// Lengths that the quantizers refuse.
     #[error("tensor {tensor}: {source}")]
     Quant {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What they refuse.
+        /// The quantizer's error.
         source: octavo_quant::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! Hugging Face folders as GGUF files: AWQ groups become blocks of Q4_1, whose codes and scales
-//! they share.
+//! Converts Hugging Face folders to GGUF files: AWQ groups become Q4_1 blocks with the same codes
+//! and scales.
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use half::f16;
@@ -10,13 +10,13 @@ use super::{Error, Options, Plan, Target};
 use octavo_engine::hf;
 use octavo_vision::Tower;
 
-/// Whether [`q4_1`] makes the one of the other.
+/// Returns whether [`q4_1`] converts `from` to `to`.
 pub(super) fn become_blocks(from: TensorType, to: TensorType) -> bool {
     TensorType::AWQ.contains(&from) && to == TensorType::Q4_1
 }
 
-/// Groups as blocks of 32 with a minimum, and the largest difference that rounding `-zero * scale`
-/// to f16 made, in steps of the group's scale.
+/// Converts groups to blocks of 32 with a minimum; also returns the largest difference from
+/// rounding `-zero * scale` to f16, in steps of the group's scale.
 pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
     let (mut out, mut most) = (Vec::with_capacity(groups.len() * 5 / 4), 0f32);
     for group in groups.chunks_exact(ty.block_bytes()) {
@@ -36,9 +36,9 @@ pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
     (out, most)
 }
 
-/// The type that a tensor gets: `to` for matrices, F32 for vectors, and what else llama.cpp's
-/// converter keeps so. Q4_1 is for AWQ groups; other matrices stay as they are then, and without a
-/// `to`. MXFP4 blocks stay always.
+/// Returns the type that a tensor gets: `to` for matrices, F32 for vectors and whatever else
+/// llama.cpp's converter stores as F32. Q4_1 applies to AWQ groups only; other matrices are then
+/// unchanged, as without a `to`. MXFP4 blocks are always unchanged.
 fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
     if hf::is_patches(&tensor.name) {
         return match to {
@@ -56,12 +56,12 @@ fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
 }
 
 impl<'a> Plan<'a> {
-    /// What becomes of the folder `gguf` as a GGUF file: AWQ groups are blocks of Q4_1 unless `to`
-    /// says F16, BF16 or F32, which all matrices get then. All else stays as it is.
+    /// Plans the conversion of the folder `gguf` to a GGUF file: AWQ groups become Q4_1 blocks,
+    /// unless `to` is F16, BF16 or F32, which all matrices then get. Everything else is unchanged.
     ///
     /// # Errors
-    /// What would keep the file from being loaded ([`hf::check`], [`Tower::load`]), and rows that
-    /// do not fit the type.
+    /// Anything that would keep the file from being loaded ([`hf::check`], [`Tower::load`]), and
+    /// rows that do not fit the type.
     pub fn of_folder(
         gguf: &'a Gguf,
         to: Option<TensorType>,
@@ -80,7 +80,7 @@ impl<'a> Plan<'a> {
             .map(|t| change_to(t, wanted(t, to), |_| false))
             .collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
-        // those that are of one type in every file say nothing
+        // tensors of the same type in every file do not count
         let says =
             |t: &TensorInfo| !hf::is_patches(&t.name) && !hf::stays_f32(&t.name, t.dims.len());
         let most = changes

@@ -1,8 +1,8 @@
 //! Quantizes a model file: llama-quantize's mixes, metadata and bytes.
 //!
-//! [`Plan::new`] decides what becomes of every tensor and reads no weights; [`Plan::write`] does
-//! it, a part of a tensor at a time. Tensor data is that of llama-quantize bit for bit, whatever
-//! the number of threads: rows are independent, and the quantizers are `octavo-quant`'s.
+//! [`Plan::new`] decides the type of every tensor and reads no weights; [`Plan::write`] converts, a
+//! chunk of a tensor at a time. Tensor data equals that of llama-quantize bit for bit, whatever the
+//! number of threads: rows are independent, and the quantizers are `octavo-quant`'s.
 
 mod convert;
 mod error;
@@ -22,21 +22,21 @@ pub use plan::Plan;
 pub use prune::Prune;
 pub use target::{Target, UnknownTarget};
 
-/// How to quantize.
+/// Quantization options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The kind of file.
+    /// Target file type.
     pub target: Target,
-    /// What the user chose for single tensors.
+    /// User's choices for single tensors.
     pub choices: Choices,
-    /// Convert tensors that are quantized already.
+    /// Whether to convert tensors that are already quantized.
     pub allow_requantize: bool,
-    /// Threads that convert.
+    /// Number of converting threads.
     pub threads: usize,
 }
 
 impl Options {
-    /// The target's own mix, on all CPUs.
+    /// Returns the default options: the target's own mix, on all CPUs.
     pub fn new(target: Target) -> Options {
         let threads = octavo_engine::default_threads();
         Options {
@@ -48,71 +48,71 @@ impl Options {
     }
 }
 
-/// What becomes of one tensor.
+/// Planned conversion of one tensor.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Change {
-    /// The tensor as it is.
+    /// Tensor in the source.
     pub tensor: TensorInfo,
-    /// The type it gets.
+    /// Type it gets.
     pub to: TensorType,
-    /// Bytes with that type.
+    /// Bytes in the new type.
     pub bytes: u64,
-    /// The type that its rows were too short for.
+    /// Preferred type, if its blocks did not fit the rows.
     pub instead_of: Option<TensorType>,
-    /// It must not be converted without an importance matrix.
+    /// Whether conversion requires an importance matrix.
     pub requires_importance: bool,
 }
 
 impl Change {
-    /// Whether the data changes.
+    /// Returns whether the data changes.
     pub fn converts(&self) -> bool {
         self.tensor.ty != self.to
     }
 }
 
-/// Sizes before and after.
+/// Total sizes before and after.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
     /// Bytes of tensors before.
     pub before: u64,
     /// Bytes of tensors after.
     pub after: u64,
-    /// Values.
+    /// Number of values.
     pub elements: u64,
-    /// Tensors whose rows were too short for their type.
+    /// Tensors that got a fallback type because of their row length.
     pub fallbacks: usize,
 }
 
 impl Totals {
-    /// Bits per weight before and after.
+    /// Returns bits per weight before and after.
     pub fn bits_per_weight(&self) -> (f64, f64) {
         let per = |bytes: u64| bytes as f64 * 8.0 / (self.elements as f64).max(1.0);
         (per(self.before), per(self.after))
     }
 }
 
-/// How far the work is.
+/// Progress of the conversion.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// A tensor's turn has come.
+    /// A tensor is started.
     Tensor {
-        /// Its place, from 0.
+        /// Index of the tensor, from 0.
         index: usize,
-        /// What becomes of it.
+        /// Conversion of the tensor.
         change: &'a Change,
-        /// Why it is converted without importance weights although there is an importance matrix.
+        /// Whether it is converted without importance weights although there is an importance
+        /// matrix.
         unweighted: bool,
     },
-    /// Bytes of source data dealt with.
+    /// Bytes of source data processed.
     Bytes(u64),
     /// A tensor is complete.
     Done {
-        /// What became of it.
+        /// Conversion of the tensor.
         change: &'a Change,
-        /// For AWQ groups that became Q4_1 blocks, the largest difference that rounding
-        /// `-zero * scale` to f16 made, in steps of the group's scale. Scales and codes are the
-        /// same.
+        /// For AWQ groups converted to Q4_1 blocks, the largest difference from rounding `-zero *
+        /// scale` to f16, in steps of the group's scale. Scales and codes are exact.
         rounding: Option<f32>,
     },
 }

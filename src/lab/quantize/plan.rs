@@ -1,4 +1,4 @@
-//! What becomes of each tensor of a file, decided before anything is written.
+//! Plan of a quantization: the type of each tensor, decided before anything is written.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,21 +14,21 @@ use crate::imatrix::Importance;
 use octavo_model::Arch;
 use octavo_vision::Tower;
 
-/// The version of the quantized formats that these files have (`general.quantization_version`).
+/// Version of the quantization formats (`general.quantization_version`).
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// llama.cpp keeps texts that it adds to metadata in 128 bytes with a zero at the end.
+/// Longest text that llama.cpp adds to the metadata: its buffer has 128 bytes, with a final NUL.
 const MAX_NOTE: usize = 127;
 
-/// What becomes of a model.
+/// Planned conversion of a model.
 pub struct Plan<'a> {
     pub(super) gguf: &'a Gguf,
     pub(super) importance: Option<&'a Importance>,
     pub(super) options: Options,
     pub(super) changes: Vec<Change>,
-    /// `general.file_type`.
+    /// `general.file_type` of the new file.
     pub(super) file_type: Option<u32>,
-    /// It has no keys that say how it was made.
+    /// Whether the source is a folder; no keys about the quantization are then written.
     pub(super) from_folder: bool,
 }
 
@@ -36,8 +36,8 @@ impl<'a> Plan<'a> {
     /// Decides the type of every tensor.
     ///
     /// # Errors
-    /// A model without architecture or layers, an expression that finds no tensor, a type that
-    /// cannot be read or written, rows that do not fit it.
+    /// A model without architecture or layers, a pattern that matches no tensor, a type that cannot
+    /// be read or written, rows that do not fit it.
     pub fn new(
         gguf: &'a Gguf,
         importance: Option<&'a Importance>,
@@ -81,12 +81,12 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// What becomes of every tensor, in the order of the new file.
+    /// Returns the conversion of every tensor, in the order of the new file.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Sizes of the tensors before and after.
+    /// Returns the sizes of the tensors before and after.
     pub fn totals(&self) -> Totals {
         let sum = |of: fn(&Change) -> u64| self.changes.iter().map(of).sum();
         Totals {
@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The first tensor that cannot be converted because the importance matrix is missing.
+    /// Returns the first tensor that cannot be converted because the importance matrix is missing.
     pub fn lacks_importance(&self) -> Option<&Change> {
         self.changes
             .iter()
@@ -113,13 +113,13 @@ impl<'a> Plan<'a> {
             && (change.requires_importance || octavo_quant::needs_importance(change.to))
     }
 
-    /// Whether the importance matrix, if there is one, is of this model. One without entries for
-    /// the output, the embeddings or experts that saw no text is, as it is for llama-quantize.
+    /// Checks that the importance matrix, if any, was made for this model. As in llama-quantize,
+    /// entries for the output, the embeddings or experts that saw no text may be missing.
     ///
     /// # Errors
-    /// An entry of a layer's tensor that the model lacks, or for rows of another length; a layer
-    /// without entries in architectures of which each layer sees the text (those that can be run
-    /// here), but those at the end that only predict further tokens.
+    /// An entry for a layer's tensor that the model lacks, or for rows of another length; a layer
+    /// without entries, in supported architectures whose layers all see the text, except the last
+    /// layers that only predict further tokens (MTP).
     pub fn check_importance(&self) -> Result<(), Error> {
         let Some(importance) = self.importance else {
             return Ok(());
@@ -159,11 +159,11 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Everything that would stop [`Plan::write`] and can be seen without reading weights.
+    /// Reports any error of [`Plan::write`] that can be found without reading weights.
     ///
     /// # Errors
     /// As [`Plan::check_importance`], and the first tensor that may not be quantized again, or that
-    /// needs importance weights and has none.
+    /// needs importance weights but has none.
     pub fn check(&self) -> Result<(), Error> {
         self.check_importance()?;
         for c in self.changes.iter().filter(|c| c.converts()) {
@@ -178,7 +178,8 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The importance weights of a tensor: one for each value of a row, for each matrix of a stack.
+    /// Returns the importance weights of a tensor: one for each value of a row, for each matrix of
+    /// a stack.
     fn weights(&self, change: &Change) -> Result<Option<&'a [f32]>, Error> {
         let t = &change.tensor;
         let Some(weights) = self.importance.and_then(|i| i.weights(&t.name)) else {
@@ -189,7 +190,7 @@ impl<'a> Plan<'a> {
         if weights.len() as u64 == expected {
             return Ok(Some(weights));
         }
-        // llama-imatrix sees embeddings as an output, with other dimensions
+        // llama-imatrix collects tied embeddings as an output, with other dimensions
         if mix::Role::of(&t.name) == mix::Role::Embedding {
             return Ok(None);
         }
@@ -204,10 +205,10 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Writes the new model; `path` has it only when it is complete. Returns the size of the file.
+    /// Writes the new model; `path` exists only once it is complete. Returns the size of the file.
     ///
     /// # Errors
-    /// As [`Plan::check`], values that are not finite or do not fit a scale, and a failed write.
+    /// As [`Plan::check`], values that are not finite or overflow a scale, and a failed write.
     pub fn write(&self, path: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<u64, Error> {
         self.check()?;
         let failure = RefCell::new(None);
@@ -266,7 +267,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The keys of the file, and those that say how it was made, in llama-quantize's order.
+    /// Sets the keys of the source, and those about the quantization, in llama-quantize's order.
     fn set_keys(&self, writer: &mut Writer<'a>) {
         for (key, value) in self.gguf.keys() {
             writer.set(key, value);
@@ -280,7 +281,7 @@ impl<'a> Plan<'a> {
             ("general.file_type", self.file_type),
         ];
         if self.from_folder {
-            // llama.cpp's converter has them in another order than llama-quantize
+            // llama.cpp's converter writes them in another order than llama-quantize
             made.reverse();
         }
         for (key, number) in made {
@@ -307,8 +308,8 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Dimensions without the ones at the end, which ggml does not count: so llama-quantize, which
-/// reads and writes with it, drops them.
+/// Strips trailing dimensions of 1, which ggml does not count: llama-quantize, which reads and
+/// writes with ggml, drops them.
 fn as_counted(dims: &[u64]) -> &[u64] {
     let n = dims
         .iter()
@@ -317,12 +318,12 @@ fn as_counted(dims: &[u64]) -> &[u64] {
     &dims[..n.min(dims.len())]
 }
 
-/// Text for a key, as much of it as llama.cpp keeps.
+/// Truncates text for a key to the length that llama.cpp writes.
 fn note(text: &[u8]) -> OwnedValue {
     OwnedValue::Str(text.iter().copied().take(MAX_NOTE).collect())
 }
 
-/// What the rules ask of a model, from its keys.
+/// Reads the properties that the rules depend on from a model's keys.
 fn facts(gguf: &Gguf) -> Result<Facts, Error> {
     let missing = |key: &str| Error::MissingKey {
         file: gguf.name().to_owned(),
@@ -332,15 +333,15 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
         .str("general.architecture")?
         .ok_or_else(|| missing("general.architecture"))?
         .to_owned();
-    // llama-quantize reads no number of a tower, so that its rules take all blocks for the last
-    // ones, which get more bits
+    // llama-quantize reads no hyperparameters of a vision tower, so its rules take all blocks for
+    // the last ones, which get more bits
     if Tower::is_in(gguf) {
         return Ok(Facts {
             architecture,
             ..Facts::default()
         });
     }
-    // a number for all layers, or one for each: then the first
+    // one number for all layers, or an array with one for each: then the first
     let number = |name: &str| {
         let first = match gguf.get(&format!("{architecture}.{name}")) {
             Some(Value::Array(a)) => a.iter().next().and_then(|v| v.as_int()),
@@ -362,7 +363,7 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
     })
 }
 
-/// How many layers a text goes through: all but those at the end that predict several tokens.
+/// Returns the number of layers a text passes: all but the last ones for multi-token prediction.
 fn layers_run(gguf: &Gguf, arch: Arch) -> Result<i64, Error> {
     let number = |name: &str| gguf.u32(&format!("{}.{name}", arch.name()));
     let predict = number("nextn_predict_layers")?.unwrap_or(0);
@@ -370,7 +371,7 @@ fn layers_run(gguf: &Gguf, arch: Arch) -> Result<i64, Error> {
     Ok(i64::from(all.saturating_sub(predict)))
 }
 
-/// Refuses an expression that finds no tensor: whoever wrote it meant one.
+/// Refuses a pattern that matches no tensor: it is probably a typo.
 fn all_found(
     gguf: &Gguf,
     choices: &Choices,

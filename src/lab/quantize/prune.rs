@@ -1,4 +1,4 @@
-//! A model with fewer layers, as llama-quantize's `--prune-layers` makes it.
+//! Removes layers from a model, like llama-quantize's `--prune-layers`.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use gguf_rs_lite::{Gguf, OwnedValue, Value};
 
 use super::Error;
 
-/// Layers that are left out of a model.
+/// Layers to remove from a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prune(BTreeSet<u32>);
 
 impl Prune {
-    /// Leaves out these layers, counted from 0.
+    /// Removes these layers, counted from 0.
     pub fn new(layers: impl IntoIterator<Item = u32>) -> Prune {
         Prune(layers.into_iter().collect())
     }
 
-    /// Whether every layer stays.
+    /// Returns whether no layer is removed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The name that a tensor has afterwards; none if its layer is left out.
+    /// Returns a tensor's name after pruning; `None` if its layer is removed.
     pub fn name(&self, name: &str) -> Option<String> {
         let numbered = name
             .strip_prefix("blk.")
@@ -39,10 +39,10 @@ impl Prune {
         Some(format!("blk.{}.{rest}", layer - before))
     }
 
-    /// The model without these layers.
+    /// Returns the model without these layers.
     ///
     /// # Errors
-    /// A layer that it has not, none that is left, or a key with a value for each layer.
+    /// A layer that does not exist, no remaining layers, or a key with a value for each layer.
     pub fn apply(&self, gguf: Gguf) -> Result<Gguf, Error> {
         let architecture = gguf.str("general.architecture")?.unwrap_or_default();
         let key = format!("{architecture}.block_count");

@@ -1,9 +1,9 @@
-//! What a file can be quantized to: llama-quantize's names, the number each puts into
-//! `general.file_type`, and the type its matrices have unless a rule says otherwise.
+//! Quantization targets: llama-quantize's names, the number each writes to `general.file_type`, and
+//! the type its matrices have unless a rule says otherwise.
 
 use octavo_quant::TensorType as T;
 
-/// A kind of file, by llama-quantize's name.
+/// Target file type, by llama-quantize's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, non_camel_case_types)] // the names are llama-quantize's
 pub enum Target {
@@ -42,11 +42,11 @@ pub enum Target {
     IQ4_XS,
     TQ1_0,
     TQ2_0,
-    /// Every tensor as it is.
+    /// Copies every tensor unchanged.
     COPY,
 }
 
-/// Name, `general.file_type`, type of the matrices. `COPY` keeps the file's own number.
+/// Name, `general.file_type`, default type of matrices. `COPY` keeps the file's own number.
 const TARGETS: [(Target, &str, u32, T); 36] = [
     (Target::F32, "F32", 0, T::F32),
     (Target::F16, "F16", 1, T::F16),
@@ -86,18 +86,18 @@ const TARGETS: [(Target, &str, u32, T); 36] = [
     (Target::COPY, "COPY", 0, T::F32),
 ];
 
-/// Other names that llama-quantize takes.
+/// Aliases that llama-quantize accepts.
 const ALIASES: [(&str, Target); 3] = [
     ("Q3_K", Target::Q3_K_M),
     ("Q4_K", Target::Q4_K_M),
     ("Q5_K", Target::Q5_K_M),
 ];
 
-/// A name that is none of the targets'.
+/// A name that is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("type {got:?}: expected one of {}", names())]
 pub struct UnknownTarget {
-    /// What was given.
+    /// Name given.
     pub got: String,
 }
 
@@ -109,30 +109,30 @@ fn names() -> String {
 }
 
 impl Target {
-    /// All of them, the coarser ones later within a family.
+    /// Returns all targets, the coarser ones later within a family.
     pub fn all() -> impl Iterator<Item = Target> {
         TARGETS.iter().map(|row| row.0)
     }
 
     fn row(self) -> &'static (Target, &'static str, u32, T) {
-        // every variant has a row (a test holds that); COPY is the last
+        // every variant has a row (checked by a test); COPY is the last
         TARGETS
             .iter()
             .find(|row| row.0 == self)
             .unwrap_or(&TARGETS[TARGETS.len() - 1])
     }
 
-    /// llama-quantize's name.
+    /// Returns llama-quantize's name.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The number in `general.file_type`.
+    /// Returns the number in `general.file_type`.
     pub fn file_type(self) -> u32 {
         self.row().2
     }
 
-    /// The type of matrices that no rule gives another.
+    /// Returns the type of matrices without a rule of their own.
     pub fn default_type(self) -> T {
         self.row().3
     }
@@ -149,7 +149,8 @@ impl std::str::FromStr for Target {
 
     fn from_str(name: &str) -> Result<Target, UnknownTarget> {
         let is = |other: &str| other.eq_ignore_ascii_case(name);
-        // llama-quantize takes the number in `general.file_type` as well; 0 is F32 there, not COPY
+        // llama-quantize accepts the number in `general.file_type` as well; 0 is F32 there, not
+        // COPY
         let number = name.parse::<u32>().ok();
         let found = TARGETS
             .iter()

@@ -1,4 +1,4 @@
-//! Charts as SVG, over axes whose numbers can be read on a narrow screen too.
+//! Charts as SVG, with axis labels that are readable on narrow screens too.
 
 use std::ops::Range;
 
@@ -7,40 +7,40 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// A chart that could not be drawn.
+/// Error of drawing a chart.
 #[derive(Debug, thiserror::Error)]
 #[error("a chart cannot be drawn: {0}")]
 pub struct ChartError(String);
 
-/// A named line of a chart: points of x and y.
+/// A named line of a chart: points (x, y).
 pub type Series<'a> = (&'a str, Vec<(f64, f64)>);
 
-/// What stands at a chart's axes.
+/// Labels of a chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Axes<'a> {
-    /// Above the chart.
+    /// Title above the chart.
     pub title: &'a str,
-    /// Below.
+    /// Label of the x axis.
     pub x: &'a str,
-    /// At the left.
+    /// Label of the y axis.
     pub y: &'a str,
 }
 
-/// A chart as SVG, drawn for a wide and for a narrow screen: one that is scaled down has letters
-/// that nobody can read.
+/// A chart as SVG, drawn for a wide and for a narrow screen: scaled down, its labels would be too
+/// small to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chart {
-    /// 900 pixels.
+    /// SVG of 900 pixels width.
     pub wide: String,
-    /// 400 pixels.
+    /// SVG of 400 pixels width.
     pub narrow: String,
 }
 
-/// How much room a chart has.
+/// Size of a chart.
 #[derive(Clone, Copy)]
 struct Room {
     size: (u32, u32),
-    /// Numbers at the x axis, at most.
+    /// Largest number of ticks on the x axis.
     ticks: usize,
 }
 
@@ -54,8 +54,8 @@ const NARROW: Room = Room {
     ticks: 6,
 };
 
-/// Numbers in a range to stand at its axis, at most so many: 1, 2 or 5 times a power of ten apart;
-/// whole ones, if the axis counts something.
+/// Returns at most `most` tick values in a range: 1, 2 or 5 times a power of ten apart; whole
+/// numbers only, if `whole`.
 fn ticks(range: &Range<f64>, most: usize, whole: bool) -> Vec<f64> {
     let span = range.end - range.start;
     let least = span / most.max(1) as f64;
@@ -74,8 +74,8 @@ fn ticks(range: &Range<f64>, most: usize, whole: bool) -> Vec<f64> {
     (first..=last).map(|n| n as f64 * step).collect()
 }
 
-/// Powers of ten in a range above 0, at most so many, and where they are few also 2 and 5 times
-/// those.
+/// Returns at most `most` powers of ten in a positive range and, if the range is short, also 2 and
+/// 5 times those.
 fn log_ticks(range: &Range<f64>, most: usize) -> Vec<f64> {
     let (first, last) = (
         range.start.log10().floor() as i32,
@@ -93,12 +93,11 @@ fn log_ticks(range: &Range<f64>, most: usize) -> Vec<f64> {
     all.filter(|y| range.contains(y)).collect()
 }
 
-/// A range with the numbers that stand at it: plotters' own may be halves of a layer, or too many
-/// to read.
+/// A range with its ticks: plotters' own may be halves of a layer, or too many to read.
 struct Axis {
     range: Range<f64>,
     ticks: Vec<f64>,
-    /// Equal steps are equal factors.
+    /// Whether the axis is logarithmic.
     log: bool,
 }
 
@@ -132,8 +131,8 @@ impl Ranged for Axis {
 /// Decades shown below the largest value; zeros are drawn at the bottom.
 const DECADES: i32 = 18;
 
-/// Lines over a logarithmic y axis; x counts layers, positions or tensors. What is not above zero
-/// is drawn at the bottom.
+/// Draws lines over a logarithmic y axis; x counts layers, positions or tensors. Values that are
+/// not above zero are drawn at the bottom.
 ///
 /// # Errors
 /// If the drawing fails.
@@ -161,10 +160,10 @@ pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<Chart, ChartE
     drawn(axes, (left..right, true), bottom..top, (series, &[]))
 }
 
-/// Lines, and points with names.
+/// Contents of a chart: lines, and labelled points.
 type Content<'a> = (&'a [Series<'a>], &'a [(f64, f64, &'a str)]);
 
-/// Draws a chart for both widths; `whole` is whether x counts something.
+/// Draws a chart for both widths; `whole`: x counts something.
 fn drawn(
     axes: Axes<'_>,
     (x, whole): (Range<f64>, bool),
@@ -247,7 +246,8 @@ fn draw<'a>(
     root.present()
 }
 
-/// Each series as a line with dots. What lies below `bottom`, where the axis ends, is drawn on it.
+/// Draws each series as a line with dots. Points below `bottom`, the end of the axis, are drawn on
+/// it.
 fn draw_lines<'a>(
     chart: &mut Plane<'_, 'a>,
     series: &[Series<'_>],
@@ -276,8 +276,8 @@ fn draw_lines<'a>(
 }
 
 fn draw_names<'a>(chart: &mut Plane<'_, 'a>, names: &[(f64, f64, &str)]) -> Result<(), Failed<'a>> {
-    // by turns at the right above and at the left below: neighbours may be nearer than their names
-    // are long
+    // alternate labels above right and below left: neighbouring points may be closer than their
+    // labels are long
     let names = names.iter().enumerate().map(|(i, (x, y, name))| {
         let (pos, at) = match i % 2 {
             0 => (Pos::new(HPos::Left, VPos::Bottom), (6, -3)),
@@ -294,7 +294,7 @@ fn draw_names<'a>(chart: &mut Plane<'_, 'a>, names: &[(f64, f64, &str)]) -> Resu
     Ok(())
 }
 
-/// Points with a name each, joined from left to right, over a logarithmic y axis.
+/// Draws labelled points, joined from left to right, over a logarithmic y axis.
 ///
 /// # Errors
 /// If the drawing fails.
@@ -357,7 +357,7 @@ mod tests {
         }
     }
 
-    /// The texts of a chart.
+    /// Returns the texts of a chart.
     fn texts(svg: &str) -> Vec<&str> {
         let ends = svg
             .split("<text")

@@ -1,5 +1,5 @@
-//! Self-contained HTML pages: a few styles, tables, and charts as SVG. Nothing is loaded from
-//! anywhere.
+//! Self-contained HTML pages: a few styles, tables, and SVG charts. Nothing is loaded from the
+//! network.
 
 mod chart;
 
@@ -7,7 +7,7 @@ use std::fmt::{Display, Write};
 
 pub use chart::{Axes, Chart, ChartError, Series, line_chart, named_points};
 
-/// A page that grows section by section.
+/// A page built section by section.
 #[derive(Debug)]
 pub struct Page {
     body: String,
@@ -40,11 +40,10 @@ border:0;padding:0;\
 white-space:normal;text-align:right}\
 table.stack td::before{content:attr(data-of);opacity:.7;text-align:left}}";
 
-/// Columns of a table that still stand side by side on a narrow screen; a row of more becomes a
-/// list there.
+/// Most columns that a table shows on a narrow screen; with more, each row becomes a list there.
 const SIDE_BY_SIDE: usize = 5;
 
-/// Text as HTML takes it.
+/// Escapes text for HTML.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -60,11 +59,11 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// What tells narrow screens to show a page as wide as they are.
+/// Viewport that makes narrow screens show a page at their own width.
 const VIEWPORT: &str = "width=device-width,initial-scale=1";
 
 impl Page {
-    /// An empty page.
+    /// Starts an empty page.
     pub fn new(title: &str) -> Page {
         Page {
             body: String::new(),
@@ -72,7 +71,7 @@ impl Page {
         }
     }
 
-    /// How a page with this title begins.
+    /// Returns the first bytes of a page with this title.
     fn beginning(title: &str, viewport: &str) -> String {
         let title = escape(title);
         format!(
@@ -82,27 +81,27 @@ impl Page {
         )
     }
 
-    /// Whether bytes are the beginning of a page with this title, also of one that an earlier
-    /// version wrote.
+    /// Returns whether `bytes` start like a page with this title, also one written by an earlier
+    /// version.
     pub fn is_beginning(title: &str, bytes: &[u8]) -> bool {
         [VIEWPORT, "width=device-width"]
             .iter()
             .any(|v| bytes.starts_with(Page::beginning(title, v).as_bytes()))
     }
 
-    /// A heading of the second level.
+    /// Adds a level-two heading.
     pub fn heading(&mut self, text: &str) {
         let _ = writeln!(self.body, "<h2>{}</h2>", escape(text));
     }
 
-    /// A paragraph; `good` colours it.
+    /// Adds a paragraph; `good` sets its colour.
     pub fn paragraph(&mut self, text: &str, good: Option<bool>) {
         let class = good.map_or("", |good| if good { " class=good" } else { " class=bad" });
         let _ = writeln!(self.body, "<p{class}>{}</p>", escape(text));
     }
 
-    /// A table; the cells of marked rows stand out. Where there is no room for many columns, each
-    /// row becomes a list of its cells with their headings.
+    /// Adds a table; the cells of marked rows are highlighted. On narrow screens, each row of a
+    /// wide table becomes a list of its cells with their headings.
     pub fn table<C: Display>(
         &mut self,
         head: &[&str],
@@ -136,8 +135,8 @@ impl Page {
         self.body.push_str("</tr></table></div>\n");
     }
 
-    /// A chart, as [`line_chart`] or [`named_points`] drew it: the screen's width decides which of
-    /// the two is seen.
+    /// Adds a chart from [`line_chart`] or [`named_points`]: the screen's width decides which of
+    /// the two versions is visible.
     pub fn chart(&mut self, chart: &Chart) {
         let Chart { wide, narrow } = chart;
         let _ = writeln!(
@@ -146,7 +145,7 @@ impl Page {
         );
     }
 
-    /// What follows, up to [`Page::end_fold`], is hidden until it is clicked.
+    /// Starts a section, up to [`Page::end_fold`], that is collapsed until clicked.
     pub fn fold(&mut self, summary: &str) {
         let _ = writeln!(self.body, "<details><summary>{}</summary>", escape(summary));
     }
@@ -156,7 +155,7 @@ impl Page {
         self.body.push_str("</details>\n");
     }
 
-    /// The whole page.
+    /// Returns the whole page.
     pub fn finish(self) -> String {
         let (beginning, title, body) = (
             Page::beginning(&self.title, VIEWPORT),
@@ -168,8 +167,8 @@ impl Page {
 }
 
 impl Page {
-    /// A table of colours: how dark a cell is follows the logarithm of its value; `None` is empty.
-    /// Rows have a name each, columns a heading.
+    /// Adds a heat map: the darkness of a cell follows the logarithm of its value; `None` is empty.
+    /// Each row has a name, each column a heading.
     pub fn heat_map(&mut self, head: &[String], rows: &[(String, Vec<Option<f64>>)]) {
         let values = || {
             rows.iter()

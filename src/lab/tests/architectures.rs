@@ -1,5 +1,5 @@
-//! Every architecture under `diff`: the engine within its bounds of the oracle, and faults that are
-//! easily made found where they were made.
+//! Every architecture under `diff`: the engine is within its bounds of the oracle, and common
+//! faults are located at the right tensor.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use octavo_lab::diff::{Absent, Backend, Comparison, Execution, OracleExecution, 
 use octavo_model::{Arch, Model, OwnedTap};
 use octavo_reference::golden::{Embedded, Full};
 
-/// A model of the shared folder, and the tokens of a text long enough for every window.
+/// A shared test model, and the tokens of a text long enough for every sliding window.
 struct Case {
     name: String,
     gguf: Arc<Gguf>,
@@ -42,7 +42,7 @@ fn case(path: PathBuf) -> Case {
     }
 }
 
-/// Whether a model turns texts into vectors.
+/// Returns whether the model is an embedding model.
 fn pools(gguf: &Gguf) -> bool {
     let arch = Arch::of_file(gguf).expect("a known architecture");
     gguf.get(&format!("{}.pooling_type", arch.name())).is_some()
@@ -100,8 +100,8 @@ fn every_architecture_is_within_its_bounds_of_the_oracle() {
             let has_logits = engine.subject().network().graph().has_logits();
             assert_eq!(c.logits.is_some(), has_logits, "{name}");
             if !has_logits {
-                // no list of llama.cpp's names has these: the two must agree, but for what a norm
-                // is before its bias, which the oracle does not show
+                // llama.cpp has no names for these tensors: both sides must agree otherwise; the
+                // oracle does not report the value of a norm before its bias
                 let inner =
                     |tap: &Absent| tap.name.starts_with("norm_w-") || tap.name.starts_with("wqkv-");
                 assert!(c.absent.iter().all(inner), "{name}: {:?}", c.absent);
@@ -112,13 +112,13 @@ fn every_architecture_is_within_its_bounds_of_the_oracle() {
     assert!(n >= 66, "only {n} models");
 }
 
-/// The name that a model and the same with a fault first part at.
+/// Returns the name of the first tensor that differs.
 fn first(c: &Comparison) -> &str {
     assert_eq!(c.verdict, Verdict::Diverged);
     &c.first_divergence.as_ref().expect("a tensor").name
 }
 
-/// The model with keys and tensors changed.
+/// Copies the model with keys and tensors changed.
 fn changed(gguf: &Gguf, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -> Arc<Gguf> {
     let mut writer = Writer::new();
     for (key, value) in gguf.keys() {
@@ -144,7 +144,7 @@ fn changed(gguf: &Gguf, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32]))
     Arc::new(Gguf::from_bytes(bytes, "changed.gguf", &OpenOptions::default()).expect("it opens"))
 }
 
-/// Where the engine and the engine on a changed model part.
+/// Returns the first tensor that differs between the engine on the model and on a changed copy.
 fn parts(case: &Case, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -> String {
     let other = changed(&case.gguf, keys, change);
     let (mut a, mut b) = (
@@ -155,7 +155,7 @@ fn parts(case: &Case, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -
     first(&c).to_owned()
 }
 
-/// Where the engine and the oracle part, with what `fault` does to the oracle's tensors.
+/// Returns the first tensor that differs between the engine and the oracle with `fault`.
 fn parts_from_oracle(
     case: &Case,
     fault: impl FnMut(&OwnedTap, usize, &mut [f64]) + Send + 'static,
@@ -292,7 +292,7 @@ fn a_rotation_where_none_is_asked_for_is_found() {
     assert_eq!(at, "Kcur-3");
 }
 
-/// Convolutions that see the end of another text before the first tokens.
+/// Injects convolutions that see the end of another text before the first tokens.
 #[test]
 fn a_convolution_that_was_not_reset_is_found() {
     let Some(case) = named("qwen35-F32") else {
@@ -308,7 +308,7 @@ fn a_convolution_that_was_not_reset_is_found() {
     assert_eq!(at, "conv_output_raw-1");
 }
 
-/// What another text has left in a state, which fades.
+/// Injects the state left by another text, which decays.
 #[test]
 fn a_state_that_was_not_reset_is_found() {
     for (name, tap) in [
@@ -331,7 +331,7 @@ fn a_state_that_was_not_reset_is_found() {
     }
 }
 
-/// A tensor as a file has it.
+/// A tensor as stored in a file.
 struct Tensor {
     name: String,
     dims: Vec<u64>,
@@ -339,7 +339,7 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
-/// The tensors of a file, to be written anew.
+/// Tensors of a file, to be rewritten.
 struct Tensors(Vec<Tensor>);
 
 impl Tensors {
@@ -348,7 +348,7 @@ impl Tensors {
         self.0.remove(at.unwrap_or_else(|| panic!("no {name}")))
     }
 
-    /// Rows of several tensors in one.
+    /// Concatenates the rows of several tensors into one.
     fn join(&mut self, names: &[String], to: &str) {
         let parts: Vec<Tensor> = names.iter().map(|name| self.take(name)).collect();
         let mut dims = parts[0].dims.clone();
@@ -361,7 +361,7 @@ impl Tensors {
         });
     }
 
-    /// A vector of numbers near 1.
+    /// Adds a vector of numbers near 1.
     fn add_factors(&mut self, name: &str, n: usize) {
         let factors = (0..n).map(|i| 0.7 + 0.2 * i as f32);
         self.0.push(Tensor {
@@ -373,7 +373,7 @@ impl Tensors {
     }
 }
 
-/// The file with other keys and tensors.
+/// Rewrites the file with other keys and tensors.
 fn rewritten(gguf: &Gguf, keys: &[(&str, OwnedValue)], change: fn(&mut Tensors)) -> Arc<Gguf> {
     let mut writer = Writer::new();
     for (key, value) in gguf.keys() {
@@ -398,14 +398,14 @@ fn rewritten(gguf: &Gguf, keys: &[(&str, OwnedValue)], change: fn(&mut Tensors))
     Arc::new(Gguf::from_bytes(bytes, "rewritten.gguf", &OpenOptions::default()).expect("it opens"))
 }
 
-/// A model's name, keys, and what is done to its tensors.
+/// Model name, changed keys, and the change of its tensors.
 type Form = (
     &'static str,
     Vec<(&'static str, OwnedValue)>,
     fn(&mut Tensors),
 );
 
-/// Forms of tensors and values of keys that no golden has.
+/// Returns tensor layouts and key values that no golden has.
 fn forms() -> [Form; 9] {
     [
         ("qwen3moe-F32", vec![], |t| {
@@ -471,7 +471,7 @@ fn forms() -> [Form; 9] {
     ]
 }
 
-/// The engine gives what the oracle does.
+/// The engine agrees with the oracle.
 #[test]
 fn other_forms_are_within_their_bounds_of_the_oracle() {
     for (name, keys, change) in forms() {

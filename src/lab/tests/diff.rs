@@ -1,5 +1,5 @@
-//! The comparison of two executions: silent where there is nothing to find, and at the right
-//! address where a fault was planted.
+//! Comparison of two executions: no divergence where there is no fault, and the right tensor where
+//! a fault was injected.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ fn the_engine_is_within_its_bounds_of_the_oracle() {
     }
 }
 
-/// The demo model with keys and tensors changed.
+/// Copies the demo model with keys and tensors changed.
 fn changed(change: impl Fn(&str, &mut Vec<u8>), keys: &[(&str, f32)]) -> Arc<Gguf> {
     let demo = open(DEMO);
     let mut writer = Writer::new();
@@ -124,7 +124,8 @@ fn changed(change: impl Fn(&str, &mut Vec<u8>), keys: &[(&str, f32)]) -> Arc<Ggu
     Arc::new(Gguf::from_bytes(bytes, "changed.gguf", &OpenOptions::default()).expect("it opens"))
 }
 
-/// The name, layer and occurrence that the engine on the demo model and `other` first part at.
+/// Returns name, layer and occurrence of the first tensor that differs between the engine on the
+/// demo model and `other`.
 fn address(other: &mut dyn Execution) -> (String, usize) {
     let c = run(&mut backend(&open(DEMO), Isa::best(), KvType::F32), other);
     assert_eq!(c.verdict, Verdict::Diverged);
@@ -144,7 +145,7 @@ fn faulty(fault: Box<Fault>) -> OracleExecution {
     OracleExecution::with_fault(open(DEMO), fault).expect("a model")
 }
 
-/// Puts the values of one tensor in place of another's.
+/// Replaces the values of one tensor by another's.
 fn instead(of: &'static str, layer: Option<usize>, from: &'static str) -> OracleExecution {
     let mut kept: Vec<f64> = Vec::new();
     faulty(Box::new(move |key: &OwnedTap, _: usize, x: &mut [f64]| {
@@ -159,7 +160,7 @@ fn instead(of: &'static str, layer: Option<usize>, from: &'static str) -> Oracle
 
 #[test]
 fn a_flipped_scale_is_found_at_its_product() {
-    // the sign of the scale of one block: row 7 of ffn_up in layer 1, row 3 of attn_v in layer 2
+    // flip the sign of one block's scale: row 7 of ffn_up in layer 1, row 3 of attn_v in layer 2
     for (tensor, row, tap) in [
         ("blk.1.ffn_up.weight", 7, "ffn_up-1"),
         ("blk.2.attn_v.weight", 3, "Vcur-2"),
@@ -276,7 +277,7 @@ fn key_heads_given_to_the_wrong_queries_are_found_at_the_attention() {
         let (q, k, v) = (&kept["Qcur"], &kept["Kcur"], &kept["Vcur"]);
         for (t, out) in x.chunks_exact_mut(heads * d).enumerate() {
             for h in 0..heads {
-                // h / group is right
+                // the right index is h / group
                 let kv = h % heads_kv;
                 let part =
                     |x: &[f64], t: usize, n: usize, h: usize| x[(t * n + h) * d..][..d].to_vec();

@@ -1,4 +1,4 @@
-//! Importance matrices are llama-imatrix's: same keys, names and counts, sums as close as its
+//! Importance matrices equal llama-imatrix's: same keys, names and counts, sums as close as its
 //! arithmetic allows.
 
 use std::path::Path;
@@ -28,7 +28,7 @@ fn floats(gguf: &Gguf, name: &str) -> Vec<f32> {
         .collect()
 }
 
-/// The largest relative difference between two of the same names and shapes.
+/// Returns the largest relative difference between two files with the same names and shapes.
 fn largest_difference(ours: &Gguf, theirs: &Gguf) -> (f64, String) {
     let shape = |g: &Gguf| {
         g.tensors()
@@ -53,7 +53,7 @@ fn largest_difference(ours: &Gguf, theirs: &Gguf) -> (f64, String) {
     worst
 }
 
-/// Two thousand characters without a newline at the end, which `-f` would drop.
+/// Returns two thousand characters without a final newline, which `-f` would drop.
 fn prose() -> Vec<u8> {
     let words = [
         "bread", "the", " is", " cut", " into", " thin", " slices", "; ", "ask 7",
@@ -68,14 +68,14 @@ fn prose() -> Vec<u8> {
     text
 }
 
-/// The inputs of the layers' matrices on eight chunks of 64 tokens.
+/// Options to collect the inputs of the layers' matrices on eight chunks of 64 tokens.
 const LAYERS_ONLY: Options = Options {
     chunk: 64,
     max_chunks: Some(8),
     output: false,
 };
 
-/// Runs the text through the model in chunks of 64 and writes what is found.
+/// Runs the text through the model in chunks of 64 and writes the importance matrix.
 fn collected(model: &Path, text: &[u8], out: &Path) {
     let output = true;
     collected_with(
@@ -89,7 +89,7 @@ fn collected(model: &Path, text: &[u8], out: &Path) {
     );
 }
 
-/// The same without `output.weight`.
+/// Does the same without `output.weight`.
 fn collected_without_output(model: &Path, text: &[u8], out: &Path) {
     collected_with(model, text, out, LAYERS_ONLY);
 }
@@ -103,9 +103,9 @@ fn collected_with(model: &Path, text: &[u8], out: &Path, options: Options) {
     collector.write(out, "text.txt").unwrap();
 }
 
-/// Mixtures, and models whose blocks stand beside each other or have fused tensors: the same
-/// entries, the same counts for every expert. llama.cpp's GELU rounds to f16 what goes in and what
-/// comes out, 2^-11 each, which the squares double.
+/// MoE models, and models with parallel blocks or fused tensors: the same entries, the same counts
+/// for every expert. llama.cpp's GELU rounds its inputs and outputs to f16, 2^-11 each, which the
+/// squares double.
 #[test]
 fn matrices_of_many_architectures_are_those_of_llama_imatrix() {
     let (Some(program), Some(models)) = (llama_cpp("llama-imatrix"), shared("arch/models")) else {
@@ -125,7 +125,7 @@ fn matrices_of_many_architectures_are_those_of_llama_imatrix() {
     for name in mixtures
         .into_iter()
         .chain(["falcon", "command-r", "phi3", "gemma2"])
-        // inputs that llama.cpp has no name for, and a matrix for each head
+        // models with inputs that have no name in llama.cpp, or a matrix for each head
         .chain([
             "mamba2",
             "falcon-h1",
@@ -180,10 +180,10 @@ fn matrices_of_many_architectures_are_those_of_llama_imatrix() {
     }
 }
 
-/// Every weight of a layer that a token's row is multiplied with has an entry: llama-imatrix's set.
-/// It follows from the files: what has two dimensions and is neither a norm of groups, nor the
-/// kernel of a convolution, nor one number for each head. Keys and values of layers that read
-/// another layer's are not multiplied with.
+/// Every weight of a layer that multiplies a token's row has an entry: llama-imatrix's set. It
+/// follows from the files: every two-dimensional tensor that is neither a norm of groups, nor a
+/// convolution kernel, nor one number for each head. K and V projections of layers that share
+/// another layer's KV are not multiplied.
 #[test]
 fn every_matrix_of_every_architecture_has_an_entry() {
     let Some(models) = shared("arch/models") else {
@@ -219,7 +219,7 @@ fn every_matrix_of_every_architecture_has_an_entry() {
             .filter(|t| !of_heads.iter().any(|end| t.name.ends_with(end)) && !shares(&t.name))
             .map(|t| t.name.clone())
             .collect();
-        // a vector by its dims, and a matrix of one row by its use
+        // a gate is a vector by its dims, but used as a matrix of one row
         let gates = gguf.tensors().iter().map(|t| &t.name);
         let gates = gates.filter(|name| name.contains("ffn_gate_inp_shexp.weight"));
         expected.extend(gates.cloned());
@@ -231,7 +231,7 @@ fn every_matrix_of_every_architecture_has_an_entry() {
         names.sort_unstable();
         assert_eq!(names, expected, "{name}");
         for tensor in &expected {
-            // one number for each input of each matrix, all matrices of a stack among them
+            // one number for each input of each matrix, including all matrices of a stack
             let dims = &gguf.tensor(tensor).unwrap().dims;
             let inputs = dims[0] * dims.get(2).copied().unwrap_or(1);
             let weights = found.weights(tensor).unwrap();
@@ -247,8 +247,8 @@ fn every_matrix_of_every_architecture_has_an_entry() {
     );
 }
 
-/// llama.cpp has no name for the input of `ssm_out`. The oracle's pass shows it where the matrix is
-/// all zeros but for a 1: the first output is then a column of the input.
+/// llama.cpp has no name for the input of `ssm_out`. The oracle's pass reveals it if the matrix is
+/// all zeros except for a single 1: the first output is then a column of the input.
 #[test]
 fn inputs_without_a_name_have_the_sums_of_the_oracle() {
     const MATRIX: &str = "blk.0.ssm_out.weight";
@@ -301,8 +301,8 @@ fn inputs_without_a_name_have_the_sums_of_the_oracle() {
     }
 }
 
-/// Every token goes to two of four experts: counts and squares of all experts together are twice
-/// those of the router, which has the same input and sees every token once.
+/// Every token is routed to two of four experts: counts and squares of all experts together are
+/// twice those of the router, which has the same input and sees every token once.
 #[test]
 fn each_expert_has_sums_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -343,12 +343,11 @@ fn each_expert_has_sums_of_its_own() {
     );
 }
 
-/// The shared one was made with
-/// `llama-imatrix -m tiny-qwen3-f16.gguf -f calibration.txt -c 256 --chunks 20`.
+/// The shared matrix was made with `llama-imatrix -m tiny-qwen3-f16.gguf -f calibration.txt -c 256
+/// --chunks 20`.
 ///
-/// llama.cpp rounds activations to f16 before it multiplies them with f16 weights, which is 2^-11
-/// for each of them; the sums over thousands of squares of values made from those may differ by
-/// twice that.
+/// llama.cpp rounds activations to f16 before multiplying them with f16 weights, an error of 2^-11
+/// each; sums over thousands of squares computed from those may differ by twice that.
 #[test]
 fn the_shared_matrix_is_made_again() {
     let (Some(models), Some(text)) = (shared("models"), shared("text")) else {

@@ -1,4 +1,4 @@
-//! The lab crate from outside.
+//! Integration tests of the lab crate.
 
 mod architectures;
 mod diff;

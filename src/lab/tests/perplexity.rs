@@ -1,5 +1,5 @@
 //! Perplexity and divergence: against figures that llama-perplexity printed, and against
-//! definitions written out.
+//! written-out definitions.
 
 mod definitions;
 mod parts;
@@ -24,8 +24,8 @@ const TEXT: &[u8] =
       there was a small model that knew a few sentences by heart and had never heard of any other.";
 
 fn engine(source: &ModelSource, ctx: usize) -> Engine {
-    // recorded figures are reproduced closely: with vectors, since a matrix unit rounds prompts to
-    // bf16
+    // recorded figures are reproduced closely only by vector kernels: a matrix unit rounds prompt
+    // activations to bf16
     let isa = Isa::available()
         .into_iter()
         .rfind(|isa| {
@@ -43,7 +43,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
     Engine::load(source, &options, &mut |_| {}).expect("loads")
 }
 
-/// A model that asks for a BOS.
+/// Writes a model whose vocabulary asks for a BOS.
 fn with_bos(folder: &Path) -> PathBuf {
     let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())
         .expect("sound");
@@ -66,7 +66,8 @@ fn text(engine: &Engine, n_ctx: usize, chunks: Option<usize>) -> Text {
     Text::new(tokens, engine.tokenizer().n_vocab(), n_ctx, chunks).expect("long enough")
 }
 
-/// The logits of the scored positions and the tokens that follow them, read in one go.
+/// Returns the logits of the scored positions and the tokens that follow them, computed in one
+/// pass.
 fn scored(engine: &Engine, text: &Text) -> Vec<(Vec<f32>, usize)> {
     let n_ctx = text.shape().n_ctx;
     let mut all = Vec::new();
@@ -150,7 +151,7 @@ fn a_bos_is_read_in_place_of_the_first_token_but_not_stored() {
     assert_eq!(base.tokens(1).expect("tokens"), text.tokens()[16..]);
 }
 
-/// Each position's distribution, moved away from the model's by a fixed pattern and flattened.
+/// Returns each position's logits, moved away from the model's by a fixed pattern and flattened.
 fn foreign_rows(engine: &Engine, text: &Text) -> Vec<Vec<f32>> {
     let moved = |row: &[f32], at: usize| -> Vec<f32> {
         row.iter()
@@ -176,7 +177,7 @@ fn base_of(text: &Text, rows: &[Vec<f32>]) -> Vec<u8> {
     writer.finish().expect("complete")
 }
 
-/// The log-probabilities in a base, from its bytes.
+/// Decodes the log-probabilities in a base's bytes.
 fn stored(bytes: &[u8], shape: Shape) -> Vec<Vec<f64>> {
     let rows = &bytes[20 + 4 * shape.n_ctx * shape.n_chunks..];
     let word = |b: &[u8]| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
@@ -262,7 +263,7 @@ fn a_model_does_not_differ_from_its_own_base() {
     assert_eq!(many.chunks(), text.shape().n_chunks);
 }
 
-/// Cancels after some chunks.
+/// Observer that cancels after some chunks.
 struct After(usize);
 
 impl<S> Observer<S> for After {
@@ -300,8 +301,8 @@ fn work_can_be_cancelled_and_leaves_no_file() {
     assert!(matches!(result, Err(Error::Cancelled)));
 }
 
-/// What `llama-perplexity -c 64 -fa off -ctk f32 -ctv f32` printed for the demo model, dequantized
-/// to F32 by `llama-quantize`, over LICENSE-APACHE: some of its 119 chunks, and the final estimate.
+/// Output of `llama-perplexity -c 64 -fa off -ctk f32 -ctv f32` for the demo model, dequantized to
+/// F32 by `llama-quantize`, over LICENSE-APACHE: some of its 119 chunks, and the final estimate.
 const LLAMA_CPP: [(usize, f64); 5] = [
     (1, 29429.1903),
     (2, 19980.2043),
@@ -310,7 +311,7 @@ const LLAMA_CPP: [(usize, f64); 5] = [
     (119, 1607637.3512),
 ];
 
-/// Collects the perplexity after each chunk.
+/// Records the perplexity after each chunk.
 #[derive(Default)]
 struct Running(Vec<f64>);
 
@@ -337,7 +338,7 @@ fn the_demo_model_has_the_perplexity_that_llama_perplexity_prints() {
         .expect("scores")
         .ppl();
     for (chunk, expected) in LLAMA_CPP {
-        // an ln of 10, off by 15 bits' rounding
+        // ln 10, with 15-bit rounding error
         close(
             &format!("chunk {chunk}"),
             running.0[chunk - 1],

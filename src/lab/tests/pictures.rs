@@ -1,5 +1,5 @@
-//! Towers, and texts with pictures, against the oracle: silent where there is nothing to find, and
-//! at the right address where a fault was planted.
+//! Vision towers, and texts with images, against the oracle: no divergence where there is no fault,
+//! and the right tensor where a fault was injected.
 
 mod planted;
 
@@ -36,7 +36,7 @@ fn picture(name: &str) -> Option<Picture> {
     Some(decode(&bytes, &Limits::default()).expect("a picture"))
 }
 
-/// Cells of a picture, at most.
+/// Largest number of image tokens per image.
 const MOST_CELLS: usize = 128;
 
 fn options(isa: Isa) -> EngineOptions {
@@ -100,7 +100,7 @@ fn towers_are_within_their_bounds_of_the_oracle() {
     }
 }
 
-/// A text model, its prompt, and the pictures in it.
+/// A text model, its prompt, and the images in it.
 struct Asked {
     gguf: Arc<Gguf>,
     pictures: Pictures,
@@ -161,7 +161,7 @@ impl Asked {
         Backend::cpu(self.gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
     }
 
-    /// Where the first picture begins, and how many cells it has.
+    /// Returns the start position of the first image, and its number of image tokens.
     fn first_picture(&self) -> [usize; 2] {
         let begins = self
             .tokens
@@ -172,7 +172,7 @@ impl Asked {
         [begins, shown.expect("it is held").picture().cells()]
     }
 
-    /// The name and the position at which the engine and another first part.
+    /// Returns name and position of the first difference between the engine and `other`.
     fn address(&self, other: &mut dyn Execution) -> (String, usize, usize) {
         first(run(&mut self.backend(Isa::best()), other, self.input()))
     }

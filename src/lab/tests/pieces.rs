@@ -1,4 +1,4 @@
-//! Pieces: what is merged, and what is refused in one line.
+//! Pieces: merging, and errors of one line.
 
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_kernels::{Isa, IsaChoice};
@@ -30,7 +30,7 @@ fn key() -> Key {
     key
 }
 
-/// A piece with the chunks of a part, under a file's name.
+/// Returns a piece with the chunks of a part, under a file name.
 fn piece(whole: &Perplexity, part: Part) -> Named {
     let units = whole.chunks();
     let piece = Piece {
@@ -60,7 +60,7 @@ fn whole() -> Perplexity {
     perplexity(&engine, &text, &Options::default(), &mut ()).expect("scores")
 }
 
-/// The error of a merge, which must be one line.
+/// Returns the error of a merge, which must be one line.
 fn refused(pieces: Vec<Named>) -> String {
     let error = merge(pieces).expect_err("refused").to_string();
     assert!(!error.contains('\n'), "{error}");
@@ -127,7 +127,7 @@ fn pieces_of_other_measurements_are_refused() {
         }),
         format!("{other}chunks: expected none as in 1.piece, got 9")
     );
-    // another version explains all that follows from it
+    // another version explains all differences that follow from it
     assert_eq!(
         changed(&|piece| {
             piece.key.set("version", "0.0.1").set("KV cache", "f32");
@@ -142,7 +142,7 @@ fn pieces_of_other_measurements_are_refused() {
     assert!(changed(&|piece| piece.content = Content::Suite(Vec::new())).starts_with("2.piece: "));
 }
 
-/// Every shorter file, and every file with another bit, is refused in one line.
+/// Every truncated file, and every file with a flipped bit, is refused in one line.
 #[test]
 fn damaged_pieces_are_refused() {
     let (name, piece) = piece(&whole(), part("2/8"));
@@ -164,7 +164,7 @@ fn damaged_pieces_are_refused() {
     is_refused(&[&bytes[..], b"more"].concat(), 0);
 }
 
-/// With a digest that fits, what is inside is checked all the same.
+/// With a valid digest, the contents are still checked.
 #[test]
 fn forged_pieces_are_refused() {
     let (name, sound) = piece(&whole(), part("2/8"));
@@ -185,7 +185,7 @@ fn forged_pieces_are_refused() {
         forged(&body[..n]);
     }
     forged(&[body, b"\0"].concat());
-    // a list of 2^62 chunks, lists within lists
+    // a list of 2^62 chunks, and deeply nested lists
     forged(&[&body[..body.len() - 1], &[0x9b, 0x40, 0, 0, 0, 0, 0, 0, 0]].concat());
     forged(&[0x81; 100_000]);
     let unsound = |change: &dyn Fn(&mut Piece)| {

@@ -1,5 +1,5 @@
-//! Quantized files are llama-quantize's: every shared model that llama-quantize made is made again,
-//! tensors and keys.
+//! Quantized files equal llama-quantize's: every shared model that llama-quantize made is
+//! reproduced, tensors and keys.
 
 mod importance;
 
@@ -60,7 +60,7 @@ fn quantize(
     Ok((folder, gguf))
 }
 
-/// The first difference between two models, leaving out where an importance matrix came from.
+/// Returns the first difference between two models, ignoring the path of the importance matrix.
 fn difference(ours: &Gguf, theirs: &Gguf) -> Option<String> {
     let path = ["quantize.imatrix.file", "quantize.imatrix.dataset"];
     let keys = |g: &Gguf| -> Vec<(String, OwnedValue)> {
@@ -93,8 +93,8 @@ fn difference(ours: &Gguf, theirs: &Gguf) -> Option<String> {
     None
 }
 
-/// The options a shared model was made with: its own keys, and `--tensor-type` for the layers where
-/// its name is no target's.
+/// Returns the options a shared model was made with: from its own keys, and `--tensor-type` for the
+/// layers if its name is not a target's.
 fn options_of(path: &Path, model: &Gguf) -> Option<Options> {
     let name = path.file_stem()?.to_str()?.rsplit_once('-')?.1;
     let number = model.u32("general.file_type").ok()??;
@@ -165,7 +165,7 @@ fn shared_models_are_made_again() {
     assert!(n_models >= 30, "{n_models}");
 }
 
-/// A small model with one layer of matrices; rows of 64 x 4.
+/// Builds a small model with one layer of matrices; rows of 64 x 4.
 fn source(fill: impl Fn(usize) -> f32, name: &str) -> Gguf {
     let mut writer = Writer::new();
     writer
@@ -362,7 +362,7 @@ proptest! {
         ..Default::default()
     })]
 
-    /// Whatever the values and shapes: the plan's sizes are the file's, and no tensor is lost.
+    /// For any values and shapes, the plan's sizes are the file's, and no tensor is lost.
     #[test]
     fn plans_are_kept(rows in 1u64..5, blocks in 1u64..40, odd in 0u64..3, target in 0usize..36) {
         let target = Target::all().nth(target).unwrap();

@@ -1,4 +1,4 @@
-//! Files of many architectures, mixtures among them, are llama-quantize's byte for byte.
+//! Files of many architectures, MoE included, equal llama-quantize's byte for byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,8 +59,8 @@ fn theirs(
     std::fs::read(out).unwrap()
 }
 
-/// Importance for each matrix of each layer but those in `without`; the last of the experts has
-/// seen nothing.
+/// Writes an importance matrix for every matrix of each layer except those in `without`; the last
+/// expert has seen no tokens.
 fn importance(model: &Gguf, without: &str, path: &Path) {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["text".to_owned()]);
@@ -92,7 +92,7 @@ fn importance(model: &Gguf, without: &str, path: &Path) {
     writer.write_file(path).unwrap();
 }
 
-/// The layer of these models that only predicts, and sees no text.
+/// Returns the prefix of the layer that only predicts further tokens (MTP) and sees no text.
 fn unseen_layer(model: &Path) -> &'static str {
     match model.ends_with("glm4moe-F32.gguf") {
         true => "blk.2.",
@@ -100,7 +100,7 @@ fn unseen_layer(model: &Path) -> &'static str {
     }
 }
 
-/// All models of the folder that llama-quantize takes as they are: one has a table of Q8_0.
+/// Returns all models of the folder that llama-quantize accepts unchanged: one has a Q8_0 table.
 fn models(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder)
         .unwrap()
@@ -165,7 +165,7 @@ fn files_are_those_of_llama_quantize() {
     assert!(n >= 43 * 9, "{n}");
 }
 
-/// Experts become MXFP4, what all tokens share Q8_0; routers and norms stay.
+/// Experts become MXFP4, weights shared by all tokens Q8_0; routers and norms are unchanged.
 #[test]
 fn mixtures_keep_routers_and_give_experts_four_bits() {
     let model = File::mixture().gguf();
@@ -186,7 +186,7 @@ fn mixtures_keep_routers_and_give_experts_four_bits() {
     for t in model.tensors().iter().filter(|t| t.name.contains("_exps.")) {
         let quantized = made.tensor(&t.name).unwrap();
         assert_eq!(quantized.dims, t.dims);
-        // each expert alone becomes the same blocks
+        // quantizing each expert alone gives the same blocks
         let (n, row) = (t.n_elements() as usize / 4, t.dims[0] as usize);
         for (expert, blocks) in made.data(quantized).chunks(n / 32 * 17).enumerate() {
             let source = &model.data(t)[expert * n * 4..(expert + 1) * n * 4];
@@ -203,8 +203,8 @@ fn mixtures_keep_routers_and_give_experts_four_bits() {
     }
 }
 
-/// A layer at the end that predicts tokens beyond the next sees no text, so that nobody can have
-/// importance for it; any other layer without is another model's.
+/// A last layer that predicts tokens beyond the next (MTP) sees no text, so no importance matrix
+/// covers it; any other layer without entries means another model's matrix.
 #[test]
 fn importance_may_lack_layers_that_only_predict() {
     let dir = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn importance_may_lack_layers_that_only_predict() {
     assert_eq!(check(&file.gguf()), Ok(()));
 }
 
-/// ggml counts dimensions up to the last that is not 1, and so does what it writes.
+/// ggml counts dimensions up to the last that is not 1, and writes only those.
 #[test]
 fn ones_at_the_end_of_dimensions_are_not_written() {
     let dir = tempfile::tempdir().unwrap();

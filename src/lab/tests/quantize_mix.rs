@@ -1,12 +1,11 @@
-//! The mix rules are llama-quantize's, for models of many shapes: layers, heads, experts, fused and
-//! odd tensors.
+//! The mix rules equal llama-quantize's, for models of many shapes: layers, heads, experts, fused
+//! and odd tensors.
 //!
-//! `quantize_mix.txt` has one line for each model and target: how many tensors get each
-//! type, and a digest of which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026)
-//! printed for these models. To make it again:
-//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-lab quantize_mix`, FOLDER
-//! being where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared
-//! with the file.
+//! `quantize_mix.txt` has one line for each model and target: the number of tensors of each type,
+//! and a digest of all types. It records the output of `llama-quantize --dry-run` (llama.cpp of
+//! October 2026) for these models. To regenerate it: `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo
+//! test --release -p octavo-lab quantize_mix`, where FOLDER has llama-quantize. Where the reference
+//! llama.cpp is built, its output is compared with the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +16,7 @@ use octavo_fixtures::llama_cpp;
 use octavo_lab::imatrix::Importance;
 use octavo_lab::quantize::{Options, Plan, Target};
 
-/// A model without sense but with the keys that llama.cpp asks for.
+/// A dummy model with the keys that llama.cpp requires.
 struct Case {
     name: &'static str,
     architecture: &'static str,
@@ -132,7 +131,7 @@ impl Case {
             } else {
                 add("ffn_gate", vec![w, 2]);
                 add("ffn_up", vec![w, 2]);
-                // the one odd model has rows of 80 here, which only F16 fits
+                // the one odd model has rows of 80 here, which only fit F16
                 add("ffn_down", vec![if w == 96 { 80 } else { 256 }, 2]);
             }
         }
@@ -140,14 +139,14 @@ impl Case {
     }
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
         (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// One line: how many tensors of which type, and a digest of `name=type` in order.
+/// Formats one line: the number of tensors of each type, and a digest of `name=type` in order.
 fn line(case: &Case, target: Target, weighted: bool, types: &[(String, String)]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut all = String::new();
@@ -173,9 +172,8 @@ fn ours(model: &Gguf, importance: Option<&Importance>, target: Target) -> Vec<(S
         .collect()
 }
 
-/// From lines
-/// `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB -> 0.001 MiB (q4_K)`; a
-/// tensor that stays has no type at the end.
+/// Parses the dry run's lines `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB
+/// -> 0.001 MiB (q4_K)`; an unchanged tensor has no type at the end.
 fn theirs(
     program: &Path,
     model: &Path,
@@ -211,8 +209,8 @@ fn theirs(
     text.lines().filter_map(parse).collect()
 }
 
-/// An importance matrix that says nothing of these models' tensors: only that there is one matters
-/// to a dry run.
+/// Writes an importance matrix without entries for these models' tensors: a dry run depends only on
+/// its existence.
 fn importance(folder: &Path) -> std::path::PathBuf {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["none".to_owned()]);

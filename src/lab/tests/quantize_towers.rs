@@ -1,4 +1,4 @@
-//! Vision towers: files are llama-quantize's to the byte, and what is lost is bounded.
+//! Vision towers: files equal llama-quantize's byte for byte, and the loss is bounded.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use octavo_vision::Encoder;
 use octavo_vision::pixels::{Limits, Prepared, TokenLimits, decode};
 use sha2::{Digest, Sha256};
 
-/// What llama-quantize made of the shared towers: file, target, SHA-256. It aborts at the
-/// targets that are not here but Q1_0, whose blocks are longer than the rows of these towers.
+/// llama-quantize's results for the shared towers: file, target, SHA-256. It aborts at the targets
+/// missing here, except Q1_0, whose blocks are longer than the rows of these towers.
 const RECORDED: &str = include_str!("towers.txt");
 
-/// The file of a tower, `None` where the shared folder is absent.
+/// Returns the file of a tower, `None` if the shared folder is absent.
 fn tower(name: &str) -> Option<PathBuf> {
     let folder = if name.starts_with("vl-q25") {
         "q25/"
@@ -26,13 +26,13 @@ fn tower(name: &str) -> Option<PathBuf> {
     shared(&format!("vision/{folder}{name}.gguf"))
 }
 
-/// Types that people store towers in, and as many more as kernels have families.
+/// Types that towers are commonly stored in, and one per kernel family.
 const TARGETS: [&str; 9] = [
     "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "Q3_K_M",
 ];
 
-/// NMSE of the rows of each: half as much again as was measured. Rows of `vl-q25` are so short that
-/// many matrices fall back on blocks of 32.
+/// Largest NMSE of the rows for each target: 1.5 times the measured one. Rows of `vl-q25` are so
+/// short that many matrices fall back to blocks of 32.
 const BOUNDS: [(&str, [f64; 9]); 2] = [
     (
         "vl-a-mmproj-F32",
@@ -81,7 +81,7 @@ fn files_are_llama_quantizes() {
     assert_eq!(compared, 63, "recorded files");
 }
 
-/// The rows of a picture.
+/// Encodes an image and returns its rows.
 fn rows(gguf: &Arc<Gguf>) -> Vec<f32> {
     let options = EngineOptions {
         threads: Some(2),

@@ -1,5 +1,5 @@
-//! Choices of experts that a recording has, against the engine's: the recordings are of the f64
-//! oracle, in the words of llama-eval-callback.
+//! Recorded expert choices against the engine's: the recordings are made by the f64 oracle, in
+//! llama-eval-callback's format.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use octavo_lab::diff::{
 use octavo_model::OwnedTap;
 use octavo_text::tokenizer::EncodeOptions;
 
-/// A few tokens, and more of them than are printed.
+/// A text of few tokens, and one of more tokens than are printed.
 const TEXTS: [&str; 2] = ["3+4", "The fox lived under a tree; 3+4=7."];
 
 const TOPK: &str = "ffn_moe_topk";
 
-/// A mixture in which the router scores two experts alike, opened twice.
+/// An MoE model whose router gives two experts equal scores, opened twice.
 struct Tied {
     dir: tempfile::TempDir,
     gguf: Arc<Gguf>,
     engine: Engine,
 }
 
-/// The experts that have the same scores in every layer.
+/// Experts that have the same scores in every layer.
 const ALIKE: [f64; 2] = [0.0, 1.0];
 
 impl Tied {
@@ -65,12 +65,12 @@ impl Tied {
         })
     }
 
-    /// What a program with such a fault prints of a text.
+    /// Records a text as printed by a program with this fault.
     fn record(&self, text: &str, fault: Box<Fault>) -> Reference {
         self.record_some(text, fault, |_| true)
     }
 
-    /// Of some tensors alone.
+    /// Records some of the tensors only.
     fn record_some(
         &self,
         text: &str,
@@ -110,7 +110,7 @@ impl Tied {
     }
 }
 
-/// The first and the last three of so many.
+/// Returns the indices of the first and the last three of `n`.
 fn printed(n: usize) -> impl Iterator<Item = usize> {
     (0..n).filter(move |i| *i < 3 || i + 3 >= n)
 }
@@ -140,7 +140,7 @@ fn print(out: &mut String, tap: &TapOut) {
     let _ = writeln!(out, "        ],\n    ]\n    sum = {sum:.6}");
 }
 
-/// Takes one of the experts that are alike for the other, where it is printed.
+/// Swaps the experts with equal scores, where they are printed.
 fn taken_for_each_other(tap: &OwnedTap, width: usize, ids: &mut [f64]) {
     if tap.name != TOPK {
         return;
@@ -242,7 +242,7 @@ fn recorded_experts_in_a_wrong_order_are_the_divergence_and_all_behind_them_agre
     assert_eq!(outside(&free).first(), Some(&"ffn_moe_topk-1"));
 }
 
-/// In a recording of nothing else too.
+/// The same holds for a recording of choices only.
 #[test]
 fn choices_that_may_follow_from_others_are_no_near_ties() {
     let Some(tied) = Tied::new() else { return };

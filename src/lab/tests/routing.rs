@@ -1,5 +1,5 @@
-//! Choices of experts under `diff`: a near tie is told apart from a fault, and with the same
-//! routing nothing that follows from it hides one.
+//! Expert choices under `diff`: a near tie is distinguished from a fault, and with the same routing
+//! its consequences do not hide a fault.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use octavo_model::{Model, Op, OwnedTap};
 
 const TOKENS: [u32; 9] = [5, 200, 17, 90, 33, 2, 61, 77, 8];
 
-/// Where the near tie is.
+/// Position of the near tie.
 const POSITION: usize = 4;
 const LAYER: usize = 1;
 
-/// What the scores of two experts that are nearly tied are apart, relatively: less than the values
-/// of two right computations.
+/// Relative gap between the scores of two nearly tied experts: less than that between the values of
+/// two correct computations.
 const TIE: f64 = 2e-7;
 
-/// Mixtures of all kinds of routers: of probabilities, of scores with biases, in groups, beside
+/// MoE models with all kinds of routers: by probabilities, by scores with biases, in groups, beside
 /// recurrent layers.
 const MIXTURES: [&str; 5] = [
     "qwen3moe-F32",
@@ -59,7 +59,7 @@ fn oracle(gguf: &Arc<Gguf>, fault: Box<Fault>) -> OracleExecution {
     OracleExecution::with_fault(gguf.clone(), fault).expect("a model")
 }
 
-/// Another execution with some of its tensors changed, before they are shown and it goes on.
+/// Another execution with some tensors changed, before they are reported and the pass continues.
 struct Changed {
     of: Box<dyn Execution>,
     change: Box<Fault>,
@@ -106,16 +106,16 @@ fn routing(c: &Comparison) -> &Routing {
     c.routing.as_ref().expect("a mixture")
 }
 
-/// Names of the tensors outside their bounds.
+/// Returns the names of the tensors outside their bounds.
 fn outside(c: &Comparison) -> Vec<&str> {
     let outside = c.taps.iter().filter(|tap| tap.outside);
     outside.map(|tap| tap.name.as_str()).collect()
 }
 
-/// How a layer chooses experts.
+/// Router of a layer.
 #[derive(Clone)]
 struct Router {
-    /// The tensor with the scores.
+    /// Name of the tensor with the scores.
     by: String,
     used: usize,
     groups: Option<TopGroups>,
@@ -142,7 +142,7 @@ impl Router {
         }
     }
 
-    /// The experts that may be chosen, best first.
+    /// Returns the experts that may be chosen, best first.
     fn order(&self, row: &[f64]) -> Vec<usize> {
         let descending = |mut order: Vec<usize>, of: &[f64]| {
             order.sort_by(|i, j| of[*j].total_cmp(&of[*i]));
@@ -162,8 +162,8 @@ impl Router {
         descending(experts, row)
     }
 
-    /// Ties the last expert that is chosen with the next one, so that `ahead` decides which of them
-    /// it is.
+    /// Ties the last chosen expert with the next one, so that `ahead` decides which of the two is
+    /// chosen.
     fn tie(&self, ahead: f64) -> impl FnMut(&OwnedTap, usize, &mut [f64]) + Send + use<> {
         let router = self.clone();
         move |tap, width, x| {
@@ -172,7 +172,7 @@ impl Router {
             }
             let row = &mut x[POSITION * width..(POSITION + 1) * width];
             let (order, used) = (router.order(row), router.used);
-            // those above do not come near
+            // the experts above are not close to a tie
             for (place, at) in order[..used].iter().enumerate() {
                 row[*at] += (used - place) as f64;
             }
@@ -211,7 +211,7 @@ fn a_near_tie_is_no_divergence_and_with_the_same_routing_nothing_follows_from_it
                 (&*format!("ffn_moe_topk-{LAYER}"), POSITION, Cause::NearTie),
                 "{what}"
             );
-            // whatever else differs may follow from it
+            // every other difference may follow from it
             let others = routing(&free).differing - 1;
             assert_eq!(routing(&free).following, others, "{what}");
             let of = |c: &Comparison, name: &str| {
@@ -239,7 +239,7 @@ fn a_near_tie_is_no_divergence_and_with_the_same_routing_nothing_follows_from_it
     }
 }
 
-/// Without any tie: the choices of the first, whatever they are, become those of the second.
+/// Without any tie: the choices of the first, whatever they are, replace those of the second.
 #[test]
 fn another_choice_without_a_tie_is_the_divergence_and_all_behind_it_agrees() {
     for name in MIXTURES {
@@ -266,12 +266,12 @@ fn another_choice_without_a_tie_is_the_divergence_and_all_behind_it_agrees() {
             assert_eq!(routing.reordered, TOKENS.len(), "{what}");
             assert!(routing.unexplained > 0, "{what}");
         }
-        // seen as well where each goes on with its own
+        // also seen if each continues with its own choice
         let (mut a, mut b) = (oracle(&gguf, turned()), engine(&gguf, Isa::Scalar));
         let c = run(&mut a, &mut b, false);
         let first = c.first_divergence.expect("a tensor").name;
         assert_eq!(first, format!("ffn_moe_topk-{LAYER}"), "{name}");
-        // and the other way round
+        // and with the executions swapped
         let (mut a, mut b) = (engine(&gguf, Isa::Scalar), oracle(&gguf, turned()));
         let c = run(&mut a, &mut b, true);
         assert_eq!(outside(&c), [format!("ffn_moe_topk-{LAYER}")], "{name}");
@@ -282,7 +282,7 @@ fn another_choice_without_a_tie_is_the_divergence_and_all_behind_it_agrees() {
     }
 }
 
-/// A fault behind a near tie: without the same routing all of it could have been the tie's doing.
+/// A fault after a near tie: without the same routing, the tie could explain all of it.
 #[test]
 fn a_fault_behind_the_router_is_found_with_the_same_routing_only() {
     for name in ["qwen3moe-F32", "deepseek2-F32"] {
@@ -314,7 +314,7 @@ fn a_fault_behind_the_router_is_found_with_the_same_routing_only() {
     }
 }
 
-/// What decides between experts is not what they are weighed with.
+/// The scores that select experts are not the weights of their outputs.
 #[test]
 fn a_bias_of_the_router_in_the_weights_is_found_with_the_same_routing() {
     for name in ["glm4moe-F32", "deepseek2-F32"] {
@@ -378,7 +378,7 @@ fn an_execution_that_fails_holds_nobody_up() {
     assert!(failed.is_err(), "experts that do not exist");
     let failed = compare(&mut b, &mut a, (&TOKENS[..]).into(), &mut |_, _| {});
     assert!(failed.is_err(), "experts that do not exist");
-    // the second's are not used where the first's are
+    // the second's choices are replaced by the first's
     let c = compare_with(
         &mut b,
         &mut a,

@@ -1,4 +1,4 @@
-//! What each operation's inputs explain of its result: an arm for each.
+//! Error and size of each operation's result as explained by its inputs, one arm per operation.
 
 use octavo_kernels::{CacheLayer, Recurrence, Scores};
 use octavo_model::{Op, ValueId, VecId, WeightId};
@@ -7,7 +7,7 @@ use super::rules::{self, each_row, largest, rms};
 use super::{Bounds, Error, Explained, Stats, U, step};
 
 impl Bounds<'_> {
-    /// Error and size of a node's result, as its inputs explain them.
+    /// Returns error and size of a node's result, as explained by its inputs.
     pub(super) fn explain(&mut self, at: usize) -> Result<Explained, Error> {
         let model = self.model;
         let out = model.graph().nodes[at].out;
@@ -55,7 +55,7 @@ impl Bounds<'_> {
             Op::Slice { x, each, width, .. } => rules::slice(n, self.of(x), each, width),
             Op::SelectRows { x } | Op::AllGather { x, .. } => rules::same(n, self.of(x)),
             Op::Softmax { x } => rules::softmax(n, self.of(x), self.width(x)),
-            // any, until both choices are known
+            // any choice is possible, until both are known
             Op::TopK { x, .. } => each_row(n, |_| (self.width(x), self.width(x))),
             Op::Gather { x, ids } => {
                 let of = self.width(x) / self.width(ids);
@@ -77,7 +77,7 @@ impl Bounds<'_> {
         })
     }
 
-    /// What is known of a value that was computed.
+    /// Returns the measured errors and sizes of a computed value.
     fn of(&self, value: ValueId) -> &Stats {
         &self.stats[value.index()]
     }
@@ -93,7 +93,7 @@ impl Bounds<'_> {
         }))
     }
 
-    /// The same for both, as far as the pixels are.
+    /// Explains the graph's input: identical in both, up to the error of the pixels.
     fn input(&self, n: usize) -> Explained {
         let width = self.model.graph().input.max(1);
         let sizes: Vec<f64> = self.entering.rows.chunks_exact(width).map(rms).collect();
@@ -110,7 +110,7 @@ impl Bounds<'_> {
         })
     }
 
-    /// The parts of `x`, each times its weight, added up: no more than there are parts.
+    /// Explains the weighted sum of the `count` parts of `x`.
     fn weighted(&self, x: ValueId, weights: ValueId) -> Explained {
         let count = self.width(weights);
         let (x, w) = (&self.stats[x.index()], &self.stats[weights.index()]);
@@ -121,7 +121,7 @@ impl Bounds<'_> {
         })
     }
 
-    /// rms of the values from `from` on that are given in the place of row `r`.
+    /// Returns the rms of the values from `from` on in the embedding given for row `r`, if any.
     fn given(&self, r: usize, from: usize, width: usize) -> Option<f64> {
         let row = self.entering.given.get(r)?.as_ref()?;
         Some(rms(&row[from..from + width]))
@@ -159,7 +159,7 @@ impl Bounds<'_> {
         }))
     }
 
-    /// A few rows, each weighed.
+    /// Explains a convolution: a weighted sum of a few rows.
     fn convolution(&self, x: ValueId, weight: VecId) -> Explained {
         let weight = self.model.tensors().vector(weight);
         let kernel = (weight.len() as f64 / self.width(x)).max(1.0);
@@ -176,8 +176,8 @@ impl Bounds<'_> {
         })
     }
 
-    /// The largest relative errors of queries, keys, values and rates so far, and of what is left
-    /// of the state.
+    /// Explains linear attention: the largest relative errors so far of queries, keys, values and
+    /// rates, and of the decayed state.
     fn linear_attention(&self, inputs: [ValueId; 5], how: Recurrence) -> Explained {
         let [q, k, v, decay, rate] = inputs.map(|value| &self.stats[value.index()]);
         let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
@@ -210,7 +210,7 @@ impl Bounds<'_> {
         let mut explained = Explained::default();
         let mut read = 0;
         for r in 0..self.entering.n {
-            // a position attends to all before it, or to all there are: the worst of them
+            // a position attends to all before it, or to all there are: take the worst of them
             let seen = if scores.causal {
                 r + 1
             } else {
@@ -233,13 +233,12 @@ impl Bounds<'_> {
         explained
     }
 
-    /// `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 that points nowhere in
-    /// particular.
+    /// Returns `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 in a random direction.
     fn gain(&mut self, id: WeightId) -> Result<f64, Error> {
         self.gain_of(id, 1)
     }
 
-    /// The largest of those of so many experts, one below the other.
+    /// Returns the largest such gain among `experts` matrices stacked by rows.
     fn gain_of(&mut self, id: WeightId, experts: usize) -> Result<f64, Error> {
         if let Some(gain) = self.gains.get(&id) {
             return Ok(*gain);
@@ -262,7 +261,7 @@ impl Bounds<'_> {
         Ok(gain)
     }
 
-    /// What two types of one weight differ by, relatively; nothing for equal types.
+    /// Returns the relative difference between two types of one weight; 0 for equal types.
     fn other_type(&self, id: WeightId) -> f64 {
         let a = self.model.tensors().matrix(id).ty;
         let b = self

@@ -1,11 +1,10 @@
-//! What an operation makes of the errors and sizes of its inputs, where these are all that it takes
-//! to know.
+//! Error rules of operations that need only the errors and sizes of their inputs.
 
 use octavo_kernels::{Activation, Function, MERGED_ROWS};
 
 use super::{Explained, Stats, U};
 
-/// What a function of the row says of error and size.
+/// Applies `one` to every row; it returns (error, size).
 pub(super) fn each_row(n: usize, one: impl Fn(usize) -> (f64, f64)) -> Explained {
     let (error, size) = (0..n).map(one).unzip();
     Explained { error, size }
@@ -15,7 +14,7 @@ pub(super) fn same(n: usize, x: &Stats) -> Explained {
     each_row(n, |r| (x.error[r], x.size[r]))
 }
 
-/// The same for both.
+/// Explains a value that is the same in both executions.
 pub(super) fn constant(n: usize, size: f64) -> Explained {
     each_row(n, |_| (0.0, size))
 }
@@ -33,7 +32,7 @@ pub(super) fn concat(n: usize, a: &Stats, b: &Stats, each: [usize; 2]) -> Explai
     })
 }
 
-/// A part of a row may have all of its error, and all of its size.
+/// Explains a part of a row, which may hold all of the row's error and size.
 pub(super) fn slice(n: usize, x: &Stats, each: usize, width: usize) -> Explained {
     let share = (each as f64 / width as f64).sqrt();
     each_row(n, |r| (share * x.error[r], share * x.size[r]))
@@ -53,14 +52,15 @@ pub(super) fn rotation(n: usize, x: &Stats, magnitude: f64) -> Explained {
     })
 }
 
-/// As many roundings as there are sums on a value's way, and one of the factor.
+/// Explains a Hadamard transform: one rounding per addition a value passes through, and one for the
+/// factor.
 pub(super) fn hadamard(n: usize, x: &Stats, order: usize) -> Explained {
     let roundings = f64::from(order.ilog2() + 2);
     each_row(n, |r| (x.error[r] + roundings * U * x.size[r], x.size[r]))
 }
 
 pub(super) fn gate(n: usize, gate: &Stats, up: &Stats, act: Activation) -> Explained {
-    // gpt-oss adds 1 to what is gated
+    // gpt-oss adds 1 to the up projection before gating
     let more = f64::from(u8::from(act == Activation::SwigluOai));
     each_row(n, |r| {
         let factor = up.size[r] + more;
@@ -93,7 +93,7 @@ pub(super) fn elementwise_product(n: usize, a: &Stats, b: &Stats) -> Explained {
     })
 }
 
-/// Times factors of which `by` is the largest.
+/// Explains a product with factors of at most `by`.
 pub(super) fn factors(n: usize, x: &Stats, by: f64) -> Explained {
     each_row(n, |r| {
         let size = by * x.size[r];
@@ -104,13 +104,14 @@ pub(super) fn factors(n: usize, x: &Stats, by: f64) -> Explained {
 pub(super) fn softmax(n: usize, x: &Stats, width: f64) -> Explained {
     each_row(n, |r| {
         let size = 1.0 / width.sqrt();
-        // arguments are rounded too, the largest by as much as it is
+        // arguments are rounded too, the largest in proportion to its size
         let own = U * (16.0 + width.sqrt() * (1.0 + x.size[r])) * size;
         (0.5 * x.error[r] + own, size)
     })
 }
 
-/// One of so many values each: the largest may be among them, with all of the error.
+/// Explains a gather of one out of `of` values: the largest may be among them, with all of the
+/// error.
 pub(super) fn gather(n: usize, x: &Stats, ids: &Stats, of: f64) -> Explained {
     let few = of.max(1.0).sqrt();
     each_row(n, |r| {
@@ -128,7 +129,7 @@ pub(super) fn normalize(n: usize, x: &Stats, width: f64, least: f32) -> Explaine
     })
 }
 
-/// What follows from choices of experts is off by as much more as other choices may change.
+/// Adds the error that other expert choices may cause to a value computed from `ids`.
 pub(super) fn of_choices(mut explained: Explained, ids: &Stats) -> Explained {
     for (r, error) in explained.error.iter_mut().enumerate() {
         *error += others(ids, r, explained.size[r]);
@@ -147,8 +148,8 @@ pub(super) fn of_function(n: usize, x: &Stats, f: Function) -> Explained {
     each_row(n, |r| unary(f, x.error[r], x.size[r]))
 }
 
-/// Error and size of a function's values, of those of its argument. Of the size no more is known
-/// than the largest that it can be, so that a few roundings of it are allowed for.
+/// Returns error and size of a function's value from those of its argument. Only an upper bound of
+/// the size is known, so a few roundings of it are allowed for.
 fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
     match f {
         Function::SoftCap(cap) => {
@@ -171,8 +172,8 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
             let size = size + std::f64::consts::LN_2;
             (error + 16.0 * U * size, size)
         }
-        // of what is not above 0: a change of x by a part of it changes e^x by no more than that
-        // part of 1 / e, however large x is
+        // for x <= 0, a relative change of x changes e^x by no more than that fraction of 1 / e,
+        // however large x is
         Function::Exp => {
             let part = error / size.max(f64::MIN_POSITIVE);
             (error.min(0.4 * part) + 16.0 * U, 1.0)
@@ -180,7 +181,7 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
     }
 }
 
-/// What other choices of experts may change of a value of such a size: all of it, twice.
+/// Returns the error that other expert choices may cause in a value of this size: twice all of it.
 fn others(ids: &Stats, row: usize, size: f64) -> f64 {
     if ids.error[row] > 0.0 {
         2.0 * size
@@ -189,7 +190,7 @@ fn others(ids: &Stats, row: usize, size: f64) -> f64 {
     }
 }
 
-/// Of what is one of several errors or sizes, each of as many values.
+/// Returns the rms of errors or sizes that each cover equally many values.
 pub(super) fn rms_of(x: &[f64]) -> f64 {
     (x.iter().map(|x| x * x).sum::<f64>() / x.len().max(1) as f64).sqrt()
 }

@@ -1,10 +1,9 @@
-//! Which tensor gets which type: llama-quantize's rules, as pure functions of names, shapes and a
-//! few numbers.
+//! Type of each tensor in a quantization mix: llama-quantize's rules, as pure functions of names,
+//! shapes and a few numbers.
 //!
-//! A file type is a mix. Its matrices have one type by default; those that matter most (the output,
-//! values, the second matrix of the feed-forward block, the first and last layers) get more bits.
-//! The rules count as they go through the tensors in the order of layers and names, so that order
-//! is part of them.
+//! A file type is a mix. Its matrices have one type by default; those that matter most (output
+//! head, V projections, FFN down projections, the first and last layers) get more bits. The rules
+//! count tensors in the order of layers and names, so that order is part of them.
 
 use octavo_quant::TensorType as T;
 
@@ -14,28 +13,29 @@ use super::Target;
 pub(super) use names::layer_of;
 pub use names::{Role, is_quantizable, order};
 
-/// What the rules ask of the model.
+/// Model properties that the rules depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `general.architecture`.
     pub architecture: String,
-    /// Layers, prediction layers included.
+    /// Number of layers, prediction (MTP) layers included.
     pub n_layer: u32,
-    /// Heads of the first layer.
+    /// Query heads of the first layer.
     pub n_head: u32,
     /// Key and value heads of the first layer.
     pub n_head_kv: u32,
-    /// Experts; 0 in a dense model.
+    /// Number of experts; 0 in a dense model.
     pub n_expert: u32,
 }
 
 impl Facts {
-    /// Query heads that share a key head.
+    /// Returns the number of query heads per KV head.
     fn n_gqa(&self) -> u32 {
         self.n_head.checked_div(self.n_head_kv).unwrap_or(0)
     }
 
-    /// The models that llama.cpp calls 70B; their values are small and get more bits.
+    /// Returns whether llama.cpp calls the model a 70B; the V projections of these are small and
+    /// get more bits.
     fn is_70b(&self) -> bool {
         match (self.architecture.as_str(), self.n_layer) {
             ("llama", 80) => self.n_head != self.n_head_kv,
@@ -45,34 +45,34 @@ impl Facts {
     }
 }
 
-/// What the user asked for beyond the file type.
+/// User's choices beyond the file type.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
-    /// Every matrix has the default type.
+    /// Give every matrix the default type.
     pub pure: bool,
-    /// The type of `output.weight` (and of embeddings that double as it).
+    /// Type of `output.weight` (and of tied embeddings).
     pub output: Option<T>,
-    /// The type of the token embeddings.
+    /// Type of the token embeddings.
     pub embedding: Option<T>,
-    /// `output.weight` stays as it is.
+    /// Leave `output.weight` unchanged.
     pub keep_output: bool,
-    /// Types for the tensors whose name an expression finds; the first one that does decides.
+    /// Types for tensors whose name matches a pattern; the first match decides.
     pub overrides: Vec<(regex::Regex, T)>,
-    /// An importance matrix is at hand.
+    /// Whether an importance matrix is given.
     pub has_importance: bool,
 }
 
-/// A tensor without a layer number, or with one past the last, where the rules need it.
+/// A tensor without a layer number, or with one past the last layer, where the rules need it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor {tensor}: expected a name blk.N. with N below {n_layer}")]
 pub struct NoLayer {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
-    /// Layers of the model.
+    /// Number of layers in the model.
     pub n_layer: u32,
 }
 
-/// Goes through the tensors in order and gives each its type.
+/// Assigns each tensor its type; tensors must come in order.
 #[derive(Clone, Debug)]
 pub struct Mix<'a> {
     facts: &'a Facts,
@@ -87,7 +87,7 @@ pub struct Mix<'a> {
 }
 
 impl<'a> Mix<'a> {
-    /// Rules for a model with tensors of these names.
+    /// Creates the rules for a model with tensors of these names.
     pub fn new<'n>(
         facts: &'a Facts,
         target: Target,
@@ -112,11 +112,11 @@ impl<'a> Mix<'a> {
         mix
     }
 
-    /// The type of the next tensor, before the length of its rows is looked at; `None` if it stays
-    /// as it is.
+    /// Returns the type of the next tensor, regardless of the length of its rows; `None` if it is
+    /// unchanged.
     ///
     /// # Errors
-    /// In a mixture of experts: a feed-forward tensor whose name has no layer of the model.
+    /// In an MoE model: an FFN tensor whose name has no layer of the model.
     pub fn wanted(&mut self, name: &str, dims: &[u64]) -> Result<Option<T>, NoLayer> {
         let c = self.choices;
         let kept = self.target == Target::COPY
@@ -188,7 +188,7 @@ impl<'a> Mix<'a> {
         Ok(ty)
     }
 
-    /// The output, or embeddings that double as it.
+    /// Returns the type of the output head, or of tied embeddings.
     fn output(&self, dims: &[u64]) -> T {
         let default = self.target.default_type();
         let fits = dims
@@ -204,7 +204,7 @@ impl<'a> Mix<'a> {
         }
     }
 
-    /// Embeddings beside an output of their own.
+    /// Returns the type of embeddings that are not tied.
     fn embedding(&self) -> T {
         match self.target {
             Target::IQ2_XXS | Target::IQ2_XS | Target::IQ1_S | Target::IQ1_M => T::Q2_K,
@@ -214,7 +214,7 @@ impl<'a> Mix<'a> {
         }
     }
 
-    /// The mixes IQ1_S .. IQ2_M.
+    /// Returns the type in the mixes IQ1_S .. IQ2_M.
     fn two_bits(&mut self, role: Role) -> T {
         let default = self.target.default_type();
         let upper = matches!(self.target, Target::IQ2_S | Target::IQ2_M);
@@ -303,7 +303,7 @@ impl<'a> Mix<'a> {
             Target::Q4_K_M | Target::Q5_K_M if more_bits(i, n) => T::Q6_K,
             Target::IQ4_NL | Target::IQ4_XS if early && !has_importance => T::Q5_K,
             Target::Q4_K_S if !falcon && early => T::Q5_K,
-            // weighted Q4_0 and Q5_0 can go wrong in the first of these matrices
+            // importance-weighted Q4_0 and Q5_0 can go wrong in the first of these matrices
             Target::Q4_0 if has_importance && early => T::Q4_1,
             Target::Q5_0 if has_importance && early => T::Q5_1,
             target => target.default_type(),
@@ -361,8 +361,8 @@ impl<'a> Mix<'a> {
         })
     }
 
-    /// The layer of a feed-forward tensor: counted in dense models, by its name where experts come
-    /// in any order.
+    /// Returns the layer of an FFN tensor: by count in dense models, by name in MoE models, where
+    /// expert tensors come in any order.
     fn layer(&self, name: &str, counted: u32) -> Result<u32, NoLayer> {
         if self.facts.n_expert <= 1 {
             return Ok(counted);
@@ -381,7 +381,7 @@ impl<'a> Mix<'a> {
     }
 }
 
-/// The first and last eighth of the layers and every third between.
+/// Returns whether layer `i` is in the first or last eighth, or a third one in between.
 fn more_bits(i: u32, n: u32) -> bool {
     i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
 }
@@ -391,13 +391,13 @@ fn is_two_bits(target: Target) -> bool {
     matches!(target, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ2_M)
 }
 
-/// Whether values of this type come in blocks.
+/// Returns whether this type stores values in blocks.
 pub(super) fn is_block_type(ty: T) -> bool {
     ty.block_len() > 1
 }
 
-/// The type for rows of `n` values that are no whole number of `wanted`'s blocks; `None` where
-/// llama-quantize has none.
+/// Returns the type for rows of `n` values, a smaller block's if `n` is no multiple of `wanted`'s;
+/// `None` where llama-quantize has no fallback.
 pub fn fallback(wanted: T, n: u64) -> Option<T> {
     let fits = |ty: T| n.is_multiple_of(ty.block_len() as u64);
     if fits(wanted) {
@@ -422,7 +422,7 @@ pub fn fallback(wanted: T, n: u64) -> Option<T> {
     Some(if fits(smaller) { smaller } else { T::F16 })
 }
 
-/// Whether a tensor of this type is useless without an importance matrix.
+/// Returns whether a tensor of this type is useless without an importance matrix.
 pub fn requires_importance(target: Target, name: &str, ty: T) -> bool {
     if matches!(Role::of(name), Role::Embedding | Role::Output) {
         return false;

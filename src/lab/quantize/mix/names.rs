@@ -1,6 +1,6 @@
-//! What a tensor's name says: its part in the model, its layer, and whether it may be quantized.
+//! Tensor names: role, layer, and whether the tensor may be quantized.
 
-/// The part that a matrix plays, by its name.
+/// Role of a matrix, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say all
 pub enum Role {
@@ -19,7 +19,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The part of the tensor of this name.
+    /// Returns the role of the tensor of this name.
     pub fn of(name: &str) -> Role {
         const PARTS: [(&str, Role); 9] = [
             ("attn_qkv.weight", Role::Qkv),
@@ -47,7 +47,7 @@ impl Role {
     }
 }
 
-/// Parts of names whose tensors stay as they are, in every architecture: norms, routers,
+/// Substrings of the names of unquantized tensors, in every architecture: norms, routers,
 /// convolutions, state-space and RWKV vectors, position tables, parts of vision and audio towers.
 const KEPT: [&str; 35] = [
     "_norm.weight",
@@ -87,10 +87,10 @@ const KEPT: [&str; 35] = [
     "mm.a.code_embd",
 ];
 
-/// Whole names that stay as they are: positions and token types of encoders.
+/// Full names of unquantized tensors: position and token type embeddings of encoders.
 const KEPT_WHOLE: [&str; 2] = ["position_embd.weight", "token_types.weight"];
 
-/// What stays as it is in `glm5-next` besides.
+/// Further substrings of unquantized tensors in `glm5-next`.
 const KEPT_GLM5_NEXT: [&str; 14] = [
     "hc_",
     "indexer.attn_q_b",
@@ -108,7 +108,7 @@ const KEPT_GLM5_NEXT: [&str; 14] = [
     "attn_v_b.weight",
 ];
 
-/// Whether a tensor is a matrix of weights that may change its type. `dims` are in ggml's order.
+/// Returns whether a tensor is a weight matrix that may be quantized. `dims` are in ggml's order.
 pub fn is_quantizable(architecture: &str, name: &str, dims: &[u64]) -> bool {
     let is_matrix = dims.iter().skip(1).any(|&n| n > 1);
     is_matrix
@@ -118,7 +118,7 @@ pub fn is_quantizable(architecture: &str, name: &str, dims: &[u64]) -> bool {
         && !(architecture == "glm5-next" && KEPT_GLM5_NEXT.iter().any(|part| name.contains(part)))
 }
 
-/// The number after `blk.`.
+/// Returns the layer number after `blk.`.
 pub(in super::super) fn layer_of(name: &str) -> Option<i64> {
     let rest = name.strip_prefix("blk.")?;
     let end = rest
@@ -127,8 +127,8 @@ pub(in super::super) fn layer_of(name: &str) -> Option<i64> {
     rest[..end].parse().ok()
 }
 
-/// The order of tensors in the file and for the rules: by layer (those without one first), then by
-/// name.
+/// Compares tensors in the order of the file and of the rules: by layer (those without one first),
+/// then by name.
 pub fn order(a: &str, b: &str) -> std::cmp::Ordering {
     let layer = |name| layer_of(name).unwrap_or(-1);
     layer(a)

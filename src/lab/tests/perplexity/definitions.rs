@@ -1,15 +1,15 @@
-//! Divergence against its definitions, written out.
+//! Divergence against its written-out definitions.
 
 use super::*;
 
-/// Of each token: what its definitions say, from the model's logits and the base's bytes.
+/// Values of each token by definition, from the model's logits and the base's bytes.
 #[derive(Default)]
 struct Expected {
     nll: Vec<f64>,
     nll_base: Vec<f64>,
     kld: Vec<f64>,
     dp: Vec<f64>,
-    /// How many have the same most likely token.
+    /// Number of tokens with the same most likely token.
     same: usize,
 }
 
@@ -34,7 +34,7 @@ impl Expected {
         all
     }
 
-    /// Pearson's, of both negative log-likelihoods.
+    /// Returns Pearson's correlation of both negative log-likelihoods.
     fn correlation(&self) -> f64 {
         let (mean_a, mean_b) = (
             mean_and_error(&self.nll).0,

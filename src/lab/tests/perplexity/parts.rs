@@ -1,11 +1,11 @@
-//! A text that is scored in parts: every digit is that of the text scored at once.
+//! Scoring a text in parts: every digit equals that of the whole text scored at once.
 
 use std::ops::Range;
 
 use super::*;
 use octavo_lab::eval::divergence_of;
 
-/// Ways to cut so many chunks, each part's chunks in order.
+/// Returns ways to cut `n` chunks into parts, in order.
 fn cuts(n: usize) -> Vec<Vec<Range<usize>>> {
     let even = |parts: usize| {
         (0..parts)
@@ -21,7 +21,7 @@ fn cuts(n: usize) -> Vec<Vec<Range<usize>>> {
     ]
 }
 
-/// All figures, bit for bit.
+/// Returns all figures as bits.
 fn bits(estimates: &[octavo_lab::eval::Estimate]) -> Vec<[u64; 2]> {
     estimates
         .iter()
@@ -50,7 +50,7 @@ fn perplexity_has_the_same_digits_however_the_text_is_cut() {
     }
 }
 
-/// Every figure of a divergence, bit for bit, and its percentiles.
+/// Returns every figure of a divergence and its percentiles as bits.
 fn figures(d: &Divergence) -> (Vec<[u64; 2]>, [u32; 6]) {
     let estimates = [
         d.ppl(),
@@ -77,7 +77,7 @@ fn is_the_same_however_it_is_cut(engine: &Engine, bytes: Vec<u8>) {
     let cut_at = base.cut();
     for cut in cuts(whole.chunks()) {
         let (mut merged, mut widest) = (Divergence::default(), 0.0f32);
-        // the last part first: what was read before must not matter
+        // last part first: results must not depend on earlier reads
         let parts = cut.iter().rev().map(|part| {
             let mut base = Reader::new(Cursor::new(bytes.clone()), "base").expect("sound");
             let scored = divergence_of(engine, &mut base, part.clone(), &options, &mut ());
@@ -103,8 +103,8 @@ fn divergence_has_the_same_digits_however_the_base_is_cut() {
     is_the_same_however_it_is_cut(&engine, base_of(&text, &foreign_rows(&engine, &text)));
 }
 
-/// A row that goes down to 24 nats, as ik_llama.cpp writes it, says so for its own chunk and for no
-/// other: which chunks were read before it is of no account.
+/// A row that goes down to 24 nats, as ik_llama.cpp writes it, affects its own chunk only,
+/// whichever chunks were read before.
 #[test]
 fn a_wider_row_counts_for_its_own_chunk() {
     let engine = engine(&ModelSource::Demo, 8);

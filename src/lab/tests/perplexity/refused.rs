@@ -1,4 +1,4 @@
-//! Texts and bases that fit neither a model nor each other.
+//! Texts and bases that do not fit the model or each other.
 
 use super::*;
 

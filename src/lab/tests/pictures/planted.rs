@@ -1,8 +1,8 @@
-//! Planted faults, each found at its address.
+//! Injected faults, each located at the right tensor.
 
 use super::*;
 
-/// The oracle of a text model that is given other positions and rows than it should be.
+/// The oracle of a text model with wrong positions or image embeddings.
 struct OtherInput<'a> {
     asked: &'a Asked,
     subject: Subject,
@@ -94,7 +94,7 @@ fn positions_counted_in_tokens_are_found_behind_the_first_picture() {
         let after = positions.iter().position(|at| at[1] != at[0]);
         let begins = after.expect("a picture") - 1;
         let mut rows = positions.iter_mut().enumerate();
-        // the first picture has what it should have; what follows counts its rows
+        // the first image has the right positions; the text after it counts its rows
         let text_again = |(row, at): &(usize, &mut Position)| *row > begins && at[1] == at[0];
         while rows.next().is_some_and(|row| !text_again(&row)) {}
         rows.for_each(|(row, at)| *at = [row, row, row, 0]);
@@ -159,7 +159,7 @@ fn a_mask_by_time_alone_is_found_at_the_first_attention() {
                     let terms = of_kv(k, s).into_iter().zip(q);
                     terms.map(|(a, b)| a * b).sum::<f64>() / 8.0
                 };
-                // all of a picture have one time
+                // all tokens of an image have the same time position
                 let seen = (0..positions.len()).filter(|s| positions[*s][0] <= positions[t][0]);
                 let weights: Vec<(usize, f64)> = seen.map(|s| (s, dot(s).exp())).collect();
                 let sum: f64 = weights.iter().map(|(_, w)| w).sum();
@@ -179,7 +179,7 @@ fn a_mask_by_time_alone_is_found_at_the_first_attention() {
     assert!(octavo_engine::is_cell(asked.tokens[position]));
 }
 
-/// Where the engine and the oracle with a fault first part on a picture.
+/// Returns the first difference between the engine and the oracle with a fault, on an image.
 fn tower_address(fault: impl FnOnce(&Gguf, Layout) -> Box<Fault>) -> Option<(String, usize)> {
     let gguf = open(&shared("vision/vl-a-mmproj-F32.gguf")?);
     let picture = picture("photo")?;

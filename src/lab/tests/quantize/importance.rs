@@ -1,8 +1,8 @@
-//! Quantizing by importance matrices.
+//! Quantizing with importance matrices.
 
 use super::*;
 
-/// An importance matrix with these weights for one tensor.
+/// Writes an importance matrix with these weights for one tensor.
 fn imatrix(folder: &Path, tensor: &str, weights: &[f32]) -> Importance {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["text".to_owned()]);
