@@ -1,26 +1,27 @@
 //! AWQ: 4-bit codes with one f16 scale and one 4-bit zero point for a group of a row (Lin et al.
 //! 2023).
 //!
-//! Checkpoints keep a weight as three matrices, input features first: codes and zero points eight
-//! to a 32-bit word ([`unpack`]), scales as f16. Here a group is a block of a row like any other,
-//! which is what kernels read:
+//! Checkpoints store a weight as three matrices, input features first: codes and zero points eight
+//! to a 32-bit word ([`unpack`]), scales as f16. Here a group becomes a block of a row like in GGUF
+//! formats, as kernels expect:
 //!
 //! | bytes | |
 //! |---|---|
 //! | `d` f16 | the scale |
 //! | `z` u8 | the zero point, in its lower four bits |
-//! | `qs` | codes, 16 bytes for 32: byte `j % 16` of group `j / 32` has code `j`, bits 0..4 for `j % 32 < 16` |
+//! | `qs` | codes, 16 bytes for 32 |
 //!
-//! and value `j` is `q * d - z * d`: `(q - z) * d`, which f32 holds exactly. No GGUF file has such
-//! blocks.
+//! Code `j` is in byte `j % 16` of group `j / 32` of `qs`, in bits 0..4 for `j % 32 < 16` and in
+//! bits 4..8 otherwise. Value `j` is `q * d - z * d`: `(q - z) * d`, which f32 holds exactly. No
+//! GGUF file has such blocks.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16};
 use crate::format::{Format, block_format};
 
-/// Feature, of eight neighbours, whose four bits are at `4 i` of a word.
+/// Index among eight neighbouring features of the code at bits `4 i` of a word.
 pub const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// The eight codes of a word, in the order of features.
+/// Unpacks the eight codes of a word, in the order of features.
 #[must_use]
 pub fn unpack(word: u32) -> [u8; 8] {
     let mut codes = [0; 8];
@@ -30,7 +31,7 @@ pub fn unpack(word: u32) -> [u8; 8] {
     codes
 }
 
-/// The word of eight codes, of which the lowest four bits count.
+/// Packs eight codes into a word; only their lowest four bits are used.
 #[must_use]
 pub fn pack(codes: [u8; 8]) -> u32 {
     ORDER.into_iter().enumerate().fold(0, |word, (i, feature)| {
@@ -38,8 +39,8 @@ pub fn pack(codes: [u8; 8]) -> u32 {
     })
 }
 
-/// A group of a row as a block: the bits of its f16 scale, its zero point, and its codes, 32 or a
-/// multiple of that.
+/// Writes a group of a row as a block: the bits of its f16 scale, its zero point, and its codes (a
+/// multiple of 32).
 ///
 /// # Panics
 /// If `block` is not 3 bytes and half a byte for each code.
@@ -55,7 +56,7 @@ pub fn block(scale: u16, zero: u8, codes: &[u8], block: &mut [u8]) {
     }
 }
 
-/// The codes of a block.
+/// Reads the codes of a block.
 pub fn codes(block: &[u8], codes: &mut [u8]) {
     for (c, q) in codes.chunks_exact_mut(32).zip(block[3..].chunks_exact(16)) {
         for (j, c) in c.iter_mut().enumerate() {
@@ -64,8 +65,8 @@ pub fn codes(block: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// The scale's bits, the zero point and the codes of a group of floats, rounded to the nearest: the
-/// range is widened to hold 0, as AutoAWQ does with zero points.
+/// Quantizes a group to nearest: returns the bits of the f16 scale, the zero point and the codes.
+/// The range is widened to include 0, as AutoAWQ does with zero points.
 #[must_use]
 pub fn round<const N: usize>(x: &[f32; N]) -> (u16, u8, [u8; N]) {
     let (lo, hi) = x
@@ -74,7 +75,7 @@ pub fn round<const N: usize>(x: &[f32; N]) -> (u16, u8, [u8; N]) {
     let mut scale = [0; 2];
     put_f16(&mut scale, 0, ((hi - lo) / 15.0).max(1e-8));
     let d = f16_at(&scale, 0);
-    // a range below f16's smallest number is a group of zeros
+    // a range below f16's smallest number makes a group of zeros
     let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
     let zero = (-lo * inverse).round_ties_even().clamp(0.0, 15.0);
     let codes = x.map(|v| ((v * inverse).round_ties_even() + zero).clamp(0.0, 15.0) as u8);
@@ -89,7 +90,7 @@ pub(crate) fn decode<const B: usize, const N: usize>(b: &[u8; B], y: &mut [f32; 
     }
 }
 
-/// Importance is not looked at: what it can do is done to the weights before ([`round`] only
+/// Quantizes a row. Importance is ignored: AWQ applies it to the weights beforehand ([`round`] only
 /// rounds).
 pub(crate) fn quantize<const B: usize, const N: usize>(
     row: &[f32],
@@ -104,7 +105,7 @@ pub(crate) fn quantize<const B: usize, const N: usize>(
     });
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(AWQ_G32, decode::<19, 32>, finite(0), quantize::<19, 32>),
     block_format!(AWQ_G64, decode::<35, 64>, finite(0), quantize::<35, 64>),
@@ -146,8 +147,8 @@ mod tests {
         let d = f16_at(&d, 0);
         for (x, q) in x.into_iter().zip(codes) {
             let y = (f32::from(q) - f32::from(zero)) * d;
-            // the ends of the range may lie half a step outside the codes, because the zero point
-            // is rounded
+            // the ends of the range may be half a step beyond the codes, because the zero point is
+            // rounded
             assert!(
                 (x - y).abs() <= d * 1.001,
                 "{x} became {y} with steps of {d}"

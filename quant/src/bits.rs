@@ -2,22 +2,22 @@
 
 use half::f16;
 
-/// The little-endian f16 at byte `at`, exact in f32 (NaNs become quiet).
+/// Reads the little-endian f16 at byte `at`, exact in f32 (NaNs become quiet).
 pub(crate) fn f16_at(b: &[u8], at: usize) -> f32 {
     f16::from_bits(u16_at(b, at)).to_f32()
 }
 
-/// The little-endian u16 at byte `at`.
+/// Reads the little-endian u16 at byte `at`.
 pub(crate) fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
 
-/// The little-endian u32 at byte `at`.
+/// Reads the little-endian u32 at byte `at`.
 pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
-/// `v` rounded to the nearest f16, ties to even. A NaN keeps only its sign, as in ggml.
+/// Rounds `v` to the nearest f16, ties to even. A NaN keeps only its sign, as in ggml.
 pub(crate) fn to_f16(v: f32) -> f16 {
     if v.is_nan() {
         f16::from_bits(if v.is_sign_negative() { 0xfe00 } else { 0x7e00 })
@@ -33,29 +33,30 @@ pub(crate) fn put_f16(b: &mut [u8], at: usize, v: f32) -> f32 {
     h.to_f32()
 }
 
-/// The 4 bits of value `j` in a group of 32: bytes 0..16 hold values 0..16 low and 16..32 high.
+/// Returns the 4 bits of value `j` in a group of 32: bytes 0..16 hold values 0..16 in their low
+/// bits and 16..32 in their high bits.
 pub(crate) fn nibble32(qs: &[u8], j: usize) -> u8 {
     qs[j % 16] >> (4 * (j / 16)) & 15
 }
 
 /// Rounds to the nearest integer, ties to even, through the f32 adder: adding 1.5 * 2^23 leaves the
-/// integer in the mantissa. Values past +-2^22 (and NaN) give some integer of 23 bits, the same one
-/// as ggml's.
+/// integer in the mantissa. Values beyond +-2^22 (and NaN) give some integer of 23 bits, the same
+/// one as ggml's.
 pub(crate) fn nearest_int(v: f32) -> i32 {
     ((v + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
 /// Rounds to the nearest integer, ties away from zero, as C's `roundf`; for values below 2^22.
 ///
-/// The adder rounds ties to even. The difference to that is exact, so a tie that went towards zero
-/// shows in it.
+/// The adder rounds ties to even. The difference from its result is exact, so it reveals ties that
+/// were rounded towards zero.
 pub(crate) fn round_away(v: f32) -> i32 {
     let nearest = nearest_int(v);
     let diff = v - nearest as f32;
     nearest + i32::from(diff == 0.5 && v > 0.0) - i32::from(diff == -0.5 && v < 0.0)
 }
 
-/// Runs a block decoder over all blocks. The lengths were checked by the caller.
+/// Runs a block decoder over all blocks. The caller has checked the lengths.
 pub(crate) fn decode_blocks<const B: usize, const N: usize>(
     bytes: &[u8],
     out: &mut [f32],
@@ -84,7 +85,7 @@ pub(crate) fn encode_blocks<const N: usize, const B: usize>(
     }
 }
 
-/// The sum of squares, in order, in f32.
+/// Returns the sum of squares, added in order, in f32.
 pub(crate) fn sum_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, v| sum + v * v)
 }
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// The value of a half from its definition, in f64, for all 65536 of them.
+    /// Checks all 65536 f16 values against the definition, computed in f64.
     #[test]
     fn every_f16_decodes_to_its_definition() {
         for bits in 0..=u16::MAX {
@@ -155,8 +156,8 @@ mod tests {
         }
     }
 
-    /// Every f16 neighbour pair: the midpoint goes to the even one, a hair to either side goes to
-    /// that side.
+    /// Rounds between every pair of f16 neighbours: the midpoint goes to the even one, values
+    /// slightly to either side go to that side.
     #[test]
     fn f16_rounding_is_to_nearest_even() {
         for bits in 0..0x7c00u16 {

@@ -1,15 +1,15 @@
-//! Which blocks llama.cpp would refuse: those whose scales are NaN or infinite. What that means for
-//! a type stands in its row.
+//! Detection of blocks that llama.cpp would refuse: those whose scales are NaN or infinite. The
+//! format table has each type's rule.
 
 use crate::TensorType;
 use crate::bits::u16_at;
 
-/// Whether the half float at `at` is a number.
+/// Returns whether the f16 at `at` is finite.
 pub(crate) fn finite16(block: &[u8], at: usize) -> bool {
     u16_at(block, at) & 0x7c00 != 0x7c00
 }
 
-/// The first block of `ty` that is not good.
+/// Returns the index of the first block of `ty` that is not good.
 pub(crate) fn first_bad(
     ty: TensorType,
     blocks: &[u8],
@@ -20,7 +20,8 @@ pub(crate) fn first_bad(
         .position(|block| !is_good(block))
 }
 
-/// The first double that is none: the one float type that is not among the formats.
+/// Returns the index of the first double that is NaN or infinite. F64 is the one float type outside
+/// the format table.
 pub(crate) fn first_bad_f64(values: &[u8]) -> Option<usize> {
     first_bad_word(
         values.as_chunks().0,
@@ -29,9 +30,9 @@ pub(crate) fn first_bad_f64(values: &[u8]) -> Option<usize> {
     )
 }
 
-/// The first word whose exponent is the largest there is. Looked for in groups, so that the good
-/// case is a maximum of many words, without a branch for each; exponents are signed integers, which
-/// every CPU has vectors of.
+/// Returns the index of the first word with the largest possible exponent. Words are checked in
+/// groups, so that the good case is one maximum over many words, without a branch for each;
+/// exponents are signed integers, for which every CPU has vector instructions.
 pub(crate) fn first_bad_word<const N: usize, E: Ord + Copy + Default>(
     words: &[[u8; N]],
     exponent: impl Fn([u8; N]) -> E,
@@ -56,8 +57,8 @@ pub(crate) fn first_bad_word<const N: usize, E: Ord + Copy + Default>(
 mod tests {
     use crate::{TensorType, first_bad_block};
 
-    /// Every pattern of the f16 scale, put where the decoder reads it: bad exactly where it decodes
-    /// to NaN or infinity.
+    /// Tests every bit pattern of the f16 scale, placed where the decoder reads it: a block is bad
+    /// exactly when it decodes to NaN or infinity.
     #[test]
     fn iq1_m_scales_are_put_together() {
         for bits in 0..=u16::MAX {

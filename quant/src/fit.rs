@@ -1,18 +1,18 @@
-//! Searches for the scale (and minimum) of a small group of values that round with the least
-//! weighted error.
+//! Searches for the scale (and minimum) of a small group of values with the least weighted rounding
+//! error.
 //!
-//! The results must be ggml's to the last bit, so the order of every f32 operation matters here:
+//! The results must equal ggml's to the last bit, so the order of every f32 operation matters here:
 //! products associate to the left, sums run in index order, and nothing is fused. A sum in order
-//! cannot become vector instructions, but the groups of a block are independent: the searches go
-//! through all of them side by side, without branches.
+//! cannot be vectorized, but the groups of a block are independent: the searches process all of
+//! them side by side, without branches.
 
 use crate::bits::nearest_int;
 
 /// Groups whose largest value is below this are stored as zeros.
 pub(crate) const NEGLIGIBLE: f32 = 1e-15;
 
-/// The value of largest magnitude, with its sign; the first one on ties, 0 for a group of zeros or
-/// NaNs.
+/// Returns the value of largest magnitude, with its sign; the first one on ties, 0 for a group of
+/// zeros or NaNs.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(
         0.0,
@@ -20,7 +20,7 @@ pub(crate) fn extreme(x: &[f32]) -> f32 {
     )
 }
 
-/// The sums from which the best scale for given levels follows: `scale = lx / l2`.
+/// Sums that determine the best scale for given levels: `scale = lx / l2`.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     lx: f32,
@@ -34,7 +34,7 @@ impl Sums {
         self.l2 += w * l * l;
     }
 
-    /// Whether these levels leave less error than `other`'s, compared without a division.
+    /// Returns whether these levels leave less error than `other`'s, compared without a division.
     fn beats(self, other: Sums) -> bool {
         self.lx * self.lx * other.l2 > other.lx * other.lx * self.l2
     }
@@ -43,31 +43,31 @@ impl Sums {
 /// One number for each of `L` groups.
 pub(crate) type Lanes<const L: usize> = [f32; L];
 
-/// The values of `L` groups side by side: value `i` of every group, then value `i + 1`.
+/// Transposes `L` groups: value `i` of every group, then value `i + 1`.
 pub(crate) fn side_by_side<const N: usize, const L: usize>(
     groups: &[[f32; N]; L],
 ) -> [Lanes<L>; N] {
     std::array::from_fn(|i| std::array::from_fn(|g| groups[g][i]))
 }
 
-/// The levels of each group, from levels side by side.
+/// Transposes levels back to groups.
 fn apart<const N: usize, const L: usize>(levels: &[Lanes<L>; N]) -> [[u8; N]; L] {
     std::array::from_fn(|g| std::array::from_fn(|i| levels[i][g] as u8))
 }
 
-/// [`nearest_int`] within bounds, as a float.
+/// [`nearest_int`], clamped, as a float.
 fn nearest_within(v: f32, low: i32, high: i32) -> f32 {
     nearest_int(v).clamp(low, high) as f32
 }
 
-/// The same for values that are known to be below 2^22: the adder alone rounds them.
+/// Does the same for values known to be below 2^22: the adder alone rounds them.
 fn nearest_small(v: f32, low: f32, high: f32) -> f32 {
     let v = (v + 12_582_912.0) - 12_582_912.0;
     let v = if v < low { low } else { v };
     if v > high { high } else { v }
 }
 
-/// The extremes of the groups.
+/// Returns the [`extreme`] of each group.
 fn extremes<const N: usize, const L: usize>(x: &[Lanes<L>; N]) -> Lanes<L> {
     let mut best = [0.0f32; L];
     for x in x {
@@ -89,7 +89,7 @@ pub(crate) struct Symmetric<const N: usize, const L: usize> {
 }
 
 impl<const N: usize, const L: usize> Symmetric<N, L> {
-    /// From levels around zero; negligible groups have scale 0 and levels 0 (which is not `half`).
+    /// Converts levels around zero; negligible groups get scale 0 and levels 0 (not `half`).
     fn new(
         max: &Lanes<L>,
         scales: Lanes<L>,
@@ -114,8 +114,8 @@ impl<const N: usize, const L: usize> Symmetric<N, L> {
     }
 }
 
-/// `x ~ scale * (level - half)` with levels `0..2 * half`: 19 scales around the one that maps the
-/// extreme to `-half`.
+/// Fits `x ~ scale * (level - half)` with levels `0..2 * half`, trying 19 scales around the one
+/// that maps the extreme to `-half`.
 pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
     half: i32,
     x: &[Lanes<L>; N],
@@ -152,7 +152,7 @@ pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
     Symmetric::new(&max, scales, half, levels)
 }
 
-/// [`symmetric_groups`] of one group.
+/// Fits one group with [`symmetric_groups`].
 pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
     let Symmetric {
         scales: [scale],
@@ -161,9 +161,8 @@ pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -
     (scale, levels)
 }
 
-/// Like [`symmetric_groups`] with weights `x^2`, but instead of trying scales it moves one level at
-/// a time, five rounds at most. A group in which a round has moved nothing stays as it is in
-/// further rounds.
+/// Like [`symmetric_groups`] with weights `x^2`, but moves one level at a time instead of trying
+/// scales, for at most five rounds. A group without a move in one round is skipped in later ones.
 pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(
     half: i32,
     x: &[Lanes<L>; N],
@@ -204,8 +203,7 @@ pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(
     Symmetric::new(&max, scales, half, levels)
 }
 
-/// Which inverse scales [`affine`] tries: `(max + start + step * i) / range` for `i` in
-/// `0..=steps`.
+/// Inverse scales that [`affine`] tries: `(max + start + step * i) / range` for `i` in `0..=steps`.
 pub(crate) struct Search {
     pub(crate) start: f32,
     pub(crate) step: f32,
@@ -214,25 +212,25 @@ pub(crate) struct Search {
     pub(crate) absolute: bool,
 }
 
-/// Scales, minima (their signs changed) and levels of groups.
+/// Scales, negated minima and levels of groups.
 pub(crate) struct Affine<const N: usize, const L: usize> {
     pub(crate) scales: [f32; L],
     pub(crate) mins: [f32; L],
     pub(crate) levels: [[u8; N]; L],
 }
 
-/// A scale and minimum for each group, and what its levels come from.
+/// Scale and minimum of each group, and the parameters its levels were rounded with.
 struct AffineFit<const L: usize> {
     scale: Lanes<L>,
-    /// The range that candidates are rounded in starts at the best minimum so far.
+    /// Minimum; candidates are rounded in a range that starts at the best minimum so far.
     min: Lanes<L>,
     error: Lanes<L>,
     inverse: Lanes<L>,
-    /// The minimum that the levels were rounded with, which may not be the one fitted to them.
+    /// Minimum that the levels were rounded with, which may differ from the one fitted to them.
     origin: Lanes<L>,
 }
 
-/// The weighted error of levels.
+/// Returns the weighted error of levels.
 fn affine_error<const N: usize, const L: usize>(
     (x, w): (&[Lanes<L>; N], &[Lanes<L>; N]),
     levels: &[Lanes<L>; N],
@@ -249,15 +247,15 @@ fn affine_error<const N: usize, const L: usize>(
     sum
 }
 
-/// A scale and a minimum for each group, and the determinant that they were divided by.
+/// Scale and minimum of each group, and the determinant of their equations.
 struct Solution<const L: usize> {
     det: Lanes<L>,
     scale: Lanes<L>,
     min: Lanes<L>,
 }
 
-/// The scale and minimum with the least weighted squared error for these levels, the minimum not
-/// above zero; `sum_w` and `sum_x` are the sums of weights and of weighted values.
+/// Computes the scale and minimum with the least weighted squared error for these levels, with the
+/// minimum at most zero; `sum_w` and `sum_x` are the sums of weights and of weighted values.
 #[inline(always)]
 fn least_squares<const N: usize, const L: usize>(
     (x, w): (&[Lanes<L>; N], &[Lanes<L>; N]),
@@ -288,10 +286,11 @@ fn least_squares<const N: usize, const L: usize>(
     Solution { det, scale, min }
 }
 
-/// `x ~ scale * level - minus_min` with levels `0..=max` and a minimum that is never above zero.
+/// Fits `x ~ scale * level - minus_min` with levels `0..=max` and a minimum that is never above
+/// zero.
 ///
-/// For each candidate rounding the scale and minimum follow from weighted least squares; the best
-/// one is kept.
+/// For each candidate rounding, weighted least squares gives the scale and minimum; the best
+/// candidate wins.
 pub(crate) fn affine_groups<const N: usize, const L: usize>(
     max: u8,
     x: &[Lanes<L>; N],
@@ -348,7 +347,7 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
     }
     let mut levels = apart(&round(&fit.inverse, &fit.origin));
     for g in 0..L {
-        // a group without a range
+        // all values of the group are equal
         if hi[g] <= first_min[g] {
             (fit.scale[g], fit.min[g], levels[g]) = (0.0, first_min[g], [0; N]);
         }
@@ -360,7 +359,7 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
     }
 }
 
-/// [`affine_groups`] of one group.
+/// Fits one group with [`affine_groups`].
 pub(crate) fn affine<const N: usize>(
     max: u8,
     x: &[f32; N],
@@ -376,12 +375,12 @@ pub(crate) fn affine<const N: usize>(
     (scale, minus_min, levels)
 }
 
-/// `x ~ scale * level` for values that are not negative (the scales and minima of a super-block),
-/// levels `0..=max`: nine scales by weighted squared error, then single moves as in
+/// Fits `x ~ scale * level` for values that are not negative (the scales and minima of a
+/// super-block), levels `0..=max`: nine scales by weighted squared error, then single moves as in
 /// [`symmetric_by_moves`].
 ///
-/// A negative value (IQ2_XXS has them) gets the level 256 less the one it should have where levels
-/// are kept, as in ggml, which keeps them in bytes.
+/// A negative value (IQ2_XXS has them) gets its level modulo 256 where levels are stored, as in
+/// ggml, which stores them in bytes.
 pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
     let top = i32::from(max);
     let largest = x.iter().fold(0.0, |a: f32, &v| if a > v { a } else { v });

@@ -1,15 +1,15 @@
-//! What a format is: one row, which stands at the end of its family's file.
+//! Definition of a format: one table entry, at the end of its family's file.
 
 use crate::{TensorType, awq, fp4, iquants, kquants, legacy, low_bit, plain};
 
-/// Decodes whole blocks into as many values as they hold.
+/// Decodes whole blocks into exactly the values they hold.
 pub(crate) type Dequantize = fn(&[u8], &mut [f32]);
-/// Appends the blocks of one row, weighted by one importance per value.
+/// Appends the blocks of one row, with one importance weight per value.
 pub(crate) type QuantizeRow = fn(&[f32], Option<&[f32]>, &mut Vec<u8>);
-/// Number of the first block that is bad.
+/// Returns the index of the first bad block.
 pub(crate) type FirstBad = fn(&[u8]) -> Option<usize>;
 
-/// Values in the longest block.
+/// Number of values in the longest block.
 pub(crate) const MAX_BLOCK_LEN: usize = 256;
 
 pub(crate) struct Format {
@@ -18,11 +18,11 @@ pub(crate) struct Format {
     pub(crate) block_bytes: usize,
     pub(crate) dequantize: Dequantize,
     pub(crate) quantize: Option<QuantizeRow>,
-    /// The first of these blocks that llama.cpp would refuse.
+    /// Finds the first block that llama.cpp would refuse.
     pub(crate) first_bad: FirstBad,
 }
 
-/// A row whose block shape is read off the decoder's own signature.
+/// Builds an entry whose block shape comes from the decoder's own signature.
 pub(crate) const fn row<const B: usize, const N: usize>(
     ty: TensorType,
     _decoder: fn(&[u8; B], &mut [f32; N]),
@@ -41,9 +41,9 @@ pub(crate) const fn row<const B: usize, const N: usize>(
     }
 }
 
-/// The row of a type with this decoder of a block, what makes a block bad, and the quantizer of
-/// rows if it can be written. A block is `good` by a closure, or if the f16 at each of these bytes
-/// is `finite`.
+/// Builds the entry of a type from its block decoder, the test for bad blocks, and the row
+/// quantizer if it can be written. A block is `good` by a closure, or if the f16 at each of these
+/// bytes is `finite`.
 macro_rules! block_format {
     ($ty:ident, $decode:path, finite($($at:literal),*) $(, $quantize:path)?) => {
         block_format!(
@@ -71,7 +71,7 @@ macro_rules! block_format {
 }
 pub(crate) use block_format;
 
-/// The families, each with the rows of its formats.
+/// The families with their format tables.
 static FAMILIES: [&[Format]; 7] = [
     plain::FORMATS,
     legacy::FORMATS,
@@ -82,12 +82,12 @@ static FAMILIES: [&[Format]; 7] = [
     awq::FORMATS,
 ];
 
-/// All rows.
+/// Iterates over all formats.
 fn formats() -> impl Iterator<Item = &'static Format> {
     FAMILIES.into_iter().flatten()
 }
 
-/// The row of a type, `None` for the plain integers and F64.
+/// Returns the format of a type, `None` for the plain integers and F64.
 pub(crate) fn format(ty: TensorType) -> Option<&'static Format> {
     formats().find(|f| f.ty == ty)
 }

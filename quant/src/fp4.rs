@@ -12,10 +12,11 @@
 use crate::bits::{encode_blocks, nibble32};
 use crate::format::{Format, block_format};
 
-/// The values of E2M1 times two: bit 3 is the sign, bits 1..3 the exponent, bit 0 the mantissa.
+/// Values of E2M1 times two: bit 3 is the sign, bits 1..3 the exponent, bit 0 the mantissa.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of `2^(e - 127)`. 255, a NaN in the OCP format, is one more power of two, as in ggml.
+/// Returns half of `2^(e - 127)`. 255, a NaN in the OCP format, is treated as another power of two,
+/// as in ggml.
 fn half_e8m0(e: u8) -> f32 {
     f32::from_bits(if e < 2 {
         0x0020_0000 << e
@@ -24,7 +25,7 @@ fn half_e8m0(e: u8) -> f32 {
     })
 }
 
-/// Half of an E4M3 float. The sign bit is not looked at; 0x7f, a NaN, counts as zero, but 0xff as
+/// Returns half of an E4M3 float. The sign bit is ignored; 0x7f, a NaN, counts as zero, but 0xff as
 /// 480, as in ggml.
 fn half_e4m3(x: u8) -> f32 {
     if x == 0x7f {
@@ -56,7 +57,7 @@ pub(crate) fn decode_nvfp4(b: &[u8; 36], y: &mut [f32; 64]) {
     }
 }
 
-/// The value nearest to `v` in units of `d`; the first one on ties.
+/// Returns the code nearest to `v` in units of `d`; the first one on ties.
 fn nearest(v: f32, d: f32) -> u8 {
     let (mut best, mut error) = (0, f32::INFINITY);
     for (q, level) in (0..).zip(E2M1_DOUBLED) {
@@ -68,7 +69,7 @@ fn nearest(v: f32, d: f32) -> u8 {
     best
 }
 
-/// The largest magnitude of a group.
+/// Returns the largest magnitude of a group.
 fn magnitude(x: &[f32]) -> f32 {
     x.iter().fold(
         0.0,
@@ -76,7 +77,7 @@ fn magnitude(x: &[f32]) -> f32 {
     )
 }
 
-/// Byte `j` gets values `j` and `j + n` of a group of 2n.
+/// Stores values `j` and `j + n` of a group of 2n in byte `j`.
 fn put_group(qs: &mut [u8], x: &[f32], d: f32) {
     let (low, high) = x.split_at(qs.len());
     for ((q, &low), &high) in qs.iter_mut().zip(low).zip(high) {
@@ -84,8 +85,8 @@ fn put_group(qs: &mut [u8], x: &[f32], d: f32) {
     }
 }
 
-/// The scale is the power of two that brings the largest magnitude to 4 .. 8, though 6 is the
-/// largest value there is.
+/// Quantizes with the power of two as scale that brings the largest magnitude to 4 .. 8, though 6
+/// is the largest value.
 pub(crate) fn quantize_mxfp4(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 32], _| {
         let most = magnitude(x);
@@ -101,8 +102,8 @@ pub(crate) fn quantize_mxfp4(row: &[f32], importance: Option<&[f32]>, out: &mut 
     });
 }
 
-/// The nearest E4M3 float without a sign; ties go up. All from 248 on becomes 448, the largest:
-/// ggml has no scales in between.
+/// Returns the nearest E4M3 float without a sign; ties go up. Everything from 248 on becomes 448,
+/// the largest: ggml has no scales in between.
 fn to_e4m3(v: f32) -> u8 {
     if v.is_nan() || v <= 0.0 {
         return 0;
@@ -117,7 +118,7 @@ fn to_e4m3(v: f32) -> u8 {
     if rounded < 0x78 { rounded as u8 } else { 0x7e }
 }
 
-/// The largest magnitude of each group becomes 6, the largest value there is.
+/// Quantizes with a scale that maps each group's largest magnitude to 6, the largest value.
 pub(crate) fn quantize_nvfp4(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 64], _| {
         let mut b = [0; 36];
@@ -130,7 +131,7 @@ pub(crate) fn quantize_nvfp4(row: &[f32], importance: Option<&[f32]>, out: &mut 
     });
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(MXFP4, decode_mxfp4, good(|b| b[0] != 0xff), quantize_mxfp4),
     block_format!(NVFP4, decode_nvfp4, finite(), quantize_nvfp4),

@@ -1,10 +1,11 @@
-//! The grids of the IQ formats: points of 8 (or 4) small integers that the formats' indices name.
+//! The grids of the IQ formats: points of 8 (or 4) small integers, which the formats' indices refer
+//! to.
 //!
 //! Each grid is a subset of a regular lattice, in ascending order of the point's code: the number
 //! whose digits, lowest first, are the positions of the point's coordinates in the list of levels.
-//! So a grid is stored as the set of its codes, one bit for each point of the lattice (bit `c % 64`
-//! of word `c / 64`), and expanded when compiled. Which points are in a set is part of the file
-//! format; they were read off ggml's tables (`ggml-common.h`).
+//! A grid is therefore stored as the set of its codes, one bit for each point of the lattice (bit
+//! `c % 64` of word `c / 64`), and expanded at compile time. Which points are in a set is part of
+//! the file format; they were read off ggml's tables (`ggml-common.h`).
 
 /// Lists the points of a lattice that are in `set`, in ascending order of their codes.
 const fn expand<const N: usize, const DIM: usize>(set: &[u64], levels: &[i8]) -> [[i8; DIM]; N] {

@@ -1,5 +1,5 @@
-//! Writing IQ1_S and IQ1_M (layouts: see `iquants`): values are
-//! `scale * (-1, 0 or 1, plus or minus a shift)`.
+//! Quantizers of IQ1_S and IQ1_M (layouts: see `iquants`): values are `scale * (-1, 0 or 1, plus or
+//! minus a shift)`.
 //!
 //! With three levels the best split of a group is found exactly: its values are sorted, and all
 //! pairs of boundaries are tried with prefix sums, for each sign of the shift. Then parts of 8
@@ -9,24 +9,24 @@ use crate::bits::{encode_blocks, put_f16, sum_squares};
 use crate::iq_search::{IQ1, scale_level};
 
 const SHIFT: f32 = 0.125;
-/// The levels with the shift added, and subtracted.
+/// The three levels with the shift added, and subtracted.
 const LEVELS: [[f32; 3]; 2] = [
     [-1.0 + SHIFT, SHIFT, 1.0 + SHIFT],
     [-1.0 - SHIFT, -SHIFT, 1.0 - SHIFT],
 ];
 
-/// A split of sorted values in three: the first `i1` are at the lowest level, those from `i2` on at
-/// the highest.
+/// A split of sorted values in three: the first `i1` have the lowest level, those from `i2` on the
+/// highest.
 #[derive(Clone, Copy)]
 struct Split {
     i1: usize,
     i2: usize,
-    /// Which of the combinations of shifts.
+    /// Index of the combination of shifts.
     shifts: usize,
     scale: f32,
 }
 
-/// The best split so far: the one with the least error, compared without a division.
+/// The best split so far, with the least error, compared without a division.
 struct Best {
     split: Option<Split>,
     score: f32,
@@ -54,10 +54,10 @@ impl Best {
     }
 }
 
-/// The places of the values in ascending order; equal ones stay in order.
+/// Returns the indices of the values in ascending order; the sort is stable.
 fn sorted<const N: usize>(x: &[f32; N]) -> [usize; N] {
     let mut order = std::array::from_fn(|i| i);
-    // adding zero makes the two zeros one; NaNs need some place
+    // adding zero unifies the two zeros; NaNs need some place
     order.sort_by(|&a, &b| (x[a] + 0.0).total_cmp(&(x[b] + 0.0)));
     order
 }
@@ -76,7 +76,7 @@ fn largest_magnitude(x: &[f32]) -> f32 {
     )
 }
 
-/// The positions (0, 1, 2) of the values by a split; turned round where the scale is negative.
+/// Returns the positions (0, 1, 2) of the values in a split; reversed where the scale is negative.
 fn positions<const N: usize>(order: &[usize; N], split: &Split) -> [u8; N] {
     let mut positions = [1; N];
     for (rank, &i) in order.iter().enumerate() {
@@ -94,20 +94,20 @@ fn positions<const N: usize>(order: &[usize; N], split: &Split) -> [u8; N] {
     positions
 }
 
-/// A group on the grid.
+/// A group fitted to the grid.
 struct Fitted<const P: usize> {
     scale: f32,
     indices: [u16; P],
 }
 
-/// The sums for a scale where values have these levels.
+/// Adds a value at level `q` to the sums that determine the scale.
 fn add_sums(sums: &mut (f32, f32), x: f32, w: f32, q: f32) {
     sums.0 += w * q * x;
     sums.1 += w * q * q;
 }
 
-/// Moves each part of 8 to the grid; the scale follows if one moved. `levels[k]` are those of part
-/// `k`.
+/// Moves each part of 8 to the grid, and refits the scale if one moved. `levels[k]` are those of
+/// part `k`.
 fn to_grid<const P: usize>(
     x: &[f32],
     w: &[f32],
@@ -150,7 +150,7 @@ fn to_grid<const P: usize>(
     fitted
 }
 
-/// The best split of 32 values with one shift for all.
+/// Returns the best split of 32 values with one shift for all.
 fn split_s(x: &[f32; 32], w: &[f32; 32], order: &[usize; 32]) -> Option<Split> {
     let (mut sx, mut sw) = ([0.0f32; 33], [0.0f32; 33]);
     for (j, &i) in order.iter().enumerate() {
@@ -172,7 +172,7 @@ fn split_s(x: &[f32; 32], w: &[f32; 32], order: &[usize; 32]) -> Option<Split> {
     best.split
 }
 
-/// The largest scale over 15, and its inverse; `None` for a block of zeros.
+/// Returns the largest scale over 15, and its inverse; `None` for a block of zeros.
 fn block_scale(scales: &[f32]) -> Option<(f32, f32)> {
     let most = scales
         .iter()
@@ -233,7 +233,8 @@ pub(crate) fn quantize_iq1_s(row: &[f32], importance: Option<&[f32]>, out: &mut 
     );
 }
 
-/// The best split of 16 values where each half has its own shift: combination `2 * first + second`.
+/// Returns the best split of 16 values where each half has its own shift: combination `2 * first +
+/// second`.
 fn split_m(x: &[f32; 16], w: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
     let (mut px, mut pw) = ([[0.0f32; 17]; 2], [[0.0f32; 17]; 2]);
     for (j, &i) in order.iter().enumerate() {
@@ -243,8 +244,8 @@ fn split_m(x: &[f32; 16], w: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
         px[other][j + 1] = px[other][j];
         pw[other][j + 1] = pw[other][j];
     }
-    // neighbouring levels are 1 apart, so the sums over three ranges become the whole sum less two
-    // prefixes
+    // neighbouring levels are 1 apart, so the sums over three ranges reduce to the whole sum minus
+    // two prefixes
     let steps = LEVELS.map(|l| [l[0] * l[0] - l[1] * l[1], l[1] * l[1] - l[2] * l[2]]);
     let mut best = Best::new();
     for i1 in 0..=16 {
@@ -271,7 +272,7 @@ fn split_m(x: &[f32; 16], w: &[f32; 16], order: &[usize; 16]) -> Option<Split> {
     best.split
 }
 
-/// The levels of the two parts of 8.
+/// Returns the levels of the two parts of 8.
 fn levels_m(shifts: usize) -> [&'static [f32; 3]; 2] {
     [&LEVELS[shifts / 2], &LEVELS[shifts % 2]]
 }

@@ -1,8 +1,8 @@
-//! Writing IQ2_XXS .. IQ3_S (layouts: see `iquants`; the fit: `iq_search`).
+//! Quantizers of IQ2_XXS .. IQ3_S (layouts: see `iquants`; the fit: `iq_search`).
 //!
-//! All five go the same way: take the signs off, fit each group to the grid, quantize the groups'
-//! scales against one f16 scale. Fudge factors on that scale, and what counts as a group of zeros,
-//! are the formats' own.
+//! All five work the same way: take the signs off, fit each group to the grid, quantize the groups'
+//! scales against one f16 scale. The fudge factors on that scale, and the condition for a group of
+//! zeros, differ between formats.
 
 use crate::bits::{encode_blocks, put_f16, sum_squares};
 use crate::fit;
@@ -11,17 +11,17 @@ use crate::iq_search::{
     take_even_signs, take_signs,
 };
 
-/// A group ready to be fitted.
+/// A group prepared for the fit.
 struct Prepared<const N: usize> {
     x: [f32; N],
     w: [f32; N],
     root: [f32; N],
-    /// For each 8 values.
+    /// Signs of each 8 values.
     signs: [u8; 4],
 }
 
 impl<const N: usize> Prepared<N> {
-    /// `even`: seven bits stand for eight signs.
+    /// Takes the signs off; `even`: seven bits encode eight signs.
     fn new(x: &[f32; N], w: [f32; N], even: bool) -> Prepared<N> {
         let mut group = Prepared {
             x: *x,
@@ -58,7 +58,7 @@ impl<const N: usize> Prepared<N> {
         .fit(grid, candidates)
     }
 
-    /// Makes the scale positive, turning all signs where it was not.
+    /// Makes the scale positive; a negative one flips all signs.
     fn turn(&mut self, scale: f32) -> f32 {
         if scale < 0.0 {
             self.signs = self.signs.map(|s| !s);
@@ -67,7 +67,7 @@ impl<const N: usize> Prepared<N> {
         scale
     }
 
-    /// The signs as 7-bit patterns, lowest first.
+    /// Returns the signs as 7-bit patterns, lowest first.
     fn sevens(&self) -> u32 {
         self.signs
             .iter()
@@ -76,17 +76,17 @@ impl<const N: usize> Prepared<N> {
     }
 }
 
-/// Importance times magnitude, softened by the mean square `sigma2`.
+/// Returns importance times magnitude, softened by the mean square `sigma2`.
 fn weights<const N: usize>(importance: &[f32; N], sigma2: f32, x: &[f32; N]) -> [f32; N] {
     std::array::from_fn(|i| importance[i] * (sigma2 + x[i] * x[i]).sqrt())
 }
 
-/// The importance of group `g`.
+/// Returns the importance of group `g`.
 fn part<const N: usize>(importance: Option<&[f32; 256]>, g: usize) -> Option<&[f32; N]> {
     importance.map(|w| &w.as_chunks::<N>().0[g])
 }
 
-/// The largest scale over 31, and its inverse; `None` for a block of zeros.
+/// Returns the largest scale over 31, and its inverse; `None` for a block of zeros.
 fn block_scale(scales: &[f32]) -> Option<(f32, f32)> {
     let most = scales
         .iter()
@@ -143,7 +143,7 @@ pub(crate) fn quantize_iq2_xxs(row: &[f32], importance: Option<&[f32]>, out: &mu
     );
 }
 
-/// The candidates of all formats but IQ2_XXS.
+/// Returns the candidates of all formats except IQ2_XXS.
 fn around(group: &[f32], levels: f32, steps: i32, step: f32, again: Again) -> Candidates {
     let max = largest(group);
     Candidates {
@@ -190,7 +190,7 @@ pub(crate) fn quantize_iq2_xs(row: &[f32], importance: Option<&[f32]>, out: &mut
     );
 }
 
-/// Two 4-bit scales in a byte.
+/// Stores two 4-bit scales per byte.
 fn put_scales(bytes: &mut [u8], scales: &[f32], id: f32) {
     for (g, &scale) in scales.iter().enumerate() {
         bytes[g / 2] |= scale_level(id, scale, 15) << (4 * (g % 2));
@@ -277,9 +277,9 @@ pub(crate) fn quantize_iq3_s(row: &[f32], importance: Option<&[f32]>, out: &mut 
             let sigma2 = 2.0 * sum_squares(x) / 256.0;
             let mut scales = [0.0; 8];
             let mut b = [0; 110];
-            // ggml does not leave room for the indices and signs of a group of zeros: those of
-            // later groups move up, while their ninth bits stay in place. Such a block reads back
-            // wrong; it is written all the same.
+            // ggml leaves no room for the indices and signs of a group of zeros: those of later
+            // groups move up, while their ninth bits stay in place. Such a block decodes wrongly;
+            // we write the same bytes.
             let mut used = 0;
             for (g, x) in x.as_chunks::<32>().0.iter().enumerate() {
                 let w = part::<32>(importance, g)

@@ -1,5 +1,5 @@
-//! Writing IQ4_NL and IQ4_XS: values are the nearest of 16 fixed levels times a scale (layouts: see
-//! `iquants`).
+//! Quantizers of IQ4_NL and IQ4_XS: values are the nearest of 16 fixed levels times a scale
+//! (layouts: see `iquants`).
 
 use crate::bits::{encode_blocks, nearest_int, put_f16, sum_squares};
 use crate::fit::{NEGLIGIBLE, extreme};
@@ -7,7 +7,7 @@ use crate::iquants::IQ4_LEVELS;
 
 const LOWEST: i32 = IQ4_LEVELS[0] as i32;
 
-/// For each integer from the lowest level on: how many levels are at or below it.
+/// Number of levels at or below each integer, from the lowest level on.
 const AT_OR_BELOW: [u8; 241] = {
     let mut counts = [0; 241];
     let mut i = 0;
@@ -22,7 +22,7 @@ const AT_OR_BELOW: [u8; 241] = {
     counts
 };
 
-/// The index of the nearest level, the upper one on ties. NaN gives the last, as in ggml.
+/// Returns the index of the nearest level, the upper one on ties. NaN gives the last, as in ggml.
 fn nearest(v: f32) -> u8 {
     const HIGHEST: f32 = IQ4_LEVELS[15] as f32;
     if v <= LOWEST as f32 {
@@ -41,8 +41,8 @@ fn nearest(v: f32) -> u8 {
     upper - u8::from(v - low < high - v)
 }
 
-/// Weighted sums of values times their levels, and of these levels squared, for an inverse scale:
-/// the quotient of both is the scale that leaves the least error for these levels.
+/// Returns the scale of 32 values with the least weighted error, of 16 scales around the one that
+/// maps the extreme to the lowest level.
 fn sums(x: &[f32; 32], w: &[f32; 32], id: f32) -> (f32, f32) {
     let (mut xq, mut q2) = (0.0f32, 0.0f32);
     for (x, w) in x.iter().zip(w) {
@@ -53,8 +53,7 @@ fn sums(x: &[f32; 32], w: &[f32; 32], id: f32) -> (f32, f32) {
     (xq, q2)
 }
 
-/// The scale of 32 values that leaves the least weighted error: 16 scales around the one that maps
-/// the extreme to the lowest level.
+/// Stores values `j` and `j + 16` in byte `j`.
 fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     let max = extreme(x);
     if max.abs() < NEGLIGIBLE {
@@ -85,7 +84,8 @@ fn inverse(d: f32) -> f32 {
     if d != 0.0 { 1.0 / d } else { 0.0 }
 }
 
-/// Byte `j` has values `j` and `j + 16`.
+/// Compares with an exhaustive search over the levels, from below the lowest to above the highest,
+/// with the neighbours of every step.
 fn put_group(qs: &mut [u8], x: &[f32; 32], id: f32) {
     for (j, q) in qs.iter_mut().enumerate() {
         *q = nearest(id * x[j]) | nearest(id * x[j + 16]) << 4;

@@ -1,28 +1,27 @@
-//! What the writers of the IQ formats share: grids that can be searched, and the fit of a group to
-//! one.
+//! Shared by the IQ quantizers: searchable grids, and the fit of a group to one.
 //!
 //! A group of 8 (or 4) values becomes a point of the format's grid. Rounding each value alone gives
 //! a point of the lattice the grid was chosen from; where that is not in the grid, one of the
-//! nearest points of the grid is taken, by weighted error. A point is the list of its coordinates'
-//! positions in the format's list of levels; a fit takes position `l` for the value `2 * l + 1`,
-//! which is close to what the levels are.
+//! nearest points of the grid is taken, by weighted error. A point is represented by the list of
+//! its coordinates' positions in the format's list of levels; a fit treats position `l` as the
+//! value `2 * l + 1`, which is close to the actual level.
 
 use std::sync::LazyLock;
 
 use crate::bits::nearest_int;
 use crate::grids;
 
-/// A grid, and for every point of its lattice the point itself or its neighbours in the grid.
+/// A grid, and for every point of its lattice the grid index or the neighbours in the grid.
 pub(crate) struct Grid<const D: usize> {
-    /// Levels of a coordinate.
+    /// Levels per coordinate.
     levels: u8,
     points: Vec<[u8; D]>,
-    /// By code (digits to base `levels`, lowest first): the index in the grid, or where the
-    /// neighbours begin.
+    /// Indexed by code (digits to base `levels`, lowest first): the grid index, or the range of
+    /// neighbours.
     lattice: Vec<Place>,
     neighbours: Vec<u16>,
-    /// What a fit takes the neighbours for, `2 * l + 1` at each position `l`: copies, so that they
-    /// lie side by side.
+    /// Values a fit uses for the neighbours, `2 * l + 1` at each position `l`: copies, so that they
+    /// are contiguous.
     values: Vec<[f32; D]>,
 }
 
@@ -33,8 +32,8 @@ enum Place {
 }
 
 impl<const D: usize> Grid<D> {
-    /// `values` are the grid's points, `list` the levels in ascending order, of which `levels` are
-    /// searched. Neighbours are all points at the `nearest` smallest distances.
+    /// Builds the grid. `values` are its points, `list` the levels in ascending order. Neighbours
+    /// are all points at the `nearest` smallest distances.
     fn new(values: &[[i8; D]], list: &[i8], nearest: usize) -> Grid<D> {
         let position = |v: i8| list.iter().position(|&l| l == v).map_or(0, |at| at as u8);
         let points: Vec<[u8; D]> = values.iter().map(|p| p.map(position)).collect();
@@ -64,8 +63,8 @@ impl<const D: usize> Grid<D> {
         grid
     }
 
-    /// Neighbours are in the order of their distance, then of their index: on ties of the error the
-    /// first one wins.
+    /// Appends the neighbours in order of distance, then of index: on ties of the error the first
+    /// one wins.
     fn add_neighbours(&mut self, at: &[u8; D], nearest: usize) -> Place {
         let start = self.neighbours.len();
         let distance = |p: &[u8; D]| {
@@ -93,7 +92,7 @@ impl<const D: usize> Grid<D> {
     }
 
     fn place(&self, at: &[u8; D]) -> Place {
-        // a multiplication by a constant is a shift; the searches spend much of their time here
+        // multiplying by a constant becomes a shift; the searches spend much of their time here
         let code = match self.levels {
             8 => at
                 .iter()
@@ -107,7 +106,7 @@ impl<const D: usize> Grid<D> {
         self.lattice[code]
     }
 
-    /// The index of a point of the grid; of some neighbour, if it is not one.
+    /// Returns the index of a grid point; for other points that of some neighbour.
     pub(crate) fn index(&self, at: &[u8; D]) -> u16 {
         match self.place(at) {
             Place::On(index) => index,
@@ -115,13 +114,13 @@ impl<const D: usize> Grid<D> {
         }
     }
 
-    /// The point of this index.
+    /// Returns the point with this index.
     pub(crate) fn point(&self, index: u16) -> &[u8; D] {
         &self.points[usize::from(index)]
     }
 
-    /// The index of `at` itself, or of the neighbour with the least error; whether it was `at`.
-    /// Errors that are NaN leave the first neighbour.
+    /// Returns the index of `at` itself, or of the neighbour with the least error, and whether it
+    /// was `at`. If all errors are NaN the first neighbour wins.
     pub(crate) fn nearest(&self, at: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
         match self.place(at) {
             Place::On(index) => (index, true),
@@ -135,7 +134,7 @@ impl<const D: usize> Grid<D> {
         }
     }
 
-    /// As [`Grid::nearest`] with the error of `scale * (2 * l + 1)` for `x`, weighted by `w`.
+    /// Like [`Grid::nearest`] with the error of `scale * (2 * l + 1)` for `x`, weighted by `w`.
     fn nearest_scaled(&self, at: &[u8; D], scale: f32, x: &[f32; D], w: &[f32; D]) -> (u16, bool) {
         let (start, len) = match self.place(at) {
             Place::On(index) => return (index, true),
@@ -152,7 +151,7 @@ impl<const D: usize> Grid<D> {
     }
 }
 
-/// The place of the first smallest number; 0 if all are NaN or too large.
+/// Returns the index of the first smallest number; 0 if all are NaN or too large.
 fn least(numbers: impl Iterator<Item = f32>) -> usize {
     let (mut at, mut least) = (0, f32::MAX);
     for (i, number) in numbers.enumerate() {
@@ -177,23 +176,23 @@ pub(crate) static IQ3_XXS: LazyLock<Grid<4>> =
 pub(crate) static IQ3_S: LazyLock<Grid<4>> =
     LazyLock::new(|| Grid::new(&grids::IQ3_S, &[1, 3, 5, 7, 9, 11, 13, 15], 3));
 
-/// Which parts are rounded again with the best scale.
+/// Parts that are rounded again with the best scale.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// Those that were off the grid.
+    /// Parts that were off the grid.
     OffGrid,
-    /// All, if one was off the grid; all count as off before the first candidate.
+    /// All parts, if one was off the grid; all count as off before the first candidate.
     AllIfOff,
-    /// All.
+    /// All parts.
     All,
 }
 
-/// The candidates: inverse scales `(top + step * i) / max` for `i` in `-steps..=steps`, `top` being
+/// Candidate inverse scales: `(top + step * i) / max` for `i` in `-steps..=steps`, where `top` is
 /// the largest value.
 pub(crate) struct Candidates {
-    /// What the largest magnitude is taken to be.
+    /// Assumed largest magnitude.
     pub(crate) max: f32,
-    /// The scale if no candidate has any merit.
+    /// Fallback scale if no candidate improves the error.
     pub(crate) scale: f32,
     pub(crate) steps: i32,
     pub(crate) step: f32,
@@ -204,12 +203,13 @@ pub(crate) struct Candidates {
 pub(crate) struct Group<'a, const N: usize> {
     pub(crate) x: &'a [f32; N],
     pub(crate) w: &'a [f32; N],
-    /// Square roots of `w`: what the choice among neighbours is weighted with.
+    /// Square roots of `w`: the weights for the choice among neighbours.
     pub(crate) root: &'a [f32; N],
 }
 
 impl<const N: usize> Group<'_, N> {
-    /// Rounds part `k` and takes its nearest point; whether the rounded one was in the grid.
+    /// Rounds part `k` to its nearest grid point; returns whether the rounded point was in the
+    /// grid.
     fn round<const D: usize>(
         &self,
         grid: &Grid<D>,
@@ -237,8 +237,8 @@ impl<const N: usize> Group<'_, N> {
         (xq, q2)
     }
 
-    /// The scale and points with the least weighted error among the candidates. The scale may be
-    /// negative.
+    /// Returns the scale and points with the least weighted error among the candidates. The scale
+    /// may be negative.
     pub(crate) fn fit<const D: usize, const P: usize>(
         &self,
         grid: &Grid<D>,
@@ -276,7 +276,7 @@ impl<const N: usize> Group<'_, N> {
     }
 }
 
-/// The signs of 8 values, which then are magnitudes: bit `i` for a value below zero (or NaN).
+/// Takes the signs off 8 values: bit `i` is set for a value below zero (or NaN).
 pub(crate) fn take_signs(x: &mut [f32; 8]) -> u8 {
     let mut signs = 0;
     for (i, v) in x.iter_mut().enumerate() {
@@ -288,8 +288,8 @@ pub(crate) fn take_signs(x: &mut [f32; 8]) -> u8 {
     signs
 }
 
-/// As [`take_signs`] with an even number of signs: if it is odd, the value whose error costs least
-/// keeps the other sign.
+/// Like [`take_signs`] with an even number of signs: if it is odd, the value that costs the least
+/// error keeps the wrong sign.
 pub(crate) fn take_even_signs(x: &mut [f32; 8], w: &[f32; 8]) -> u8 {
     let cost: [f32; 8] = std::array::from_fn(|i| w[i] * x[i] * x[i]);
     let mut signs = take_signs(x);
@@ -306,14 +306,14 @@ pub(crate) fn take_even_signs(x: &mut [f32; 8], w: &[f32; 8]) -> u8 {
     signs & 127
 }
 
-/// The largest value, by C's order of comparison.
+/// Returns the largest value, with C's comparison semantics.
 pub(crate) fn largest(x: &[f32]) -> f32 {
     x.iter()
         .skip(1)
         .fold(x[0], |most, &v| if most > v { most } else { v })
 }
 
-/// The scale of a group as 4 bits: `scale ~ d * (2 * level + 1)`.
+/// Quantizes the scale of a group to 4 bits: `scale ~ d * (2 * level + 1)`.
 pub(crate) fn scale_level(id: f32, scale: f32, top: i32) -> u8 {
     nearest_int(0.5 * (id * scale - 1.0)).clamp(0, top) as u8
 }
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(off + grid.points.len(), grid.lattice.len());
     }
 
-    /// By sorting all points, which is the definition.
+    /// Compares with a sort of all points, which is the definition.
     #[test]
     fn neighbours_are_the_nearest_points_in_order() {
         check(&IQ2_XXS, 2);

@@ -1,6 +1,6 @@
-//! IQ1_S .. IQ4_XS: groups of 8 (or 4) values are points of a fixed grid, signs apart; IQ4_* are
-//! single values of a fixed list. All but IQ4_NL (32 values) are super-blocks of 256 values in 8
-//! groups of 32.
+//! IQ1_S .. IQ4_XS: groups of 8 (or 4) values are points of a fixed grid, with separate signs;
+//! IQ4_* are single values of a fixed list. All but IQ4_NL (32 values) are super-blocks of 256
+//! values in 8 groups of 32.
 //!
 //! | type | fields in file order (bytes) |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | IQ4_XS | `d` f16, `scales_h` u16, `scales_l` 4, `qs` 128 |
 //!
 //! A `signs` u32 is four 7-bit sign patterns (bits `7 * l` up) under a 4-bit scale (bits 28..32).
-//! Seven sign bits stand for eight: the number of minus signs is even, so the eighth is their
+//! Seven sign bits encode eight signs: the number of minus signs is even, so the eighth is their
 //! parity. `g` is the group of 32, `l` the part of 8 in it, `k` the part of 4.
 
 use crate::bits::{f16_at, nibble32, u16_at, u32_at};
@@ -23,15 +23,15 @@ use crate::format::{Format, block_format};
 use crate::grids;
 use crate::{iq1, iq4, iq23};
 
-/// The 16 values of IQ4_NL and IQ4_XS, in units of the scale.
+/// The 16 levels of IQ4_NL and IQ4_XS, in units of the scale.
 pub const IQ4_LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// What IQ1_S and IQ1_M add to (or subtract from) every grid value.
+/// Shift that IQ1_S and IQ1_M add to (or subtract from) every grid value.
 const IQ1_SHIFT: f32 = 0.125;
 
-/// The 8 sign bits of pattern `l` in a word of 7-bit patterns.
+/// Returns the 8 sign bits of pattern `l` in a word of 7-bit patterns.
 fn eight_signs(word: u32, l: usize) -> u8 {
     let seven = (word >> (7 * l) & 127) as u8;
     seven | (seven.count_ones() as u8 & 1) << 7
@@ -60,7 +60,8 @@ pub(crate) fn decode_iq2_xxs(b: &[u8; 66], y: &mut [f32; 256]) {
     }
 }
 
-/// The scale of part `i` (8 values) where each half of a group has 4 bits in the group's byte.
+/// Returns the scale of part `i` (8 values) where each half of a group has 4 bits in the group's
+/// byte.
 fn half_group_scale(d: f32, scales: &[u8], i: usize) -> f32 {
     d * (0.5 + f32::from(scales[i / 4] >> (4 * (i % 4 / 2)) & 15)) * 0.25
 }
@@ -130,8 +131,8 @@ fn put_shifted(y: &mut [f32; 8], scale: f32, index: usize, minus: bool) {
     }
 }
 
-/// `qh[g]`: bits `3 * l` up are the high 3 bits of index `l`, bits 12..15 the scale, bit 15 the
-/// shift's sign.
+/// Decodes IQ1_S. `qh[g]`: bits `3 * l` up are the high 3 bits of index `l`, bits 12..15 the scale,
+/// bit 15 the shift's sign.
 pub(crate) fn decode_iq1_s(b: &[u8; 50], y: &mut [f32; 256]) {
     let d = f16_at(b, 0);
     for (i, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -143,9 +144,9 @@ pub(crate) fn decode_iq1_s(b: &[u8; 50], y: &mut [f32; 256]) {
     }
 }
 
-/// `qh[i / 2]` has a half per part `i`: 3 high bits of the index and the shift's sign. Each u16 of
-/// `scales` has four 3-bit scales (of 16 values each) under 4 bits of the block's f16 scale, lowest
-/// first.
+/// Decodes IQ1_M. `qh[i / 2]` has a nibble per part `i`: 3 high bits of the index and the shift's
+/// sign. Each u16 of `scales` has four 3-bit scales (of 16 values each) under 4 bits of the block's
+/// f16 scale, lowest first.
 pub(crate) fn decode_iq1_m(b: &[u8; 56], y: &mut [f32; 256]) {
     let scales: [u16; 4] = std::array::from_fn(|n| u16_at(b, 48 + 2 * n));
     let d = scales
@@ -168,8 +169,8 @@ pub(crate) fn decode_iq4_nl(b: &[u8; 18], y: &mut [f32; 32]) {
     }
 }
 
-/// The 6-bit scale of group `g`: low 4 bits in half `g % 2` of `scales_l[g / 2]`, high 2 at bit
-/// `2 * g` of `scales_h`.
+/// Decodes IQ4_XS. The 6-bit scale of group `g` has its low 4 bits in nibble `g % 2` of `scales_l[g
+/// / 2]`, its high 2 at bit `2 * g` of `scales_h`.
 pub(crate) fn decode_iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
     let (d, scales_h) = (f16_at(b, 0), u16_at(b, 2));
     for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -182,11 +183,10 @@ pub(crate) fn decode_iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
     }
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(IQ1_S, decode_iq1_s, finite(0), iq1::quantize_iq1_s),
-    // the exponent of the f16 scale is 5 of the 16 bits that four words have at their tops: bits
-    // 10..15
+    // the f16 scale is spread over the top nibbles of four words; its exponent is bits 10..15
     block_format!(
         IQ1_M,
         decode_iq1_m,

@@ -1,17 +1,16 @@
-//! Writing Q2_K .. Q6_K (layouts: see `kquants`).
+//! Quantizers of Q2_K .. Q6_K (layouts: see `kquants`).
 //!
-//! All five go the same way: fit each sub-block alone, quantize the sub-blocks' scales against one
-//! f16 super-block scale, then round the values again with the scales as a reader will see them.
-//! What differs between the formats, and between having an importance matrix or not, is how the
-//! fits are weighted.
+//! All five work the same way: fit each sub-block alone, quantize the sub-blocks' scales against
+//! one f16 super-block scale, then round the values again with the scales as stored. The formats,
+//! with and without an importance matrix, differ in how the fits are weighted.
 
 use crate::bits::{encode_blocks, nearest_int, put_f16, sum_squares};
 use crate::fit::{self, Affine, Search, Symmetric, side_by_side};
 use crate::kquants::{q3_k_scale, q4_k_scale_min};
 use crate::legacy::WEIGHTED;
 
-/// The weights of a sub-block: importance times a value's magnitude, softened by the mean square
-/// `sigma2`.
+/// Returns the weights of a sub-block: importance times a value's magnitude, softened by the mean
+/// square `sigma2`.
 fn weights<const N: usize>(importance: &[f32; N], sigma2: f32, x: &[f32; N]) -> [f32; N] {
     std::array::from_fn(|l| importance[l] * (sigma2 + x[l] * x[l]).sqrt())
 }
@@ -20,13 +19,13 @@ fn sum(w: &[f32]) -> f32 {
     w.iter().fold(0.0, |sum, w| sum + w)
 }
 
-/// The largest element if it is above zero, else zero.
+/// Returns the largest element if it is above zero, else zero.
 fn largest(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |a, &v| if v > a { v } else { a })
 }
 
-/// Rounds values to levels `0..=max` by `x ~ scale * level - min`, unless the scale is zero: then
-/// the levels stay.
+/// Rounds values to levels `0..=max` by `x ~ scale * level - min`; a zero scale leaves the levels
+/// unchanged.
 fn round_affine(levels: &mut [u8], x: &[f32], scale: f32, min: f32, max: u8) {
     if scale != 0.0 {
         for (l, v) in levels.iter_mut().zip(x) {
@@ -35,7 +34,8 @@ fn round_affine(levels: &mut [u8], x: &[f32], scale: f32, min: f32, max: u8) {
     }
 }
 
-/// Rounds values to levels `0..2 * half` by `x ~ scale * (level - half)`, unless the scale is zero.
+/// Rounds values to levels `0..2 * half` by `x ~ scale * (level - half)`; a zero scale leaves the
+/// levels unchanged.
 fn round_symmetric(levels: &mut [u8], x: &[f32], scale: f32, half: i32) {
     if scale != 0.0 {
         for (l, v) in levels.iter_mut().zip(x) {
@@ -51,13 +51,13 @@ fn put_crumbs(qs: &mut [u8], levels: &[u8]) {
     }
 }
 
-/// The fits of a block's sub-blocks of `N` values, and the sum of each one's weights.
+/// Fits of a block's sub-blocks of `N` values, and the sum of each one's weights.
 struct Fits<const N: usize, const S: usize> {
     fit: Affine<N, S>,
     weights: [f32; S],
 }
 
-/// Fits every sub-block with the weights that `weigh(j, x)` gives.
+/// Fits every sub-block with the weights that `weigh(j, x)` returns.
 fn fit_affine<const N: usize, const S: usize>(
     x: &[f32; 256],
     max: u8,
@@ -73,7 +73,7 @@ fn fit_affine<const N: usize, const S: usize>(
     }
 }
 
-/// A block's sub-blocks.
+/// Splits a block into sub-blocks.
 fn groups<const N: usize, const S: usize>(x: &[f32; 256]) -> &[[f32; N]; S] {
     const { assert!(N * S == 256) };
     x.as_chunks::<N>()
@@ -82,8 +82,8 @@ fn groups<const N: usize, const S: usize>(x: &[f32; 256]) -> &[[f32; N]; S] {
         .unwrap_or_else(|| unreachable!("256 values are S groups of N"))
 }
 
-/// Quantizes scales (or minima) to `0..=max` by their largest. Returns the super-block scale and
-/// the levels.
+/// Quantizes scales (or minima) to `0..=max`, the largest mapping to `max`. Returns the super-block
+/// scale and the levels.
 fn by_largest<const S: usize>(x: &[f32; S], max: u8) -> (f32, [u8; S]) {
     let top = largest(x);
     let inverse = if top > 0.0 { f32::from(max) / top } else { 0.0 };
@@ -93,7 +93,7 @@ fn by_largest<const S: usize>(x: &[f32; S], max: u8) -> (f32, [u8; S]) {
     )
 }
 
-/// The levels of all scales and minima with their super-block scales.
+/// Returns the levels of all scales and of all minima, each with its super-block scale.
 fn quantize_scales<const N: usize, const S: usize>(
     fits: &Fits<N, S>,
     max: u8,
@@ -246,7 +246,7 @@ pub(crate) fn quantize_q5_k(row: &[f32], importance: Option<&[f32]>, out: &mut V
     });
 }
 
-/// Scales of Q3_K as 6-bit levels (32 means zero) with their super-block scale.
+/// Quantizes the scales of Q3_K to 6-bit levels (32 means zero) with their super-block scale.
 fn q3_k_scales(scales: &[f32; 16], weights: Option<&[f32; 16]>) -> (f32, [u8; 16]) {
     if let Some(weights) = weights {
         return fit::symmetric(32, scales, weights);
@@ -309,7 +309,7 @@ pub(crate) fn quantize_q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut V
             let groups: &[[f32; 16]; 16] = groups(x);
             let w = importance.map(|w| fit::side_by_side::<16, 16>(self::groups(w)));
             let x = side_by_side(groups);
-            // the importance is taken as it is, without the factor of the other formats
+            // importance is used unmodified, without the factor of the other formats
             let w = w.unwrap_or_else(|| x.map(|x| x.map(|v| v * v)));
             let Symmetric { scales, mut levels } = fit::symmetric_groups(32, &x, &w);
             let mut b = [0; 210];

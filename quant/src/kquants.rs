@@ -1,12 +1,12 @@
-//! Q2_K .. Q6_K and Q8_K: super-blocks of 256 values. Layouts and decoders; `kquantize` writes
-//! them.
+//! Q2_K .. Q6_K and Q8_K: super-blocks of 256 values. Layouts and decoders; the quantizers are in
+//! `kquantize`.
 //!
 //! | type | fields in file order (bytes) | sub-blocks | value |
 //! |---|---|---|---|
 //! | Q2_K | `scales` 16, `qs` 64, `d` f16, `dmin` f16 | 16 x 16 | `(d * sc) * q - dmin * m` |
 //! | Q3_K | `hmask` 32, `qs` 64, `scales` 12, `d` f16 | 16 x 16 | `(d * (sc - 32)) * (q - 4)` |
 //! | Q4_K | `d` f16, `dmin` f16, `scales` 12, `qs` 128 | 8 x 32 | `(d * sc) * q - dmin * m` |
-//! | Q5_K | `d` f16, `dmin` f16, `scales` 12, `qh` 32, `qs` 128 | 8 x 32 | `(d * sc) * q - dmin * m` |
+//! |Q5_K|`d` f16, `dmin` f16, `scales` 12, `qh` 32, `qs` 128|8 x 32|`(d * sc) * q - dmin * m`|
 //! | Q6_K | `ql` 128, `qh` 64, `scales` i8 x 16, `d` f16 | 16 x 16 | `(d * sc) * (q - 32)` |
 //! | Q8_K | `d` f32, `qs` i8 x 256, `bsums` i16 x 16 | - | `d * q` |
 //!
@@ -22,36 +22,36 @@
 //! | high 2 of Q6_K | `qh[i / 128 * 32 + i % 32]` | `2 * (i % 128 / 32)` up |
 //!
 //! Scales: a byte of Q2_K is `sc` (low 4 bits) and `m` (high 4). The 12 bytes of Q3_K hold 16
-//! scales of 6 bits: the low 4 bits of scale `j` in byte `j % 8`, half `j / 8`; its high 2 bits in
-//! byte `8 + j % 4` at bit `2 * (j / 4)`. The 12 bytes of Q4_K and Q5_K hold 8 pairs of 6 bits: for
-//! `j < 4` `sc` is in byte `j` and `m` in byte `j + 4` (low 6 bits); for `j >= 4` their low 4 bits
-//! are the halves of byte `j + 4`, their high 2 bits the top of bytes `j - 4` and `j`.
+//! scales of 6 bits: the low 4 bits of scale `j` in byte `j % 8`, nibble `j / 8`; its high 2 bits
+//! in byte `8 + j % 4` at bit `2 * (j / 4)`. The 12 bytes of Q4_K and Q5_K hold 8 pairs of 6 bits:
+//! for `j < 4` `sc` is in byte `j` and `m` in byte `j + 4` (low 6 bits); for `j >= 4` their low 4
+//! bits are the nibbles of byte `j + 4`, their high 2 bits the top of bytes `j - 4` and `j`.
 
 use crate::bits::{f16_at, u32_at};
 use crate::format::{Format, block_format};
 use crate::kquantize;
 
-/// The 2 bits of value `i` in the 64 bytes of Q2_K, Q3_K and (high bits) Q6_K.
+/// Returns the 2 bits of value `i` in the 64 bytes of Q2_K, Q3_K and (high bits) Q6_K.
 fn crumb(qs: &[u8], i: usize) -> u8 {
     qs[i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3
 }
 
-/// The 4 bits of value `i` in the 128 bytes of Q4_K and Q5_K.
+/// Returns the 4 bits of value `i` in the 128 bytes of Q4_K and Q5_K.
 fn nibble(qs: &[u8], i: usize) -> u8 {
     qs[i / 64 * 32 + i % 32] >> (4 * (i % 64 / 32)) & 15
 }
 
-/// The single bit of value `i` in the 32 bytes of `hmask` and Q5_K's `qh`.
+/// Returns the single bit of value `i` in the 32 bytes of `hmask` and Q5_K's `qh`.
 fn high_bit(qh: &[u8], i: usize) -> u8 {
     qh[i % 32] >> (i / 32) & 1
 }
 
-/// Scale `j` of Q3_K, 0..64.
+/// Returns scale `j` of Q3_K, 0..64.
 pub(crate) fn q3_k_scale(scales: &[u8], j: usize) -> u8 {
     scales[j % 8] >> (4 * (j / 8)) & 15 | (scales[8 + j % 4] >> (2 * (j / 4)) & 3) << 4
 }
 
-/// Scale and minimum `j` of Q4_K and Q5_K, 0..64 each.
+/// Returns scale and minimum `j` of Q4_K and Q5_K, 0..64 each.
 pub(crate) fn q4_k_scale_min(s: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (s[j] & 63, s[j + 4] & 63)
@@ -110,7 +110,7 @@ pub(crate) fn decode_q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
     }
 }
 
-/// `bsums` (sums of 16 quants each) are for dot products only.
+/// Decodes Q8_K; `bsums` (sums of 16 quants each) are for dot products only.
 pub(crate) fn decode_q8_k(b: &[u8; 292], y: &mut [f32; 256]) {
     let d = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     for (y, &q) in y.iter_mut().zip(&b[4..260]) {
@@ -118,7 +118,7 @@ pub(crate) fn decode_q8_k(b: &[u8; 292], y: &mut [f32; 256]) {
     }
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(Q2_K, decode_q2_k, finite(80, 82), kquantize::quantize_q2_k),
     block_format!(Q3_K, decode_q3_k, finite(108), kquantize::quantize_q3_k),

@@ -9,14 +9,14 @@
 //! | Q8_0 | `d` f16, `qs` i8 x 32 | `q * d` |
 //! | Q8_1 | `d` f16, `s` f16 = `d * sum(q)`, `qs` i8 x 32 | `q * d` |
 //!
-//! `qs[j % 16]` has the low 4 bits of value `j`: bits 0..4 for `j < 16`, bits 4..8 from there on.
-//! Bit `j` of `qh` is the fifth bit of value `j`.
+//! `qs[j % 16]` has the low 4 bits of value `j`: bits 0..4 for `j < 16`, bits 4..8 otherwise. Bit
+//! `j` of `qh` is the fifth bit of value `j`.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16, round_away, sum_squares, u32_at};
 use crate::fit;
 use crate::format::{Format, block_format};
 
-/// The 5 bits of value `j`: `qh` starts at byte `at`, `qs` follows it.
+/// Returns the 5 bits of value `j`: `qh` starts at byte `at`, `qs` follows it.
 fn five_bits(b: &[u8], at: usize, j: usize) -> u8 {
     nibble32(&b[at + 4..], j) | ((u32_at(b, at) >> j & 1) as u8) << 4
 }
@@ -56,7 +56,7 @@ pub(crate) fn decode_q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
     }
 }
 
-/// `s` is for dot products only.
+/// Decodes Q8_1; `s` is for dot products only.
 pub(crate) fn decode_q8_1(b: &[u8; 36], y: &mut [f32; 32]) {
     let d = f16_at(b, 0);
     for (y, &q) in y.iter_mut().zip(&b[4..]) {
@@ -88,20 +88,20 @@ pub(crate) const WEIGHTED: fit::Search = fit::Search {
     absolute: false,
 };
 
-/// Levels `0..2 * half` around `half`, scaled so that the value of largest magnitude becomes
-/// exactly level 0.
+/// Rounds to levels `0..2 * half` around `half`, scaled so that the value of largest magnitude
+/// becomes exactly level 0.
 fn symmetric_levels(x: &[f32; 32], half: u8) -> (f32, [u8; 32]) {
     let d = fit::extreme(x) / -f32::from(half);
     let id = if d != 0.0 { 1.0 / d } else { 0.0 };
     let bias = f32::from(half) + 0.5;
-    // the conversions wrap and truncate as C's do on the values that finite input gives
+    // for finite input the conversions wrap and truncate as in C
     (
         d,
         x.map(|v| ((v * id + bias) as i32 as i8).min(2 * half as i8 - 1) as u8),
     )
 }
 
-/// Levels `0..=max` from the block's minimum to its maximum.
+/// Rounds to levels `0..=max` from the block's minimum to its maximum.
 fn affine_levels(x: &[f32; 32], max: u8) -> (f32, f32, [u8; 32]) {
     let (mut lo, mut hi) = (f32::MAX, -f32::MAX);
     for &v in x {
@@ -187,8 +187,8 @@ fn weighted_affine(max: u8, x: &[f32; 32], w: &[f32; 32]) -> (f32, f32, [u8; 32]
     (d, -minus_min, levels)
 }
 
-/// The largest magnitude, NaNs aside. The eighths of a block are gone through side by side: for
-/// magnitudes the order is of no account.
+/// Returns the largest magnitude, ignoring NaNs. The eighths of a block are processed side by side:
+/// for magnitudes the order does not matter.
 fn magnitude(x: &[f32; 32]) -> f32 {
     let mut most = [0.0f32; 8];
     for x in x.as_chunks::<8>().0 {
@@ -212,7 +212,7 @@ pub(crate) fn quantize_q8_0(row: &[f32], importance: Option<&[f32]>, out: &mut V
     });
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(Q4_0, decode_q4_0, finite(0), quantize_q4_0),
     block_format!(Q4_1, decode_q4_1, finite(0, 2), quantize_q4_1),

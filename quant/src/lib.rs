@@ -1,16 +1,16 @@
 //! Every ggml block format in readable scalar Rust: `dequantize`, `quantize`, `dot`.
 //!
-//! This crate is the oracle of the project, so it is written to be read. Its floats are ggml's bit
-//! for bit: a value is computed with the f32 operations of `ggml-quants.c` in their order (a
-//! multiplication, then an addition, each rounded; never fused), and a quantizer makes ggml's
-//! bytes. Sums keep their order too, so the searches of the quantizers go through several groups
-//! side by side (`fit`), which the compiler turns into vector instructions. Bad lengths are typed
-//! errors, and no input bytes or floats make it panic.
+//! This crate is the oracle of the project, so it is written for readability. Its floats equal
+//! ggml's bit for bit: a value is computed with the f32 operations of `ggml-quants.c` in their
+//! order (a multiplication, then an addition, each rounded; never fused), and a quantizer produces
+//! ggml's bytes. Sums keep their order too, so the quantizers' searches process several groups side
+//! by side (`fit`), which the compiler can vectorize. Bad lengths are typed errors, and no input
+//! bytes or floats make it panic.
 //!
-//! A format is one row at the end of its family's file, which holds the layout: `plain` (F32
-//! F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS),
-//! `low_bit` (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ checkpoints).
-//! `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few lines.
+//! Each format is one table entry at the end of its family's file, which documents the layout:
+//! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S ..
+//! IQ4_XS), `low_bit` (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ
+//! checkpoints). `kquantize`, `iq4`, `iq23`, `iq1` are the longer quantizers.
 #![forbid(unsafe_code)]
 
 pub mod awq;
@@ -38,11 +38,11 @@ pub use iquants::IQ4_LEVELS;
 
 use format::{Format, format};
 
-/// Why a call was refused: always a wrong length or a type outside the tables, never the values
-/// themselves.
+/// Reason why a call was refused: always a wrong length or a type outside the tables, never the
+/// values themselves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The type is no block format of floats (I8 .. I64, F64).
+    /// The type is not a block format of floats (I8 .. I64, F64).
     #[error("{ty}: expected a float or quantized type to read, got {ty}")]
     NoDequantizer {
         /// The type asked for.
@@ -64,7 +64,7 @@ pub enum Error {
         /// Bytes given.
         got: usize,
     },
-    /// The floats are not as many as the blocks hold.
+    /// The number of floats differs from the number of values in the blocks.
     #[error("{ty}: expected {expected} floats for the blocks given, got {got}")]
     Values {
         /// The type of the blocks.
@@ -94,7 +94,7 @@ pub enum Error {
         /// Values given.
         got: usize,
     },
-    /// There must be one importance weight for each column.
+    /// The number of importance weights differs from the number of columns.
     #[error("{ty}: expected {expected} importance weights (one per value of a row), got {got}")]
     Importance {
         /// The type to write.
@@ -104,7 +104,8 @@ pub enum Error {
         /// Weights given.
         got: usize,
     },
-    /// So few bits are useless without importance weights, and ggml has no rule for them.
+    /// Importance weights are missing: this few bits are useless without them, and ggml has no rule
+    /// for it.
     #[error("{ty}: expected importance weights, got none")]
     NoImportance {
         /// The type to write.
@@ -112,17 +113,18 @@ pub enum Error {
     },
 }
 
-/// Whether [`dequantize`] and [`dot`] know this type.
+/// Returns whether [`dequantize`] and [`dot`] support this type.
 pub fn can_dequantize(ty: TensorType) -> bool {
     format(ty).is_some()
 }
 
-/// Whether [`quantize`] knows this type.
+/// Returns whether [`quantize`] supports this type.
 pub fn can_quantize(ty: TensorType) -> bool {
     format(ty).is_some_and(|f| f.quantize.is_some())
 }
 
-/// Whether [`quantize`] refuses to write this type without importance weights, as ggml does.
+/// Returns whether [`quantize`] refuses to write this type without importance weights, as ggml
+/// does.
 pub fn needs_importance(ty: TensorType) -> bool {
     matches!(
         ty,
@@ -130,9 +132,9 @@ pub fn needs_importance(ty: TensorType) -> bool {
     )
 }
 
-/// The first block with a scale (or, in formats without, a value) that is NaN or infinite: what
-/// llama.cpp refuses. Types without floats have none; bytes after the last whole block are not
-/// looked at.
+/// Returns the first block with a scale (or, in formats without, a value) that is NaN or infinite,
+/// which llama.cpp refuses. Types without floats have none; bytes after the last whole block are
+/// ignored.
 pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
     match format(ty) {
         Some(format) => (format.first_bad)(blocks),
@@ -141,7 +143,7 @@ pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
     }
 }
 
-/// Values held by `bytes` bytes of whole blocks.
+/// Returns the number of values in `bytes` bytes of whole blocks.
 fn values_in(f: &Format, bytes: usize) -> Result<usize, Error> {
     if !bytes.is_multiple_of(f.block_bytes) {
         return Err(Error::PartialBlock {
@@ -156,8 +158,8 @@ fn values_in(f: &Format, bytes: usize) -> Result<usize, Error> {
 /// Writes the values of `blocks` (any whole number of blocks) to `out`, which must be exactly as
 /// long.
 ///
-/// Bit-equal to ggml's `dequantize_row_*`, except that which NaN comes out of NaN scales is the
-/// machine's choice.
+/// Bit-equal to ggml's `dequantize_row_*`, except for the payload of NaNs, which depends on the
+/// CPU.
 ///
 /// # Errors
 /// [`Error::NoDequantizer`], [`Error::PartialBlock`], [`Error::Values`].
@@ -175,7 +177,8 @@ pub fn dequantize(ty: TensorType, blocks: &[u8], out: &mut [f32]) -> Result<(), 
     Ok(())
 }
 
-/// The dot product of a quantized row with `x`: each product and the sum, in order, in f64.
+/// Computes the dot product of a quantized row with `x`: each product and the sum, in order, in
+/// f64.
 ///
 /// # Errors
 /// [`Error::NoDequantizer`], [`Error::PartialBlock`], [`Error::Values`].
@@ -204,15 +207,14 @@ pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
     Ok(sum)
 }
 
-/// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it
-/// was.
+/// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is unchanged.
 ///
-/// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix);
-/// formats that make no use of it (F32 F16 BF16 Q1_0 Q2_0 Q8_0 TQ1_0 TQ2_0 MXFP4 NVFP4) only check
-/// its length, [`needs_importance`] says which do not go without. Bit-equal to ggml's `quantize_*`
-/// wherever C defines the result. It does not for blocks with NaNs or infinities, or whose range is
-/// subnormal or overflows: there ggml converts infinities to integers, and some valid block is made
-/// here.
+/// `importance` is one weight per column, shared by all rows (llama.cpp's importance matrix);
+/// formats that do not use it (F32 F16 BF16 Q1_0 Q2_0 Q8_0 TQ1_0 TQ2_0 MXFP4 NVFP4) only check its
+/// length, [`needs_importance`] tells which require it. Bit-equal to ggml's `quantize_*` wherever C
+/// defines the result. It does not for blocks with NaNs or infinities, or whose range is subnormal
+/// or overflows: there ggml converts infinities to integers, while this function writes some valid
+/// block.
 ///
 /// # Errors
 /// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`],

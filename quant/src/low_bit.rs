@@ -28,16 +28,16 @@ pub(crate) fn decode_q2_0(b: &[u8; 18], y: &mut [f32; 64]) {
     }
 }
 
-/// A byte is a fraction of 256 whose base-3 digits are the values, first digit first: multiplying
-/// by 3^n modulo 256 drops the first n digits, and the next one is what a further multiplication by
-/// 3 carries out of the byte.
+/// Returns digit `n` of a byte. The byte is a fraction of 256 whose base-3 digits are the values,
+/// first digit first: multiplying by 3^n modulo 256 drops the first n digits, and the next one is
+/// the carry out of the byte of a further multiplication by 3.
 fn trit(byte: u8, n: u32) -> u8 {
     let rest = byte.wrapping_mul(3u8.wrapping_pow(n));
     ((u16::from(rest) * 3) >> 8) as u8
 }
 
-/// Values run digit by digit over the bytes of a part: 5 digits of 32 bytes, 5 of 16 bytes, 4 of
-/// the 4 bytes `qh`.
+/// Decodes TQ1_0. Values run digit by digit over the bytes of a part: 5 digits of 32 bytes, 5 of 16
+/// bytes, 4 of the 4 bytes `qh`.
 pub(crate) fn decode_tq1_0(b: &[u8; 54], y: &mut [f32; 256]) {
     let d = f16_at(b, 52);
     for (i, y) in y.iter_mut().enumerate() {
@@ -57,7 +57,7 @@ pub(crate) fn decode_tq2_0(b: &[u8; 66], y: &mut [f32; 256]) {
     }
 }
 
-/// The largest magnitude of a block.
+/// Returns the largest magnitude of a block.
 fn magnitude(x: &[f32]) -> f32 {
     x.iter().fold(
         0.0,
@@ -65,13 +65,13 @@ fn magnitude(x: &[f32]) -> f32 {
     )
 }
 
-/// The largest magnitude and its inverse, 0 for a block of zeros.
+/// Returns the largest magnitude and its inverse, 0 for a block of zeros.
 fn scale(x: &[f32]) -> (f32, f32) {
     let d = magnitude(x);
     (d, if d != 0.0 { 1.0 / d } else { 0.0 })
 }
 
-/// The scale is the mean magnitude.
+/// Quantizes with the mean magnitude as scale.
 pub(crate) fn quantize_q1_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 128], _| {
         let mut b = [0; 18];
@@ -99,13 +99,13 @@ pub(crate) fn quantize_q2_0(row: &[f32], importance: Option<&[f32]>, out: &mut V
     });
 }
 
-/// -1, 0 or 1 as 0, 1, 2.
+/// Rounds to -1, 0 or 1, returned as 0, 1 or 2.
 fn ternary(v: f32, id: f32) -> u8 {
     (round_away(v * id) + 1).clamp(0, 2) as u8
 }
 
-/// Digits, first digit first, as the fraction of 256 that [`trit`] reads: a division that rounds
-/// up.
+/// Packs digits, first digit first, into the fraction of 256 that [`trit`] reads: a division that
+/// rounds up.
 fn put_trits(digits: impl Iterator<Item = u8>) -> u8 {
     let (n, value) = digits.fold((0, 0u32), |(n, value), digit| {
         (n + 1, 3 * value + u32::from(digit))
@@ -143,7 +143,7 @@ pub(crate) fn quantize_tq2_0(row: &[f32], importance: Option<&[f32]>, out: &mut 
     });
 }
 
-/// The rows of this family.
+/// Format table of this family.
 pub(crate) static FORMATS: &[Format] = &[
     block_format!(TQ1_0, decode_tq1_0, finite(52), quantize_tq1_0),
     block_format!(TQ2_0, decode_tq2_0, finite(64), quantize_tq2_0),

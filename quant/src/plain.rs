@@ -1,4 +1,4 @@
-//! F32, F16, BF16: no blocks.
+//! F32, F16, BF16: plain floats without blocks.
 
 use crate::TensorType;
 use crate::check::first_bad_word;
@@ -16,7 +16,7 @@ pub(crate) fn decode_f16(b: &[u8; 2], y: &mut [f32; 1]) {
     *y = [f16_at(b, 0)];
 }
 
-/// All of them: in groups, since a CPU that converts f16 converts eight at a time.
+/// Decodes F16 in groups, since CPUs with f16 conversion convert eight at a time.
 pub(crate) fn decode_f16s(bytes: &[u8], out: &mut [f32]) {
     const GROUP: usize = 64;
     let (halves, mut group) = (bytes.as_chunks::<2>().0, [f16::ZERO; GROUP]);
@@ -30,7 +30,7 @@ pub(crate) fn decode_f16s(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// BF16 is the upper half of an f32. Shifted here rather than by `half`, which would quiet
+/// Decodes BF16, the upper half of an f32. Shifted here rather than by `half`, which would quiet
 /// signalling NaNs.
 pub(crate) fn decode_bf16(b: &[u8; 2], y: &mut [f32; 1]) {
     *y = [f32::from_bits(u32::from(u16_at(b, 0)) << 16)];
@@ -51,7 +51,8 @@ pub(crate) fn quantize_bf16(row: &[f32], _importance: Option<&[f32]>, out: &mut 
     );
 }
 
-/// The rows of this family. What is bad is found by whole words; F16 is decoded by whole rows.
+/// Format table of this family. Bad values are detected by whole words; F16 is decoded by whole
+/// rows.
 pub(crate) static FORMATS: &[Format] = &[
     row(
         TensorType::F32,

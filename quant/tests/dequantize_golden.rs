@@ -1,4 +1,4 @@
-//! Dequantized blocks are llama.cpp's, bit for bit (`shared/goldens/dequant.safetensors`).
+//! Dequantized blocks equal llama.cpp's, bit for bit (`shared/goldens/dequant.safetensors`).
 
 use octavo_quant::{TensorType, dequantize};
 use safetensors::SafeTensors;
@@ -43,7 +43,7 @@ fn every_golden_block_is_bit_equal() {
             }
         }
     }
-    // a renamed or missing tensor would otherwise pass unseen
+    // a renamed or missing tensor would otherwise go unnoticed
     let all = "F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS IQ2_XS IQ3_XXS \
                IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS IQ1_M BF16 TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0";
     assert_eq!(written.join(" "), all);

@@ -1,6 +1,6 @@
-//! Digests of what ggml itself makes of pseudo-random input, for what no golden file covers:
-//! formats that no model uses, scales that are NaN, infinite or subnormal, and importance weights
-//! in every quantizer.
+//! Digests of ggml's own results for pseudo-random input, for cases no golden file covers: formats
+//! that no model uses, scales that are NaN, infinite or subnormal, and importance weights in every
+//! quantizer.
 //!
 //! The digests were made by linking a small C program with ggml-base (llama.cpp of October 2026)
 //! and giving it the bytes that the functions below generate: `ggml_get_type_traits(ty)->to_float`
@@ -21,8 +21,8 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A sum of four uniform integers (a bell over -2^17 .. 2^17): exact in f32, the same on every
-    /// machine.
+    /// Returns the sum of four uniform integers (a bell curve over -2^17 .. 2^17): exact in f32,
+    /// the same on every machine.
     fn bell(&mut self) -> f32 {
         let z = self.next();
         (0..4)
@@ -38,7 +38,7 @@ fn digest(words: impl Iterator<Item = u32>) -> u64 {
     })
 }
 
-/// The same word for every NaN: which one comes out of an operation is the machine's choice.
+/// Maps every NaN to the same word: the NaN an operation returns depends on the CPU.
 fn bits(v: f32) -> u32 {
     if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() }
 }
@@ -56,8 +56,8 @@ fn random_blocks(ty: TensorType) -> Vec<u8> {
 
 const ROW: usize = 512;
 
-/// 32 rows of 512 values, each with its own magnitude; every fifth row is sparse, every seventh has
-/// outliers.
+/// Returns 32 rows of 512 values, each with its own magnitude; every fifth row is sparse, every
+/// seventh has outliers.
 fn random_rows(ty: TensorType) -> (Vec<f32>, Vec<f32>) {
     let mut random = Random(1000 + u64::from(ty.id()));
     let mut x = Vec::new();
@@ -151,7 +151,7 @@ const DEQUANTIZED: [(&str, u64); 29] = [
     ("Q2_0", 0xbd2c_0493_0470_4325),
 ];
 
-/// Type, digest without and with importance weights; 0 where ggml refuses to go without.
+/// Type, digests without and with importance weights; 0 where ggml requires them.
 const QUANTIZED: [(&str, u64, u64); 28] = [
     ("F32", 0x490b_8714_4b86_c538, 0x490b_8714_4b86_c538),
     ("F16", 0xae99_31db_84bf_6e70, 0xae99_31db_84bf_6e70),

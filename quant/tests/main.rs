@@ -1,4 +1,4 @@
-//! The formats from outside.
+//! Tests of the quant crate's public interface.
 
 mod dequantize_golden;
 mod ggml_digests;

@@ -1,5 +1,4 @@
-//! Lengths, hostile bits, dot products, and the loss of a round trip: what must hold for every
-//! format.
+//! Properties of every format: lengths, hostile bits, dot products, and the round-trip error.
 
 use octavo_quant::{
     Error, TensorType, can_dequantize, can_quantize, dequantize, dot, first_bad_block,
@@ -15,7 +14,7 @@ fn writable() -> impl Iterator<Item = TensorType> {
     TensorType::all().filter(|&t| can_quantize(t))
 }
 
-/// Without weights, unless the type needs them, and with them.
+/// Yields no weights, unless the type needs them, and the given ones.
 fn both(ty: TensorType, weights: &[f32]) -> impl Iterator<Item = Option<&[f32]>> {
     [None, Some(weights)]
         .into_iter()
@@ -139,7 +138,7 @@ fn types_outside_the_tables_are_named() {
     );
 }
 
-/// The activation formats, which no model file has: by hand.
+/// Checks the activation formats, which no model file has, with hand-written blocks.
 #[test]
 fn q8_1_and_q8_k_are_scale_times_integer() {
     let mut q8_1 = vec![0x00, 0x38, 0xff, 0x7f]; // d = 0.5; the sum is ignored
@@ -160,7 +159,7 @@ fn q8_1_and_q8_k_are_scale_times_integer() {
     assert_eq!(y[..], want);
 }
 
-/// Each byte of a block takes all 256 values over three backgrounds: nothing panics.
+/// Each byte of a block takes all 256 values over three backgrounds, without a panic.
 #[test]
 fn every_value_of_every_byte_decodes() {
     for ty in formats() {
@@ -178,8 +177,8 @@ fn every_value_of_every_byte_decodes() {
     }
 }
 
-/// Zeros, with weights of any kind, are read back as zeros (Q1_0 and MXFP4 have no zero scale but a
-/// tiny one).
+/// Zeros decode as zeros, with weights of any kind (Q1_0 and MXFP4 have no zero scale but a tiny
+/// one).
 #[test]
 fn zeros_stay_zeros() {
     for ty in writable() {
@@ -195,7 +194,7 @@ fn zeros_stay_zeros() {
     }
 }
 
-/// One float of a block made NaN or infinite is found in that block; so is an f16 scale that
+/// A float of a block set to NaN or infinity is found in that block, and so is an f16 scale that
 /// overflows.
 #[test]
 fn bad_blocks_are_found_where_they_are() {
@@ -234,7 +233,7 @@ proptest! {
         ..Default::default()
     })]
 
-    /// Random blocks: no panic, each block is decoded alone, and `dot` is the f64 sum of the
+    /// Random blocks do not panic, each block is decoded alone, and `dot` is the f64 sum of the
     /// decoded products.
     #[test]
     fn dot_is_the_sum_of_decoded_products(
@@ -263,16 +262,16 @@ proptest! {
         }
     }
 
-    /// Any float bits, NaNs and infinities among them, with any weights: no panic, whole blocks
-    /// out.
+    /// Any float bits, NaNs and infinities among them, give whole blocks with any weights, without
+    /// a panic.
     #[test]
     fn any_floats_quantize(
         bits in prop::collection::vec(any::<u32>(), 512),
         weights in prop::collection::vec(any::<u32>(), 256),
         keep in 0..4u32,
     ) {
-        // three times out of four the exponents are held in a middle range, so that the searches
-        // get past their sums
+        // three times out of four exponents are limited to a middle range, so that the searches'
+        // sums stay finite
         let mask = if keep == 0 { u32::MAX } else { 0xa3ff_ffff };
         let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(b & mask)).collect();
         let w: Vec<f32> = weights.iter().map(|b| f32::from_bits(b & mask & 0x7fff_ffff)).collect();
@@ -287,9 +286,9 @@ proptest! {
     }
 }
 
-/// llama.cpp's test-quantize-fns data and limits (its "total error" is `sqrt(sum d^2) / n`), and a
-/// limit of our own: the RMSE of rounding uniformly to the format's levels over the data's range,
-/// `step / sqrt(12)`, plus a tenth.
+/// Uses the data and limits of llama.cpp's test-quantize-fns (its "total error" is `sqrt(sum d^2) /
+/// n`), and a limit of our own: the RMSE of rounding uniformly to the format's levels over the
+/// data's range, `step / sqrt(12)`, plus a tenth.
 #[test]
 fn round_trip_error_is_that_of_uniform_rounding() {
     use TensorType as T;
@@ -316,7 +315,7 @@ fn round_trip_error_is_that_of_uniform_rounding() {
         (T::IQ2_XS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
         (T::IQ2_XXS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
         (T::IQ1_S, 0.01, 4.0 * 2.1),
-        // llama.cpp's 0.01 is for weighted fits: without weights it misses it too
+        // llama.cpp's 0.01 is for weighted fits: without weights it exceeds it too
         (T::IQ1_M, 0.0125, 4.0 * 2.1),
         (T::MXFP4, 0.003, 1.0),
         (T::NVFP4, 0.003, 0.7),

@@ -1,5 +1,5 @@
-//! Quantized tensors are llama-quantize's, byte for byte: every tensor of the shared models whose
-//! type can be written is made again from the model it came from.
+//! Quantized tensors equal llama-quantize's, byte for byte: every tensor of the shared models whose
+//! type can be written is quantized again from the source model.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_quant::{TensorType, can_quantize, dequantize, quantize};
@@ -17,8 +17,8 @@ fn floats(model: &Gguf, name: &str) -> Option<Vec<f32>> {
     Some(x)
 }
 
-/// The importance of a tensor's columns: the mean square of its inputs (all of these models are
-/// dense: one count).
+/// Returns the importance of a tensor's columns: the mean square of its inputs (all of these models
+/// are dense: one count).
 fn importance(imatrix: &Gguf, name: &str) -> Option<Vec<f32>> {
     let mut sums = floats(imatrix, &format!("{name}.in_sum2"))?;
     let count = floats(imatrix, &format!("{name}.counts"))?[0];
@@ -26,7 +26,7 @@ fn importance(imatrix: &Gguf, name: &str) -> Option<Vec<f32>> {
     Some(sums)
 }
 
-/// Compares every tensor and counts them by type, those made with importance apart.
+/// Compares every tensor and counts them by type, with and without importance separately.
 fn compare(
     path: &Path,
     source: &Gguf,
@@ -115,9 +115,9 @@ fn models_are_made_again_byte_for_byte() {
     );
 }
 
-/// No golden file has Q2_0. What llama-quantize writes follows from the source: the scale is the
-/// largest magnitude of the block in f16, and a weight becomes the nearest of -1, 0, 1 (times the
-/// f32 scale; 2 is never needed).
+/// Checks Q2_0, which no golden file has. llama-quantize's result follows from the source: the
+/// scale is the largest magnitude of the block in f16, and a weight becomes the nearest of -1, 0, 1
+/// (times the f32 scale; 2 is never needed).
 #[test]
 fn q2_0_model_decodes_to_its_rounded_source() {
     let Some(f16) = octavo_fixtures::shared("models/tiny-qwen3-f16.gguf") else {
