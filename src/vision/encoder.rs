@@ -1,4 +1,4 @@
-//! A tower on a device: from pixels to the rows that stand for a picture's cells.
+//! Runs a vision encoder on a device: from pixels to the embeddings of an image's tokens.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::Error;
 use crate::pixels::Pixels;
 use crate::tower::{Layout, Tower};
 
-/// What stands for a picture's cells.
+/// Embeddings of an image's tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cells {
-    /// Cells across.
+    /// Image tokens per row.
     pub nx: usize,
-    /// And down.
+    /// Rows of image tokens.
     pub ny: usize,
-    /// `[ny][nx][width]`, of the tower's width.
+    /// `[ny][nx][width]`, with the vision encoder's output width.
     pub rows: Vec<f32>,
 }
 
 impl Cells {
-    /// What an engine is shown, with what tells the picture from others.
+    /// Converts them to the engine's input; `digest` identifies the image.
     pub fn picture(self, digest: [u8; 32]) -> Picture {
         Picture {
             nx: self.nx,
@@ -35,7 +35,8 @@ impl Cells {
     }
 }
 
-/// What a tower is prepared for: one step, of a picture of at most so many cells.
+/// Returns the limits a backend must support: one step, with an image of at most `most_cells`
+/// tokens.
 pub fn limits(most_cells: usize) -> Limits {
     let patches = most_cells * MERGED_ROWS;
     Limits {
@@ -48,7 +49,7 @@ pub fn limits(most_cells: usize) -> Limits {
     }
 }
 
-/// A tower, prepared.
+/// A vision encoder, prepared on a device.
 pub struct Encoder {
     tower: Tower,
     file: String,
@@ -57,10 +58,11 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Prepares a tower for pictures of so many cells, on the device of the options.
+    /// Prepares a vision encoder for images of up to `most_cells` tokens, on the device of the
+    /// options.
     ///
     /// # Errors
-    /// If the file is no tower that is known, or what it takes cannot be had.
+    /// If the file is not a supported vision encoder, or its device or memory is not available.
     pub fn load(
         gguf: &Arc<Gguf>,
         options: &EngineOptions,
@@ -78,10 +80,10 @@ impl Encoder {
         })
     }
 
-    /// On whatever `prepare` makes of the tower, for the steps and the cache of [`limits`].
+    /// Does the same on the backend that `prepare` makes, which must support [`limits`].
     ///
     /// # Errors
-    /// If the file is no tower that is known, and what `prepare` says.
+    /// If the file is not a supported vision encoder, and those of `prepare`.
     pub fn load_on(
         gguf: &Gguf,
         most_cells: usize,
@@ -97,30 +99,30 @@ impl Encoder {
         })
     }
 
-    /// The tower's file.
+    /// Returns the name of the encoder's file.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// What it runs on, for people.
+    /// Describes the backend, for people.
     pub fn describe(&self) -> String {
         self.executable.describe()
     }
 
-    /// What is run.
+    /// Returns the loaded vision encoder.
     pub fn tower(&self) -> &Tower {
         &self.tower
     }
 
-    /// Computes the rows of a picture; `tap` sees every named value, of patches in the tower's
-    /// order.
+    /// Computes the embeddings of an image; `tap` gets every named value, with patches in the
+    /// encoder's order.
     ///
     /// # Errors
-    /// If its sides are not whole cells, it has more cells than there is room for, or the device
-    /// fails.
+    /// If the sides are not whole image tokens, there are more tokens than `most_cells`, or the
+    /// device fails.
     ///
     /// # Panics
-    /// If the planes have more or fewer pixels than the sides say.
+    /// If the planes do not match the sides.
     pub fn encode(
         &mut self,
         pixels: Pixels<'_>,
@@ -167,8 +169,8 @@ impl Encoder {
         Ok(rows)
     }
 
-    /// The tower's rows in its own order. What the step was given is gone before they are copied:
-    /// of a large picture it is 100 MB and more.
+    /// Returns the encoder's rows in its own order. The step's inputs are dropped before the caller
+    /// copies the rows: for a large image they are 100 MB and more.
     fn rows(
         &mut self,
         layout: &Layout,
@@ -181,7 +183,7 @@ impl Encoder {
         let given = positions
             .as_deref()
             .map(|rows| GivenRows { first: 0, rows });
-        // a patch is no token
+        // patches have no token ids
         let tokens = vec![0; n];
         let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();
         let seqs = [Sequence {

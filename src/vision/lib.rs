@@ -1,10 +1,10 @@
-//! Pictures for language models, as llama.cpp's libmtmd computes them: [`pixels`] come of an image
-//! file, [`tower`] is what a file of a vision tower says and how its rows are computed, [`encoder`]
-//! runs it on a device, [`Viewer`] is both for a text model, [`Sight`] shows a loaded one what is
-//! seen, and [`prompt`] puts pictures among its tokens.
+//! Image input for language models, as llama.cpp's libmtmd computes it: [`pixels`] decodes and
+//! resizes an image file, [`tower`] reads a vision encoder's file and builds its graph, [`encoder`]
+//! runs it on a device, [`Viewer`] combines them for a text model, [`Sight`] registers encoded
+//! images with a loaded engine, and [`prompt`] inserts image tokens into prompts.
 //!
-//! Knows of a text model no more than the width of its embeddings and how many of its layers gain a
-//! part of what stands for a picture's cell.
+//! The only facts this crate uses of the text model are its embedding width and its number of
+//! deepstack layers.
 
 pub mod encoder;
 mod error;

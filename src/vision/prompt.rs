@@ -1,4 +1,4 @@
-//! Prompts with pictures: text with a marker in the place of each.
+//! Prompts with images: text with a marker in place of each.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -8,29 +8,29 @@ use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::Error;
 
-/// What stands for a picture in a text, as in llama.cpp.
+/// Marker for an image in a text, as in llama.cpp.
 pub const MARKER: &str = "<__media__>";
 
-/// A marker that nobody can have written into a text: another for each run of the program.
+/// Returns a random marker that no text can contain by chance; it differs on every call.
 pub fn private_marker() -> String {
     let random = RandomState::new().build_hasher().finish();
     format!("<__media_{random:016x}__>")
 }
 
-/// What these models have around a picture's cells.
+/// Special tokens around an image's tokens in these models.
 const AROUND: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
 
-/// How many pictures a text has places for.
+/// Counts the markers in a text.
 pub fn places(text: &[u8], marker: &str) -> usize {
     pieces(text, marker).count() - 1
 }
 
-/// The tokens of a text with pictures in the places of its markers, in order. Each piece between is
-/// encoded alone, control tokens recognized, so that nothing crosses a picture; the model's BOS
-/// token is added where it asks for one and there is none.
+/// Tokenizes a text and replaces its markers with images, in order. Each piece of text between them
+/// is tokenized separately, with control tokens recognized, so no token spans an image; the model's
+/// BOS token is added where the model asks for one and there is none.
 ///
 /// # Errors
-/// If there are more or fewer pictures than markers, or the text cannot be encoded.
+/// If the numbers of images and markers differ, or the text cannot be tokenized.
 pub fn tokens(
     tokenizer: &Tokenizer,
     text: &[u8],
@@ -69,7 +69,7 @@ pub fn tokens(
     Ok(ids)
 }
 
-/// What is between the markers of a text: one piece more than there are markers.
+/// Splits a text at its markers: one piece more than there are markers.
 fn pieces<'a>(text: &'a [u8], marker: &'a str) -> impl Iterator<Item = &'a [u8]> {
     let marker = marker.as_bytes();
     let mut rest = Some(text);

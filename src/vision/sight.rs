@@ -1,4 +1,4 @@
-//! What a text model sees with: from the bytes of an image file to cells of its prompts.
+//! Image input of a text model: from the bytes of an image file to image tokens in its prompts.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,10 @@ use crate::Error;
 use crate::encoder::Encoder;
 use crate::pixels::{Limits, Prepared, TokenLimits, decode};
 
-/// Pictures seen lately are kept as long as their rows take no more bytes than this.
+/// Maximum bytes of embeddings of recent images in the cache.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// A tower for a text model, which need not be loaded.
+/// A vision encoder for a text model, which need not be loaded.
 pub struct Viewer {
     encoder: Encoder,
     decoding: Limits,
@@ -22,10 +22,10 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Of the text model with these hyperparameters, in this file, with a tower made for it.
+    /// Creates it for the text model with these hyperparameters, in this file.
     ///
     /// # Errors
-    /// If the model sees nothing, or the tower is for another.
+    /// If the model takes no images, or the encoder is for another model.
     pub fn new(
         file: &str,
         hparams: &Hparams,
@@ -56,10 +56,10 @@ impl Viewer {
         })
     }
 
-    /// What stands for the cells of an image file's picture.
+    /// Decodes an image file and returns the embeddings of its tokens.
     ///
     /// # Errors
-    /// If it cannot be decoded within the bounds, or not be computed.
+    /// If it cannot be decoded within the limits, or the encoder fails.
     pub fn look(&mut self, file: &[u8]) -> Result<Picture, Error> {
         self.compute(file, digest(file))
     }
@@ -73,18 +73,18 @@ impl Viewer {
     }
 }
 
-/// What tells an image file from others.
+/// SHA-256 of an image file, its cache key.
 fn digest(file: &[u8]) -> [u8; 32] {
     Sha256::digest(file).into()
 }
 
-/// A tower for a text model, and the pictures that it has seen lately.
+/// A vision encoder for a loaded text model, with a cache of recent images.
 pub struct Sight {
     engine: Engine,
     viewer: Mutex<Viewer>,
     most_bytes: usize,
     cells: TokenLimits,
-    /// The last one seen is the last.
+    /// Cached images, the most recently used last.
     seen: Mutex<VecDeque<Seen>>,
 }
 
@@ -103,10 +103,10 @@ impl std::fmt::Debug for Sight {
 }
 
 impl Sight {
-    /// Of a text model, with a tower made for it.
+    /// Creates it for a text model.
     ///
     /// # Errors
-    /// If the tower is for another model.
+    /// If the encoder is for another model.
     pub fn new(
         engine: &Engine,
         encoder: Encoder,
@@ -124,20 +124,20 @@ impl Sight {
         })
     }
 
-    /// The model whose prompts take what is seen.
+    /// Returns the engine of the text model.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Bytes that an image file may have.
+    /// Maximum bytes of an image file.
     pub fn most_bytes(&self) -> usize {
         self.most_bytes
     }
 
-    /// Shows the model an image file's picture.
+    /// Registers the image of a file with the engine, encoding it unless it is cached.
     ///
     /// # Errors
-    /// If it cannot be decoded within the bounds, or not be computed.
+    /// If it cannot be decoded within the limits, or the encoder fails.
     pub fn see(&self, file: &[u8]) -> Result<Shown, Error> {
         let digest = digest(file);
         if let Some(shown) = self.seen_before(&digest) {

@@ -1,8 +1,7 @@
-//! Colours of BMP files that have five or six bits each, as stb_image widens them for llama.cpp:
-//! the upper bits again below. The decoder has rounded them, which is one more or less here and
-//! there.
+//! Widening of 5 and 6 bit colours of BMP files as in stb_image, which llama.cpp uses: the upper
+//! bits are repeated below. The decoder rounds instead, with some values off by one.
 
-/// Widens the colours of a decoded file again, `[height][width][3]`.
+/// Widens the colours of a decoded file again; `rgb` is `[height][width][3]`.
 pub(super) fn widen(file: &[u8], rgb: &mut [u8]) {
     let Some(bits) = bits(file) else { return };
     for pixel in rgb.as_chunks_mut::<3>().0 {
@@ -16,21 +15,21 @@ pub(super) fn widen(file: &[u8], rgb: &mut [u8]) {
     }
 }
 
-/// The value of so many bits that was rounded to this, its upper bits again below it.
+/// Recovers the value of `bits` bits that was rounded to this, and repeats its upper bits below it.
 fn again(rounded: u8, bits: u32) -> u8 {
     let most = (1 << bits) - 1;
     let value = (u32::from(rounded) * most + 127) / 255;
-    // the sum of both parts has eight bits
+    // both parts together have eight bits
     (value << (8 - bits) | value >> (2 * bits - 8)) as u8
 }
 
-/// Bits of red, green and blue, where a file has fields of them.
+/// Returns the bits of red, green and blue, where a file has colour masks.
 fn bits(file: &[u8]) -> Option<[u32; 3]> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4)?;
         Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     };
-    // the oldest header has no fields
+    // the oldest header has no masks
     if word(14)? < 40 {
         return None;
     }

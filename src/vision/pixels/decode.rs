@@ -1,4 +1,4 @@
-//! From the bytes of an image file to pixels, within bounds.
+//! Decodes image files to pixels, within limits.
 
 use std::io::Cursor;
 
@@ -6,19 +6,19 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 
 use crate::Error;
 
-/// What a file may ask for.
+/// Limits of a decoded file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the file.
+    /// Maximum bytes of the file.
     pub bytes: usize,
-    /// Pixels of the picture.
+    /// Maximum pixels of the image.
     pub pixels: usize,
-    /// Bytes that decoding takes.
+    /// Maximum bytes of memory for decoding.
     pub memory: u64,
 }
 
 impl Default for Limits {
-    /// 64 MiB of a file, 64 million pixels, and what decoding those takes.
+    /// Allows files of 64 MiB, 64 million pixels, and the memory these take.
     fn default() -> Limits {
         Limits {
             bytes: 64 << 20,
@@ -28,23 +28,23 @@ impl Default for Limits {
     }
 }
 
-/// Pixels of 8 bits a colour.
+/// An image of 8 bits per colour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels across.
+    /// Pixels per row.
     pub width: usize,
-    /// And down.
+    /// Rows.
     pub height: usize,
     /// `[height][width][3]`: red, green and blue.
     pub rgb: Vec<u8>,
 }
 
-/// Decodes a PNG, JPEG, WebP, BMP or GIF file; of moving pictures the first. Transparency is
-/// dropped, not blended (in a GIF file it is black); of 16 bits the high byte stays; what a file
-/// says of turning and of colours is not looked at: all as llama.cpp does.
+/// Decodes a PNG, JPEG, WebP, BMP or GIF file, and of animations the first frame. Transparency is
+/// dropped, not blended (in a GIF file it is black); 16-bit values keep their high byte;
+/// orientation tags and colour profiles are ignored: all as llama.cpp does.
 ///
 /// # Errors
-/// If it is none of these, damaged, or asks for more than the limits.
+/// If it has another format, is damaged, or exceeds the limits.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     if bytes.len() > limits.bytes {
         return Err(Error::TooManyBytes {
@@ -72,7 +72,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
         _ => {}
     }
     let bad = |error: image::ImageError| Error::Damaged {
-        // one line, whatever the decoder says
+        // decoders may return several lines
         why: error.to_string().replace(['\n', '\r'], " "),
     };
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
@@ -103,7 +103,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     Ok(Picture { width, height, rgb })
 }
 
-/// Red, green and blue of every pixel, in 8 bits.
+/// Converts an image to 8-bit red, green and blue.
 fn rgb(image: DynamicImage) -> Vec<u8> {
     let high = |v: u16| (v >> 8) as u8;
     match image {
@@ -125,12 +125,12 @@ fn rgb(image: DynamicImage) -> Vec<u8> {
         DynamicImage::ImageLumaA16(image) => {
             image.pixels().flat_map(|p| [high(p.0[0]); 3]).collect()
         }
-        // the formats have no others
+        // these formats decode to no other types
         other => other.into_rgb8().into_raw(),
     }
 }
 
-/// What a file that is no picture begins with.
+/// Describes the first bytes of an unknown file.
 fn first_bytes(bytes: &[u8]) -> String {
     match bytes {
         [] => "an empty file".to_owned(),

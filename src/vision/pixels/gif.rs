@@ -1,4 +1,4 @@
-//! The first picture of a GIF file, with the pixels that stb_image gives llama.cpp.
+//! Decodes the first frame of a GIF file to the pixels of stb_image, which llama.cpp uses.
 
 use std::num::NonZeroU64;
 
@@ -7,10 +7,10 @@ use gif::{ColorOutput, DecodeOptions, Frame, MemoryLimit};
 use super::{Limits, Picture};
 use crate::Error;
 
-/// Decodes the first picture of a GIF file.
+/// Decodes the first frame of a GIF file.
 ///
 /// # Errors
-/// If it is damaged, or asks for more than the limits.
+/// If it is damaged, or exceeds the limits.
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     let damaged = |why: String| Error::Damaged { why };
     let bad = |error: gif::DecodingError| damaged(error.to_string().replace(['\n', '\r'], " "));
@@ -25,7 +25,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     if width == 0 || height == 0 {
         return Err(damaged(format!("{width} x {height} pixels")));
     }
-    // three bytes of a pixel, and its code
+    // three bytes and a palette index per pixel
     let memory = 4 * (width * height) as u64;
     if width * height > limits.pixels || memory > limits.memory {
         return Err(Error::TooManyPixels {
@@ -41,7 +41,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     let palette = frame.palette.as_deref().or(global.as_deref());
     let palette = palette.ok_or_else(|| damaged("no table of colours".to_owned()))?;
     let colour = |index: usize| palette.get(3 * index..3 * index + 3);
-    // stb_image takes the background's colour with red and blue exchanged
+    // stb_image swaps red and blue of the background colour
     let around = background
         .and_then(|index| global.as_deref()?.get(3 * index..3 * index + 3))
         .map_or([0; 3], |rgb| [rgb[2], rgb[1], rgb[0]]);
@@ -50,8 +50,8 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     Ok(Picture { width, height, rgb })
 }
 
-/// Draws a frame, which lies inside the picture. What is transparent, or a colour that the table
-/// does not have, is black.
+/// Draws a frame, which lies inside the image. Transparent pixels, and indices beyond the palette,
+/// become black.
 fn draw<'p>(
     frame: &Frame<'_>,
     colour: impl Fn(usize) -> Option<&'p [u8]>,

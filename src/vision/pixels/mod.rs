@@ -1,5 +1,5 @@
-//! From the bytes of an image file to what a tower reads, equal to llama.cpp's libmtmd to the bit
-//! for PNG, JPEG, BMP and GIF files: decoded, scaled, padded and normalised.
+//! Image preprocessing: decoded, resized, padded and normalised, equal to llama.cpp's libmtmd to
+//! the bit for PNG, JPEG, BMP and GIF files.
 
 mod bmp;
 mod decode;
@@ -14,33 +14,33 @@ pub use size::{Size, TokenLimits};
 
 use crate::tower::Hparams;
 
-/// A picture as a tower reads it.
+/// An image ready for a vision encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// As it was in the file.
+    /// Size in the file.
     pub source: Size,
-    /// Scaled and padded.
+    /// Resized and padded image.
     pub picture: Picture,
     /// Normalised planes of red, green and blue, `[3][height][width]`.
     pub planes: Vec<f32>,
 }
 
-/// Normalised pixels, as an encoder takes them.
+/// Normalised pixels, the input of an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Pixels<'a> {
-    /// Of a row.
+    /// Pixels per row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
     /// Planes of red, green and blue, `[3][height][width]`.
     pub planes: &'a [f32],
 }
 
 impl Prepared {
-    /// Scales and normalises a picture for a tower.
+    /// Resizes and normalises an image for a vision encoder.
     ///
     /// # Errors
-    /// If the picture is so long and narrow that its sides would be beyond all limits.
+    /// If the image is so long and narrow that its resized sides would exceed all limits.
     pub fn new(
         picture: &Picture,
         h: &Hparams,
@@ -56,7 +56,7 @@ impl Prepared {
         })
     }
 
-    /// What an encoder takes.
+    /// Returns the encoder's input.
     pub fn pixels(&self) -> Pixels<'_> {
         Pixels {
             width: self.picture.width,
@@ -75,8 +75,8 @@ impl Picture {
         }
     }
 
-    /// Planes of red, green and blue, `[3][height][width]`: every byte as a part of 255, less the
-    /// mean of its colour, divided by its deviation.
+    /// Normalises to planes of red, green and blue, `[3][height][width]`: `(byte / 255 - mean) /
+    /// std` per colour.
     pub fn normalised(&self, mean: [f32; 3], std: [f32; 3]) -> Vec<f32> {
         let colour = |c: usize| {
             let bytes = self.rgb.iter().skip(c).step_by(3);

@@ -1,18 +1,18 @@
-//! Scaling as Pillow does: bicubic, and over as many pixels as one becomes where a picture shrinks;
-//! in whole numbers, so that all machines agree to the bit.
+//! Resampling as in Pillow: bicubic, with a kernel that widens when an image shrinks; in integers,
+//! so that all machines agree to the bit.
 
 use super::decode::Picture;
 use super::size::Size;
 
 /// Fraction bits of weights.
 const BITS: u32 = 22;
-/// Pixels around a place that cubic weights reach, on either side.
+/// Radius of the cubic kernel in pixels.
 const SUPPORT: f64 = 2.0;
-/// Keys' constant.
+/// Parameter of Keys' cubic convolution.
 const A: f64 = -0.5;
 
-/// Scales a picture until one of its sides fits, and pastes it into the middle of black: its shape
-/// stays. A picture that has the size already stays as it is.
+/// Resizes an image until one of its sides fits, and pads it evenly with black, preserving the
+/// aspect ratio. An image of the target size is returned unchanged.
 pub fn fit(picture: &Picture, to: Size) -> Picture {
     let from = picture.size();
     if from == to {
@@ -43,8 +43,8 @@ pub fn fit(picture: &Picture, to: Size) -> Picture {
     }
 }
 
-/// First across, then down; a side that stays is left alone. Between the two, values are bytes
-/// again.
+/// Resamples horizontally, then vertically; a side of the target size is skipped. Between the two
+/// passes values are rounded to bytes.
 fn resample(picture: &Picture, to: Size) -> Picture {
     let Picture { width, height, .. } = *picture;
     let mut rgb = picture.rgb.clone();
@@ -85,22 +85,22 @@ fn clamped(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// The pixels that one becomes of, and how much of each.
+/// Input pixels of one output pixel, and their weights.
 struct Taps {
     first: usize,
     weights: Vec<i32>,
 }
 
 impl Taps {
-    /// Those of every pixel of a line of `to` that has been one of `from`.
+    /// Returns the taps of all `to` pixels of a line resized from `from` pixels.
     fn all(from: usize, to: usize) -> Vec<Taps> {
         let scale = from as f64 / to as f64;
-        // where a picture shrinks, weights reach over all pixels that become one
+        // when an image shrinks, the kernel covers all input pixels of an output pixel
         let stretch = scale.max(1.0);
         let reach = SUPPORT * stretch;
         let tap = |out: usize| {
             let centre = (out as f64 + 0.5) * scale;
-            // towards zero
+            // truncates towards zero
             let first = ((centre - reach + 0.5) as i64).max(0) as usize;
             let end = ((centre + reach + 0.5) as i64).min(from as i64) as usize;
             let weight = |i: usize| cubic((i as f64 - centre + 0.5) / stretch);
@@ -128,7 +128,7 @@ impl Taps {
     }
 }
 
-/// Keys' cubic.
+/// Keys' cubic convolution kernel.
 fn cubic(x: f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {

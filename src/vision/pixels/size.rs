@@ -1,42 +1,42 @@
-//! How large a picture is for a tower.
+//! Image sizes for a vision encoder.
 
 use crate::Error;
 
-/// Pixels across and down.
+/// Width and height in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Across.
+    /// Pixels per row.
     pub width: usize,
-    /// Down.
+    /// Number of rows.
     pub height: usize,
 }
 
-/// How many cells a picture has.
+/// Limits on the number of image tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimits {
-    /// At least; smaller pictures are enlarged.
+    /// Minimum; smaller images are enlarged.
     pub min: usize,
-    /// At most; larger ones are shrunk.
+    /// Maximum; larger images are shrunk.
     pub max: usize,
 }
 
 impl Default for TokenLimits {
-    /// llama.cpp's for these towers.
+    /// llama.cpp's limits for these encoders.
     fn default() -> TokenLimits {
         TokenLimits { min: 8, max: 4096 }
     }
 }
 
-/// The largest number that fits a picture's sides, so that no area overflows.
+/// Maximum side in pixels; small enough that no area overflows.
 const LONGEST_SIDE: f32 = (1u32 << 24) as f32;
 
 impl Size {
-    /// The size that a picture gets: whole cells of `unit` pixels along each side, about as many as
-    /// it has, and as many in all as the limits say; its shape stays as far as cells allow. All in
-    /// f32, and halves away from zero, as llama.cpp does.
+    /// Returns the size to resize to: multiples of `unit` pixels on each side, close to the
+    /// original, with a token count within the limits; the aspect ratio is kept as far as rounding
+    /// allows. Computed in f32 with halves rounded away from zero, as in llama.cpp.
     ///
     /// # Errors
-    /// If a side would have more than 2^24 pixels: of pictures that are extremely long and narrow.
+    /// If a side would exceed 2^24 pixels, for extremely long and narrow images.
     pub fn for_cells(self, unit: usize, limits: TokenLimits) -> Result<Size, Error> {
         let (width, height, unit) = (self.width as f32, self.height as f32, unit as f32);
         let area = |w: f32, h: f32| f64::from(w) * f64::from(h);

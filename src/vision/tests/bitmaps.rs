@@ -1,4 +1,4 @@
-//! BMP and GIF files: the pixels that stb_image gives llama.cpp.
+//! BMP and GIF files give the pixels of stb_image, which llama.cpp uses.
 
 use gif::{Encoder, Frame};
 use octavo_vision::pixels::{Limits, Picture, decode};
@@ -7,13 +7,13 @@ fn decoded(bytes: &[u8]) -> Picture {
     decode(bytes, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A BMP file: rows from below unless `height` is negative.
+/// A BMP file, with rows from the bottom up unless `height` is negative.
 struct Bmp {
     width: i32,
     height: i32,
     bits: u16,
     compression: u32,
-    /// Fields of colours, or a palette.
+    /// Colour masks, or a palette.
     table: Vec<u8>,
     data: Vec<u8>,
 }
@@ -37,7 +37,7 @@ impl Bmp {
     }
 }
 
-/// Rows of 4 x 3 pixels with colours of few bits, one after the other.
+/// Colours of few bits for a pixel of a 4 x 3 image.
 fn colours(row: usize, x: usize) -> [u32; 3] {
     [row * 4 + x, 31 - row * 5 - x, x * 9 + row].map(|n| n as u32)
 }
@@ -82,7 +82,7 @@ fn bitmaps_of_every_depth_are_read() {
         assert_eq!((picture.width, picture.height), (width, height));
         assert!(picture.rgb == expected, "{bits} bits, {from_below}");
     }
-    // places in a palette, of 1, 4 and 8 bits
+    // palette indices of 1, 4 and 8 bits
     for bits in [1_u16, 4, 8] {
         let n = 1_usize << bits;
         let code = |row: usize, x: usize| (row * 3 + x * 7) % n.min(251);
@@ -122,7 +122,7 @@ fn bitmaps_of_every_depth_are_read() {
     }
 }
 
-/// stb_image puts the upper bits of a colour again below it: `v << 3 | v >> 2` of five bits.
+/// stb_image repeats the upper bits of a colour below it: `v << 3 | v >> 2` for five bits.
 #[test]
 fn colours_of_few_bits_are_widened_as_stb_image_does() {
     let fields = |masks: [u32; 3]| masks.iter().flat_map(|m| m.to_le_bytes()).collect();
@@ -172,7 +172,7 @@ fn colours_of_few_bits_are_widened_as_stb_image_does() {
     }
 }
 
-/// Five colours: black, red, green, blue, and one of three different numbers.
+/// Five colours: black, red, green, blue, and one with three different values.
 const PALETTE: [u8; 15] = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30];
 
 fn gif(frames: &[Frame<'_>], background: u8) -> Vec<u8> {
@@ -182,7 +182,7 @@ fn gif(frames: &[Frame<'_>], background: u8) -> Vec<u8> {
         encoder.write_frame(frame).expect("a frame");
     }
     drop(encoder);
-    // which colour is the background's, encoders leave at 0
+    // encoders always write background index 0
     bytes[11] = background;
     bytes
 }
@@ -205,7 +205,8 @@ fn of_a_moving_picture_the_first_is_read() {
     let first = frame(1, 2, 4, &codes);
     let second = frame(0, 0, 6, &[1; 24]);
     let at = |x: usize, y: usize| 3 * (6 * y + x);
-    // around it black, unless the file names a background: then that with red and blue exchanged
+    // the rest is black, unless the file names a background: then that colour with red and blue
+    // swapped
     for (background, around) in [(0, [0, 0, 0]), (4, [30, 20, 10]), (200, [0, 0, 0])] {
         let picture = decoded(&gif(&[first.clone(), second.clone()], background));
         assert_eq!((picture.width, picture.height), (6, 4));
@@ -214,7 +215,7 @@ fn of_a_moving_picture_the_first_is_read() {
         assert_eq!(picture.rgb[at(1, 2)..at(5, 2)], shown);
         assert_eq!(picture.rgb[at(1, 3)..at(2, 3)], [10, 20, 30]);
     }
-    // what is transparent is black inside of it
+    // transparent pixels inside the frame are black
     let holes = Frame {
         transparent: Some(4),
         ..first.clone()
@@ -222,7 +223,7 @@ fn of_a_moving_picture_the_first_is_read() {
     let picture = decoded(&gif(&[holes], 1));
     assert_eq!(picture.rgb[at(4, 2)..at(5, 2)], [0, 0, 0]);
     assert_eq!(picture.rgb[at(5, 2)..at(5, 2) + 3], [0, 0, 255]);
-    // a table of colours of its own
+    // a frame with its own palette
     let own = Frame {
         palette: Some(vec![9, 8, 7, 1, 2, 3]),
         ..frame(0, 0, 6, &[[0; 6], [1; 6], [0; 6], [1; 6]].concat())
@@ -252,7 +253,7 @@ fn frames_beyond_the_picture_and_large_pictures_are_refused() {
         error,
         "a picture of 6 x 4 pixels: expected at most 23 pixels"
     );
-    // a header that promises 65535 x 65535 pixels
+    // a header that claims 65535 x 65535 pixels
     let mut large = small;
     large[6..10].fill(255);
     let error = decode(&large, &Limits::default()).expect_err("it is refused");
@@ -260,7 +261,7 @@ fn frames_beyond_the_picture_and_large_pictures_are_refused() {
 }
 
 /// Random files of all kinds, decoded with llama.cpp's copy of stb_image: `stbi_load` with three
-/// colours asked for.
+/// components requested.
 #[test]
 fn random_files_have_stb_images_pixels() {
     let bytes = |hex: &str| -> Vec<u8> {

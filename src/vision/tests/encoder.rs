@@ -1,4 +1,4 @@
-//! Towers against llama.cpp's goldens and against the oracle.
+//! Compares vision encoders with llama.cpp's goldens and with the oracle.
 
 use std::collections::HashMap;
 
@@ -11,9 +11,10 @@ use octavo_vision::pixels::{Prepared, TokenLimits};
 
 use crate::support::{Family, nmse, picture};
 
-/// llama.cpp rounds pixels and kernels to f16 and looks GELU up in a table of f16.
+/// Tolerance for llama.cpp, which rounds pixels and kernels to f16 and looks GELU up in a table of
+/// f16.
 const LLAMA_CPP: f64 = 2e-6;
-/// What f32 makes of these towers: some thousand roundings, each of 2^-24.
+/// Tolerance for f32 arithmetic: some thousand roundings, each of 2^-24.
 const EXACT: f64 = 1e-11;
 
 fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) -> Encoder {
@@ -203,7 +204,8 @@ fn rows_do_not_depend_on_threads_or_on_pictures_before() {
     }
 }
 
-/// A large picture goes through the blocks some rows at a time, but for one whose values are shown.
+/// A large image is processed in chunks of rows, unless its values are tapped; both give the same
+/// rows.
 #[test]
 fn rows_of_large_pictures_are_those_of_all_at_once() {
     let Some(families) = Family::all() else {

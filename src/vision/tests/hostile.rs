@@ -1,4 +1,5 @@
-//! Files of towers that are damaged, or ask for what cannot be: an error in a line, or a tower.
+//! Vision encoder files that are damaged or ask for the impossible either load or give a one-line
+//! error.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ fn open(bytes: &[u8]) -> Result<Gguf, String> {
     gguf.map_err(|error| error.to_string())
 }
 
-/// Where what follows a name in the file is.
+/// Returns the offset after a name in the file.
 fn behind(bytes: &[u8], name: &str) -> usize {
     let mut named = (name.len() as u64).to_le_bytes().to_vec();
     named.extend(name.as_bytes());
@@ -26,7 +27,7 @@ fn behind(bytes: &[u8], name: &str) -> usize {
     at.unwrap_or_else(|| panic!("{name} is in the file")) + named.len()
 }
 
-/// A key of four bytes with another value: its type stands before it.
+/// Changes the value of a four-byte key; its type precedes it.
 fn set(bytes: &mut [u8], key: &str, value: [u8; 4]) {
     let at = behind(bytes, key) + 4;
     bytes[at..at + 4].copy_from_slice(&value);
@@ -46,7 +47,7 @@ fn refusal(bytes: &[u8]) -> String {
 
 const EPSILON: &str = "clip.vision.attention.layer_norm_epsilon";
 
-/// Keys and tensors, and what is said where they have another name.
+/// Required keys and tensors, and the error when they are renamed.
 const NEEDED: [(&str, &str); 14] = [
     ("clip.projector_type", "missing key clip.projector_type"),
     (
@@ -77,7 +78,7 @@ const NEEDED: [(&str, &str); 14] = [
         "v.deepstack.1.fc2.weight",
         "missing tensor v.deepstack.1.fc2.weight",
     ),
-    // then nothing needs its norm
+    // without the weight, its norm is unexpected
     ("v.deepstack.2.fc1.weight", "unexpected tensor"),
     ("mm.2.weight", "missing tensor mm.2.weight"),
     ("v.post_ln.weight", "missing tensor v.post_ln.weight"),
@@ -130,7 +131,7 @@ fn every_key_is_needed_and_bounded() {
         let error = refusal(&bytes);
         assert!(error.contains(says), "{name}: {error}");
     }
-    // another projector of the same length
+    // another projector name of the same length
     let mut bytes = whole.clone();
     let at = behind(&bytes, "clip.projector_type") + 12;
     bytes[at..at + 4].copy_from_slice(b"gem3");
@@ -157,7 +158,7 @@ fn windows_are_whole() {
     }
 }
 
-/// Bytes of the header changed at random; what still loads also runs.
+/// Changes bytes of the header at random; an encoder that still loads must also run.
 #[test]
 fn damaged_towers_are_refused_or_run() {
     let (mut refused, mut ran) = (0, 0);

@@ -1,4 +1,4 @@
-//! JPEG files, against what stb_image makes of them, which llama.cpp decodes with.
+//! JPEG files give the pixels of stb_image, which llama.cpp uses.
 
 use octavo_fixtures::breaking::Rng;
 use octavo_fixtures::workspace_root;
@@ -6,8 +6,8 @@ use octavo_vision::pixels::{Limits, Picture, decode};
 use sha2::{Digest, Sha256};
 
 /// Files in `tests/jpeg`, their sides, and the SHA-256 of the pixels that `stbi_load` of llama.cpp
-/// 0.3.36 gives (three components, on x86): all ways to have fewer colours than pixels, sides that
-/// are no whole blocks, and all meanings of components.
+/// 0.3.36 gives (three components, on x86): all chroma subsamplings, sides that are not whole
+/// blocks, and all colour spaces.
 const FILES: [(&str, [usize; 2], &str); 16] = [
     (
         "444",
@@ -91,7 +91,7 @@ const FILES: [(&str, [usize; 2], &str); 16] = [
     ),
 ];
 
-/// A JPEG file of 21 x 19 pixels, or as its name says.
+/// Reads a JPEG file, of 21 x 19 pixels unless its name says otherwise.
 pub(crate) fn file(name: &str) -> Vec<u8> {
     let path = workspace_root().join(format!("src/vision/tests/jpeg/{name}.jpg"));
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -101,7 +101,7 @@ fn decoded(bytes: &[u8]) -> Picture {
     decode(bytes, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// What is said of a file that is refused, in a line.
+/// Returns the one-line error of a file that must be refused.
 fn refusal(bytes: &[u8], limits: &Limits) -> String {
     let error = decode(bytes, limits).expect_err("it is refused");
     let error = error.to_string();
@@ -114,13 +114,13 @@ fn says(bytes: &[u8], part: &str) {
     assert!(error.contains(part), "{error}: expected {part}");
 }
 
-/// Where the segment of this code begins.
+/// Returns the offset of the segment with this code.
 fn segment(bytes: &[u8], code: u8) -> usize {
     let at = bytes.windows(2).position(|pair| pair == [0xff, code]);
     at.unwrap_or_else(|| panic!("a segment {code:02x}"))
 }
 
-/// With another byte, so far behind the beginning of a segment.
+/// Reads a file and replaces the byte at offset `behind` in a segment.
 fn with(name: &str, code: u8, behind: usize, byte: u8) -> Vec<u8> {
     let mut bytes = file(name);
     let at = segment(&bytes, code) + behind;
@@ -146,7 +146,7 @@ fn what_stands_around_the_picture_changes_nothing() {
     let plain = file("420");
     let expected = decoded(&plain);
     let mut more = plain.clone();
-    // a turn by 90 degrees, a comment and filling, and what follows the end
+    // an orientation tag of 90 degrees, a comment, fill bytes, and data after the end
     let exif =
         b"\xff\xe1\x00\x22Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
     more.splice(2..2, exif.iter().copied());
@@ -157,7 +157,7 @@ fn what_stands_around_the_picture_changes_nothing() {
     assert_eq!(decoded(&more), expected);
 }
 
-/// Takes a segment out: what it was, with its marker.
+/// Removes a segment; returns it with its marker.
 fn take(bytes: &mut Vec<u8>, code: u8) -> Vec<u8> {
     let at = segment(bytes, code);
     let length = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]);
@@ -171,7 +171,7 @@ fn colours_are_what_names_or_adobes_segment_say() {
     let mut alone = named.clone();
     let adobe = take(&mut alone, 0xee);
     assert_eq!(decoded(&alone), expected);
-    // other names in the frame and in the scan
+    // other component ids in the frame and in the scan
     let numbered = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         let (frame, scan) = (segment(&bytes, 0xc0), segment(&bytes, 0xda));
@@ -183,7 +183,7 @@ fn colours_are_what_names_or_adobes_segment_say() {
     };
     assert_eq!(decoded(&numbered(&named)), expected);
     assert_ne!(decoded(&numbered(&alone)), expected);
-    // which JFIF does not allow
+    // these ids are not allowed in JFIF
     let mut both = numbered(&named);
     both.splice(2..2, *b"\xff\xe0\x00\x07JFIF\0");
     assert_eq!(decoded(&both), decoded(&numbered(&alone)));
@@ -241,7 +241,7 @@ fn other_kinds_are_refused_by_name() {
     says(&with("420", 0xdb, 4, 3), "lacks a table of steps");
     says(&with("420", 0xc4, 4, 3), "lacks a table of codes");
     says(&with("420", 0xdb, 3, 10), "a segment that is too short");
-    // one more bit of what has none
+    // refines coefficients that have no first bits
     says(
         &with("progressive", 0xda, 13, 0x10),
         "an order that cannot be",
@@ -262,7 +262,7 @@ fn no_more_is_asked_for_than_the_limits() {
         "{error}"
     );
     assert!(decode(&file("420"), &Limits { pixels, ..usual }).is_ok());
-    // whole blocks of all components, and three bytes for each pixel
+    // whole blocks of all components, and three bytes per pixel
     for (name, memory) in [
         ("420", 32 * 32 * 3 / 2 + 1197),
         ("progressive", 32 * 32 * 9 / 2 + 1197),
@@ -292,7 +292,7 @@ fn no_more_is_asked_for_than_the_limits() {
     says(&scans(101), "more than 100 scans");
 }
 
-/// With other bytes: an error in a line, or a picture.
+/// Files with altered bytes either decode or give a one-line error.
 #[test]
 fn damaged_files_are_refused_or_read() {
     let mut rng = Rng(13);

@@ -1,4 +1,4 @@
-//! Pictures from outside.
+//! Tests of the vision crate's public interface.
 
 mod bitmaps;
 mod encoder;

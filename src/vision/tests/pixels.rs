@@ -8,7 +8,7 @@ use octavo_fixtures::shared;
 use octavo_vision::pixels::{Limits, Picture, Size, TokenLimits, decode, fit};
 use proptest::prelude::*;
 
-/// An image in the bytes of a file.
+/// Encodes an image as a file.
 fn file(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     image.write_to(&mut bytes, format).expect("it is written");
@@ -69,8 +69,7 @@ fn sizes_at_the_edge_of_what_can_be_are_sizes_or_errors() {
     }
 }
 
-/// Images of 5 x 3 pixels of all kinds that files have, and what they are in 8 bits of three
-/// colours.
+/// Returns images of 5 x 3 pixels of all pixel types, each with its 8-bit RGB equivalent.
 fn kinds_of_pixels() -> Vec<(DynamicImage, Vec<u8>)> {
     let mut rng = Rng(5);
     let (w, h) = (5u32, 3u32);
@@ -133,7 +132,7 @@ fn every_kind_of_pixel_is_read_as_llama_cpp_does() {
             DynamicImage::ImageRgb8(_) | DynamicImage::ImageRgba8(_)
         ) {
             let webp = decoded(&file(&image, ImageFormat::WebP));
-            // without loss, but for what is wholly transparent
+            // lossless, except where fully transparent
             let seen = |i: usize| {
                 image
                     .as_rgba8()
@@ -189,13 +188,13 @@ fn other_files_and_too_large_ones_are_refused_in_a_line() {
         },
         &["40 x 30 pixels", "at most 1199"],
     );
-    // a header that promises 65535 x 65535 pixels
+    // a header that claims 65535 x 65535 pixels
     let mut large = small.clone();
     large[16..24].copy_from_slice(&[0, 0, 255, 255, 0, 0, 255, 255]);
     assert!(decode(&large, &usual).is_err());
 }
 
-/// Files cut short and with other bytes: an error in a line, or a picture.
+/// Files that are cut short or have altered bytes either decode or give a one-line error.
 #[test]
 fn damaged_files_are_refused_or_read() {
     let mut rng = Rng(11);
@@ -214,7 +213,7 @@ fn damaged_files_are_refused_or_read() {
                     let at = rng.below(whole.len());
                     bytes[at] ^= 1 << rng.below(8);
                 }
-                // early, where sizes are
+                // near the start, where sizes are stored
                 2 => {
                     let at = rng.below(whole.len().min(64));
                     bytes[at] = [0, 255, 127, 128][rng.below(4)];
@@ -241,7 +240,7 @@ fn damaged_files_are_refused_or_read() {
     assert!(refused > 100 && read > 20, "{refused} refused, {read} read");
 }
 
-/// Pillow's bicubic, slowly: both passes by the formula, for a single pixel.
+/// Pillow's bicubic for a single pixel: both passes by the formula.
 fn slow(picture: &Picture, to: Size, x: usize, y: usize) -> [u8; 3] {
     let weights = |from: usize, to: usize, out: usize| -> Vec<(usize, i64)> {
         if from == to {
@@ -307,7 +306,7 @@ proptest! {
                     false => [0; 3],
                 };
                 for (got, expected) in got.rgb[at..at + 3].iter().zip(expected) {
-                    // weights at the very middle between two numbers may be either
+                    // weights exactly between two integers may round either way
                     prop_assert!(got.abs_diff(expected) <= 1, "{x} {y}: {got}, {expected}");
                 }
             }

@@ -1,4 +1,4 @@
-//! The shared folder's models, pictures and goldens.
+//! The shared folder's models, images and goldens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
 use octavo_vision::tower::Hparams;
 use safetensors::{Dtype, SafeTensors};
 
-/// A recorded case: its arrays, and how it was recorded.
+/// A recorded case: its arrays and metadata.
 pub(crate) struct Golden {
     pub(crate) name: String,
     bytes: Vec<u8>,
@@ -34,14 +34,14 @@ impl Golden {
         SafeTensors::deserialize(&self.bytes).expect("safetensors")
     }
 
-    /// Names of all arrays.
+    /// Returns the names of all arrays.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.file().names().into_iter().map(str::to_owned).collect();
         names.sort();
         names
     }
 
-    /// Values of an array of floats.
+    /// Returns the values of an array of floats.
     pub(crate) fn floats(&self, name: &str) -> Option<Vec<f32>> {
         let file = self.file();
         let array = file.tensor(name).ok()?;
@@ -51,7 +51,7 @@ impl Golden {
         Some(values.map(value).collect())
     }
 
-    /// Values of an array of integers; none where there is no such array.
+    /// Returns the values of an array of integers; none if there is no such array.
     pub(crate) fn integers(&self, name: &str) -> Vec<i32> {
         let file = self.file();
         let Ok(array) = file.tensor(name) else {
@@ -63,7 +63,7 @@ impl Golden {
         values.map(value).collect()
     }
 
-    /// Values of an array of bytes.
+    /// Returns the values of an array of bytes.
     pub(crate) fn bytes(&self, name: &str) -> Option<Vec<u8>> {
         let file = self.file();
         let array = file.tensor(name).ok()?;
@@ -71,7 +71,7 @@ impl Golden {
         Some(array.data().to_vec())
     }
 
-    /// The pictures, as this case has them scaled for a tower.
+    /// Returns the images of this case, resized for a vision encoder.
     pub(crate) fn pictures(&self, h: &Hparams) -> Vec<Prepared> {
         let limit = |key: &str, usual: usize| {
             let n = self.facts[key].as_i64().filter(|n| *n > 0);
@@ -89,14 +89,14 @@ impl Golden {
     }
 }
 
-/// A picture of the shared folder.
+/// Reads an image of the shared folder.
 pub(crate) fn picture(name: &str) -> Picture {
     let path = shared(&format!("vision/images/{name}.png")).expect("its goldens are there");
     let bytes = std::fs::read(path).expect("a file");
     decode(&bytes, &Limits::default()).expect("a picture")
 }
 
-/// A file of the shared folder's.
+/// Opens a file of the shared folder.
 pub(crate) fn open(path: &Path) -> Arc<Gguf> {
     let gguf = Gguf::open(path, &OpenOptions::default());
     Arc::new(gguf.unwrap_or_else(|e| panic!("{e}")))
@@ -106,12 +106,12 @@ pub(crate) fn open(path: &Path) -> Arc<Gguf> {
 pub(crate) struct Family {
     pub(crate) folder: PathBuf,
     pub(crate) goldens: Vec<Golden>,
-    /// What the files are called before `-mmproj-` and `-text-`.
+    /// Prefix of the file names, before `-mmproj-` and `-text-`.
     pub(crate) model: &'static str,
 }
 
 impl Family {
-    /// Both: `None` where the shared folder is absent.
+    /// Returns both families; `None` where the shared folder is absent.
     pub(crate) fn all() -> Option<[Family; 2]> {
         Some([
             Family::new(shared("vision")?, "vl-a"),
@@ -137,14 +137,14 @@ impl Family {
         }
     }
 
-    /// The tower of a case.
+    /// Opens the vision encoder of a case.
     pub(crate) fn tower(&self, golden: &Golden) -> Arc<Gguf> {
         let ty = golden.facts["mmproj"].as_str().expect("a type");
         open(&self.folder.join(format!("{}-mmproj-{ty}.gguf", self.model)))
     }
 }
 
-/// How far what was computed is from what is expected.
+/// Normalised mean squared error of the values.
 pub(crate) fn nmse<T: Logit>(got: &[f32], expected: &[T]) -> f64 {
     metrics::nmse(got, expected).expect("as many values")
 }

@@ -1,4 +1,4 @@
-//! Text models that see pictures, against llama.cpp's goldens.
+//! Compares text models with image input with llama.cpp's goldens.
 
 use octavo_engine::backend::Role;
 use octavo_engine::backend::TapView;
@@ -8,9 +8,9 @@ use octavo_vision::Encoder;
 
 use crate::support::{Family, Golden, nmse};
 
-/// As for the rows that pictures become.
+/// Tolerance for image prompts, the same as for image embeddings.
 const LLAMA_CPP: f64 = 2e-6;
-/// llama.cpp's own error on a text without pictures, which only f32 rounds, is 3e-13.
+/// Tolerance for text; llama.cpp's own error on a text without images, from f32 rounding, is 3e-13.
 const TEXT: f64 = 1e-11;
 
 fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usize) -> Engine {
@@ -29,7 +29,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
     Engine::load(&ModelSource::Path(path), &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The pictures of a case, as its tower gives them.
+/// Encodes the images of a case with its vision encoder.
 fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
@@ -49,7 +49,7 @@ fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
     prepared.iter().map(&mut picture).collect()
 }
 
-/// A session that holds the pictures, and the golden's prompt with their cells in it.
+/// Returns a session that holds the images, and the golden's prompt with their image tokens.
 fn prompt(engine: &Engine, golden: &Golden, pictures: &[Picture]) -> (Session, Vec<u32>) {
     let mut session = engine.session();
     let show = |p: &Picture| engine.show(p.clone()).expect("it is for this model");
@@ -85,7 +85,7 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
                 let bound = match (&*golden.name, golden.facts["text"].as_str()) {
                     ("text", _) => TEXT,
                     (_, Some("Q4_K_M")) => {
-                        // against the exact model, as near as llama.cpp to a tenth
+                        // against the exact model, our error must be at most a tenth of llama.cpp's
                         let exact = golden.floats("exact").expect("quantized");
                         let ours = nmse(&logits.data, &exact);
                         let theirs = nmse(&theirs, &exact);
@@ -108,7 +108,7 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
     );
 }
 
-/// Goes on as the golden did; how many tokens it has.
+/// Continues greedily as the golden did; returns its number of tokens.
 fn greedy(session: &mut Session, golden: &Golden, logits: &[f32], what: &str) -> usize {
     let n_vocab = session.engine().hparams().n_vocab();
     let largest = |row: &[f32]| {
@@ -164,7 +164,7 @@ fn pictures_go_whole_and_come_back() {
     let expected = session
         .eval(&ids, Role::Prompt, Wanted::Last)
         .expect("it runs");
-    // 11 tokens of text, 24 cells, 6 tokens, 8 cells, 21 tokens
+    // 11 text tokens, 24 image tokens, 6 text, 8 image, 21 text
     for (to, left) in [
         (60, 60),
         (49, 49),
@@ -179,7 +179,7 @@ fn pictures_go_whole_and_come_back() {
         let got = session.eval(&ids[left..], Role::Prompt, Wanted::Last);
         assert_eq!(got.expect("it runs"), expected, "from {left} on");
     }
-    // whoever does not hold a picture cannot name its cells
+    // a session that does not hold an image cannot use its tokens
     let mut other = engine.session();
     let error = other
         .eval(&ids, Role::Prompt, Wanted::Last)

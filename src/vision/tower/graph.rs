@@ -1,5 +1,5 @@
-//! A tower as a graph: rows of patches come with a step, what they gain by their places stands for
-//! their embeddings, and the result is a row for each cell.
+//! Builds the graph of a vision encoder: patches are the input of a step, position embeddings are
+//! given rows, and the result is one row per image token.
 
 use octavo_kernels::{
     Activation, CacheLayer, Function, MERGED_ROWS, Pairing, Rope, RowSet, Scores, ValueShape,
@@ -10,19 +10,19 @@ use octavo_model::{CacheGroup, Graph, Op, Tensors, ValueId};
 use super::hparams::{Feature, Hparams};
 use super::weights::{Affine, Block, FeedForward, Projection, Weights};
 
-/// What angles fall with. No key says otherwise.
+/// RoPE base; no key stores it.
 const ROPE_BASE: f64 = 10_000.0;
-/// What patches turn by: the axes of [`octavo_kernels::Turns`].
+/// RoPE axes of patches, as in [`octavo_kernels::Turns`].
 const ROW: usize = 1;
 const COLUMN: usize = 2;
-/// Keys and values of two blocks: some patches may be in the next one already while others still
-/// look at those of this.
+/// Cache layers used alternately by blocks: some patches may already be in the next block while
+/// others still attend in this one.
 const CACHE_LAYERS: usize = 2;
-/// What quick GELU multiplies its argument with.
+/// Factor on quick GELU's argument.
 const QUICK: f32 = 1.702;
 
-/// The first half of a head's pairs turns by a patch's row, the other by its column, both beginning
-/// with the fastest.
+/// Returns the 2D RoPE: the first half of a head's pairs is rotated by the patch's row, the other
+/// by its column, both beginning with the highest frequency.
 pub(super) fn rope(h: &Hparams) -> Rope {
     let (head_dim, quarter) = (h.head_dim(), h.head_dim() / 4);
     let frequency = |i: usize| ROPE_BASE.powf(-4.0 * i as f64 / head_dim as f64);
@@ -35,7 +35,7 @@ pub(super) fn rope(h: &Hparams) -> Rope {
     }
 }
 
-/// Layers that blocks use in turn.
+/// Returns the cache group whose layers blocks use alternately.
 pub(super) fn cache(h: &Hparams) -> CacheGroup {
     CacheGroup {
         n_layer: CACHE_LAYERS.min(h.n_block),
@@ -80,7 +80,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// `W0 p + W1 p`, and what is added to it.
+    /// Appends the patch embedding `W0 p + W1 p`, with its bias and position embedding.
     fn embed(&mut self, w: &Weights) -> ValueId {
         let shape = ValueShape {
             width: self.h.patch_values(),
@@ -144,7 +144,7 @@ impl Builder<'_> {
         self.nodes.push(attention, shape, at("kqv_out", l))
     }
 
-    /// Queries or keys.
+    /// Appends the projection and RoPE of queries or keys.
     fn turned(&mut self, x: ValueId, w: Affine, taps: [&'static str; 2], l: usize) -> ValueId {
         let x = self.affine(x, w, at(taps[0], l));
         let (head_dim, shape) = (self.h.head_dim(), self.nodes.info(x));
@@ -156,7 +156,7 @@ impl Builder<'_> {
         self.nodes.push(turn, shape, at(taps[1], l))
     }
 
-    /// Both products with what is between; the last sum has the name `result`.
+    /// Appends the feed-forward block; the last sum has the name `result`.
     fn feed_forward(
         &mut self,
         x: ValueId,
@@ -177,7 +177,7 @@ impl Builder<'_> {
         self.shown(x, w.down, [named("ffn_down"), result])
     }
 
-    /// Product and sum, each with a name.
+    /// Appends product and bias, each with a name.
     fn shown(&mut self, x: ValueId, w: Affine, taps: [Option<Named>; 2]) -> ValueId {
         let y = self.nodes.matmul(x, w.w, taps[0]);
         self.nodes.bias(y, w.bias, taps[1])
@@ -213,14 +213,14 @@ impl Builder<'_> {
         }
     }
 
-    /// Rows of the text model, of what the last block gives: normed, then merged.
+    /// Appends the projector on the last block's result: norm, then merge.
     fn project(&mut self, x: ValueId, w: &Projection) -> ValueId {
         let x = self.norm(x, w.norm, self.h.n_block);
         let x = self.nodes.merge(x);
         self.feed_forward(x, &w.ffn, Feature::Gelu, None, None)
     }
 
-    /// The same of what another block gives: merged, then normed.
+    /// Appends the projector on another block's result (deepstack): merge, then norm.
     fn deepstack(&mut self, x: ValueId, w: &Projection, l: usize) -> ValueId {
         let x = self.nodes.merge(x);
         let x = self.norm(x, w.norm, l);

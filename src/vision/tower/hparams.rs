@@ -1,4 +1,4 @@
-//! A tower's hyperparameters, checked before any tensor is looked at, each with its source.
+//! A vision encoder's hyperparameters, checked before any tensor is read, each with its source.
 
 use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::MERGED_ROWS;
@@ -8,25 +8,25 @@ use octavo_model::{Error, graph::Norm};
 
 use super::ARCHITECTURE;
 
-/// Largest side of a patch: far beyond any, and small enough that no product overflows.
+/// Maximum side of a patch: far beyond any real one, and small enough that no product overflows.
 const MAX_PATCH: usize = 256;
-/// Pixels along a side of the squares that windows are, of Qwen 2.5 VL; no key says otherwise.
+/// Side of an attention window in pixels, in Qwen 2.5 VL; no key stores it.
 const WINDOW_PIXELS: usize = 112;
-/// Patches along a side of those that become one row.
+/// Side in patches of the square that is merged into one image token.
 pub(super) const MERGE: usize = 2;
 const _: () = assert!(MERGE * MERGE == MERGED_ROWS);
 
-/// What is behind a tower, which also says how its blocks are.
+/// Type of the projector, which also determines the encoder's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projector {
-    /// Qwen 3 VL: layer norms, a table of positions, attention to all patches.
+    /// Qwen 3 VL: layer norms, a table of position embeddings, full attention.
     Qwen3Vl,
-    /// Qwen 2.5 VL: RMS norms, gated blocks, attention in windows.
+    /// Qwen 2.5 VL: RMS norms, gated feed-forward blocks, window attention.
     Qwen25Vl,
 }
 
 impl Projector {
-    /// llama.cpp's name.
+    /// Returns llama.cpp's name.
     pub fn name(self) -> &'static str {
         match self {
             Projector::Qwen3Vl => "qwen3vl_merger",
@@ -34,7 +34,7 @@ impl Projector {
         }
     }
 
-    /// What its norms are.
+    /// Returns the kind of norm.
     pub fn norm(self) -> Norm {
         match self {
             Projector::Qwen3Vl => Norm::Layer,
@@ -43,10 +43,10 @@ impl Projector {
     }
 }
 
-/// What blocks put their products through.
+/// Activation of feed-forward blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// By the hyperbolic tangent.
+    /// Tanh approximation of GELU.
     Gelu,
     /// `x / (1 + e^-x)`.
     Silu,
@@ -55,7 +55,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// In words.
+    /// Returns a description in words.
     pub fn name(self) -> &'static str {
         match self {
             Feature::Gelu => "GELU",
@@ -65,43 +65,43 @@ impl Feature {
     }
 }
 
-/// Attention inside of squares of the picture.
+/// Window attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Cells along a side.
+    /// Side of a window in image tokens.
     pub side: usize,
-    /// Blocks whose number, counted from 1, this divides see the whole picture.
+    /// Every n-th block has full attention instead.
     pub whole_every: usize,
 }
 
-/// A tower's hyperparameters, validated.
+/// A vision encoder's hyperparameters, validated.
 #[derive(Clone, Debug)]
 pub struct Hparams {
-    /// What is behind the blocks.
+    /// Type of the projector.
     pub projector: Projector,
-    /// Width of a patch's row.
+    /// Embedding width of a patch.
     pub n_embd: usize,
-    /// Width inside of feed-forward blocks.
+    /// Feed-forward width.
     pub n_ff: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub n_block: usize,
-    /// Heads.
+    /// Number of attention heads.
     pub n_head: usize,
-    /// Pixels along a side of a patch.
+    /// Side of a patch in pixels.
     pub patch: usize,
-    /// Width of an embedding of the text model.
+    /// Embedding width of the text model.
     pub n_projected: usize,
     /// Epsilon of every norm.
     pub norm_eps: f32,
-    /// Of the blocks; the projectors' is GELU.
+    /// Activation of the blocks; the projectors use GELU.
     pub feature: Feature,
-    /// Of red, green and blue: taken from pixels between 0 and 1,
+    /// Mean of red, green and blue, subtracted from pixels in 0..1.
     pub mean: [f32; 3],
-    /// which then are divided by these.
+    /// Standard deviation of red, green and blue, a divisor after that.
     pub std: [f32; 3],
-    /// Attention in windows, where there is any.
+    /// Window attention, if used.
     pub windows: Option<Windows>,
-    /// Blocks whose results are projected too, for the text model's first layers.
+    /// Blocks whose results are also projected, for the text model's first layers (deepstack).
     pub deepstack: Vec<usize>,
     entries: Vec<Entry>,
 }
@@ -110,7 +110,7 @@ impl Hparams {
     /// Reads and checks everything; touches no tensor data.
     ///
     /// # Errors
-    /// Which key is missing or out of range, or asks for what is not implemented.
+    /// If a key is missing, out of range, or asks for an unimplemented feature.
     pub fn from_gguf(gguf: &Gguf) -> Result<Hparams, Error> {
         check_architecture(gguf)?;
         let mut k = Keys::new(gguf, ARCHITECTURE);
@@ -134,7 +134,7 @@ impl Hparams {
         let n_head = k
             .count("vision.attention.head_count", 1..=MAX_HEADS, None)?
             .value;
-        // a quarter of a head turns by each of two axes, in pairs
+        // each of the two axes rotates half of a head, in pairs
         if !n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(4) {
             let key = k.full("vision.attention.head_count");
             let expected = format!("heads of a multiple of 4 values of {n_embd}");
@@ -176,27 +176,27 @@ impl Hparams {
         })
     }
 
-    /// Every value in use, in a fixed order, with its source.
+    /// Returns every value in use, in a fixed order, with its source.
     pub fn report(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Values of a head.
+    /// Width of a head.
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.n_head
     }
 
-    /// Values of a patch's pixels.
+    /// Number of values of a patch's pixels.
     pub fn patch_values(&self) -> usize {
         3 * self.patch * self.patch
     }
 
-    /// Pixels along a side of a cell: of the patches that become one row.
+    /// Side of an image token in pixels.
     pub fn unit(&self) -> usize {
         MERGE * self.patch
     }
 
-    /// Whether a block sees the whole picture.
+    /// Returns whether a block has full attention.
     pub fn sees_all(&self, block: usize) -> bool {
         self.windows
             .is_none_or(|windows| (block + 1).is_multiple_of(windows.whole_every))
@@ -223,7 +223,7 @@ fn check_architecture(gguf: &Gguf) -> Result<(), Error> {
     }
 }
 
-/// Files that also have an audio encoder name the projector of each.
+/// Reads the projector's type. Files that also have an audio encoder name the projector of each.
 fn projector(k: &mut Keys<'_>) -> Result<Projector, Error> {
     const OWN: &str = "vision.projector_type";
     let suffix = match k.text("projector_type")? {
@@ -236,7 +236,7 @@ fn projector(k: &mut Keys<'_>) -> Result<Projector, Error> {
     let name = name.ok_or_else(|| k.missing(k.full("projector_type"), EXPECTED))?;
     let found = match name {
         "qwen3vl_merger" => Projector::Qwen3Vl,
-        // the second is Omni's, whose tower is the same
+        // the second is Qwen 2.5 Omni's, whose vision encoder is the same
         "qwen2.5vl_merger" | "qwen2.5o" => Projector::Qwen25Vl,
         _ => return Err(k.bad(key, EXPECTED, show(&Value::Str(name.as_bytes())))),
     };
@@ -261,7 +261,7 @@ fn feature(k: &mut Keys<'_>, projector: Projector) -> Result<Feature, Error> {
     }
 }
 
-/// A number for each colour, finite and above `above`.
+/// Reads one number per colour, finite and above `above`.
 fn colours(k: &mut Keys<'_>, suffix: &str, above: f32) -> Result<[f32; 3], Error> {
     let key = k.full(suffix);
     let expected = match above {
@@ -300,7 +300,7 @@ fn windows(k: &mut Keys<'_>, patch: usize) -> Result<Windows, Error> {
     }
 }
 
-/// A key names these blocks too, but llama.cpp goes by the tensors.
+/// Returns the deepstack blocks. A key names these too, but llama.cpp goes by the tensors.
 fn deepstack(gguf: &Gguf, n_block: usize) -> Vec<usize> {
     let has = |block: &usize| {
         let name = format!("v.deepstack.{block}.fc1.weight");

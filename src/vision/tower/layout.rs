@@ -1,4 +1,4 @@
-//! Where the rows of a tower are in the picture.
+//! The order of a vision encoder's rows in the image.
 
 use std::ops::Range;
 
@@ -6,26 +6,26 @@ use octavo_kernels::{MERGED_ROWS, Turns};
 
 use super::hparams::MERGE;
 
-/// The order of a tower's rows. Two by two patches, which become one cell, follow each other: upper
-/// left, upper right, lower left, lower right. Cells go from the left, then from the top; where
-/// there are windows, first all those of a window.
+/// The order of a vision encoder's rows. The 2 x 2 patches of an image token are consecutive: upper
+/// left, upper right, lower left, lower right. Image tokens go from left to right, then from top to
+/// bottom; with windows, window by window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Cells across.
+    /// Image tokens per row.
     pub nx: usize,
-    /// And down.
+    /// Rows of image tokens.
     pub ny: usize,
     /// Row and column of each patch.
     pub places: Vec<[usize; 2]>,
-    /// After how many patches each window ends; all patches are in one where there are no windows.
+    /// End of each window, in patches; a single window where there is no window attention.
     pub windows: Vec<usize>,
-    /// For every cell, from the left, then from the top: which one it is in the tower.
+    /// Index in the encoder's order of every image token, in raster order.
     pub raster: Vec<usize>,
 }
 
 impl Layout {
-    /// Of so many cells. Windows have `side` cells along a side; those at the right and below may
-    /// be smaller.
+    /// Creates the layout of `nx * ny` image tokens. Windows are squares of `side` tokens; those at
+    /// the right and bottom edges may be smaller.
     pub fn new(nx: usize, ny: usize, side: Option<usize>) -> Layout {
         let side = side.unwrap_or(nx.max(ny)).max(1);
         let mut layout = Layout {
@@ -58,18 +58,18 @@ impl Layout {
         self.windows.push(self.places.len());
     }
 
-    /// Patches across and down.
+    /// Patches per row and per column.
     pub fn patches(&self) -> [usize; 2] {
         [MERGE * self.nx, MERGE * self.ny]
     }
 
-    /// By what the pairs of each patch's heads turn.
+    /// Returns the RoPE position of each patch.
     pub fn turns(&self) -> Vec<Turns> {
         let turns = |[row, column]: &[usize; 2]| [0, *row as u32, *column as u32];
         self.places.iter().map(turns).collect()
     }
 
-    /// The pixels of each patch, `[patches][3][patch][patch]`, of planes
+    /// Returns the pixels of each patch, `[patches][3][patch][patch]`, from planes
     /// `[3][height][width]`.
     pub fn pixels(&self, planes: &[f32], patch: usize) -> Vec<f32> {
         let [across, down] = self.patches();
@@ -86,9 +86,9 @@ impl Layout {
         values
     }
 
-    /// The tower's rows of `width` values, one for each cell, from the left, then from the top.
+    /// Reorders the encoder's rows of `width` values, one per image token, to raster order.
     pub fn in_raster_order(&self, rows: &[f32], width: usize) -> Vec<f32> {
-        // with all the room at once: of a large picture this is 100 MB and more
+        // allocated once: for a large image this is 100 MB and more
         let mut ordered = Vec::with_capacity(rows.len());
         for at in &self.raster {
             ordered.extend_from_slice(&rows[at * width..(at + 1) * width]);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn patches_have_their_pixels_by_colour_and_row() {
-        // two patches of two pixels across, and two down
+        // 2 x 2 patches of 2 x 2 pixels
         let layout = Layout::new(1, 1, None);
         let planes: Vec<f32> = (0..48).map(|i| i as f32).collect();
         let pixels = layout.pixels(&planes, 2);

@@ -1,5 +1,5 @@
-//! A vision tower and its projector: what the file says, checked, and the graph that computes its
-//! rows.
+//! A vision encoder (vision tower) and its projector: checked hyperparameters, weights, and the
+//! graph.
 
 mod graph;
 mod hparams;
@@ -14,17 +14,17 @@ pub use hparams::{Feature, Hparams, Projector, Windows};
 pub use layout::Layout;
 pub use positions::PositionTable;
 
-/// What `general.architecture` says of files of towers.
+/// `general.architecture` of vision encoder files.
 pub const ARCHITECTURE: &str = "clip";
 
-/// A tower ready for a backend.
+/// A vision encoder ready for a backend.
 #[derive(Clone, Debug)]
 pub struct Tower {
     /// The checked hyperparameters.
     pub hparams: Hparams,
-    /// From rows of patches to rows of the text model.
+    /// From patches to rows of the text model's embedding width.
     pub graph: Graph,
-    /// What patches gain by their places, where the tower has a table of that.
+    /// Position embeddings of patches, where the encoder has a table.
     pub positions: Option<PositionTable>,
     tensors: Tensors,
     ropes: Vec<Rope>,
@@ -35,7 +35,7 @@ impl Tower {
     /// Reads, checks and binds everything; the weights' data stays in the file.
     ///
     /// # Errors
-    /// Which key or tensor is missing, misshapen, unknown or asks for what is not implemented.
+    /// If a key or tensor is missing, misshapen, unknown, or asks for an unimplemented feature.
     pub fn load(gguf: &Gguf) -> Result<Tower, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let (weights, tensors) = weights::bind(gguf, &hparams)?;
@@ -58,7 +58,7 @@ impl Tower {
         })
     }
 
-    /// Whether a file says that it is one.
+    /// Returns whether a file is a vision encoder.
     pub fn is_in(gguf: &Gguf) -> bool {
         matches!(
             gguf.get("general.architecture"),
@@ -66,13 +66,13 @@ impl Tower {
         )
     }
 
-    /// The order of its rows for a picture of so many cells across and down.
+    /// Returns the order of the rows for an image of `nx * ny` tokens.
     pub fn layout(&self, nx: usize, ny: usize) -> Layout {
         let side = self.hparams.windows.map(|windows| windows.side);
         Layout::new(nx, ny, side)
     }
 
-    /// Values of a row that it gives.
+    /// Width of an output row: an embedding and the deepstack features.
     pub fn width(&self) -> usize {
         (1 + self.hparams.deepstack.len()) * self.hparams.n_projected
     }

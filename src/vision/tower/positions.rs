@@ -1,4 +1,4 @@
-//! What patches gain by their places.
+//! Position embeddings of patches.
 
 use octavo_model::{Error, TensorBinder};
 
@@ -6,19 +6,19 @@ use super::Layout;
 
 const NAME: &str = "v.position_embd.weight";
 
-/// A square grid of rows, which is stretched over a picture so that corners meet corners.
+/// A square grid of position embeddings, stretched over an image so that corners meet corners.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionTable {
-    /// Entries along a side.
+    /// Entries per side.
     side: usize,
-    /// Values of an entry.
+    /// Width of an entry.
     width: usize,
     /// `[side][side][width]`
     values: Vec<f32>,
 }
 
 impl PositionTable {
-    /// The file's, whose entries have so many values.
+    /// Reads the file's table, with entries of `width` values.
     pub(super) fn bind(tensors: &mut TensorBinder<'_>, width: usize) -> Result<Self, Error> {
         let (rows, values) = tensors.rows(NAME, width, "a square number of rows", |rows| {
             let side = rows.isqrt();
@@ -31,8 +31,8 @@ impl PositionTable {
         })
     }
 
-    /// A row for every patch, `[patches][width]`, in the tower's order: between the four entries
-    /// around its place.
+    /// Returns one row per patch, `[patches][width]`, in the encoder's order, by bilinear
+    /// interpolation of the four nearest entries.
     pub fn rows(&self, layout: &Layout) -> Vec<f32> {
         let [across, down] = layout.patches();
         let mut rows = Vec::with_capacity(layout.places.len() * self.width);
@@ -65,7 +65,7 @@ impl PositionTable {
     }
 }
 
-/// Two neighbouring entries, and how far a place is from the first to the second.
+/// Two neighbouring entries, and the fraction of the way from the first to the second.
 struct Between {
     low: usize,
     high: usize,
@@ -73,7 +73,7 @@ struct Between {
 }
 
 impl Between {
-    /// Where place `i` of `count` is among `side` entries.
+    /// Maps position `i` of `count` to `side` entries.
     fn new(i: usize, count: usize, side: usize) -> Between {
         let source = match count {
             0 | 1 => (i * side) as f64,
@@ -110,7 +110,7 @@ mod tests {
             width: 2,
             values: vec![0.0, 10.0, 3.0, 10.0, 6.0, 10.0, 9.0, 10.0],
         };
-        // four patches across and down: thirds
+        // four patches per side: thirds
         let rows = table.rows(&Layout::new(2, 2, None));
         for (place, row) in Layout::new(2, 2, None).places.iter().zip(rows.chunks(2)) {
             let expected = 6.0 * place[0] as f32 / 3.0 + 3.0 * place[1] as f32 / 3.0;

@@ -1,4 +1,4 @@
-//! A tower's weights, bound once: names, shapes and element types are checked here.
+//! A vision encoder's weights, bound once: names, shapes and element types are checked here.
 
 use gguf_rs_lite::Gguf;
 use octavo_model::weights::NormWeights;
@@ -7,14 +7,14 @@ use octavo_model::{Error, TensorBinder, Tensors, VecId, WeightId};
 use super::hparams::{Hparams, MERGE, Projector};
 use super::positions::PositionTable;
 
-/// A product and what is added to it.
+/// A matrix and its bias.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Affine {
     pub(super) w: WeightId,
     pub(super) bias: Option<VecId>,
 }
 
-/// Two products with a function of values between, which a gate may multiply.
+/// A feed-forward block, optionally gated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FeedForward {
     pub(super) gate: Option<Affine>,
@@ -25,16 +25,16 @@ pub(super) struct FeedForward {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) attn_norm: NormWeights,
-    /// Of queries, keys and values.
+    /// Projections of queries, keys and values.
     pub(super) qkv: [Affine; 3],
     pub(super) out: Affine,
     pub(super) ffn_norm: NormWeights,
     pub(super) ffn: FeedForward,
-    /// Norm and products for the text model.
+    /// Deepstack projector to the text model.
     pub(super) deepstack: Option<Projection>,
 }
 
-/// From rows of a block to rows of the text model.
+/// Projector from a block's rows to rows of the text model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Projection {
     pub(super) norm: NormWeights,
@@ -43,7 +43,7 @@ pub(super) struct Projection {
 
 #[derive(Clone, Debug)]
 pub(super) struct Weights {
-    /// Kernels of both frames of a moment: of a still picture both are the same.
+    /// Patch embedding kernels of the two frames of a video moment; an image is both frames.
     pub(super) patches: [WeightId; 2],
     pub(super) patch_bias: Option<VecId>,
     pub(super) positions: Option<PositionTable>,
@@ -51,7 +51,7 @@ pub(super) struct Weights {
     pub(super) projection: Projection,
 }
 
-/// Binds every tensor of the file to its field, but those of an audio encoder in the same file.
+/// Binds every tensor of the file to its field, except those of an audio encoder in the same file.
 pub(super) fn bind(gguf: &Gguf, h: &Hparams) -> Result<(Weights, Tensors), Error> {
     let mut b = Binder {
         tensors: TensorBinder::new(gguf),
@@ -124,7 +124,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Of one tensor with the rows of all three, or of three.
+    /// Binds Q, K and V from one fused tensor, or from three.
     fn qkv(&mut self, l: usize) -> Result<[Affine; 3], Error> {
         let n = self.h.n_embd;
         let name = |tensor: &str| format!("v.blk.{l}.{tensor}");
@@ -162,7 +162,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Values of the patches that become one row.
+    /// Width of the concatenated patches of an image token.
     fn merged(&self) -> usize {
         MERGE * MERGE * self.h.n_embd
     }
@@ -174,15 +174,15 @@ impl Binder<'_> {
         })
     }
 
-    /// A norm; layer norms have biases.
+    /// Binds a norm; layer norms must have biases.
     fn norm(&mut self, name: &str, n: usize, tap: &'static str) -> Result<NormWeights, Error> {
         let kind = self.h.projector.norm();
         let norm = self.tensors.norm(name, kind, n, tap)?;
         if kind == octavo_model::graph::Norm::Layer && norm.bias.is_none() {
-            // says what is missing
+            // reports the missing bias
             self.tensors.vector(&format!("{name}.bias"), n)?;
         }
-        // a norm without a bias is named as what a bias would be added to
+        // a norm without a bias has the tap name of an unbiased result
         let unbiased = norm.bias.is_none() && tap == "norm_b";
         Ok(NormWeights {
             tap: Some(if unbiased { "norm_w" } else { tap }),

@@ -1,25 +1,26 @@
-//! Codes and numbers in the data of a scan.
+//! Huffman codes and bit fields in the data of a scan.
 
 use super::damaged;
 use super::input::{Input, marker};
 use crate::Error;
 
-/// Codes of up to so many bits are looked up at once.
+/// Maximum bits of codes decoded with a single table lookup.
 const SHORT: usize = 9;
 
-/// A table of codes.
+/// A Huffman table.
 pub(super) struct Huffman {
-    /// By the next bits: a short code's bits and its symbol; 0 bits if the code is longer.
+    /// Indexed by the next bits: length and symbol of a short code; length 0 if the code is longer.
     short: [(u8, u8); 1 << SHORT],
-    /// By bits of a code: the first 16 bits of data that begin with no code as short as it.
+    /// Indexed by code length: the first 16 bits of data that do not begin with a code of this
+    /// length or less.
     end: [u32; 17],
-    /// By bits of a code: what makes of a code its place among the symbols.
+    /// Indexed by code length: the offset from a code to its index among the symbols.
     offset: [i32; 17],
     symbols: Vec<u8>,
 }
 
 impl Huffman {
-    /// Reads how many codes of each length there are, and their symbols.
+    /// Reads the number of codes of each length, and their symbols.
     pub(super) fn read(segment: &mut Input<'_>) -> Result<Huffman, Error> {
         let mut counts = [0; 17];
         for count in &mut counts[1..] {
@@ -60,10 +61,10 @@ impl Huffman {
     }
 }
 
-/// The bits of a scan's data, up to the next marker.
+/// Bit reader over a scan's data, up to the next marker.
 pub(super) struct Bits<'a> {
     rest: &'a [u8],
-    /// The next bits, from the highest on; zeros behind them.
+    /// Buffered bits, from the highest on; zeros after them.
     next: u64,
     count: u32,
 }
@@ -77,16 +78,16 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// What is left behind the bytes that were looked at.
+    /// Returns the bytes not yet buffered.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Takes in whole bytes, unless a marker or the end of the file is there.
+    /// Buffers whole bytes, unless a marker or the end of the file follows.
     fn fill(&mut self) {
         while self.count <= 56 {
             let byte = match self.rest {
-                // filling before a marker, or before what looked like one
+                // fill bytes before a marker or a stuffed 0xff
                 [0xff, 0xff, ..] => {
                     self.rest = &self.rest[1..];
                     continue;
@@ -106,7 +107,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Goes on behind the restart marker that must come next.
+    /// Skips the restart marker, which must follow.
     pub(super) fn restart(&mut self) -> Result<(), Error> {
         let mut input = Input::new(self.rest);
         if !marker::is_restart(input.marker()?) {
@@ -125,7 +126,7 @@ impl<'a> Bits<'a> {
         Ok(())
     }
 
-    /// A number of so many bits, 16 at most.
+    /// Reads an unsigned number of up to 16 bits.
     pub(super) fn number(&mut self, bits: u32) -> Result<i32, Error> {
         if bits == 0 {
             return Ok(0);
@@ -142,14 +143,14 @@ impl<'a> Bits<'a> {
         Ok(self.number(1)? == 1)
     }
 
-    /// A number of so many bits whose lower half stands for negative numbers.
+    /// Reads a signed number of a coefficient: the lower half of the range encodes negative values.
     pub(super) fn signed(&mut self, bits: u32) -> Result<i32, Error> {
         let number = self.number(bits)?;
         let is_negative = bits > 0 && number < 1 << (bits - 1);
         Ok(number - if is_negative { (1 << bits) - 1 } else { 0 })
     }
 
-    /// The symbol of the next code.
+    /// Reads the symbol of the next code.
     pub(super) fn symbol(&mut self, table: &Huffman) -> Result<u8, Error> {
         if self.count < 16 {
             self.fill();

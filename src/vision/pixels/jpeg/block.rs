@@ -1,28 +1,28 @@
-//! The values of one block, as its scan codes them.
+//! Decodes the DCT coefficients of one block.
 
 use super::bits::{Bits, Huffman};
 use super::{ZIGZAG, damaged};
 use crate::Error;
 
-/// A band of the values of a progressive picture, and the bits that a scan has of them.
+/// A band of coefficients of a progressive image, and the bits that a scan has of them.
 #[derive(Clone, Copy)]
 pub(super) struct Band {
-    /// The first value in the order of the zigzag, and the last.
+    /// First and last coefficient, in zigzag order.
     pub(super) first: usize,
     pub(super) last: usize,
-    /// The scan has one more bit of values that others began.
+    /// Whether the scan has one more bit of coefficients begun by others.
     pub(super) refines: bool,
-    /// How far its bits are shifted.
+    /// Left shift of the scan's bits.
     pub(super) shift: u32,
 }
 
-/// Where the value of this number belongs.
+/// Returns the index in the block of coefficient `k` in zigzag order.
 fn place(k: usize) -> Result<usize, Error> {
     let at = ZIGZAG.get(k).copied().map(usize::from);
     at.ok_or_else(|| damaged("the JPEG's data runs over a block"))
 }
 
-/// The difference of the mean to that of the block before: the new mean.
+/// Reads the difference from the previous block's DC coefficient; returns the new DC coefficient.
 fn mean(bits: &mut Bits<'_>, table: &Huffman, before: &mut i32) -> Result<i32, Error> {
     let size = bits.symbol(table)?;
     if size > 15 {
@@ -37,7 +37,7 @@ fn too_large() -> Error {
     damaged("the JPEG's data has a value that is too large")
 }
 
-/// All values of a block, with their steps.
+/// Reads all coefficients of a block and dequantizes them with `steps`.
 pub(super) fn whole(
     bits: &mut Bits<'_>,
     tables: [&Huffman; 2],
@@ -66,7 +66,7 @@ pub(super) fn whole(
     Ok(values)
 }
 
-/// The mean of a block of a progressive picture, or one more bit of it.
+/// Reads the DC coefficient of a block of a progressive image, or one more bit of it.
 pub(super) fn progressive_mean(
     bits: &mut Bits<'_>,
     table: Option<&Huffman>,
@@ -86,7 +86,8 @@ pub(super) fn progressive_mean(
     Ok(())
 }
 
-/// A band of a block's values, begun. `empty` counts the blocks that follow without any.
+/// Reads the first bits of a band of AC coefficients. `empty` counts the following blocks without
+/// any (EOBRUN).
 pub(super) fn begin(
     bits: &mut Bits<'_>,
     table: &Huffman,
@@ -117,7 +118,7 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// One more bit of a band of a block's values.
+/// Reads one more bit of a band of AC coefficients.
 pub(super) fn refine(
     bits: &mut Bits<'_>,
     table: &Huffman,
@@ -130,7 +131,7 @@ pub(super) fn refine(
     while k <= band.last {
         if *empty > 0 {
             *empty -= 1;
-            // no new ones in this block, however many zeros are left
+            // refinement bits only: no new coefficients in this block
             refine_until(bits, band.last, &mut k, usize::MAX, bit, values)?;
             break;
         }
@@ -153,7 +154,8 @@ pub(super) fn refine(
     Ok(())
 }
 
-/// Refines what is not zero, up to the zero behind so many: where that is, if it is in the band.
+/// Refines nonzero coefficients and skips `zeros` zeros; returns the index of the next zero, if it
+/// is in the band.
 fn refine_until(
     bits: &mut Bits<'_>,
     last: usize,

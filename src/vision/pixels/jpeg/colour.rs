@@ -1,19 +1,19 @@
-//! From a file's components to red, green and blue, by the rounding of stb_image.
+//! Converts a file's components to red, green and blue, with the rounding of stb_image.
 
 use super::Tables;
 use super::frame::Frame;
 use super::upsample::Rows;
 
-/// What the components are.
+/// Colour space of the components.
 #[derive(Clone, Copy)]
 enum Kind {
     Grey,
     Rgb,
-    /// Brightness, and how far blue and red are from it. A fourth component is not looked at.
+    /// YCbCr. A fourth component is ignored.
     Ycc,
-    /// Inverted, as Adobe writes them.
+    /// CMYK, inverted, as Adobe writes it.
     Cmyk,
-    /// As brightness and colours, and black, which is inverted.
+    /// YCbCr and black, inverted.
     Ycck,
 }
 
@@ -29,7 +29,7 @@ fn kind(frame: &Frame, tables: &Tables) -> Kind {
     }
 }
 
-/// Red, green and blue of every pixel.
+/// Returns red, green and blue of every pixel.
 pub(super) fn rgb(frame: &Frame, tables: &Tables) -> Vec<u8> {
     let kind = kind(frame, tables);
     let mut components: Vec<Rows<'_>> = frame
@@ -53,24 +53,24 @@ pub(super) fn rgb(frame: &Frame, tables: &Tables) -> Vec<u8> {
             (_, [y, cb, cr, ..]) => {
                 pixels.for_each(|(x, to)| *to = from_ycc(y[x], cb[x], cr[x]));
             }
-            // a frame has one, three or four
+            // a frame has one, three or four components
             _ => {}
         }
     }
     rgb
 }
 
-/// In fixed point with 20 bits behind it: factors of 12 bits, shifted by 8.
+/// Converts YCbCr to RGB in fixed point with 20 fraction bits: factors have 12 bits, shifted by 8.
 fn from_ycc(y: u8, cb: u8, cr: u8) -> [u8; 3] {
     let y = (i32::from(y) << 20) + (1 << 19);
     let (cb, cr) = (i32::from(cb) - 128, i32::from(cr) - 128);
-    // blue's part of green loses its lower bits, as in stb_image's vector code
+    // stb_image's SIMD code drops the lower bits of the blue term of green
     let green = y - cr * (2925 << 8) + ((-cb * (1410 << 8)) & !0xffff);
     let all = [y + cr * (5743 << 8), green, y + cb * (7258 << 8)];
     all.map(|value| (value >> 20).clamp(0, 255) as u8)
 }
 
-/// The product of two parts of 255, rounded.
+/// Returns `a * b / 255`, rounded.
 fn product(a: u8, b: u8) -> u8 {
     let product = u32::from(a) * u32::from(b) + 128;
     ((product + (product >> 8)) >> 8) as u8

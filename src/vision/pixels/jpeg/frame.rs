@@ -1,4 +1,4 @@
-//! The size of a picture, and the components that its colours are made of.
+//! The size of an image and its colour components.
 
 use super::idct::idct;
 use super::input::Input;
@@ -6,34 +6,34 @@ use super::{Tables, damaged};
 use crate::Error;
 use crate::pixels::decode::Limits;
 
-/// A picture, as far as it is decoded.
+/// A partly decoded image.
 pub(super) struct Frame {
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) is_progressive: bool,
     pub(super) components: Vec<Component>,
-    /// Of the components: the most blocks of a unit across, and down.
+    /// Maximum sampling factors of the components, horizontal and vertical.
     pub(super) most: [usize; 2],
-    /// Units across, and down.
+    /// MCUs per row and per column.
     pub(super) units: [usize; 2],
 }
 
-/// One of the colours that a picture is stored as.
+/// One colour component.
 pub(super) struct Component {
     pub(super) id: u8,
-    /// Blocks of a unit across, and down.
+    /// Sampling factors: blocks per MCU, horizontal and vertical.
     pub(super) per_unit: [usize; 2],
-    /// Which table has its steps.
+    /// Index of its quantization table.
     pub(super) steps: usize,
-    /// Samples that are seen, across and down.
+    /// Visible samples per row and per column.
     pub(super) size: [usize; 2],
-    /// Blocks across, also those that are not seen.
+    /// Blocks per row, including padding.
     pub(super) blocks_across: usize,
-    /// A scan had it.
+    /// Whether a scan contained it.
     pub(super) has_data: bool,
-    /// The samples of whole blocks, row by row.
+    /// Samples of whole blocks, row by row.
     pub(super) samples: Vec<u8>,
-    /// Of a progressive picture: the values of its blocks, 64 each, before they are samples.
+    /// For progressive images: the coefficients of all blocks, 64 each, before the inverse DCT.
     pub(super) values: Vec<i16>,
 }
 
@@ -88,7 +88,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Makes room for what the scans will have, if the limits allow.
+    /// Allocates the buffers of all scans, if the limits allow.
     fn reserve(&mut self, limits: &Limits) -> Result<(), Error> {
         let down = |component: &Component| self.units[1] * component.per_unit[1];
         let sizes = self
@@ -103,7 +103,7 @@ impl Frame {
             return Err(Error::TooManyPixels {
                 width: self.width,
                 height: self.height,
-                // of this kind
+                // the limit for images of this kind
                 most: limits
                     .pixels
                     .min((limits.memory * pixels as u64 / memory) as usize),
@@ -118,7 +118,7 @@ impl Frame {
         Ok(())
     }
 
-    /// Makes samples of a progressive picture's values, once they are complete.
+    /// Turns a progressive image's coefficients into samples, once they are complete.
     pub(super) fn finish(&mut self, tables: &Tables) -> Result<(), Error> {
         if !self.is_progressive {
             return Ok(());
@@ -127,7 +127,7 @@ impl Frame {
             let steps = tables.steps(component.steps)?;
             let values = std::mem::take(&mut component.values);
             for (index, values) in values.as_chunks::<64>().0.iter().enumerate() {
-                // as stb_image, which keeps the lower 16 bits of what no encoder writes
+                // as stb_image, which keeps the lower 16 bits of values that no encoder writes
                 let value = |i: usize| (i32::from(values[i]) * i32::from(steps[i])) as i16;
                 component.set_block(index, &std::array::from_fn(value));
             }
@@ -157,7 +157,7 @@ impl Component {
         })
     }
 
-    /// Makes samples of a block's values.
+    /// Turns a block's coefficients into samples.
     pub(super) fn set_block(&mut self, index: usize, values: &[i16; 64]) {
         let width = 8 * self.blocks_across;
         let (x, y) = (index % self.blocks_across, index / self.blocks_across);

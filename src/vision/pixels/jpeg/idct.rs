@@ -1,23 +1,23 @@
-//! From the frequencies of a block to its samples, by the rounding of stb_image.
+//! Inverse DCT of a block, with the rounding of stb_image.
 //!
-//! That of x86, which every 64-bit build has: numbers between its passes have 16 bits. Where that
-//! matters, no picture was: only hostile files ask for such values.
+//! The rounding is that of its x86 SIMD code, which every 64-bit build has: intermediate values
+//! have 16 bits. That matters only for the values in hostile files, never in real images.
 
-/// Factors are parts of 4096, rounded as stb_image rounds them.
+/// Fixed-point factors are multiples of 1/4096, rounded as in stb_image.
 const ONE: i32 = 1 << 12;
 
-/// The samples of a block, row by row.
+/// Returns the samples of a block, row by row.
 pub(super) fn idct(values: &[i16; 64]) -> [[u8; 8]; 8] {
     let mut columns = [[0i16; 8]; 8];
     for (x, column) in columns.iter_mut().enumerate() {
         let down: [i16; 8] = std::array::from_fn(|y| values[8 * y + x]);
-        // two bits beyond whole numbers stay
+        // keeps two fraction bits
         *column = pass(down, 1 << 9).map(|sum| {
             let value = (sum >> 10).clamp(i16::MIN.into(), i16::MAX.into());
             value as i16
         });
     }
-    // half of what is shifted out, and 128, which is the middle of a sample
+    // half of the shifted-out unit for rounding, and 128, the middle of a sample's range
     let bias = (1 << 16) + (128 << 17);
     std::array::from_fn(|y| {
         let across = columns.map(|column| column[y]);
@@ -25,8 +25,8 @@ pub(super) fn idct(values: &[i16; 64]) -> [[u8; 8]; 8] {
     })
 }
 
-/// Eight values along a line, with the bias added. No sum is beyond 32 bits, as factors with
-/// 16-bit numbers come to half of that.
+/// Transforms eight values along a line and adds the bias. No sum exceeds 32 bits: factors times
+/// 16-bit numbers reach half of that.
 fn pass(v: [i16; 8], bias: i32) -> [i32; 8] {
     let n = v.map(i32::from);
     let even = |a: i32, b: i32| n[2] * a + n[6] * b;

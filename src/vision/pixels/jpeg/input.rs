@@ -1,9 +1,9 @@
-//! The bytes of a JPEG file: markers, and the segments that they begin.
+//! The bytes of a JPEG file: markers and their segments.
 
 use super::damaged;
 use crate::Error;
 
-/// The bytes behind 0xff.
+/// Marker codes: the byte after 0xff.
 pub(super) mod marker {
     pub(in super::super) const HUFFMAN: u8 = 0xc4;
     pub(in super::super) const START_OF_IMAGE: u8 = 0xd8;
@@ -20,9 +20,9 @@ pub(super) mod marker {
         (0xd0..=0xd7).contains(&code)
     }
 
-    /// Sizes and components, of any kind of JPEG.
+    /// Returns whether the code starts a frame header (SOF), of any kind of JPEG.
     pub(in super::super) fn is_frame(code: u8) -> bool {
-        // among them stand codes for tables, extensions and arithmetic coding
+        // the range also has codes for tables, extensions and arithmetic coding
         (0xc0..=0xcf).contains(&code) && ![0xc4, 0xc8, 0xcc].contains(&code)
     }
 
@@ -31,10 +31,10 @@ pub(super) mod marker {
     }
 }
 
-/// What is left of a file or a segment.
+/// The unread bytes of a file or a segment.
 pub(super) struct Input<'a> {
     rest: &'a [u8],
-    /// What is wrong where it ends too early.
+    /// Error message for an early end.
     if_short: &'static str,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Input<'a> {
         Ok(u16::from_be_bytes([self.u8()?, self.u8()?]))
     }
 
-    /// Goes behind the next marker; what is no marker before it is padding.
+    /// Reads up to and including the next marker; other bytes before it are padding.
     pub(super) fn marker(&mut self) -> Result<u8, Error> {
         loop {
             while self.u8()? != 0xff {}
@@ -85,7 +85,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The content of the segment that begins here, and goes behind it.
+    /// Reads the segment that begins here and returns its content.
     pub(super) fn segment(&mut self) -> Result<Input<'a>, Error> {
         let bytes = usize::from(self.u16()?).checked_sub(2);
         let bytes = bytes.ok_or_else(|| damaged("the JPEG has a segment without a length"))?;

@@ -1,9 +1,8 @@
-//! From the bytes of a JPEG file to the pixels that llama.cpp makes of it, to the bit.
+//! Decodes JPEG files to the same pixels as llama.cpp, to the bit.
 //!
-//! The standard leaves to decoders how they round, and how they fill in the colours that a file has
-//! fewer of. Libraries differ there in up to half of the pixels, so what stands here does as
-//! stb_image does, which llama.cpp decodes with. Files whose data is cut short or lacks a part are
-//! refused, where stb_image makes up the rest.
+//! The standard leaves rounding and chroma upsampling to decoders. Libraries differ there in up to
+//! half of the pixels, so this decoder follows stb_image, which llama.cpp uses. Files whose data is
+//! cut short or lacks a part are refused, where stb_image makes up the rest.
 
 mod bits;
 mod block;
@@ -21,36 +20,36 @@ use frame::Frame;
 use input::{Input, marker};
 use scan::Scan;
 
-/// More scans than any encoder writes. Each costs time in proportion to the picture, however few
-/// bytes it has.
+/// Maximum number of scans, more than any encoder writes. Each costs time in proportion to the
+/// image size, however few bytes it has.
 const MOST_SCANS: usize = 100;
 
-/// Where the values of a block belong that a file has in the order of a zigzag.
+/// Index in a block of each coefficient in zigzag order.
 const ZIGZAG: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
     13, 6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59,
     52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// What the segments before a scan say about all that follow.
+/// Tables from the segments before a scan.
 #[derive(Default)]
 struct Tables {
-    /// Steps of the values of a block, row by row.
+    /// Quantization tables, row by row.
     steps: [Option<[u16; 64]>; 4],
     dc: [Option<Huffman>; 4],
     ac: [Option<Huffman>; 4],
-    /// Units between restarts; 0 for none.
+    /// MCUs between restart markers; 0 for none.
     restart: usize,
-    /// There is a JFIF segment.
+    /// Whether there is a JFIF segment.
     jfif: bool,
-    /// What Adobe's segment says of colours.
+    /// Colour transform in Adobe's segment.
     adobe: Option<u8>,
 }
 
 /// Decodes a JPEG file.
 ///
 /// # Errors
-/// If it is damaged, of a kind that stb_image does not read, or asks for more than the limits.
+/// If it is damaged, of a kind that stb_image does not read, or exceeds the limits.
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     let mut input = Input::new(bytes);
     let mut tables = Tables::default();
@@ -62,7 +61,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     loop {
         match (input.marker()?, &mut frame) {
             (marker::END_OF_IMAGE, _) => break,
-            // some encoders write one more behind a scan
+            // some encoders write an extra restart marker after a scan
             (code, _) if marker::is_restart(code) => {}
             (code, None) if marker::is_frame(code) => {
                 frame = Some(Frame::read(code, input.segment()?, limits)?);

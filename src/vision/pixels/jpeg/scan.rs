@@ -1,4 +1,4 @@
-//! A scan: data of some components, or of some bits of them.
+//! A scan: data of some components, or of some of their bits.
 
 use super::bits::{Bits, Huffman};
 use super::block::{self, Band};
@@ -7,7 +7,7 @@ use super::input::Input;
 use super::{Tables, damaged};
 use crate::Error;
 
-/// What a scan's header says.
+/// A scan's header.
 pub(super) struct Scan {
     parts: Vec<Part>,
     band: Band,
@@ -16,22 +16,22 @@ pub(super) struct Scan {
 /// A component in a scan.
 struct Part {
     component: usize,
-    /// Which tables have its codes.
+    /// Indices of its Huffman tables.
     dc: usize,
     ac: usize,
 }
 
-/// Where the data of a scan is.
+/// Decoder state within a scan's data.
 struct State<'a> {
     bits: Bits<'a>,
-    /// By component: the mean of the block before.
+    /// Previous DC coefficient of each component.
     before: [i32; 4],
-    /// Blocks that follow without values of the band.
+    /// Number of following blocks without coefficients of the band (EOBRUN).
     empty: u32,
 }
 
 impl Scan {
-    /// Reads a scan's header, and notes which components it has.
+    /// Reads a scan's header, and marks its components as present.
     pub(super) fn read(mut segment: Input<'_>, frame: &mut Frame) -> Result<Scan, Error> {
         let count = usize::from(segment.u8()?);
         if !(1..=frame.components.len()).contains(&count) {
@@ -59,7 +59,7 @@ impl Scan {
         let shifts = segment.u8()?;
         let (before, shift) = (shifts >> 4, u32::from(shifts & 15));
         let is_possible = match frame.is_progressive {
-            // the mean stands alone, and other values of one component alone
+            // DC coefficients have their own scans; AC scans have one component
             true if first == 0 => last == 0 && shift <= 13,
             true => first <= last && last <= 63 && shift <= 13 && count == 1,
             false => first == 0 && shifts == 0,
@@ -84,7 +84,7 @@ impl Scan {
         Ok(Scan { parts, band })
     }
 
-    /// Decodes the scan's data, and goes behind it.
+    /// Decodes the scan's data, and skips it in `input`.
     pub(super) fn decode(
         &self,
         frame: &mut Frame,
@@ -97,7 +97,7 @@ impl Scan {
             before: [0; 4],
             empty: 0,
         };
-        // a scan of one component has the blocks that are seen, one by one
+        // a scan of one component has only the visible blocks, one by one
         let alone = match &self.parts[..] {
             [part] => Some(frame.components[part.component].size.map(|n| n.div_ceil(8))),
             _ => None,

@@ -1,11 +1,11 @@
-//! Rows of a component at the size of the picture, where a file has fewer samples of it.
+//! Chroma upsampling: rows of a component at the size of the image.
 
 use super::frame::{Component, Frame};
 
-/// A component's rows, one after another.
+/// A component's rows in order.
 pub(super) struct Rows<'a> {
     component: &'a Component,
-    /// How many pixels a sample stands for, across and down.
+    /// Pixels per sample, horizontal and vertical.
     scale: [usize; 2],
     row: Vec<u8>,
 }
@@ -20,11 +20,11 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Row `y` of the picture, or more than that of it.
+    /// Returns row `y` of the image, possibly with padding.
     pub(super) fn get(&mut self, y: usize) -> &[u8] {
         let nearest = y / self.scale[1];
         let near = samples(self.component, nearest);
-        // twice as many: between the samples' middles; otherwise the nearest
+        // factor 2 interpolates between sample centres; other factors repeat the nearest
         let between = match y % 2 {
             0 => nearest.saturating_sub(1),
             _ => (nearest + 1).min(self.component.size[1] - 1),
@@ -49,13 +49,13 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A component's row, as far as it is seen.
+/// Returns the visible part of a component's row.
 fn samples(component: &Component, row: usize) -> &[u8] {
     let at = row * 8 * component.blocks_across;
     &component.samples[at..at + component.size[0]]
 }
 
-/// Twice as many samples as there are.
+/// Doubles samples horizontally.
 fn across(samples: &[u8], to: &mut [u8]) {
     let n = samples.len();
     let value = |i: usize| u16::from(samples[i]);
@@ -63,7 +63,7 @@ fn across(samples: &[u8], to: &mut [u8]) {
     for (i, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         pair[0] = match i {
             0 => samples[0],
-            // stb_image takes the larger part of the sample that is further here
+            // here stb_image gives the farther sample the larger weight
             _ if i == n - 1 => mixed(i - 1, i),
             _ => mixed(i, i - 1),
         };
@@ -75,10 +75,10 @@ fn across(samples: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Twice as many samples as there are, from the rows above and below them.
+/// Doubles samples horizontally and vertically, between two rows.
 fn both(near: &[u8], far: &[u8], to: &mut [u8]) {
     let n = near.len();
-    // with two bits more than samples have, and four when it is across as well
+    // two fraction bits after the vertical step, four after both
     let down = |i: usize| 3 * u16::from(near[i]) + u16::from(far[i]);
     let mixed = |much: usize, little: usize| ((3 * down(much) + down(little) + 8) >> 4) as u8;
     let edge = |i: usize| ((down(i) + 2) >> 2) as u8;
