@@ -1,4 +1,4 @@
-//! The one owner of a device and its pages: takes steps over many timelines.
+//! Owns a device and the pages of its KV cache, and runs steps over several sequences.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, NO_PAGE, Timeline};
 use crate::pictures::{Pictures, Scene};
 use crate::sample::{are_finite, argmax};
 
-/// New tokens of a timeline.
+/// New tokens of a sequence.
 pub(crate) struct Entry<'a> {
     pub(crate) timeline: &'a mut Timeline,
-    /// All tokens that the timeline holds.
+    /// All tokens that the sequence holds.
     pub(crate) before: &'a [u32],
-    /// Those that follow, at least one.
+    /// The new tokens, at least one.
     pub(crate) tokens: &'a [u32],
     /// Which of `tokens` need outputs.
     pub(crate) wanted: Range<usize>,
-    /// Of these outputs only the place of the largest is needed.
+    /// Whether only the argmax of these outputs is needed.
     pub(crate) only_argmax: bool,
-    /// Why this entry, of all, was not computed. Its timeline is as it was.
+    /// Error of this entry alone. Its sequence is as it was.
     pub(crate) failed: Option<Error>,
 }
 
 impl<'a> Entry<'a> {
-    /// Tokens of which nothing is wanted yet.
+    /// Creates an entry without outputs.
     pub(crate) fn new(
         timeline: &'a mut Timeline,
         before: &'a [u32],
@@ -44,7 +44,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Positions of the timeline after the step.
+    /// Returns the positions of the sequence after the step.
     fn end(&self) -> usize {
         self.timeline.len() + self.tokens.len()
     }
@@ -52,9 +52,9 @@ impl<'a> Entry<'a> {
 
 /// One output of a step.
 pub(crate) struct Output<'a> {
-    /// Of which entry.
+    /// Index of its entry.
     pub(crate) entry: usize,
-    /// Of the token at this position.
+    /// Position of its token.
     pub(crate) position: usize,
     pub(crate) value: Value<'a>,
 }
@@ -62,22 +62,23 @@ pub(crate) struct Output<'a> {
 pub(crate) enum Value<'a> {
     /// `[n_vocab]`, all finite; or the token's vector, where that was asked for.
     Logits(&'a [f32]),
-    /// The largest of them, the lowest id of equals.
+    /// Id of the largest logit, the lowest id of equals.
     Argmax(u32),
 }
 
-/// A device, and who owns which of its pages.
+/// A device, and the owners of its pages.
 pub(crate) struct Runtime {
     executable: Box<dyn Executable>,
     pub(crate) ledger: Ledger,
     n_vocab: usize,
     pictures: Arc<Pictures>,
-    /// The page numbers of a step's tables, one after the other.
+    /// Page numbers of a step's block tables, one after the other.
     pages: Vec<u32>,
 }
 
 impl Runtime {
-    /// Takes a device with so many pages for each group of layers, and how far each looks back.
+    /// Takes a device with this many pages for each group of layers, and each group's sliding
+    /// window.
     pub(crate) fn new(
         executable: Box<dyn Executable>,
         n_pages: u32,
@@ -113,17 +114,17 @@ impl Runtime {
         Ok(())
     }
 
-    /// Gives back what only steps need.
+    /// Frees step scratch buffers while idle.
     pub(crate) fn rest(&mut self) {
         self.executable.rest();
     }
 
-    /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs at once,
-    /// entry by entry and in order; `tap` sees every named value. Entries that fail by themselves
-    /// say so and hand out nothing; the others are not touched by that.
+    /// Computes new tokens of several sequences, all of one role. `sink` gets all outputs at once,
+    /// entry by entry and in order; `tap` receives every named value. Entries that fail alone
+    /// record their error and hand out nothing; the others are not touched by that.
     ///
     /// # Errors
-    /// If the device fails: no timeline has grown then.
+    /// If the device fails: no sequence has grown then.
     pub(crate) fn step(
         &mut self,
         role: Role,
@@ -135,8 +136,8 @@ impl Runtime {
         self.step_for(role, entries, asked, sink)
     }
 
-    /// As [`Runtime::step`], but the outputs are the named value `tap` of the wanted rows, and
-    /// what the model makes of it is not computed where the device can stop there.
+    /// As [`Runtime::step`], but the outputs are the named value `tap` of the requested rows, and a
+    /// device need not compute what comes after it.
     ///
     /// # Errors
     /// As [`Runtime::step`].
@@ -225,8 +226,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// What the step needs to know of pictures among each entry's tokens. An entry with a picture
-    /// that nobody holds has failed.
+    /// Returns the image inputs of each entry's tokens. An entry fails if one of its images has no
+    /// handle any more.
     fn scenes(&self, entries: &mut [Entry<'_>]) -> Vec<Scene> {
         let scene = |entry: &mut Entry<'_>| {
             let scene = self.pictures.scene(entry.before, entry.tokens);
@@ -238,8 +239,8 @@ impl Runtime {
         entries.iter_mut().map(scene).collect()
     }
 
-    /// Makes room for the new tokens; answers where each entry's page numbers stand, for each group
-    /// of layers. An entry that finds no pages has failed.
+    /// Reserves pages for the new tokens; returns the ranges of each entry's page numbers, one for
+    /// each group of layers. An entry that finds no pages has failed.
     fn reserve(&mut self, entries: &mut [Entry<'_>]) -> Result<Vec<Vec<Range<usize>>>, Error> {
         self.pages.clear();
         let mut all = Vec::with_capacity(entries.len());
@@ -260,17 +261,17 @@ impl Runtime {
     }
 }
 
-/// The values to return from a step.
+/// Values to return from a step.
 enum Asked<'a, 'b> {
-    /// Logits, or where the largest is.
+    /// Logits, or their argmax.
     Outputs,
     /// Logits, and every named value to a sink.
     Shown(&'a mut TapSink<'b>),
-    /// A named value of the wanted rows.
+    /// A named value of the requested rows.
     Rows(Tap),
 }
 
-/// Where the states of an entry are.
+/// Slots of an entry's recurrent states.
 struct States {
     from: Option<u32>,
     to: Vec<StateWrite>,
@@ -290,11 +291,11 @@ impl States {
     }
 }
 
-/// What a device gave for the wanted rows of a step.
+/// Outputs of a device for the requested rows of a step.
 enum Rows<'a> {
     /// `[rows][n_vocab]`, and `n_vocab`.
     Logits(&'a [f32], usize),
-    /// None for a row with a logit that is not finite.
+    /// `None` for a row with a logit that is not finite.
     Argmax(Vec<Option<u32>>),
 }
 
@@ -306,7 +307,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The value of a row whose logits are finite.
+    /// Returns the value of a row whose logits are finite.
     fn value(&self, row: usize, only_argmax: bool) -> Value<'_> {
         const FINITE: &str = "the row's logits are finite, and there is at least one";
         match self {
@@ -325,13 +326,13 @@ impl Rows<'_> {
 
 /// An output that is not finite.
 struct Wrong {
-    /// Of which of the entries that were computed.
+    /// Index among the entries that were computed.
     at: usize,
     position: usize,
 }
 
-/// The outputs of all entries that were computed, and which of `live` have one that is not finite:
-/// these get none.
+/// Returns the outputs of all entries that were computed, and which of `live` have one that is not
+/// finite: these get none.
 fn outputs<'a>(
     rows: &'a Rows<'_>,
     live: &[usize],

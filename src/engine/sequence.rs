@@ -1,6 +1,6 @@
-//! One generation as a state machine: it says which tokens must be computed next, is fed with what
-//! came of them, chooses the next token and hands out text as soon as it is certain. Knows no
-//! device, no clock and no output; whoever drives it may stop between any two steps.
+//! One generation as a state machine: it names the tokens to compute next, is fed with their
+//! outputs, chooses the next token and hands out text as soon as it is certain. Knows no device, no
+//! clock and no output; its caller may stop between any two steps.
 
 mod candidates;
 mod terms;
@@ -20,11 +20,10 @@ pub use terms::{Bounds, Computed, Finish, Options, SequenceError, Text, Vocabula
 pub struct Sequence {
     options: Options,
     bounds: Bounds,
-    /// The prompt, then every token chosen that is, or will be, computed, then guesses of what will
-    /// be chosen.
+    /// The prompt, then every token chosen that is, or will be, computed, then draft tokens.
     tokens: Vec<u32>,
     n_guessed: usize,
-    /// The token chosen last was guessed.
+    /// The token chosen last was a draft token.
     is_ahead: bool,
     n_prompt: usize,
     n_cached_before: usize,
@@ -32,7 +31,7 @@ pub struct Sequence {
     n_cached: usize,
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
-    /// Only the most likely token is asked for.
+    /// The argmax computed on the device is enough.
     greedy_on_device: bool,
     utf8: Utf8Stream,
     stops: StopMatcher,
@@ -40,12 +39,12 @@ pub struct Sequence {
     generated: Vec<u32>,
     logprobs: Vec<Logprobs>,
     finish: Option<Finish>,
-    /// The stop string that ended it, by its place in the list.
+    /// Index of the stop string that ended it.
     stopped_by: Option<usize>,
 }
 
 impl Sequence {
-    /// A generation that continues a prompt.
+    /// Creates a generation that continues a prompt.
     ///
     /// # Errors
     /// If the prompt is empty or does not fit, or an option is out of its range.
@@ -91,12 +90,12 @@ impl Sequence {
         })
     }
 
-    /// Restricts what may be chosen from now on.
+    /// Restricts the tokens that may be chosen from now on.
     pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
         self.constraint = Some(constraint);
     }
 
-    /// What is wanted once its tokens are computed.
+    /// Returns the kind of output that it needs once its tokens are computed.
     pub fn want(&self) -> Want {
         let may_end = self.generated.len() >= self.options.min_tokens;
         let constraint = self.constraint.as_deref();
@@ -108,7 +107,7 @@ impl Sequence {
         }
     }
 
-    /// Says which tokens a cache holds already; answers how many of them, from the first, this
+    /// Takes over tokens that a cache holds already; returns how many of them, from the first, this
     /// sequence goes on from. Only before anything was fed.
     pub fn reuse(&mut self, cached: &[u32]) -> usize {
         let equal = cached
@@ -116,13 +115,13 @@ impl Sequence {
             .zip(&self.tokens)
             .take_while(|(a, b)| a == b)
             .count();
-        // the last token is always computed: its logits are what follows from
+        // the last token is always computed: its logits choose the next one
         self.n_cached = equal.min(self.n_prompt - 1);
         self.n_cached_before = self.n_cached;
         self.n_cached
     }
 
-    /// What must be computed next; `None` once it has ended.
+    /// Returns the tokens to compute next; `None` once it has ended.
     pub fn work(&self) -> Option<Work<'_>> {
         if self.finish.is_some() {
             return None;
@@ -140,13 +139,13 @@ impl Sequence {
         })
     }
 
-    /// The prompt and what was chosen, without a token that ended the text.
+    /// Returns the prompt and the tokens chosen, without a token that ended the text.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens[..self.tokens.len() - self.n_guessed]
     }
 
-    /// How many guesses may be of use at all: for none there is room behind the last token that can
-    /// be chosen.
+    /// Returns how many draft tokens may be of use at all: none behind the last token that can be
+    /// chosen.
     pub fn room(&self) -> usize {
         let chosen = self.generated.len() + 1;
         let to_choose = match self.options.max_tokens {
@@ -160,9 +159,9 @@ impl Sequence {
         }
     }
 
-    /// Has tokens computed that may be chosen next, along with those that must be: outputs of all
-    /// of them are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change
-    /// no token that is chosen.
+    /// Adds draft tokens, to be computed along with the tokens that must be: outputs of all of them
+    /// are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change no token
+    /// that is chosen.
     ///
     /// # Panics
     /// If there are more than [`Sequence::room`].
@@ -173,17 +172,17 @@ impl Sequence {
         self.n_guessed = tokens.len();
     }
 
-    /// Whether the token chosen last was guessed, so that what follows it is computed already: the
-    /// next output is to be fed.
+    /// Returns whether the token chosen last was a draft token, so that its output is computed
+    /// already: that output must be fed next.
     pub fn is_fed_more(&self) -> bool {
         self.finish.is_none() && self.is_ahead
     }
 
-    /// Says that a cache holds so many of its tokens only. What was computed of guesses that were
-    /// wrong is to be forgotten, and a cache may forget more with it.
+    /// Lowers the number of its tokens that a cache holds. Rejected draft tokens must be dropped
+    /// from the cache, which may drop more with them.
     ///
     /// # Panics
-    /// If it is a part of the prompt that was forgotten.
+    /// If a part of the prompt was dropped.
     pub fn forget(&mut self, n_cached: usize) {
         let read = self.n_prompt.min(self.n_cached);
         assert!(
@@ -193,13 +192,13 @@ impl Sequence {
         self.n_cached = n_cached;
     }
 
-    /// Tokens whose keys and values are of use.
+    /// Returns the number of tokens whose keys and values are cached and valid.
     pub fn n_cached(&self) -> usize {
         self.n_cached
     }
 
-    /// Takes what came of the tokens that [`Sequence::work`] named, of several outputs one, in
-    /// their order; answers the text that is certain now, which never holds half a character nor
+    /// Takes an output of the tokens that [`Sequence::work`] named, of several outputs one, in
+    /// their order; returns the text that is certain now, which never holds half a character nor
     /// any of a stop string.
     ///
     /// # Errors
@@ -234,7 +233,7 @@ impl Sequence {
         }
     }
 
-    /// Takes the token that comes next; answers the text that is certain now.
+    /// Takes the token that comes next; returns the text that is certain now.
     fn take(
         &mut self,
         id: u32,
@@ -264,7 +263,7 @@ impl Sequence {
         Ok(text)
     }
 
-    /// Makes a token the last one. Guesses stay if it is the first of them.
+    /// Appends a chosen token. Draft tokens stay if it is the first of them.
     fn append(&mut self, id: u32) {
         self.is_ahead = self.tokens.get(self.n_cached) == Some(&id);
         if self.is_ahead {
@@ -280,7 +279,7 @@ impl Sequence {
         self.n_guessed = 0;
     }
 
-    /// Ends it with what there is; answers the text that was held back.
+    /// Cancels it with what there is; returns the text that was held back.
     pub fn cancel(&mut self) -> String {
         if self.finish.is_some() {
             return String::new();
@@ -288,27 +287,27 @@ impl Sequence {
         self.end(Finish::Cancelled)
     }
 
-    /// Whether every token of the prompt is cached.
+    /// Returns whether every token of the prompt is cached.
     pub fn has_read_its_prompt(&self) -> bool {
         self.n_cached >= self.n_prompt
     }
 
-    /// Log-probabilities of the tokens chosen so far, if asked for.
+    /// Returns the log-probabilities of the tokens chosen so far, if asked for.
     pub fn logprobs(&self) -> &[Logprobs] {
         &self.logprobs
     }
 
-    /// Tokens chosen so far.
+    /// Returns the tokens chosen so far.
     pub fn generated(&self) -> &[u32] {
         &self.generated
     }
 
-    /// How it ended; `None` as long as it has not.
+    /// Returns the finish reason; `None` as long as it has not ended.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// What it has brought forth; one that has not ended counts as cancelled.
+    /// Returns its text and counts; a sequence that has not ended counts as cancelled.
     pub fn into_text(self) -> Text {
         Text {
             text: self.text,
@@ -321,17 +320,17 @@ impl Sequence {
         }
     }
 
-    /// Whether the text ends before this token.
+    /// Returns whether the text ends before this token.
     fn ends(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
         self.options.stop_ids.contains(&id) || vocabulary.eog_ids().contains(&id)
     }
 
-    /// Whether a token is part of the text.
+    /// Returns whether a token is part of the text.
     fn shows(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
         self.options.show_special || !vocabulary.is_special(id)
     }
 
-    /// Adds a token's text; answers what is certain of it, and whether it ends the generation.
+    /// Adds a token's text; returns what is certain of it, and whether it ends the generation.
     fn say(
         &mut self,
         id: u32,
@@ -358,7 +357,7 @@ impl Sequence {
         Ok((pushed.text, pushed.stop.is_some()))
     }
 
-    /// Ends it; answers the text that was held back.
+    /// Ends it; returns the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
         self.drop_guesses();
         // A text that is cut inside a character ends before it; one that its model ends there has
@@ -387,7 +386,7 @@ fn check_prompt(prompt: &[u32], options: &Options, bounds: Bounds) -> Result<(),
         let prompt = prompt.len();
         return Err(SequenceError::PromptTooLong { prompt, n_ctx });
     }
-    // whoever computes them knows which pictures are held
+    // the caller knows which images are held
     let words = prompt.iter().filter(|id| !is_cell(**id));
     let mut ids = words.chain(&options.stop_ids);
     match ids.find(|&&id| id as usize >= n_vocab) {

@@ -1,9 +1,9 @@
-//! Finished texts, read again while there is nothing else to do.
+//! Prefix warm-up: computes finished texts as prompts while there is nothing else to do.
 //!
-//! What was generated has other bits than the same tokens read as a prompt, so no prompt begins
-//! with it. Whoever goes on with a chat sends the last answer as a part of the next prompt, and
-//! would wait for it to be read. Read before, as a prompt, it comes from the cache with the very
-//! bits that it would have had.
+//! Keys and values of generated tokens have other bits than those of the same tokens computed as a
+//! prompt, so no prompt begins with them. A continued chat sends the last answer as a part of the
+//! next prompt, and would wait for its prefill. Computed as a prompt before that, it comes from the
+//! prefix cache with the very bits that it would have had.
 
 use std::collections::VecDeque;
 
@@ -13,26 +13,27 @@ use crate::Error;
 use crate::kv::{History, PAGE, Timeline};
 use crate::runtime::{Entry, Runtime};
 
-/// Texts that wait to be read: more are not worth the memory, and the latest go on most likely.
+/// Maximum number of waiting texts: more are not worth the memory, and the latest are continued
+/// most likely.
 const TEXTS: usize = 16;
 
-/// Tokens read at a time. A request that arrives meanwhile waits for as many.
+/// Tokens computed at a time. A request that arrives meanwhile waits for these.
 const CHUNK: usize = 64;
 
-/// Texts to be read again, the latest last.
+/// Finished texts to compute, the latest last.
 #[derive(Default)]
 pub(super) struct Again(VecDeque<Finished>);
 
-/// A prompt and its answer, as far as they fill pages.
+/// A prompt and its answer, cut to full pages.
 struct Finished {
     tokens: Vec<u32>,
     salt: Option<String>,
-    /// Tokens in the cache when it was last looked at.
+    /// Tokens that were in the cache when it was last checked.
     read: usize,
 }
 
 impl Again {
-    /// Notes a text: prompt and answer.
+    /// Adds a text: prompt and answer.
     pub(super) fn add(&mut self, mut tokens: Vec<u32>, salt: Option<String>) {
         tokens.truncate(tokens.len() / PAGE * PAGE);
         if self.0.len() == TEXTS {
@@ -46,10 +47,11 @@ impl Again {
         self.0.is_empty()
     }
 
-    /// Reads some tokens of the latest text, at most `rows`. Between two calls no page is in use.
+    /// Computes some tokens of the latest text, at most `rows`. Between two calls no page is in
+    /// use.
     ///
     /// # Errors
-    /// If the device fails; the text is forgotten then.
+    /// If the device fails; the text is dropped then.
     pub(super) fn read(&mut self, runtime: &mut Runtime, rows: usize) -> Result<(), Error> {
         let Some(mut text) = self.0.pop_back() else {
             return Ok(());
@@ -66,8 +68,8 @@ impl Again {
 }
 
 impl Finished {
-    /// Reads at most `n` tokens that are not in the cache; answers how many are then, or all if
-    /// there is no use in going on.
+    /// Computes at most `n` tokens that are not in the cache; returns how many are cached then, or
+    /// all if there is no use in going on.
     fn read_on(
         &self,
         runtime: &mut Runtime,
@@ -83,7 +85,7 @@ impl Finished {
         runtime.ledger.adopt(timeline, &history, all);
         let start = timeline.len();
         if start == all || start < self.read {
-            // all is there, or what was read has been given up again
+            // all is cached, or what was computed has been evicted again
             return Ok(all);
         }
         let tokens = &self.tokens[start..all.min(start + n)];
@@ -91,7 +93,7 @@ impl Finished {
         runtime.step(Role::Prompt, &mut entries, None, &mut |_| {})?;
         let [entry] = entries;
         if entry.failed.is_some() {
-            // no pages: whoever asks for this text reads it then, or is told why not
+            // no pages: a request for this text computes it then, or fails with the error
             return Ok(all);
         }
         runtime.ledger.keep(timeline, &history);

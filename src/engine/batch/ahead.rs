@@ -1,4 +1,4 @@
-//! Guesses of a step: who has room for some, and what came of them.
+//! Draft tokens of a step (speculative decoding): which texts get some, and how many are accepted.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::schedule::Plan;
 use crate::speculate::{MOST_GUESSES, Room};
 
 impl Batch {
-    /// Lets texts guess how they go on, as far as the step has room for it.
+    /// Adds draft tokens to the texts that generate, as far as the step has room for them.
     pub(super) fn guess(&mut self, events: &mut Events) {
         let generating = self.scheduler.jobs().iter().filter(|job| job.generates());
         let due: Vec<(RequestId, usize)> =
@@ -19,7 +19,7 @@ impl Batch {
         let mut failed = Vec::new();
         for (id, pending) in due {
             let Some(branch) = self.branches.get_mut(&id) else {
-                // a beam
+                // a beam has no draft tokens
                 continue;
             };
             let room = Room {
@@ -27,7 +27,7 @@ impl Batch {
                 rows,
                 most: match pending {
                     0..=MOST_GUESSES => most.saturating_sub(rows),
-                    // it is computed again
+                    // its tokens are recomputed
                     _ => 0,
                 },
             };
@@ -45,7 +45,7 @@ impl Batch {
         }
     }
 
-    /// Keeps what was computed of guesses that were right, and learns what guesses bring.
+    /// Accepts the draft tokens that were right, and updates the cost model.
     pub(super) fn settle(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
         let (mut right, mut guessed) = (0, 0);
         for share in &plan.shares {

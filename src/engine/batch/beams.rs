@@ -1,45 +1,45 @@
 //! A beam search over one prompt: which texts go on, and which have been found. Knows neither pages
-//! nor steps: it is handed the outputs of its beams, and says which tokens follow which of them.
+//! nor steps: it takes the outputs of its beams, and says which tokens follow which of them.
 
 use crate::sample::{ConfigError, SampleError};
 use crate::sequence::{Candidate, Sequence, SequenceError, Vocabulary};
 
 use super::request::{BeamSearch, Found};
 
-/// Lengths are raised to at most this: any score is then a number.
+/// Maximum power of the length, so that any score is a number.
 const MAX_PENALTY: f64 = 10.0;
 
-/// A beam search under way.
+/// A beam search in progress.
 pub(super) struct Search {
     how: BeamSearch,
-    /// In the order of their scores: their places are how a batch names them.
+    /// In the order of their scores: a batch names them by their index.
     live: Vec<Beam>,
-    /// The best texts that have ended, the best first, at most as many as there are beams.
+    /// The best texts that have ended, the best first, at most `width`.
     found: Vec<Found>,
 }
 
 /// A text that may go on.
 struct Beam {
     sequence: Box<Sequence>,
-    /// The sum of its tokens' log-probabilities.
+    /// Sum of its tokens' log-probabilities.
     logprob: f64,
-    /// What could come next, the best first, once it is known.
+    /// Candidates for its next token, the best first, once they are known.
     next: Option<Vec<Candidate>>,
 }
 
-/// A token that could follow a beam.
+/// A candidate for the next token of a beam.
 struct Ranked {
     parent: usize,
     candidate: Candidate,
-    /// The sum for the text that it would make.
+    /// Sum of log-probabilities of the text that it would make.
     logprob: f64,
 }
 
 impl Search {
-    /// A search that begins where a sequence stands.
+    /// Starts a search from a sequence.
     ///
     /// # Errors
-    /// If the exponent of the length is out of its range.
+    /// If the length penalty is out of its range.
     pub(super) fn new(how: BeamSearch, sequence: Sequence) -> Result<Search, ConfigError> {
         let penalty = how.length_penalty;
         if !(-MAX_PENALTY..=MAX_PENALTY).contains(&penalty) {
@@ -61,14 +61,14 @@ impl Search {
         })
     }
 
-    /// Tokens of every text that goes on.
+    /// Returns the number of tokens of every text that goes on.
     pub(super) fn generated(&self) -> usize {
         let first = self.live.first();
         first.map_or(0, |beam| beam.sequence.generated().len())
     }
 
-    /// Takes the logits of what may follow one of the beams. A beam whose tokens are computed again
-    /// gets the same once more.
+    /// Takes the logits after the last token of a beam. A beam that is recomputed after a
+    /// preemption gets the same logits once more.
     ///
     /// # Errors
     /// If no token can be chosen from them.
@@ -84,12 +84,11 @@ impl Search {
         Ok(())
     }
 
-    /// Goes a token further once every beam has its output: answers which beams, by their places,
-    /// are followed by which tokens; nothing if the search is over.
+    /// Advances by a token once every beam has its output; returns the parent beam, by index, and
+    /// the token of each new beam; nothing if the search is over.
     ///
     /// # Errors
-    /// If there is nothing to go on with and nothing has been found, or a constraint refuses what
-    /// it allowed.
+    /// If no beam can go on and nothing has been found, or a constraint refuses what it allowed.
     pub(super) fn advance(
         &mut self,
         vocabulary: &dyn Vocabulary,
@@ -121,7 +120,7 @@ impl Search {
                 next: None,
             });
         }
-        // who was asked for nothing has ended without a token
+        // a sequence of no tokens has ended without one
         for beam in before {
             if beam.sequence.generated().is_empty() && beam.sequence.finish().is_some() {
                 self.keep(*beam.sequence, beam.logprob);
@@ -137,12 +136,12 @@ impl Search {
         Ok(next)
     }
 
-    /// The best texts, the best first.
+    /// Takes the best texts, the best first.
     pub(super) fn take_found(&mut self) -> Vec<Found> {
         std::mem::take(&mut self.found)
     }
 
-    /// What could follow any of the beams, the best first. Equal sums are in the order of their
+    /// Ranks the candidates of all beams, the best first. Equal sums are in the order of their
     /// beams, and those of one beam in the order of its candidates: by logit, then by id.
     fn rank(&mut self) -> Vec<Ranked> {
         let mut ranked = Vec::new();
@@ -159,12 +158,13 @@ impl Search {
         ranked
     }
 
-    /// How good a text of so many tokens is.
+    /// Returns the score of a text of this many tokens.
     fn score(&self, logprob: f64, tokens: usize) -> f64 {
         logprob / (tokens.max(1) as f64).powf(self.how.length_penalty)
     }
 
-    /// Whether a text of this score would be among the best. Of equals the earlier one is better.
+    /// Returns whether a text of this score would be among the best. Of equals the earlier one is
+    /// better.
     fn would_keep(&self, score: f64) -> bool {
         self.found.len() < self.how.width
             || self.found.last().is_some_and(|worst| score > worst.score)
@@ -186,8 +186,8 @@ impl Search {
         self.found.truncate(self.how.width);
     }
 
-    /// Whether nothing goes on, or as many texts have ended as there are beams and the best of
-    /// those that go on would not be better than the worst of them if it ended here.
+    /// Returns whether no beam goes on, or `width` texts have ended and the best beam would not be
+    /// better than the worst of them if it ended here.
     fn is_over(&self) -> bool {
         self.live.first().is_none_or(|best| {
             !self.would_keep(self.score(best.logprob, best.sequence.generated().len()))
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::sequence::{Bounds, Finish, Options};
 
-    /// Every token is its own letter; 0 ends the text.
+    /// A vocabulary whose tokens are letters; 0 ends the text.
     struct Letters;
 
     impl Vocabulary for Letters {
@@ -230,7 +230,7 @@ mod tests {
         Search::new(how, sequence).expect("it is in range")
     }
 
-    /// A step with the same logits for every beam.
+    /// Takes a step with the same logits for every beam.
     fn step(search: &mut Search, logits: &[f32]) -> Vec<(usize, u32)> {
         for beam in 0..search.live.len() {
             search.take(beam, logits, &Letters).expect("candidates");

@@ -1,4 +1,4 @@
-//! One text of a request, its beams, or its embedding: what becomes of the outputs of steps.
+//! One text of a request, its beam search or its embedding: takes the outputs of steps.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use super::beams::Search;
 use super::pool::Pool;
 use super::request::{Delta, Found, Goal, Request, RequestId, Timing};
 
-/// What a text was fed last, before anybody was told.
+/// Result of feeding a text, until it is handed out.
 pub(super) type Fed = Result<Delta, SequenceError>;
 
-/// One text of a request, its beams, or its embedding.
+/// One text of a request, its beam search, or its embedding.
 pub(super) struct Branch {
     pub(super) request: RequestId,
     pub(super) choice: usize,
@@ -26,7 +26,7 @@ pub(super) struct Branch {
     fed: Option<Fed>,
     /// Other texts of the request, which begin where this one's prompt ends.
     siblings: Option<Siblings>,
-    /// Held as long as its prompt may have to be computed.
+    /// Images of the prompt, held as long as it may have to be computed.
     pictures: Vec<Shown>,
 }
 
@@ -34,7 +34,7 @@ enum Work {
     Text(Box<Sequence>, Box<Guesser>),
     Beams {
         search: Box<Search>,
-        /// Texts that are wanted.
+        /// Number of texts to return.
         n: usize,
     },
     Embedding(Pool),
@@ -50,25 +50,25 @@ struct PromptProbs {
 struct Siblings {
     request: Request,
     bounds: Bounds,
-    /// What may follow the prompt, once it is known.
+    /// Output after the prompt, once it is known.
     first: Option<First>,
 }
 
-/// What may follow a prompt.
+/// Output after a prompt.
 enum First {
     Argmax(u32),
     Logits(Vec<f32>),
 }
 
-/// How a search goes on.
+/// State of a beam search after a step.
 pub(super) enum Turn {
-    /// Which beams, by their places, are followed by which tokens.
+    /// Parent beam, by index, and token of each beam that goes on.
     On(Vec<(usize, u32)>),
-    /// It does not: this is what it has found, the best first.
+    /// The texts that it has found, the best first.
     Over(Vec<Found>),
 }
 
-/// When what happened.
+/// Times of what has happened so far.
 struct Clock {
     added: Instant,
     begun: Option<Instant>,
@@ -77,7 +77,7 @@ struct Clock {
 }
 
 impl Branch {
-    /// The first text of a request.
+    /// Creates the first text of a request.
     pub(super) fn new(
         id: RequestId,
         request: Request,
@@ -127,7 +127,7 @@ impl Branch {
         })
     }
 
-    /// Whether outputs of every token of the prompt are wanted.
+    /// Returns whether outputs of every token of the prompt are needed.
     pub(super) fn wants_all(&self) -> bool {
         match &self.work {
             Work::Text(..) | Work::Beams { .. } => self.prompt.is_some(),
@@ -146,7 +146,7 @@ impl Branch {
         matches!(self.work, Work::Embedding(_))
     }
 
-    /// Tokens chosen, of beams those of each.
+    /// Returns the number of tokens generated, for beams those of each.
     pub(super) fn generated(&self) -> usize {
         match &self.work {
             Work::Text(sequence, _) => sequence.generated().len(),
@@ -155,7 +155,7 @@ impl Branch {
         }
     }
 
-    /// The last token chosen, if the text goes on after it.
+    /// Returns the last token chosen, if the text goes on after it.
     pub(super) fn next_token(&self) -> Option<u32> {
         match &self.work {
             Work::Text(sequence, _) if sequence.finish().is_none() => {
@@ -165,7 +165,7 @@ impl Branch {
         }
     }
 
-    /// Guesses how the text goes on, for the next step; nothing for what is no text.
+    /// Drafts tokens of the text for the next step; none for beams and embeddings.
     pub(super) fn guess(&mut self, room: Room, pace: &mut Pace) -> Result<Vec<u32>, Error> {
         let Work::Text(sequence, guesser) = &mut self.work else {
             return Ok(Vec::new());
@@ -174,7 +174,7 @@ impl Branch {
             most: room.most.min(sequence.room()),
             ..room
         };
-        // also without room: it may have guessed for a step that had none in the end
+        // also without room: this drops the draft tokens of a step that had none in the end
         let guesses = match room.most {
             0 => Vec::new(),
             _ => guesser.guess(sequence.tokens(), room, pace)?,
@@ -183,14 +183,14 @@ impl Branch {
         Ok(guesses)
     }
 
-    /// Guesses nothing any more.
+    /// Stops drafting.
     pub(super) fn stop_guessing(&mut self) {
         if let Work::Text(_, guesser) = &mut self.work {
             guesser.stop();
         }
     }
 
-    /// How many of so many guesses were right that the last step computed.
+    /// Returns how many of the last step's draft tokens were accepted.
     pub(super) fn settle(&mut self, guessed: usize) -> usize {
         let (Some(Ok(delta)), Work::Text(_, guesser)) = (&self.fed, &mut self.work) else {
             return 0;
@@ -202,7 +202,7 @@ impl Branch {
         right
     }
 
-    /// Notes when its first tokens are computed; whether these are the first.
+    /// Records the start time; returns whether this is the first call.
     pub(super) fn begins(&mut self, now: Instant) -> bool {
         let is_first = self.clock.begun.is_none();
         self.clock.begun.get_or_insert(now);
@@ -219,7 +219,7 @@ impl Branch {
         }
     }
 
-    /// Takes the logits of what follows the token at a position; of beams, of this one; for an
+    /// Takes the logits after the token at a position, in a beam search those of one beam; for an
     /// embedding, the token's vector.
     pub(super) fn take_logits(
         &mut self,
@@ -249,13 +249,13 @@ impl Branch {
         self.feed(Computed::Logits(row), vocabulary);
     }
 
-    /// Whether it searches for texts.
+    /// Returns whether it is a beam search.
     pub(super) fn searches(&self) -> bool {
         matches!(self.work, Work::Beams { .. })
     }
 
-    /// Takes all beams a token further: which of them are followed by which tokens, or the texts
-    /// that were found if the search is over.
+    /// Advances all beams by a token: returns the beams that go on, or the texts that were found if
+    /// the search is over.
     pub(super) fn advance(&mut self, vocabulary: &dyn Vocabulary) -> Result<Turn, SequenceError> {
         let Work::Beams { search, n } = &mut self.work else {
             unreachable!("only a search has beams");
@@ -283,19 +283,19 @@ impl Branch {
         }
     }
 
-    /// What it was fed since this was last asked.
+    /// Takes what it was fed since the last call.
     pub(super) fn take_fed(&mut self) -> Option<Fed> {
         self.fed.take()
     }
 
-    /// The log-probabilities of the prompt, once all are there; they are handed out once.
+    /// Takes the log-probabilities of the prompt, once all are there; they are handed out once.
     pub(super) fn take_prompt(&mut self) -> Option<Vec<Logprobs>> {
         let is_whole = |prompt: &mut PromptProbs| prompt.found.len() + 1 == prompt.tokens.len();
         let whole = self.prompt.take_if(is_whole);
         whole.map(|prompt| prompt.found)
     }
 
-    /// The embedding, if `n_read` tokens of the prompt are all.
+    /// Returns the embedding, if `n_read` tokens of the prompt are all.
     pub(super) fn take_vector(&mut self, n_read: usize) -> Option<Vec<f32>> {
         let Work::Embedding(pool) = &mut self.work else {
             return None;
@@ -306,7 +306,8 @@ impl Branch {
         Some(pool.take())
     }
 
-    /// The request's other texts, fed with what may follow the prompt, as soon as it is known.
+    /// Creates the request's other texts as soon as the output after the prompt is known, and feeds
+    /// them with it.
     pub(super) fn siblings(
         &mut self,
         vocabulary: &dyn Vocabulary,
@@ -358,7 +359,7 @@ impl Branch {
         branch
     }
 
-    /// Its times so far.
+    /// Returns its times so far.
     pub(super) fn timing(&self) -> Timing {
         let clock = &self.clock;
         let now = Instant::now();
@@ -384,7 +385,7 @@ impl Branch {
         }
     }
 
-    /// What it has brought forth; `None` if that is no text of its own.
+    /// Returns the finished text; `None` for beams and embeddings.
     pub(super) fn into_text(self) -> Option<Text> {
         match self.work {
             Work::Text(sequence, _) => Some(sequence.into_text()),
@@ -392,9 +393,9 @@ impl Branch {
         }
     }
 
-    /// Whether what follows this position is not chosen yet. Tokens that are computed again after
-    /// their pages were given up have followers already, and a guess is of use only if it was
-    /// right.
+    /// Returns whether the token after this position is not chosen yet. Tokens that are recomputed
+    /// after a preemption have followers already, and the output of a draft token is of use only if
+    /// the draft was accepted.
     fn is_next(&self, position: usize) -> bool {
         let is_right = match (&self.fed, &self.work) {
             (Some(_), Work::Text(sequence, _)) => sequence.is_fed_more(),

@@ -1,4 +1,4 @@
-//! What comes of a step: events for whoever asked, and what is next for each text.
+//! Turns the outputs of a step into events, and schedules what is next for each text.
 
 use octavo_kernels::Role;
 
@@ -9,7 +9,7 @@ use crate::runtime::Runtime;
 use crate::schedule::{Job, Share};
 
 impl Batch {
-    /// A request's tokens of a step are computed: hands out what came of them.
+    /// Hands out the outputs of a request's tokens in a step.
     pub(super) fn advance(
         &mut self,
         role: Role,
@@ -22,7 +22,7 @@ impl Batch {
             return;
         };
         let Some(job) = self.scheduler.job(share.id) else {
-            // a beam that nothing follows
+            // a beam that was not continued
             return;
         };
         if role == Role::Prompt {
@@ -53,7 +53,7 @@ impl Batch {
         self.hand_out(share.id, runtime, events);
     }
 
-    /// Takes the beams of a request a token further as soon as all are computed, or ends it.
+    /// Advances the beam search of a request by a token once all beams are computed, or ends it.
     fn search(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
         if !self.scheduler.is_level(at) {
             return;
@@ -76,7 +76,7 @@ impl Batch {
         }
     }
 
-    /// The times of a branch so far, and what it did not need to compute.
+    /// Returns the times of a branch so far, with its cached and recomputed tokens.
     fn timing(&self, at: RequestId) -> Timing {
         let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
         Timing {
@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// Tells what a text was fed, and goes on with its next token or ends it.
+    /// Emits what a text was fed, and goes on with its next token or ends it.
     fn hand_out(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
         let branch = self.branches.get_mut(&at).expect("a branch of the batch");
         let (request, choice) = (branch.request, branch.choice);
@@ -128,9 +128,9 @@ impl Batch {
         }
     }
 
-    /// A text has ended: it is read again some time, where prompts may begin with it.
+    /// Queues a finished text for prefix warm-up, where prompts may begin with it.
     fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
-        // who goes on with a picture shows it again, and until then nobody may hold it
+        // a chat with an image registers it again, and until then it may have no handle
         let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_cell(*id));
         if let Some((mut tokens, salt)) = asked.filter(is_text)
             && self.options.prefixes

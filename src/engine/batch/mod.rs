@@ -1,5 +1,6 @@
-//! Requests that advance together: each step gives a token to every request that generates, then
-//! reads more of the prompts of the others. What a request says does not depend on its neighbours.
+//! Runs requests together (continuous batching): each step decodes a token for every request that
+//! generates, then prefills more of the others' prompts. A request's output does not depend on its
+//! neighbours.
 
 mod again;
 mod ahead;
@@ -31,20 +32,20 @@ pub use request::{
     RequestView, Snapshot, Timing, Totals,
 };
 
-/// Texts of one request at most.
+/// Maximum number of texts per request.
 pub const MAX_CHOICES: usize = 128;
 
 type Events = Vec<(RequestId, Event)>;
 
-/// Requests that advance together.
+/// Requests that run together.
 pub struct Batch {
     engine: Engine,
     options: BatchOptions,
     scheduler: Scheduler,
-    /// Texts that run at a time.
+    /// Maximum number of texts that run at once.
     places: usize,
-    /// By their numbers in the scheduler; the first text of a request has the request's own, and
-    /// all its beams are one branch.
+    /// By id in the scheduler; the first text of a request has the request's own id, and all its
+    /// beams are one branch.
     branches: BTreeMap<RequestId, Branch>,
     next_id: RequestId,
     totals: Totals,
@@ -53,7 +54,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch without requests. As many as [`crate::EngineOptions::sessions`] says run at a time;
+    /// Creates a batch without requests. As many as [`crate::EngineOptions::sessions`] run at once;
     /// others wait.
     pub fn new(engine: &Engine, options: BatchOptions) -> Batch {
         let limits = engine.limits();
@@ -80,13 +81,15 @@ impl Batch {
         }
     }
 
-    /// Positions that a request can have: those of the context, or of all the cache's pages.
+    /// Returns how many positions a request can have: those of the context, or of all the cache's
+    /// pages.
     pub fn n_ctx(&self) -> usize {
         let pages = self.engine.runtime().ledger.capacity();
         self.engine.n_ctx().min(pages * crate::kv::PAGE)
     }
 
-    /// Positions that each of so many beams of a prompt can have: they share its full pages only.
+    /// Returns how many positions each of `width` beams can have: they share full pages of the
+    /// prompt only.
     fn n_ctx_of_beams(&self, n_prompt: usize, width: usize) -> usize {
         let pages = self.engine.runtime().ledger.capacity();
         let common = (n_prompt / crate::kv::PAGE).min(pages);
@@ -97,7 +100,7 @@ impl Batch {
     /// Adds a request; it is newer than all others.
     ///
     /// # Errors
-    /// If the prompt or an option does not fit, or as many requests wait as may.
+    /// If the prompt or an option does not fit, or the queue is full.
     pub fn add(&mut self, request: Request) -> Result<RequestId, BatchError> {
         let waiting = self.scheduler.waiting();
         if waiting >= self.options.queue {
@@ -133,8 +136,8 @@ impl Batch {
         Ok(id)
     }
 
-    /// An error if a cell of the prompt is of no picture that the request holds, or its tokens'
-    /// probabilities are asked for, which cells have none of.
+    /// Checks that the request holds the image of every image token in its prompt, and does not ask
+    /// for prompt log-probabilities along with image tokens, which have none.
     fn check_cells(&self, request: &Request) -> Result<(), BatchError> {
         let mut cells = request.prompt.iter().filter(|id| is_cell(**id)).peekable();
         if cells.peek().is_some() && request.prompt_logprobs.is_some() {
@@ -146,7 +149,7 @@ impl Batch {
         }
     }
 
-    /// An error if so many texts, or so many beams, cannot be.
+    /// Checks that this many texts, and this many beams, are possible.
     fn check_counts(&self, request: &Request, width: usize) -> Result<(), BatchError> {
         if !(1..=self.places).contains(&width) {
             let most = self.places;
@@ -162,7 +165,7 @@ impl Batch {
         }
     }
 
-    /// Ends a request and gives its pages back; false if there is none of this number.
+    /// Aborts a request and frees its pages; returns false if there is none of this id.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let all = self.branches_of(id);
         let engine = self.engine.clone();
@@ -174,17 +177,18 @@ impl Batch {
         !all.is_empty()
     }
 
-    /// Requests, of which each text that has begun counts as one, and all beams together as one.
+    /// Returns the number of requests. Each text that has begun counts as one, all beams of a
+    /// request as one.
     pub fn len(&self) -> usize {
         self.branches.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.branches.is_empty()
     }
 
-    /// What it is doing.
+    /// Returns the state of the batch.
     pub fn snapshot(&self) -> Snapshot {
         let runtime = self.engine.runtime();
         let view = |job: &Job| {
@@ -211,18 +215,19 @@ impl Batch {
         }
     }
 
-    /// Forgets what was kept for later prompts and is not in use.
+    /// Drops everything from the prefix cache that is not in use.
     pub fn clear_cache(&mut self) {
         self.engine.runtime().ledger.clear();
     }
 
-    /// Whether finished texts wait to be read again, see [`Batch::read_again`].
+    /// Returns whether finished texts wait for [`Batch::read_again`].
     pub fn has_finished_texts(&self) -> bool {
         !self.again.is_empty()
     }
 
-    /// Reads a piece of a text that has ended as a prompt, so that who goes on with it need not
-    /// wait for that. For when there is no request: it takes a step of its own.
+    /// Computes a chunk of a finished text as a prompt, so that the next turn of its conversation
+    /// finds it in the prefix cache. This takes a step of its own, so call it only when there is no
+    /// request.
     ///
     /// # Errors
     /// If the device fails.
@@ -231,16 +236,16 @@ impl Batch {
         self.again.read(&mut self.engine.runtime(), rows)
     }
 
-    /// Gives memory back that only steps need: there is nothing to do for now.
+    /// Frees step scratch buffers while there is nothing to do.
     pub fn rest(&mut self) {
         self.engine.runtime().rest();
         octavo_kernels::trim();
     }
 
-    /// Takes every request a step further: first those that generate, then some of the prompts, so
-    /// that nobody's next token waits for a long one. `sink` learns what comes of it. Weights are
-    /// read twice where there are both: a token's role decides its kernels, which is what makes its
-    /// numbers independent of its neighbours.
+    /// Advances every request: a decode step for those that generate, then a prefill step for a
+    /// chunk of the prompts, so that a long prompt holds up no other request's next token. `sink`
+    /// receives the events. Weights are read twice where there are both: a token's role decides its
+    /// kernels, which is what makes its numbers independent of its neighbours.
     ///
     /// # Errors
     /// If the device fails. Requests stay as they were before the step that failed.
@@ -248,14 +253,14 @@ impl Batch {
         let mut events = Vec::new();
         self.guess(&mut events);
         let result = self.both_roles(&mut events);
-        // the device is free again: who is told may use the engine
+        // the device is free again: the sink may use the engine
         for (id, event) in events {
             sink(id, event);
         }
         result
     }
 
-    /// Ends every request for the same reason: after a step that failed there is no other way on.
+    /// Fails every request for the same reason: after a failed step nothing can go on.
     pub fn fail_all(&mut self, why: &str, sink: &mut dyn FnMut(RequestId, Event)) {
         let engine = self.engine.clone();
         let mut runtime = engine.runtime();
@@ -278,7 +283,7 @@ impl Batch {
         let mut runtime = engine.runtime();
         for role in [Role::Generated, Role::Prompt] {
             if role == Role::Prompt {
-                // those that found no room in the step are gone
+                // draft tokens that found no room in the step are gone
                 self.scheduler.drop_guesses();
             }
             let ledger = &mut runtime.ledger;
@@ -290,7 +295,7 @@ impl Batch {
                 let error = Error::from(error).into();
                 self.fail(at, error, &mut runtime, events);
             }
-            // other texts of those that have failed have ended with them
+            // other texts of the failed requests have ended with them
             let is_there = |share: &Share| self.branches.contains_key(&share.group);
             plan.shares.retain(is_there);
             if !plan.shares.is_empty() {
@@ -300,7 +305,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Takes a step and hands its outputs to the requests.
+    /// Runs a step and hands its outputs to the requests.
     fn compute(
         &mut self,
         role: Role,
@@ -321,7 +326,7 @@ impl Batch {
         self.scheduler.took(&mut runtime.ledger, role, plan, took);
         for (share, failure) in plan.shares.iter().zip(failures) {
             match failure {
-                // a token that is not chosen may be one that the model cannot compute
+                // a draft token may be one that the model cannot compute
                 Some(_) if share.guessed > 0 => {
                     let branch = self.branches.get_mut(&share.group);
                     branch.into_iter().for_each(Branch::stop_guessing);
@@ -333,8 +338,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Runs the tokens of a plan; answers why an entry failed that did so alone. Texts that become
-    /// vectors take a step of their own, which ends before the logits.
+    /// Runs the tokens of a plan; returns for each share why it failed, if it failed alone. Texts
+    /// to embed take a step of their own, which ends before the logits.
     fn run(
         &mut self,
         role: Role,
@@ -349,7 +354,7 @@ impl Batch {
         } = self;
         let graph = &engine.model().graph;
         let mut failures: Vec<Option<Error>> = plan.shares.iter().map(|_| None).collect();
-        // the shares of each kind, and their entries
+        // the shares of each kind by index, and their entries
         let (mut texts, mut vectors) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
         for (i, (due, share)) in scheduler
             .due(plan)
@@ -358,7 +363,7 @@ impl Batch {
             .enumerate()
         {
             let branch = &branches[&share.group];
-            // a model without logits ends with its vectors anyway
+            // a model without logits ends with hidden states anyway
             let of_its_kind = match branch.embeds() && graph.has_logits() {
                 true => &mut vectors,
                 false => &mut texts,
@@ -396,7 +401,7 @@ impl Batch {
         Ok(failures)
     }
 
-    /// Notes who begins with this step.
+    /// Records which branches begin with this step.
     fn begin(&mut self, plan: &Plan, now: Instant, events: &mut Events) {
         for share in &plan.shares {
             let branch = self
@@ -416,7 +421,7 @@ impl Batch {
         }
     }
 
-    /// Ends a request, all its texts with it.
+    /// Fails a request, with all its texts.
     fn fail(
         &mut self,
         at: RequestId,
@@ -459,11 +464,11 @@ impl Drop for Batch {
     }
 }
 
-/// Positions behind a token whose attention takes as long as its products with weights. Infinite
-/// where nothing attends to all of them.
+/// Returns after how many positions a token's attention takes as long as its products with weights.
+/// Infinite where no layer attends to all positions.
 fn balance(model: &Model) -> f64 {
-    /// How much longer an attention's multiplication takes than a weight's, in prompts: 2.4 times
-    /// for two models on a Zen 4 with AVX-512, 1.5 for one on a Sapphire Rapids with AMX.
+    /// Time of a multiplication in attention, relative to one with weights, during prefill: 2.4 for
+    /// two models on a Zen 4 with AVX-512, 1.5 for one on a Sapphire Rapids with AMX.
     const ATTENTION: f64 = 2.0;
     let layers = model.hparams.layers.iter();
     let attending = layers.filter(|layer| layer.attends() && layer.scores.window.is_none());

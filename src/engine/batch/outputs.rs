@@ -1,5 +1,5 @@
-//! Hands the outputs of a step to the texts they belong to, several at a time: to draw from a large
-//! vocabulary takes as long as some of the model's layers.
+//! Hands the outputs of a step to their texts, several at a time: sampling from a large vocabulary
+//! takes as long as some of the model's layers.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -12,17 +12,17 @@ use crate::sequence::Vocabulary;
 use super::branch::Branch;
 use super::request::RequestId;
 
-/// An output, and of which of its branch's beams it is.
+/// An output, and the beam of its branch that it belongs to.
 pub(super) struct BeamOutput<'a> {
     pub(super) beam: usize,
     pub(super) output: Output<'a>,
 }
 
-/// The outputs of a step, by the numbers of their branches, each in the order of the step.
+/// The outputs of a step by branch id, each branch's in the order of the step.
 pub(super) type ByBranch<'a> = BTreeMap<RequestId, Vec<BeamOutput<'a>>>;
 
-/// Gives every branch its outputs, on so many threads at most, the calling one among them. What a
-/// branch makes of them depends on nothing but itself.
+/// Gives every branch its outputs, on at most this many threads, including the calling one. The
+/// result of a branch depends on nothing but itself.
 pub(super) fn hand_out<V: Vocabulary + Sync>(
     outputs: ByBranch<'_>,
     branches: &mut BTreeMap<RequestId, Branch>,
@@ -52,7 +52,7 @@ pub(super) fn hand_out<V: Vocabulary + Sync>(
     };
     thread::scope(|scope| {
         for _ in 1..helpers {
-            // where the system has no thread left, those that are there do its part
+            // where the system has no thread left, the others do its part
             if thread::Builder::new()
                 .spawn_scoped(scope, take_all)
                 .is_err()

@@ -1,15 +1,15 @@
-//! The vectors of a prompt's tokens on their way to one.
+//! Pools the vectors of a prompt's tokens into an embedding.
 
 use octavo_model::Pooling;
 
 use super::request::Embed;
 
-/// What there is of an embedding.
+/// An embedding in progress.
 pub(super) struct Pool {
     embed: Embed,
-    /// The first position whose vector has not come.
+    /// First position whose vector has not come.
     next: usize,
-    /// The sum of those that count; without pooling all of them, one after the other.
+    /// Sum of the vectors, `[width]`; without pooling all of them, `[tokens][width]`.
     sum: Vec<f64>,
     width: usize,
 }
@@ -24,13 +24,13 @@ impl Pool {
         }
     }
 
-    /// Whether the vector of every token counts.
+    /// Returns whether the vector of every token is needed.
     pub(super) fn wants_all(&self) -> bool {
         self.embed.pooling != Pooling::Last
     }
 
-    /// Adds the vector of the token at a position. One that was computed before, and again because
-    /// its pages were needed by others, counts once.
+    /// Adds the vector of the token at a position. A token recomputed after a preemption counts
+    /// once.
     pub(super) fn add(&mut self, position: usize, row: &[f32]) {
         if position < self.next {
             return;
@@ -48,7 +48,7 @@ impl Pool {
         }
     }
 
-    /// What they have become.
+    /// Returns the pooled vector.
     pub(super) fn take(&self) -> Vec<f32> {
         let rows = self.sum.chunks(self.width.max(1));
         rows.flat_map(|row| {
@@ -63,7 +63,7 @@ impl Pool {
     }
 }
 
-/// 1 over the length of a vector; of zeros 0.
+/// Returns 1 over the length of a vector; 0 for a zero vector.
 fn inverse_length(row: &[f64]) -> f64 {
     let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
     if length > 0.0 { 1.0 / length } else { 0.0 }
@@ -84,7 +84,7 @@ mod tests {
         ] {
             for normalize in [false, true] {
                 let mut pool = Pool::new(Embed { pooling, normalize });
-                // two are read, and all of them again after their pages were given up
+                // two are computed, and all of them again after a preemption
                 for position in [0, 1, 0, 1, 2] {
                     pool.add(position, &vectors[position]);
                 }

@@ -1,4 +1,4 @@
-//! What a batch is asked for, and what it answers.
+//! Requests to a batch, and the events that answer them.
 
 use std::time::Duration;
 
@@ -13,82 +13,83 @@ use crate::speculate::Guessed;
 
 pub use crate::schedule::RequestId;
 
-/// What is wanted of a prompt.
+/// Task of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Goal {
-    /// Text that continues it.
+    /// Text that continues the prompt.
     #[default]
     Text,
-    /// The best texts that a beam search finds. Nothing is drawn: seed, temperature and what cuts a
-    /// distribution off are not used.
+    /// The best texts that a beam search finds. Nothing is drawn: seed, temperature and filters
+    /// such as top-k are not used.
     Beams(BeamSearch),
-    /// One vector for all of it, or, without pooling, one for each token.
+    /// One vector for the whole prompt, or, without pooling, one for each token.
     Embedding(Embed),
 }
 
-/// What vectors are wanted of a prompt.
+/// How to embed a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embed {
-    /// How those of its tokens become one.
+    /// How the vectors of its tokens become one.
     pub pooling: Pooling,
-    /// Each is divided by its length.
+    /// Whether to divide each vector by its length.
     pub normalize: bool,
 }
 
-/// How to search for likely texts.
+/// How a beam search finds likely texts.
 ///
-/// At each step every beam proposes its `2 * width` likeliest tokens, by their natural
-/// log-probabilities among what bias, penalties and the constraint leave. All are ranked by the sum
-/// over their text, equal ones by beam and then by token. Those that end a text are found if they
-/// are among the best `width`, and the best `width` others go on. The search is over when `width`
-/// texts have been found and the best that goes on would not be better than the worst of them if it
-/// ended there, or when the texts may not become longer: then those that go on are found too.
+/// At each step every beam proposes its `2 * width` most likely tokens, by natural log-probability
+/// among the tokens that bias, penalties and the constraint leave. All are ranked by the sum over
+/// their text, equal ones by beam and then by token. Those that end a text are found if they are
+/// among the best `width`, and the best `width` others go on. The search is over when `width` texts
+/// have been found and the best beam would not be better than the worst of them if it ended there,
+/// or when the texts may not become longer: then the beams that go on are found too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamSearch {
-    /// Texts that go on at a time, and texts that are found before the search ends.
+    /// Number of beams, and of texts to find before the search ends.
     pub width: usize,
-    /// A found text's score is its sum divided by its number of tokens, the one that ended it
-    /// included, to this power: 0 prefers short texts, 1 compares means.
+    /// Power of the length in a found text's score, which is its sum divided by its number of
+    /// tokens, including the one that ended it, to this power: 0 prefers short texts, 1 compares
+    /// means.
     pub length_penalty: f64,
 }
 
-/// A text that a beam search has found.
+/// A text found by a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// The text.
     pub text: Text,
-    /// The sum of its tokens' natural log-probabilities.
+    /// Sum of its tokens' natural log-probabilities.
     pub logprob: f64,
-    /// What it was ranked by; the higher the better.
+    /// Score that it was ranked by; the higher the better.
     pub score: f64,
 }
 
-/// A prompt, and what is wanted of it.
+/// A prompt, and what to compute from it.
 #[derive(Debug, Default)]
 pub struct Request {
     /// The tokens to continue.
     pub prompt: Vec<u32>,
-    /// Pictures whose cells are among the prompt's tokens.
+    /// Images whose tokens are in the prompt.
     pub pictures: Vec<Shown>,
-    /// How to generate.
+    /// Settings of the generation.
     pub options: Options,
-    /// Texts to generate, each with a seed one above the last's; of a beam search, the best so
-    /// many.
+    /// Number of texts to generate, each with a seed one above the last's; of a beam search, number
+    /// of the best texts to return.
     pub n: usize,
-    /// Log-probabilities of the prompt's own tokens, with so many alternatives. Nothing of the
-    /// prompt then comes from the cache.
+    /// Return log-probabilities of the prompt's own tokens, with this many alternatives. Nothing of
+    /// the prompt then comes from the cache.
     pub prompt_logprobs: Option<usize>,
-    /// Restricts what may be generated.
+    /// Constraint on the generated tokens.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Only requests with the same salt share cached prompts: what is cached can be told from how
-    /// long an answer takes.
+    /// Only requests with the same salt share cached prompts, because the time of an answer tells
+    /// what is cached.
     pub salt: Option<String>,
-    /// Text, the best texts, or an embedding.
+    /// Task: text, beam search or embedding.
     pub goal: Goal,
 }
 
 impl Request {
-    /// One text that continues a prompt.
+    /// Creates a request for one text that continues a prompt.
     pub fn new(prompt: &[u32], options: &Options) -> Request {
         Request {
             prompt: prompt.to_vec(),
@@ -99,19 +100,19 @@ impl Request {
     }
 }
 
-/// Tokens chosen at once, and the text that became certain with them.
+/// Tokens chosen in one step, and the text that became certain with them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Never half a character, never part of a stop string.
     pub text: String,
     /// The tokens; their text may follow later.
     pub tokens: Vec<u32>,
-    /// One per token, if asked for.
+    /// Log-probabilities of each token, if asked for.
     pub logprobs: Vec<Logprobs>,
 }
 
 impl Delta {
-    /// Adds what came after it.
+    /// Appends a later delta.
     pub fn append(&mut self, mut later: Delta) {
         self.text.push_str(&later.text);
         self.tokens.append(&mut later.tokens);
@@ -119,94 +120,94 @@ impl Delta {
     }
 }
 
-/// What became of a request.
+/// An event of a request.
 #[derive(Debug)]
 pub enum Event {
-    /// Its prompt is being read: so many of its tokens came from the cache.
+    /// The prefill has begun.
     Started {
         /// Tokens of the prompt.
         prompt: usize,
-        /// Those that need not be computed.
+        /// Prompt tokens that come from the cache.
         cached: usize,
     },
-    /// So many tokens of the prompt are read.
+    /// More of the prompt has been computed.
     Read {
-        /// Tokens done.
+        /// Prompt tokens computed or cached so far.
         done: usize,
     },
     /// Log-probabilities of the prompt's tokens, from the second on.
     Prompt(Vec<Logprobs>),
     /// More of one of its texts.
     Delta {
-        /// Which text, from 0.
+        /// Index of the text, from 0.
         choice: usize,
-        /// What is new.
+        /// New tokens and text.
         delta: Delta,
         /// Times and counts of the text so far.
         timing: Timing,
     },
     /// One of its texts has ended.
     Finished {
-        /// Which text, from 0.
+        /// Index of the text, from 0.
         choice: usize,
-        /// All of it.
+        /// The whole text.
         text: Text,
-        /// When what happened.
+        /// Times and counts of the text.
         timing: Timing,
     },
     /// The texts that its beam search has found, the best first, as many as were asked for unless
-    /// there are fewer; nothing follows.
+    /// there are fewer. The last event.
     Found {
         /// At least one.
         texts: Vec<Found>,
-        /// When what happened.
+        /// Times and counts of the search.
         timing: Timing,
     },
-    /// Its embedding; nothing follows.
+    /// Its embedding. The last event.
     Embedded {
         /// `[n_embd]`, or without pooling `[tokens][n_embd]`
         vector: Vec<f32>,
-        /// When what happened.
+        /// Times and counts of the request.
         timing: Timing,
     },
-    /// It cannot go on; nothing follows.
+    /// It has failed. The last event.
     Failed(BatchError),
 }
 
 /// Times and counts of one text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
-    /// From its arrival until its first token was computed.
+    /// Time from its arrival to the start of its prefill.
     pub queued: Duration,
-    /// From then until its prompt was read.
+    /// Time of the prefill.
     pub prompt: Duration,
-    /// From its arrival until its first token was chosen.
+    /// Time from its arrival until its first token was chosen.
     pub first_token: Option<Duration>,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub generation: Duration,
-    /// From its arrival to its end.
+    /// Time from its arrival to its end.
     pub total: Duration,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens chosen.
+    /// Tokens generated.
     pub generated_tokens: usize,
-    /// Tokens of the prompt that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached: usize,
-    /// Tokens computed more than once because pages were short.
+    /// Tokens recomputed after preemptions.
     pub recomputed: usize,
-    /// Tokens computed before it was certain that they are chosen.
+    /// Draft and accepted tokens of speculative decoding.
     pub guessed: Guessed,
 }
 
 impl Timing {
-    /// Mean time between two tokens of the text.
+    /// Returns the mean time between two tokens of the text.
     pub fn per_token(&self) -> Option<Duration> {
         let gaps = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
         self.generation.checked_div(gaps)
     }
 }
 
-/// Why a request is not taken, or cannot go on.
+/// Reasons that a request is refused, or fails.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
     /// The prompt or an option does not fit, or no token can be chosen.
@@ -215,49 +216,49 @@ pub enum BatchError {
     /// Its tokens cannot be computed.
     #[error(transparent)]
     Engine(#[from] Error),
-    /// As many requests wait as may.
+    /// A full queue.
     #[error("{waiting} requests wait already: expected no more at a time")]
     QueueFull {
         /// Requests that wait.
         waiting: usize,
     },
-    /// Texts of a request.
+    /// A number of texts out of its range.
     #[error("{n} texts: expected 1 to {most}")]
     Choices {
         /// Texts asked for.
         n: usize,
-        /// At most.
+        /// Maximum number.
         most: usize,
     },
-    /// Probabilities of what is no token of the vocabulary.
+    /// Log-probabilities asked of a prompt with image tokens, which have none.
     #[error("log-probabilities of a prompt's tokens: expected a prompt without pictures")]
     PictureLogprobs,
-    /// Beams of a search.
+    /// A number of beams out of its range.
     #[error("{width} beams: expected 1 to {most}, which is how many texts run at a time")]
     Beams {
         /// Beams asked for.
         width: usize,
-        /// At most.
+        /// Maximum number.
         most: usize,
     },
-    /// A step of the model that guesses failed.
+    /// A step of the draft model failed.
     #[error("the draft model: {0}")]
     Draft(#[source] Error),
-    /// The device failed in a step that it was part of, or nobody works any more.
+    /// The device failed in a step of the request, or the batch no longer runs.
     #[error("{0}")]
     Step(String),
 }
 
-/// How requests are worked on together.
+/// Options of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOptions {
-    /// How long requests that generate should wait for a piece of somebody's prompt.
+    /// Target time of a prefill step while other requests generate (chunked prefill).
     pub stall: Duration,
-    /// Requests that may wait.
+    /// Maximum number of waiting requests.
     pub queue: usize,
-    /// Keep what was computed for later prompts that begin alike.
+    /// Keep full pages in the prefix cache, for later prompts that begin alike.
     pub prefixes: bool,
-    /// Let prompts begin with what was generated, whose bits are not a prompt's.
+    /// Let prompts begin with cached pages of generated tokens, whose bits are not a prompt's.
     pub reuse_generated: bool,
 }
 
@@ -272,31 +273,31 @@ impl Default for BatchOptions {
     }
 }
 
-/// A request as others may see it.
+/// State of a request, for display.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestView {
-    /// Its number.
+    /// Its id.
     pub id: RequestId,
-    /// Which of its texts, or of its beams.
+    /// Index of its text, or of its beam.
     pub choice: usize,
     /// `waiting`, `running` or `preempted`.
     pub state: &'static str,
-    /// Pages it uses, shared ones included.
+    /// KV cache pages that it uses, including shared ones.
     pub pages: usize,
-    /// Tokens that are cached for it.
+    /// Its tokens in the KV cache.
     pub tokens: usize,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
-    /// Tokens chosen.
+    /// Tokens generated.
     pub generated: usize,
 }
 
-/// What a batch is doing, and what it has done since it began.
+/// State of a batch, and its counts since it began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Pages of the cache.
+    /// Pages of the KV cache.
     pub pages: PageCounts,
-    /// Requests, in the order in which they came.
+    /// Requests, in order of arrival.
     pub requests: Vec<RequestView>,
     /// Counts so far.
     pub totals: Totals,
@@ -307,31 +308,31 @@ pub struct Snapshot {
 pub struct Totals {
     /// Steps taken.
     pub steps: u64,
-    /// Time spent in them.
+    /// Time spent in steps.
     pub busy: Duration,
-    /// Tokens of prompts, those from the cache included.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: u64,
-    /// Those from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached_tokens: u64,
-    /// Tokens chosen.
+    /// Tokens generated.
     pub generated_tokens: u64,
-    /// Tokens computed more than once.
+    /// Tokens recomputed after preemptions.
     pub recomputed_tokens: u64,
-    /// Tokens computed before it was certain that they are chosen.
+    /// Draft tokens computed.
     pub guessed_tokens: u64,
-    /// Those of them that were.
+    /// Draft tokens accepted.
     pub accepted_tokens: u64,
-    /// How often a request had to give its pages back.
+    /// Preemptions of requests.
     pub preemptions: u64,
-    /// Cached pages given up.
+    /// Pages evicted from the prefix cache.
     pub evictions: u64,
-    /// Texts that ended by themselves, by [`Finish`]: stop, length.
+    /// Texts with finish reason [`Finish::Stop`].
     pub stopped: u64,
-    /// Texts that met a limit.
+    /// Texts with finish reason [`Finish::Length`] or [`Finish::ContextFull`].
     pub full: u64,
-    /// Requests that were aborted.
+    /// Aborted requests.
     pub aborted: u64,
-    /// Requests that failed.
+    /// Failed requests.
     pub failed: u64,
 }
 

@@ -1,22 +1,22 @@
-//! Which tokens may be next: the one that is chosen, or several, each of which a sequence of its
-//! own can go on with.
+//! Chooses the next token, or proposes several candidates, each of which a sequence of its own can
+//! go on with (beam search).
 
 use super::{Finish, Sequence, SequenceError, Vocabulary};
 use crate::sample::{Among, Logprobs, SampleError, TokenSet, all_logprobs, logprobs};
 
-/// A token that may be next.
+/// A candidate for the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) id: u32,
-    /// Its natural log-probability among all that may be next.
+    /// Natural log-probability among all tokens that may be next.
     pub(crate) logprob: f64,
-    /// As it is recorded, if asked for.
+    /// Log-probabilities to record, if asked for.
     pub(crate) recorded: Option<Logprobs>,
 }
 
 impl Sequence {
-    /// The `n` best tokens that may be next after this output, the best first; none if none is
-    /// left, or if it ends here because it was asked for nothing.
+    /// Returns the `n` best candidates after this output, the best first; none if no token is left,
+    /// or if it ends here because `max_tokens` is 0.
     ///
     /// # Errors
     /// If a logit is not finite, or the constraint gives up.
@@ -54,7 +54,7 @@ impl Sequence {
         Ok(both.map(candidate).collect())
     }
 
-    /// Whether this token would end it, however many may follow.
+    /// Returns whether this token would end it, whatever limits say.
     pub(crate) fn would_end(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
         if self.ends(id, vocabulary) {
             return true;
@@ -67,7 +67,7 @@ impl Sequence {
         self.stops.clone().push(&text).stop.is_some()
     }
 
-    /// A second one, which goes on with one of this one's candidates.
+    /// Returns a copy that goes on with one of the candidates.
     ///
     /// # Errors
     /// If its constraint does not allow the token.
@@ -82,8 +82,8 @@ impl Sequence {
         Ok(next)
     }
 
-    /// The token that comes next after this output, and what is recorded of it; `None` if the
-    /// constraint wants the text to end here.
+    /// Chooses the token after this output; returns it with what is recorded of it, or `None` if
+    /// the constraint wants the text to end here.
     ///
     /// # Errors
     /// If none can be chosen.
@@ -104,7 +104,7 @@ impl Sequence {
             banned: &banned,
         };
         let id = match self.sampler.sample_among(logits, among) {
-            // what the constraint wants is whole: no ban of its end can make it longer
+            // the constraint is fulfilled: no ban on ending can make the text longer
             Err(SampleError::NothingLeft) if self.is_complete(allowed.as_ref(), vocabulary) => {
                 return Ok(None);
             }
@@ -122,7 +122,7 @@ impl Sequence {
         Ok(Some((id, recorded)))
     }
 
-    /// What the constraint leaves to choose from.
+    /// Returns the tokens that the constraint allows.
     fn allowed(&mut self) -> Result<Option<TokenSet>, SampleError> {
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.allowed()?),
@@ -130,7 +130,7 @@ impl Sequence {
         }
     }
 
-    /// Tokens that would end the text too early.
+    /// Returns the tokens that would end the text too early.
     fn banned(&self, vocabulary: &dyn Vocabulary) -> Vec<u32> {
         if self.generated.len() < self.options.min_tokens {
             [vocabulary.eog_ids(), &self.options.stop_ids].concat()
@@ -139,7 +139,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the constraint leaves only tokens that end the text.
+    /// Returns whether the constraint allows only tokens that end the text.
     fn is_complete(&self, allowed: Option<&TokenSet>, vocabulary: &dyn Vocabulary) -> bool {
         let n_vocab = u32::try_from(self.bounds.n_vocab).unwrap_or(u32::MAX);
         allowed.is_some_and(|set| {

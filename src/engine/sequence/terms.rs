@@ -1,4 +1,4 @@
-//! What a sequence is asked, what it answers, and what tokens mean to it.
+//! Settings, inputs and results of a sequence, and the text of tokens.
 
 use octavo_kernels::Role;
 use octavo_text::stop::EmptyStop;
@@ -8,18 +8,18 @@ use serde::Serialize;
 use crate::sample::{ConfigError, Logprobs, SampleError, SamplerConfig};
 use crate::speculate::Lookup;
 
-/// What tokens mean as text.
+/// Maps tokens to text.
 pub trait Vocabulary {
-    /// The bytes of a token.
+    /// Returns the bytes of a token.
     fn piece(&self, id: u32) -> &[u8];
 
-    /// Whether a token is no part of the text (control tokens).
+    /// Returns whether a token is no part of the text (a control token).
     fn is_special(&self, id: u32) -> bool;
 
-    /// Tokens that end a generation.
+    /// Returns the tokens that end a generation.
     fn eog_ids(&self) -> &[u32];
 
-    /// Tokens that the model may name and that are never chosen.
+    /// Returns the tokens that are never chosen, if the model names some.
     fn suppressed_ids(&self) -> &[u32] {
         &[]
     }
@@ -45,28 +45,28 @@ impl Vocabulary for Tokenizer {
     }
 }
 
-/// How to generate.
+/// Settings of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Tokens to generate at most; to the end of the context if not given.
+    /// Maximum number of tokens to generate; `None` goes on to the end of the context.
     pub max_tokens: Option<usize>,
-    /// How tokens are chosen.
+    /// Sampling settings.
     pub sampler: SamplerConfig,
-    /// Strings that end the text before them.
+    /// Stop strings; the text ends before them.
     pub stop: Vec<String>,
-    /// Tokens that end the text before them.
+    /// Stop tokens; the text ends before them.
     pub stop_ids: Vec<u32>,
     /// Never choose a token that ends the generation.
     pub ignore_eos: bool,
-    /// Neither a token nor a string ends the text before so many tokens.
+    /// Number of tokens before which neither a token nor a string ends the text.
     pub min_tokens: usize,
-    /// Record log-probabilities with so many alternatives.
+    /// Record log-probabilities with this many alternatives.
     pub logprobs: Option<usize>,
     /// Write control tokens as their text instead of nothing.
     pub show_special: bool,
-    /// Whether what the text said before is a guess of what follows. That changes no token.
+    /// Whether to draft tokens from the text itself (n-gram lookup). That changes no token.
     pub lookup: Lookup,
-    /// Prompt tokens given to a model at a time, at most; between them a generation can be
+    /// Maximum number of prompt tokens computed at a time; between them a generation can be
     /// cancelled.
     pub chunk: usize,
 }
@@ -88,23 +88,23 @@ impl Default for Options {
     }
 }
 
-/// Why a generation ended.
+/// Finish reason of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Finish {
-    /// A token or a string that ends the text.
+    /// A token or a string ended the text.
     Stop,
-    /// The most tokens asked for.
+    /// As many tokens as asked for were generated.
     Length,
     /// Every position of the context holds a token.
     #[serde(rename = "length")]
     ContextFull,
-    /// Whoever drives it wanted no more.
+    /// The caller wanted no more.
     Cancelled,
 }
 
 impl Finish {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
@@ -113,8 +113,8 @@ impl Finish {
         }
     }
 
-    /// Which limit a `length` is: other programs know that name for both, so the two are told apart
-    /// beside it.
+    /// Returns which limit a `length` is: other programs use that name for both, so this is a
+    /// separate field.
     pub fn detail(self) -> Option<&'static str> {
         match self {
             Finish::Length => Some("max_tokens"),
@@ -124,20 +124,20 @@ impl Finish {
     }
 }
 
-/// Why nothing, or no more, can be generated.
+/// Errors of a generation.
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
-    /// There is nothing to continue.
+    /// An empty prompt.
     #[error(
         "the prompt has no tokens: expected at least one (this model puts no BOS token in front)"
     )]
     EmptyPrompt,
-    /// More prompt than context.
+    /// A prompt longer than the context.
     #[error("the prompt has {prompt} tokens: expected at most the context of {n_ctx}")]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
-        /// Positions there are.
+        /// Context length in tokens.
         n_ctx: usize,
     },
     /// A prompt or stop id that is not in the vocabulary.
@@ -148,7 +148,7 @@ pub enum SequenceError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A setting of the sampler is out of its range.
+    /// A setting of the sampler out of its range.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// An unusable stop string.
@@ -159,63 +159,63 @@ pub enum SequenceError {
     Sample(#[from] SampleError),
 }
 
-/// What is wanted of the last token of some [`Work`].
+/// Output needed for the last token of some [`Work`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// The most likely token after it, the lowest id of equals.
     Argmax,
-    /// Every token's logit.
+    /// The logits of the whole vocabulary.
     Logits,
 }
 
 /// Tokens that must be computed before a sequence can go on.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
-    /// In order, at least one. The first so many may be computed alone: then nothing is wanted.
+    /// The tokens in order, at least one. Some of the first may be computed alone, without outputs.
     pub tokens: &'a [u32],
-    /// How they came to be.
+    /// Role of the tokens: prompt or generated.
     pub role: Role,
-    /// What is wanted once all are computed.
+    /// Output needed once all are computed.
     pub want: Want,
-    /// Of how many of the tokens, from the last: one, and one for each guess.
+    /// Number of tokens, from the last, that need it: one, and one for each draft token.
     pub outputs: usize,
 }
 
-/// What came of some [`Work`].
+/// Result of computing some [`Work`].
 #[derive(Clone, Copy, Debug)]
 pub enum Computed<'a> {
-    /// So many of its tokens are cached; others are left.
+    /// This many of its tokens are cached; others are left.
     Cached(usize),
-    /// All of them are; this is the most likely token.
+    /// All are cached; this is the most likely next token.
     Argmax(u32),
-    /// All of them are; these are the logits of what may follow.
+    /// All are cached; these are the logits of the next token, `[n_vocab]`.
     Logits(&'a [f32]),
 }
 
-/// The sizes that a sequence must fit.
+/// Sizes that a sequence must fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Positions there are.
+    /// Context length in tokens.
     pub n_ctx: usize,
     /// Size of the vocabulary.
     pub n_vocab: usize,
 }
 
-/// What a sequence has brought forth.
+/// Result of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Text {
-    /// All that was handed out.
+    /// All text that was handed out.
     pub text: String,
-    /// Every token chosen, one that ended the text included.
+    /// All generated tokens, including one that ended the text.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: Finish,
-    /// The stop string that ended it, by its place in the list.
+    /// Index of the stop string that ended it.
     pub stopped_by: Option<usize>,
-    /// One per token if asked for.
+    /// Log-probabilities of each token, if asked for.
     pub logprobs: Vec<Logprobs>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were cached before it began.
+    /// Prompt tokens that were cached before it began.
     pub cached_tokens: usize,
 }
