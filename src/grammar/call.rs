@@ -1,4 +1,4 @@
-//! Calls of tools as grammars, in the format that the model's template shows.
+//! Grammars of tool calls, in the format that the model's chat template uses.
 
 use std::collections::HashMap;
 
@@ -12,27 +12,27 @@ use crate::rule::Calls;
 use crate::schema::{self, Prepared};
 use crate::vocabulary::{Vocabulary, quoted};
 
-/// The name of a tool, as requests define it.
+/// Returns the name of a tool, as requests define it.
 pub fn tool_name(tool: &Value) -> &str {
     tool["function"]["name"].as_str().unwrap_or_default()
 }
 
-/// Rules of calls. The one named `calls` is all of them.
+/// Lark rules of tool calls. The rule named `calls` matches all calls of an answer.
 pub(crate) struct Rules {
     pub(crate) rules: String,
     pub(crate) schemas: Vec<Value>,
     pub(crate) unheld: Vec<String>,
 }
 
-/// A call whose opening text has been read.
+/// A tool call, from the end of its opening text on.
 pub(crate) struct Begun {
     pub(crate) opener: String,
-    /// Whether it opens one only where an answer begins.
+    /// Whether the opener counts only at the beginning of an answer.
     pub(crate) at_start: bool,
     pub(crate) built: Built,
 }
 
-/// All calls of an answer.
+/// Builds the rules of all calls of an answer.
 pub(crate) fn whole(vocabulary: &Vocabulary, calls: &Calls) -> Rules {
     let mut writer = Writer::new(vocabulary, calls);
     let section = calls.format.section();
@@ -46,7 +46,7 @@ pub(crate) fn whole(vocabulary: &Vocabulary, calls: &Calls) -> Rules {
     writer.finish()
 }
 
-/// Calls from each of the texts on that open one.
+/// Builds, for each opening text, the grammar of the calls after it.
 pub(crate) fn begun(vocabulary: &Vocabulary, calls: &Calls) -> Vec<Begun> {
     openers(calls)
         .into_iter()
@@ -90,7 +90,7 @@ pub(crate) fn begun(vocabulary: &Vocabulary, calls: &Calls) -> Vec<Begun> {
         .collect()
 }
 
-/// The texts that open calls, and whether each does so only at the beginning.
+/// Returns the texts that open calls, and whether each counts only at the beginning of an answer.
 fn openers(calls: &Calls) -> Vec<(String, bool)> {
     let openers = calls.format.openers();
     if !openers.is_empty() {
@@ -99,7 +99,7 @@ fn openers(calls: &Calls) -> Vec<(String, bool)> {
             .map(|opener| ((*opener).to_owned(), false))
             .collect();
     }
-    // the whole answer is a call: an object that begins with the name, say
+    // the whole answer is a call: for example an object that begins with the name
     const PLACE: &str = "placeholder";
     const SHORTEST: usize = 4;
     let before = calls.format.call(PLACE).before;
@@ -111,19 +111,19 @@ fn openers(calls: &Calls) -> Vec<(String, bool)> {
     }
 }
 
-/// Writes rules of calls.
+/// Builder of call rules.
 struct Writer<'a> {
     vocabulary: &'a Vocabulary,
     calls: &'a Calls,
     rules: String,
     schemas: Vec<Value>,
     unheld: Vec<String>,
-    /// Rules of texts that end with something, by that.
+    /// Names of the rules for texts up to an end marker, by that marker.
     texts: HashMap<String, String>,
 }
 
 impl<'a> Writer<'a> {
-    /// A writer that has written the arguments of every tool, as `args_0` and so on.
+    /// Creates a builder with the rules of every tool's arguments, named `args_0` and so on.
     fn new(vocabulary: &'a Vocabulary, calls: &'a Calls) -> Writer<'a> {
         let mut writer = Writer {
             vocabulary,
@@ -147,8 +147,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Rules of one call of any tool. `begin` is told what stands before the arguments, and says
-    /// what of it is still to come.
+    /// Returns rules of one call of any tool. `begin` gets the text before the arguments and
+    /// returns the part of it that is still to be generated; `None` skips the tool.
     fn alternatives(&self, name: &str, begin: impl Fn(&str) -> Option<String>) -> String {
         let mut names = Vec::new();
         let mut rules = String::new();
@@ -158,7 +158,7 @@ impl<'a> Writer<'a> {
                 continue;
             };
             let before = self.counted(&before);
-            // a token that ends the answer may come behind any call
+            // a token that ends the answer may follow any call
             let after = match self.vocabulary.ends_with(call.after) {
                 true => String::new(),
                 false => self.vocabulary.literal(call.after),
@@ -172,7 +172,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The text before arguments, where the number of a call may be any.
+    /// Returns the text before arguments, allowing any number where the format counts calls.
     fn counted(&self, before: &str) -> String {
         let numbers = [
             (CallFormat::Kimi, ":0<|"),
@@ -200,8 +200,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// gpt-oss's header of a call, which may name the channel and the type of its text in several
-    /// ways.
+    /// Returns gpt-oss's header of a call, which may state the channel and the content type in
+    /// several ways.
     fn header(&self, before: &str) -> Option<String> {
         const TYPE: &str = " <|constrain|>json<|message|>";
         let to = before
@@ -219,7 +219,7 @@ impl<'a> Writer<'a> {
         ))
     }
 
-    /// Further calls, where there may be several.
+    /// Returns the rule for further calls, if several are allowed.
     fn more(&self, name: &str) -> String {
         let tool = self.calls.tools.first().map_or("", tool_name);
         let is_last = self
@@ -239,7 +239,7 @@ impl<'a> Writer<'a> {
         let parameters = &tool["function"]["parameters"];
         let parameters = match parameters {
             Value::Object(object) if !object.is_empty() => parameters.clone(),
-            // a tool that says nothing of parameters has none
+            // a tool without a parameter schema has no parameters
             _ => json!({ "properties": {} }),
         };
         let Prepared {
@@ -262,7 +262,7 @@ impl<'a> Writer<'a> {
         self.schemas.push(checked);
     }
 
-    /// Parameters one after the other, in the order of the schema and each at most once.
+    /// Adds rules for parameters in sequence, in the order of the schema, each at most once.
     fn parameters(&mut self, i: usize, between: &str, schema: &Value, given: &Value) {
         let required = schema["required"].as_array();
         let is_required = |key: &str| required.is_some_and(|names| names.iter().any(|n| n == key));
@@ -293,7 +293,7 @@ impl<'a> Writer<'a> {
         self.rules.push_str(&rules);
     }
 
-    /// A parameter with what stands around its value.
+    /// Returns the rule of a parameter, with the text around its value.
     fn parameter(
         &mut self,
         place: (usize, usize),
@@ -332,11 +332,12 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A parameter that is one of these values: texts without quotes, others as JSON.
+    /// Returns the rule of a parameter with enumerated values: strings without quotes, others as
+    /// JSON.
     fn one_of(&self, key: &str, values: Vec<Value>) -> String {
         let (texts, others): (Vec<Value>, Vec<Value>) =
             values.into_iter().partition(Value::is_string);
-        // some formats say beside the name whether a text follows
+        // some formats mark beside the name whether the value is a string
         let around = |values: &[Value], is_text: bool| {
             let written = |value: &Value| match value {
                 Value::String(text) => quoted(text),
@@ -352,7 +353,7 @@ impl<'a> Writer<'a> {
         both.into_iter().flatten().collect::<Vec<_>>().join(" | ")
     }
 
-    /// A rule of a text up to what ends it, and that.
+    /// Returns the name of a rule that matches text up to and including `end`.
     fn text(&mut self, end: &str) -> String {
         if let Some(name) = self.texts.get(end) {
             return name.clone();
@@ -368,7 +369,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The values of a schema that has no others.
+/// Returns the values of a schema that enumerates them all; `None` for other schemas.
 fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<Value>> {
     const MAX_DEPTH: usize = 8;
     if depth == MAX_DEPTH {
@@ -402,7 +403,7 @@ fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<Value>> {
     }
 }
 
-/// The schema of one parameter, with the definitions that it may refer to.
+/// Returns the schema of one parameter, with the definitions it may refer to.
 pub(crate) fn alone(schema: &Value, root: &Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object.clone(),

@@ -1,4 +1,4 @@
-//! Compiles what an answer must be to a constraint on its tokens, by llguidance.
+//! Compiles the demand on an answer to a token constraint, with llguidance.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,18 +17,18 @@ use crate::rule::{Calls, Demand};
 use crate::vocabulary::Vocabulary;
 use crate::{grammar, limits};
 
-/// Room for whoever compiles a rule: llguidance follows references on the stack.
+/// Stack of the compiling thread in bytes: llguidance follows references recursively.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Demands that are kept compiled.
+/// Compiled demands in the cache.
 const KEPT: usize = 16;
 
-/// A constraint, and what it does not hold.
+/// A constraint, and a warning about demands it does not enforce.
 #[derive(Debug, Default)]
 pub struct Compiled {
-    /// Restricts the tokens of an answer; none where nothing is demanded.
+    /// Restricts the tokens of an answer; `None` where nothing is demanded.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Demands that the constraint does not hold, in one line; `None` if it holds all.
+    /// Demands that the constraint does not enforce, in one line; `None` if it enforces all.
     pub warning: Option<String>,
 }
 
@@ -41,16 +41,16 @@ impl Compiled {
     }
 }
 
-/// Makes constraints for one vocabulary, which is prepared when it is first needed.
+/// Compiles constraints for one vocabulary, which is prepared on first use.
 pub struct Compiler {
     engine: Engine,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
-    /// The latest demands, compiled.
+    /// Cache of the latest demands, compiled.
     kept: Mutex<VecDeque<(Demand, Compiled)>>,
 }
 
 impl Compiler {
-    /// A compiler for the vocabulary of a model.
+    /// Creates a compiler for the vocabulary of a model.
     pub fn new(engine: &Engine) -> Compiler {
         Compiler {
             engine: engine.clone(),
@@ -59,12 +59,12 @@ impl Compiler {
         }
     }
 
-    /// Compiles a demand on a thread of its own with a stack that is large enough. Takes up to a
-    /// second or so: not for threads that others wait for.
+    /// Compiles a demand on a separate thread with a large stack. Takes up to about a second: do
+    /// not call it on threads that others wait for.
     ///
     /// # Errors
-    /// If a rule is wrong, too large, or cannot be met. Tools that need not be called are no
-    /// reason.
+    /// If a rule is invalid, too large, or cannot be met. For optional tool calls this is a warning
+    /// instead.
     pub fn compile(&self, demand: &Demand) -> Result<Compiled, Error> {
         if let Some(kept) = self.find(demand) {
             return Ok(kept);
@@ -79,7 +79,7 @@ impl Compiler {
         Ok(compiled)
     }
 
-    /// The constraint of a demand that was compiled lately.
+    /// Returns the constraint of a recently compiled demand from the cache.
     pub fn find(&self, demand: &Demand) -> Option<Compiled> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().find(|(other, _)| other == demand);
@@ -109,7 +109,7 @@ impl Compiler {
     }
 }
 
-/// The constraint of a demand that holds from the end of the thought on.
+/// Compiles a demand that applies from the end of the reasoning on.
 fn at_once(vocabulary: &Vocabulary, demand: &Demand) -> Result<Compiled, Error> {
     let Some(built) = grammar::whole(vocabulary, demand)? else {
         return Ok(Compiled {
@@ -134,7 +134,7 @@ fn at_once(vocabulary: &Vocabulary, demand: &Demand) -> Result<Compiled, Error> 
     })
 }
 
-/// The constraint of calls that may happen: it waits until one begins.
+/// Compiles optional tool calls: the constraint is inactive until a call begins.
 fn lazily(vocabulary: &Vocabulary, calls: &Calls, strict: bool) -> Result<Compiled, Error> {
     let mut triggers = Vec::new();
     let mut unheld = Vec::new();
@@ -157,7 +157,7 @@ fn lazily(vocabulary: &Vocabulary, calls: &Calls, strict: bool) -> Result<Compil
             }
             Err(error) if strict => return Err(error),
             Err(error) => {
-                // what need not be called is no reason to refuse a conversation
+                // optional tool calls must not make a conversation fail
                 let warning = Some(format!("calls are not held to their schemas: {error}"));
                 return Ok(Compiled {
                     constraint: None,
@@ -181,7 +181,7 @@ fn lazily(vocabulary: &Vocabulary, calls: &Calls, strict: bool) -> Result<Compil
     })
 }
 
-/// One line about what is not held.
+/// Returns one line about demands that are not enforced, or an error if `strict`.
 fn warning(unheld: &[String], strict: bool) -> Result<Option<String>, Error> {
     const SHOWN: usize = 8;
     if unheld.is_empty() {
@@ -211,7 +211,7 @@ fn matcher(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<Matcher,
     if let Some(error) = matcher.get_error() {
         return Err(Error::Rule(shorten(&error)));
     }
-    // a grammar that allows nothing is an error now, not in the middle of a step
+    // a grammar that allows nothing must fail now, not in the middle of a step
     match matcher.compute_mask_or_eos() {
         Ok(_) => Ok(matcher),
         Err(error) => Err(Error::Rule(shorten(&error.to_string()))),

@@ -1,4 +1,4 @@
-//! A grammar on its way through a text.
+//! A grammar's state while text is generated.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use octavo_engine::sample::{Constraint, ConstraintError, TokenSet};
 
 use crate::error::shorten;
 
-/// A grammar on its way through a text.
+/// A grammar's state while text is generated.
 pub(crate) struct Restriction(pub(crate) Matcher);
 
 impl fmt::Debug for Restriction {
@@ -30,13 +30,13 @@ impl Constraint for Restriction {
     }
 }
 
-/// The tokens that may come next, as bits.
+/// Returns the allowed next tokens as a bit mask.
 pub(crate) fn mask(matcher: &mut Matcher) -> Result<Vec<u32>, ConstraintError> {
     let mask = matcher.compute_mask_or_eos().map_err(error)?;
     Ok(mask.as_slice().to_vec())
 }
 
-/// Takes a token, unless the text is whole.
+/// Accepts a token, unless the text is already complete.
 pub(crate) fn consume(matcher: &mut Matcher, id: u32) -> Result<(), ConstraintError> {
     if matcher.is_stopped() {
         return Ok(());

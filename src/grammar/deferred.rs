@@ -1,4 +1,4 @@
-//! Constraints that wait: for the end of the model's reasoning, or for a call to begin.
+//! Deferred constraints: inactive until the model's reasoning ends, or until a tool call begins.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::marker::{Marker, Trigger, find, takes};
 use crate::reasoning::Reasoning;
 use crate::vocabulary::{Speller, Vocabulary};
 
-/// Bytes of white space that may stand between a thought and what follows.
+/// Maximum bytes of white space between reasoning and what follows.
 const MAX_BLANK: usize = 8;
 
 /// State shared by all forks.
 struct Shared {
     words: Arc<Vec<Vec<u8>>>,
     ends: Vec<u32>,
-    /// All tokens, as bits, and all but those that end the text.
+    /// Bit masks of all tokens, and of all but the end-of-generation tokens.
     all: Vec<u32>,
     going_on: Vec<u32>,
-    /// Tokens of white space.
+    /// Bit mask of white-space tokens.
     blanks: Vec<u32>,
     reasoning: Reasoning,
-    /// Marker that closes a thought, and the tokens that spell it.
+    /// Marker that closes the reasoning, and the tokens that spell it.
     close: Marker,
     close_tokens: Vec<u32>,
     several: bool,
@@ -33,32 +33,32 @@ struct Shared {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Inside a thought.
+    /// Inside reasoning.
     Thought,
-    /// A thought may begin, or what is demanded; so many bytes of white space may be passed over.
+    /// Reasoning or the demanded text may begin; up to `blank` bytes of white space are skipped.
     Start { may_think: bool, blank: usize },
-    /// The rule holds.
+    /// The rule is enforced.
     Held,
-    /// Nothing is demanded until a call opens.
+    /// Nothing is enforced until a call opens.
     Waiting,
-    /// A call has begun.
+    /// Inside a call.
     Call,
 }
 
-/// A constraint that waits.
+/// A deferred constraint.
 pub(crate) struct Deferred {
     shared: Arc<Shared>,
     state: State,
     /// The last bytes of the text, or all since the state began.
     tail: Vec<u8>,
-    /// What is demanded after a thought.
+    /// Rule to enforce after the reasoning.
     rule: Option<Matcher>,
     triggers: Vec<Trigger>,
-    /// The grammar that is on its way.
+    /// The grammar currently enforced.
     live: Option<Matcher>,
-    /// Tokens that must come next to close the thought, the last one first.
+    /// Forced tokens that close the reasoning, the last one first.
     closing: Vec<u32>,
-    /// Whether the text has only just begun.
+    /// Whether the text is still at its beginning.
     is_fresh: bool,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Debug for Deferred {
 }
 
 impl Deferred {
-    /// A rule that holds once the model has thought.
+    /// Creates a constraint that enforces a rule after the reasoning.
     pub(crate) fn after_reasoning(
         vocabulary: &Vocabulary,
         reasoning: &Reasoning,
@@ -96,7 +96,7 @@ impl Deferred {
         deferred
     }
 
-    /// Calls that are held to their schemas once they have begun.
+    /// Creates a constraint that enforces tool schemas once a call has begun.
     pub(crate) fn until_called(
         vocabulary: &Vocabulary,
         triggers: Vec<Trigger>,
@@ -122,7 +122,7 @@ impl Deferred {
         self.live = self.rule.as_ref().map(Matcher::deep_clone);
     }
 
-    /// The rule's mask, and what else may come where a thought may begin.
+    /// Returns the rule's mask, plus the tokens that may open reasoning and white space.
     fn allowed_at_start(
         &mut self,
         may_think: bool,
@@ -151,7 +151,7 @@ impl Deferred {
         Ok(words)
     }
 
-    /// A thought has gone on with this.
+    /// Processes text inside reasoning, and looks for its end.
     fn think(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
         self.tail.extend_from_slice(bytes);
         let close = &self.shared.close.text;
@@ -225,7 +225,7 @@ impl Deferred {
         Ok(())
     }
 
-    /// Looks for what opens a call.
+    /// Processes text outside calls, and looks for an opener.
     fn wait(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
         let before = self.tail.len();
         self.tail.extend_from_slice(bytes);
@@ -240,7 +240,7 @@ impl Deferred {
                 }
                 false => find(text, marker),
             };
-            // one that was there before has opened nothing
+            // an opener that was complete before this text has been handled
             let end = at? + marker.len();
             (end > before).then_some((end, trigger))
         });
@@ -279,7 +279,7 @@ impl Deferred {
         Ok(())
     }
 
-    /// Whether a call is whole, so that other text may follow it.
+    /// Returns whether a call is complete, so that other text may follow it.
     fn may_go_on(&mut self) -> Result<bool, ConstraintError> {
         match &mut self.live {
             Some(live) if self.shared.several => {
@@ -295,7 +295,8 @@ impl Deferred {
             .ok_or_else(|| error("no grammar is on its way"))
     }
 
-    /// All tokens but those that may not end what a call is opened by; `None` for all.
+    /// Returns all tokens except those that complete an opener in a way its call does not allow;
+    /// `None` for all.
     fn allowed_while_waiting(&self) -> Option<Vec<u32>> {
         let banned = |trigger: &Trigger| {
             let mut all = trigger.marker.banned_after(&self.tail).peekable();
@@ -406,7 +407,7 @@ impl Constraint for Deferred {
             shared: Arc::clone(&self.shared),
             state: self.state,
             tail: self.tail.clone(),
-            // copies that wait share what they have in store
+            // clones of inactive matchers share their caches
             rule: self.rule.clone(),
             triggers: self.triggers.iter().map(Trigger::dormant).collect(),
             live: self.live.as_ref().map(Matcher::deep_clone),

@@ -1,12 +1,12 @@
-//! Why a rule makes no constraint.
+//! Errors of compiling a rule.
 
-/// Why a rule makes no constraint.
+/// Reason why a rule cannot be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The rule is wrong, too large, or cannot be met.
+    /// The rule is invalid, too large, or cannot be met.
     #[error("{0}")]
     Rule(String),
-    /// No rule can be compiled for the vocabulary.
+    /// The vocabulary supports no rules.
     #[error("this vocabulary takes no grammars: {0}")]
     Vocabulary(String),
     /// A thread cannot be started.
@@ -16,14 +16,14 @@ pub enum Error {
 
 pub(crate) const TOO_COMPLEX: &str = "the rule is too complex, or cannot be met";
 
-/// An error in one line, not longer than people read.
+/// Shortens an error to one readable line.
 pub(crate) fn shorten(error: &str) -> String {
     const LONGEST: usize = 300;
-    // the compiler's own words about itself
+    // internal messages of the compiler
     if error.contains("panic") || error.contains("NoExtensionBias") {
         return TOO_COMPLEX.to_owned();
     }
-    // a regular expression, a mark below its fault, and what is wrong there
+    // the regular expression, a mark below the fault, and its description
     if let Some((_, rest)) = error.split_once("regex parse error:") {
         let mut lines = rest.lines().map(str::trim).filter(|line| !line.is_empty());
         let pattern = lines.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Grammars of whole answers.
+//! Builds grammars of whole answers.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -9,23 +9,23 @@ use crate::schema::{self, Prepared};
 use crate::vocabulary::{Vocabulary, quoted};
 use crate::{call, gbnf};
 
-/// A grammar, and what its limits are asked about.
+/// A grammar, and the parts that limits are checked on.
 pub(crate) struct Built {
     pub(crate) grammar: TopLevelGrammar,
-    /// The schemas that it was made of, as their limits are asked about.
+    /// The schemas it contains, in the form that is checked against limits.
     pub(crate) schemas: Vec<Value>,
-    /// The rule, if it is a text that somebody wrote.
+    /// The rule, if the request gave it as text.
     pub(crate) given: Option<Rule>,
     /// Bytes of the grammar of calls.
     pub(crate) n_call_bytes: usize,
-    /// What is demanded and not held.
+    /// Demands that are not enforced.
     pub(crate) unheld: Vec<String>,
 }
 
-/// The name of the grammar of an answer's text.
+/// Name of the grammar of an answer's text.
 const ANSWER: &str = "answer";
 
-/// The grammar of what a demand leaves of an answer behind its reasoning; none if that is anything.
+/// Builds the grammar of an answer after its reasoning; `None` if anything is allowed.
 pub(crate) fn whole(vocabulary: &Vocabulary, demand: &Demand) -> Result<Option<Built>, Error> {
     let text = demand.text.as_ref().map(of_rule).transpose()?;
     let leads = &demand.reasoning.leads;
@@ -79,7 +79,7 @@ pub(crate) fn whole(vocabulary: &Vocabulary, demand: &Demand) -> Result<Option<B
     Ok(Some(built))
 }
 
-/// One of several texts, as Lark writes it.
+/// Returns a Lark expression for one of several texts.
 fn choice(vocabulary: &Vocabulary, texts: &[String]) -> String {
     let some: Vec<String> = texts
         .iter()
@@ -93,7 +93,7 @@ fn choice(vocabulary: &Vocabulary, texts: &[String]) -> String {
     format!("({}){mark}", some.join(" | "))
 }
 
-/// The grammar of a rule alone.
+/// Builds the grammar of a single rule.
 fn of_rule(rule: &Rule) -> Result<Built, Error> {
     let plain = |grammar: TopLevelGrammar| Built {
         grammar,

@@ -1,6 +1,6 @@
-//! Rules for generated text: JSON schemas, regular expressions, grammars, and calls of tools. A
-//! [`Demand`] says what an answer must be; a [`Compiler`] turns it into a constraint for one
-//! vocabulary, within bounds of time and memory whatever the demand.
+//! Structured output: JSON schemas, regular expressions, grammars, and tool calls. A [`Demand`]
+//! describes the allowed answers; a [`Compiler`] compiles it to a token constraint for one
+//! vocabulary, with time and memory bounded for any demand.
 
 mod call;
 mod compile;

@@ -1,5 +1,5 @@
-//! How large a rule for a text may be. Compiling one takes time that grows faster than its size,
-//! and nobody else may wait for it.
+//! Size limits of rules. Compile time grows faster than a rule's size, and other requests must not
+//! wait for it.
 
 mod lark;
 mod meeting;
@@ -10,17 +10,18 @@ use crate::error::Error;
 use crate::grammar::Built;
 use crate::rule::Rule;
 
-/// Bytes of a schema, of the grammar of all calls, of a grammar, and of a regular expression.
+/// Maximum bytes of a schema, of the grammar of all calls, of a grammar, and of a regular
+/// expression.
 const MAX_SCHEMA: usize = 128 << 10;
 const MAX_CALLS: usize = 2 << 20;
 const MAX_GRAMMAR: usize = 32 << 10;
 const MAX_REGEX: usize = 4 << 10;
 
-/// Rules of a grammar: each may lead to the next, on the stack.
+/// Maximum rules of a grammar: each may refer to the next, recursing on the stack.
 const MAX_RULES: usize = 400;
 
-/// Of a schema: all properties and all patterns for their names, optional properties of one
-/// object, definitions, alternatives and values of enumerations.
+/// Maximum counts in a schema: all properties, all patterns for their names, optional properties of
+/// one object, definitions, alternatives and enumerated values.
 const MAX_PROPERTIES: usize = 1000;
 const MAX_PATTERNS: usize = 32;
 const MAX_OPTIONAL: usize = 200;
@@ -28,13 +29,14 @@ const MAX_DEFINITIONS: usize = 200;
 const MAX_ALTERNATIVES: usize = 500;
 const MAX_VALUES: usize = 2000;
 
-/// Texts one of which is chosen.
+/// Maximum number of texts to choose from.
 const MAX_CHOICES: usize = 1000;
 
-/// Operators of a grammar that intersect or negate: each multiplies the states of what it joins.
+/// Maximum operators of a grammar that intersect or negate: each multiplies the states of its
+/// operands.
 const MAX_OPERATORS: usize = 8;
 
-/// An error if a grammar is larger than anybody needs.
+/// Refuses a grammar that exceeds the limits.
 pub(crate) fn check(built: &Built) -> Result<(), Error> {
     let given = built.given.as_ref().map_or(Ok(()), check_rule);
     given
@@ -43,7 +45,7 @@ pub(crate) fn check(built: &Built) -> Result<(), Error> {
         .map_err(Error::Rule)
 }
 
-/// An error if a rule is.
+/// Refuses a rule that exceeds the limits.
 fn check_rule(rule: &Rule) -> Result<(), String> {
     match rule {
         Rule::JsonObject => Ok(()),
@@ -103,12 +105,12 @@ fn check_schema(schema: &Value) -> Result<(), String> {
         .try_for_each(|(n, most, what)| at_most(n, most, what))
 }
 
-/// What a schema holds, at any depth.
+/// Counts of a schema's elements, at any depth.
 #[derive(Default)]
 struct Counts {
     properties: usize,
     patterns: usize,
-    /// In the object that has most.
+    /// Maximum over all objects.
     optional: usize,
     definitions: usize,
     alternatives: usize,
@@ -116,7 +118,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds what stands in a value. JSON is not nested deeper than a stack is.
+    /// Adds the counts of a value. The recursion is safe: the JSON parser limits the depth.
     fn add(&mut self, value: &Value) {
         match value {
             Value::Array(list) => list.iter().for_each(|value| self.add(value)),
@@ -188,7 +190,7 @@ mod tests {
             multiple(0.01),
             json!({ "allOf": [multiple(97.0), multiple(89.0), multiple(97.0)] }),
             json!({ "allOf": some(8) }),
-            // one value is one of them, or there are several values
+            // a single value is matched directly; alternatives need several values
             json!({ "anyOf": some(400) }),
             json!({ "properties": {
                 "a": { "anyOf": [multiple(9973.0), { "type": "null" }] },

@@ -1,7 +1,7 @@
-//! Texts that constraints wait for.
+//! Texts that activate constraints.
 //!
-//! Any tokens may spell a marker. One that ends it and goes on is taken only if what is behind the
-//! marker may follow it.
+//! Any tokens may spell a marker. A token that extends beyond the end of a marker is allowed only
+//! if the rest is valid after the marker.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::vocabulary::Vocabulary;
 /// A text that a constraint waits for.
 pub(crate) struct Marker {
     pub(crate) text: Vec<u8>,
-    /// Tokens that may not come where so many bytes of the marker are missing, for they go on with
-    /// what may not follow it. The first list holds everywhere.
+    /// Tokens banned where `n` bytes of the marker are missing, because they complete it with an
+    /// invalid continuation. The first list, of tokens with the whole marker, applies everywhere.
     banned: Vec<Vec<u32>>,
 }
 
 impl Marker {
-    /// `follows` says what may stand behind the marker in the token that ends it.
+    /// Creates a marker; `follows` decides whether the rest of a token is valid after the marker.
     pub(crate) fn new(
         words: &[Vec<u8>],
         text: &str,
@@ -44,7 +44,7 @@ impl Marker {
         Marker { text, banned }
     }
 
-    /// The tokens that may not come after a text.
+    /// Returns the tokens that are banned after a text.
     pub(crate) fn banned_after(&self, tail: &[u8]) -> impl Iterator<Item = u32> {
         let missing = (1..self.text.len()).filter(move |missing| {
             let begun = &self.text[..self.text.len() - missing];
@@ -63,14 +63,14 @@ impl Marker {
 /// A text that opens a call.
 pub(crate) struct Trigger {
     pub(crate) marker: Arc<Marker>,
-    /// Whether it opens one only where the answer begins.
+    /// Whether it counts only at the beginning of an answer.
     pub(crate) at_start: bool,
-    /// What a call is from there on.
+    /// Grammar of the call from there on.
     pub(crate) matcher: Matcher,
 }
 
 impl Trigger {
-    /// A call is opened by a text, and goes on as the matcher says.
+    /// Creates a trigger from the opening text and the grammar of what follows.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
         opener: &str,
@@ -80,7 +80,8 @@ impl Trigger {
         let mut marker = Marker::new(&vocabulary.words, opener, |rest| {
             takes(&mut matcher, &vocabulary.spell(rest))
         });
-        // what is no call may be anything, also a token that opens one and goes on otherwise
+        // text outside calls is free, including tokens that contain an opener but continue
+        // differently
         marker.banned[0].clear();
         Trigger {
             marker: Arc::new(marker),
@@ -89,7 +90,7 @@ impl Trigger {
         }
     }
 
-    /// A second one, which shares what this one has in store.
+    /// Returns a copy that shares the matcher's caches.
     pub(crate) fn dormant(&self) -> Trigger {
         Trigger {
             marker: Arc::clone(&self.marker),
@@ -99,14 +100,14 @@ impl Trigger {
     }
 }
 
-/// Whether a grammar takes all of these tokens.
+/// Returns whether a grammar accepts all of these tokens.
 pub(crate) fn takes(matcher: &mut Matcher, tokens: &[u32]) -> bool {
     matcher
         .validate_tokens(tokens)
         .is_ok_and(|n| n == tokens.len())
 }
 
-/// Where some bytes stand in others.
+/// Returns the position of `what` in a text.
 pub(crate) fn find(text: &[u8], what: &[u8]) -> Option<usize> {
     if what.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Values of calls in notations of their own: Gemma 4's, and Python's.
+//! Tool-call arguments in notations other than JSON: Gemma 4's, and Python's.
 
 use octavo_text::chat::answer::CallFormat;
 use serde_json::{Map, Value, json};
@@ -7,13 +7,13 @@ use crate::call::alone;
 use crate::schema::{compact, resolve};
 use crate::vocabulary::{Vocabulary, quoted};
 
-/// Schemas inside of each other that are written out; what is deeper is any value.
+/// Maximum depth of schemas with rules; deeper values are unrestricted.
 const MAX_DEPTH: usize = 12;
 
-/// Rules of one parameter.
+/// Maximum rules of one parameter.
 const MAX_RULES: usize = 500;
 
-/// How values are written.
+/// Notation of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notation {
     /// `{a:<|"|>text<|"|>,b:[1,true,null]}`.
@@ -22,7 +22,7 @@ pub(crate) enum Notation {
     Python,
 }
 
-/// The notation of a format's values, if it is not JSON.
+/// Returns the notation of a format's values, if it is not JSON.
 pub(crate) fn of(format: CallFormat) -> Option<Notation> {
     match format {
         CallFormat::Gemma => Some(Notation::Gemma),
@@ -31,7 +31,7 @@ pub(crate) fn of(format: CallFormat) -> Option<Notation> {
     }
 }
 
-/// Writes rules of values.
+/// Builder of value rules.
 pub(crate) struct Writer<'a> {
     notation: Notation,
     vocabulary: &'a Vocabulary,
@@ -43,7 +43,7 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer of the values of one parameter of one tool.
+    /// Creates a builder for the value of one parameter of one tool.
     pub(crate) fn new(
         notation: Notation,
         vocabulary: &'a Vocabulary,
@@ -61,12 +61,12 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The rules that were written.
+    /// Returns the rules built.
     pub(crate) fn finish(self) -> String {
         self.rules
     }
 
-    /// What a value of a schema is.
+    /// Returns the rule of a schema's value.
     pub(crate) fn value(&mut self, schema: &Value) -> String {
         self.inner(schema, 0)
     }
@@ -158,8 +158,8 @@ impl<'a> Writer<'a> {
         let required = object.get("required").and_then(Value::as_array);
         let is_required = |key: &str| required.is_some_and(|names| names.iter().any(|n| n == key));
         let separator = quoted(self.separator());
-        // from the last to the first: the rest where nothing stands before it, and where something
-        // does
+        // builds from the last property to the first: the remaining ones after no property, and
+        // after one
         let (mut first, mut then) = ("\"\"".to_owned(), "\"\"".to_owned());
         for (key, schema) in properties.iter().rev() {
             let value = self.inner(schema, depth + 1);
@@ -182,7 +182,7 @@ impl<'a> Writer<'a> {
         self.rule(&format!("\"{{\" {first} \"}}\""))
     }
 
-    /// A rule of its own.
+    /// Adds a rule and returns its name.
     fn rule(&mut self, body: &str) -> String {
         let name = format!("{}_{}", self.prefix, self.n_rules);
         self.n_rules += 1;
@@ -231,7 +231,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A text of a schema.
+    /// Returns the rule of a string schema.
     fn text(&mut self, object: &Map<String, Value>) -> String {
         match self.notation {
             Notation::Python => {
@@ -256,7 +256,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Any object.
+    /// Returns the rule of any object.
     fn any_object(&mut self) -> String {
         let any = self.any();
         let separator = quoted(self.separator());
@@ -270,7 +270,7 @@ impl<'a> Writer<'a> {
         ))
     }
 
-    /// Any value.
+    /// Returns the rule of any value.
     fn any(&mut self) -> String {
         let name = format!("{}_any", self.prefix);
         if !std::mem::replace(&mut self.has_any, true) {

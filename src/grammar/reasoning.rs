@@ -1,28 +1,27 @@
-//! How a model thinks before what a rule demands.
+//! Reasoning before a constrained answer.
 
 use octavo_text::chat::answer::{CallFormat, Thoughts};
 
-/// How a model may think before what a rule demands. By default it may not.
+/// The form of reasoning allowed before a constrained answer. By default there is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reasoning {
-    /// Texts that open a thought where an answer begins with them.
+    /// Texts that open reasoning at the beginning of an answer.
     pub(crate) opens: Vec<String>,
-    /// The text that closes it.
+    /// Text that closes it.
     pub(crate) close: String,
-    /// Whether the prompt has opened it.
+    /// Whether the prompt has already opened it.
     pub(crate) is_open: bool,
-    /// Whether another thought may follow.
+    /// Whether further reasoning blocks may follow.
     pub(crate) repeats: bool,
-    /// Texts one of which stands before the text of an answer; the text may also stand alone if
-    /// one is empty.
+    /// Texts, one of which precedes the text of an answer; an empty one makes them optional.
     pub(crate) leads: Vec<String>,
-    /// The same before its calls.
+    /// The same for calls.
     pub(crate) call_leads: Vec<String>,
 }
 
 impl Reasoning {
-    /// What the template of a model shows, and the prompt that it rendered: whether that has opened
-    /// a thought or closed it already.
+    /// Derives the form from a model's chat template and the rendered prompt, which may have opened
+    /// or closed the reasoning already.
     pub fn of(template: &str, prompt: &str) -> Reasoning {
         let thoughts = Thoughts::of(template);
         let mut reasoning = Reasoning::default();
@@ -46,15 +45,15 @@ impl Reasoning {
         reasoning
     }
 
-    /// Says that the prompt ends inside a thought that the answer goes on with.
+    /// Marks the prompt as ending inside reasoning that the answer continues.
     #[must_use]
     pub fn in_thought(mut self) -> Reasoning {
         self.is_open = !self.close.is_empty();
         self
     }
 
-    /// gpt-oss writes messages on channels: thoughts on one, remarks before calls on another, and
-    /// the answer on a third.
+    /// Returns gpt-oss's form, messages on channels: reasoning on one, remarks before calls on
+    /// another, and the answer on a third.
     fn of_channels() -> Reasoning {
         const NEXT: &str = "<|start|>assistant";
         let both = |text: &str| [text.to_owned(), format!("{NEXT}{text}")];
@@ -76,7 +75,7 @@ impl Reasoning {
         }
     }
 
-    /// Whether a thought may come first.
+    /// Returns whether reasoning may come first.
     pub(crate) fn is_possible(&self) -> bool {
         self.is_open || !self.opens.is_empty()
     }

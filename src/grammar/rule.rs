@@ -1,4 +1,4 @@
-//! What an answer must be.
+//! Demands on an answer.
 
 use octavo_text::chat::answer::CallFormat;
 use serde_json::Value;
@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::gbnf;
 use crate::reasoning::Reasoning;
 
-/// What a text must be.
+/// A rule for a text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
     /// Any JSON object.
     JsonObject,
-    /// JSON of a schema.
+    /// JSON that matches a schema.
     Schema(Value),
     /// A grammar in llguidance's dialect of Lark.
     Lark(String),
@@ -25,7 +25,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The rule of a grammar: GBNF begins at the rule `root`, Lark at the rule `start`.
+    /// Returns the rule of a grammar: GBNF begins at the rule `root`, Lark at the rule `start`.
     pub fn of_grammar(text: &str) -> Rule {
         let is_root = |line: &str| {
             let rest = line.trim_start().strip_prefix("root");
@@ -37,7 +37,7 @@ impl Rule {
         }
     }
 
-    /// Checks what can be checked without a vocabulary: the notation of a GBNF grammar.
+    /// Checks as much as is possible without a vocabulary: the syntax of a GBNF grammar.
     ///
     /// # Errors
     /// If the grammar is not well-formed.
@@ -49,34 +49,35 @@ impl Rule {
     }
 }
 
-/// Calls of tools as a model writes them.
+/// Tool calls as a model writes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calls {
-    /// How they are written.
+    /// Format of a call.
     pub format: CallFormat,
-    /// The tools that may be called, as requests define them.
+    /// The available tools, as requests define them.
     pub tools: Vec<Value>,
     /// Whether an answer may have more than one call.
     pub several: bool,
-    /// Whether the answer must be a call. Otherwise a call that has begun is held to its tool.
+    /// Whether the answer must be a call. Otherwise calls are optional, and follow their tool's
+    /// schema once begun.
     pub required: bool,
 }
 
-/// What an answer must be, text and calls and the reasoning before them.
+/// Demands on an answer: text, calls and the reasoning before them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// What its text must be; any if there is none.
+    /// Rule for its text; `None` allows any.
     pub text: Option<Rule>,
-    /// Calls that it may have instead of the text, or must have.
+    /// Calls that are allowed instead of the text, or required.
     pub calls: Option<Calls>,
-    /// How the model may think before.
+    /// Reasoning allowed before.
     pub reasoning: Reasoning,
-    /// Whether everything that schemas demand must be held.
+    /// Whether schema keywords that cannot be enforced are errors.
     pub strict: bool,
 }
 
 impl From<Rule> for Demand {
-    /// The demand for a text without any reasoning.
+    /// Demands a text without reasoning.
     fn from(rule: Rule) -> Demand {
         Demand {
             text: Some(rule),

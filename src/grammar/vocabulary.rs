@@ -1,4 +1,4 @@
-//! A vocabulary as grammars see it.
+//! A vocabulary prepared for grammars.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use octavo_engine::sequence::Vocabulary as Pieces;
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
-/// The longest name of a control token that texts of a format are searched for, in bytes.
+/// Maximum bytes of a control token's text that is searched for in texts of a format.
 const MAX_CONTROL: usize = 64;
 
 /// A vocabulary, prepared for grammars.
 pub(crate) struct Vocabulary {
     pub(crate) factory: ParserFactory,
-    /// The text of each token, control tokens' too.
+    /// Text of each token, including control tokens.
     pub(crate) words: Arc<Vec<Vec<u8>>>,
-    /// Tokens that end a text.
+    /// End-of-generation tokens.
     pub(crate) ends: Vec<u32>,
     env: TokEnv,
-    /// Control tokens by their text.
+    /// Control tokens by text.
     controls: HashMap<Vec<u8>, u32>,
 }
 
@@ -29,7 +29,7 @@ impl Vocabulary {
     /// Prepares the vocabulary of a model.
     ///
     /// # Errors
-    /// If no grammar can end a text of it.
+    /// If it has no token that can end a text.
     pub(crate) fn new(engine: &Engine) -> Result<Vocabulary, String> {
         let tokenizer = engine.tokenizer();
         let n_vocab = u32::try_from(engine.hparams().n_vocab()).unwrap_or(u32::MAX);
@@ -41,7 +41,7 @@ impl Vocabulary {
             let mut word = text.to_vec();
             if tokenizer.is_special(id) {
                 controls.insert(text.to_vec(), id);
-                // behind a byte that no text has
+                // control tokens are marked with a byte that no text has
                 word.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
             }
             words.push(word);
@@ -60,7 +60,7 @@ impl Vocabulary {
         let mut factory =
             ParserFactory::new(&env, capabilities, &slices).map_err(|error| error.to_string())?;
         factory.quiet();
-        // nobody's grammar may hold up everybody's step
+        // no request's grammar may delay a step of all requests
         let limits = factory.limits_mut();
         limits.initial_lexer_fuel = 1_000_000;
         limits.step_lexer_fuel = 200_000;
@@ -78,7 +78,7 @@ impl Vocabulary {
         })
     }
 
-    /// A text as Lark writes it: control tokens in it are those tokens.
+    /// Returns a text as a Lark expression, in which control tokens are token references.
     pub(crate) fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut plain = String::new();
@@ -104,19 +104,19 @@ impl Vocabulary {
         parts.join(" ")
     }
 
-    /// Whether a text is one token, which ends an answer.
+    /// Returns whether a text is a single end-of-generation token.
     pub(crate) fn ends_with(&self, text: &str) -> bool {
         let id = self.controls.get(text.as_bytes());
         id.is_some_and(|id| self.ends.contains(id))
     }
 
-    /// Whether a control token stands in a text.
+    /// Returns whether a text contains a control token.
     pub(crate) fn has_control(&self, text: &str) -> bool {
         text.char_indices()
             .any(|(i, _)| self.control(&text[i..]).is_some())
     }
 
-    /// The control token that a text begins with, and its length.
+    /// Returns the control token that a text begins with, and its length.
     fn control(&self, text: &str) -> Option<(u32, usize)> {
         if !text.starts_with(['<', '[', ']']) {
             return None;
@@ -132,12 +132,12 @@ impl Vocabulary {
         ends.filter_map(found).last()
     }
 
-    /// Tokens that spell bytes.
+    /// Returns tokens that spell these bytes.
     pub(crate) fn spell(&self, bytes: &[u8]) -> Vec<u32> {
         self.env.tok_trie().greedy_tokenize(bytes)
     }
 
-    /// The same, of a marker, which may be a control token.
+    /// Returns tokens that spell a marker, which may be a control token.
     pub(crate) fn spell_marker(&self, marker: &[u8]) -> Vec<u32> {
         match self.controls.get(marker) {
             Some(id) => vec![*id],
@@ -145,14 +145,14 @@ impl Vocabulary {
         }
     }
 
-    /// What finds tokens that spell bytes, on its own.
+    /// Returns a standalone function that tokenizes bytes.
     pub(crate) fn speller(&self) -> Speller {
         let env = Arc::clone(&self.env);
         Box::new(move |bytes| env.tok_trie().greedy_tokenize(bytes))
     }
 }
 
-/// Finds tokens that spell bytes.
+/// Function that returns tokens spelling the given bytes.
 pub(crate) type Speller = Box<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 
 fn text(tokenizer: &Tokenizer, id: u32) -> &[u8] {
@@ -162,8 +162,8 @@ fn text(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     }
 }
 
-/// A text between quotes, as Lark and JSON write it.
+/// Quotes a text, as in Lark and JSON.
 pub(crate) fn quoted(text: &str) -> String {
-    // Lark does not take this one as it is
+    // Lark does not accept this character unescaped
     json!(text).to_string().replace('\u{7f}', "\\u007F")
 }

@@ -1,8 +1,7 @@
-//! Grammars in llama.cpp's notation, GBNF, as Lark.
+//! Translates llama.cpp's grammar notation, GBNF, to Lark.
 //!
-//! A grammar whose rules do not lead back to themselves is one regular expression, and is held
-//! exactly. Of another, rules that are regular become terminals, which take as much text as they
-//! can.
+//! A grammar without recursive rules becomes a single regular expression, and is enforced exactly.
+//! In others, regular rules become terminals, which match greedily.
 
 mod parse;
 
@@ -10,13 +9,13 @@ use std::collections::{HashMap, HashSet};
 
 use parse::{Expr, Rules, parse};
 
-/// Bytes of the regular expression of one rule, with those that it refers to.
+/// Maximum bytes of a rule's regular expression, including the rules it refers to.
 const MAX_REGEX: usize = 32 << 10;
 
-/// Rules that refer to each other in a row.
+/// Maximum depth of rule references.
 const MAX_DEPTH: usize = 200;
 
-/// The same grammar as Lark.
+/// Translates a grammar to Lark.
 pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     let rules = parse(text)?;
     let mut writer = Writer {
@@ -36,16 +35,16 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// Lark takes no regular expression without a character.
+/// Returns a regular expression Lark accepts: it rejects empty ones.
 fn nonempty(regex: &str) -> &str {
     if regex.is_empty() { "()" } else { regex }
 }
 
 struct Writer<'r> {
     rules: &'r Rules,
-    /// The regular expressions of rules, where they have one.
+    /// Regular expression of each rule visited; `None` if it has none.
     regular: HashMap<&'r str, Option<String>>,
-    /// The names of rules in Lark.
+    /// Lark names of rules.
     names: HashMap<&'r str, String>,
     todo: Vec<(String, &'r Expr)>,
 }
@@ -60,7 +59,7 @@ impl<'r> Writer<'r> {
         }
     }
 
-    /// What is written in a rule.
+    /// Translates part of a rule.
     fn part(&mut self, expr: &Expr) -> Result<String, String> {
         Ok(match expr {
             Expr::Rule(name) => {
@@ -93,7 +92,7 @@ impl<'r> Writer<'r> {
             }
             Expr::Token(token) => token.clone(),
             Expr::Repeat(inner, min, max) => {
-                // a class that repeats is one terminal
+                // a repeated class is one terminal
                 if matches!(**inner, Expr::Class { .. } | Expr::Any) {
                     let regex = self.regex(expr, &mut HashSet::new(), 0)?;
                     return Ok(format!("/{}/", regex.unwrap_or_default()));
@@ -115,7 +114,8 @@ impl<'r> Writer<'r> {
         })
     }
 
-    /// The regular expression of something; none if it leads back to itself or has tokens.
+    /// Returns the regular expression of an expression; `None` if it is recursive, has tokens, or
+    /// is too large.
     fn regex(
         &mut self,
         expr: &Expr,
@@ -169,14 +169,14 @@ impl<'r> Writer<'r> {
                 return Ok(regex);
             }
         };
-        // what is too large is written rule by rule
+        // large expressions are written rule by rule
         Ok(Some(regex).filter(|regex| regex.len() <= MAX_REGEX))
     }
 }
 
 fn class(is_negated: bool, ranges: &[(char, char)]) -> String {
     if ranges.is_empty() {
-        // no character at all, or any
+        // an empty class matches no character, its negation any
         return if is_negated {
             "(?s:.)"
         } else {
@@ -192,7 +192,7 @@ fn class(is_negated: bool, ranges: &[(char, char)]) -> String {
     format!("[{mark}{}]", ranges.collect::<String>())
 }
 
-/// A character that means itself, outside and inside of a class.
+/// Escapes a character, for use inside and outside of a class.
 fn escaped(c: char) -> String {
     match c.is_ascii_alphanumeric() {
         true => c.to_string(),

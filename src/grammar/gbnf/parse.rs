@@ -1,41 +1,41 @@
-//! Reads GBNF.
+//! GBNF parser.
 
 use std::collections::HashMap;
 
-/// Groups inside of each other.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
 
-/// The largest minimum of a repetition; a larger maximum counts as none.
+/// Maximum value of a repetition's minimum; a larger maximum counts as unlimited.
 const MAX_REPEAT: u32 = 2000;
 
-/// What a rule is made of.
+/// Expression of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expr {
-    /// One after the other.
+    /// Expressions in sequence.
     Sequence(Vec<Expr>),
-    /// One of these.
+    /// Alternatives.
     Choice(Vec<Expr>),
-    /// A text.
+    /// Literal text.
     Literal(String),
-    /// One character of these ranges, or of all others.
+    /// One character inside these ranges, or outside of them.
     Class {
         is_negated: bool,
         ranges: Vec<(char, char)>,
     },
     /// Any character.
     Any,
-    /// A rule.
+    /// Reference to a rule.
     Rule(String),
-    /// A token, as Lark writes it too: `<text>` or `<[id]>`.
+    /// A token, in the notation Lark shares: `<text>` or `<[id]>`.
     Token(String),
-    /// Several times.
+    /// Repetition, with minimum and maximum.
     Repeat(Box<Expr>, u32, Option<u32>),
 }
 
-/// The rules of a grammar by their names.
+/// Rules of a grammar by name.
 pub(super) type Rules = HashMap<String, Expr>;
 
-/// Reads a grammar.
+/// Parses a grammar.
 pub(super) fn parse(text: &str) -> Result<Rules, String> {
     let mut parser = Parser {
         chars: text.chars().collect(),
@@ -79,7 +79,7 @@ impl Parser {
             .all(|(i, c)| rest.get(i) == Some(&c))
     }
 
-    /// Passes over white space and comments; over line breaks only if told to.
+    /// Skips white space and comments; line breaks only if `lines`.
     fn space(&mut self, lines: bool) {
         while let Some(c) = self.peek() {
             match c {
@@ -95,7 +95,7 @@ impl Parser {
         }
     }
 
-    /// What is wrong at the place that was reached.
+    /// Returns an error at the current position.
     fn wrong<T>(&self, expected: &str) -> Result<T, String> {
         let before = self.chars.get(..self.at).unwrap_or_default();
         let line = 1 + before.iter().filter(|c| **c == '\n').count();
@@ -180,7 +180,8 @@ impl Parser {
                     let start = self.at;
                     let name = self.name()?;
                     self.space(false);
-                    // the next rule, where line breaks are free
+                    // the name belongs to the next rule, because line breaks inside groups are
+                    // allowed
                     if is_nested && self.starts_with("::=") {
                         self.at = start;
                         return self.wrong(")");
@@ -215,7 +216,7 @@ impl Parser {
         Ok(Expr::Repeat(Box::new(part), min, max))
     }
 
-    /// `m}`, `m,}` or `m,n}`.
+    /// Parses `m}`, `m,}` or `m,n}`.
     fn bounds(&mut self) -> Result<(u32, Option<u32>), String> {
         self.space(true);
         let Some(min) = self.number()? else {
@@ -299,7 +300,7 @@ impl Parser {
         Ok(Expr::Class { is_negated, ranges })
     }
 
-    /// A character, or what an escape stands for.
+    /// Parses a character or an escape.
     fn character(&mut self) -> Result<char, String> {
         match self.next() {
             Some('\\') => {}

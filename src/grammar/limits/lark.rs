@@ -1,18 +1,18 @@
-//! What of a grammar takes long to compile, seen without compiling it.
+//! Finds the parts of a grammar that take long to compile, without compiling it.
 
 use serde_json::{Deserializer, Value};
 
-/// What is found in a grammar.
+/// Parts found in a grammar.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    /// Operators that intersect or negate.
+    /// Number of operators that intersect or negate.
     pub(super) operators: usize,
-    /// Schemas of JSON.
+    /// Embedded JSON schemas.
     pub(super) schemas: Vec<Value>,
 }
 
-/// Reads a grammar in llguidance's dialect of Lark up to what is none: the compiler says what is
-/// wrong there.
+/// Scans a grammar in llguidance's dialect of Lark up to the first syntax error, which is left to
+/// the compiler to report.
 pub(super) fn parts(text: &str) -> Parts {
     let mut parts = Parts::default();
     let mut rest = text;
@@ -29,7 +29,7 @@ pub(super) fn parts(text: &str) -> Parts {
                 Some(after)
             }
             '~' => {
-                // before a number it repeats
+                // before a number this character means repetition
                 let repeats = |c: char| c.is_ascii_digit() || c == '+' || c == '-';
                 parts.operators += usize::from(!after.trim_start().starts_with(repeats));
                 Some(after)
@@ -44,12 +44,12 @@ pub(super) fn parts(text: &str) -> Parts {
     parts
 }
 
-/// What follows a comment.
+/// Returns the text after a comment.
 fn line(text: &str) -> Option<&str> {
     text.split_once('\n').map(|(_, rest)| rest)
 }
 
-/// What follows the end of a string or a regular expression.
+/// Returns the text after the end of a string or a regular expression.
 fn up_to(text: &str, end: char) -> Option<&str> {
     let mut chars = text.char_indices();
     while let Some((i, c)) = chars.next() {
@@ -62,7 +62,7 @@ fn up_to(text: &str, end: char) -> Option<&str> {
     None
 }
 
-/// What follows a word that JSON may stand behind.
+/// Returns the text after a directive, which may have JSON.
 fn directive<'a>(text: &'a str, parts: &mut Parts) -> Option<&'a str> {
     let words = ["%json", "%llguidance", "%regex"];
     let Some(word) = words.into_iter().find(|word| text.starts_with(word)) else {

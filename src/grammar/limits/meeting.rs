@@ -1,8 +1,8 @@
-//! What schemas demand of one value together. The compiler builds the states of an intersection one
-//! by one, and there are as many as the product of those of its parts: patterns, and the remainders
-//! that `multipleOf` tells apart. `allOf` intersects, and so do a reference and alternatives with
-//! what stands beside them, also inside objects and lists that meet. Alternatives are followed all
-//! at once, which takes as many states again.
+//! Limits on intersections of schemas. The compiler builds an intersection state by state, and the
+//! number of states is the product of those of its parts: patterns, and the remainders of
+//! `multipleOf`. Besides `allOf`, references and alternatives are intersected with their sibling
+//! keywords, also inside nested objects and lists. Alternatives are followed in parallel, which
+//! multiplies the states again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::slice::from_ref;
@@ -11,22 +11,22 @@ use serde_json::{Map, Value};
 
 use crate::schema::FORMATS;
 
-/// Patterns and formats for one value.
+/// Maximum patterns and formats that apply to one value.
 const MAX_PATTERNS: usize = 8;
 
-/// Remainders to be told apart at one place of the text, and at all places of a rule.
+/// Maximum remainders to distinguish at one position of the text, and at all positions of a rule.
 const MAX_REMAINDERS: u64 = 10_000;
 const MAX_ALL_REMAINDERS: u64 = 100_000;
 
-/// Digits behind the point of a `multipleOf`.
+/// Maximum decimals of a `multipleOf`.
 const MAX_DECIMALS: u32 = 9;
 
-/// Steps of looking for what meets: the compiler takes no more either.
+/// Maximum steps of the search for intersections: the compiler has the same limit.
 const MAX_STEPS: usize = 50_000;
 
 type Object = Map<String, Value>;
 
-/// An error if too much is demanded of one value, or of all of them. Several schemas may be
+/// Refuses demands that are too large for one value, or for all of them. Several schemas may be
 /// alternatives.
 pub(super) fn check(schemas: &[Value]) -> Result<(), String> {
     let choice = (schemas.len() > 1).then_some(schemas.as_ptr());
@@ -41,33 +41,33 @@ pub(super) fn check(schemas: &[Value]) -> Result<(), String> {
     Ok(())
 }
 
-/// A value, and the schemas that hold for it.
+/// A value, and the schemas that apply to it.
 #[derive(Clone, Default)]
 struct Place<'a> {
     holding: Vec<&'a Object>,
-    /// Lists of schemas, one of each of which holds.
+    /// Lists of alternatives; one schema of each list applies.
     open: Vec<&'a [Value]>,
-    /// The outermost alternatives that it belongs to.
+    /// Outermost alternatives it belongs to.
     choice: Option<Choice>,
 }
 
-/// Alternatives, by their address.
+/// Alternatives, identified by address.
 type Choice = *const Value;
 
 #[derive(Default)]
 struct Search<'a> {
     root: Option<&'a Value>,
     todo: Vec<Place<'a>>,
-    /// Sets of schemas that were met with before, by their addresses.
+    /// Sets of schemas already visited, by address.
     seen: HashSet<(Option<Choice>, Vec<*const Value>)>,
     steps: usize,
-    /// What `multipleOf` demands somewhere in some alternatives, together.
+    /// Combined `multipleOf` of the values in each choice of alternatives.
     choices: HashMap<Choice, Decimal>,
     remainders: u64,
 }
 
 impl<'a> Search<'a> {
-    /// Notes a value for which some schemas hold, unless it was seen.
+    /// Queues a value with the schemas that apply to it, unless it was visited.
     fn enqueue(&mut self, schemas: Vec<&'a Value>, choice: Option<Choice>) {
         self.steps += 1;
         let mut key: Vec<*const Value> = schemas.iter().map(|schema| *schema as _).collect();
@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
         for schema in alternatives {
             let mut place = place.clone();
             let object = schema.as_object();
-            // references may lead in circles
+            // references may be cyclic
             let is_new =
                 |object: &&Object| !place.holding.iter().any(|o| std::ptr::eq(*o, *object));
             if let Some(object) = object.filter(is_new) {
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// What a reference means: a path from the root, as the compiler reads it.
+    /// Resolves a reference: a path from the root, as in the compiler.
     fn resolve(&self, reference: &Value) -> Option<&'a Value> {
         let path = reference.as_str()?.strip_prefix('#')?;
         if path.is_empty() || path == "/" {
@@ -131,7 +131,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// An error if the schemas that hold for a value demand too much of it.
+    /// Refuses a value if the schemas that apply to it demand too much.
     fn weigh(&mut self, place: &Place<'a>) -> Result<(), String> {
         let holding = &place.holding;
         let is_known = |format: &Value| FORMATS.iter().any(|known| format == known);
@@ -173,7 +173,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes on with what is inside a value for which some schemas hold.
+    /// Queues the values inside a value, with the schemas that apply to them.
     fn enter(&mut self, place: &Place<'a>) {
         let Place {
             holding, choice, ..
@@ -189,7 +189,7 @@ impl<'a> Search<'a> {
                 let schemas = holding.iter().flat_map(|object| {
                     let own = object.get(of).and_then(|inner| inner.get(name));
                     let others = named(object, "patternProperties").map(|(_, schema)| schema);
-                    // which patterns fit a name is not asked
+                    // patterns are not matched against names: all count
                     let others = others.filter(|_| of == "properties");
                     let others = others.chain(object.get("additionalProperties"));
                     let is_alone = holding.len() == 1;
@@ -212,7 +212,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What a schema says of the elements of a list.
+/// Schemas for the elements of a list.
 struct List<'a> {
     first: &'a [Value],
     rest: Option<&'a Value>,
@@ -231,7 +231,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// A number as the compiler takes it: digits, the last so many of them behind the point.
+/// A decimal number as in the compiler: digits, the last `decimals` of which are after the point.
 #[derive(Clone, Copy)]
 struct Decimal {
     digits: u64,
@@ -257,7 +257,7 @@ impl Decimal {
     }
 }
 
-/// The least common multiple with those before; `None` if it is too large.
+/// Returns the least common multiple with the previous ones; `None` if it is too large.
 fn together(before: Option<Decimal>, one: Decimal) -> Option<Decimal> {
     let Some(other) = before else {
         return Some(one);

@@ -1,14 +1,15 @@
-//! Objects have the properties that their schemas name and no others, unless they say otherwise.
+//! Closes objects: they have only the properties that their schemas name, unless these allow others
+//! explicitly.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// References that are followed in a row.
+/// Maximum depth of references.
 const MAX_DEPTH: usize = 16;
 
-/// Schemas that may be copied for the places where they meet others, and steps of looking for
-/// their properties.
+/// Maximum schemas copied for the places where they combine with others, and steps of the search
+/// for their properties.
 const MAX_COPIES: usize = 200;
 const MAX_STEPS: usize = 10_000;
 
@@ -44,7 +45,7 @@ impl Closing<'_> {
         self.inside(object);
     }
 
-    /// Goes on with the schemas inside of one; those of the same value are left alone if they were
+    /// Closes the schemas nested in an object; schemas of the same value are skipped if they were
     /// closed together with it.
     fn inside(&mut self, object: &mut Object) {
         for (key, value) in object {
@@ -71,7 +72,7 @@ impl Closing<'_> {
         }
     }
 
-    /// Whether other schemas hold for the same value, so that it has the properties of all.
+    /// Returns whether several schemas apply to the value, so that it has the properties of all.
     fn meets_others(&self, object: &Object) -> bool {
         let own = usize::from(object.contains_key("properties"));
         let all = object
@@ -86,8 +87,8 @@ impl Closing<'_> {
         own + all + others > 1 && all + others > 0
     }
 
-    /// Closes schemas of one value together: each alone is open, and the names of all are the
-    /// properties of the first.
+    /// Closes schemas of one value together: each alone stays open, and the first lists the names
+    /// of all as its properties.
     fn group(&mut self, object: &mut Object) {
         let mut names = BTreeSet::new();
         let mut is_open = false;
@@ -110,8 +111,8 @@ impl Closing<'_> {
         object.insert("additionalProperties".to_owned(), Value::Bool(false));
     }
 
-    /// The properties that schemas of one value name together, and whether one of them says that
-    /// there may be others.
+    /// Collects the properties that schemas of one value name, and whether one of them allows
+    /// others.
     fn names(
         &mut self,
         object: &Object,
@@ -144,8 +145,9 @@ impl Closing<'_> {
         }
     }
 
-    /// Marks the schemas that hold beside this one, so that none closes it alone. References become
-    /// copies, for what they lead to is closed elsewhere. False where that takes too many.
+    /// Marks the schemas that apply beside this one, so that none is closed alone. References
+    /// become copies, because their targets are closed elsewhere. Returns false if that takes too
+    /// many copies.
     fn open(&mut self, object: &mut Object, depth: usize) -> bool {
         if depth == MAX_DEPTH || self.copies == 0 {
             return false;
@@ -180,11 +182,11 @@ impl Closing<'_> {
     }
 }
 
-/// Marks a schema that was closed together with others. No keyword begins like this, and none that
-/// is unknown is left by then.
+/// Marks a schema that was closed together with others. No known keyword has this prefix, and
+/// unknown ones have been removed by then.
 const OPEN: &str = "x-closed-with-others";
 
-/// Closes an object that no other schema says anything about.
+/// Closes an object that no other schema applies to.
 fn close_one(object: &mut Object) {
     let is_object = object.contains_key("properties")
         || object.contains_key("required") && object.get("type") == Some(&json!("object"));

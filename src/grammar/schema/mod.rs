@@ -1,4 +1,4 @@
-//! JSON schemas as their compiler takes them.
+//! Prepares JSON schemas for the grammar compiler.
 
 mod closed;
 mod names;
@@ -6,7 +6,7 @@ mod unheld;
 
 use serde_json::{Map, Value, json};
 
-/// Formats that the compiler knows; each becomes a pattern.
+/// Values of `format` the compiler supports; each becomes a pattern.
 pub(crate) const FORMATS: [&str; 10] = [
     "date-time",
     "time",
@@ -20,8 +20,8 @@ pub(crate) const FORMATS: [&str; 10] = [
     "uri",
 ];
 
-/// How JSON is written: without white space of the model's choice, for small models never stop
-/// writing it.
+/// Returns the JSON style: fixed separators and no free white space, because small models otherwise
+/// generate it endlessly.
 pub(crate) fn written() -> Value {
     json!({
         "whitespace_flexible": false,
@@ -31,18 +31,18 @@ pub(crate) fn written() -> Value {
     })
 }
 
-/// A schema that the compiler takes.
+/// A schema prepared for the compiler.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) schema: Value,
-    /// The same without what is only a way to write it, for its limits.
+    /// The same without the style settings, for the limits.
     pub(crate) checked: Value,
-    /// What it demanded and cannot be held, each with its place.
+    /// Demands that cannot be enforced, each with its path.
     pub(crate) unheld: Vec<String>,
 }
 
-/// Makes a schema what the compiler takes: objects are closed, integers are written in one way
-/// only, and what cannot be held is left out.
+/// Prepares a schema for the compiler: objects are closed, integers have one spelling, and keywords
+/// that cannot be enforced are removed.
 pub(crate) fn prepare(schema: &Value) -> Prepared {
     let mut prepared = Prepared {
         schema: schema.clone(),
@@ -69,7 +69,7 @@ pub(crate) fn prepare(schema: &Value) -> Prepared {
     prepared
 }
 
-/// The schema with how its values are written.
+/// Returns the schema with the JSON style added.
 pub(crate) fn compact(schema: Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object,
@@ -80,7 +80,7 @@ pub(crate) fn compact(schema: Value) -> Value {
     Value::Object(object)
 }
 
-/// What a reference inside a schema leads to.
+/// Returns the target of a reference inside a schema.
 pub(crate) fn resolve<'r>(root: &'r Value, reference: &Value) -> Option<&'r Value> {
     let path = reference.as_str()?.strip_prefix('#')?;
     if path.is_empty() || path == "/" {
@@ -92,7 +92,7 @@ pub(crate) fn resolve<'r>(root: &'r Value, reference: &Value) -> Option<&'r Valu
     }
 }
 
-/// A path without its `%20` and the like.
+/// Percent-decodes a path.
 fn decoded(path: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = path.as_bytes();
@@ -113,8 +113,7 @@ fn decoded(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// References whose names the compiler does not read get names that it does; those that lead out of
-/// the schema are passed over.
+/// Renames references that the compiler cannot read; skips those to other documents.
 fn take_reference(
     root: &Value,
     object: &mut Map<String, Value>,
@@ -145,7 +144,7 @@ fn take_reference(
     object.insert("$ref".to_owned(), json!(format!("#/$defs/{REFERENCE}{i}")));
 }
 
-/// Names of definitions with which no other begins.
+/// Prefix of renamed definitions; no other definition has it.
 const REFERENCE: &str = "x-reference-";
 
 fn add_references(
@@ -156,7 +155,7 @@ fn add_references(
 ) {
     let mut all = references;
     let mut i = 0;
-    // what they lead to may have others
+    // their targets may have further references
     while let Some(reference) = all.get(i).cloned() {
         let mut target = resolve(root, &json!(reference))
             .cloned()
@@ -181,7 +180,7 @@ fn shortened(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(60).collect()
 }
 
-/// Goes through every schema in a value, with its path, the outer ones first.
+/// Visits every schema in a value, with its path, the outer ones first.
 fn visit(schema: &mut Value, path: &str, act: &mut dyn FnMut(&mut Map<String, Value>, &str)) {
     let Value::Object(object) = schema else {
         return;
@@ -190,9 +189,9 @@ fn visit(schema: &mut Value, path: &str, act: &mut dyn FnMut(&mut Map<String, Va
     for (key, value) in object {
         let path = || format!("{path}/{key}");
         match (key.as_str(), value) {
-            // values, which are no schemas
+            // plain values, not schemas
             ("const" | "enum" | "required" | "type", _) => {}
-            // schemas with names of their own
+            // schemas under arbitrary names
             (
                 "properties" | "patternProperties" | "$defs" | "definitions",
                 Value::Object(named),
@@ -211,10 +210,10 @@ fn visit(schema: &mut Value, path: &str, act: &mut dyn FnMut(&mut Map<String, Va
     }
 }
 
-/// Keywords that say something about numbers alone.
+/// Keywords that apply to numbers only.
 const OF_NUMBERS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
-/// Integers on both sides of 0 become two ranges, for the compiler's one has `-0`.
+/// Splits integer ranges that include both signs in two, because the compiler would allow `-0`.
 fn split_integers(object: &mut Map<String, Value>) {
     let is_integer = object.get("type") == Some(&json!("integer"));
     let others = [

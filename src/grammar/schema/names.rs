@@ -1,11 +1,11 @@
-//! The names that an object's properties may have, said in words that the compiler holds.
+//! Translates `propertyNames` to keywords the compiler enforces.
 
 use serde_json::{Map, Value};
 
-/// Schemas that may be copied for names that a schema lists, over all its objects.
+/// Maximum schemas copied for listed names, over all objects of a schema.
 pub(super) const MAX_COPIES: usize = 100;
 
-/// Keywords that say nothing about a name.
+/// Keywords that do not restrict a name.
 const NOTES: [&str; 6] = [
     "$comment",
     "$schema",
@@ -17,7 +17,7 @@ const NOTES: [&str; 6] = [
 
 type Object = Map<String, Value>;
 
-/// What `propertyNames` allows.
+/// Names that `propertyNames` allows.
 #[derive(Debug, PartialEq, Eq)]
 enum Names {
     Any,
@@ -25,9 +25,8 @@ enum Names {
     Matching(String),
 }
 
-/// Makes properties of an object's `propertyNames`, which goes: listed names become properties, a
-/// pattern becomes one of `patternProperties`, and that names are texts is known. It stays where it
-/// says more than that.
+/// Replaces an object's `propertyNames`: listed names become properties, a pattern becomes one of
+/// `patternProperties`, and the type string is implied. Anything more complex is left in place.
 pub(super) fn hold(root: &Value, object: &mut Object, copies: &mut usize) {
     let names = object
         .get("propertyNames")
@@ -81,7 +80,7 @@ fn allowed(root: &Value, names: &Value) -> Option<Names> {
     }
 }
 
-/// The keywords that say something about a name.
+/// Returns the keywords that restrict a name.
 fn demands(names: &Object) -> impl Iterator<Item = &str> {
     names
         .keys()
@@ -94,7 +93,7 @@ fn texts<'v>(values: impl IntoIterator<Item = &'v Value>) -> Vec<String> {
     texts.map(str::to_owned).collect()
 }
 
-/// The schema of properties that have no schema of their own; there are none of these any more.
+/// Returns the schema of additional properties, and forbids them in the object.
 fn others(object: &mut Object) -> Value {
     let is_closed = object.contains_key("properties");
     let others = object.insert("additionalProperties".to_owned(), Value::Bool(false));

@@ -1,11 +1,11 @@
-//! Keywords of schemas: which the compiler holds, which say nothing about a text, and which are
-//! passed over.
+//! Schema keywords: those the compiler enforces, those that do not restrict a text, and those that
+//! are ignored.
 
 use serde_json::{Map, Value};
 
 use super::FORMATS;
 
-/// Keywords that the compiler holds.
+/// Keywords that the compiler enforces.
 const HELD: [&str; 29] = [
     "$defs",
     "$ref",
@@ -38,7 +38,7 @@ const HELD: [&str; 29] = [
     "type",
 ];
 
-/// Keywords that demand something that no grammar can hold.
+/// Keywords with demands that no grammar can enforce.
 const UNHELD: [&str; 17] = [
     "$dynamicRef",
     "$recursiveRef",
@@ -59,11 +59,11 @@ const UNHELD: [&str; 17] = [
     "contentSchema",
 ];
 
-/// Numbers from here on, on either side of 0, are no bounds: the compiler counts in 64 bits.
+/// Bounds of this magnitude or more are dropped: the compiler uses 64-bit integers.
 const MAX_BOUND: f64 = 1e18;
 
-/// Removes from one schema what cannot be held, and names it; what demands nothing goes without a
-/// word.
+/// Removes from one schema the keywords that cannot be enforced, and lists them; those without an
+/// effect are removed silently.
 pub(super) fn remove(object: &mut Map<String, Value>, unheld: &mut Vec<String>) {
     let keys: Vec<String> = object.keys().cloned().collect();
     for key in keys {
@@ -77,7 +77,7 @@ pub(super) fn remove(object: &mut Map<String, Value>, unheld: &mut Vec<String>) 
             Some(Value::Object(inner)) => !inner.is_empty() || key == "not",
             Some(_) => true,
         };
-        // closed objects say the same as `unevaluatedProperties: false`
+        // closed objects already imply `unevaluatedProperties: false`
         let demands = demands && key != "unevaluatedProperties";
         if demands && UNHELD.contains(&key.as_str()) {
             unheld.push(key);
@@ -97,7 +97,7 @@ pub(super) fn remove(object: &mut Map<String, Value>, unheld: &mut Vec<String>) 
         patterns.retain(|pattern, _| unheld_in_pattern(pattern).is_none());
         if patterns.len() < n {
             unheld.push("patternProperties with look-around or back-references".to_owned());
-            // what they allow may still be written
+            // properties that match them must remain possible
             object.insert("additionalProperties".to_owned(), Value::Bool(true));
         }
     }
@@ -111,8 +111,8 @@ pub(super) fn remove(object: &mut Map<String, Value>, unheld: &mut Vec<String>) 
     remove_counts(object, unheld);
 }
 
-/// Numbers of properties are held only where every property is required, or where one of the
-/// optional ones is meant.
+/// Removes property counts, unless every property is required, or the counts demand exactly one of
+/// the optional ones.
 fn remove_counts(object: &mut Map<String, Value>, unheld: &mut Vec<String>) {
     let count = |key: &str| object.get(key).and_then(Value::as_u64);
     let (min, max) = (count("minProperties"), count("maxProperties"));
@@ -137,7 +137,7 @@ fn remove_counts(object: &mut Map<String, Value>, unheld: &mut Vec<String>) {
     }
 }
 
-/// What of a regular expression is none of a regular language.
+/// Returns the feature of a regular expression that is not regular, if there is one.
 pub(super) fn unheld_in_pattern(pattern: &str) -> Option<&'static str> {
     let mut chars = pattern.chars();
     let mut in_class = false;

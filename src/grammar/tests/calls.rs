@@ -1,4 +1,4 @@
-//! Calls of tools, demanded or begun.
+//! Tool calls, required or optional.
 
 use octavo_grammar::{Calls, Demand, Reasoning, Rule};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
@@ -52,7 +52,7 @@ fn a_call_is_held_once_it_has_begun_and_not_before() {
     assert!(!pen.may_end());
     assert_eq!(pen.write("eather\", \"arguments\": {\"days\": \"3"), "\"3");
     assert_eq!(pen.write("3}}\n</tool_call>"), "");
-    // text may follow, or another call, which is held as well
+    // text or another call may follow; the latter is enforced as well
     assert!(pen.may_end());
     assert_eq!(
         pen.write("\n<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}"),
@@ -98,7 +98,7 @@ fn an_answer_is_a_call_or_what_its_format_says() {
     assert!(!meets(&demand, "hm</think>\nhello"));
 }
 
-/// Formats, each with a template that shows it.
+/// Formats, each as a template that uses it.
 const FORMATS: [&str; 20] = [
     "<tool_call>",
     "\"parameters\": ",
@@ -122,7 +122,7 @@ const FORMATS: [&str; 20] = [
     "<|tool_call_start|>",
 ];
 
-/// Writes what is demanded byte by byte, printable ones first, until it may end.
+/// Writes the forced text byte by byte, printable bytes first, until it may end.
 fn forced(demand: &Demand) -> String {
     let tokenizer = engine().tokenizer();
     let n_vocab = u32::try_from(engine().hparams().n_vocab()).expect("32 bits");

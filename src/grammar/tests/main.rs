@@ -1,5 +1,4 @@
-//! Answers written under what is demanded of them, token by token, in the built-in model's
-//! vocabulary.
+//! Answers written under constraints, token by token, in the built-in model's vocabulary.
 
 mod calls;
 mod gbnf;

@@ -1,4 +1,4 @@
-//! Rules that hold once the model has thought.
+//! Rules that are enforced after the model's reasoning.
 
 use octavo_grammar::{Demand, Reasoning, Rule};
 use octavo_text::chat::answer::CallFormat;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{Pen, engine, meets};
 
-/// A template whose model thinks.
+/// Template of a model with reasoning.
 const TEMPLATE: &str = "{% if x %}<think></think>{% endif %}";
 
 fn demand(prompt: &str) -> Demand {
@@ -23,7 +23,7 @@ fn a_rule_holds_behind_the_thought_that_the_prompt_has_opened() {
     assert!(meets(&demand, "Well, {I} count.\n</think>\n\n{\"a\": 42}"));
     assert!(meets(&demand, "</think>{\"a\": 42}"));
     let mut pen = Pen::new(&demand);
-    // a thought is not the answer, however it looks
+    // reasoning is not the answer, even if it looks like one
     assert_eq!(pen.write("{\"a\": 42}"), "");
     assert!(!pen.may_end());
     assert_eq!(pen.write("</thin</think>no"), "no");
@@ -51,7 +51,7 @@ fn a_model_that_opens_thoughts_itself_may_think_or_not() {
     assert!(meets(&demand, "{\"a\": 42}"));
     assert!(meets(&demand, "<think>\nhm <b>\n</think>\n\n{\"a\": 42}"));
     assert_eq!(Pen::new(&demand).write("<thumb"), "umb");
-    // once
+    // no second reasoning block
     let mut pen = Pen::new(&demand);
     assert_eq!(pen.write("<think>a</think><think>"), "<think>");
 }

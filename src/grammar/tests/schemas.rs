@@ -1,4 +1,4 @@
-//! What of schemas is held, and how.
+//! Enforcement of JSON schema keywords.
 
 use octavo_grammar::{Demand, Rule};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ fn objects_have_the_properties_that_they_name_and_no_others() {
     open["additionalProperties"] = json!(true);
     assert!(meets(&schema(open.clone()), "{\"a\": 1, \"b\": 2}"));
     assert!(!meets(&schema(open), "{\"a\": 1, \"a\": 2}"));
-    // what names none has any
+    // objects without named properties may have any
     assert!(meets(&schema(json!({ "type": "object" })), "{\"b\": 1}"));
     assert!(meets(&schema(json!({ "items": a })), "[{\"a\": 1}]"));
     let needed = json!({ "type": "object", "required": ["z"] });
@@ -186,7 +186,7 @@ fn names_of_properties_are_held() {
         demand.strict = true;
         demand
     };
-    // every name is a text: zod's records say so
+    // every name is a string: zod's records state this
     let any = names(json!({ "type": "string" }));
     assert_eq!(warning(&any), None);
     assert!(meets(&any, "{\"a\": true}"));
@@ -201,7 +201,7 @@ fn names_of_properties_are_held() {
         assert!(!meets(&demand, "{\"blue\": true}"));
         assert!(!meets(&demand, "{\"red\": 1}"));
     }
-    // names may be listed only so often: schemas are copied for them
+    // too many listed names: schemas are copied for each
     let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
     let mut demand = names(json!({ "enum": many }));
     demand.strict = false;

@@ -1,4 +1,4 @@
-//! A pen that writes only what a constraint allows.
+//! A writer that writes only text a constraint allows.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use octavo_grammar::{Compiler, Demand, Rule};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::Value;
 
-/// The built-in model.
+/// Returns an engine with the built-in model.
 pub(crate) fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| {
@@ -20,23 +20,23 @@ pub(crate) fn engine() -> &'static Engine {
     })
 }
 
-/// What compiles for it.
+/// Returns a compiler for this engine.
 pub(crate) fn compiler() -> &'static Compiler {
     static COMPILER: OnceLock<Compiler> = OnceLock::new();
     COMPILER.get_or_init(|| Compiler::new(engine()))
 }
 
-/// An answer on its way.
+/// An answer in progress.
 pub(crate) struct Pen(pub(crate) Box<dyn Constraint>);
 
 impl Pen {
-    /// A pen for answers of which this is demanded.
+    /// Starts an answer with this demand.
     pub(crate) fn new(demand: &Demand) -> Pen {
         let compiled = compiler().compile(demand).expect("it compiles");
         Pen(compiled.constraint.expect("something is demanded"))
     }
 
-    /// Writes a text as far as it may be written; answers what is left of it.
+    /// Writes a text as far as it is allowed; returns the rest.
     pub(crate) fn write<'t>(&mut self, text: &'t str) -> &'t str {
         let tokenizer = engine().tokenizer();
         let mut rest = text;
@@ -57,7 +57,7 @@ impl Pen {
         rest
     }
 
-    /// Writes the first of these tokens that may come; answers which.
+    /// Writes the first of these tokens that is allowed, and returns it.
     pub(crate) fn write_first(&mut self, ids: &[u32]) -> Option<u32> {
         let allowed = self.0.allowed().expect("it can tell");
         let may_come = |id: &&u32| allowed.as_ref().is_none_or(|set| set.contains(**id));
@@ -66,14 +66,14 @@ impl Pen {
         Some(id)
     }
 
-    /// Whether the text may end here.
+    /// Returns whether the text may end here.
     pub(crate) fn may_end(&mut self) -> bool {
         let ends = engine().tokenizer().eog_ids();
         let allowed = self.0.allowed().expect("it can tell");
         allowed.is_none_or(|set| ends.iter().any(|id| set.contains(*id)))
     }
 
-    /// Whether anything but the end may come.
+    /// Returns whether any token but the end is allowed.
     pub(crate) fn may_go_on(&mut self) -> bool {
         let ends = engine().tokenizer().eog_ids();
         let n_vocab = u32::try_from(engine().hparams().n_vocab()).expect("32 bits");
@@ -82,18 +82,18 @@ impl Pen {
     }
 }
 
-/// Whether a whole answer meets a demand.
+/// Returns whether a whole answer meets a demand.
 pub(crate) fn meets(demand: &Demand, text: &str) -> bool {
     let mut pen = Pen::new(demand);
     pen.write(text).is_empty() && pen.may_end()
 }
 
-/// The demand for JSON of a schema.
+/// Returns the demand for JSON that matches a schema.
 pub(crate) fn schema(schema: Value) -> Demand {
     Demand::from(Rule::Schema(schema))
 }
 
-/// What is said of a demand that is not held as a whole.
+/// Returns the warning of a demand that is not fully enforced.
 pub(crate) fn warning(demand: &Demand) -> Option<String> {
     Compiler::new(engine())
         .compile(demand)
@@ -101,7 +101,7 @@ pub(crate) fn warning(demand: &Demand) -> Option<String> {
         .warning
 }
 
-/// Why a demand is refused.
+/// Returns the error of a demand that is refused.
 pub(crate) fn refusal(demand: &Demand) -> String {
     match compiler().compile(demand) {
         Ok(_) => panic!("it compiles"),
