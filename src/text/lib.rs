@@ -1,5 +1,5 @@
 //! Text in and out of a language model, without the model: [`tokenizer`] from a file's metadata,
-//! [`chat`] templates within bounds, and [`stop`] strings. Knows no tensor.
+//! [`chat`] templates within resource limits, and [`stop`] strings. Contains no tensor code.
 
 pub mod chat;
 pub mod stop;

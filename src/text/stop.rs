@@ -1,27 +1,26 @@
 //! Stop strings over streamed text: text that may turn out to be the start of a stop string is held
 //! back.
 //!
-//! Text ends before the first stop string to be completed; if several are completed by the same
-//! byte, before the one that starts first. That rule looks at bytes in order and not at how they
-//! were cut into tokens, so the text streamed equals the text that a search after the fact would
-//! leave.
+//! Text ends before the stop string completed first; if several are completed by the same byte,
+//! before the one that starts first. This rule depends on bytes in order, not on token boundaries,
+//! so the streamed text equals the result of a search in the whole text.
 
 /// An unusable stop string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("stop string {index}: expected at least one character, got an empty string")]
 pub struct EmptyStop {
-    /// Its place in the list.
+    /// Index in the list.
     pub index: usize,
 }
 
-/// One stop string as a Knuth-Morris-Pratt automaton: linear in the text, whatever the string
-/// repeats.
+/// One stop string as a Knuth-Morris-Pratt automaton: linear in the text, even for repetitive
+/// strings.
 #[derive(Clone, Debug)]
 struct Pattern {
     bytes: Vec<u8>,
-    /// `border[i]`: the longest proper prefix of `bytes[..=i]` that is also its suffix.
+    /// `border[i]`: length of the longest proper prefix of `bytes[..=i]` that is also its suffix.
     border: Vec<usize>,
-    /// How many leading bytes the text's end matches.
+    /// Number of leading bytes that the end of the text matches.
     matched: usize,
 }
 
@@ -43,7 +42,7 @@ impl Pattern {
         }
     }
 
-    /// Takes one byte of text; true if it completes the string.
+    /// Reads one byte of text; returns true if it completes the string.
     fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.bytes[self.matched] != byte {
             self.matched = self.border[self.matched - 1];
@@ -61,17 +60,17 @@ pub struct StopMatcher {
     stopped: bool,
 }
 
-/// What became of a piece of text.
+/// Result of pushing a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pushed {
     /// Text that can no longer be part of a stop string.
     pub text: String,
-    /// A stop string was completed: its place in the list. Nothing comes after.
+    /// Index of the stop string that was completed. No text follows.
     pub stop: Option<usize>,
 }
 
 impl StopMatcher {
-    /// Watches for these strings; none at all lets everything pass at once.
+    /// Creates a matcher for these strings; without any, text passes through unchanged.
     ///
     /// # Errors
     /// [`EmptyStop`]: an empty string would stop before the first character.
@@ -87,7 +86,7 @@ impl StopMatcher {
         })
     }
 
-    /// Adds text; gives what may be shown. After a stop everything is dropped.
+    /// Adds text; returns the part that may be shown. After a stop, text is dropped.
     pub fn push(&mut self, text: &str) -> Pushed {
         if self.stopped {
             return Pushed::default();
@@ -126,7 +125,7 @@ impl StopMatcher {
         }
     }
 
-    /// The stream is over without a stop: gives what was held back.
+    /// Ends the stream without a stop; returns the text held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,8 +1,8 @@
-//! `strftime_now`: the date and time some templates put into their system prompt. Always UTC.
+//! `strftime_now`: date and time for templates that put them into the system prompt. Always UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// No field is longer, in bytes per byte of format.
+/// Longest output of a field, in bytes per byte of format.
 pub(crate) const LONGEST_FIELD: usize = 16;
 
 const MONTHS: [&str; 12] = [
@@ -29,14 +29,14 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Seconds since 1970.
+/// Returns seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
 }
 
-/// Writes a time (seconds since 1970) like C's `strftime` in the C locale; unknown fields are
+/// Formats a time (seconds since 1970) like C's `strftime` in the C locale; unknown fields are
 /// copied.
 pub fn strftime(format: &str, seconds: u64) -> String {
     let (day, second) = (seconds / 86_400, seconds % 86_400);
@@ -59,7 +59,7 @@ pub fn strftime(format: &str, seconds: u64) -> String {
             continue;
         }
         let mut field = chars.next();
-        // glibc's flag: no padding.
+        // glibc's flag for no padding.
         let bare = field == Some('-');
         if bare {
             field = chars.next();
@@ -104,13 +104,13 @@ pub fn strftime(format: &str, seconds: u64) -> String {
     out
 }
 
-/// Year, month, day of the month and day of the year (all but the year from 1) of a day counted
-/// from 1970-01-01.
+/// Returns year, month, day of the month and day of the year (the last three from 1) of a day
+/// counted from 1970-01-01.
 fn civil(day: u64) -> (u64, u64, u64, u64) {
     let leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
     };
-    // Whole 400-year cycles first, so that the loop stays short whatever the clock says.
+    // Whole 400-year cycles first, so that the loop is short for any clock.
     let (mut year, mut left) = (1970 + day / 146_097 * 400, day % 146_097);
     while left >= 365 + u64::from(leap(year)) {
         left -= 365 + u64::from(leap(year));
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn dates() {
-        // From `date -u -d @N`.
+        // Output of `date -u -d @N`.
         for (seconds, expected) in [
             (0, "1970-01-01 00:00:00 Thu 001"),
             (951_782_399, "2000-02-28 23:59:59 Mon 059"),

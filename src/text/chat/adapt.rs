@@ -1,6 +1,7 @@
-//! What a template has no place for is said where it has one: a system message at the head of the
-//! first user message, tools in the system message, calls in the assistant's text, and what tools
-//! answered in a user message. Nothing of a conversation is dropped.
+//! Adapts conversations to templates that lack support for parts of them: a system message goes to
+//! the head of the first user message, tool definitions into the system message, tool calls into
+//! the assistant's text, and tool results into a user message. Nothing of a conversation is
+//! dropped.
 
 use serde_json::{Value as Json, json};
 
@@ -9,11 +10,11 @@ use super::context::dump;
 use super::shape::kind_of;
 use super::{ChatTemplate, Content, Conversation, Message, ToolCall};
 
-/// Around what a tool answered, in a user message.
+/// Text before and after a tool result in a user message.
 const RESULT: (&str, &str) = ("<tool_response>\n", "\n</tool_response>");
 
 impl ChatTemplate {
-    /// The conversation as this template has places for it; `None` if it has one for everything.
+    /// Returns the conversation adapted to this template; `None` if it supports everything as is.
     pub(super) fn adapt(&self, conversation: &Conversation) -> Option<Conversation> {
         let messages = &conversation.messages;
         let says = |kind: usize| messages.iter().any(|m| kind_of(&m.role) == kind);
@@ -47,7 +48,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a model is told of tools, and how it calls one.
+/// Returns the text that describes the tools to the model, and the syntax to call them.
 fn offer(tools: &[Json], format: CallFormat) -> String {
     let mut text = "You may call functions to answer the user. These are their definitions, one \
                     in each line:\n"
@@ -69,7 +70,7 @@ fn offer(tools: &[Json], format: CallFormat) -> String {
          NAME and its arguments as a JSON object in place of ARGUMENTS:\n",
     );
     if !call.contains("ARGUMENTS") {
-        // the parameters stand in tags of their own
+        // the parameters have tags of their own
         text.truncate(text.rfind(" and its arguments").unwrap_or(text.len()));
         text.push_str(" and the part with PARAMETER and VALUE once for each of its parameters:\n");
     }
@@ -77,7 +78,7 @@ fn offer(tools: &[Json], format: CallFormat) -> String {
     text
 }
 
-/// Adds to the system message, which is made if there is none.
+/// Appends to the system message, or inserts one if there is none.
 fn add_to_system(messages: &mut Vec<Message>, more: &str) {
     match messages.first_mut().filter(|m| kind_of(&m.role) == 0) {
         Some(system) => append(&mut system.content, "\n\n", more),
@@ -85,7 +86,7 @@ fn add_to_system(messages: &mut Vec<Message>, more: &str) {
     }
 }
 
-/// Writes a message's calls as its model does, behind what it says.
+/// Appends a message's tool calls to its text, in the model's own format.
 fn say_calls(message: &mut Message, format: CallFormat) {
     let calls = std::mem::take(&mut message.tool_calls);
     if calls.is_empty() {
@@ -113,7 +114,7 @@ fn written(call: &ToolCall, format: CallFormat) -> String {
     let arguments = match (form.arguments, &call.arguments) {
         (Arguments::Parameters { between }, Json::Object(arguments)) => {
             let parameters = arguments.iter().map(|(key, value)| {
-                // texts stand as they are where something of their own ends them
+                // texts are written verbatim where an end marker delimits them
                 let text = value.as_str().filter(|_| format.text_end(key).is_some());
                 let (open, close) = format.around_value(key, text.is_some());
                 let value = text.map_or_else(|| json(value), str::to_owned);
@@ -121,15 +122,15 @@ fn written(call: &ToolCall, format: CallFormat) -> String {
             });
             parameters.collect::<Vec<String>>().join(between)
         }
-        // what was no JSON
+        // arguments that were not JSON
         (_, Json::String(text)) => text.clone(),
         (_, arguments) => json(arguments),
     };
     format!("{}{arguments}{}", form.before, form.after)
 }
 
-/// Makes user messages of what tools answered: one of those that follow each other and of what
-/// the user says then, as templates want the two sides to take turns.
+/// Turns tool results into user messages: consecutive ones, and the user message after them, become
+/// one, as templates expect user and assistant to alternate.
 fn with_results(messages: Vec<Message>) -> Vec<Message> {
     let mut all: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;
@@ -184,12 +185,12 @@ fn merge_system(messages: &mut Vec<Message>) {
     }
 }
 
-/// Adds text to content.
+/// Appends text to content.
 fn append(content: &mut Content, separator: &str, more: &str) {
     join(content, separator, Content::Text(more.to_owned()));
 }
 
-/// Adds content to content, with a separator between texts that are not empty.
+/// Appends content to content, with a separator between non-empty texts.
 fn join(content: &mut Content, separator: &str, more: Content) {
     let text_part = |text: String| json!({"type": "text", "text": text});
     let first = std::mem::take(content);
@@ -232,7 +233,7 @@ fn join(content: &mut Content, separator: &str, more: Content) {
     };
 }
 
-/// The text of a part that is one.
+/// Returns the text of a text part.
 fn text_of(part: &mut Json) -> Option<&mut String> {
     match part.get_mut("text") {
         Some(Json::String(text)) => Some(text),

@@ -1,20 +1,20 @@
-//! Well-known templates by the names that llama.cpp gives them: texts before and after what each
-//! role says, made into Jinja like any other template.
+//! Built-in templates under llama.cpp's names: texts before and after each role's message,
+//! converted to Jinja like any other template.
 
 use serde_json::Value as Json;
 
-/// A template whose messages stand between fixed texts.
+/// A template with fixed texts around messages.
 struct Row {
     name: &'static str,
-    /// Texts before and after a system message; `None` where there is no place for one.
+    /// Texts before and after a system message; `None` if it is unsupported.
     system: Option<(&'static str, &'static str)>,
     user: (&'static str, &'static str),
     assistant: (&'static str, &'static str),
-    /// Where the assistant's answer begins.
+    /// Text before the assistant's answer.
     answer: &'static str,
-    /// Whether the white space around messages is taken away.
+    /// Whether white space around messages is trimmed.
     trims: bool,
-    /// Whether a system message and the user message after it are one.
+    /// Whether a system message is merged with the user message after it.
     is_joined: bool,
 }
 
@@ -47,7 +47,7 @@ const fn joined(row: Row) -> Row {
     }
 }
 
-/// All of them.
+/// All built-in templates.
 const ROWS: [Row; 24] = [
     row(
         "chatml",
@@ -243,12 +243,12 @@ const ROWS: [Row; 24] = [
     ),
 ];
 
-/// Their names.
+/// Returns the names of the built-in templates.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|row| row.name)
 }
 
-/// The template of a name.
+/// Returns the Jinja source of a built-in template.
 pub(super) fn source(name: &str) -> Option<String> {
     let row = ROWS.iter().find(|row| row.name == name)?;
     let content = if row.trims {

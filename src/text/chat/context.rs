@@ -1,4 +1,4 @@
-//! A conversation as the variables of a template, checked and measured.
+//! Converts a conversation to template variables, with checks and a measure of its size.
 
 use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
@@ -8,29 +8,29 @@ use super::shape::{Absent, Form, Reasoning, Shape, kind_of};
 use super::{Content, Conversation, Message, ToolCall};
 use crate::time;
 
-/// How deep the JSON of a conversation may be nested. The engine's own limit holds for what
-/// templates make of it.
+/// Deepest nesting of a conversation's JSON. The template engine has its own limit for values that
+/// templates build.
 const MAX_JSON_DEPTH: usize = 80;
 
-/// Variables that the conversation itself sets.
+/// Variables set by the conversation itself.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
-/// Why a conversation cannot be given to a template.
+/// Reasons a conversation cannot be given to a template.
 pub(super) enum Unfit {
-    /// Its JSON is nested too deep.
+    /// The JSON is nested too deeply.
     TooDeep,
-    /// A variable has a name that is taken.
+    /// A variable has a reserved name.
     Reserved(String),
-    /// A part of this type would have to become text.
+    /// A content part of this type cannot be converted to text.
     Part(String),
 }
 
-/// How much a conversation holds.
+/// Size of a conversation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Size {
     /// Bytes of text.
     pub(super) bytes: usize,
-    /// Values of any kind.
+    /// Number of values of any kind.
     pub(super) values: usize,
 }
 
@@ -64,7 +64,7 @@ impl Size {
     }
 }
 
-/// Measures a conversation, and refuses what no template may see.
+/// Measures a conversation; refuses one that no template can take.
 pub(super) fn measure(conversation: &Conversation) -> Result<Size, Unfit> {
     let mut size = Size::default();
     for message in &conversation.messages {
@@ -101,7 +101,7 @@ pub(super) fn measure(conversation: &Conversation) -> Result<Size, Unfit> {
     Ok(size)
 }
 
-/// An error if a variable has the name of one that conversations set, or of the engine's own.
+/// Refuses a variable name that is set by the conversation, or used internally.
 pub(super) fn check_name(name: &str) -> Result<(), Unfit> {
     match RESERVED.contains(&name) || name.starts_with("__guard") {
         true => Err(Unfit::Reserved(name.to_owned())),
@@ -109,9 +109,8 @@ pub(super) fn check_name(name: &str) -> Result<(), Unfit> {
     }
 }
 
-/// The variables of a template, in the shape that it takes. What belongs to the conversation comes
-/// last, so that it replaces variables of the same name. `tokens` are those that begin and end
-/// texts.
+/// Returns the variables of a template, in the shape it expects. Those of the conversation come
+/// last, so that they replace defaults of the same name. `tokens` are BOS and EOS.
 pub(super) fn variables(
     conversation: &Conversation,
     shape: &Shape,
@@ -129,7 +128,7 @@ pub(super) fn variables(
     variables.insert("bos_token".to_owned(), bos.into());
     variables.insert("eos_token".to_owned(), eos.into());
     variables.insert("documents".to_owned(), Json::Null);
-    // what templates from before `strftime_now` ask for, as llama.cpp has it
+    // variables of templates from before `strftime_now`, as in llama.cpp
     for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
         let today = time::strftime(format, time::now());
         variables.insert(name.to_owned(), today.into());
@@ -181,7 +180,7 @@ fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     Ok(Json::Object(fields))
 }
 
-/// Content with a thought as its first part.
+/// Prepends a thought to content as its first part.
 fn with_thought(thought: &str, content: Json) -> Json {
     let mut parts = vec![json!({"type": "thinking", "thinking": thought})];
     match content {
@@ -196,7 +195,7 @@ fn content(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     let form = shape.forms.get(kind_of(&message.role)).copied();
     let has_called = !message.tool_calls.is_empty();
     Ok(match (&message.content, form.unwrap_or_default()) {
-        // Beside calls some templates tell `none` from empty text; elsewhere it is nothing.
+        // Next to calls some templates distinguish `none` from empty text; elsewhere it is nothing.
         (Content::None, Form::Parts) if !has_called => json!([]),
         (Content::None, _) if !has_called || shape.absent == Absent::Text => "".into(),
         (Content::Text(text), _)
@@ -244,7 +243,7 @@ fn call(call: &ToolCall, shape: &Shape) -> Json {
     Json::Object(fields)
 }
 
-/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it: what models were shown.
+/// Writes JSON like Python's `json.dumps(value, ensure_ascii=False)`, as in training data.
 pub(super) fn dump(value: &Json, out: &mut String) {
     match value {
         Json::Array(items) => {

@@ -1,26 +1,26 @@
-//! Prompts that end inside the assistant's last message, which the model goes on with.
+//! Prompts that end inside the assistant's last message, which the model continues.
 
 use serde_json::Value as Json;
 
 use super::answer::thoughts;
 use super::{ChatTemplate, Content, Conversation, Error, Message};
 
-/// Stands for the text that is continued while a template is rendered: nobody writes this.
+/// Placeholder for the continued text while a template is rendered: it never occurs in text.
 const CONTINUES: &str = "\u{f8f0}continues-here\u{f8f1}";
 
-/// The prompt of a conversation whose last message is continued.
+/// Prompt of a conversation whose last message is continued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continued {
-    /// The prompt. It ends with the text that is continued.
+    /// Prompt, ending with the text to be continued.
     pub prompt: String,
     /// Whether it ends inside a thought.
     pub in_thought: bool,
 }
 
 impl ChatTemplate {
-    /// The prompt of a conversation that ends with what the assistant has said so far, and `None`
-    /// if its last message is no text of the assistant. Where there is a thought and nothing else,
-    /// the thought is continued.
+    /// Renders a conversation that ends with the assistant's text so far; `None` if its last
+    /// message is not an assistant text. If the message has only a thought, the thought is
+    /// continued.
     ///
     /// # Errors
     /// As [`ChatTemplate::render_conversation`].
@@ -40,14 +40,14 @@ impl ChatTemplate {
         };
         let source = self.variant(!conversation.tools.is_empty()).source();
         let tags = thoughts(source);
-        // a model that does not think has no place for a thought
+        // a model without reasoning has no place for a thought
         let thought = last.reasoning_content.as_deref().filter(|_| tags.is_some());
         let thought = thought.unwrap_or_default();
         let in_thought = text.is_empty() && !thought.is_empty();
         let shown = match (text.is_empty(), in_thought) {
             (true, false) => None,
             (_, in_thought) => self.cut(conversation, in_thought).filter(|head| {
-                // a template may leave out a thought that stands before the text
+                // a template may drop a thought before the text
                 in_thought || thought.is_empty() || head.contains(thought.trim())
             }),
         };
@@ -66,8 +66,8 @@ impl ChatTemplate {
         Ok(Some(Continued { prompt, in_thought }))
     }
 
-    /// The prompt up to where the template writes the last message's text or thought; `None` where
-    /// it does not.
+    /// Renders the prompt up to where the template writes the last message's text or thought;
+    /// `None` if it writes neither.
     fn cut(&self, conversation: &Conversation, in_thought: bool) -> Option<String> {
         let mut conversation = Conversation {
             add_generation_prompt: false,
@@ -90,13 +90,13 @@ impl ChatTemplate {
     }
 }
 
-/// A prompt that ends where an answer begins, with a thought and a text behind it.
+/// Appends a thought and a text to a prompt that ends where an answer begins.
 fn begun(mut prompt: String, tags: Option<(&str, &str)>, thought: &str, text: &str) -> String {
     let Some((open, close)) = tags else {
         return prompt + text;
     };
     let is_open = prompt.trim_end().ends_with(open);
-    // tags like <think> stand on lines of their own
+    // tags like <think> are on lines of their own
     let (line, lines) = match open.ends_with("think>") {
         true => ("\n", "\n\n"),
         false => ("", ""),
@@ -117,7 +117,7 @@ fn begun(mut prompt: String, tags: Option<(&str, &str)>, thought: &str, text: &s
     prompt
 }
 
-/// The text of content; `None` if there is more than text.
+/// Returns the text of content; `None` if there is anything but text.
 fn text_of(content: &Content) -> Option<String> {
     match content {
         Content::None => Some(String::new()),

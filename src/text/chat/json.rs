@@ -17,7 +17,8 @@ struct Style<'a> {
     ascii: bool,
 }
 
-/// The filter: `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Implements the filter `tojson(value, ensure_ascii=False, indent=None, separators=None,
+/// sort_keys=False)`.
 pub(super) fn tojson(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     type Given = Option<Value>;
     let (ascii, indent, separators, sort, options): (Given, Given, Given, Given, Kwargs) =
@@ -65,7 +66,7 @@ pub(super) fn tojson(budget: &Budget, value: &Value, args: &[Value]) -> Result<V
     Ok(Value::from(out))
 }
 
-/// The text of one level: spaces, or the text itself.
+/// Returns the indentation of one level: spaces, or the text itself.
 fn indent_of(indent: &Value) -> Result<String, Error> {
     let text = match indent.as_str() {
         Some(text) => text.to_owned(),
@@ -138,7 +139,7 @@ fn write(
     Ok(())
 }
 
-/// What stands for a key: JSON has strings alone.
+/// Converts a key to text: JSON keys are strings only.
 fn key_text(key: &Value) -> Result<String, Error> {
     let mut text = String::new();
     match key.kind() {
@@ -203,7 +204,7 @@ fn number(value: &Value, out: &mut String) -> Result<(), Error> {
 }
 
 fn string(budget: &Budget, text: &str, style: &Style<'_>, out: &mut String) -> Result<(), Error> {
-    // Every character may become an escape of six.
+    // Every character may become an escape of six bytes.
     budget.charge(text.len() as u64 * 2)?;
     out.push('"');
     for c in text.chars() {

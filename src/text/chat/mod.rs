@@ -1,10 +1,10 @@
-//! Chat templates: the Jinja template of a file, rendered as Hugging Face's transformers does,
-//! within bounds.
+//! Chat templates: the Jinja template of a model file, rendered as in Hugging Face's transformers,
+//! within resource limits.
 //!
-//! Templates come from strangers. Before one is compiled it is parsed and written anew (`rewrite`),
-//! so that every operation whose result could be large first pays for it from a budget (`guard`);
-//! the number of instructions is limited too, and all of it happens on a thread of its own with a
-//! known stack.
+//! Templates are untrusted. Before one is compiled it is parsed and rewritten (`rewrite`), so that
+//! every operation with a potentially large result is first charged to a budget (`guard`); the
+//! number of instructions is limited too, and rendering runs on a separate thread with a known
+//! stack size.
 
 mod adapt;
 pub mod answer;
@@ -32,25 +32,25 @@ use guard::Budget;
 pub use message::{Content, Conversation, Message, ToolCall, thinking};
 use shape::{Shape, Shapes};
 
-/// The longest template that is read, in bytes. The longest known ones have some 30 KiB.
+/// Longest template accepted, in bytes. The longest known ones have some 30 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
 
-/// Room for every thread a template runs on. Nesting is limited to what this holds many times over.
+/// Stack of a rendering thread. Nesting limits leave it many times too large.
 const STACK_BYTES: usize = 32 << 20;
 
-/// Instructions a template may execute, and how many more for each message and each value in the
-/// JSON of a conversation.
+/// Instructions that a template may execute, plus more for each message and each value in the JSON
+/// of a conversation.
 const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 10_000;
 const FUEL_PER_VALUE: u64 = 200;
 
-/// Bytes of output, beyond what the messages themselves hold.
+/// Largest output in bytes, beyond the size of the messages.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
-/// Macros inside macros and the like.
+/// Deepest recursion of macros and the like.
 const RECURSION_LIMIT: usize = 200;
 
-/// What can be wrong with a chat template. Every message is one line.
+/// Errors of a chat template. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The metadata could not be read.
@@ -59,63 +59,63 @@ pub enum Error {
     /// The template is too long.
     #[error("{file}: the chat template has {got} bytes, expected at most {limit}")]
     TooLong {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// Its length.
+        /// Length in bytes.
         got: usize,
-        /// The limit.
+        /// Longest length accepted.
         limit: usize,
     },
-    /// The template cannot be read or uses what chat templates have no use for.
+    /// The template has a syntax error, or uses features that chat templates do not need.
     #[error("{file}: chat template: {what}")]
     Template {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// What is wrong, with the line.
+        /// Description of the error, with the line.
         what: String,
     },
-    /// The template itself refused the conversation.
+    /// The template itself refused the conversation (`raise_exception`).
     #[error("{file}: the chat template refuses this conversation: {message}")]
     Refused {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// What the template says.
+        /// Message of the template.
         message: String,
     },
-    /// The template asked for more time, memory or output than it may have.
+    /// The template exceeded its limit of time, memory or output.
     #[error("{file}: chat template: {limit}")]
     Limit {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// Which limit it met.
+        /// Limit exceeded.
         limit: &'static str,
     },
-    /// A variable has a name that the template's own variables have.
+    /// A variable has the name of a built-in template variable.
     #[error("{file}: the chat template's variable {name} cannot be set")]
     Reserved {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// The name.
+        /// Name of the variable.
         name: String,
     },
-    /// The template takes no parts but text.
+    /// The template supports text parts only.
     #[error("{file}: the chat template takes text alone, found a part of type {kind}")]
     Part {
-        /// The file.
+        /// Name of the model file.
         file: String,
-        /// The part's type.
+        /// Type of the part.
         kind: String,
     },
     /// No thread could be started.
     #[error("cannot start a thread for the chat template: {source}")]
     Thread {
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Tokens of a rendered conversation, control tokens recognized. Most templates write the BOS token
-/// themselves; where the model asks for one, it is added only if it is missing.
+/// Tokenizes a rendered conversation, parsing control tokens. Most templates write the BOS token
+/// themselves; if the model asks for one, it is added only if missing.
 ///
 /// # Errors
 /// If the text cannot be encoded.
@@ -137,20 +137,19 @@ pub fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, crate::
 pub struct ChatTemplate {
     file: String,
     source: String,
-    /// The template with its operations guarded: what is compiled.
+    /// Template with its operations guarded: the source that is compiled.
     guarded: Arc<str>,
     bos_token: String,
     eos_token: String,
     shapes: Arc<Shapes>,
-    /// What conversations with tools are rendered by, where the file has a template for these.
+    /// Separate template for conversations with tools, if the file has one.
     tool_use: Option<Arc<ChatTemplate>>,
-    /// Variables that hold where a conversation does not set them. Models that may think do, as
-    /// with llama-server.
+    /// Default variables. Reasoning is enabled by default, as in llama-server.
     variables: Map<String, Value>,
 }
 
 impl ChatTemplate {
-    /// A template from its text. `file` names it in messages.
+    /// Compiles a template from its source. `file` names it in messages.
     pub fn new(
         file: &str,
         source: &str,
@@ -168,7 +167,7 @@ impl ChatTemplate {
         let text = source.to_owned();
         let guarded = on_thread(move || {
             let guarded = rewrite::rewrite(&text)?;
-            // A template that does not compile is an error now, not at the first message.
+            // Report a template that does not compile now, not at the first message.
             Environment::new().template_from_named_str(rewrite::NAME, &guarded)?;
             Ok(guarded)
         })?;
@@ -190,13 +189,13 @@ impl ChatTemplate {
         }
     }
 
-    /// The template as the file has it.
+    /// Returns the template's source as in the file.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The prompt for messages. `add_generation_prompt` = end it where the assistant's answer
-    /// begins.
+    /// Renders the prompt for messages. With `add_generation_prompt` it ends where the assistant's
+    /// answer begins.
     ///
     /// # Errors
     /// As [`ChatTemplate::render_conversation`].
@@ -212,21 +211,21 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt for a conversation, with its tools and variables.
+    /// Renders the prompt for a conversation, with its tools and variables.
     ///
-    /// Templates want things in different shapes; which one is found out by rendering a few small
+    /// Templates expect data in different shapes; the shape is detected by rendering a few small
     /// conversations, once. Arguments of calls are given as objects, or as text to templates that
-    /// write them as they are. Content that is absent beside calls is `none` or empty, as the
-    /// template bears it. Parts stay a list, or are joined by line breaks where the template wants
-    /// text, and text becomes a part where it wants a list. `reasoning_content` has the name that
-    /// the template has for it, or is a part of the content. What the template has no place for (a
-    /// system message, tools, calls, what tools answered) is said in other messages.
+    /// print them directly. Absent content next to calls is `none` or empty, whichever the template
+    /// supports. Content parts stay a list, or are joined by line breaks for templates that expect
+    /// text, and text becomes a part for templates that expect a list. `reasoning_content` gets the
+    /// template's name for it, or becomes a part of the content. Anything the template does not
+    /// support (a system message, tools, calls, tool results) is written into other messages.
     ///
     /// # Errors
     /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails
-    /// otherwise, [`Error::Limit`] if it needs too much, or if JSON is nested too deep,
-    /// [`Error::Reserved`] if a variable cannot be set, and [`Error::Part`] if a part that is no
-    /// text would have to become text.
+    /// otherwise, [`Error::Limit`] if it exceeds a limit, or if JSON is nested too deeply,
+    /// [`Error::Reserved`] if a variable cannot be set, and [`Error::Part`] if a non-text part
+    /// would have to become text.
     pub fn render_conversation(&self, conversation: &Conversation) -> Result<String, Error> {
         let template = self.variant(!conversation.tools.is_empty());
         context::measure(conversation).map_err(|unfit| template.unfit(unfit))?;
@@ -234,7 +233,7 @@ impl ChatTemplate {
         let conversation = adapted.as_ref().unwrap_or(conversation);
         let mut shape = template.shape(conversation);
         let rendered = template.render_as(conversation, &shape);
-        // one that goes through the tools whether there are any or not
+        // a template that iterates over the tools even if there are none
         if matches!(rendered, Err(Error::Template { .. })) && conversation.tools.is_empty() {
             shape.no_tools_undefined = true;
             return template.render_as(conversation, &shape).or(rendered);
@@ -309,8 +308,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `work` on a thread with a stack of known size. The engine has no known panics; should one
-/// occur, it is an error like any other.
+/// Runs `work` on a thread with a stack of known size. The engine has no known panics; a panic
+/// would be reported as an error.
 fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, minijinja::Error> + Send + 'static,
 ) -> Result<Result<T, minijinja::Error>, Error> {
@@ -325,7 +324,7 @@ fn on_thread<T: Send + 'static>(
     Ok(handle.join().map_err(failed).and_then(|result| result))
 }
 
-/// The error and what it stands on, without line breaks.
+/// Formats an error and its causes without line breaks.
 fn one_line(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(
         || error.kind().to_string(),
@@ -348,7 +347,7 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// A writer that fails when it has taken enough.
+/// A writer that fails beyond a length limit.
 struct Bounded {
     text: Vec<u8>,
     left: usize,

@@ -1,4 +1,4 @@
-//! A look at a template's tokens, before anything recurses over them.
+//! Checks of a template's tokens before anything recurses over them.
 
 use std::fmt::Display;
 
@@ -6,19 +6,19 @@ use minijinja::machinery::{Token, WhitespaceConfig, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
-/// Tokens in one tag: bounds how deep an expression can be before anything recurses over it.
+/// Most tokens in one tag: bounds the depth of an expression before anything recurses over it.
 const MAX_TOKENS_IN_TAG: usize = 4000;
-/// `elif` in all: each is nested in the one before.
+/// Most `elif` in all: each is nested in the one before.
 const MAX_ELIFS: usize = 500;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// The error for what is not read.
+/// Returns the error for an unsupported construct.
 pub(super) fn unsupported(what: impl Display) -> Error {
     Error::new(ErrorKind::SyntaxError, what.to_string())
 }
 
-/// Refuses tags and chains that are too long, and names that belong to the guards.
+/// Refuses tags and chains that are too long, and names reserved for the guards.
 pub(super) fn check_tokens(source: &str, whitespace: WhitespaceConfig) -> Result<()> {
     let (mut in_tag, mut elifs) = (0, 0);
     for token in tokenize(source, false, SyntaxConfig, whitespace) {
@@ -44,9 +44,9 @@ pub(super) fn check_tokens(source: &str, whitespace: WhitespaceConfig) -> Result
     Ok(())
 }
 
-/// transformers' own tags `{% generation %}` and `{% endgeneration %}` mark what the assistant said
-/// for training; in inference they do nothing. They become an `if` so that white space around them
-/// is treated alike.
+/// Replaces transformers' own tags `{% generation %}` and `{% endgeneration %}`, which mark the
+/// assistant's text for training and do nothing in inference. They become an `if`, so that white
+/// space around them is handled in the same way.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

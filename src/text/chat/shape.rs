@@ -1,7 +1,7 @@
-//! The shapes that a template takes: templates differ in whether they want a call's arguments as
-//! an object or as text, bear messages without content, and take content as text, as a list of
-//! parts, or both. Found out by rendering small conversations and looking for what was put in; each
-//! question is asked when a conversation first needs its answer.
+//! Detects the data shapes that a template expects: arguments of calls as an object or as text,
+//! messages without content or not, content as text, as a list of parts, or both. This renders
+//! small conversations and searches the output for probe strings; each question is asked when a
+//! conversation first needs its answer.
 
 use std::sync::OnceLock;
 
@@ -9,51 +9,51 @@ use serde_json::{Value as Json, json};
 
 use super::{ChatTemplate, Content, Conversation, Message, ToolCall};
 
-/// How a template takes the content of messages.
+/// Content shapes that a template supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Form {
-    /// As it is, text or parts.
+    /// Unchanged, text or parts.
     #[default]
     Either,
     /// Parts joined to text.
     Text,
-    /// Text as a list of one part.
+    /// Text converted to a list of one part.
     Parts,
 }
 
-/// How a template takes content that is absent beside calls.
+/// Supported values of absent content next to calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Absent {
-    /// As `none` or as empty text.
+    /// `none` or empty text.
     #[default]
     Either,
-    /// As empty text.
+    /// Empty text only.
     Text,
-    /// As `none`: it writes calls nowhere else.
+    /// `none` only: the template writes calls in no other case.
     None,
 }
 
-/// What a conversation is made into for a template.
+/// Conversions of a conversation for a template.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Shape {
-    /// Arguments become JSON text.
+    /// Whether arguments become JSON text.
     pub(super) arguments_as_text: bool,
-    /// What is done with absent content.
+    /// Value for absent content.
     pub(super) absent: Absent,
-    /// For each kind of role, as [`kind_of`] numbers them.
+    /// Content shape for each kind of role, as numbered by [`kind_of`].
     pub(super) forms: [Form; 4],
-    /// Where the template reads what an assistant thought.
+    /// Place of the assistant's reasoning.
     pub(super) reasoning: Reasoning,
-    /// Without tools, `tools` is undefined instead of `none`.
+    /// Whether `tools` is undefined instead of `none` if there are no tools.
     pub(super) no_tools_undefined: bool,
 }
 
-/// Where a template reads what an assistant thought.
+/// Place where a template reads the assistant's reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reasoning {
-    /// In a field of the message with this name.
+    /// A field of the message with this name.
     Field(&'static str),
-    /// In a part of the content with type `thinking`.
+    /// A part of the content with type `thinking`.
     Part,
 }
 
@@ -63,7 +63,7 @@ impl Default for Reasoning {
     }
 }
 
-/// Which kind of role this is: 0 = system, 1 = user, 2 = assistant, 3 = tool. A template may treat
+/// Returns the kind of a role: 0 = system, 1 = user, 2 = assistant, 3 = tool. A template may treat
 /// the content of each differently.
 pub(super) fn kind_of(role: &str) -> usize {
     match role {
@@ -74,7 +74,7 @@ pub(super) fn kind_of(role: &str) -> usize {
     }
 }
 
-/// Answers that were found out.
+/// Cached answers about a template.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
     arguments_as_text: OnceLock<bool>,
@@ -84,7 +84,7 @@ pub(super) struct Shapes {
     pub(super) takes: Takes,
 }
 
-/// What a template has a place for.
+/// Message kinds that a template supports.
 #[derive(Debug, Default)]
 pub(super) struct Takes {
     pub(super) system: OnceLock<bool>,
@@ -94,18 +94,18 @@ pub(super) struct Takes {
 }
 
 const KEY: &str = "needle_key";
-/// The value of a call's argument.
+/// Probe for the value of a call's argument.
 const NEEDLE: &str = "needle_value";
-/// What somebody says, and what an assistant thinks.
+/// Probes for content and for reasoning.
 const SAID: &str = "needle_said";
 const THOUGHT: &str = "needle_thought";
-/// The name of a tool that is offered and never called.
+/// Name of a tool that is offered and never called.
 const TOOL: &str = "needle_tool";
-/// Nine letters and digits: some templates take no other identifiers.
+/// Call id of nine letters and digits: some templates accept no others.
 const PROBE_ID: &str = "call00001";
 
 impl ChatTemplate {
-    /// The shape of this conversation.
+    /// Returns the shape for this conversation.
     pub(super) fn shape(&self, conversation: &Conversation) -> Shape {
         let messages = &conversation.messages;
         let mut shape = self.plain_shape();
@@ -141,7 +141,7 @@ impl ChatTemplate {
         shape
     }
 
-    /// The shape that needs no rendering.
+    /// Returns the shape known without rendering.
     fn plain_shape(&self) -> Shape {
         let has = |name: &str| {
             [
@@ -165,7 +165,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The rendered messages, where they can be rendered.
+    /// Renders messages; `None` if that fails.
     fn try_shape(&self, messages: Vec<Message>, shape: Shape) -> Option<String> {
         self.try_tools(messages, vec![tool("probe")], shape)
     }
@@ -180,8 +180,8 @@ impl ChatTemplate {
         self.render_as(&conversation, &shape).ok()
     }
 
-    /// Whether a plain question can be rendered: a template that refuses even that says nothing
-    /// about what else it takes.
+    /// Returns whether a plain question can be rendered: if a template refuses even that, its other
+    /// failures mean nothing.
     fn takes_questions(&self) -> bool {
         [Form::Either, Form::Parts].into_iter().any(|form| {
             let mut shape = self.plain_shape();
@@ -192,7 +192,7 @@ impl ChatTemplate {
         })
     }
 
-    /// Whether the template shows what is said in these messages.
+    /// Returns whether the template shows the content probe in these messages.
     fn shows_said(&self, messages: Vec<Message>, tools: Vec<Json>) -> bool {
         let conversation = Conversation {
             messages,
@@ -203,7 +203,7 @@ impl ChatTemplate {
         rendered.is_some_and(|out| out.contains(SAID))
     }
 
-    /// Whether the template has a place for a system message.
+    /// Returns whether the template supports a system message.
     pub(super) fn takes_system(&self) -> bool {
         *self.shapes.takes.system.get_or_init(|| {
             let messages = saying(0, Content::Text(SAID.to_owned()));
@@ -211,7 +211,7 @@ impl ChatTemplate {
         })
     }
 
-    /// Whether the template has a place for tools.
+    /// Returns whether the template supports tools.
     pub fn takes_tools(&self) -> bool {
         let shows = || {
             let shape = self.shape(&Conversation {
@@ -225,7 +225,7 @@ impl ChatTemplate {
         *self.shapes.takes.tools.get_or_init(shows)
     }
 
-    /// Whether the template writes the calls of earlier turns.
+    /// Returns whether the template writes the calls of earlier turns.
     pub(super) fn takes_calls(&self) -> bool {
         let shows = || {
             let contents = [Content::Text(String::new()), Content::None];
@@ -242,7 +242,7 @@ impl ChatTemplate {
         *self.shapes.takes.calls.get_or_init(shows)
     }
 
-    /// Whether the template writes what tools answered.
+    /// Returns whether the template writes tool results.
     pub(super) fn takes_results(&self) -> bool {
         let shows = || {
             let messages = match self.takes_calls() {
@@ -258,8 +258,8 @@ impl ChatTemplate {
         *self.shapes.takes.results.get_or_init(shows)
     }
 
-    /// Where thoughts go: the field that the source names, unless the template shows them only as
-    /// a part of the content.
+    /// Returns the place for reasoning: the field that the source names, unless the template shows
+    /// reasoning only as a part of the content.
     fn reasoning(&self) -> Reasoning {
         let shape = self.plain_shape();
         if !self.source.contains("thinking") {
@@ -270,7 +270,7 @@ impl ChatTemplate {
             messages[1].reasoning_content = Some(THOUGHT.to_owned());
             messages
         });
-        // Parts that are printed as they are were meant to be text.
+        // If parts are printed as a list, the template expects text.
         let printed = |out: &str| {
             ["'", "\""]
                 .iter()
@@ -290,12 +290,12 @@ impl ChatTemplate {
     }
 
     fn wants_arguments_as_text(&self) -> bool {
-        // Some templates write calls only where there is no content, others only where there is.
+        // Some templates write calls only if there is no content, others only if there is.
         for content in [Content::Text(String::new()), Content::None] {
             let call = calling(content);
             let shape = self.plain_shape();
             let object = self.try_shape(call.clone(), shape);
-            // An object that is printed as Python does was meant to be text.
+            // If an object is printed as a Python dict, the template expects text.
             let printed = format!("'{KEY}': '");
             if object.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&printed)) {
                 return false;
@@ -305,7 +305,7 @@ impl ChatTemplate {
                 ..shape
             };
             let text = self.try_shape(call, shape);
-            // A text that is quoted once more was meant to be an object.
+            // If a text is quoted once more, the template expects an object.
             let quoted = format!("\\\"{KEY}");
             if text.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&quoted)) {
                 return true;
@@ -323,7 +323,7 @@ impl ChatTemplate {
         let none = self.try_shape(calling(Content::None), shape);
         let text = self.try_shape(calling(Content::Text(String::new())), shape);
         let called = |out: &Option<String>| out.as_ref().is_some_and(|out| out.contains(NEEDLE));
-        // Python's word, and that of JSON where the content is written as such.
+        // Printed `none`: Python's, or JSON's where the content is written as JSON.
         let nones = |out: &str| out.matches("None").count() + out.matches("null").count();
         match (none, text) {
             (none, text) if called(&none) && !called(&text) => Absent::None,
@@ -341,7 +341,7 @@ impl ChatTemplate {
         };
         let part = json!({"type": "text", "text": SAID});
         let parts = self.try_shape(saying(kind, Content::Parts(vec![part])), shape);
-        // Parts that are printed as they are were meant to be text.
+        // If parts are printed as a list, the template expects text.
         let dumps = ["'text': '", "\"text\": \"", "\"text\":\""].map(|key| format!("{key}{SAID}"));
         let takes_parts = parts
             .is_some_and(|out| out.contains(SAID) && !dumps.iter().any(|dump| out.contains(dump)));
@@ -356,7 +356,7 @@ impl ChatTemplate {
     }
 }
 
-/// A conversation with a call.
+/// Returns a conversation with a call.
 fn calling(content: Content) -> Vec<Message> {
     let call = ToolCall {
         id: PROBE_ID.to_owned(),
@@ -375,7 +375,7 @@ fn calling(content: Content) -> Vec<Message> {
     ]
 }
 
-/// What a tool answers.
+/// Returns a tool result.
 fn result(content: Content) -> Message {
     Message {
         role: "tool".to_owned(),
@@ -386,7 +386,7 @@ fn result(content: Content) -> Message {
     }
 }
 
-/// A tool with one parameter.
+/// Returns a tool with one parameter.
 fn tool(name: &str) -> Json {
     let parameters = json!({
         "type": "object",
@@ -397,7 +397,7 @@ fn tool(name: &str) -> Json {
     json!({"type": "function", "function": function})
 }
 
-/// A conversation in which one role says something.
+/// Returns a conversation with this content in a message of one role.
 fn saying(kind: usize, content: Content) -> Vec<Message> {
     let said = |role: &str| Message {
         role: role.to_owned(),

@@ -1,5 +1,5 @@
-//! Which template renders a conversation: a file may have one for conversations with tools, and
-//! others by name; well-known ones have names of their own.
+//! Template selection: a file may have one for conversations with tools, and others by name;
+//! built-in ones have names of their own.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use serde_json::{Map, Value};
 use super::{ChatTemplate, Error, builtin, context};
 use crate::tokenizer::Tokenizer;
 
-/// The key of a file's template; those with names have keys that begin with it.
+/// Key of a file's template; keys of named templates begin with it.
 const KEY: &str = "tokenizer.chat_template";
 
-/// What files call the template for conversations with tools.
+/// Name of the template for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
-    /// The template of a file; `None` where it has none. Where the file has another one for
-    /// conversations with tools, those are rendered by it.
+    /// Reads the template of a file; `None` if it has none. If the file has another one for
+    /// conversations with tools, that one renders those.
     ///
     /// # Errors
-    /// If the metadata cannot be read or is no template.
+    /// If the metadata cannot be read or the template is invalid.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, Error> {
         let tool_use = gguf.str(&format!("{KEY}.{TOOL_USE}"))?;
         let tool_use = tool_use.map(|source| ChatTemplate::of(gguf, tokenizer, source));
@@ -34,8 +34,7 @@ impl ChatTemplate {
         }))
     }
 
-    /// The template that a file has under this name, or the well-known one of this name; `None`
-    /// where there is neither.
+    /// Returns the file's template of this name, else the built-in one; `None` if there is neither.
     ///
     /// # Errors
     /// As [`ChatTemplate::from_gguf`].
@@ -54,10 +53,10 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// A template from its text, for the model of a file.
+    /// Compiles a template from its source, for the model of a file.
     ///
     /// # Errors
-    /// If it is no template.
+    /// If the template is invalid.
     pub fn of(gguf: &Gguf, tokenizer: &Tokenizer, source: &str) -> Result<ChatTemplate, Error> {
         let text = |id: Option<u32>| {
             let text = id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
@@ -67,12 +66,12 @@ impl ChatTemplate {
         ChatTemplate::new(gguf.name(), source, bos, eos)
     }
 
-    /// Names of the well-known templates that [`ChatTemplate::named`] knows.
+    /// Returns the names of the built-in templates that [`ChatTemplate::named`] accepts.
     pub fn known_names() -> impl Iterator<Item = &'static str> {
         builtin::names()
     }
 
-    /// The template that renders conversations with tools, or without.
+    /// Returns the template for conversations with or without tools.
     pub fn variant(&self, has_tools: bool) -> &ChatTemplate {
         match &self.tool_use {
             Some(tool_use) if has_tools => tool_use,
@@ -80,7 +79,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The template with variables that hold where a conversation does not set them.
+    /// Sets default variables, which a conversation can override.
     ///
     /// # Errors
     /// [`Error::Reserved`] if one of them cannot be set.
@@ -104,7 +103,7 @@ impl ChatTemplate {
         })
     }
 
-    /// A template whose conversations with tools are rendered by another one.
+    /// Sets another template for conversations with tools.
     #[must_use]
     pub fn with_tool_use(self, tool_use: ChatTemplate) -> ChatTemplate {
         ChatTemplate {

@@ -1,4 +1,4 @@
-//! The text crate from outside.
+//! Integration tests of the text crate.
 
 mod answer;
 mod chat_template;

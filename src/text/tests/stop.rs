@@ -1,12 +1,12 @@
-//! Stop strings: for every way to cut a text into pieces, streaming shows exactly what a search of
-//! the whole would leave.
+//! Stop strings: for every split of a text into pieces, streaming shows exactly the result of a
+//! search in the whole text.
 
 use cpu_time::ThreadTime;
 use octavo_text::stop::StopMatcher;
 use proptest::prelude::*;
 
-/// The rule, by search: the shortest prefix of the text that ends with a stop string, less the
-/// longest such string.
+/// Applies the rule by search: the shortest prefix of the text that ends with a stop string,
+/// without the longest such string.
 fn buffered(text: &str, stops: &[&str]) -> String {
     for end in text.char_indices().map(|(i, c)| i + c.len_utf8()) {
         let hit = stops

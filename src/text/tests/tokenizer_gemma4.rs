@@ -1,4 +1,4 @@
-//! Gemma 4's tokenizer: characters joined by rank, bytes for those without a token.
+//! Gemma 4's tokenizer: characters merged by rank, byte tokens for those without a token.
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
@@ -34,13 +34,13 @@ fn tokenizer(pre: &str) -> Tokenizer {
 
 #[test]
 fn characters_are_joined_by_rank() {
-    // llama.cpp goes by the model alone, and adds BOS whatever the file says
+    // llama.cpp decides by the model name alone, and adds BOS whatever the file says
     for pre in ["gemma4", "default"] {
         let tokenizer = tokenizer(pre);
         assert_eq!(tokenizer.pre_name(), "gemma4");
         let encode = |text: &str, options| tokenizer.encode(text.as_bytes(), options);
         let ids = |text: &str| encode(text, EncodeOptions::PIECE).expect("short");
-        // the space takes its letter before the letters join
+        // the space merges with its letter before the letters merge
         assert_eq!(ids("ab ab"), [3, 5, 2]);
         assert_eq!(ids("a\n\nü"), [1, 7, 8, 9]);
         assert_eq!(encode("a", EncodeOptions::PROMPT).expect("short"), [0, 1]);

@@ -1,4 +1,4 @@
-//! A second witness: Hugging Face's `tokenizers`, built from the same vocabulary with its own
+//! Cross-check against Hugging Face's `tokenizers`, built from the same vocabulary with its own
 //! regular expressions.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
@@ -54,7 +54,7 @@ fn witness(gguf: &Gguf, regex: &str, ignore_merges: bool) -> tokenizers::Tokeniz
     tokenizers::Tokenizer::from_bytes(file.to_string()).expect("a tokenizer")
 }
 
-/// Text made to be hard: pieces of everything the patterns tell apart.
+/// Generates difficult text: pieces of every class that the patterns distinguish.
 fn text() -> impl Strategy<Value = String> {
     let unit = prop_oneof![
         4 => "[a-zA-Z]{1,8}",
@@ -78,7 +78,7 @@ fn compare(file: &str, regex: &str, ignore_merges: bool) {
     let gguf = Gguf::open(&folder.join(file), &OpenOptions::default()).expect("a vocabulary");
     let ours = Tokenizer::from_gguf(&gguf).expect("a tokenizer");
     let theirs = witness(&gguf, regex, ignore_merges);
-    // The witness knows a later Unicode; what it alone knows is left out.
+    // The library has a later Unicode version; characters only it knows are left out.
     let known = Regex::new(r"^[\p{age=15.1}\P{assigned}]*$").expect("a valid class");
     let mut runner = TestRunner::new(Config {
         cases: 3000,

@@ -1,4 +1,4 @@
-//! What goes in comes out: every code point, every token, and long texts in linear time.
+//! Round trips: every code point, every token, and long texts in linear time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use octavo_fixtures::shared;
 use octavo_text::tokenizer::{DetokenizeOptions, EncodeOptions, Tokenizer, Utf8Stream};
 use proptest::prelude::*;
 
-/// All vocabulary files, by name.
+/// Returns all vocabulary files, by name.
 fn vocabularies() -> Vec<(String, Tokenizer)> {
     let Some(folder) = shared("vocabs") else {
         return Vec::new();
@@ -40,7 +40,7 @@ fn there_and_back(tokenizer: &Tokenizer, text: &[u8]) -> Vec<u8> {
         },
     );
     let plain = tokenizer.decode(&ids, true);
-    // Without clean-up the two differ by the space in front alone.
+    // Without clean-up the two differ only by the leading space.
     assert!(plain == text || plain.strip_prefix(b" ") == Some(&text) || plain.len() > text.len());
     text
 }
@@ -50,7 +50,7 @@ fn every_code_point_survives() {
     for (name, tokenizer) in vocabularies() {
         let mut buffer = [0; 4];
         for c in '\0'..=char::MAX {
-            // SPM writes spaces as U+2581, so the two cannot be told apart.
+            // SPM writes spaces as U+2581, so the two cannot be distinguished.
             let expected: &[u8] = if c == '\u{2581}' && tokenizer.model_name() == "llama" {
                 b" "
             } else {
@@ -72,7 +72,7 @@ fn every_token_survives() {
     for (name, tokenizer) in vocabularies() {
         for id in 0..u32::try_from(tokenizer.n_vocab()).expect("a count") {
             let piece = tokenizer.piece(id).expect("a piece").to_vec();
-            // Bytes that are no text become U+FFFD in BPE.
+            // Bytes that are not UTF-8 become U+FFFD in BPE.
             if std::str::from_utf8(&piece).is_ok() && !tokenizer.is_special(id) {
                 let ids = tokenizer.encode(&piece, EncodeOptions::PIECE).expect("ids");
                 let back = tokenizer.decode(&ids, true);
@@ -119,13 +119,13 @@ fn a_megabyte_of_anything_takes_less_than_a_second() {
         "-=",
         "\0",
     ];
-    // A debug build does the same work a few times slower.
+    // A debug build is a few times slower.
     let limit = Duration::from_millis(if cfg!(debug_assertions) { 4000 } else { 1000 });
     for (name, tokenizer) in vocabularies() {
         let mut slowest = (Duration::ZERO, "");
         for unit in units {
             let text = unit.repeat((1 << 20) / unit.len());
-            // looking for special tokens is work on top
+            // searching for special tokens is additional work
             let start = ThreadTime::now();
             let ids = tokenizer.encode(
                 text.as_bytes(),
@@ -179,7 +179,7 @@ fn check_stream(bytes: &[u8], cuts: &[usize]) -> Result<(), TestCaseError> {
     }
     text.push_str(&stream.finish());
     prop_assert!(!stream.is_incomplete());
-    // The standard library's own reading of the whole.
+    // Compare with the standard library's decoding of the whole.
     prop_assert_eq!(text, String::from_utf8_lossy(bytes));
     Ok(())
 }

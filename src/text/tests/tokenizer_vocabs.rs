@@ -23,7 +23,7 @@ fn every_pair_of_every_vocabulary_is_exact() {
         let tokenizer = Tokenizer::from_gguf(&gguf).expect("its tokenizer");
         let (inputs, outputs) = (read("inp"), read("out"));
         let inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
-        // The last input is an empty line at the end of the file; every line of ids belongs to one
+        // The last input is an empty line at the end of the file; each line of ids belongs to one
         // input.
         let outputs: Vec<&str> = outputs.lines().collect();
         let inputs = &inputs[..inputs.len().min(outputs.len())];

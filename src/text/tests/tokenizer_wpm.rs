@@ -1,5 +1,5 @@
-//! WPM tokenizers: llama-tokenize's ids, recorded, of texts in many scripts and of broken ones,
-//! with and without capitals and accents; what is refused; linear time.
+//! WPM tokenizers: recorded ids of llama-tokenize, for texts in many scripts and for invalid ones,
+//! with and without lower-casing and accent stripping; refused files; linear time.
 
 use cpu_time::ThreadTime;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
@@ -18,7 +18,7 @@ const SPECIALS: [(&str, u32); 5] = [
     ("mask", 4),
 ];
 
-/// A file with these tokens, the first five special.
+/// Builds a file with these tokens, the first five special.
 fn wpm<'a>(tokens: &[String]) -> Writer<'a> {
     let mut writer = Writer::new();
     let types = (0..tokens.len()).map(|id| if id < 5 { CONTROL } else { NORMAL });
@@ -119,7 +119,7 @@ fn what_surrounds_a_text_must_be_there() {
     assert!(error.to_string().contains("bos_token_id"), "{error}");
 }
 
-/// One endless word, which begins like a long token everywhere, and words that come to nothing.
+/// One endless word, which begins like a long token everywhere, and words without matching tokens.
 #[test]
 fn time_is_linear() {
     let mut tokens = small();

@@ -1,8 +1,8 @@
-//! Which join comes next: the lowest key, leftmost on ties.
+//! Priority queue of merges: the lowest key first, leftmost on ties.
 //!
-//! A heap of all pairs of a megabyte costs more in cache misses than all the rest. Pairs of one key
-//! mostly arrive from left to right, so each key has a list that is usually sorted already, and
-//! only the few keys in use form a heap.
+//! A heap of all pairs of a megabyte of text costs more in cache misses than everything else. Pairs
+//! with the same key mostly arrive from left to right, so each key has a list that is usually
+//! sorted already, and only the few keys in use form a heap.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -10,39 +10,38 @@ use std::hash::BuildHasherDefault;
 
 use super::hash::KeyedHasher;
 
-/// A possible join: where it starts, and how many bytes it covers (which tells whether it is out of
-/// date).
+/// Candidate merge: its start, and its length in bytes (by which an outdated one is recognised).
 pub(super) type Join = (u32, u32);
 
-/// The joins still to be tried.
+/// Merges still to be tried.
 #[derive(Default)]
 pub(super) struct Agenda {
     keys: BinaryHeap<Reverse<u32>>,
     lists: HashMap<u32, List, BuildHasherDefault<KeyedHasher>>,
-    /// Emptied lists, to be filled again.
+    /// Emptied lists, for reuse.
     spare: Vec<List>,
 }
 
 #[derive(Default)]
 struct List {
     joins: Vec<Join>,
-    /// How many of `joins` are done.
+    /// Number of `joins` already taken.
     done: usize,
     sorted: bool,
     started: bool,
-    /// Joins that came after the first of this key was taken.
+    /// Merges added after the first one of this key was taken.
     late: BinaryHeap<Reverse<Join>>,
 }
 
 impl Agenda {
-    /// Forgets everything.
+    /// Removes everything.
     pub(super) fn clear(&mut self) {
         self.keys.clear();
         self.spare
             .extend(self.lists.drain().map(|(_, list)| list.emptied()));
     }
 
-    /// Adds a join.
+    /// Adds a candidate merge.
     pub(super) fn push(&mut self, key: u32, join: Join) {
         let list = self.lists.entry(key).or_insert_with(|| {
             self.keys.push(Reverse(key));
@@ -59,7 +58,7 @@ impl Agenda {
         list.joins.push(join);
     }
 
-    /// Takes the next join.
+    /// Takes the next candidate merge.
     pub(super) fn pop(&mut self) -> Option<(u32, Join)> {
         loop {
             let Reverse(key) = *self.keys.peek()?;

@@ -1,5 +1,5 @@
-//! Byte-pair encoding: inside each word, the adjacent pair whose merge has the lowest rank is
-//! joined first.
+//! Byte-pair encoding: in each word, the adjacent pair whose merge has the lowest rank is merged
+//! first.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -15,10 +15,10 @@ use super::vocab::{Vocab, byte_text, escape_spaces, typed_array};
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// A text that neither the vocabulary nor a merge knows.
+/// Text number of a text that is in neither the vocabulary nor a merge.
 const UNKNOWN_TEXT: u32 = u32::MAX;
 
-/// How many merges a file has: room to reserve for their texts.
+/// Returns the number of merges in a file: room to reserve for their texts.
 pub(super) fn merge_count(gguf: &Gguf) -> Result<usize, Error> {
     Ok(gguf.array(MERGES)?.map_or(0, |array| array.len()))
 }
@@ -27,17 +27,16 @@ pub(super) fn merge_count(gguf: &Gguf) -> Result<usize, Error> {
 pub(super) struct Bpe {
     splitter: Splitter,
     family: &'static Family,
-    /// (left text, right text) to (rank, joined text), all by number in `Vocab::texts`.
+    /// Maps (left text, right text) to (rank, joined text), all as numbers in `Vocab::texts`.
     merges: HashMap<u64, (u32, u32), BuildHasherDefault<KeyedHasher>>,
-    /// The text that starts as the symbol for each byte; unused with `raw_utf8`.
+    /// Text number of the initial symbol for each byte; unused with `raw_utf8`.
     byte_symbols: Vec<u32>,
-    /// What a byte becomes when the symbol it ended up in is no token: usually one token, possibly
-    /// none or two.
+    /// Tokens for a byte whose final symbol is not a token: usually one, possibly none or two.
     byte_fallback: Vec<Vec<u32>>,
 }
 
 impl Bpe {
-    /// Reads the merges; texts that only they know are added to the vocabulary's list of texts.
+    /// Reads the merges; texts that occur only in merges are appended to the vocabulary's texts.
     pub(super) fn read(
         gguf: &Gguf,
         vocab: &mut Vocab,
@@ -125,7 +124,7 @@ impl Bpe {
             let Some(b) = work.symbols.get(right).copied() else {
                 continue;
             };
-            // Out of date: one of the two has been joined with another since.
+            // Outdated: one of the two has been merged with another since.
             if a.len == 0 || a.len + b.len != len {
                 continue;
             }
@@ -153,7 +152,7 @@ impl Bpe {
         self.emit(vocab, work, out);
     }
 
-    /// The token that is the whole word, where the family takes whole words.
+    /// Returns the token of the whole word, if the family looks up whole words.
     fn whole(&self, vocab: &Vocab, work: &mut Work) -> Option<u32> {
         let newlines = self.family.whole_newlines && work.word.iter().all(|byte| *byte == b'\n');
         if !self.family.ignore_merges && !newlines {
@@ -169,7 +168,7 @@ impl Bpe {
         vocab.id(&work.mapped)
     }
 
-    /// Cuts the word into its first symbols: bytes, or characters with `raw_utf8`.
+    /// Splits the word into its initial symbols: bytes, or characters with `raw_utf8`.
     fn start(&self, vocab: &Vocab, work: &mut Work) {
         work.agenda.clear();
         work.symbols.clear();
@@ -200,7 +199,7 @@ impl Bpe {
         }
     }
 
-    /// Queues a pair if there is a merge for it.
+    /// Queues a pair if it has a merge.
     fn consider(&self, left: usize, right: usize, work: &mut Work) {
         let (a, b) = (work.symbols[left], work.symbols[right]);
         if let Some((rank, _)) = self.merges.get(&pair(a.text, b.text)) {
@@ -215,8 +214,8 @@ impl Bpe {
             if (symbol.text as usize) < vocab.n {
                 out.push(symbol.text);
             } else {
-                // No token has this text: bytes, and those without a token of their own are lost,
-                // as in llama.cpp.
+                // No token has this text: split it into bytes, dropping those without a token, as
+                // in llama.cpp.
                 for byte in work.word.get(at..end).unwrap_or_default() {
                     out.extend(
                         self.byte_fallback
@@ -231,7 +230,7 @@ impl Bpe {
     }
 }
 
-/// A word is shorter than 2^32 bytes: texts are limited far below.
+/// Converts an index in a word, which is far shorter than 2^32 bytes.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
 fn a_index(i: usize) -> u32 {
     i as u32
@@ -241,12 +240,12 @@ fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// The number of a text, which is added if need be.
+/// Returns the number of a text, adding it if necessary.
 fn number(vocab: &mut Vocab, text: &[u8]) -> u32 {
     vocab.texts.insert(text).unwrap_or_else(|id| id)
 }
 
-/// The tokens for a byte alone: in the byte alphabet its character is taken apart once more.
+/// Returns the tokens for a single byte: in the byte alphabet its character's own UTF-8 bytes.
 fn fallback(vocab: &Vocab, family: &Family, byte: u8) -> Vec<u32> {
     if family.raw_utf8 {
         return vocab.id(byte_text(byte).as_bytes()).into_iter().collect();
@@ -263,19 +262,19 @@ fn fallback(vocab: &Vocab, family: &Family, byte: u8) -> Vec<u32> {
 struct Symbol {
     /// Number of its text.
     text: u32,
-    /// Bytes of the word it covers; 0 = joined into the one before.
+    /// Bytes of the word it covers; 0 = merged into the one before.
     len: u32,
-    /// Neighbours; beyond the list = none.
+    /// Neighbours; an index past the end means none.
     prev: u32,
     next: u32,
 }
 
-/// Buffers reused from word to word.
+/// Buffers reused across words.
 #[derive(Default)]
 struct Work {
     word: Vec<u8>,
     mapped: Vec<u8>,
     symbols: Vec<Symbol>,
-    /// By rank.
+    /// Candidate merges by rank.
     agenda: Agenda,
 }

@@ -1,19 +1,19 @@
-//! Whole texts out of token ids, the way llama.cpp's `llama_detokenize` writes them.
+//! Decodes token ids to whole texts, like llama.cpp's `llama_detokenize`.
 
 use super::{SpacePrefix, Tokenizer};
 
-/// How to detokenize.
+/// Detokenization options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DetokenizeOptions {
-    /// Leave out a BOS that was added in front and an EOS that was added behind.
+    /// Omit an automatically added leading BOS and trailing EOS.
     pub remove_special: bool,
     /// Write control and unknown tokens as their text.
     pub unparse_special: bool,
 }
 
 impl Tokenizer {
-    /// The text of `ids` as a whole: the space that encoding put in front is taken away, and the
-    /// families that ask for it lose spaces before punctuation.
+    /// Returns the text of `ids` as a whole: the space added by encoding is removed, as are spaces
+    /// before punctuation in families that ask for it.
     pub fn detokenize(&self, ids: &[u32], options: DetokenizeOptions) -> Vec<u8> {
         let mut ids = ids;
         let mut drop_space = self.space_prefix != SpacePrefix::Never;
@@ -52,12 +52,12 @@ impl Tokenizer {
     }
 }
 
-/// Three passes, each over what the one before left.
+/// Cleans up in three passes, each over the output of the previous one.
 fn clean(text: &[u8]) -> Vec<u8> {
     contractions(&lone_apostrophes(&punctuation(text)))
 }
 
-/// `" ?"`, `" !"`, `" ."` and `" ,"` lose the space.
+/// Removes the space in `" ?"`, `" !"`, `" ."` and `" ,"`.
 fn punctuation(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     for (i, byte) in text.iter().enumerate() {
@@ -69,11 +69,11 @@ fn punctuation(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `" ' "` loses both spaces.
+/// Removes both spaces in `" ' "`.
 fn lone_apostrophes(text: &[u8]) -> Vec<u8> {
     let mut out: Vec<u8> = Vec::with_capacity(text.len());
     let mut i = 0;
-    // A space taken away no longer counts as a neighbour.
+    // A removed space no longer counts as a neighbour.
     let mut previous = None;
     while let Some(byte) = text.get(i) {
         if *byte == b'\'' && previous == Some(b' ') && text.get(i + 1) == Some(&b' ') {
@@ -89,7 +89,7 @@ fn lone_apostrophes(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `" 's"`, `" 'm"`, `" 're"` and `" 've"` lose the space.
+/// Removes the space in `" 's"`, `" 'm"`, `" 're"` and `" 've"`.
 fn contractions(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     for (i, byte) in text.iter().enumerate() {

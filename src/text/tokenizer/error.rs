@@ -1,4 +1,4 @@
-//! What can be wrong with a tokenizer in a file, or with a text.
+//! Errors of a tokenizer in a file, or of a text.
 
 /// An error of the tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -6,12 +6,12 @@ pub enum Error {
     /// The metadata could not be read.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
-    /// A key without which there is no tokenizer.
+    /// A required key is missing.
     #[error("{file}: metadata key {key} is missing")]
     MissingKey {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// Missing key.
         key: &'static str,
     },
     /// A tokenizer model that is not implemented.
@@ -20,107 +20,107 @@ pub enum Error {
          (SPM) or 'bert' (WPM)"
     )]
     UnsupportedModel {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Its `tokenizer.ggml.model`.
+        /// Value of `tokenizer.ggml.model`.
         model: String,
     },
-    /// A pre-tokenizer nobody knows.
+    /// An unknown pre-tokenizer.
     #[error("{file}: unknown pre-tokenizer '{pre}' in tokenizer.ggml.pre")]
     UnknownPre {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Its `tokenizer.ggml.pre`.
+        /// Value of `tokenizer.ggml.pre`.
         pre: String,
     },
-    /// An array of another element type.
+    /// An array of the wrong element type.
     #[error("{file}: metadata key {key}: expected an array of {expected}, got {got}")]
     ArrayType {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// Key of the array.
         key: &'static str,
-        /// Element types that would do.
+        /// Accepted element types.
         expected: &'static str,
-        /// The element type found.
+        /// Element type found.
         got: String,
     },
-    /// An array that must run parallel to the tokens and does not.
+    /// An array without one element per token.
     #[error(
         "{file}: metadata key {key}: expected {expected} elements (one for each token), got {got}"
     )]
     ArrayLength {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// Key of the array.
         key: &'static str,
         /// Number of tokens.
         expected: usize,
         /// Number of elements.
         got: usize,
     },
-    /// A token count that no id can address.
+    /// More tokens than ids can address.
     #[error("{file}: {got} tokens, expected 1 to {limit}")]
     TokenCount {
-        /// The file.
+        /// Name of the file.
         file: String,
         /// Number of tokens.
         got: usize,
-        /// The most there may be.
+        /// Largest number accepted.
         limit: usize,
     },
-    /// A byte token whose text names no byte.
+    /// A byte token whose text is not that of a byte.
     #[error(
         "{file}: tokenizer.ggml.tokens: byte token {id}: expected a text of the form <0x0A>, \
          got '{text}'"
     )]
     ByteToken {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The token.
+        /// Token id.
         id: u32,
-        /// Its text, made printable.
+        /// Token text, made printable.
         text: String,
     },
-    /// A score that cannot be ordered.
+    /// A score that is NaN.
     #[error("{file}: metadata key tokenizer.ggml.scores: the score of token {id} is not a number")]
     NanScore {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The token.
+        /// Token id.
         id: u32,
     },
     /// A special token id outside the vocabulary.
     #[error("{file}: metadata key {key}: expected a token id below {n_vocab}, got {got}")]
     SpecialId {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// Key of the special token.
         key: &'static str,
         /// Number of tokens.
         n_vocab: usize,
-        /// The id found.
+        /// Id found.
         got: u32,
     },
-    /// A text longer than this tokenizer accepts.
+    /// The text is longer than the tokenizer accepts.
     #[error("the text has {got} bytes, expected at most {limit}")]
     TextTooLong {
         /// Bytes in the text.
         got: usize,
-        /// The most there may be.
+        /// Largest number of bytes accepted.
         limit: usize,
     },
-    /// A byte for which an SPM vocabulary has no token at all.
+    /// A byte for which an SPM vocabulary has no token.
     #[error("{file}: the vocabulary has no token for byte 0x{byte:02X} and no unknown token")]
     NoByteToken {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The byte.
+        /// Byte without a token.
         byte: u8,
     },
 }
 
-/// A token's text for a message: lossy, escaped, cut short.
+/// Formats a token's text for a message: lossy, escaped, truncated.
 pub(super) fn printable(text: &[u8]) -> String {
     const LONGEST: usize = 64;
     let head = text.get(..LONGEST).unwrap_or(text);

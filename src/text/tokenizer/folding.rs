@@ -1,10 +1,10 @@
-//! What code points are reduced to before words are looked up: lower case, and the first code point
-//! of a decomposition. Of Unicode 15.1, as `unicode.rs`.
+//! Case folding and accent stripping of code points before words are looked up: lower case, and the
+//! first code point of a decomposition. Data of Unicode 15.1, as `unicode.rs`.
 
 use std::sync::OnceLock;
 
-/// Code points `step` apart, and what becomes of the first; the others follow in the same steps, or
-/// all become the same where that step is 0.
+/// Code points `step` apart, and the mapping of the first; the others map in steps of `to_step`, or
+/// all to the same code point if that is 0.
 struct Run {
     first: u32,
     last: u32,
@@ -17,7 +17,7 @@ struct Run {
 struct Runs(Vec<Run>);
 
 impl Runs {
-    /// What becomes of a code point.
+    /// Maps a code point.
     fn of(&self, cp: u32) -> u32 {
         let behind = self.0.partition_point(|run| run.first <= cp);
         let run = behind.checked_sub(1).and_then(|at| self.0.get(at));
@@ -46,7 +46,7 @@ struct Folding {
     base: Runs,
 }
 
-/// The embedded table, parsed once.
+/// Returns the embedded table, parsed once.
 fn folding() -> &'static Folding {
     static TABLE: OnceLock<Folding> = OnceLock::new();
     TABLE.get_or_init(|| {
@@ -76,12 +76,12 @@ fn folding() -> &'static Folding {
     })
 }
 
-/// The lower case, of those with several code points the first.
+/// Returns the lower case; the first code point if there are several.
 pub(super) fn lower(cp: u32) -> u32 {
     folding().lower.of(cp)
 }
 
-/// What the decomposition begins with: of a letter with accents the letter.
+/// Returns the first code point of the decomposition: for a letter with accents, the letter.
 pub(super) fn base(cp: u32) -> u32 {
     folding().base.of(cp)
 }
@@ -95,7 +95,7 @@ mod tests {
         let mut others = 0;
         for c in '\0'..=char::MAX {
             let expected = c.to_lowercase().next().map_or(0, u32::from);
-            // the library may know letters that are newer than the table
+            // the standard library may know letters that are newer than the table
             if lower(u32::from(c)) != expected {
                 assert_eq!(lower(u32::from(c)), u32::from(c), "{c:?}");
                 others += 1;

@@ -1,9 +1,9 @@
-//! Hashing small numbers from a file: quick, and keyed, so that no file can choose collisions.
+//! Hashing of small numbers from a file: fast, and keyed, so that no file can choose collisions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 
-/// Multiplies by keys drawn when the program starts.
+/// Multiplies by keys drawn at program start.
 pub(super) struct KeyedHasher {
     keys: [u64; 2],
     state: u64,

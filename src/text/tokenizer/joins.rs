@@ -1,5 +1,5 @@
-//! Joining neighbours until none may be joined: what SentencePiece does by the score of what comes
-//! out, and merges by the rank of the pair.
+//! Merges neighbours until no pair may be merged: SentencePiece merges by the score of the result,
+//! BPE merges by the rank of the pair.
 
 use super::agenda::Agenda;
 use super::unicode::announced_len;
@@ -8,16 +8,16 @@ use super::unicode::announced_len;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Symbol {
     pub(super) at: usize,
-    /// Bytes; 0 = joined into the one before.
+    /// Length in bytes; 0 = merged into the one before.
     pub(super) len: usize,
     prev: Option<usize>,
     next: Option<usize>,
 }
 
-/// Cuts `text` into characters, by the lengths that first bytes announce (invalid bytes are symbols
-/// too), and joins the pair with the lowest key, the leftmost of equal ones, until no pair has one.
-/// `key` is given what two neighbours are together and the length of the left one, and `joined`
-/// hears the same of every join.
+/// Splits `text` into characters, by the lengths that first bytes announce (invalid bytes are
+/// symbols too), and merges the pair with the lowest key, the leftmost on ties, until no pair has
+/// one. `key` receives the merged text of two neighbours and the length of the left one, and
+/// `joined` receives the same for every merge.
 pub(super) fn join(
     text: &[u8],
     key: impl Fn(&[u8], usize) -> Option<u32>,
@@ -39,7 +39,7 @@ pub(super) fn join(
         let a = symbols[left];
         let Some(right) = a.next else { continue };
         let b = symbols[right];
-        // Out of date: one of the two has been joined with another since.
+        // Outdated: one of the two has been merged with another since.
         if a.len == 0 || a.len + b.len != len as usize {
             continue;
         }
@@ -65,12 +65,12 @@ pub(super) fn join(
     symbols
 }
 
-/// Where the last join of a text that becomes one symbol is: the length of the left part. `None` if
-/// it does not, or is a single character.
+/// Returns the last merge of a text that becomes one symbol, as the length of the left part. `None`
+/// if it does not become one symbol, or is a single character.
 ///
-/// While two symbols are neighbours, nothing was joined across their ends, so what happened inside
-/// is what happens to them alone: wherever a token is made, in any text, it is made of the two
-/// parts that it is made of here.
+/// While two symbols are neighbours, nothing was merged across their ends, so each was merged as it
+/// would be alone: wherever a token is made, in any text, it is made from the same two parts as
+/// here.
 pub fn last_join(text: &[u8], key: impl Fn(&[u8], usize) -> Option<u32>) -> Option<usize> {
     let mut last = None;
     let symbols = join(text, key, |part, left| {
@@ -97,7 +97,7 @@ fn characters(text: &[u8]) -> Vec<Symbol> {
     symbols
 }
 
-/// Texts are shorter than 2^32 bytes, escaped spaces included.
+/// Converts a length; texts are shorter than 2^32 bytes, escaped spaces included.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
 fn narrow(n: usize) -> u32 {
     n as u32

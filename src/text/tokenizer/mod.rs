@@ -1,8 +1,8 @@
-//! Tokenizers from GGUF metadata alone: BPE (`gpt2`), SPM (`llama`) and WPM (`bert`), the same ids
-//! as llama.cpp for the same bytes.
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`), SPM (`llama`) and WPM (`bert`), with the same
+//! ids as llama.cpp for the same bytes.
 //!
-//! Owns everything between bytes and token ids. Knows no model and no chat: templates are in
-//! `chat`. Every step is linear in the text, or n log n: texts come from strangers.
+//! Contains everything between bytes and token ids, but no models and no chat: templates are in
+//! `chat`. Every step is linear in the text, or n log n, since texts are untrusted.
 
 mod agenda;
 mod bpe;
@@ -40,27 +40,28 @@ pub use space::SpacePrefix;
 pub use specials::{ENDS_KEY, STRIP_KEYS, SpecialTokens};
 pub use utf8::Utf8Stream;
 
-/// The longest text that is tokenized in one call, in bytes.
+/// Longest text tokenized in one call, in bytes.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
 
-/// How to encode a text. The default is for a text of its own from anywhere: special tokens around
-/// it where the model expects them, and none by what it says.
+/// Encoding options. The default is for an untrusted text of its own: special tokens around it
+/// where the model expects them, and none parsed from its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Add BOS and EOS where the file asks for them, and what surrounds every text of a model.
+    /// Add BOS and EOS if the file asks for them, and any other tokens a model has around every
+    /// text.
     pub add_special: bool,
-    /// Recognize control tokens written out in the text. User-defined tokens are always recognized.
+    /// Parse control tokens written in the text. User-defined tokens are always parsed.
     pub parse_special: bool,
 }
 
 impl EncodeOptions {
-    /// For a prompt whose author may write control tokens out.
+    /// Options for a prompt in which control tokens may be written out.
     pub const PROMPT: EncodeOptions = EncodeOptions {
         add_special: true,
         parse_special: true,
     };
 
-    /// For a piece of a longer text.
+    /// Options for a piece of a longer text.
     pub const PIECE: EncodeOptions = EncodeOptions {
         add_special: false,
         parse_special: false,
@@ -83,7 +84,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// `tokenizer.ggml.model`.
+    /// Returns the value of `tokenizer.ggml.model`.
     fn name(&self) -> &'static str {
         match self {
             Kind::Bpe(_) => "gpt2",
@@ -110,7 +111,7 @@ pub struct Tokenizer {
     ends: BTreeSet<u32>,
     eog_ids: Vec<u32>,
     suppressed_ids: Vec<u32>,
-    /// With and without control tokens.
+    /// Special token finders without and with control tokens.
     partitioners: [Partitioner; 2],
     add_bos: bool,
     add_eos: bool,
@@ -122,14 +123,14 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a file and checks all of it.
+    /// Reads the tokenizer of a file and validates all of it.
     pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, Error> {
         let key = "tokenizer.ggml.model";
         let file = || gguf.name().to_owned();
         match gguf.str(key)? {
             None => Err(Error::MissingKey { file: file(), key }),
             Some("gpt2") => Tokenizer::read_bpe(gguf, None),
-            // whatever its files say of how text is cut
+            // regardless of the file's pre-tokenizer
             Some("gemma4") => Tokenizer::read_bpe(gguf, Some("gemma4")),
             Some("llama") => Tokenizer::read_spm(gguf),
             Some("bert") => Tokenizer::read_wpm(gguf),
@@ -188,7 +189,7 @@ impl Tokenizer {
         tokenizer.finish(gguf)
     }
 
-    /// CLS and SEP surround every text, whatever a file says.
+    /// Reads a WPM tokenizer; CLS and SEP surround every text, regardless of the file.
     fn read_wpm(gguf: &Gguf) -> Result<Tokenizer, Error> {
         let vocab = Vocab::read(gguf, 0)?;
         let special = SpecialTokens::read(gguf, &vocab, Defaults::Wpm)?;
@@ -209,7 +210,7 @@ impl Tokenizer {
         tokenizer.finish(gguf)
     }
 
-    /// Special tokens, and the flags that are the same for all models.
+    /// Reads special tokens, and the flags shared by all kinds.
     fn assemble(
         gguf: &Gguf,
         mut vocab: Vocab,
@@ -246,7 +247,7 @@ impl Tokenizer {
             Partitioner::new(&self.vocab, false),
             Partitioner::new(&self.vocab, true),
         ];
-        // what WPM tokenizes is never generated
+        // WPM tokens are never generated
         if self.special.eos.is_none() && !matches!(self.kind, Kind::Wpm(_)) {
             self.warnings
                 .push("the vocabulary names no EOS token".to_owned());
@@ -274,7 +275,7 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// Token ids of a text, byte for byte as llama.cpp gives them, invalid UTF-8 included.
+    /// Returns the token ids of a text, the same as llama.cpp's, also for invalid UTF-8.
     pub fn encode(&self, text: &[u8], options: EncodeOptions) -> Result<Vec<u32>, Error> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(Error::TextTooLong {
@@ -333,14 +334,14 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes a token decodes to, special tokens their text; `None` for an id outside the
-    /// vocabulary.
+    /// Returns the bytes a token decodes to, for special tokens their text; `None` for an id
+    /// outside the vocabulary.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id)
     }
 
-    /// The pieces of `ids`, one after the other; without `with_special`, control and unknown tokens
-    /// are left out. Ids outside the vocabulary decode to nothing.
+    /// Concatenates the pieces of `ids`; without `with_special`, control and unknown tokens are
+    /// left out. Ids outside the vocabulary decode to nothing.
     pub fn decode(&self, ids: &[u32], with_special: bool) -> Vec<u8> {
         let shown = ids
             .iter()
@@ -352,89 +353,89 @@ impl Tokenizer {
             .collect()
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.vocab.n
     }
 
-    /// All special tokens.
+    /// Returns all special tokens.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// The token that begins a text.
+    /// Returns the token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
 
-    /// The token that ends a text.
+    /// Returns the token that ends a text.
     pub fn eos(&self) -> Option<u32> {
         self.special.eos
     }
 
-    /// The token that ends a turn.
+    /// Returns the token that ends a turn.
     pub fn eot(&self) -> Option<u32> {
         self.special.eot
     }
 
-    /// The token for what the vocabulary lacks.
+    /// Returns the token for text missing from the vocabulary.
     pub fn unk(&self) -> Option<u32> {
         self.special.unk
     }
 
-    /// The padding token.
+    /// Returns the padding token.
     pub fn pad(&self) -> Option<u32> {
         self.special.pad
     }
 
-    /// Whether a token ends the generation.
+    /// Returns whether a token ends generation.
     pub fn is_eog(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
 
-    /// The tokens that end a generation, ascending.
+    /// Returns the tokens that end generation, ascending.
     pub fn eog_ids(&self) -> &[u32] {
         &self.eog_ids
     }
 
-    /// Tokens that the file wants never to be chosen (`tokenizer.ggml.suppress_tokens`), as its
-    /// model may give them high logits all the same.
+    /// Returns tokens that must never be sampled (`tokenizer.ggml.suppress_tokens`), even though
+    /// the model may give them high logits.
     pub fn suppressed_ids(&self) -> &[u32] {
         &self.suppressed_ids
     }
 
-    /// Whether a token is a control or unknown token: not part of the text.
+    /// Returns whether a token is a control or unknown token: not part of the text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocab.attrs(id) & (CONTROL | UNKNOWN) != 0
     }
 
-    /// Whether a special token eats the white space before and behind it.
+    /// Returns whether a special token strips the white space (before, after) it.
     pub fn strips(&self, id: u32) -> (bool, bool) {
         let attrs = self.vocab.attrs(id);
         (attrs & LSTRIP != 0, attrs & RSTRIP != 0)
     }
 
-    /// Where SPM puts a space that is not in the text.
+    /// Returns where SPM puts a space that is not in the text.
     pub fn space_prefix(&self) -> SpacePrefix {
         self.space_prefix
     }
 
-    /// Whether `add_special` puts a BOS token first.
+    /// Returns whether `add_special` puts a BOS token first.
     pub fn add_bos(&self) -> bool {
         self.add_bos && self.special.bos.is_some()
     }
 
-    /// Whether `add_special` puts a separator last.
+    /// Returns whether `add_special` puts a separator last.
     pub fn add_sep(&self) -> bool {
         self.add_sep
     }
 
-    /// Whether `add_special` puts an EOS token last.
+    /// Returns whether `add_special` puts an EOS token last.
     pub fn add_eos(&self) -> bool {
         self.add_eos && self.special.eos.is_some()
     }
 
-    /// The text of a token as the file has it; empty for an id outside the vocabulary.
+    /// Returns the text of a token as in the file; empty for an id outside the vocabulary.
     pub fn token_text(&self, id: u32) -> &[u8] {
         if (id as usize) < self.vocab.n {
             self.vocab.texts.text(id)
@@ -443,36 +444,36 @@ impl Tokenizer {
         }
     }
 
-    /// The token with exactly this text (as the file has it: `Ġthe`, not ` the`).
+    /// Returns the token with exactly this text (as in the file: `Ġthe`, not ` the`).
     pub fn token_to_id(&self, text: &[u8]) -> Option<u32> {
         self.vocab.id(text)
     }
 
-    /// `gpt2`, `llama` or `bert`.
+    /// Returns `gpt2`, `llama` or `bert`.
     pub fn model_name(&self) -> &str {
         self.kind.name()
     }
 
-    /// The pre-tokenizer in use.
+    /// Returns the name of the pre-tokenizer in use.
     pub fn pre_name(&self) -> &str {
         &self.pre
     }
 
-    /// What is odd about this tokenizer but does not keep it from working.
+    /// Returns oddities of this tokenizer that do not keep it from working.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The patterns by which a `tokenizer.ggml.pre` cuts text, each inside the pieces of the one
-    /// before, and whether whole words that are tokens are taken as they are; `None` for an unknown
-    /// one, or one that cuts by more than patterns.
+    /// Returns the patterns by which a `tokenizer.ggml.pre` splits text, each within the pieces of
+    /// the one before, and whether whole words that are tokens bypass the merges; `None` for an
+    /// unknown one, or one that needs more than patterns.
     pub fn patterns_of_pre(name: &str) -> Option<(&'static [String], bool)> {
         pre::patterns(name)
     }
 
-    /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each
-    /// inside the pieces of the one before; `None` where none is known to cut so. Several names may
-    /// mean the same: `expected` ones come first.
+    /// Returns the `tokenizer.ggml.pre` of a Hugging Face tokenizer that splits text by these
+    /// patterns, each within the pieces of the one before; `None` if there is none. Several names
+    /// may mean the same: `expected` ones come first.
     pub fn recognise_pre(
         regexes: &[String],
         ignore_merges: bool,
@@ -481,7 +482,7 @@ impl Tokenizer {
         pre::recognise(regexes, ignore_merges, expected)
     }
 
-    /// Every `tokenizer.ggml.pre` that is known.
+    /// Returns every known `tokenizer.ggml.pre`.
     pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
         pre::names()
     }

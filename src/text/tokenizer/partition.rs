@@ -1,5 +1,5 @@
-//! Finds special tokens in text: the longest texts first, everywhere, then shorter ones in what is
-//! left.
+//! Finds special tokens in text: every occurrence of the longest texts first, then shorter ones in
+//! the rest.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,14 +15,14 @@ pub(super) enum Fragment {
     Text(Range<usize>),
 }
 
-/// Special tokens, ready to be looked for.
+/// Search index of special tokens.
 #[derive(Debug, Default)]
 pub(super) struct Partitioner {
-    /// Longest first, equal lengths by id.
+    /// Tokens, longest first, equal lengths by id.
     tokens: Vec<Special>,
-    /// Positions in `tokens`, ordered by text.
+    /// Indices in `tokens`, ordered by text.
     by_text: Vec<usize>,
-    /// For each first byte, the part of `by_text` that starts with it.
+    /// For each first byte, the range of `by_text` that starts with it.
     by_first: Vec<Range<usize>>,
 }
 
@@ -33,16 +33,16 @@ struct Special {
     attrs: u16,
 }
 
-/// Where in the text one special token occurs.
+/// Occurrences of one special token in the text.
 enum Found {
     Nowhere,
     At(Vec<usize>),
-    /// So often that a list would be larger than the text.
+    /// Too many: a list would be larger than the text.
     Everywhere,
 }
 
 impl Partitioner {
-    /// All special tokens (`parse_special`), or only those that are matched in any text.
+    /// Indexes all special tokens (`parse_special`), or only those that are parsed in any text.
     pub(super) fn new(vocab: &Vocab, parse_special: bool) -> Partitioner {
         let wanted = |attrs: u16| {
             attrs & (UNKNOWN | CONTROL | USER_DEFINED) != 0
@@ -56,7 +56,7 @@ impl Partitioner {
         let ids = vocab
             .ids()
             .filter(|id| wanted(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
-        // of equal texts the last counts, as everywhere
+        // the last of equal texts counts, as everywhere
         let last: HashMap<&[u8], u32> = ids.clone().map(|id| (vocab.texts.text(id), id)).collect();
         let ids = ids.filter(|id| last.get(vocab.texts.text(*id)) == Some(id));
         let mut tokens: Vec<Special> = ids.map(special).collect();
@@ -76,7 +76,7 @@ impl Partitioner {
         }
     }
 
-    /// Cuts `text` into special tokens and the text between them.
+    /// Splits `text` into special tokens and the text between them.
     pub(super) fn split(&self, text: &[u8]) -> Vec<Fragment> {
         let mut fragments = Vec::new();
         let mut owner = vec![
@@ -126,12 +126,12 @@ impl Partitioner {
         fragments
     }
 
-    /// Where each token occurs, overlaps included.
+    /// Finds the occurrences of each token, overlaps included.
     fn find(&self, text: &[u8]) -> Vec<Found> {
         let mut counts = vec![0_usize; self.tokens.len()];
         self.each_match(text, |rank, _| counts[rank] += 1);
-        // Few tokens can occur this often, so scanning for each of them anew stays linear and needs
-        // no lists.
+        // Only few tokens can occur this often, so searching for each of them again is still linear
+        // and needs no lists.
         let often = text.len() / 64 + 64;
         let mut found: Vec<Found> = counts
             .into_iter()
@@ -149,13 +149,13 @@ impl Partitioner {
         found
     }
 
-    /// Calls `each(rank, place)` for every occurrence, places ascending.
+    /// Calls `each(rank, place)` for every occurrence, in ascending order of place.
     fn each_match(&self, text: &[u8], mut each: impl FnMut(usize, usize)) {
         for (at, first) in text.iter().enumerate() {
             let mut range = self.by_first[usize::from(*first)].clone();
             let mut depth = 1;
-            // `range` = tokens that agree with the text for `depth` bytes, ordered by text: the
-            // shortest comes first.
+            // `range` = tokens that match the text for `depth` bytes, ordered by text: the shortest
+            // comes first.
             while let Some(rank) = self.by_text.get(range.clone()).and_then(<[usize]>::first) {
                 if self.tokens[*rank].text.len() == depth {
                     each(*rank, at);
@@ -175,15 +175,15 @@ impl Partitioner {
     }
 }
 
-/// Belongs to no special token. Marks lie above every id.
+/// Mark of a byte in no special token. Marks are above every id.
 const FREE: u32 = u32::MAX;
-/// White space that a special token ate.
+/// Mark of white space stripped by a special token.
 const STRIPPED: u32 = u32::MAX - 1;
-/// The second and later bytes of a special token.
+/// Mark of the second and later bytes of a special token.
 const INSIDE: u32 = u32::MAX - 2;
 
-/// Claims `text[at..]` for a token if it is still free. Whatever was claimed before is at least as
-/// long as this token, so it would cover an end of it: looking at both ends is enough.
+/// Claims `text[at..]` for a token if it is still free. Earlier claims are at least as long as this
+/// token, so an overlapping one covers one of its ends: checking both ends is enough.
 fn take(token: &Special, at: usize, text: &[u8], owner: &mut [u32]) {
     let end = at + token.text.len();
     if owner[at] != FREE || owner[end - 1] != FREE {

@@ -1,11 +1,11 @@
-//! The space that SPM puts where a text has none.
+//! Leading space that SPM adds to a text.
 
 use gguf_rs_lite::Gguf;
 
-/// Where SPM puts a space that is not in the text.
+/// Positions where SPM adds a space that is not in the text.
 ///
-/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have
-/// the others, which [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for
+/// GGUF's `tokenizer.ggml.add_space_prefix` covers the first two. Newer Hugging Face tokenizers use
+/// the others, which [`SpacePrefix::KEY`] stores beside it; llama.cpp treats them as
 /// [`SpacePrefix::Every`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpacePrefix {
@@ -13,17 +13,17 @@ pub enum SpacePrefix {
     Never,
     /// Before the text and after special tokens.
     Every,
-    /// There, but not before a space.
+    /// Before the text and after special tokens, except before a space.
     Always,
     /// Before a text that begins neither with a space nor with a special token.
     First,
 }
 
 impl SpacePrefix {
-    /// `always` or `first`, as Hugging Face's `prepend_scheme` has it.
+    /// Metadata key with value `always` or `first`, as in Hugging Face's `prepend_scheme`.
     pub const KEY: &str = "tokenizer.octavo.prepend_scheme";
 
-    /// What a file says; `default` is for one that does not.
+    /// Reads the setting of a file; `default` applies if it has none.
     pub(crate) fn read(gguf: &Gguf, default: bool) -> Result<SpacePrefix, gguf_rs_lite::Error> {
         let add = gguf
             .bool("tokenizer.ggml.add_space_prefix")?
@@ -36,7 +36,7 @@ impl SpacePrefix {
         })
     }
 
-    /// The `prepend_scheme` that says so, where `add_space_prefix` does not.
+    /// Returns the `prepend_scheme` to store, for settings that `add_space_prefix` cannot express.
     pub fn scheme(self) -> Option<&'static str> {
         match self {
             SpacePrefix::Never | SpacePrefix::Every => None,

@@ -1,6 +1,7 @@
-//! Special tokens: ids from keys, from defaults and from texts; which of them end a generation.
+//! Special tokens: ids from keys, defaults and token texts; tokens that end generation.
 //!
-//! Converters forget keys and types, so the texts of well-known tokens count too, as in llama.cpp.
+//! Some converters omit keys and types, so the texts of well-known tokens count too, as in
+//! llama.cpp.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use super::vocab::{
     CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab, typed_array,
 };
 
-/// The special tokens of a vocabulary; `None` = it has no such token.
+/// Special tokens of a vocabulary; `None` = it has no such token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SpecialTokens {
@@ -23,13 +24,13 @@ pub struct SpecialTokens {
     pub eot: Option<u32>,
     /// Ends a message.
     pub eom: Option<u32>,
-    /// Stands for what the vocabulary lacks.
+    /// Replaces text missing from the vocabulary.
     pub unk: Option<u32>,
     /// Separates texts.
     pub sep: Option<u32>,
-    /// Fills batches.
+    /// Pads batches.
     pub pad: Option<u32>,
-    /// Hides a token.
+    /// Masks a token.
     pub mask: Option<u32>,
     /// Fill in the middle: before the text that precedes the gap.
     pub fim_pre: Option<u32>,
@@ -45,7 +46,7 @@ pub struct SpecialTokens {
     pub fim_sep: Option<u32>,
 }
 
-/// Which ids special tokens have where no key says.
+/// Default ids of special tokens without a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Defaults {
     None,
@@ -55,8 +56,7 @@ pub(super) enum Defaults {
 
 type Field = fn(&mut SpecialTokens) -> &mut Option<u32>;
 
-/// Keys in the order in which they are read; the last three are older names, and a later value
-/// wins.
+/// Keys in reading order; the last three are older names, and later values override earlier ones.
 const KEYS: [(&str, Field); 17] = [
     ("tokenizer.ggml.bos_token_id", |s| &mut s.bos),
     ("tokenizer.ggml.eos_token_id", |s| &mut s.eos),
@@ -77,7 +77,7 @@ const KEYS: [(&str, Field); 17] = [
     ("tokenizer.ggml.middle_token_id", |s| &mut s.fim_mid),
 ];
 
-/// Texts that give a token its role where no key does, the likeliest first.
+/// Texts that give a token its role if no key does, the likeliest first.
 const BY_TEXT: [(Field, &[&str]); 8] = [
     (
         |s| &mut s.eot,
@@ -152,7 +152,7 @@ const BY_TEXT: [(Field, &[&str]); 8] = [
     (|s| &mut s.fim_sep, &["<|file_sep|>"]),
 ];
 
-/// Tokens that end a generation wherever they exist.
+/// Tokens that end generation wherever they exist.
 const ENDS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -178,12 +178,12 @@ const ENDS: [&str; 22] = [
     "[e~[",
 ];
 
-/// Parts of gpt-oss's message format: always matched, always shown.
+/// Parts of gpt-oss's message format: always parsed, always shown.
 const ALWAYS_SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl SpecialTokens {
-    /// Ids given by keys, over the defaults of a tokenizer's model. An id outside the vocabulary is
-    /// no id, as in llama.cpp: some converters write one for a token that there is not.
+    /// Reads ids from keys, over the defaults of the tokenizer model. An id outside the vocabulary
+    /// is ignored, as in llama.cpp: some converters write one for a token that does not exist.
     pub(super) fn read(
         gguf: &Gguf,
         vocab: &Vocab,
@@ -199,7 +199,7 @@ impl SpecialTokens {
             special.mask = default(103);
         }
         if defaults == Defaults::Spm {
-            // Only where the token looks the part; a file without types has nothing else to go by.
+            // Only if the token has the right type; a file without types offers no other evidence.
             let default = |id: u32, wanted| {
                 let attrs = vocab.attrs(id);
                 ((id as usize) < vocab.n
@@ -219,7 +219,8 @@ impl SpecialTokens {
         Ok(special)
     }
 
-    /// A line for each key whose id is outside the vocabulary, and one for tokens of equal texts.
+    /// Returns a line for each key whose id is outside the vocabulary, and one for tokens with
+    /// equal texts.
     pub(super) fn warnings(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<String>, Error> {
         let mut warnings: Vec<String> = vocab.warnings().into_iter().collect();
         for (key, _) in KEYS {
@@ -231,7 +232,7 @@ impl SpecialTokens {
         Ok(warnings)
     }
 
-    /// Fills in roles by text and corrects attributes; gives the ids that end a generation.
+    /// Assigns roles by text and corrects attributes; returns the ids that end generation.
     pub(super) fn complete(&mut self, vocab: &mut Vocab) -> BTreeSet<u32> {
         for (field, texts) in BY_TEXT {
             let slot = field(self);
@@ -280,7 +281,7 @@ fn set(vocab: &mut Vocab, id: u32, attr: u16) {
     }
 }
 
-/// Control tokens that say so themselves are unused.
+/// Marks control tokens with "unused" in their text as unused.
 fn mark_unused(vocab: &mut Vocab) {
     for id in vocab.ids() {
         let says_so = || vocab.texts.text(id).windows(6).any(|w| w == b"unused");
@@ -290,7 +291,7 @@ fn mark_unused(vocab: &mut Vocab) {
     }
 }
 
-/// Two cases where a text that usually ends a generation does not.
+/// Removes texts that usually end generation, in two cases where they do not.
 fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     let ending = |text: &str| vocab.id(text.as_bytes()).filter(|id| ends.contains(id));
     let call = ending("<|call|>").or(ending("<|calls|>")).is_some();
@@ -308,8 +309,8 @@ fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     }
 }
 
-/// Tokens that are never to be chosen. Ids that are none of the vocabulary's are left out, as
-/// llama.cpp does.
+/// Returns tokens that must never be sampled. Ids outside the vocabulary are ignored, as in
+/// llama.cpp.
 pub(super) fn suppressed(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> {
     let key = "tokenizer.ggml.suppress_tokens";
     let Some(ids) = typed_array(gguf, key, "i32", Array::i32s)? else {
@@ -319,20 +320,20 @@ pub(super) fn suppressed(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> 
     Ok(ids.filter_map(known).collect())
 }
 
-/// Ids of tokens that eat the white space before and behind them: Hugging Face's flags, which no
-/// key of llama.cpp's has.
+/// Keys for tokens that strip the white space before and after them: Hugging Face's flags, for
+/// which llama.cpp has no key.
 pub const STRIP_KEYS: [&str; 2] = ["tokenizer.octavo.lstrip", "tokenizer.octavo.rstrip"];
 
-/// Ids of further tokens that end a generation: folders may name more than the three for which
+/// Key for further tokens that end generation: folders may have more than the three for which
 /// llama.cpp has keys.
 pub const ENDS_KEY: &str = "tokenizer.octavo.ends";
 
-/// Those that the file has.
+/// Returns the file's further end tokens.
 pub(super) fn more_ends(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> {
     given_ids(gguf, vocab, ENDS_KEY)
 }
 
-/// Ids of a key of ours, all of them tokens of the vocabulary.
+/// Reads the ids of one of our own keys, all of which must be in the vocabulary.
 fn given_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, Error> {
     let ids = typed_array(gguf, key, "u32", |a| {
         a.u32s().map(Iterator::collect::<Vec<u32>>)
@@ -349,8 +350,8 @@ fn given_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, 
     }
 }
 
-/// Which tokens eat white space. llama.cpp's files do not say it: there it follows from the names
-/// of a few models.
+/// Sets the tokens that strip white space. llama.cpp's files do not store this: for them it follows
+/// from the names of a few models.
 pub(super) fn set_strip(gguf: &Gguf, vocab: &mut Vocab, pre: &str) -> Result<(), Error> {
     if STRIP_KEYS.iter().any(|key| gguf.get(key).is_some()) {
         for (key, attr) in STRIP_KEYS.into_iter().zip([LSTRIP, RSTRIP]) {

@@ -1,5 +1,5 @@
 //! SentencePiece-style encoding: the adjacent pair whose concatenation is the token with the
-//! highest score is joined first; what remains unknown becomes byte tokens.
+//! highest score is merged first; the unknown rest becomes byte tokens.
 
 use super::error::Error;
 use super::joins::join;
@@ -7,11 +7,11 @@ use super::vocab::{Vocab, byte_text};
 
 /// An SPM model.
 pub(super) struct Spm {
-    /// The token for each byte: `<0x0A>`, or else the byte itself as a text.
+    /// Token for each byte: `<0x0A>`, or else the byte itself as a text.
     byte_tokens: Vec<Option<u32>>,
-    /// Used for a byte without a token.
+    /// Token for a byte without one.
     unknown: Option<u32>,
-    /// No concatenation longer than this is a token.
+    /// Length of the longest token.
     longest: usize,
 }
 
@@ -34,7 +34,7 @@ impl Spm {
         }
     }
 
-    /// Tokenizes text in which spaces are U+2581 already.
+    /// Tokenizes text in which spaces are already U+2581.
     pub(super) fn encode(
         &self,
         vocab: &Vocab,
@@ -78,10 +78,10 @@ impl Spm {
     }
 }
 
-/// A key that orders as the scores do, the highest first; the two zeros are one.
+/// Returns a key that sorts scores in descending order; the two zeros are equal.
 fn descending(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
-    // Negative numbers order backwards by their bits, positive ones forwards and above them.
+    // By their bits, negative numbers sort backwards, positive ones forwards and above them.
     let ascending = if bits >> 31 == 1 {
         !bits
     } else {

@@ -1,15 +1,15 @@
-//! Byte strings stored end to end, numbered, and found again by content: the vocabulary without one
+//! Byte strings stored end to end, numbered, and found by content: the vocabulary without one
 //! allocation per token.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// No entry, in the table of slots.
+/// Mark of an empty slot.
 const FREE: u32 = u32::MAX;
 
-/// An append-only list of byte strings; those that were `insert`ed can be looked up.
+/// An append-only list of byte strings; those added by `insert` can be looked up.
 pub(super) struct Texts {
     bytes: Vec<u8>,
-    /// Where each string ends; it starts where the one before ends.
+    /// End of each string; it starts at the end of the one before.
     ends: Vec<usize>,
     /// Open addressing: (id, part of the hash). The keyed hash keeps a hostile file from making
     /// this quadratic.
@@ -19,7 +19,7 @@ pub(super) struct Texts {
 }
 
 impl Texts {
-    /// An empty list with room for `n` strings.
+    /// Creates an empty list with room for `n` strings.
     pub(super) fn with_capacity(n: usize) -> Texts {
         let slots = (n.max(8) * 2).next_power_of_two();
         Texts {
@@ -31,12 +31,12 @@ impl Texts {
         }
     }
 
-    /// How many strings there are.
+    /// Returns the number of strings.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The string with this number; empty when there is none.
+    /// Returns the string with this number; empty if there is none.
     pub(super) fn text(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let start = if id == 0 {
@@ -50,16 +50,16 @@ impl Texts {
             .unwrap_or_default()
     }
 
-    /// Appends a string that is never found.
+    /// Appends a string that look-ups do not find.
     pub(super) fn push_hidden(&mut self, text: &[u8]) -> u32 {
-        // Callers bound the count: tokens and merges each hold at least a length in the file.
+        // Callers bound the count: each token and merge occupies at least a length in the file.
         let id = u32::try_from(self.ends.len()).expect("fewer than 2^32 strings");
         self.bytes.extend_from_slice(text);
         self.ends.push(self.bytes.len());
         id
     }
 
-    /// Appends a string, or gives the number it already has.
+    /// Appends a string, or returns (as an error) the number of an equal one.
     pub(super) fn insert(&mut self, text: &[u8]) -> Result<u32, u32> {
         if self.used * 4 >= self.slots.len() * 3 {
             self.grow();
@@ -76,15 +76,15 @@ impl Texts {
         }
     }
 
-    /// Appends a string that is found from now on, also if there was an equal one; gives the number
-    /// of that.
+    /// Appends a string that look-ups find from now on, even if there is an equal one, whose number
+    /// is returned.
     pub(super) fn insert_again(&mut self, text: &[u8]) -> Option<u32> {
         let first = self.insert(text).err()?;
         let tag = self.tag(text);
         let id = self.push_hidden(text);
         let mask = self.slots.len() - 1;
         let mut slot = tag as usize & mask;
-        // it is there: `insert` met it
+        // it is there: `insert` has found it
         while self.slots[slot] != (first, tag) {
             slot = (slot + 1) & mask;
         }
@@ -92,7 +92,7 @@ impl Texts {
         Some(first)
     }
 
-    /// The number of an inserted string.
+    /// Returns the number of an inserted string.
     pub(super) fn get(&self, text: &[u8]) -> Option<u32> {
         self.find(text, self.tag(text)).ok()
     }
@@ -105,7 +105,7 @@ impl Texts {
         self.hasher.hash_one(text) as u32
     }
 
-    /// The id of `text`, or the free slot where it belongs.
+    /// Returns the id of `text`, or the free slot for it.
     fn find(&self, text: &[u8], tag: u32) -> Result<u32, usize> {
         let mask = self.slots.len() - 1;
         let mut slot = tag as usize & mask;

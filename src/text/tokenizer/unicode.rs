@@ -1,29 +1,28 @@
-//! Code points as the tokenizers see them: tolerant UTF-8, general categories of Unicode 15.1 (the
-//! version llama.cpp's tables carry: a newer one would split text differently), and GPT-2's byte
-//! alphabet.
+//! Unicode for the tokenizers: tolerant UTF-8, general categories of Unicode 15.1 (the version of
+//! llama.cpp's tables: a newer one would split text differently), and GPT-2's byte alphabet.
 
 use std::sync::OnceLock;
 
-/// What an undecodable byte becomes.
+/// Code point for an undecodable byte.
 const REPLACEMENT: u32 = 0xFFFD;
 
 /// A set of major general categories, one bit each.
 pub(super) type CategorySet = u8;
 
-/// `\p{L}`
+/// Category `\p{L}`.
 pub(super) const LETTER: CategorySet = 1;
-/// `\p{M}`
+/// Category `\p{M}`.
 pub(super) const MARK: CategorySet = 1 << 1;
-/// `\p{N}`
+/// Category `\p{N}`.
 pub(super) const NUMBER: CategorySet = 1 << 2;
-/// `\p{P}`
+/// Category `\p{P}`.
 pub(super) const PUNCTUATION: CategorySet = 1 << 3;
-/// `\p{S}`
+/// Category `\p{S}`.
 pub(super) const SYMBOL: CategorySet = 1 << 4;
 
-/// Decodes UTF-8; every byte that starts no sequence of continuation bytes becomes U+FFFD. Overlong
-/// forms and surrogates are let through, as llama.cpp does; what lies beyond U+10FFFF (where
-/// llama.cpp gives up) is invalid here.
+/// Decodes UTF-8; every byte that does not start a valid sequence becomes U+FFFD. Overlong forms
+/// and surrogates are accepted, as in llama.cpp; values above U+10FFFF (where llama.cpp fails) are
+/// invalid here.
 pub(super) fn decode(text: &[u8], out: &mut Vec<u32>) {
     out.clear();
     out.reserve(text.len());
@@ -75,7 +74,8 @@ pub(super) fn push_utf8(cp: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// The length a UTF-8 sequence announces in its first byte; continuation bytes count as one.
+/// Returns the length that a UTF-8 sequence's first byte announces; continuation bytes count as
+/// one.
 pub(super) fn announced_len(first: u8) -> usize {
     match first >> 4 {
         0..=11 => 1,
@@ -85,15 +85,15 @@ pub(super) fn announced_len(first: u8) -> usize {
     }
 }
 
-/// Controls, formats, surrogates and private use: a bit that no [`CategorySet`] shows.
+/// Bit of controls, formats, surrogates and private use, which no [`CategorySet`] includes.
 const CONTROL: CategorySet = 1 << 5;
 
-/// Whether a code point is a control or format character, a surrogate or for private use.
+/// Returns whether a code point is a control or format character, a surrogate or for private use.
 pub(super) fn is_control(cp: u32) -> bool {
     categories().run_of(cp) & CONTROL != 0
 }
 
-/// White space: `\s`.
+/// Returns whether a code point is white space: `\s`.
 pub(super) fn is_whitespace(cp: u32) -> bool {
     matches!(
         cp,
@@ -102,17 +102,18 @@ pub(super) fn is_whitespace(cp: u32) -> bool {
     )
 }
 
-/// Runs of one category, with an index by the upper bits so that a look-up touches only a few runs.
+/// Runs of one category, with an index by the upper bits so that a look-up examines only a few
+/// runs.
 pub(super) struct Categories {
     starts: Vec<u32>,
     sets: Vec<CategorySet>,
-    /// For each block of 256 code points, the run its first code point lies in.
+    /// For each block of 256 code points, the run of its first code point.
     blocks: Vec<u16>,
 }
 
 impl Categories {
-    /// The category of `cp` as a set of at most one bit; separators, controls and unassigned code
-    /// points have none.
+    /// Returns the category of `cp` as a set of at most one bit; separators, controls and
+    /// unassigned code points have none.
     pub(super) fn of(&self, cp: u32) -> CategorySet {
         self.run_of(cp) & !CONTROL
     }
@@ -168,17 +169,17 @@ impl Categories {
     }
 }
 
-/// The embedded table of Unicode 15.1, parsed once.
+/// Returns the embedded table of Unicode 15.1, parsed once.
 pub(super) fn categories() -> &'static Categories {
     static TABLE: OnceLock<Categories> = OnceLock::new();
     TABLE.get_or_init(|| Categories::parse(include_str!("unicode_15_1.txt")))
 }
 
-/// GPT-2's alphabet: the printable bytes of Latin-1 stand for themselves, the other 68 for U+0100
-/// onwards in order.
+/// GPT-2's byte alphabet: the printable bytes of Latin-1 map to themselves, the other 68 to U+0100
+/// onwards, in order.
 pub(super) struct ByteAlphabet {
     to_char: [u32; 256],
-    /// The byte for each code point below 0x144.
+    /// Byte for each code point below 0x144.
     to_byte: [Option<u8>; 0x144],
 }
 
@@ -202,18 +203,18 @@ impl ByteAlphabet {
         table
     }
 
-    /// Appends the character that stands for `byte`.
+    /// Appends the character for `byte`.
     pub(super) fn push(&self, byte: u8, out: &mut Vec<u8>) {
         push_utf8(self.to_char[usize::from(byte)], out);
     }
 
-    /// The byte that `cp` stands for.
+    /// Returns the byte for the character `cp`.
     pub(super) fn byte(&self, cp: u32) -> Option<u8> {
         self.to_byte.get(cp as usize).copied().flatten()
     }
 }
 
-/// The one byte alphabet.
+/// Returns the shared byte alphabet.
 pub(super) fn byte_alphabet() -> &'static ByteAlphabet {
     static TABLE: OnceLock<ByteAlphabet> = OnceLock::new();
     TABLE.get_or_init(ByteAlphabet::new)
@@ -226,7 +227,8 @@ mod tests {
 
     #[test]
     fn categories_are_unicode_15_1() {
-        // An independent witness: the regex crate's tables, restricted to what existed in 15.1.
+        // An independent check: the regex crate's tables, restricted to characters that existed in
+        // 15.1.
         let classes = [
             (LETTER, 'L'),
             (MARK, 'M'),

@@ -1,14 +1,14 @@
-//! Text out of a stream of bytes: never half a character.
+//! Streaming UTF-8 decoder: never outputs half a character.
 
-/// Collects bytes and gives out the text that is complete. At most three bytes wait for the rest of
-/// their character; what can never become one is U+FFFD at once.
+/// Collects bytes and returns complete text. At most three bytes wait for the rest of their
+/// character; invalid bytes become U+FFFD at once.
 #[derive(Debug, Clone, Default)]
 pub struct Utf8Stream {
     waiting: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// A stream with nothing in it.
+    /// Creates an empty stream.
     pub fn new() -> Utf8Stream {
         Utf8Stream::default()
     }
@@ -39,7 +39,7 @@ impl Utf8Stream {
         }
     }
 
-    /// Ends the stream: U+FFFD if a character was left incomplete.
+    /// Ends the stream: returns U+FFFD if a character was left incomplete.
     pub fn finish(&mut self) -> String {
         let incomplete = !std::mem::take(&mut self.waiting).is_empty();
         if incomplete {
@@ -49,7 +49,7 @@ impl Utf8Stream {
         }
     }
 
-    /// Whether bytes are waiting for the rest of their character.
+    /// Returns whether bytes are waiting for the rest of their character.
     pub fn is_incomplete(&self) -> bool {
         !self.waiting.is_empty()
     }

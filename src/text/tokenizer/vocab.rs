@@ -1,5 +1,4 @@
-//! The tokens of a file: texts, attributes, scores and what each decodes to, checked before
-//! anything uses them.
+//! Tokens of a file: texts, attributes, scores and decoded pieces, validated before use.
 
 use gguf_rs_lite::{Array, Gguf};
 
@@ -7,7 +6,7 @@ use super::error::{Error, printable};
 use super::texts::Texts;
 use super::unicode::{byte_alphabet, decode};
 
-/// What is known about a token, as bits.
+/// Attributes of a token, as bits.
 pub(super) type Attrs = u16;
 
 /// Type 2 in the file.
@@ -22,31 +21,32 @@ pub(super) const CONTROL: Attrs = 1 << 3;
 pub(super) const USER_DEFINED: Attrs = 1 << 4;
 /// Type 6 in the file: `<0x0A>` stands for a byte.
 pub(super) const BYTE: Attrs = 1 << 5;
-/// Eats the white space before it.
+/// Strips the white space before it.
 pub(super) const LSTRIP: Attrs = 1 << 6;
-/// Eats the white space after it.
+/// Strips the white space after it.
 pub(super) const RSTRIP: Attrs = 1 << 7;
 
-/// The most tokens a vocabulary may have; ids stay far from the marks used inside.
+/// Largest number of tokens in a vocabulary; ids stay far from the marks used internally.
 const MAX_TOKENS: usize = 1 << 28;
 
 /// The vocabulary of a file.
 pub(super) struct Vocab {
-    /// The file, for messages.
+    /// Name of the file, for messages.
     pub(super) file: String,
-    /// The first `n` texts are the tokens; a BPE model appends texts that only merges know.
+    /// Texts; the first `n` are the tokens, and a BPE model appends texts that only occur in
+    /// merges.
     pub(super) texts: Texts,
     /// Number of tokens.
     pub(super) n: usize,
-    /// Tokens with the text of an earlier one: its id and theirs. A text stands for the last.
+    /// Tokens with the text of an earlier one: (earlier id, later id). Look-ups find the last.
     repeated: Vec<(u32, u32)>,
-    /// For each token.
+    /// Attributes of each token.
     pub(super) attrs: Vec<Attrs>,
-    /// For each token; empty where the file has none.
+    /// Score of each token; empty if the file has none.
     pub(super) scores: Vec<f32>,
 }
 
-/// An array that must have a given element type.
+/// Reads an array that must have a given element type.
 pub(super) fn typed_array<'a, T>(
     gguf: &'a Gguf,
     key: &'static str,
@@ -66,7 +66,8 @@ pub(super) fn typed_array<'a, T>(
     })
 }
 
-/// A value for each token. What a file has beyond its tokens nobody reads, in llama.cpp neither.
+/// Checks an array with a value for each token. Elements beyond the tokens are ignored, as in
+/// llama.cpp.
 fn parallel<T>(
     gguf: &Gguf,
     key: &'static str,
@@ -86,7 +87,7 @@ fn parallel<T>(
 }
 
 impl Vocab {
-    /// Reads tokens, types and scores. `room` = texts that will be added later.
+    /// Reads tokens, types and scores. `room` = number of texts that will be added later.
     pub(super) fn read(gguf: &Gguf, room: usize) -> Result<Vocab, Error> {
         let file = gguf.name().to_owned();
         let key = "tokenizer.ggml.tokens";
@@ -126,7 +127,7 @@ impl Vocab {
         Ok(vocab)
     }
 
-    /// What a reader of the file should know of its tokens, one line each.
+    /// Returns a warning about tokens with equal texts, in one line.
     pub(super) fn warnings(&self) -> Option<String> {
         let (earlier, later) = *self.repeated.first()?;
         let text = printable(self.texts.text(later));
@@ -140,17 +141,17 @@ impl Vocab {
         ))
     }
 
-    /// All ids.
+    /// Returns all ids.
     pub(super) fn ids(&self) -> std::ops::Range<u32> {
         0..u32::try_from(self.n).unwrap_or(u32::MAX)
     }
 
-    /// The attributes of a token, none for an id out of range.
+    /// Returns the attributes of a token; none for an id out of range.
     pub(super) fn attrs(&self, id: u32) -> Attrs {
         self.attrs.get(id as usize).copied().unwrap_or(0)
     }
 
-    /// The token with exactly this text.
+    /// Returns the token with exactly this text.
     pub(super) fn id(&self, text: &[u8]) -> Option<u32> {
         self.texts.get(text).filter(|id| (*id as usize) < self.n)
     }
@@ -169,8 +170,8 @@ impl Vocab {
         Ok(())
     }
 
-    /// What each token decodes to. `escaped` = U+2581 stands for a space, else texts are in GPT-2's
-    /// byte alphabet.
+    /// Computes the decoded bytes of each token. `escaped` = U+2581 means a space, else texts are
+    /// in GPT-2's byte alphabet.
     pub(super) fn pieces(&self, escaped: bool) -> Pieces {
         let mut pieces = Pieces {
             bytes: Vec::with_capacity(self.n * 6),
@@ -238,7 +239,7 @@ fn read_scores(gguf: &Gguf, n: usize) -> Result<Vec<f32>, Error> {
     }
 }
 
-/// The byte that a text of the form `<0x0A>` names; nothing else is one.
+/// Parses a text of the form `<0x0A>` as a byte; `None` for any other text.
 pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
     let [b'<', b'0', b'x', high, low, b'>'] = text else {
         return None;
@@ -251,12 +252,12 @@ pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
     Some(digit(*high)? << 4 | digit(*low)?)
 }
 
-/// The text of the token for a byte.
+/// Returns the text of the token for a byte.
 pub(super) fn byte_text(byte: u8) -> String {
     format!("<0x{byte:02X}>")
 }
 
-/// What every token decodes to.
+/// Decoded bytes of every token.
 #[derive(Default)]
 pub(super) struct Pieces {
     bytes: Vec<u8>,
@@ -264,7 +265,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The bytes of one token.
+    /// Returns the decoded bytes of one token.
     pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;
         let end = *self.ends.get(id)?;
@@ -300,8 +301,8 @@ fn unescape_spaces(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the bytes that a text in the byte alphabet stands for. A character outside the alphabet
-/// cannot be decoded; it shows as llama.cpp prints it.
+/// Appends the bytes of a text in the byte alphabet. A character outside the alphabet cannot be
+/// decoded; it is shown as in llama.cpp.
 fn decode_byte_text(text: &[u8], cps: &mut Vec<u32>, out: &mut Vec<u8>) {
     decode(text, cps);
     for cp in cps {

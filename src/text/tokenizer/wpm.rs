@@ -1,6 +1,6 @@
-//! WPM: BERT's word pieces. Text becomes words without accents and capitals; a word becomes the
-//! longest token that it begins with, then the longest that the rest begins with, and so on, or one
-//! unknown token if that does not come out.
+//! WPM: BERT's WordPiece. Text becomes words, lower-cased and without accents; a word becomes its
+//! longest prefix that is a token, then the longest prefix of the rest, and so on, or one unknown
+//! token if that fails.
 
 use gguf_rs_lite::Gguf;
 
@@ -11,12 +11,12 @@ use super::unicode::{
 };
 use super::vocab::Vocab;
 
-/// U+2581: tokens that begin a word begin with it.
+/// U+2581, the first character of tokens that begin a word.
 const WORD: &[u8] = "\u{2581}".as_bytes();
 
-/// The algorithm's own data.
+/// Data of the WPM algorithm.
 pub(super) struct Wpm {
-    /// Tokens by their bytes.
+    /// Tokens sorted by their bytes.
     sorted: Vec<u32>,
     unknown: u32,
     lowercase: bool,
@@ -24,7 +24,7 @@ pub(super) struct Wpm {
 }
 
 impl Wpm {
-    /// Prepares a vocabulary; `unknown` stands for words that it does not make.
+    /// Prepares a vocabulary; `unknown` replaces words that cannot be built from its tokens.
     pub(super) fn read(gguf: &Gguf, vocab: &Vocab, unknown: u32) -> Result<Wpm, Error> {
         let lowercase = gguf.bool("tokenizer.ggml.normalizer.lowercase")?;
         let lowercase = lowercase.unwrap_or(true);
@@ -72,7 +72,7 @@ impl Wpm {
         self.end_word(vocab, &mut word, out);
     }
 
-    /// Appends the tokens of a word, if there is one, and begins another.
+    /// Appends the tokens of a word, if there is one, and starts the next.
     fn end_word(&self, vocab: &Vocab, word: &mut Vec<u8>, out: &mut Vec<u32>) {
         if word.len() == WORD.len() {
             return;
@@ -91,13 +91,13 @@ impl Wpm {
         word.truncate(WORD.len());
     }
 
-    /// The longest token that bytes begin with, and its length: the candidates are narrowed down
-    /// byte by byte, so that no more are looked at than the longest token has.
+    /// Returns the longest token that is a prefix of `bytes`, and its length: the candidates are
+    /// narrowed down byte by byte, so the work is bounded by the longest token.
     fn longest(&self, vocab: &Vocab, bytes: &[u8]) -> Option<(u32, usize)> {
         let mut candidates = self.sorted.as_slice();
         let mut found = None;
         for (at, byte) in bytes.iter().enumerate() {
-            // those that end before this byte come first
+            // tokens that end before this byte come first
             let byte_of = |id: &u32| vocab.texts.text(*id).get(at).copied();
             let start = candidates.partition_point(|id| byte_of(id) < Some(*byte));
             candidates = candidates.get(start..)?;
@@ -114,7 +114,8 @@ impl Wpm {
     }
 }
 
-/// Chinese characters, each of which is a word; the ranges are those of BERT's tokenizer.
+/// Returns whether a character is a Chinese ideograph, a word by itself; ranges as in BERT's
+/// tokenizer.
 fn is_ideograph(cp: u32) -> bool {
     matches!(
         cp,

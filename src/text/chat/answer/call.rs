@@ -1,4 +1,4 @@
-//! One call, or several in one pair of markers, read character by character.
+//! Reads a tool call, or several in one pair of markers, character by character.
 
 use std::sync::Arc;
 
@@ -11,69 +11,69 @@ use super::schema::Tools;
 use super::syntax::{Body, Syntax};
 use super::tags::TagReader;
 
-/// The longest name of a function or key, with what surrounds it, in bytes.
+/// Longest name of a function or key with the text around it, in bytes.
 pub(super) const MAX_NAME: usize = 256;
 
-/// What a character did.
+/// Effect of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing that could not be taken back.
+    /// Read, but the text may still turn out not to be a call.
     More,
-    /// Everything up to here is dealt with.
+    /// All text up to here is final.
     Settled,
-    /// It cannot belong to a call.
+    /// The character cannot be part of a call.
     Wrong,
-    /// It ends the calls.
+    /// The calls are complete.
     Over,
 }
 
-/// What is read out of calls.
+/// Events read from calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A call of this function begins, with the identifier that the model gave it.
+    /// A call of this function begins, with the call id if the model wrote one.
     Begins(String, Option<String>),
     Arguments(String),
 }
 
 #[derive(Debug, Clone)]
 enum State {
-    /// Inside a section of calls, before a call: what could be the beginning of its opener.
+    /// In a section of calls, before a call: text that may start an opener.
     Section(String),
-    /// Before an object, or a name.
+    /// Before an object or a name.
     Open,
-    /// A name up to a separator.
+    /// In a name, before its separator.
     Name(String),
-    /// Before arguments that follow a name.
+    /// Between a name and its arguments.
     Arguments(String, Option<String>),
-    /// Inside those.
+    /// In JSON arguments.
     Inside(Scan),
-    /// Inside Gemma's arguments.
+    /// In Gemma's arguments.
     Gemma(GemmaReader),
-    /// Inside parameters in tags.
+    /// In tagged parameters.
     Tags(TagReader),
-    /// Inside elements.
+    /// In elements.
     Elements(ElementReader),
-    /// Inside a call as in Python.
+    /// In a Python-style call.
     Python(PythonReader),
-    /// Inside an object with name and arguments.
+    /// In an object with name and arguments.
     Object(Object),
-    /// After a call; what could be the beginning of a closer.
+    /// After a call; text that may start a closer.
     After(String),
 }
 
-/// Reads what follows the marker that opens calls.
+/// Reads the text after the marker that opens calls.
 #[derive(Debug, Clone)]
 pub(super) struct Reader {
     syntax: Syntax,
     tools: Arc<Tools>,
     state: State,
     list: bool,
-    /// Whether calls of functions that are not known are none.
+    /// Whether calls of unknown functions are rejected.
     known_only: bool,
 }
 
 impl Reader {
-    /// Reads calls whose opener was read.
+    /// Starts reading calls after their opener.
     pub(super) fn new(syntax: Syntax, tools: &Arc<Tools>) -> Reader {
         let mut reader = Reader {
             syntax,
@@ -86,27 +86,27 @@ impl Reader {
         reader
     }
 
-    /// Reads a section of calls, whose marker was read.
+    /// Starts reading a section of calls after its marker.
     pub(super) fn of_section(syntax: Syntax, tools: &Arc<Tools>) -> Reader {
         let mut reader = Reader::new(syntax, tools);
         reader.state = State::Section(String::new());
         reader
     }
 
-    /// Reads the arguments of a call whose name was read.
+    /// Starts reading the arguments of a call whose name is already read.
     pub(super) fn of_arguments(syntax: Syntax, tools: &Arc<Tools>, name: String) -> Reader {
         let mut reader = Reader::new(syntax, tools);
         reader.state = State::Arguments(name, None);
         reader
     }
 
-    /// Makes calls of functions that are not known none.
+    /// Sets whether calls of unknown functions are rejected.
     pub(super) fn known_only(mut self, known_only: bool) -> Reader {
         self.known_only = known_only;
         self
     }
 
-    /// Goes behind an opener.
+    /// Sets the state after an opener.
     fn begin(&mut self) {
         self.state = match self.syntax.body {
             Body::Tags(tags) => State::Tags(TagReader::new(tags, &self.tools)),
@@ -115,7 +115,7 @@ impl Reader {
         };
     }
 
-    /// Takes a character.
+    /// Reads a character.
     pub(super) fn step(&mut self, c: char, events: &mut Vec<Event>) -> Step {
         let before = events.len();
         let step = self.advance(c, events);
@@ -162,7 +162,7 @@ impl Reader {
             State::Object(object) => object.step(c, events),
             State::After(_) => return self.after(c, events),
         };
-        // After the arguments, the call goes on.
+        // After the arguments, the call continues.
         if step != Step::Over {
             return step;
         }
@@ -210,7 +210,7 @@ impl Reader {
                 self.state = State::Python(PythonReader::new());
                 return self.advance(c, events);
             }
-            // A list of no calls is none.
+            // An empty list is not a call.
             _ => return Step::Wrong,
         }
         Step::More
@@ -286,13 +286,13 @@ impl Reader {
         }
     }
 
-    /// Whether a call is finished, so that white space and brackets that follow are part of it.
+    /// Returns whether a call is finished: following white space and brackets then belong to it.
     pub(super) fn is_after(&self) -> bool {
         matches!(&self.state, State::After(tail) if tail.is_empty())
     }
 
-    /// What must still be said of a call that something else broke off (`complete`), or that ends
-    /// with the answer.
+    /// Emits the rest of a call that is interrupted by something else (`complete`), or by the end
+    /// of the answer.
     pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
         match &mut self.state {
             State::Tags(reader) => reader.break_off(complete, events),
@@ -313,8 +313,8 @@ fn begins_identifier(c: char) -> bool {
     c.is_alphabetic() || c == '_'
 }
 
-/// The function that a name means, and the identifier of the call that stands beside it:
-/// `functions.f:0`, `f[CALL_ID]1`, `1<|tool_call:name|>f`.
+/// Returns the function name and the call id, if any, from a combined form: `functions.f:0`,
+/// `f[CALL_ID]1`, `1<|tool_call:name|>f`.
 fn name_and_id(text: &str) -> (String, Option<String>) {
     let text = text.trim();
     let own = |id: &str| Some(id.trim().to_owned()).filter(|id| !id.is_empty());

@@ -1,5 +1,5 @@
-//! A call whose parameters are elements named after them, MiniMax M3's: objects and lists are
-//! elements in elements, and become JSON.
+//! Reads calls with one element per parameter, named after it (MiniMax M3): objects and lists are
+//! nested elements, and become JSON.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::call::{Event, MAX_NAME, Step};
 use super::json::{begins, escaped};
 use super::schema::{Key, Tools, Types};
 
-/// Stands before every tag.
+/// Marker before every tag.
 const SPACE: &str = "]<]minimax[>[";
 const END: &str = "</invoke>";
 const ITEM: &str = "item";
@@ -19,18 +19,18 @@ const MAX_DEPTH: usize = 64;
 #[derive(Debug, Clone)]
 enum At {
     Name(String),
-    /// Where a tag may begin: what there is of [`SPACE`].
+    /// Before a tag: a prefix of [`SPACE`].
     Space(String),
-    /// Inside a tag, from its `<` on.
+    /// In a tag, from its `<` on.
     Tag(String),
 }
 
-/// What an element holds.
+/// Contents of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// Not known yet: white space, or a value that is read when it ends.
+    /// Not known yet: white space, or a value that is interpreted at its end.
     Unknown,
-    /// A text up to its end tag, as it stands.
+    /// A verbatim text up to its end tag.
     Text,
     Object,
     List,
@@ -41,7 +41,7 @@ struct Element {
     tag: String,
     types: Types,
     holds: Holds,
-    /// Whether it holds no elements yet.
+    /// Whether there are no nested elements so far.
     is_empty: bool,
 }
 
@@ -54,11 +54,11 @@ pub(super) struct ElementReader {
     begun: bool,
     parameters: usize,
     open: Vec<Element>,
-    /// The place of the innermost element.
+    /// Path of the innermost element.
     path: Vec<Key>,
-    /// What of a value is not written yet.
+    /// Part of a value that is not written yet.
     value: String,
-    /// Whether a text's quote is written.
+    /// Whether a text's opening quote is written.
     quoted: bool,
 }
 
@@ -123,7 +123,7 @@ impl ElementReader {
         }
     }
 
-    /// What looked like [`SPACE`] is none.
+    /// Handles text that turned out not to be [`SPACE`].
     fn no_space(&mut self, events: &mut Vec<Event>) -> Step {
         let At::Space(tail) = &mut self.at else {
             return Step::Wrong;
@@ -161,7 +161,7 @@ impl ElementReader {
         self.write(&format!("{quote}{}", escaped(text)), events);
     }
 
-    /// Inside a text only its own end tag is one.
+    /// Handles a tag within a text, where only the text's own end tag counts.
     fn tag_in_text(&mut self, events: &mut Vec<Event>) -> Step {
         let (At::Tag(tag), Some(element)) = (&self.at, self.open.last()) else {
             return Step::Wrong;
@@ -279,7 +279,7 @@ impl ElementReader {
         Step::Settled
     }
 
-    /// Writes a value that holds no elements.
+    /// Writes a value without nested elements.
     fn write_value(&mut self, types: Types, events: &mut Vec<Event>) {
         let value = std::mem::take(&mut self.value);
         let is_empty = value.trim().is_empty() && types != Types::ANY;
@@ -291,8 +291,8 @@ impl ElementReader {
         }
     }
 
-    /// Completes a call that something else broke off, or writes what is there of one that ends
-    /// with the answer.
+    /// Completes a call that is interrupted by something else (`complete`), or emits the text read
+    /// so far if the answer ends.
     pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
         if !self.begun {
             return;

@@ -1,6 +1,6 @@
-//! How a model writes calls of tools, seen from its template.
+//! Tool call formats of models, detected from their chat templates.
 
-/// How a model writes a call of a tool. Names and arguments are `f`, `x` and `1` here.
+/// Format in which a model writes a tool call. Names and arguments are `f`, `x` and `1` here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallFormat {
@@ -9,7 +9,7 @@ pub enum CallFormat {
     /// `{"name": "f", "parameters": {"x": 1}}` as the whole answer, or after `<|python_tag|>`:
     /// Llama 3.
     Llama3,
-    /// `[f(x=1)]` as the whole answer: Llama 4 and others that are told to.
+    /// `[f(x=1)]` as the whole answer: Llama 4 and others prompted to do so.
     Pythonic,
     /// `<|tool_call_start|>[f(x=1)]<|tool_call_end|>`: LFM2.
     Lfm2,
@@ -36,7 +36,7 @@ pub enum CallFormat {
     MiniMaxM3,
     /// As [`CallFormat::Invoke`], every tag with `｜DSML｜`: DeepSeek V3.2.
     Dsml,
-    /// The same in `<｜DSML｜tool_calls>`: DeepSeek V4.
+    /// As [`CallFormat::Dsml`] in `<｜DSML｜tool_calls>`: DeepSeek V4.
     DsmlV4,
     /// As [`CallFormat::Invoke`], every tag with `atem:`, in messages with headers: Muse Glimmer.
     Muse,
@@ -44,7 +44,8 @@ pub enum CallFormat {
     ParamTag,
     /// `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>`: DeepSeek V3.1.
     DeepSeek,
-    /// The same with `function<｜tool▁sep｜>f` and the arguments in a fence: DeepSeek R1 and V3.
+    /// As [`CallFormat::DeepSeek`] with `function<｜tool▁sep｜>f` and the arguments in a code fence:
+    /// DeepSeek R1 and V3.
     DeepSeekR1,
     /// `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>`:
     /// Kimi K2.
@@ -65,13 +66,14 @@ pub enum CallFormat {
     Functools,
     /// `<|START_ACTION|>[{"tool_name": "f", "parameters": {"x": 1}}]<|END_ACTION|>`: Command R7B.
     Cohere,
-    /// The same list after `Action:`, in a fence: Command R.
+    /// As [`CallFormat::Cohere`] after `Action:`, in a code fence: Command R.
     CommandR,
     /// `<|tools_prefix|>[{"f": {"x": 1}}]<|tools_suffix|>`: Apertus.
     Apertus,
     /// `<|function_call|>{"name": "f", "arguments": {"x": 1}}`: GigaChat 3.1.
     FunctionCall,
-    /// `function call<|role_sep|>` and the same object in a message of its own: GigaChat 3.
+    /// As [`CallFormat::FunctionCall`] after `function call<|role_sep|>`, in a message of its own:
+    /// GigaChat 3.
     GigaChat3,
     /// `<|tool_call>call:f{x:1}<tool_call|>`: Gemma 4.
     Gemma,
@@ -80,11 +82,11 @@ pub enum CallFormat {
     Harmony,
     /// `>>>f`, a line break and `{"x": 1}`: Functionary 3.2.
     Functionary,
-    /// `{"name": "f", "arguments": {"x": 1}}` as the whole answer: for templates that show none.
+    /// `{"name": "f", "arguments": {"x": 1}}` as the whole answer: for templates without a format.
     Json,
 }
 
-/// What a template contains where its model writes calls in a format; the first that fits counts.
+/// Substrings by which a template is recognised as using a format; the first match counts.
 const SIGNS: [(&[&str], CallFormat); 37] = [
     (&["｜DSML｜", "function_calls"], CallFormat::Dsml),
     (&["｜DSML｜"], CallFormat::DsmlV4),
@@ -134,7 +136,7 @@ const SIGNS: [(&[&str], CallFormat); 37] = [
     (&["[func_name1("], CallFormat::Pythonic),
 ];
 
-/// The same for templates that show no markers.
+/// Substrings to try next, for templates without markers.
 const FAINT_SIGNS: [(&str, CallFormat); 4] = [
     ("xml_tools", CallFormat::Hermes),
     ("\"parameters\": ", CallFormat::Llama3),
@@ -143,7 +145,7 @@ const FAINT_SIGNS: [(&str, CallFormat); 4] = [
 ];
 
 impl CallFormat {
-    /// The format that a template shows.
+    /// Returns the format of a template.
     pub fn of(template: &str) -> CallFormat {
         let shows = |signs: &[&str]| signs.iter().all(|sign| template.contains(sign));
         let found = SIGNS.iter().find(|(signs, _)| shows(signs));

@@ -1,5 +1,5 @@
-//! Gemma's arguments, `{city:<|"|>Bern<|"|>,days:2}`: JSON with bare keys and quotes of its own.
-//! Keys and texts in JSON's quotes are read too.
+//! Reads Gemma's arguments, `{city:<|"|>Bern<|"|>,days:2}`: JSON with bare keys and special quote
+//! tokens. Keys and texts in JSON quotes are accepted too.
 
 use serde_json::Value;
 
@@ -11,21 +11,21 @@ const MAX_DEPTH: usize = 256;
 
 #[derive(Debug, Clone)]
 enum At {
-    /// Before a key, and inside one.
+    /// Before or in a key.
     Key(String),
     Value,
-    /// Inside a number or a word.
+    /// In a number or word.
     Scalar,
-    /// What could be a quote that opens a text.
+    /// Text that may be a quote opening a text.
     Opening(String),
-    /// Inside a text: what could be the quote that ends it.
+    /// In a text; the string may be a quote ending it.
     Text(String),
-    /// Inside a text in JSON's quotes.
+    /// In a text in JSON quotes.
     JsonText(Scan),
     After,
 }
 
-/// Reads arguments, from their `{` on, and writes them as JSON.
+/// Reads arguments from their `{` on, and writes them as JSON.
 #[derive(Debug, Clone)]
 pub(super) struct GemmaReader {
     open: Vec<char>,
@@ -86,7 +86,7 @@ impl GemmaReader {
                     self.at = At::After;
                     return Step::Settled;
                 }
-                // What cannot become the quote is text.
+                // Characters that cannot start the quote are text.
                 while !QUOTE.starts_with(held.as_str()) {
                     write(&escaped(&held.remove(0).to_string()));
                 }
@@ -161,7 +161,7 @@ impl GemmaReader {
         }
     }
 
-    /// Completes arguments that something else broke off.
+    /// Completes arguments that were interrupted.
     pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
         let mut write = |text: &str| events.push(Event::Arguments(text.to_owned()));
         if let At::Text(held) = &self.at {
@@ -172,7 +172,7 @@ impl GemmaReader {
         }
         match &self.at {
             At::Text(_) => write("\""),
-            // A backslash may stand at the end of it.
+            // The text may end with a backslash.
             At::JsonText(scan) if scan.is_escaping() => write("\\\""),
             At::JsonText(_) => write("\""),
             At::Value | At::Opening(_) if self.open.last() == Some(&'}') => write("null"),

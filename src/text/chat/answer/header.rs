@@ -1,34 +1,34 @@
-//! Headers of the messages that some answers consist of: whom a message is for.
+//! Reads message headers, which name the recipient, for formats whose answers consist of messages.
 
 use super::schema::Tools;
 use super::syntax::Headers;
 
-/// The longest header, in bytes.
+/// Longest header, in bytes.
 const MAX_HEADER: usize = 256;
 
-/// Whom a message is for.
+/// Recipient of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Recipient {
-    /// The user: it is content.
+    /// The user: the message is content.
     User,
-    /// The model itself: it is a thought.
+    /// The model itself: the message is reasoning.
     Itself,
-    /// A function: its arguments follow, or a call in tags.
+    /// A function: arguments follow, or a call in tags.
     Function(String),
 }
 
-/// What a header that grows is.
+/// Result of reading a partial header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Read {
-    /// It is not complete.
+    /// The header is incomplete.
     More,
-    /// It is none.
+    /// The text is not a header.
     Wrong,
     Done(Recipient),
 }
 
 impl Headers {
-    /// What begins a header, wherever it stands.
+    /// Returns the texts that start a header anywhere.
     pub(super) fn starts(self) -> &'static [&'static str] {
         match self {
             Headers::Harmony => &["<|start|>assistant", "<|channel|>"],
@@ -37,7 +37,7 @@ impl Headers {
         }
     }
 
-    /// What begins a header at the beginning of a message.
+    /// Returns the texts that start a header at the beginning of a message.
     pub(super) fn starts_message(self) -> &'static [&'static str] {
         match self {
             Headers::Harmony => &[" to=", "to="],
@@ -46,12 +46,12 @@ impl Headers {
         }
     }
 
-    /// Whether a header may begin with a character at the beginning of a message.
+    /// Returns whether a header at the beginning of a message may start with this character.
     pub(super) fn may_begin_with(self, c: char) -> bool {
         self == Headers::Functionary && is_in_name(c)
     }
 
-    /// Reads a header that begins with what starts it.
+    /// Reads a header, including the text that starts it.
     pub(super) fn read(self, text: &str, tools: &Tools) -> Read {
         if text.len() > MAX_HEADER {
             return Read::Wrong;
@@ -78,7 +78,7 @@ impl Headers {
             (Headers::Harmony, Some(name)) => match name.strip_prefix("functions.") {
                 Some(function) => Recipient::Function(function.to_owned()),
                 None if tools.knows(name) => Recipient::Function(name.to_owned()),
-                // A tool of the model's own, which is not there.
+                // A built-in tool of the model, which is not available.
                 None => Recipient::Itself,
             },
             (Headers::Harmony, None) if is_analysis => Recipient::Itself,
@@ -89,7 +89,7 @@ impl Headers {
     }
 }
 
-/// `>>>all` or `>>>f`, at the beginning of an answer without the `>>>`.
+/// Reads `>>>all` or `>>>f`; the first header of an answer lacks the `>>>`.
 fn functionary(text: &str, tools: &Tools) -> Read {
     let header = text.strip_prefix(">>>").unwrap_or(text);
     match header.strip_suffix('\n') {

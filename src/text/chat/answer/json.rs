@@ -1,13 +1,13 @@
-//! JSON as it arrives: where a value ends.
+//! Incremental JSON: finds the end of a value.
 
 use serde_json::Value;
 
 use super::call::Step;
 
-/// How deep a call's arguments may be nested.
+/// Deepest nesting of a call's arguments.
 const MAX_DEPTH: usize = 256;
 
-/// Reads one object, list or string, character by character.
+/// Scans one object, list or string, character by character.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Scan {
     open: Vec<char>,
@@ -16,7 +16,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Takes a character: `Some(true)` if it ends the value, `None` if it cannot belong to it.
+    /// Reads a character: `Some(true)` if it ends the value, `None` if it cannot belong to it.
     pub(super) fn step(&mut self, c: char) -> Option<bool> {
         if self.in_string {
             match c {
@@ -51,18 +51,18 @@ impl Scan {
 }
 
 impl Scan {
-    /// Whether a backslash was the last character of a string.
+    /// Returns whether the last character of a string was a backslash.
     pub(super) fn is_escaping(&self) -> bool {
         self.escaped
     }
 }
 
-/// The text of a string literal without its quotes.
+/// Decodes a string literal without its quotes.
 pub(super) fn unquoted(inside: &str) -> Option<String> {
     serde_json::from_str(&format!("\"{inside}\"")).ok()
 }
 
-/// A text as it stands in a string literal, without the quotes.
+/// Escapes a text for a string literal, without the quotes.
 pub(super) fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted
@@ -71,7 +71,7 @@ pub(super) fn escaped(text: &str) -> String {
         .to_owned()
 }
 
-/// Whether text can still become one of several tags.
+/// Returns whether the text is a prefix of one of the tags.
 pub(super) fn begins(tags: &[&str], text: &str) -> Step {
     match tags.iter().any(|tag| tag.starts_with(text)) {
         true => Step::More,

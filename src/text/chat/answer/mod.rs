@@ -1,8 +1,8 @@
-//! An answer taken apart as it is generated: what is said, what is thought, and calls of tools.
+//! Splits an answer as it is generated into content, reasoning, and tool calls.
 //!
-//! A template shows how its model writes calls and thoughts ([`CallFormat`]); the prompt shows
-//! whether the answer begins inside a thought. Text that could still become a marker is held back
-//! until it is decided; nothing is ever taken back or lost.
+//! A chat template shows how its model writes calls and reasoning ([`CallFormat`]); the prompt
+//! shows whether the answer begins inside a thought. Text that may still become a marker is held
+//! back until decided; emitted text is never revoked, and no text is lost.
 
 mod call;
 mod elements;
@@ -25,8 +25,8 @@ pub use schema::is_written_as_text;
 pub use thoughts::Thoughts;
 pub use writing::{Arguments, Call, Section};
 
-/// What opens and closes thoughts in answers of this template's model; `None` where the template
-/// shows none.
+/// Returns the markers that open and close a thought in answers of this template's model; `None` if
+/// the template has none.
 pub(super) fn thoughts(template: &str) -> Option<(&'static str, &'static str)> {
     let thoughts = thoughts::Thoughts::of(template);
     thoughts
@@ -34,35 +34,35 @@ pub(super) fn thoughts(template: &str) -> Option<(&'static str, &'static str)> {
         .then_some((thoughts.open, thoughts.close))
 }
 
-/// What a client wants taken apart. The rest stays part of the content.
+/// Parts that a client wants split off. Everything else stays in the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wants {
-    /// Calls of tools.
+    /// Split off tool calls.
     pub tools: bool,
-    /// Thoughts.
+    /// Split off reasoning.
     pub reasoning: bool,
 }
 
-/// A piece of an answer. Pieces of one kind that follow each other belong together.
+/// A piece of an answer. Consecutive pieces of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// More of what is said.
+    /// More content.
     Content(String),
-    /// More of what is thought.
+    /// More reasoning.
     Reasoning(String),
-    /// A call begins.
+    /// A tool call begins.
     CallBegins {
-        /// Which call of the answer, from 0.
+        /// Index of the call in the answer, from 0.
         index: usize,
-        /// The function.
+        /// Name of the function.
         name: String,
-        /// The identifier that the model gave the call; no other call of the answer has it.
+        /// Call id written by the model; unique in the answer.
         id: Option<String>,
     },
-    /// More of a call's arguments. All of a call's pieces joined are the text of a JSON value, in
-    /// an answer that was not cut short.
+    /// More of a call's arguments. Joined, all pieces of a call are a JSON value, unless the answer
+    /// was cut short.
     CallArguments {
-        /// Which call of the answer, from 0.
+        /// Index of the call in the answer, from 0.
         index: usize,
         /// More of the JSON text.
         text: String,

@@ -1,4 +1,4 @@
-//! A call that is an object with the name and the arguments of a function.
+//! Reads a call that is an object with the name and arguments of a function.
 
 use super::call::{Event, MAX_NAME, Step};
 use super::json::{Scan, unquoted};
@@ -6,14 +6,14 @@ use super::syntax::{Body, Syntax};
 
 const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function"];
 const ARGUMENT_KEYS: [&str; 3] = ["arguments", "parameters", "args"];
-/// The keys of a call's identifier.
+/// Keys that may hold the call id.
 const ID_KEYS: [&str; 3] = ["id", "tool_call_id", "call_id"];
-/// What else an object that is a call may begin with.
+/// Other keys that a call object may begin with.
 const OTHER_KEYS: [&str; 2] = ["type", "index"];
 
 #[derive(Debug, Clone)]
 enum At {
-    /// Before a key, or the end where there is none.
+    /// Before a key, or at the end of an empty object.
     Key,
     InKey,
     Colon,
@@ -35,12 +35,12 @@ pub(super) struct Object {
     has_late_id: bool,
     at: At,
     key: String,
-    /// What a string that is read holds so far, without its quotes.
+    /// Contents so far of the string being read, without quotes.
     text: String,
     escaped: bool,
     name: Option<String>,
     id: Option<String>,
-    /// Arguments that came before the name, or before the identifier where that comes last.
+    /// Arguments that came before the name, or before the id in formats that write it last.
     early: Option<String>,
     begun: bool,
     scan: Scan,
@@ -144,7 +144,7 @@ impl Object {
         Step::More
     }
 
-    /// Reads a string: what it holds, once it ends.
+    /// Reads a string; returns its contents once it ends.
     fn string(&mut self, c: char) -> Option<String> {
         if c == '"' && !self.escaped {
             let text = std::mem::take(&mut self.text);
@@ -155,7 +155,7 @@ impl Object {
         None
     }
 
-    /// Names are not long.
+    /// Refuses overlong names.
     fn short(&self) -> Step {
         match self.text.len() > MAX_NAME {
             true => Step::Wrong,
@@ -170,7 +170,7 @@ impl Object {
             || ARGUMENT_KEYS.contains(&key_name)
             || ID_KEYS.contains(&key_name)
             || OTHER_KEYS.contains(&key_name);
-        // An answer that is JSON for another reason is soon told from a call.
+        // An answer that is JSON for another reason is soon distinguished from a call.
         if self.bare && self.keys == 1 && !known {
             return Step::Wrong;
         }
@@ -192,7 +192,7 @@ impl Object {
             '"' if is_id => self.to(At::InId),
             '{' if is_arguments => self.arguments_begin(c, events),
             '"' if is_arguments => self.to(At::InText),
-            // `null` stands for none.
+            // `null` means no arguments.
             _ if is_arguments && c != 'n' => Step::Wrong,
             '{' | '[' | '"' => {
                 let mut scan = Scan::default();
@@ -238,7 +238,7 @@ impl Object {
         }
     }
 
-    /// Arguments that are known as a whole.
+    /// Handles arguments that are completely known.
     fn arguments(&mut self, arguments: String, events: &mut Vec<Event>) -> Step {
         self.at = At::AfterValue;
         match self.name {
@@ -269,7 +269,7 @@ impl Object {
         Step::Over
     }
 
-    /// Tells of a call that is broken off before its identifier came.
+    /// Emits a call that was interrupted before its id came.
     pub(super) fn break_off(&mut self, events: &mut Vec<Event>) {
         if self.name.is_some()
             && !self.begun

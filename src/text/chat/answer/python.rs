@@ -1,4 +1,4 @@
-//! A call as in Python, `f(city="Bern", days=2)`: its arguments become JSON.
+//! Reads a Python-style call, `f(city="Bern", days=2)`: its arguments become JSON.
 
 use serde_json::Value;
 
@@ -9,41 +9,41 @@ const MAX_DEPTH: usize = 256;
 
 #[derive(Debug, Clone)]
 enum At {
-    /// The function's name, up to its bracket.
+    /// In the function's name, up to its bracket.
     Name(String),
-    /// Before a parameter, and inside its name.
+    /// Before or in a parameter's name.
     Parameter(String),
-    /// Before a value, or the end of a list, tuple or dict that is empty.
+    /// Before a value, or the end of an empty list, tuple or dict.
     Value,
-    /// Inside a number or a word.
+    /// In a number or word.
     Scalar(String),
-    /// After a quote that opened a text: how many of the kind there are.
+    /// After quotes that open a text: the quote character, and their number.
     Quotes(char, usize),
     Text(Text),
     /// After a value.
     After,
 }
 
-/// A text literal.
+/// A string literal.
 #[derive(Debug, Clone)]
 struct Text {
     quote: char,
     is_long: bool,
-    /// Quotes that may end a long text.
+    /// Number of quotes that may end a triple-quoted string.
     quotes: usize,
-    /// What follows a backslash.
+    /// Text of an escape after its backslash.
     escape: Option<String>,
-    /// The first half of a character that JSON writes as two escapes.
+    /// First half of a surrogate pair, which JSON writes as two escapes.
     surrogate: Option<u32>,
 }
 
-/// What is open around a value.
+/// Bracket open around a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
     Call,
     List,
     Tuple,
-    /// A dict, before the colon of an entry or after it.
+    /// A dict, before or after the colon of an entry.
     Dict {
         is_key: bool,
     },
@@ -54,7 +54,7 @@ enum Open {
 pub(super) struct PythonReader {
     at: At,
     open: Vec<Open>,
-    /// Whether the innermost of what is open has no members yet.
+    /// Whether the innermost open bracket has no members yet.
     is_empty: bool,
     begun: bool,
 }
@@ -265,7 +265,7 @@ impl PythonReader {
         }
     }
 
-    /// Completes a call that something else broke off.
+    /// Completes a call that was interrupted.
     pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
         if !complete || !self.begun {
             if let (true, At::Scalar(scalar)) = (self.begun, &self.at) {
@@ -294,13 +294,13 @@ impl PythonReader {
         }
     }
 
-    /// Whether a value that comes now has a comma before it.
+    /// Returns whether the next value is preceded by a comma.
     fn is_separated(&self) -> bool {
         matches!(self.open.last(), Some(open) if is_separated(*open))
     }
 }
 
-/// Whether the members of what is open are written after a comma by [`PythonReader::value`].
+/// Returns whether [`PythonReader::value`] writes a comma between the members of this bracket.
 fn is_separated(open: Open) -> bool {
     matches!(open, Open::List | Open::Tuple | Open::Dict { is_key: true })
 }
@@ -319,7 +319,7 @@ fn short(text: &str) -> Step {
     }
 }
 
-/// The JSON of a number or a word.
+/// Returns the JSON of a number or a word.
 fn json_of(scalar: &str) -> Option<String> {
     match scalar {
         "True" | "true" => return Some("true".to_owned()),
@@ -333,14 +333,14 @@ fn json_of(scalar: &str) -> Option<String> {
     if number.is_some_and(|value| value.is_number()) {
         return Some(plain.to_owned());
     }
-    // 1., .5: what JSON does not know.
+    // Numbers such as 1. and .5, which are not JSON.
     let number: f64 = plain.parse().ok()?;
     let is_digits = plain.bytes().any(|b| b.is_ascii_digit());
     (number.is_finite() && is_digits).then(|| Value::from(number).to_string())
 }
 
 impl Text {
-    /// Takes a character: what it adds to the JSON text, and whether it ends it.
+    /// Reads a character; returns the JSON text it adds, and whether it ends the literal.
     fn step(&mut self, c: char) -> Option<(String, bool)> {
         if let Some(escape) = &mut self.escape {
             escape.push(c);
@@ -354,7 +354,7 @@ impl Text {
             self.quotes += 1;
             return Some((String::new(), self.quotes == 3));
         }
-        // Another escape may be the other half of a character.
+        // Another escape may be the second half of a surrogate pair.
         let mut written = match c {
             '\\' => String::new(),
             _ => self.lone_surrogate(),
@@ -376,7 +376,7 @@ impl Text {
         }
     }
 
-    /// What an escape stands for, once it is whole.
+    /// Returns the meaning of an escape, once complete.
     fn unescape(&mut self, escape: &str) -> Option<String> {
         let kind = escape.chars().next()?;
         let digits = match kind {
@@ -404,10 +404,10 @@ impl Text {
             'v' => "\u{b}",
             'a' => "\u{7}",
             '0' => "\0",
-            // A line that goes on.
+            // A line continuation.
             '\n' => "",
             '\\' | '"' | '\'' | '/' => escape,
-            // Python keeps a backslash before anything else.
+            // Python preserves a backslash before any other character.
             _ => {
                 written.push_str(&escaped(&format!("\\{escape}")));
                 return Some(written);

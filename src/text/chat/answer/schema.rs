@@ -1,16 +1,16 @@
-//! What the schemas of tools say about their parameters, for formats that write values without
-//! their JSON types.
+//! Parameter types from tools' JSON schemas, for formats that write values without their JSON
+//! types.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-/// Schemas looked at before the kind of a parameter counts as unknown.
+/// Schemas examined before a parameter's type counts as unknown.
 const MAX_SCHEMAS: usize = 256;
-/// The deepest nesting of schemas that is followed.
+/// Deepest nesting of schemas that is followed.
 const MAX_DEPTH: usize = 32;
 
-/// A set of the types that JSON values have.
+/// A set of JSON types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
@@ -26,9 +26,9 @@ impl Types {
     /// All types: nothing is known.
     pub(super) const ANY: Types =
         Types(NULL | BOOLEAN | INTEGER | NUMBER | STRING | ARRAY | OBJECT);
-    /// All types but texts.
+    /// All types except strings.
     pub(super) const NO_TEXT: Types = Types(NULL | BOOLEAN | INTEGER | NUMBER | ARRAY | OBJECT);
-    /// A text and nothing else.
+    /// Strings only.
     pub(super) const TEXT: Types = Types(STRING);
 
     fn named(name: &str) -> Types {
@@ -64,7 +64,7 @@ impl Types {
         Types(self.0 & other.0)
     }
 
-    /// Whether a text is allowed, though not everything is.
+    /// Returns whether strings are among the allowed types, but not all types are.
     pub(super) fn may_be_text(self) -> bool {
         self != Types::ANY && self.0 & STRING != 0
     }
@@ -77,8 +77,8 @@ impl Types {
         self.0 & OBJECT != 0
     }
 
-    /// The JSON of a value that is written without quotes around texts; `None` if it is a text.
-    /// With `is_strict`, a value of which nothing is known is JSON.
+    /// Returns the JSON of a value written without quotes around texts; `None` if it is a text.
+    /// With `is_strict`, a value of unknown type is JSON.
     pub(super) fn json_of(self, written: &str, is_strict: bool) -> Option<&str> {
         if self == Types::TEXT {
             return None;
@@ -94,7 +94,7 @@ impl Types {
         let value: Value = serde_json::from_str(json).ok()?;
         let is_taken = match self {
             Types::ANY => is_strict || !value.is_string(),
-            // What only looks like a number, 3.10 or 007, is a text where one is allowed.
+            // A value that only looks like a number, 3.10 or 007, is a text where one is allowed.
             types if types.may_be_text() => {
                 let is_exact = !value.is_number() || value.to_string().as_str() == json;
                 let found = Types::of_value(&value).intersection(types);
@@ -106,14 +106,14 @@ impl Types {
     }
 }
 
-/// Whether a parameter is written as a text, without quotes, in a format that has tags around
-/// parameters: its schema, which stands in the schema `root` of all of the tool's parameters,
+/// Returns whether a parameter is written as an unquoted text, in a format that has tags around
+/// parameters: whether its schema, part of the schema `root` of all of the tool's parameters,
 /// allows strings.
 pub fn is_written_as_text(schema: &Value, root: &Value) -> bool {
     types(schema, root).may_be_text()
 }
 
-/// The types that a schema allows; `root` is what its references lead into.
+/// Returns the types that a schema allows; `root` is the document of its references.
 fn types(schema: &Value, root: &Value) -> Types {
     let mut look = Look {
         root,
@@ -124,7 +124,7 @@ fn types(schema: &Value, root: &Value) -> Types {
 
 struct Look<'r> {
     root: &'r Value,
-    /// Schemas that may still be looked at.
+    /// Schemas that may still be examined.
     budget: usize,
 }
 
@@ -140,13 +140,13 @@ impl<'r> Look<'r> {
         let found = self.said(schema, depth);
         match found {
             Types::ANY => implied(schema),
-            // A schema that allows nothing says nothing.
+            // A schema that allows nothing gives no information.
             Types(0) => Types::ANY,
             found => found,
         }
     }
 
-    /// What the keywords that name types, values or other schemas allow together.
+    /// Returns the types allowed by the keywords for types, values and subschemas together.
     fn said(&mut self, schema: &'r Map<String, Value>, depth: usize) -> Types {
         let mut types = match schema.get("type") {
             Some(Value::String(name)) => Types::named(name),
@@ -185,13 +185,13 @@ impl<'r> Look<'r> {
         types
     }
 
-    /// The schema that a schema refers to, in the same document.
+    /// Returns the target of a schema's reference, in the same document.
     fn target(&self, schema: &Map<String, Value>) -> Option<&'r Value> {
         let reference = schema.get("$ref")?.as_str()?;
         self.root.pointer(reference.strip_prefix('#')?)
     }
 
-    /// The schema of a member of what `schema` describes, searched in all its alternatives.
+    /// Finds the schema of a member of values that `schema` describes, in all its alternatives.
     fn member(&mut self, schema: &'r Value, key: &Key, depth: usize) -> Option<&'r Value> {
         let object = schema.as_object()?;
         if self.budget == 0 || depth == MAX_DEPTH {
@@ -216,7 +216,7 @@ impl<'r> Look<'r> {
     }
 }
 
-/// The type that is meant where a schema names none.
+/// Infers the types from other keywords, for a schema without `type`.
 fn implied(schema: &Map<String, Value>) -> Types {
     let has = |keywords: &[&str]| keywords.iter().any(|keyword| schema.contains_key(*keyword));
     if has(&["properties", "additionalProperties", "required"]) {
@@ -230,23 +230,23 @@ fn implied(schema: &Map<String, Value>) -> Types {
     }
 }
 
-/// A place inside a value.
+/// A step of a path into a value.
 #[derive(Debug, Clone)]
 pub(super) enum Key {
     Property(String),
     Item,
 }
 
-/// The tools that a model may call, as far as reading their calls depends on them.
+/// Tools that a model may call, as far as needed to read their calls.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Tools {
     parameters: HashMap<String, Value>,
-    /// Whether a value of which no schema says anything is JSON, because a grammar says so.
+    /// Whether values without a schema are JSON, because a grammar enforces it.
     pub(super) is_strict: bool,
 }
 
 impl Tools {
-    /// The tools of a request.
+    /// Reads the tools of a request.
     pub(super) fn new(tools: &[Value]) -> Tools {
         let mut parameters = HashMap::new();
         for tool in tools {
@@ -262,17 +262,17 @@ impl Tools {
         }
     }
 
-    /// Whether a function may be called: any may where none are known.
+    /// Returns whether a function may be called: any may if no tools are known.
     pub(super) fn has(&self, name: &str) -> bool {
         self.parameters.is_empty() || self.parameters.contains_key(name)
     }
 
-    /// Whether a function is one of those that are known.
+    /// Returns whether a function is one of the known tools.
     pub(super) fn knows(&self, name: &str) -> bool {
         self.parameters.contains_key(name)
     }
 
-    /// The types that a parameter of a function may have, or what stands in that parameter.
+    /// Returns the allowed types of a function's parameter, or of a value inside it.
     pub(super) fn types(&self, name: &str, path: &[Key]) -> Types {
         let Some(root) = self.parameters.get(name) else {
             return Types::ANY;

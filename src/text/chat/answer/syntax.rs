@@ -1,25 +1,25 @@
-//! The syntax of every format of calls, for the parser.
+//! Syntax of every tool call format, for the parser.
 
 use super::CallFormat;
 
-/// What follows the marker that opens a call.
+/// Text after the marker that opens a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body {
-    /// Objects with the name and the arguments, one or a list.
+    /// Objects with name and arguments, one or a list.
     Objects,
-    /// An object whose one key is the name.
+    /// An object whose only key is the name.
     Keyed,
-    /// Calls as in Python, `f(x=1)`, one or a list.
+    /// Python-style calls, `f(x=1)`, one or a list.
     Python,
-    /// Calls as in Python, or objects.
+    /// Python-style calls, or objects.
     PythonOrObjects,
     /// The name, one of the separators, the arguments as JSON.
     Named(&'static [&'static str]),
-    /// The name, and Gemma's own notation.
+    /// The name, then Gemma's own notation.
     Gemma,
-    /// The name, a separator, parameters in tags.
+    /// The name, a separator, then parameters in tags.
     Tags(&'static Tags),
-    /// The name, and an element for each parameter and whatever stands in it: MiniMax M3.
+    /// The name, then an element for each parameter, with nested elements: MiniMax M3.
     Elements,
 }
 
@@ -32,21 +32,21 @@ pub(super) struct Tags {
     pub(super) open: &'static str,
     /// Ends the parameter's name.
     pub(super) key_end: &'static str,
-    /// Opens the value, where another tag does.
+    /// Opens the value, if there is a separate tag for it.
     pub(super) value_open: &'static str,
     /// Ends the value.
     pub(super) value_end: &'static str,
     /// Ends the call.
     pub(super) end: &'static str,
-    /// Whether the format itself puts a line break on either side of a value.
+    /// Whether the format itself puts a line break before and after a value.
     pub(super) is_padded: bool,
-    /// Whether a text may stand in `<![CDATA[…]]>`.
+    /// Whether a text may be wrapped in `<![CDATA[…]]>`.
     pub(super) has_cdata: bool,
-    /// Tags around arguments that are JSON after all.
+    /// Tags around arguments given as JSON instead.
     pub(super) json: Option<(&'static str, &'static str)>,
 }
 
-/// Messages of an answer that say in their headers whom they are for.
+/// Formats whose answers consist of messages with recipients in their headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Headers {
     /// `<|start|>assistant<|channel|>analysis to=functions.f<|message|>`: gpt-oss.
@@ -57,22 +57,22 @@ pub(super) enum Headers {
     Functionary,
 }
 
-/// Everything about a format.
+/// Syntax of one format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Syntax {
-    /// Any of these opens a call.
+    /// Markers that open a call.
     pub(super) openers: &'static [&'static str],
-    /// What opens and closes a section of calls. An answer that names these words and calls
-    /// nothing keeps them.
+    /// Markers that open and close a section of calls. If no call follows them, they remain
+    /// content.
     pub(super) section: (&'static [&'static str], &'static [&'static str]),
-    /// Control tokens around content that mean nothing by themselves.
+    /// Control tokens around content without a meaning of their own.
     pub(super) skipped: &'static [&'static str],
     pub(super) body: Body,
-    /// Any of these ends what the opener opened.
+    /// Markers that close a call.
     pub(super) closers: &'static [&'static str],
     /// Whether a `{` or `[` that begins the answer opens calls.
     pub(super) is_bare: bool,
-    /// Whether the identifiers of calls stand behind their arguments.
+    /// Whether call ids come after the arguments.
     pub(super) has_late_ids: bool,
     pub(super) headers: Option<Headers>,
 }
@@ -168,8 +168,8 @@ const KIMI_K3_TAGS: Tags = Tags {
 };
 
 impl CallFormat {
-    /// Whether models that write this format call tools without closing their thought. Others name
-    /// calls in their thoughts that they do not mean.
+    /// Returns whether models of this format call tools without closing their thought. Other models
+    /// mention calls in their thoughts without meaning them.
     pub(super) fn calls_in_thoughts(self) -> bool {
         matches!(
             self,
@@ -246,7 +246,7 @@ impl CallFormat {
                 skipped: &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"],
                 ..enclosed(&["<|tool_call:begin|>"], &["<|tool_call:end|>"])
             },
-            // The two differ in what stands before and after the name.
+            // The two differ in the text before and after the name.
             CallFormat::DeepSeek | CallFormat::DeepSeekR1 => Syntax {
                 body: Body::Named(&["\n```json\n", "<｜tool▁sep｜>{"]),
                 section: (&["<｜tool▁calls▁begin｜>"], &["<｜tool▁calls▁end｜>"]),

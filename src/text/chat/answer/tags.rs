@@ -1,4 +1,4 @@
-//! Calls whose parameters stand in tags: their arguments become JSON.
+//! Reads calls with parameters in tags: their arguments become JSON.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use super::json::{Scan, begins, escaped};
 use super::schema::{Key, Tools, Types};
 use super::syntax::Tags;
 
-/// What opens and closes a text that may hold the tags of its call, as in XML.
+/// Markers around a text that may contain the tags of its call, as in XML.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 #[derive(Debug, Clone)]
 enum At {
     Name(String),
-    /// Between parameters; what could be the beginning of a tag.
+    /// Between parameters; text that may start a tag.
     Between(String),
     Key(String),
     /// Between a key and the tag that opens its value.
     ValueOpen(String),
     Value,
-    /// Arguments as JSON after all.
+    /// In arguments given as JSON instead.
     Json(Scan),
     JsonAfter(String),
 }
@@ -36,11 +36,11 @@ pub(super) struct TagReader {
     begun: bool,
     parameters: usize,
     types: Types,
-    /// What of a value is not written yet.
+    /// Part of a value that is not written yet.
     value: String,
-    /// Whether a text's quote is written.
+    /// Whether a text's opening quote is written.
     quoted: bool,
-    /// Whether the value began with the line break that its format puts there.
+    /// Whether the value began with the line break of its format.
     is_padded: bool,
     /// Whether the value is in [`CDATA`].
     is_cdata: bool,
@@ -128,7 +128,7 @@ impl TagReader {
             return too_long(name);
         };
         let found = &name[..name.len() - end.len()];
-        // A quote ends the name where attributes follow it.
+        // A quote ends the name if attributes follow it.
         let found = found.split('"').next().unwrap_or(found).trim().to_owned();
         if found.is_empty() || found.contains(|c: char| c.is_whitespace() || "{<".contains(c)) {
             return Step::Wrong;
@@ -173,9 +173,9 @@ impl TagReader {
         begins(&[self.tags.open, self.tags.end, json], tail)
     }
 
-    /// A parameter begins: with the first one, the call does.
+    /// Handles the start of a parameter; the first one also begins the call.
     fn found_key(&mut self, raw: &str, events: &mut Vec<Event>) -> Step {
-        // Between quotes and followed by attributes, or bare.
+        // In quotes and followed by attributes, or bare.
         let (key, attributes) = raw.split_once('"').unwrap_or((raw, ""));
         let key = key.trim();
         if !self.begun {
@@ -193,7 +193,7 @@ impl TagReader {
             .any(|attribute| attributes.contains(attribute));
         self.types = match types {
             types if is_text && (types == Types::ANY || types.may_be_text()) => Types::TEXT,
-            // The model says that it is no text, and the schema that it may be anything.
+            // The model's attribute says that it is no string, and the schema allows anything.
             Types::ANY if !attributes.is_empty() => Types::NO_TEXT,
             types => types,
         };
@@ -232,7 +232,7 @@ impl TagReader {
         Step::Settled
     }
 
-    /// Writes what of a text can no longer be the tag that ends it, or the line break before that.
+    /// Writes the part of a text that cannot be its end tag, or the line break before that.
     fn write_settled_text(&mut self, events: &mut Vec<Event>) {
         let may_open = !self.quoted && !self.is_cdata;
         if may_open && self.tags.has_cdata && CDATA.0.starts_with(self.value.as_str()) {
@@ -289,7 +289,7 @@ impl TagReader {
         events.push(Event::Arguments("\"".to_owned()));
     }
 
-    /// Writes what is left of a text, without the line breaks of the format if it is complete.
+    /// Writes the rest of a text, without the line breaks of the format if it is complete.
     fn write_rest(&mut self, value: &str, complete: bool, events: &mut Vec<Event>) {
         let mut text = value;
         if self.tags.is_padded && !self.is_cdata {
@@ -314,8 +314,8 @@ impl TagReader {
         Step::Over
     }
 
-    /// Ends a call that something else broke off with what makes its arguments complete, or writes
-    /// what is there of one that ends with the answer.
+    /// Completes the arguments of a call that is interrupted by something else (`complete`), or
+    /// emits the text read so far if the answer ends.
     pub(super) fn break_off(&mut self, complete: bool, events: &mut Vec<Event>) {
         if !self.begun || self.parameters == 0 {
             return;

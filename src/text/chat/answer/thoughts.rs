@@ -1,22 +1,22 @@
-//! How models write thoughts, seen from their templates.
+//! Reasoning markers of models, detected from their chat templates.
 
-/// What stands around thoughts.
+/// Markers around thoughts (reasoning).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Thoughts {
-    /// What opens a thought.
+    /// Marker that opens a thought.
     pub open: &'static str,
-    /// What closes it.
+    /// Marker that closes a thought.
     pub close: &'static str,
-    /// What begins the content, and thereby also ends a thought that was not closed.
+    /// Markers that begin the content, and so also end a thought that was not closed.
     pub content: &'static [&'static str],
-    /// What ends the content, where a marker began it.
+    /// Marker that ends the content, if a marker began it.
     pub content_end: Option<&'static str>,
-    /// Control tokens that models put beside thoughts, and that mean nothing by themselves.
+    /// Control tokens next to thoughts without a meaning of their own.
     pub(super) strays: &'static [&'static str],
-    /// What a template contains whose model thinks like this.
+    /// Substrings by which a template is recognised.
     signs: &'static [&'static str],
-    /// Whether thoughts come anywhere and more than once, because their markers are control tokens
-    /// that no text contains. Others are markers at the beginning of an answer alone.
+    /// Whether thoughts may occur anywhere and repeatedly, because their markers are control tokens
+    /// that cannot occur in text. Other markers count at the beginning of an answer only.
     pub repeats: bool,
 }
 
@@ -98,7 +98,7 @@ const GRANITE: Thoughts = Thoughts {
     )
 };
 
-/// The first row whose signs a template contains counts.
+/// Known markers; the first row whose signs are all in the template counts.
 const ROWS: [Thoughts; 15] = [
     GRANITE,
     HARMONY,
@@ -133,18 +133,18 @@ const ROWS: [Thoughts; 15] = [
     tags("<thinking>", "</thinking>", &["<thinking>", "</thinking>"]),
 ];
 
-/// For templates that show none.
+/// Markers for templates that show none.
 static UNKNOWN: Thoughts = tags("<think>", "</think>", &[]);
 
 impl Thoughts {
-    /// How the model of this template thinks.
+    /// Returns the reasoning markers of this template's model.
     pub fn of(template: &str) -> &'static Thoughts {
         static ALL: [Thoughts; 15] = ROWS;
         let shows = |row: &&Thoughts| row.signs.iter().all(|sign| template.contains(sign));
         ALL.iter().find(shows).unwrap_or(&UNKNOWN)
     }
 
-    /// Whether the template shows thoughts at all.
+    /// Returns whether the template shows reasoning at all.
     pub fn is_shown(&self) -> bool {
         !self.signs.is_empty()
     }

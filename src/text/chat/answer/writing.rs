@@ -1,11 +1,11 @@
-//! How calls are written, for grammars that force them.
+//! Writes tool calls, for grammars that force them.
 
 use serde_json::Value;
 
 use super::CallFormat;
 use super::syntax::Body;
 
-/// The text around all calls of an answer and between them.
+/// Text around all calls of an answer and between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
     /// Text before the first call.
@@ -16,23 +16,23 @@ pub struct Section {
     pub close: &'static str,
 }
 
-/// A call of one function, up to its arguments and after them.
+/// A call of one function: the text before and after its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// Text before the arguments.
     pub before: String,
     /// Text after the arguments.
     pub after: &'static str,
-    /// How the arguments are written.
+    /// Notation of the arguments.
     pub arguments: Arguments,
 }
 
-/// How the arguments of a call are written.
+/// Notation of a call's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arguments {
     /// As a JSON object.
     Json,
-    /// One parameter after the other, each between what [`CallFormat::around_value`] says, with
+    /// One parameter after the other, each between the texts of [`CallFormat::around_value`], with
     /// this text between two of them.
     Parameters {
         /// Text between two parameters.
@@ -49,7 +49,7 @@ const fn section(open: &'static str, between: &'static str, close: &'static str)
 }
 
 impl CallFormat {
-    /// Texts that open a call: where one stands in an answer, a call may follow. None where calls
+    /// Returns the texts that open a call: after one of these, a call may follow. Empty if calls
     /// are the whole answer.
     pub fn openers(self) -> &'static [&'static str] {
         match self {
@@ -59,7 +59,7 @@ impl CallFormat {
         }
     }
 
-    /// The text around all calls of an answer.
+    /// Returns the text around all calls of an answer.
     pub fn section(self) -> Section {
         match self {
             CallFormat::Llama3 => section("", "; ", ""),
@@ -111,7 +111,7 @@ impl CallFormat {
         }
     }
 
-    /// The text around the arguments of a call of `name`, inside of the section of calls.
+    /// Returns the text around the arguments of a call of `name`, inside the section of calls.
     pub fn call(self, name: &str) -> Call {
         let (before, after) = match self.syntax().body {
             Body::Tags(_) | Body::Elements => self.around_parameters(name),
@@ -136,7 +136,7 @@ impl CallFormat {
         }
     }
 
-    /// The text around the parameters of a call, each of which stands in tags.
+    /// Returns the text around the parameters of a call that puts each in tags.
     fn around_parameters(self, name: &str) -> (String, &'static str) {
         match self {
             CallFormat::SeedTag => (
@@ -176,7 +176,7 @@ impl CallFormat {
         }
     }
 
-    /// The text around arguments that are one value.
+    /// Returns the text around arguments that are one value.
     fn around_arguments(self, name: &str) -> (String, &'static str) {
         let quoted = Value::from(name);
         let object = format!("{{\"name\": {quoted}, \"arguments\": ");
@@ -222,8 +222,8 @@ impl CallFormat {
         }
     }
 
-    /// The text before and after the value of a parameter, which is a text as it stands
-    /// (`is_text`) or JSON, where a call has parameters one after the other.
+    /// Returns the text before and after the value of a parameter, which is a verbatim text
+    /// (`is_text`) or JSON, for calls with one parameter after the other.
     pub fn around_value(self, key: &str, is_text: bool) -> (String, String) {
         let (before, after) = match self {
             CallFormat::ParamTag => (format!("<param name=\"{key}\">"), "</param>"),
@@ -264,8 +264,7 @@ impl CallFormat {
         (before, after.to_owned())
     }
 
-    /// The text that ends a text parameter, which is written as it stands up to there; `None`
-    /// where texts are JSON strings.
+    /// Returns the text that ends a verbatim text parameter; `None` if texts are JSON strings.
     pub fn text_end(self, key: &str) -> Option<String> {
         match (self, self.syntax().body) {
             (CallFormat::FunctionJson, _) => None,
@@ -276,15 +275,15 @@ impl CallFormat {
         }
     }
 
-    /// The text before and after the arguments of the only call of an answer, where the arguments
+    /// Returns the text before and after the arguments of an answer's only call, if the arguments
     /// are JSON.
     pub fn around(self, name: &str) -> Option<(String, String)> {
         let call = self.call(name);
         (call.arguments == Arguments::Json).then(|| self.alone(&call))
     }
 
-    /// The text before and after the parameters of the only call of an answer, where they stand
-    /// one after the other.
+    /// Returns the text before and after the parameters of an answer's only call, if they are
+    /// written one after the other.
     pub fn around_tags(self, name: &str) -> Option<(String, String)> {
         let call = self.call(name);
         (call.arguments != Arguments::Json).then(|| self.alone(&call))

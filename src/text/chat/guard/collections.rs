@@ -1,4 +1,4 @@
-//! Methods of Python's dictionaries and lists.
+//! Methods of Python's dicts and lists.
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -7,8 +7,7 @@ use super::python::invalid;
 use super::text::{Method, Sequence, Sequenced, is_namespace, tuple};
 use super::{Budget, Result, strings};
 
-/// Methods of dictionaries: what such a name after a dot means even if the dictionary has a key of
-/// that name.
+/// Methods of dicts: such a name after a dot is the method even if the dict has a key of that name.
 const OF_DICTIONARIES: [&str; 11] = [
     "clear",
     "copy",
@@ -23,22 +22,22 @@ const OF_DICTIONARIES: [&str; 11] = [
     "values",
 ];
 
-/// Whether a call of a method with this name is for [`call`].
+/// Returns whether calls of a method with this name go to [`call`].
 pub(in crate::chat) fn is_method(name: &str) -> bool {
     OF_DICTIONARIES.contains(&name) || strings::METHODS.contains(&name)
 }
 
-/// Whether this name after a dot is for [`attribute`].
+/// Returns whether this name after a dot goes to [`attribute`].
 pub(in crate::chat) fn is_attribute(name: &str) -> bool {
     OF_DICTIONARIES.contains(&name)
 }
 
-/// Whether a value is what Python has as a dictionary.
+/// Returns whether a value is a dict in Python's sense.
 pub(super) fn is_dictionary(value: &Value) -> bool {
     value.kind() == ValueKind::Map && !is_namespace(value)
 }
 
-/// `value.name`, where dictionaries have a method of that name.
+/// Evaluates `value.name`, where dicts have a method of that name.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
     match is_dictionary(value) {
         true => Ok(Value::from_object(Method(name.to_owned()))),
@@ -46,7 +45,7 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
     }
 }
 
-/// `value.name(args)`
+/// Evaluates `value.name(args)`.
 pub(super) fn call(
     budget: &Budget,
     state: &State<'_, '_>,
@@ -69,7 +68,7 @@ pub(super) fn call(
     found.ok_or_else(unknown)
 }
 
-/// Keys with their values, as tuples.
+/// Returns keys with their values, as tuples.
 pub(super) fn items(budget: &Budget, value: &Value) -> Result<Vec<Value>> {
     budget.charge_elements(value.len().unwrap_or(1).saturating_mul(3))?;
     let pair = |key: Value| value.get_item(&key).map(|item| tuple(vec![key, item]));

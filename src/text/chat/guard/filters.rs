@@ -1,4 +1,4 @@
-//! Filters as Jinja defines them, with their work counted.
+//! Filters as Jinja defines them, with their work charged to the budget.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::text::{Sequence, Sequenced, like, text, tuple};
 use super::{Budget, Result, collections, numbers, sorting, strings};
 use crate::chat::json;
 
-/// Filters that are of no use in a chat template and hard to bound.
+/// Filters without use in chat templates whose work is hard to bound.
 const REMOVED: [&str; 6] = ["batch", "slice", "pprint", "lines", "chain", "zip"];
 
-/// The widest indent, in spaces.
+/// Widest indent, in spaces.
 const MAX_INDENT: usize = 1 << 20;
 
 pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
@@ -68,7 +68,7 @@ fn install_of_text(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     install_shaping(environment, budget);
 }
 
-/// Filters that cut, replace and format.
+/// Installs filters that cut, replace and format.
 fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let b = Arc::clone(budget);
     environment.add_filter(
@@ -140,7 +140,8 @@ fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     );
 }
 
-/// `truncate(s, length=255, killwords=False, end='...', leeway=5)`: lengths in characters.
+/// Evaluates `truncate(s, length=255, killwords=False, end='...', leeway=5)`; lengths are in
+/// characters.
 fn truncate(s: &str, args: &[Value]) -> Result<String> {
     type Given = Option<Value>;
     let (length, kill_words, end, leeway, options): (Given, Given, Given, Given, Kwargs) =
@@ -196,7 +197,7 @@ fn indent(
         },
     };
     let mut lines = strings::lines(s, false);
-    // The last line counts as ended, even where it is empty.
+    // The last line counts as ended, even if it is empty.
     let ends = strings::lines(s, true).last().map(|last| last.len());
     if ends != lines.last().map(|last| last.len()) || s.is_empty() {
         lines.push("");
@@ -296,7 +297,7 @@ fn install_of_collections(environment: &mut Environment<'_>, budget: &Arc<Budget
     });
 }
 
-/// Filters that yield: to Python their results are true, however little is in them.
+/// Installs filters that return generators: in Python these are true even when empty.
 fn install_generators(environment: &mut Environment<'_>) {
     type Named<'a> = Option<std::borrow::Cow<'a, str>>;
     fn yielded(items: Vec<Value>) -> Value {
@@ -345,13 +346,13 @@ fn install_generators(environment: &mut Environment<'_>) {
     );
 }
 
-/// What is in a value, where Python lets it be iterated.
+/// Iterates over a value, if Python can.
 pub(super) fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
     iterated(budget, value)?;
     value.try_iter()
 }
 
-/// Refuses what Python does not iterate; the engine would take `none` for an empty list.
+/// Refuses values that Python cannot iterate; the engine would treat `none` as an empty list.
 pub(super) fn iterated(budget: &Budget, value: &Value) -> Result<()> {
     budget.flat(value)?;
     match value.is_none() || is_number(value) {

@@ -1,4 +1,4 @@
-//! Values written into formats: Python's `'%s' % x` and `'{}'.format(x)`.
+//! Formatting: Python's `'%s' % x` and `'{}'.format(x)`.
 
 use std::borrow::Cow;
 
@@ -10,10 +10,10 @@ use super::python::invalid;
 use super::text::{exponent_of_two_digits, float, repr, text};
 use super::{Budget, Result};
 
-/// The longest width and precision of a field. A chat template has no use for longer ones.
+/// Largest width and precision of a field; chat templates need no more.
 const MAX_WIDTH: usize = 1000;
 
-/// How one value is to be written.
+/// Format specification of one value.
 #[derive(Clone, Copy)]
 struct Spec {
     fill: char,
@@ -39,8 +39,8 @@ impl Spec {
     };
 }
 
-/// `format % args`, where `args` are the elements of a tuple, or the one value. What is written
-/// into a safe string is escaped.
+/// Evaluates `format % args`, where `args` are the elements of a tuple, or the one value. Values
+/// inserted into a safe string are escaped.
 pub(super) fn percent(budget: &Budget, format: &str, safe: bool, args: &[Value]) -> Result<Value> {
     budget.charge_string(Some(format.len()))?;
     let mut out = String::with_capacity(format.len());
@@ -156,7 +156,7 @@ fn truncated(number: f64) -> Result<Value> {
     Err(invalid("cannot convert this float to an integer"))
 }
 
-/// What is left of a format.
+/// Rest of a format.
 struct Cursor<'f>(&'f str);
 
 impl Cursor<'_> {
@@ -178,7 +178,7 @@ impl Cursor<'_> {
     }
 }
 
-/// `format.format(*args, **named)`.
+/// Evaluates `format.format(*args, **named)`.
 pub(super) fn braces(
     budget: &Budget,
     format: &str,
@@ -276,7 +276,7 @@ fn brace_field(
     }
 }
 
-/// `[[fill]align][sign][#][0][width][grouping][.precision][type]`
+/// Parses `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
 fn parse_spec(text: &str) -> Result<Option<Spec>> {
     if text.is_empty() {
         return Ok(None);
@@ -318,7 +318,7 @@ fn padded_text(text: &str, spec: Spec) -> String {
     padded("", &cut, spec, '<')
 }
 
-/// The sign and what follows, filled up to the width.
+/// Joins the sign and the text, padded to the width.
 fn padded(sign: &str, text: &str, spec: Spec, align: char) -> String {
     let fill = spec
         .width
@@ -398,7 +398,7 @@ fn written_integer(number: i128, kind: char, spec: Spec) -> String {
     padded(&sign, &grouped(&digits, spec, group), spec, '>')
 }
 
-/// The digits before a point in groups, where that is asked for.
+/// Groups the digits before a point, if the format asks for it.
 fn grouped(digits: &str, spec: Spec, group: usize) -> String {
     let Some(mark) = spec.grouping else {
         return digits.to_owned();
@@ -417,9 +417,9 @@ fn grouped(digits: &str, spec: Spec, group: usize) -> String {
     out + rest
 }
 
-/// C's `%g`: `precision` digits without the zeros at the end, with an exponent where the number is
-/// small or large. Python's float without a type but with a precision keeps one digit after the
-/// point.
+/// Formats like C's `%g`: `precision` digits without trailing zeros, with an exponent for small or
+/// large numbers. Python's float without a type but with a precision retains one digit after the
+/// point (`keep_point`).
 fn general(size: f64, precision: usize, keep_point: bool) -> String {
     let precision = precision.max(1);
     let scientific = format!("{size:.*e}", precision - 1);

@@ -1,4 +1,4 @@
-//! The budget a template works from, and the functions and filters that draw on it.
+//! Work budget of a template, and the functions and filters charged to it.
 
 mod collections;
 mod filters;
@@ -23,19 +23,19 @@ pub(super) use text::float;
 use super::rewrite;
 use crate::time;
 
-/// Bytes of work, plus a multiple of what the messages hold.
+/// Budget in bytes of work, plus a multiple of the messages' size.
 const WORK: u64 = 24 << 20;
 const WORK_PER_INPUT_BYTE: u64 = 64;
 
-/// What a value inside another one counts, on top of its bytes.
+/// Cost of a value inside another one, on top of its bytes.
 const ELEMENT: u64 = 64;
 
-/// How deep lists and maps may be nested: everything that walks or drops values recurses this far.
+/// Deepest nesting of lists and maps: all code that walks or drops values recurses this far.
 const MAX_VALUE_DEPTH: u32 = 100;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// What is left to a template, and what it said when it refused a conversation.
+/// Remaining budget of a template, and its message if it refused the conversation.
 pub(super) struct Budget {
     left: AtomicU64,
     spent: std::sync::atomic::AtomicBool,
@@ -43,7 +43,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// The budget for messages of `input` bytes.
+    /// Creates the budget for messages of `input` bytes.
     pub(super) fn new(input: usize) -> Budget {
         Budget {
             left: AtomicU64::new(WORK + WORK_PER_INPUT_BYTE * input as u64),
@@ -52,12 +52,12 @@ impl Budget {
         }
     }
 
-    /// Whether the template asked for more than there was.
+    /// Returns whether the template exceeded the budget.
     pub(super) fn is_spent(&self) -> bool {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// What the template said when it raised an exception.
+    /// Returns the message of an exception that the template raised.
     pub(super) fn refusal(&self) -> Option<String> {
         self.refusal
             .lock()
@@ -67,7 +67,7 @@ impl Budget {
 
     /// Takes `amount` from the budget.
     pub(super) fn charge(&self, amount: u64) -> Result<()> {
-        // One thread draws on a budget, so reading and writing need not be one step.
+        // One thread uses a budget, so reading and writing need not be one atomic step.
         match self.left.load(Ordering::Relaxed).checked_sub(amount) {
             Some(left) => {
                 self.left.store(left, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Budget {
         self.charge(ELEMENT.saturating_mul(n as u64))
     }
 
-    /// The whole value: bytes of strings and every element, refused where it is nested too deep.
+    /// Charges a whole value: bytes of strings and every element; refuses one nested too deeply.
     fn deep(&self, value: &Value, depth: u32) -> Result<()> {
         if depth > MAX_VALUE_DEPTH {
             return Err(invalid("values are nested too deep"));
@@ -104,7 +104,7 @@ impl Budget {
                 }
                 Ok(())
             }
-            // Lazy: a sum of lists or a range. What it yields is charged where it is used.
+            // Lazy: a sum of lists or a range. Its items are charged where they are used.
             ValueKind::Iterable => {
                 self.charge_elements(value.len().unwrap_or(1))?;
                 match value.len() {
@@ -134,7 +134,7 @@ impl Budget {
         }
     }
 
-    /// A string of `n` bytes is about to be made.
+    /// Charges a string of `n` bytes that is about to be created.
     fn charge_string(&self, n: Option<usize>) -> Result<()> {
         self.charge(n.map_or(u64::MAX, |n| n as u64))
     }
@@ -195,7 +195,7 @@ fn install_guards(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     });
 }
 
-/// An undefined value that was passed to a macro, which takes no default for it.
+/// An undefined value passed to a macro, which then does not use the parameter's default.
 #[derive(Debug)]
 struct Passed;
 
@@ -274,7 +274,7 @@ fn install_functions(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     );
 }
 
-/// A dictionary from a list of pairs; other values as they are.
+/// Converts a list of pairs to a dict; returns other values unchanged.
 fn pairs(value: &Value) -> Result<Value> {
     if value.kind() != ValueKind::Seq {
         return Ok(value.clone());

@@ -1,4 +1,4 @@
-//! Filters of numbers, and tests, as Jinja defines them.
+//! Number filters and tests, as Jinja defines them.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn sum(budget: &Budget, value: &Value, options: &[Value]) -> Result<Value> {
     })
 }
 
-/// `round(value, precision=0, method='common')`: halves go to the even neighbour, as in Python.
+/// Evaluates `round(value, precision=0, method='common')`: halves round to even, as in Python.
 fn round(value: &Value, options: &[Value]) -> Result<Value> {
     let (precision, method, named): (Option<i32>, Option<Value>, Kwargs) =
         minijinja::value::from_args(options)?;
@@ -109,7 +109,7 @@ fn round(value: &Value, options: &[Value]) -> Result<Value> {
     }))
 }
 
-/// Python's `int(value)`, then `int(float(value))`.
+/// Evaluates Python's `int(value)`, then `int(float(value))`.
 fn integer(value: &Value, base: u32) -> Result<Option<Value>> {
     match value.kind() {
         ValueKind::Undefined => Err(Error::from(ErrorKind::UndefinedError)),
@@ -135,7 +135,7 @@ fn integer(value: &Value, base: u32) -> Result<Option<Value>> {
     }
 }
 
-/// Digits without the underscores that Python lets stand between them.
+/// Removes the underscores that Python allows between digits.
 fn digits_of(text: &str) -> Option<String> {
     let wrong = text.starts_with('_') || text.ends_with('_') || text.contains("__");
     (!wrong).then(|| text.replace('_', ""))

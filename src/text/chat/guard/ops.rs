@@ -8,7 +8,7 @@ use super::python::{add_numbers, invalid, numbers};
 use super::text::{Sequence, escape, sequence, text, tuple};
 use super::{Budget, Result};
 
-/// `left + right`.
+/// Evaluates `left + right`.
 pub(super) fn add(budget: &Budget, left: &Value, right: &Value) -> Result<Value> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
         budget.charge_string(a.len().checked_add(b.len()))?;
@@ -38,20 +38,20 @@ pub(super) fn add(budget: &Budget, left: &Value, right: &Value) -> Result<Value>
     })
 }
 
-/// The text with what HTML gives a meaning replaced: five bytes for one at most.
+/// Escapes text for HTML: at most five bytes for one.
 pub(super) fn escaped(budget: &Budget, text: &str) -> Result<String> {
     budget.charge_string(text.len().checked_mul(5))?;
     Ok(escape(text))
 }
 
-/// `left ~ right`.
+/// Evaluates `left ~ right`.
 pub(super) fn concat(budget: &Budget, left: &Value, right: &Value) -> Result<Value> {
     let (left, right) = (text(budget, left)?, text(budget, right)?);
     budget.charge_string(left.len().checked_add(right.len()))?;
     Ok(Value::from([&*left, &*right].concat()))
 }
 
-/// `left % right`: a remainder with the sign of `right`, or values written into a format.
+/// Evaluates `left % right`: a remainder with the sign of `right`, or string formatting.
 pub(super) fn remainder(budget: &Budget, left: &Value, right: &Value) -> Result<Value> {
     if let Some(format) = left.as_str() {
         let args = match right.downcast_object_ref::<super::text::Sequenced>() {
@@ -81,7 +81,7 @@ pub(super) fn remainder(budget: &Budget, left: &Value, right: &Value) -> Result<
     })
 }
 
-/// `left // right`, rounded down.
+/// Evaluates `left // right`, rounded down.
 pub(super) fn floor_divide(left: &Value, right: &Value) -> Result<Value> {
     if is_zero(right) {
         return Err(invalid("division by zero"));
@@ -93,7 +93,7 @@ pub(super) fn floor_divide(left: &Value, right: &Value) -> Result<Value> {
     numbers(left, right, whole, |a, b| (a / b).floor())
 }
 
-/// `left / right`, always a float.
+/// Evaluates `left / right`, always a float.
 pub(super) fn divide(left: &Value, right: &Value) -> Result<Value> {
     if !is_number(left) || !is_number(right) {
         return Err(cannot("divide", left, right));
@@ -105,7 +105,7 @@ pub(super) fn divide(left: &Value, right: &Value) -> Result<Value> {
     Ok(Value::from(float(left)? / float(right)?))
 }
 
-/// `left ** right`: a float where `right` is negative.
+/// Evaluates `left ** right`: a float where `right` is negative.
 pub(super) fn power(left: &Value, right: &Value) -> Result<Value> {
     if !is_number(left) || !is_number(right) {
         return Err(cannot("raise", left, right));
@@ -126,7 +126,7 @@ fn is_zero(value: &Value) -> bool {
     is_number(value) && !value.is_true()
 }
 
-/// Numbers and what counts as one.
+/// Returns whether a value is a number, or a bool, which counts as one.
 pub(super) fn is_number(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
 }

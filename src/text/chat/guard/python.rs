@@ -1,4 +1,4 @@
-//! What templates may do with values as in Python, with its work counted before it is done.
+//! Python operations on values, charged to the budget before they run.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -10,7 +10,7 @@ pub(super) fn invalid(what: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// Python's slices. The engine's own fail on an empty list that is read backwards.
+/// Evaluates Python's slices. The engine's own fail on an empty list read backwards.
 pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Result<Value> {
     let text: Option<Vec<char>> = value.as_str().map(|text| text.chars().collect());
     let items: Vec<Value> = match (&text, value.kind()) {
@@ -33,7 +33,7 @@ pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Resu
     };
     let [start, stop, step] = [bound(&bounds[0])?, bound(&bounds[1])?, bound(&bounds[2])?];
     let step = step.unwrap_or(1);
-    // Where reading may begin and must end, for either direction.
+    // Bounds of the first and last index, for either direction.
     let (low, high) = match step.signum() {
         0 => return Err(invalid("the step of a slice must not be zero")),
         1 => (0, len),
@@ -69,7 +69,7 @@ pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Resu
     })
 }
 
-/// Whole numbers, lazily, and not too many: each costs the instructions of a loop.
+/// Returns a lazy range of integers of limited length: each costs the instructions of a loop.
 pub(super) fn range(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<Value> {
     pub(super) const MOST: i128 = 100_000;
     let (start, stop) = stop.map_or((0, first), |stop| (first, stop));
@@ -86,7 +86,7 @@ pub(super) fn range(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<
     if n > MOST {
         return Err(invalid("a range of more than 100000 numbers"));
     }
-    // Between two i64, like the bounds themselves.
+    // Within two i64, like the bounds themselves.
     let number = move |i: i128| i64::try_from(start + i * step).unwrap_or_default();
     Ok(Value::make_iterable(move || {
         (0..usize::try_from(n).unwrap_or_default()).map(move |i| number(i as i128))

@@ -1,4 +1,4 @@
-//! Filters that order values or look attributes up by a path, as Jinja defines them.
+//! Filters that order values or look up attributes by a path, as Jinja defines them.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -25,7 +25,7 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
             let reverse = reverse.or(options.get("reverse")?);
             let order = Order::new(case_sensitive, attribute, &options)?;
             let mut keyed = order.keyed(&b, &value)?;
-            // equal elements keep their order both ways, as Python's sort leaves them
+            // equal elements stay in order both ways, as in Python's sort
             match reverse.is_some_and(|reverse| reverse.is_true()) {
                 true => keyed.sort_by(|a, b| compare(&b.0, &a.0)),
                 false => keyed.sort_by(|a, b| compare(&a.0, &b.0)),
@@ -57,7 +57,7 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     }
 }
 
-/// How values are compared: by themselves or by attributes, with or without regard to case.
+/// Order of values: by themselves or by attributes, case-sensitive or not.
 struct Order {
     case_sensitive: bool,
     attributes: Vec<Value>,
@@ -85,7 +85,7 @@ impl Order {
         })
     }
 
-    /// The elements of `value`, each behind the values it is compared by.
+    /// Returns the elements of `value`, each with its sort keys.
     fn keyed(&self, budget: &Budget, value: &Value) -> Result<Vec<(Vec<Value>, Value)>> {
         budget.deep(value, 0)?;
         let items = iterable(budget, value)?;
@@ -116,7 +116,7 @@ fn compare(a: &[Value], b: &[Value]) -> Ordering {
     a.cmp(b)
 }
 
-/// The attribute of a value at a path: a name, an index, or several with dots between them.
+/// Returns the attribute of a value at a path: a name, an index, or several joined by dots.
 pub(super) fn attribute(value: &Value, path: &Value) -> Result<Value> {
     let Some(names) = path.as_str() else {
         return match path.is_integer() {
@@ -136,7 +136,7 @@ pub(super) fn attribute(value: &Value, path: &Value) -> Result<Value> {
     Ok(found.into_owned())
 }
 
-/// The element of a list at an index, from its end where the index is negative.
+/// Returns the element of a list at an index, from its end if negative.
 fn element(value: &Value, index: &Value) -> Result<Value> {
     let from_end = i64::try_from(index.clone()).ok().filter(|index| *index < 0);
     match (from_end, value.len()) {

@@ -9,12 +9,12 @@ use super::python::invalid;
 use super::text::{is_space, like, text, tuple};
 use super::{Budget, Result};
 
-/// Characters in a set to strip.
+/// Most characters in a set to strip.
 const MAX_STRIPPED: usize = 256;
-/// The longest text that padding makes.
+/// Longest text made by padding.
 const MAX_PADDED: usize = 1 << 20;
 
-/// The names of what [`method`] knows.
+/// Names of the methods that [`method`] supports.
 pub(super) const METHODS: [&str; 42] = [
     "capitalize",
     "casefold",
@@ -60,7 +60,7 @@ pub(super) const METHODS: [&str; 42] = [
     "zfill",
 ];
 
-/// Calls a method of a string. `None` where strings have no such method.
+/// Calls a method of a string. `None` if strings have no such method.
 pub(super) fn method(
     budget: &Budget,
     value: &Value,
@@ -155,7 +155,7 @@ fn split_method(
     Ok(Value::from_iter(safe))
 }
 
-/// Methods that answer with a number or a truth.
+/// Evaluates methods that return a number or a bool.
 fn inspect(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>> {
     let all = |test: fn(char) -> bool| !s.is_empty() && s.chars().all(test);
     let result = match name {
@@ -200,7 +200,7 @@ fn inspect(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>> {
     Ok(Some(result))
 }
 
-/// Methods that change letters or add filling.
+/// Evaluates methods that change letters or pad.
 fn reshape(
     budget: &Budget,
     value: &Value,
@@ -208,7 +208,7 @@ fn reshape(
     name: &str,
     args: &[Value],
 ) -> Result<Option<Value>> {
-    // A letter becomes three at most.
+    // A letter becomes at most three.
     budget.charge_string(s.len().checked_mul(3))?;
     let result = match name {
         "upper" => s.to_uppercase(),
@@ -260,14 +260,14 @@ fn pad(budget: &Budget, s: &str, name: &str, width: i64, fill: Option<&str>) -> 
             format!("{sign}{}{}", filled(missing), &s[sign.len()..])
         }
         _ => {
-            // As CPython does it: the odd one to the left where the width is odd.
+            // As in CPython: the odd one goes to the left if the width is odd.
             let left = missing / 2 + (missing & width & 1);
             format!("{}{s}{}", filled(left), filled(missing - left))
         }
     })
 }
 
-/// `str.capitalize`
+/// Evaluates `str.capitalize`.
 pub(super) fn capitalize(s: &str) -> String {
     let mut chars = s.chars();
     let first = chars.next().map(|c| c.to_uppercase().collect::<String>());
@@ -291,7 +291,7 @@ fn expect_text(value: &Value) -> Result<&str> {
     value.as_str().ok_or_else(|| invalid("expected a string"))
 }
 
-/// The characters from `start` to `end`, as a slice has them, and how many come before.
+/// Returns the characters from `start` to `end`, as in a slice, and the number before them.
 fn part(s: &str, start: Option<i64>, end: Option<i64>) -> (usize, &str) {
     if start.is_none() && end.is_none() {
         return (0, s);
@@ -334,7 +334,7 @@ fn affixed(s: &str, at_start: bool, args: &[Value]) -> Result<Value> {
     Ok(Value::from(false))
 }
 
-/// The text without `chars` (white space, if none are named) at its start, its end, or both.
+/// Strips `chars` (white space by default) from the start, the end, or both.
 pub(super) fn strip<'s>(s: &'s str, chars: Option<&str>, ends: (bool, bool)) -> Result<&'s str> {
     if chars.is_some_and(|chars| chars.len() > MAX_STRIPPED) {
         return Err(invalid("too many characters to strip"));
@@ -348,7 +348,7 @@ pub(super) fn strip<'s>(s: &'s str, chars: Option<&str>, ends: (bool, bool)) -> 
     Ok(if ends.1 { s.trim_end_matches(goes) } else { s })
 }
 
-/// `str.split`, or `str.rsplit` where `from_end`.
+/// Evaluates `str.split`, or `str.rsplit` if `from_end`.
 pub(super) fn split(
     budget: &Budget,
     s: &str,
@@ -410,7 +410,7 @@ fn words_from_end(s: &str, most: usize) -> Vec<&str> {
     words
 }
 
-/// `str.splitlines`
+/// Evaluates `str.splitlines`.
 pub(super) fn lines(s: &str, keep: bool) -> Vec<&str> {
     let separates = |c: char| matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}');
     let ends = |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}') || separates(c);
@@ -446,7 +446,7 @@ fn partition(s: &str, separator: &str, from_end: bool) -> Result<Value> {
     Ok(tuple(parts.map(Value::from).to_vec()))
 }
 
-/// `str.replace`; `most` replacements at most.
+/// Evaluates `str.replace`, with at most `most` replacements.
 pub(super) fn replace(
     budget: &Budget,
     text: &str,
@@ -463,7 +463,7 @@ pub(super) fn replace(
     ))
 }
 
-/// Everything in `value`, with `separator` between; escaped where the separator is `safe`.
+/// Joins the items of `value` with `separator`; escapes them if the separator is `safe`.
 pub(super) fn join(budget: &Budget, value: &Value, separator: &str, safe: bool) -> Result<String> {
     let mut out = String::new();
     for (i, item) in value.try_iter()?.enumerate() {

@@ -1,5 +1,4 @@
-//! Values as Python writes them: `str()` for what is printed, `repr()` for what stands inside lists
-//! and dictionaries.
+//! Converts values to text as Python does: `str()` for output, `repr()` inside lists and dicts.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -12,18 +11,18 @@ use regex::Regex;
 use super::python::invalid;
 use super::{Budget, ELEMENT, MAX_VALUE_DEPTH, Result};
 
-/// How Python writes what the engine has as a sequence.
+/// Python type of a sequence in the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sequence {
     /// `(1, 2)`
     Tuple,
     /// `dict_keys(['a'])`, `dict_values([1])`, `dict_items([('a', 1)])`
     View(&'static str),
-    /// What Python would yield one by one: true even where there is nothing in it.
+    /// A generator: true even if it yields nothing.
     Generator,
 }
 
-/// A sequence that is no list.
+/// A sequence that is not a list.
 #[derive(Debug)]
 pub(super) struct Sequenced {
     pub(super) sequence: Sequence,
@@ -48,13 +47,13 @@ impl Object for Sequenced {
     }
 }
 
-/// Whether a value was made by `namespace()`: no dictionary to Python.
+/// Returns whether a value was made by `namespace()`, which is not a dict in Python.
 pub(super) fn is_namespace(value: &Value) -> bool {
     let object = value.as_object();
     object.is_some_and(|object| object.type_name().ends_with("Namespace"))
 }
 
-/// Values as the sequence that `like` is.
+/// Returns the items as the same kind of sequence as `like`.
 pub(super) fn same_sequence(like: &Value, items: Vec<Value>) -> Value {
     match sequence(like) {
         Some(Sequence::Tuple) => tuple(items),
@@ -62,7 +61,7 @@ pub(super) fn same_sequence(like: &Value, items: Vec<Value>) -> Value {
     }
 }
 
-/// A tuple.
+/// Makes a tuple.
 pub(super) fn tuple(items: Vec<Value>) -> Value {
     Value::from_object(Sequenced {
         sequence: Sequence::Tuple,
@@ -70,7 +69,7 @@ pub(super) fn tuple(items: Vec<Value>) -> Value {
     })
 }
 
-/// Which sequence a value is, if it is one and no list.
+/// Returns the kind of a sequence that is not a list.
 pub(super) fn sequence(value: &Value) -> Option<Sequence> {
     value
         .downcast_object_ref::<Sequenced>()
@@ -91,7 +90,7 @@ impl Object for Method {
     }
 }
 
-/// `str(value)`.
+/// Evaluates `str(value)`.
 pub(super) fn text<'v>(budget: &Budget, value: &'v Value) -> Result<Cow<'v, str>> {
     if let Some(text) = value.as_str() {
         budget.charge(text.len() as u64)?;
@@ -104,7 +103,7 @@ pub(super) fn text<'v>(budget: &Budget, value: &'v Value) -> Result<Cow<'v, str>
     Ok(Cow::Owned(out))
 }
 
-/// `repr(value)`.
+/// Evaluates `repr(value)`.
 pub(super) fn repr(budget: &Budget, value: &Value) -> Result<String> {
     let mut out = String::new();
     write(budget, value, 0, &mut out)?;
@@ -130,7 +129,7 @@ fn write(budget: &Budget, value: &Value, depth: u32, out: &mut String) -> Result
             out.push_str(if value.is_safe() { ")" } else { "" });
         }
         ValueKind::Seq => write_sequence(budget, value, depth, out)?,
-        // Without a length it may have no end.
+        // Without a length it may be infinite.
         ValueKind::Iterable if value.len().is_some() => {
             write_sequence(budget, value, depth, out)?;
         }
@@ -182,8 +181,8 @@ fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// A float as Python writes it: the shortest digits that read back, with an exponent of two digits
-/// below 1e-4 and from 1e16 on.
+/// Writes a float as Python does: the shortest digits that round-trip, with an exponent of at least
+/// two digits below 1e-4 and from 1e16 on.
 pub(in crate::chat) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -194,7 +193,7 @@ pub(in crate::chat) fn float(number: f64) -> String {
     exponent_of_two_digits(&format!("{number:?}"))
 }
 
-/// Rust's `1e-7` as C's `1e-07`.
+/// Converts Rust's `1e-7` to C's `1e-07`.
 pub(super) fn exponent_of_two_digits(text: &str) -> String {
     let Some((digits, exponent)) = text.split_once('e') else {
         return text.to_owned();
@@ -207,7 +206,7 @@ pub(super) fn exponent_of_two_digits(text: &str) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-/// A string in quotes, as `repr` writes it.
+/// Writes a string in quotes, like `repr`.
 fn quote(text: &str, out: &mut String) {
     static HIDDEN: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^[\p{C}\p{Z}]$").ok());
     let hidden = |c: char| {
@@ -242,12 +241,12 @@ fn quote(text: &str, out: &mut String) {
     out.push(mark);
 }
 
-/// Whether Python's `str.isspace` takes a character for white space.
+/// Returns whether Python's `str.isspace` accepts a character.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// A string with what HTML gives a meaning replaced.
+/// Escapes a string for HTML.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -263,7 +262,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// A string as safe as the value it was made from.
+/// Returns a string as safe as the value it was made from.
 pub(super) fn like(value: &Value, text: String) -> Value {
     if value.is_safe() {
         Value::from_safe_string(text)

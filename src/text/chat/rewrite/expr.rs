@@ -1,4 +1,4 @@
-//! Expressions, with guards around what could grow without end.
+//! Rewrites expressions, with guards around operations that could grow without limit.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl Printer<'_> {
-    /// What is assigned to: names, attributes, or several in parentheses.
+    /// Writes an assignment target: names, attributes, or several in parentheses.
     pub(super) fn target(&mut self, target: &Expr<'_>) -> Result<()> {
         self.deeper(|p| match target {
             Expr::Var(s) => {
@@ -166,7 +166,7 @@ impl Printer<'_> {
             self.put(if i > 0 { text } else { "" });
             match guard {
                 Some(guard) => self.guarded(guard, operand)?,
-                // The engine would make a truth of two constants.
+                // The engine would fold two constants into a bool.
                 None if matches!(operand, Expr::Const(_)) => {
                     self.put(FLAT);
                     self.put("(");
@@ -264,7 +264,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// A list or a tuple: to the engine, tuples are lists without a bracket.
+    /// Writes a list or a tuple: in the engine, tuples are lists without a bracket.
     fn list(&mut self, items: &[Expr<'_>], span: Span) -> Result<()> {
         let start = span.start_offset as usize;
         let tuple = self.source.as_bytes().get(start) != Some(&b'[');
@@ -279,7 +279,8 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// Something before a dot. A number needs parentheses there; everything else brings its own.
+    /// Writes an operand before a dot. A number needs parentheses there; everything else has its
+    /// own.
     pub(super) fn operand(&mut self, expr: &Expr<'_>) -> Result<()> {
         let number = matches!(expr, Expr::Const(c) if c.value.kind() == ValueKind::Number);
         self.put(if number { "(" } else { "" });
@@ -289,7 +290,7 @@ impl Printer<'_> {
     }
 
     pub(super) fn call(&mut self, callee: &Expr<'_>, args: &[CallArg<'_>]) -> Result<()> {
-        // Methods of strings, lists and dictionaries, functions and macros pay for themselves.
+        // Methods of strings, lists and dicts, functions and macros charge the budget themselves.
         let guard = match callee {
             Expr::GetAttr(s) if is_method(s.name) => {
                 self.put(METHOD);
@@ -329,7 +330,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// Arguments in parentheses, if there are any.
+    /// Writes arguments in parentheses, if there are any.
     pub(super) fn args(&mut self, args: &[CallArg<'_>], guard: &str) -> Result<()> {
         if args.is_empty() {
             return Ok(());
@@ -364,7 +365,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// `filter a(1)|b`: filters whose value is the text of a block.
+    /// Writes `filter a(1)|b`: filters applied to the text of a block.
     pub(super) fn filter_chain(&mut self, chain: &Expr<'_>) -> Result<()> {
         self.deeper(|p| {
             let Expr::Filter(s) = chain else {

@@ -1,7 +1,7 @@
-//! String literals as Python reads them.
+//! String literals with Python's escapes.
 
-/// The text of one literal with its quotes. `None` where it is not that, or has nothing that the
-/// engine reads differently: `\\U`, `\\a`, `\\v`, `\\/` and line breaks that are to be ignored.
+/// Decodes one literal, including its quotes. `None` if it is not one, or has nothing that the
+/// engine reads differently: `\\U`, `\\a`, `\\v`, `\\/` and escaped line breaks.
 pub(super) fn text(literal: &str) -> Option<String> {
     let mark = literal.chars().next().filter(|c| matches!(c, '"' | '\''))?;
     let inside = literal.strip_prefix(mark)?.strip_suffix(mark)?;
@@ -9,7 +9,7 @@ pub(super) fn text(literal: &str) -> Option<String> {
     let mut rest = inside;
     while let Some(c) = rest.chars().next() {
         if c == mark {
-            // Two literals that stand together.
+            // Two adjacent literals.
             return None;
         }
         if c != '\\' {
@@ -44,7 +44,7 @@ pub(super) fn text(literal: &str) -> Option<String> {
                 (char::from_u32(u32::from_str_radix(octal, 8).ok()?), more)
             }
             'x' => (Some(char::from_u32(digits(2)?)?), 2),
-            // Halves of a pair are left to the engine.
+            // Surrogate pairs are left to the engine.
             'u' => (Some(char::from_u32(digits(4)?)?), 4),
             'U' => (Some(char::from_u32(digits(8)?)?), 8),
             'N' => return None,

@@ -1,10 +1,10 @@
-//! Writes a template anew with its expensive operations guarded.
+//! Rewrites a template with its expensive operations guarded.
 //!
 //! minijinja counts instructions, but one instruction can double a string. Neither operators nor
-//! text that is captured into a variable can be intercepted, so the parsed template is printed
-//! again with calls around operands: `a + b` becomes `flat(a)+flat(b)`, which charge the budget and
-//! return their argument, and literal text becomes an emitted string, which the formatter charges.
-//! Lines are kept, so messages name the right one.
+//! text captured into a variable can be intercepted, so the parsed template is printed again with
+//! calls around operands: `a + b` becomes `flat(a)+flat(b)`, which charge the budget and return
+//! their argument, and literal text becomes an emitted string, which the formatter charges. Line
+//! numbers are preserved for error messages.
 
 mod expr;
 mod literal;
@@ -18,22 +18,22 @@ use minijinja::syntax::SyntaxConfig;
 
 use super::scan::{check_tokens, unsupported, without_generation_tags};
 
-/// What the template is called in messages of the engine.
+/// Template name in the engine's messages.
 pub(super) const NAME: &str = "chat template";
 
-/// Charges for everything in a value, however deep.
+/// Charges a whole value, at any depth.
 pub(super) const DEEP: &str = "__guard_deep";
 /// Charges for a string's bytes or a sequence's elements.
 pub(super) const FLAT: &str = "__guard_flat";
-/// Charges for what finding one element costs.
+/// Charges the cost of finding one element.
 pub(super) const ITEM: &str = "__guard_item";
 /// Multiplies.
 pub(super) const MUL: &str = "__guard_mul";
 /// Adds numbers, strings or lists.
 pub(super) const ADD: &str = "__guard_add";
-/// Puts the texts of two values together.
+/// Concatenates the texts of two values.
 pub(super) const CONCAT: &str = "__guard_concat";
-/// The remainder of a division, or values written into a format.
+/// Computes the remainder of a division, or formats values into a string.
 pub(super) const REM: &str = "__guard_rem";
 /// Raises to a power.
 pub(super) const POW: &str = "__guard_pow";
@@ -43,22 +43,22 @@ pub(super) const DIV: &str = "__guard_div";
 pub(super) const FLOOR_DIV: &str = "__guard_floor_div";
 /// Makes a tuple.
 pub(super) const TUPLE: &str = "__guard_tuple";
-/// Refuses what cannot be iterated.
+/// Refuses values that cannot be iterated.
 pub(super) const ITERATED: &str = "__guard_iterated";
-/// Calls a method that strings, lists or dictionaries have.
+/// Calls a method of strings, lists or dicts.
 pub(super) const METHOD: &str = "__guard_method";
-/// Reads an attribute where dictionaries have a method of that name.
+/// Reads an attribute with the name of a dict method.
 pub(super) const ATTRIBUTE: &str = "__guard_attribute";
-/// Marks an undefined argument of a macro, and removes the mark.
+/// Marks an undefined argument of a macro, or removes the mark.
 pub(super) const PASS: &str = "__guard_pass";
 pub(super) const PASSED: &str = "__guard_passed";
 /// Takes a slice.
 pub(super) const SLICE: &str = "__guard_slice";
 
-/// How deep the parsed template may be.
+/// Deepest nesting of the parsed template.
 const MAX_DEPTH: usize = 400;
 
-/// Filters that look at a value but not into it.
+/// Filters that do not look inside a value.
 const SHALLOW_FILTERS: [&str; 16] = [
     "length", "count", "first", "last", "default", "d", "list", "items", "attr", "int", "float",
     "bool", "abs", "round", "safe", "trim",
@@ -91,7 +91,7 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
     // Jinja reads every line break as a line feed.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = without_generation_tags(&source);
-    // As transformers sets up Jinja.
+    // Same settings as in transformers.
     let whitespace = || WhitespaceConfig {
         keep_trailing_newline: false,
         lstrip_blocks: true,
@@ -113,7 +113,7 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
 
 struct Printer<'s> {
     source: &'s str,
-    /// Macros with an argument that has a default.
+    /// Macros with a default for some argument.
     with_defaults: HashSet<String>,
     out: String,
     line: usize,
@@ -125,7 +125,7 @@ impl Printer<'_> {
         self.out.push_str(text);
     }
 
-    /// Opens a tag on the line where the original has it.
+    /// Opens a tag on the same line as the original.
     fn open(&mut self, tag: &str, span: Span) {
         self.put(tag);
         let line = usize::from(span.start_line);
@@ -310,8 +310,8 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// Sets arguments that were not given, in order: a default may name the arguments before it.
-    /// The engine would also replace what was given and is undefined.
+    /// Sets defaults of missing arguments, in order: a default may refer to the arguments before
+    /// it. The engine would also replace arguments given as undefined.
     fn macro_defaults(&mut self, declared: &Macro<'_>) -> Result<()> {
         if declared.defaults.is_empty() {
             return Ok(());

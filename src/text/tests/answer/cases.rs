@@ -1,6 +1,6 @@
-//! llama.cpp's own cases of answers, taken out of the source of its test-chat program.
+//! llama.cpp's own answer cases, extracted from the source of its test-chat program.
 //! `OCTAVO_CHAT_CASES` names the file: a list of objects with the template's path below llama.cpp's
-//! source, the prompt, the tools, what the model says, and what is to be made of it.
+//! source, the prompt, the tools, the model's output, and the expected result.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::{Answer, read};
 
-/// How many of the cases without a message to continue and without a schema for the content come
-/// out as there. The others leave thoughts in the content as they stand, which `reasoning: none`
-/// does not mean here, or drop what the model says to a tool that is not there.
+/// Number of cases, among those without a message to continue and without a schema for the content,
+/// with the same result as in llama.cpp. The others leave reasoning verbatim in the content, which
+/// `reasoning: none` does not mean here, or drop text addressed to an unknown tool.
 const LEAST: usize = 365;
 
 #[test]

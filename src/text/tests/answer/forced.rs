@@ -1,4 +1,4 @@
-//! Calls as grammars force them.
+//! Calls in the form that grammars force.
 
 use octavo_text::chat::answer::Arguments;
 use octavo_text::chat::answer::CallFormat::{self, *};
@@ -8,7 +8,7 @@ use super::{FORMATS, answer};
 
 const ARGUMENTS: &str = r#"{"city": "Bern", "days": 2}"#;
 
-/// The arguments as a grammar would force them in a format.
+/// Writes the arguments in the form that a grammar would force for a format.
 fn arguments(format: CallFormat, arguments: Arguments) -> String {
     let Arguments::Parameters { between } = arguments else {
         return ARGUMENTS.to_owned();

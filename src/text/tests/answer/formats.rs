@@ -1,11 +1,11 @@
-//! Every format of calls: what templates write, and what models make of it.
+//! Every tool call format: as written by templates, and as written by models.
 
 use octavo_text::chat::answer::CallFormat::{self, *};
 
 use super::{FORMATS, answer};
 
 /// Calls of `f` with city = "Bern", days = 2 and of `now` without arguments, as templates write
-/// them; for formats that know one call at a time, the first alone.
+/// them; only the first one in formats of one call at a time.
 const TWO_CALLS: &[(CallFormat, &str)] = &[
     (
         Hermes,
@@ -256,7 +256,7 @@ fn call(name: &str, arguments: &str) -> (String, String) {
     (name.to_owned(), arguments.to_owned())
 }
 
-/// Calls without the spaces in their arguments: Gemma writes none.
+/// Removes spaces from the arguments: Gemma writes none.
 fn compact(calls: Vec<(String, String)>) -> Vec<(String, String)> {
     let compact = |(name, text): (String, String)| (name, text.replace(' ', ""));
     calls.into_iter().map(compact).collect()
@@ -360,10 +360,10 @@ fn a_call_that_goes_wrong_ends_there() {
         assert_eq!(answer.calls, [call("f", "{\"a\": 1}")], "{rest}");
         assert_eq!(answer.content, content, "{rest}");
     }
-    // Without its closing marker, the next call is read all the same.
+    // Without its closing marker, the next call is still read.
     let text = format!("{begun}}}\n{begun}}}</tool_call>");
     assert_eq!(answer(Hermes, &text).calls.len(), 2);
-    // Tags that break off are completed; an answer that ends is not.
+    // Interrupted tags are completed; at the end of an answer they are not.
     let text = "<function=f><parameter=city>Bern</parameter>oh";
     let broken = answer(FunctionTag, text);
     assert_eq!(broken.calls, [call("f", "{\"city\": \"Bern\"}")]);

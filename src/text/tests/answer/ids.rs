@@ -1,4 +1,4 @@
-//! The identifiers that models give their calls.
+//! Call ids written by models.
 
 use octavo_text::chat::answer::CallFormat::*;
 

@@ -1,4 +1,4 @@
-//! Notations other than JSON: Python's literals, and elements in elements.
+//! Notations other than JSON: Python literals, and nested elements.
 
 use octavo_text::chat::answer::AnswerParser;
 use octavo_text::chat::answer::CallFormat::*;
@@ -41,7 +41,7 @@ fn python_becomes_json() {
     ] {
         assert_eq!(value_of(literal), value, "{literal}");
     }
-    // Broken off, a call is completed.
+    // An interrupted call is completed.
     for cut in ["x=1, y=[", "x={\"a\"", "x=[1, ", "x=", "x={\"a\": ", ""] {
         let text = format!("<|tool_call_start|>[f({cut}\u{7f}");
         let calls = answer(Lfm2, &text).calls;

@@ -1,4 +1,4 @@
-//! Answers taken apart.
+//! Parsing of answers.
 
 mod cases;
 mod forced;
@@ -55,14 +55,14 @@ const FORMATS: [CallFormat; 35] = [
     CallFormat::Json,
 ];
 
-/// A whole answer.
+/// A parsed answer.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Answer {
     content: String,
     reasoning: String,
     /// Names and the JSON text of arguments.
     calls: Vec<(String, String)>,
-    /// The models' own identifiers of the calls.
+    /// Call ids written by the model.
     ids: Vec<Option<String>>,
 }
 
@@ -90,7 +90,7 @@ fn read<'t>(mut parser: AnswerParser, parts: impl IntoIterator<Item = &'t str>) 
     answer
 }
 
-/// A template that shows a format and no more.
+/// Returns a template that shows a format and nothing else.
 fn template(format: CallFormat) -> &'static str {
     match format {
         CallFormat::Hermes => "<tool_call>",
@@ -150,7 +150,7 @@ fn parser(format: CallFormat) -> AnswerParser {
     parser
 }
 
-/// The answer in one piece, which must be the same character by character.
+/// Parses the answer in one piece; parsing it character by character must give the same.
 fn answer(format: CallFormat, text: &str) -> Answer {
     let whole = read(parser(format), [text]);
     let parts: Vec<String> = text.chars().map(String::from).collect();

@@ -1,5 +1,5 @@
-//! Whatever a model says: nothing is lost, it does not matter how it is split, and it takes time
-//! linear in the text.
+//! For any model output: no text is lost, the result does not depend on how the text is split, and
+//! parsing takes time linear in the text.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{FORMATS, parser, read, template};
 
-/// What answers are made of, in any order.
+/// Fragments that answers are composed of, in any order.
 const WORDS: [&str; 76] = [
     "<think>",
     "</think>",
@@ -118,7 +118,7 @@ proptest! {
         let tools = Wants { tools: true, reasoning: false };
         let answer = read(AnswerParser::new(template(format), "", tools), [text.as_str()]);
         let markers = format!("{format:?}");
-        // Control tokens that mean nothing by themselves, and headers of messages, are left out.
+        // Control tokens without a meaning of their own, and message headers, are left out.
         let marked = matches!(
             format,
             Cohere | Harmony | Muse | Functionary | Solar | KimiK3 | Gemma
@@ -126,7 +126,7 @@ proptest! {
         if answer.calls.is_empty() && !marked {
             prop_assert_eq!(&answer.content, &text, "{}", markers);
         }
-        // What is said is part of the text, in its order.
+        // Content is a subsequence of the text.
         let mut rest = text.chars();
         for c in answer.content.chars() {
             prop_assert!(rest.any(|other| other == c));

@@ -1,4 +1,4 @@
-//! Thoughts, told from what is said.
+//! Separation of reasoning and content.
 
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Wants};
 
@@ -19,7 +19,7 @@ fn thoughts_are_told_from_what_is_said() {
     let parts = ["a < b</think>", "c</t "];
     assert_eq!(split("<think>\n", ALL, &parts), pair("c</t ", "a < b"));
     assert_eq!(split("<think>", ALL, &["a", " </th"]), pair("", "a </th"));
-    // Nobody asked.
+    // Separation was not requested.
     let parts = ["<think>\na\n</think>\n b"];
     let joined = parts.concat();
     assert_eq!(split("", Wants::default(), &parts), pair(&joined, ""));
@@ -62,7 +62,7 @@ fn split(template: &str, prompt: &str, text: &str) -> Answer {
     whole
 }
 
-/// What is said and what is thought.
+/// Returns content and reasoning.
 fn pair(answer: &Answer) -> (&str, &str) {
     (&answer.content, &answer.reasoning)
 }
@@ -100,7 +100,7 @@ fn a_thought_that_is_not_closed_is_whole() {
     assert_eq!(split(template, "<think>\n", text).reasoning, text);
     let opened = format!("<think>{text}");
     assert_eq!(split(template, "", &opened).reasoning, text);
-    // The end of a thought that nothing opened is none, at the beginning of an answer.
+    // At the beginning of an answer, the end marker of an unopened thought is dropped.
     let answer = split("<mm:think></mm:think>", "", "</mm:think>Hi </mm:think>");
     assert_eq!(pair(&answer), ("Hi </mm:think>", ""));
 }
@@ -156,13 +156,13 @@ fn headers_say_whom_a_message_is_for() {
     let end = "<|start|>assistant<|channel|>final<|message|>b<|return|>";
     for text in [
         "<|channel|>commentary to=assistant<|channel|>analysis<|message|>a<|end|>",
-        // A tool that is not there.
+        // An unknown tool.
         "<|channel|>commentary to=python <|constrain|>code<|message|>a<|call|>",
     ] {
         let text = format!("{text}{end}");
         assert_eq!(pair(&split(harmony, "", &text)), ("b", "a"), "{text}");
     }
-    // A header that is cut short says nothing, and text without one is content.
+    // A truncated header is dropped, and text without a header is content.
     assert_eq!(split(harmony, "", "<|channel|>comm").content, "");
     assert_eq!(split(harmony, "", "a to=b").content, "a to=b");
     let functionary = template(CallFormat::Functionary);
@@ -195,7 +195,7 @@ fn a_call_inside_an_open_thought_is_a_call() {
         let answer = split(template, open, &text);
         assert_eq!(answer.calls.len(), 1, "{template}");
         assert_eq!(pair(&answer), ("", "I look."));
-        // Of functions that are not there, and of words that only name the tags, none is.
+        // Calls of unknown functions, and text that only mentions the tags, are not calls.
         let named = "I could <function=g> or <tool_call> or {\"name\": \"f\"}.";
         let answer = split(template, open, named);
         assert_eq!((answer.calls.len(), pair(&answer)), (0, ("", named)));

@@ -14,7 +14,7 @@ fn values_in_tags_become_json() {
         let arguments: Value = serde_json::from_str(&answer.calls[0].1).expect("JSON");
         arguments[key].to_string()
     };
-    // The schema says what it is.
+    // The schema gives the type.
     assert_eq!(read("5", "city"), "\"5\"");
     assert_eq!(read("5", "days"), "5");
     assert_eq!(read("True", "exact"), "true");
@@ -24,14 +24,14 @@ fn values_in_tags_become_json() {
         r#""a\n\"b\"\\\n</param\n""#
     );
     assert_eq!(read("", "city"), "\"\"");
-    // Or nothing does.
+    // No schema gives the type.
     assert_eq!(read("5", "other"), "5");
     assert_eq!(read("{\"a\": [1]}", "other"), "{\"a\":[1]}");
     assert_eq!(read("\"5\"", "other"), r#""\"5\"""#);
     assert_eq!(read("True", "other"), "\"True\"");
 }
 
-/// The value of the parameter `x` with a schema, as Qwen3-Coder writes it.
+/// Parses the value of the parameter `x` with a schema, as Qwen3-Coder writes it.
 fn typed(schema: Value, value: &str) -> Value {
     let parameters = json!({
         "type": "object",
@@ -70,7 +70,7 @@ fn values_follow_their_schema() {
     }
     let nullable = json!({"type": ["string", "null"]});
     assert_eq!(typed(nullable, "null"), Value::Null);
-    // What only looks like a number is a text where one is allowed; what is one is not.
+    // A value that only looks like a number is a text where one is allowed; a number is not.
     let either = json!({"type": ["string", "integer"]});
     assert_eq!(typed(either.clone(), "42"), 42);
     for text in ["2 dollars", "007", "4.0", "true", "null", "{}"] {
@@ -90,7 +90,7 @@ fn values_follow_their_schema() {
 
 #[test]
 fn references_are_followed_within_bounds() {
-    // What leads nowhere, or in a circle, says nothing.
+    // A dangling or circular reference gives no information.
     for schema in [
         json!({"$ref": "#/$defs/Loop"}),
         json!({"$ref": "#/$defs/None"}),
@@ -156,7 +156,7 @@ fn the_last_line_break_of_a_text_stays() {
         let found: Value = serde_json::from_str(&answer.calls[0].1).expect("JSON");
         assert_eq!(found, json!({"city": "\na\n"}), "{format:?}");
     }
-    // A text may hold the end of another one where CDATA surrounds it.
+    // A text in CDATA may contain another end tag.
     let text = "<function name=\"f\"><param name=\"city\"><![CDATA[a</param>]]></param></function>";
     let calls = answer(ParamTag, text).calls;
     assert_eq!(calls[0].1, "{\"city\": \"a</param>\"}");

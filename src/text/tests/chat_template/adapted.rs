@@ -1,4 +1,4 @@
-//! What a template has no place for is said where it has one.
+//! Conversations adapted to templates that lack support for parts of them.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_text::chat::{ChatTemplate, Content, Conversation, Message, ToolCall, thinking};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::template;
 
-/// As Gemma 2's: no system message, and sides that take turns.
+/// Like Gemma 2's: no system message, and strictly alternating roles.
 const STRICT: &str = "{% for m in messages %}\
     {% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}{% endif %}\
     {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}\
@@ -63,7 +63,7 @@ fn a_system_message_goes_before_what_the_user_says_first() {
         text(STRICT, vec![system.clone()], Vec::new()),
         "<user>Be brief."
     );
-    // one that is left out without a word is no different
+    // a template that silently drops it is treated alike
     let silent = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}";
     let got = text(silent, vec![system.clone(), user.clone()], Vec::new());
     assert_eq!(got, "Be brief.\nhi;");
@@ -92,12 +92,12 @@ fn tools_are_in_the_system_message_in_a_generic_form() {
     let got = text(STRICT, messages, vec![weather()]);
     assert!(got.starts_with("<user>Be brief.\n\nYou may call"), "{got}");
     assert!(got.ends_with("ARGUMENTS}\nhi"), "{got}");
-    // in the form that the template shows, if it shows one
+    // in the template's own format, if it shows one
     let hermes = format!("{plain}{{# <tool_call> #}}");
     let got = text(&hermes, vec![Message::new("user", "hi")], vec![weather()]);
     let form = "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>";
     assert!(got.contains(form), "{got}");
-    // a template that has a place for them gets nothing else
+    // a template that supports tools gets no extra text
     let own = format!("{{{{ tools|tojson if tools }}}}{plain}");
     let got = text(&own, vec![Message::new("user", "hi")], vec![weather()]);
     assert!(
@@ -115,7 +115,7 @@ fn calls_and_results_are_text_where_there_is_no_place_for_them() {
         <user><tool_response>\ncold\n</tool_response>\n<tool_response>\nwarm\n</tool_response>\n\
         So?";
     assert_eq!(got, expected);
-    // a template with a place for one of them keeps it
+    // a template that supports one of the two still uses it
     let results = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let got = text(results, called(), Vec::new());
     assert!(

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::template;
 
-/// As Qwen3's: what is thought stands before what is said in the last message alone.
+/// Like Qwen3's: reasoning is written before the content in the last message only.
 const THINKING: &str = "{% for m in messages %}<{{ m.role }}>\
     {% if m.reasoning_content and loop.last %}\
     <think>\n{{ m.reasoning_content.strip() }}\n</think>\n\n{% endif %}\
@@ -46,7 +46,7 @@ fn a_text_is_continued_where_it_ends() {
         prompt(THINKING, None, Content::Parts(parts.into())),
         expected
     );
-    // nothing was said yet: the answer begins
+    // no text so far: the answer begins
     let expected = ("<user>?<end><assistant>".to_owned(), false);
     assert_eq!(prompt(THINKING, None, Content::None), expected);
 }
@@ -60,7 +60,7 @@ fn a_thought_is_continued_and_one_before_a_text_is_kept() {
     let expected = "<user>?<end><assistant><think>\nI see\n</think>\n\n2 and";
     let got = prompt(THINKING, Some("I see"), text.clone());
     assert_eq!(got, (expected.to_owned(), false));
-    // also where the template does not show it
+    // also if the template does not show it
     let plain = "{# <think> </think> #}\
         {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
         {% if add_generation_prompt %}<assistant>{% endif %}";
@@ -70,7 +70,7 @@ fn a_thought_is_continued_and_one_before_a_text_is_kept() {
     let expected = "<user>?<assistant><think>\nI see";
     let got = prompt(plain, Some("I see"), Content::None);
     assert_eq!(got, (expected.to_owned(), true));
-    // but not for a model that does not think
+    // but not for a model without reasoning
     let got = prompt(&plain.replace("think", "x"), Some("I see"), Content::None);
     assert_eq!(got, ("<user>?<assistant>".to_owned(), false));
 }

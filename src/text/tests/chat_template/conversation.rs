@@ -1,4 +1,4 @@
-//! Conversations with tools, calls, thoughts and parts.
+//! Conversations with tools, calls, reasoning and parts.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ fn deep_json_is_refused() {
     assert!(matches!(error, Error::Limit { .. }), "{error}");
 }
 
-/// A conversation must end in a text or an error soon, whatever is in it.
+/// Any conversation must quickly give a text or an error.
 #[test]
 fn hostile_conversations_end_soon() {
     let source = "{{ tools|tojson }}{{ tools }}{% for m in messages %}\

@@ -1,9 +1,9 @@
-//! The templates that come with llama.cpp, where its sources are found: some seventy models'.
+//! Templates that ship with llama.cpp (some seventy), if its sources are found.
 //!
-//! `folder.txt` has a digest of what each makes of the conversations in `conversations.json`,
-//! recorded when every one of them equalled what jinja2 makes of the same conversation, in the
-//! shape that the template takes. What is said elsewhere because a template has no place for it was
-//! held against llama-server's `/apply-template`.
+//! `folder.txt` has a digest of each template's output for the conversations in
+//! `conversations.json`, recorded when all of them equalled jinja2's output for the same
+//! conversation, in the shape that the template expects. Adapted conversations, for features that a
+//! template does not support, were compared with llama-server's `/apply-template`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -75,7 +75,7 @@ fn conversations() -> Vec<(String, Conversation)> {
     cases.cases.iter().map(conversation).collect()
 }
 
-/// Names and sources.
+/// Returns template names and sources.
 fn templates() -> Option<BTreeMap<String, String>> {
     let folder = llama_cpp_sources("models/templates")?;
     let files = std::fs::read_dir(&folder).expect("the folder of templates");
@@ -97,7 +97,7 @@ fn compiled(name: &str, source: &str) -> ChatTemplate {
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -117,7 +117,7 @@ fn real_templates_render_as_recorded() {
         for (case, conversation) in &conversations {
             let text = template.render_conversation(conversation);
             rendered += usize::from(text.is_ok());
-            // What a template says of today changes.
+            // Dates in a template's output change.
             let kept = text.unwrap_or_else(|_| "refused".to_owned());
             let dated = ["strftime_now", "date_string", "datetime"]
                 .iter()
@@ -139,7 +139,7 @@ fn real_templates_render_as_recorded() {
     );
 }
 
-/// Templates whose calls are not read back.
+/// Templates whose calls are not parsed back.
 const NOT_READ: &[&str] = &[
     // They refuse these tools or every call, in Python too.
     "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -148,7 +148,7 @@ const NOT_READ: &[&str] = &[
     "fireworks-ai-llama-3-firefunction-v2",
 ];
 
-/// Whether the calls are in the pieces, and no others.
+/// Returns whether the pieces have exactly these calls.
 fn read_back(pieces: &[Piece], calls: &[ToolCall]) -> bool {
     let mut found: Vec<(&str, String)> = Vec::new();
     for piece in pieces {
@@ -185,7 +185,7 @@ fn real_templates_write_calls_that_are_read_back() {
     let mut unread = Vec::new();
     for (name, source) in &templates {
         let template = compiled(name, source);
-        // Some write one call at a time; some prompts have more than the answer begins with.
+        // Some write one call at a time; some prompts have more than the start of the answer.
         let tries = [
             (&calls[..], true),
             (&calls[..1], true),

@@ -1,4 +1,4 @@
-//! Hostile templates end in a clean error, soon.
+//! Hostile templates end quickly with a clean error.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use octavo_text::chat::MAX_TEMPLATE_BYTES;
 
 use super::{conversation, template};
 
-/// Names of what is wrong, and templates.
+/// Names of attacks, and templates.
 type Hostile = [(&'static str, &'static str)];
 
-/// What is done too often.
+/// Excessive repetition.
 const REPEATS: &Hostile = &[
     (
         "recursive macro",
@@ -35,7 +35,7 @@ const REPEATS: &Hostile = &[
     ),
 ];
 
-/// Values that double, and that nest.
+/// Values that double or nest.
 const GROWTH: &Hostile = &[
     (
         "doubling by +",
@@ -149,7 +149,7 @@ const LENGTH: &Hostile = &[
     ),
 ];
 
-/// What there is not, or must not be.
+/// Unsupported or forbidden features.
 const FORBIDDEN: &Hostile = &[
     ("syntax error", "{% for x in %}"),
     ("unclosed tag", "{{ 'a"),
@@ -171,7 +171,7 @@ const FORBIDDEN: &Hostile = &[
     ("unknown filter", "{{ 1|nope }}"),
 ];
 
-/// Numbers past their types.
+/// Numbers out of the range of their types.
 const NUMBERS: &Hostile = &[
     (
         "range overflow",
@@ -198,7 +198,7 @@ const NUMBERS: &Hostile = &[
     ("division by zero", "{{ 1 // 0 }}"),
 ];
 
-/// What Python's formats, filters and methods could be made to do.
+/// Abuse of Python's formats, filters and methods.
 const FORMATS: &Hostile = &[
     ("wide field", "{{ '%1000000000d' % 1 }}"),
     ("wide precision", "{{ '%.1000000000f' % 1 }}"),
@@ -239,8 +239,9 @@ const FORMATS: &Hostile = &[
     ("mutation of a dictionary", "{{ messages[0].update({}) }}"),
 ];
 
-/// The template must end in one line of error text soon, however it is built. It runs on a thread
-/// of its own, so what is measured is time on the clock: most take a tenth of a second at most.
+/// Checks that the template ends quickly with one line of error text, wherever it fails. It runs on
+/// a separate thread, so the measured time is wall-clock time: most take a tenth of a second at
+/// most.
 fn refused(name: &str, source: &str) -> String {
     let start = Instant::now();
     let result = template(source).and_then(|t| t.render(&conversation(), true));

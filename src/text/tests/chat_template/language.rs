@@ -1,11 +1,11 @@
-//! What honest templates may say: each right side is what jinja2 3.1 prints.
+//! Language supported in honest templates: each right side is the output of jinja2 3.1.
 
 use super::render;
 
-/// Templates, and what they render.
+/// Templates and their output.
 type Rendered = [(&'static str, &'static str)];
 
-/// Operators and their ranks.
+/// Operators and their precedence.
 const OPERATORS: &Rendered = &[
     ("{{ 1 + 2 * 3 - 4 // 3 }}", "6"),
     (
@@ -21,7 +21,7 @@ const OPERATORS: &Rendered = &[
     ),
 ];
 
-/// Loops, macros, filters of blocks.
+/// Loops, macros, block filters.
 const STATEMENTS: &Rendered = &[
     (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}\
@@ -59,7 +59,7 @@ const STATEMENTS: &Rendered = &[
     ("{% for i in [] %}x{% else %}none{% endfor %}", "none"),
 ];
 
-/// Strings, lists and what is printed of them.
+/// Strings, lists and their printed form.
 const VALUES: &Rendered = &[
     (
         "{{ messages|map(attribute='role')|join(', ') }}",
@@ -102,7 +102,7 @@ const VALUES: &Rendered = &[
     ),
 ];
 
-/// What is trimmed, what is taken as it is, and what is known where.
+/// White space trimming, raw blocks, and scopes.
 const WHITESPACE_AND_SCOPES: &Rendered = &[
     ("a\n  {% if true %}\n  b\n  {%- endif %}\n c", "a\n  b c"),
     ("  {#- note -#}  x {{- 'y' -}}  z", "xyz"),
@@ -154,7 +154,7 @@ const FUNCTIONS: &Rendered = &[
     ("{{ 5.to_nothing is defined }}", "False"),
 ];
 
-/// Filters that order, and that look attributes up by a path.
+/// Filters that sort, and that look up attributes by a path.
 const ORDERS: &Rendered = &[
     (
         "{{ [3, 1, 2]|sort(true) }}{{ [3, 1, 2]|sort(reverse=true)|first }}",

@@ -1,4 +1,4 @@
-//! Chat templates: what honest ones render, and that hostile ones end in a clean error, soon.
+//! Chat templates: output of honest ones; hostile ones end quickly with a clean error.
 
 mod adapted;
 mod continued;
@@ -24,8 +24,8 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
-/// Shows the small conversations by which the engine finds out what a template has places for: a
-/// snippet has none for what it leaves out, and would get that in other places.
+/// Prints the probe conversations by which the engine detects the features that a template
+/// supports: without it, a snippet would seem to lack features, and get adapted conversations.
 const TAKES_ALL: &str = "{% if messages|length != 4 %}{{ messages }}{% endif %}";
 
 fn render(source: &str) -> String {
@@ -40,8 +40,8 @@ fn chatml() {
                   message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}\n\
                   {% if add_generation_prompt %}\n{{ '<|im_start|>assistant\\n' }}\n\
                   {% endif %}\n";
-    // As jinja2 renders it with trim_blocks and lstrip_blocks; the template's own last line break
-    // goes.
+    // As rendered by jinja2 with trim_blocks and lstrip_blocks; the template's final line break is
+    // dropped.
     let expected = "<|im_start|>system\nBe kind.<|im_end|>\n\
                     <|im_start|>user\nHi \"there\" <b><|im_end|>\n\
                     <|im_start|>assistant\n Hello! <|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n\

@@ -1,5 +1,5 @@
-//! What Python prints: `python.json` has templates with what jinja2 3.1 makes of them, set up as
-//! transformers does, and templates that it refuses.
+//! Python's output: `python.json` has templates with the output of jinja2 3.1, configured as in
+//! transformers, and templates that it refuses.
 
 use super::{conversation, render, template};
 

@@ -1,4 +1,4 @@
-//! Templates get arguments, absent content, parts and thoughts in the shape that they take.
+//! Templates get arguments, absent content, parts and reasoning in the shape that they expect.
 
 use octavo_text::chat::{Content, Conversation, Error, Message, ToolCall};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn render(source: &str, messages: Vec<Message>) -> Result<String, Error> {
     })
 }
 
-/// Calls, written by `form`.
+/// Renders calls, with arguments written by `form`.
 fn calls(form: &str, arguments: Value) -> String {
     let source = format!(
         "{{% for m in messages %}}{{% for c in m.tool_calls %}}{{% set a = c.function.arguments %}}\
@@ -66,7 +66,7 @@ fn arguments_are_objects_or_text() {
         let got = calls(form, arguments.clone());
         assert_eq!(got.trim_start_matches('<'), expected, "{form}");
     }
-    // What was no JSON stays what it was.
+    // Arguments that were not JSON are unchanged.
     assert_eq!(calls("{{ a }}", json!("{oh")), "{oh");
 }
 
@@ -86,7 +86,7 @@ fn absent_content_is_none_or_empty() {
         ),
     ];
     for (form, expected) in cases {
-        // it has a place for calls, if not for these
+        // the template supports calls, but not these
         let calls = "{% if messages|length == 3 %}{{ messages[1].tool_calls }}{% endif %}";
         let source = format!("{{% for m in messages %}}{form}{{% endfor %}}{calls}");
         let got = render(&source, called(json!({}), Content::None));
@@ -167,7 +167,7 @@ fn thoughts_have_the_name_that_the_template_knows() {
 
 #[test]
 fn a_list_of_texts_is_text_where_the_template_takes_no_list() {
-    // the call's argument is in the prompt too: that is not what the tool has said
+    // the call's argument is in the prompt too: it is not the tool's result
     let source = "{% for m in messages %}{% for c in m.tool_calls %}\
         {{ c.function.arguments|tojson }}{% endfor %}\
         <{{ m.content if m.content is string else '' }}>{% endfor %}";
@@ -191,7 +191,7 @@ fn thoughts_are_parts_where_the_template_reads_parts() {
 
 #[test]
 fn thoughts_are_left_out_where_the_template_would_print_their_parts() {
-    // it has another use for the word
+    // the template uses the word for something else
     let source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}\
         !{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}\
         {% if thinking %}<thinking>{% endif %}";

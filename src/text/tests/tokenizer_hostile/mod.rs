@@ -1,4 +1,4 @@
-//! Tokenizers made for the occasion: what is refused and how, and what loads.
+//! Artificial tokenizers: those refused, with their errors, and those accepted.
 
 mod specials;
 
@@ -22,7 +22,7 @@ fn texts(tokens: &[(&str, i32)]) -> Vec<String> {
     tokens.iter().map(|(text, _)| (*text).to_owned()).collect()
 }
 
-/// A BPE file: printable ASCII, then `more`.
+/// Builds a BPE file: printable ASCII, then `more`.
 fn bpe<'a>(more: &[(&str, i32)], merges: &[&str]) -> Writer<'a> {
     let ascii: Vec<String> = (0x21_u8..0x7F)
         .map(|byte| char::from(byte).to_string())
@@ -55,7 +55,7 @@ fn bpe<'a>(more: &[(&str, i32)], merges: &[&str]) -> Writer<'a> {
 /// The first id after `bpe`'s own tokens.
 const FIRST: u32 = 95;
 
-/// An SPM file with all byte tokens, then `more` with scores.
+/// Builds an SPM file with all byte tokens, then `more` with scores.
 fn spm<'a>(more: &[(&str, i32, f32)]) -> Writer<'a> {
     let mut tokens = vec![
         ("<unk>".to_owned(), UNKNOWN, 0.0),
@@ -95,7 +95,7 @@ fn parsed(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode(text.as_bytes(), options).expect("ids")
 }
 
-/// The one-line message a file is refused with.
+/// Returns the one-line error for a refused file.
 fn refused(writer: Writer<'_>) -> String {
     let message = open(writer).expect_err("it is refused").to_string();
     assert!(
@@ -141,7 +141,7 @@ fn what_is_missing_or_of_another_type_is_named() {
             "{message}"
         );
     }
-    // An i8 array would be read four times past its end by who trusts it to be i32.
+    // Treating an i8 array as i32 would read up to four times past its end.
     for key in ["tokenizer.ggml.token_type", "tokenizer.ggml.scores"] {
         let message = refused_after(&|w| {
             w.set(key, vec![1_i8; 95]);
@@ -173,7 +173,7 @@ fn what_is_missing_or_of_another_type_is_named() {
     assert!(refused(writer).contains("tokenizer.ggml.scores"));
 }
 
-/// llama.cpp reads no further than there are tokens, either.
+/// As in llama.cpp, entries beyond the number of tokens are not read.
 #[test]
 fn what_is_said_beyond_the_tokens_is_not_read() {
     let mut writer = spm(&[("a", NORMAL, -1.0)]);
@@ -243,8 +243,8 @@ fn other_models_and_pre_tokenizers_are_refused_by_name() {
     }
 }
 
-/// llama.cpp's map from texts to ids keeps the last; each id still has its text. Gemma 4's QAT
-/// files are like this.
+/// As in llama.cpp's map from texts to ids, the last of equal texts is found; each id still has its
+/// text. Gemma 4's QAT files are like this.
 #[test]
 fn of_equal_texts_the_last_is_found() {
     let tokens = [
@@ -311,7 +311,7 @@ fn special_ids_that_do_not_exist_are_none() {
         writer.set(&key, -1_i32);
         assert!(refused(writer).contains(&key));
     }
-    // a default stays
+    // a default remains
     let mut writer = spm(&[]);
     writer.set("tokenizer.ggml.unknown_token_id", u32::MAX);
     assert_eq!(open(writer).expect("it loads").unk(), Some(0));
@@ -395,12 +395,12 @@ fn merges_go_by_rank_and_then_from_the_left() {
     assert_eq!(ids(&tokenizer, "abc"), [abc]);
     assert_eq!(ids(&tokenizer, "abbc"), [ab, bc]);
     assert_eq!(ids(&tokenizer, "aaaaaaa"), [aaaa, aa, single("a")]);
-    // A merge whose result is no token falls apart into bytes.
+    // A merge whose result is not a token falls back to bytes.
     assert_eq!(
         ids(&tokenizer, "axy"),
         [single("a"), single("x"), single("y")]
     );
-    // Bytes without a token are lost, as in llama.cpp.
+    // Bytes without a token are dropped, as in llama.cpp.
     assert_eq!(ids(&tokenizer, "aéb"), [single("a"), single("b")]);
     let ignoring = |pre: &str| {
         let mut writer = bpe(&more, &["b c"]);
@@ -435,7 +435,8 @@ fn spm_goes_by_score_and_then_from_the_left() {
     let bytes = tokenizer
         .encode(b"\xFFa\xE2\x96", EncodeOptions::PIECE)
         .expect("ids");
-    // As in llama.cpp, a first byte claims the bytes it announces, valid or not: 0xFF claims four.
+    // As in llama.cpp, a first byte claims the number of bytes it announces, valid or not: 0xFF
+    // claims four.
     assert_eq!(text(bytes), ["▁", "<0xFF>", "<0x61>", "<0xE2>", "<0x96>"]);
     // A space in front, and again after every special token.
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tokens that end a generation, and tokens that are special: found as written, in linear time.
+//! Tokens that end generation, and special tokens: found by the documented rule, in linear time.
 
 use cpu_time::ThreadTime;
 use proptest::prelude::*;
@@ -45,8 +45,8 @@ fn control_tokens_only_on_request_user_defined_ones_always() {
     assert_eq!(tokenizer.decode(&[FIRST, FIRST + 1], true), b"<c><u>");
 }
 
-/// Special tokens by the rule as written: for each token, longest first, every occurrence in what
-/// is still text.
+/// Finds special tokens by the rule literally: for each token, longest first, every occurrence in
+/// the remaining text.
 fn naive(specials: &[(String, u32)], text: &str) -> Vec<Result<u32, String>> {
     let mut parts = vec![Err(text.to_owned())];
     for (special, id) in specials {
@@ -133,10 +133,10 @@ fn a_long_run_of_nested_special_tokens_stays_linear() {
         assert_eq!(ids.len(), n / 31 + 1);
         took.as_secs_f64()
     };
-    // the best of some, each beside the other: a machine may be slower from one moment to the next
+    // take the best of several runs of each: speed varies from one moment to the next
     let times = [(); 3].map(|()| (seconds(1 << 16), seconds(1 << 18)));
     let [part, whole] = [times.map(|t| t.0), times.map(|t| t.1)]
         .map(|t| t.into_iter().fold(f64::INFINITY, f64::min));
-    // 4 times as long where it is linear, 16 times where it goes by the square
+    // 4 times as long if linear, 16 times if quadratic
     assert!(whole < 8.0 * part, "a quarter took {part} s, all {whole} s");
 }

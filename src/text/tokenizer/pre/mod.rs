@@ -1,8 +1,8 @@
-//! Pre-tokenizers: how text is cut into the words inside which BPE merges.
+//! Pre-tokenizers: split text into the words in which BPE merges.
 //!
-//! The families and their patterns are data (`families.json`). The patterns of a family apply in
-//! turn, each inside the pieces the one before left; matches and the gaps between them both become
-//! pieces.
+//! The families and their patterns are data (`families.json`). The patterns of a family apply one
+//! after the other, each within the pieces that the previous one left; matches and the gaps between
+//! them both become pieces.
 
 mod parse;
 mod program;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::unicode::{NUMBER, categories, is_whitespace};
 use program::{Program, Scratch};
 
-/// The rule that is no pattern: digits in groups of three, counted from the right.
+/// Name of the only rule that is not a pattern: digits in groups of three, counted from the right.
 const DIGIT_TRIPLES: &str = "<digit triples>";
 
 /// One entry of `families.json`: names that share patterns and flags.
@@ -25,25 +25,25 @@ const DIGIT_TRIPLES: &str = "<digit triples>";
 pub(super) struct Family {
     names: Vec<String>,
     regexes: Vec<String>,
-    /// A whole word that is a token is taken as it is.
+    /// Whether a whole word that is a token bypasses the merges.
     #[serde(default)]
     pub(super) ignore_merges: bool,
-    /// A BOS token is added unless the file says otherwise.
+    /// Whether a BOS token is added unless the file says otherwise.
     #[serde(default)]
     pub(super) add_bos: bool,
-    /// A BOS token is added even if the file says otherwise.
+    /// Whether a BOS token is added even if the file says otherwise.
     #[serde(default)]
     pub(super) always_bos: bool,
-    /// Spaces become U+2581 before the split and spaces again in the output.
+    /// Whether spaces become U+2581 before the split, and spaces again in the output.
     #[serde(default)]
     pub(super) escape_whitespaces: bool,
-    /// The vocabulary holds plain UTF-8, not GPT-2's byte alphabet.
+    /// Whether the vocabulary has plain UTF-8, not GPT-2's byte alphabet.
     #[serde(default)]
     pub(super) raw_utf8: bool,
-    /// A word of nothing but line feeds that is a token is taken as it is.
+    /// Whether a word of line feeds only that is a token bypasses the merges.
     #[serde(default)]
     pub(super) whole_newlines: bool,
-    /// Detokenizing leaves spaces before punctuation alone.
+    /// Whether detokenizing preserves spaces before punctuation.
     #[serde(default)]
     pub(super) keep_spaces: bool,
 }
@@ -56,15 +56,15 @@ fn families() -> &'static [Family] {
     })
 }
 
-/// The family of a `tokenizer.ggml.pre`.
+/// Returns the family of a `tokenizer.ggml.pre`.
 pub(super) fn family(name: &str) -> Option<&'static Family> {
     families()
         .iter()
         .find(|family| family.names.iter().any(|n| n == name))
 }
 
-/// Families whose rules are those of a Hugging Face tokenizer of the same patterns. Of several that
-/// cut alike, the one that llama.cpp's converter names models of our architectures after.
+/// Families that are recognised from a Hugging Face tokenizer with the same patterns. Among
+/// equivalent ones, this is the name that llama.cpp's converter gives models of our architectures.
 const RECOGNISED: [&str; 10] = [
     "qwen2",
     "llama-bpe",
@@ -78,29 +78,29 @@ const RECOGNISED: [&str; 10] = [
     "deepseek-v3",
 ];
 
-/// A pattern in one of the ways in which llama.cpp and Hugging Face write it.
+/// Normalises a pattern to one spelling, as llama.cpp and Hugging Face differ.
 fn spelled(regex: &str) -> String {
     const UPPER: &str = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
     const LOWER: &str = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
     let regex = regex
-        // letters of either case, which llama.cpp spells
+        // case-insensitive contractions, which llama.cpp spells out
         .replace(
             "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
             "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
         )
-        // and classes that it takes apart
+        // and classes that llama.cpp splits up
         .replace(UPPER, r"((?=[\p{L}])([^a-z]))")
         .replace(LOWER, r"((?=[\p{L}])([^A-Z]))")
         .replace(r"\p{N}{1}|", r"\p{N}|");
-    // white space becomes a piece whether or not it matches
+    // white space becomes a piece whether it matches or not
     match regex.strip_suffix(r"|\s+") {
         Some(regex) => regex.to_owned(),
         None => regex,
     }
 }
 
-/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces
-/// of the one before. Of several, one of those that are `expected` comes first.
+/// Returns the family with these patterns in Hugging Face's spelling, each applied within the
+/// pieces of the one before. Among several, the `expected` ones come first.
 pub(super) fn recognise(
     regexes: &[String],
     ignore_merges: bool,
@@ -119,8 +119,8 @@ pub(super) fn recognise(
     expected.iter().copied().chain(RECOGNISED).find(cuts_so)
 }
 
-/// The patterns of a family that has nothing but patterns and merges, and whether it ignores merges
-/// for whole words.
+/// Returns the patterns of a family that has only patterns and merges, and whether whole words
+/// bypass the merges.
 pub(super) fn patterns(name: &str) -> Option<(&'static [String], bool)> {
     let plain = |f: &&Family| {
         !(f.escape_whitespaces || f.raw_utf8 || f.regexes.iter().any(|r| r == DIGIT_TRIPLES))
@@ -130,7 +130,7 @@ pub(super) fn patterns(name: &str) -> Option<(&'static [String], bool)> {
         .map(|f| (f.regexes.as_slice(), f.ignore_merges))
 }
 
-/// Every known `tokenizer.ggml.pre`.
+/// Returns every known `tokenizer.ggml.pre`.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     families()
         .iter()
@@ -143,18 +143,18 @@ enum Rule {
     DigitTriples,
 }
 
-/// Cuts text into words.
+/// Splits text into words.
 #[derive(Debug)]
 pub(super) struct Splitter {
     rules: Vec<Rule>,
 }
 
 impl Splitter {
-    /// The splitter of a family.
+    /// Creates the splitter of a family.
     pub(super) fn new(family: &Family) -> Splitter {
         let rules = family.regexes.iter().map(|regex| match regex.as_str() {
             DIGIT_TRIPLES => Rule::DigitTriples,
-            // A test compiles every pattern of the embedded list.
+            // A test compiles every embedded pattern.
             _ => Rule::Pattern(Box::new(
                 program(regex).expect("the embedded patterns compile"),
             )),
@@ -164,9 +164,10 @@ impl Splitter {
         }
     }
 
-    /// The end of each word, in order, none of them empty.
+    /// Returns the end of each non-empty word, in order.
     pub(super) fn split(&self, text: &[u32]) -> Vec<usize> {
-        // The patterns know white space by its ASCII members; a vertical tab stands for all others.
+        // The patterns handle ASCII white space only; a vertical tab replaces all other white
+        // space.
         let text: Vec<u32> = text
             .iter()
             .map(|cp| {
@@ -206,8 +207,8 @@ fn program(regex: &str) -> Result<Program, String> {
     Program::new(&ast).map_err(|e| format!("pattern '{regex}': {e}"))
 }
 
-/// Cuts runs of numbers after one or two, then after every three. What stands before a run stays
-/// with its first group: the later patterns of these families part them again.
+/// Splits runs of digits after one or two, then after every three. Text before a run stays with its
+/// first group: later patterns of these families separate them again.
 fn digit_triples(text: &[u32], from: usize, to: usize, cuts: &mut Vec<usize>) {
     let categories = categories();
     let is_number = |at: usize| text.get(at).is_some_and(|cp| categories.of(*cp) == NUMBER);

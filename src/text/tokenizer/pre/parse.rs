@@ -1,8 +1,8 @@
-//! The subset of regular expressions that pre-tokenizers are written in, as a tree.
+//! Parses the subset of regular expressions that pre-tokenizers use, into a tree.
 //!
-//! Literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy
-//! `? * + {m} {m,n}`, look-ahead and `$`. No look-behind, captures or back-references: whether a
-//! pattern matches at a place depends only on what follows.
+//! Supports literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy `? * +
+//! {m} {m,n}`, look-ahead and `$`. No look-behind, captures or back-references: whether a pattern
+//! matches at a position depends only on the following text.
 
 use crate::tokenizer::unicode::{CategorySet, LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL};
 
@@ -11,36 +11,36 @@ use crate::tokenizer::unicode::{CategorySet, LETTER, MARK, NUMBER, PUNCTUATION, 
 pub(super) enum Ast {
     /// One character.
     Class(Class),
-    /// One after the other.
+    /// Sequence.
     Concat(Vec<Ast>),
-    /// The first that leads to a match.
+    /// Alternatives; the first that leads to a match.
     Alternate(Vec<Ast>),
-    /// As often as possible.
+    /// Greedy repetition.
     Repeat {
         what: Box<Ast>,
         min: u32,
         max: Option<u32>,
     },
-    /// What follows must (not) match.
+    /// Look-ahead, possibly negated.
     Look { negated: bool, what: Box<Ast> },
-    /// The end of the piece.
+    /// End of the piece.
     End,
 }
 
 /// A set of characters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Class {
-    /// Inclusive ranges.
+    /// Inclusive ranges of code points.
     ranges: Vec<(u32, u32)>,
     categories: CategorySet,
-    /// Everything but white space.
+    /// Whether it contains everything except white space.
     not_space: bool,
     negated: bool,
 }
 
 impl Class {
-    /// Whether `cp`, of category `category`, is in the set. White space outside ASCII must have
-    /// been replaced before.
+    /// Returns whether `cp`, of category `category`, is in the set. White space outside ASCII must
+    /// have been replaced before.
     pub(super) fn contains(&self, cp: u32, category: CategorySet) -> bool {
         let inside = self.categories & category != 0
             || (self.not_space && !is_ascii_space(cp))
@@ -51,7 +51,7 @@ impl Class {
         inside != self.negated
     }
 
-    /// Whether membership of a character outside ASCII follows from its category alone.
+    /// Returns whether membership of a character outside ASCII depends on its category only.
     pub(super) fn by_category(&self) -> bool {
         self.ranges.iter().all(|(_, last)| *last < 0x80)
     }
@@ -65,7 +65,7 @@ fn is_ascii_space(cp: u32) -> bool {
     matches!(cp, 0x09..=0x0D | 0x20)
 }
 
-/// Why a pattern cannot be read; patterns are part of the program, so only tests ever see it.
+/// Error in a pattern; patterns are embedded in the program, so only tests can see it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("pattern '{pattern}' at character {at}: {what}")]
 pub(super) struct ParseError {
@@ -74,7 +74,7 @@ pub(super) struct ParseError {
     pub(super) what: &'static str,
 }
 
-/// Reads a pattern.
+/// Parses a pattern.
 pub(super) fn parse(pattern: &str) -> Result<Ast, ParseError> {
     let mut parser = Parser {
         chars: pattern.chars().collect(),
@@ -264,8 +264,8 @@ impl Parser {
         }
     }
 
-    /// What follows a backslash: a class is added to `class`; a literal is added when outside
-    /// brackets and returned.
+    /// Parses the rest of an escape: a class is added to `class`; a literal is added if outside
+    /// brackets, and returned.
     fn escape(&mut self, class: &mut Class) -> Parsed<Option<char>> {
         let literal = match self.next() {
             Some('s') => {
@@ -303,7 +303,7 @@ impl Parser {
             name.push(c);
         }
         class.categories |= match name.as_str() {
-            // llama.cpp keeps no case: every kind of letter is any letter, and files are checked
+            // llama.cpp ignores case: every kind of letter means any letter, and files are checked
             // against it.
             "L" | "Lu" | "Ll" | "Lt" | "Lm" | "Lo" => LETTER,
             "M" => MARK,
@@ -320,7 +320,7 @@ impl Parser {
     }
 }
 
-/// The blocks of Chinese characters: whole blocks, unassigned places included.
+/// Blocks of Chinese characters: whole blocks, including unassigned code points.
 const HAN: [(u32, u32); 9] = [
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),

@@ -1,11 +1,11 @@
-//! Runs a pattern in time linear in the text, whatever the text.
+//! Matches a pattern in time linear in the text, for any text.
 //!
 //! A pattern of the subset looks only forward, so "where does the match starting here end, and
-//! which alternative wins" is a function of the place alone. It is computed for every place from
-//! the last to the first: the pattern becomes a graph of nodes, and a node's value at a place (the
-//! end of its leftmost-first match, or none) needs only values at the same place and at the next
-//! one. Two rows of values are enough; nothing is ever tried twice, there is no backtracking and no
-//! recursion over the text.
+//! which alternative wins" is a function of the position alone. It is computed for every position
+//! from the last to the first: the pattern becomes a graph of nodes, and a node's value at a
+//! position (the end of its leftmost-first match, or none) needs only values at the same position
+//! and at the next one. Two rows of values are enough; there is no backtracking and no recursion
+//! over the text.
 
 use std::collections::VecDeque;
 
@@ -15,28 +15,28 @@ use crate::tokenizer::unicode::{CategorySet, categories};
 /// No match.
 const NONE: u32 = u32::MAX;
 
-/// From this many repetitions of one class on, a run counter replaces that many nodes.
+/// Shortest run of one class that is matched by a counter instead of separate nodes.
 const COUNTED_RUN: u32 = 4;
 
 type NodeId = usize;
 
 #[derive(Debug, Clone, Copy)]
 enum Node {
-    /// The match ends here.
+    /// Ends the match.
     Accept,
-    /// A character of a class, then `next`.
+    /// Matches a character of a class, then `next`.
     Char { class: u8, next: NodeId },
-    /// `first` if it matches, else `second`.
+    /// Matches `first`, or else `second`.
     Split { first: NodeId, second: NodeId },
-    /// `next`, where `what` matches (or does not).
+    /// Matches `next`, if `what` matches (or does not).
     Look {
         negated: bool,
         what: NodeId,
         next: NodeId,
     },
-    /// `next`, at the end of the piece.
+    /// Matches `next`, at the end of the piece.
     End { next: NodeId },
-    /// Exactly `rings[ring].len()` characters of a class, then `next`.
+    /// Matches exactly `rings[ring].len()` characters of a class, then `next`.
     Run {
         class: u8,
         ring: usize,
@@ -44,23 +44,23 @@ enum Node {
     },
 }
 
-/// A pattern ready to run.
+/// A compiled pattern.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// In an order in which a node follows the nodes of the same place that it reads.
+    /// Nodes, each after the nodes of the same position that it reads.
     nodes: Vec<Node>,
     start: NodeId,
     /// Lengths of the counted runs.
     rings: Vec<usize>,
-    /// Bit `i` = in class `i`, for ASCII characters.
+    /// Classes of each ASCII character; bit `i` is class `i`.
     ascii: [u64; 128],
-    /// The same for other characters, by category bit (the last entry: none of them).
+    /// Classes of other characters, by category bit (the last entry: no category).
     by_category: [u64; 6],
-    /// Classes with ranges outside ASCII, asked one by one.
+    /// Classes with ranges outside ASCII, tested one by one.
     ranged: Vec<(u64, Class)>,
 }
 
-/// Why a pattern cannot be compiled; only tests ever see it.
+/// Error of compiling a pattern; only tests can see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CompileError {
     #[error("the body of a repetition may match nothing")]
@@ -69,7 +69,7 @@ pub(super) enum CompileError {
     TooManyClasses,
 }
 
-/// Rows and rings, reused from piece to piece.
+/// Rows and rings, reused across pieces.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     here: Vec<u32>,
@@ -78,10 +78,10 @@ pub(super) struct Scratch {
     ends: Vec<u32>,
 }
 
-/// The last values of a node, to read the one that lies a whole run ahead.
+/// Recent values of a node, to read the value a whole run ahead.
 #[derive(Debug, Default)]
 struct Ring {
-    /// How many characters from here on are in the class.
+    /// Number of characters from here on that are in the class.
     run: usize,
     values: VecDeque<u32>,
 }
@@ -114,7 +114,7 @@ impl Program {
             }
             if class.by_category() {
                 for (i, mask) in self.by_category.iter_mut().enumerate() {
-                    // A stand-in outside ASCII: no range holds it.
+                    // Code point that stands for all outside ASCII: it is in no range.
                     if class.contains(u32::MAX, if i < 5 { 1 << i } else { 0 }) {
                         *mask |= bit;
                     }
@@ -125,7 +125,7 @@ impl Program {
         }
     }
 
-    /// The classes `cp` is in.
+    /// Returns the classes of `cp`.
     fn classes_of(&self, cp: u32) -> u64 {
         if let Some(mask) = self.ascii.get(cp as usize) {
             return *mask;
@@ -140,8 +140,8 @@ impl Program {
         mask
     }
 
-    /// Splits `text[from..to]` into matches and the gaps between them and appends where each piece
-    /// ends. White space outside ASCII must have been replaced by U+000B.
+    /// Splits `text[from..to]` into matches and the gaps between them, and appends the end of each
+    /// piece. White space outside ASCII must have been replaced by U+000B.
     pub(super) fn split(
         &self,
         text: &[u32],
@@ -170,13 +170,13 @@ impl Program {
             }
             cut(end);
             done = end;
-            // An empty match still cuts; the search goes on one character later.
+            // An empty match still splits; the search continues one character later.
             at = end.max(at + 1);
         }
         cut(piece.len());
     }
 
-    /// Fills `scratch.ends`: for each place the end of the match that starts there.
+    /// Computes `scratch.ends`: for each position the end of the match that starts there.
     fn match_ends(&self, piece: &[u32], scratch: &mut Scratch) {
         let Scratch {
             here,
@@ -262,8 +262,8 @@ impl Program {
 }
 
 impl Ring {
-    /// Moves one place back: `inside` = the character here is in the class, `next` = the value of
-    /// what follows, here.
+    /// Moves one position back: `inside` = the character here is in the class, `next` = the value
+    /// of the following node, here.
     fn step(&mut self, inside: bool, next: u32) -> u32 {
         self.run = if inside { self.run + 1 } else { 0 };
         let ahead = self.values.pop_back().unwrap_or(NONE);
@@ -304,7 +304,7 @@ impl Builder {
             .ok_or(CompileError::TooManyClasses)
     }
 
-    /// The node that matches `ast` and then `next`.
+    /// Returns a node that matches `ast` and then `next`.
     fn compile(&mut self, ast: &Ast, next: NodeId) -> Result<NodeId, CompileError> {
         match ast {
             Ast::Class(class) => {
@@ -351,7 +351,7 @@ impl Builder {
         match max {
             None if nullable(what) => return Err(CompileError::EmptyLoop),
             None => {
-                // The loop's own node comes first so that the body can lead back to it.
+                // The loop's own node comes first, so that the body can lead back to it.
                 let head = self.add(Node::Accept);
                 let first = self.compile(what, head)?;
                 self.nodes[head] = Node::Split {
@@ -388,8 +388,8 @@ impl Builder {
         }
     }
 
-    /// The nodes, ordered so that those read at the same place come first. Bodies of loops consume,
-    /// so there is no cycle.
+    /// Returns the nodes, ordered so that those read at the same position come first. Bodies of
+    /// loops consume characters, so there is no cycle.
     fn in_order(&self, start: NodeId) -> (Vec<Node>, NodeId) {
         let mut order = Vec::with_capacity(self.nodes.len());
         let mut seen = vec![false; self.nodes.len()];
@@ -432,7 +432,8 @@ impl Builder {
         )
     }
 
-    /// Depth first over the reads at one place; as deep as the pattern, never as the text.
+    /// Visits depth first the nodes read at one position; recursion is as deep as the pattern,
+    /// never as the text.
     fn visit(&self, node: NodeId, seen: &mut [bool], order: &mut Vec<NodeId>) {
         if std::mem::replace(&mut seen[node], true) {
             return;
@@ -450,7 +451,7 @@ impl Builder {
     }
 }
 
-/// Whether a pattern may match without consuming.
+/// Returns whether a pattern may match without consuming.
 fn nullable(ast: &Ast) -> bool {
     match ast {
         Ast::Class(_) => false,

@@ -93,15 +93,15 @@ fn chinese_is_cut_out_where_the_family_says_so() {
 
 #[test]
 fn an_ideographic_space_is_white_space_everywhere() {
-    // As a character of its own it would lie in the range of the last-but-one pattern, together
-    // with the full stop.
+    // As a character of its own it would be in the range of the last-but-one pattern, together with
+    // the full stop.
     assert_eq!(
         words("deepseek-llm", "a\u{3000}。"),
         ["a", "\u{3000}", "。"]
     );
 }
 
-/// Letters by their classes, as o200k's patterns have them in tokenizer.json.
+/// Letters by their classes, as in o200k's patterns in tokenizer.json.
 #[test]
 fn families_are_recognised_as_hugging_face_writes_them() {
     let (upper, lower) = (

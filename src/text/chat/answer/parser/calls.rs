@@ -1,10 +1,10 @@
-//! Calls inside an answer.
+//! Tool calls within an answer.
 
 use super::{AnswerParser, Mode, Piece};
 use crate::chat::answer::call::{Event, Reader, Step};
 
 impl AnswerParser {
-    /// Reads calls. Whether there is nothing left to read.
+    /// Reads calls. Returns whether there is nothing left to read.
     pub(super) fn read_call(
         &mut self,
         start: &mut usize,
@@ -58,12 +58,12 @@ impl AnswerParser {
             *start = opened;
             self.read_again(opened);
         }
-        // A call ends the thought that it stands in.
+        // A call ends the thought around it.
         self.mode = match thinking && !begun {
             true => Mode::Thought,
             false => Mode::Content,
         };
-        // What is not read again is content, white space and all.
+        // Text that is not read again is content, including white space.
         self.place.after_marker = begun && self.at == *start;
         self.place.after_call = begun;
         self.place.begins_message = begun;
@@ -71,7 +71,7 @@ impl AnswerParser {
         false
     }
 
-    /// Gives a reader what there is, until it is done.
+    /// Feeds the buffered text to a reader, until it is done.
     fn feed(
         &mut self,
         reader: &mut Reader,

@@ -1,37 +1,37 @@
-//! The markers that may come next.
+//! Markers that may come next.
 
 use super::AnswerParser;
 
-/// What a marker does.
+/// Effect of a marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Marker {
     /// Opens a thought.
     Thought,
     ThoughtEnd,
-    /// Begins the content, and ends a thought that is open.
+    /// Begins the content, and ends an open thought.
     Content,
     ContentEnd,
     /// Opens a call.
     Call,
     /// Opens a section of calls.
     Section,
-    /// Ends something that is over.
+    /// Closes something already over.
     End,
     /// Begins a header.
     Header,
-    /// Means nothing by itself.
+    /// Has no meaning by itself.
     Skipped,
 }
 
-/// What a text begins with: a marker and its length, or none.
+/// Marker at the start of a text, and its length; `None` without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Decided(Option<(Marker, usize)>),
-    /// It may become another marker; this is it so far.
+    /// May become another marker; this is the match so far.
     Undecided(Option<(Marker, usize)>),
 }
 
-/// Looks for the longest marker that a text begins with.
+/// Searches for the longest marker at the start of a text.
 struct Look<'t> {
     text: &'t str,
     found: Option<(Marker, usize)>,
@@ -57,7 +57,7 @@ impl Look<'_> {
 }
 
 impl AnswerParser {
-    /// The marker that text begins with; `c` is its first character.
+    /// Returns the marker at the start of `text`; `c` is its first character.
     pub(super) fn marker(&self, text: &str, c: char, thinking: bool) -> Found {
         let mut look = Look {
             text,
@@ -89,7 +89,7 @@ impl AnswerParser {
         match self.syntax.headers {
             Some(headers) => {
                 look.for_any(headers.starts(), Marker::Header);
-                // What ends any message.
+                // Markers that end any message.
                 look.for_any(self.syntax.skipped, Marker::ThoughtEnd);
             }
             None if self.format.calls_in_thoughts() => self.look_for_calls(look),
@@ -124,11 +124,11 @@ impl AnswerParser {
         if is_beginning || thoughts.repeats {
             look.for_marker(thoughts.open, Marker::Thought);
         }
-        // The end of a thought that the model did not have.
+        // The end marker of a thought that never began.
         if is_beginning && thoughts.is_shown() {
             look.for_marker(thoughts.close, Marker::ThoughtEnd);
         }
-        // A call ended the thought already.
+        // The call has already ended the thought.
         if self.place.after_call {
             look.for_marker(thoughts.close, Marker::End);
         }

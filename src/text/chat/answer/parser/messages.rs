@@ -1,4 +1,4 @@
-//! Answers of several messages, each with a header.
+//! Answers that consist of several messages, each with a header.
 
 use super::{AnswerParser, Mode, Piece};
 use crate::chat::answer::call::Reader;
@@ -6,7 +6,7 @@ use crate::chat::answer::header::{Read, Recipient};
 use crate::chat::answer::syntax::Headers;
 
 impl AnswerParser {
-    /// Reads a header. Whether there is nothing left to read.
+    /// Reads a header. Returns whether there is nothing left to read.
     pub(super) fn read_header(
         &mut self,
         at: &mut usize,
@@ -35,7 +35,7 @@ impl AnswerParser {
                 Some(c) => self.at += c.len_utf8(),
                 None if !last => return true,
                 None if headers == Headers::Functionary => break None,
-                // A header that was cut short says nothing.
+                // A truncated header is dropped.
                 None => {
                     *at = self.buffer.len();
                     self.mode = Mode::Content;
@@ -79,7 +79,7 @@ impl AnswerParser {
                 self.place.has_calls = true;
             }
             Recipient::Function(name) if self.wants.tools => {
-                // A name that stands alone may be content after all.
+                // A bare name may turn out to be content.
                 let opener = match headers {
                     Headers::Functionary => header.len(),
                     _ => 0,

@@ -1,4 +1,4 @@
-//! The parser of answers.
+//! Parser of answers.
 
 mod calls;
 mod markers;
@@ -18,18 +18,18 @@ use crate::chat::encode;
 use crate::tokenizer::Tokenizer;
 use markers::{Found, Marker};
 
-/// Text that is read anew after calls that turned out to be none: so many times all that was read,
-/// and so many bytes more. Beyond that such text is content without a second look.
+/// Limit on text read again after something that looked like a call was not one: this multiple of
+/// all text read, plus this many bytes. Beyond it such text is content without another attempt.
 const REREAD: usize = 4;
 const REREAD_BYTES: usize = 4096;
 
-/// Takes an answer apart as it arrives. All pushes together take time linear in the text, and give
-/// the same pieces, joined, however the text is split.
+/// Splits an answer as it arrives. All pushes together take time linear in the text, and the joined
+/// pieces do not depend on how the text is split into pushes.
 ///
-/// White space beside a marker belongs to the marker. What opens a call and then is none stays
-/// content as it stands. A call that goes wrong after it began ends there, and what follows is
-/// content. Tags around thoughts are markers at the beginning of an answer, or where the prompt
-/// opened a thought, and not in what follows.
+/// White space next to a marker belongs to the marker. Text that opens a call but is not one
+/// remains content, verbatim. A call that goes wrong after it began ends there, and the following
+/// text is content. Tags around thoughts are markers at the beginning of an answer, or where the
+/// prompt opened a thought, but not later.
 #[derive(Debug, Clone)]
 pub struct AnswerParser {
     format: CallFormat,
@@ -38,37 +38,37 @@ pub struct AnswerParser {
     wants: Wants,
     thoughts: &'static Thoughts,
     mode: Mode,
-    /// Text from the first byte that is not settled.
+    /// Text from the first undecided byte on.
     buffer: String,
-    /// What of the buffer was read.
+    /// Length of the buffer already read.
     at: usize,
-    /// Where white space begins that may belong to a marker.
+    /// Start of white space that may belong to a marker.
     blank: Option<usize>,
     /// Bytes before the buffer, and bytes that were read again.
     before: usize,
     reread: usize,
     place: Place,
     calls: usize,
-    /// Identifiers of calls that the model gave.
+    /// Call ids written by the model.
     ids: HashSet<String>,
 }
 
-/// What the markers that may come next depend on.
+/// State that determines which markers may come next.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// White space that follows belongs to a marker.
+    /// Whether white space that follows belongs to a marker.
     after_marker: bool,
-    /// Nothing was said yet.
+    /// Whether no content was emitted yet.
     fresh: bool,
-    /// There was a thought, if only an empty one.
+    /// Whether there was a thought, even an empty one.
     has_thought: bool,
-    /// Nothing but calls and white space came since the last call.
+    /// Whether only calls and white space followed the last call.
     after_call: bool,
-    /// A message with a header of its own may begin here.
+    /// Whether a message with a header of its own may begin here.
     begins_message: bool,
-    /// Calls may stand in this message.
+    /// Whether calls may occur in this message.
     has_calls: bool,
-    /// A marker opened the content, and another one closes it.
+    /// Whether a marker opened the content, so that another one closes it.
     in_content: bool,
 }
 
@@ -76,15 +76,15 @@ struct Place {
 enum Mode {
     Content,
     Thought,
-    /// Inside a header: the lengths of the white space before it and of what begins it, and whether
-    /// it ends a thought.
+    /// In a header: lengths of the white space before it and of its start marker, and whether it
+    /// ends a thought.
     Header {
         blank: usize,
         start: usize,
         thinking: bool,
     },
-    /// Inside calls: how long the marker was, with the white space before it, whether a call began,
-    /// and whether it stands in a thought.
+    /// In calls: length of the marker including the white space before it, whether a call began,
+    /// and whether it is inside a thought.
     Call {
         reader: Box<Reader>,
         opener: usize,
@@ -94,8 +94,8 @@ enum Mode {
 }
 
 impl AnswerParser {
-    /// A parser for the answer to `rendered_prompt`, which the template with the source `template`
-    /// rendered.
+    /// Creates a parser for the answer to `rendered_prompt`, rendered by the template with the
+    /// source `template`.
     pub fn new(template: &str, rendered_prompt: &str, wants: Wants) -> AnswerParser {
         let format = CallFormat::of(template);
         let syntax = format.syntax();
@@ -132,7 +132,7 @@ impl AnswerParser {
         }
     }
 
-    /// Tells the parser that the prompt ends inside a thought, which the answer goes on with.
+    /// Sets that the prompt ends inside a thought, which the answer continues.
     pub fn in_thought(mut self) -> AnswerParser {
         if self.wants.reasoning {
             self.mode = Mode::Thought;
@@ -142,21 +142,21 @@ impl AnswerParser {
         self
     }
 
-    /// Tells the parser which tools there are, as a request has them. Formats without JSON do not
-    /// show whether `1` is a number or a text: a parameter's schema does.
+    /// Sets the available tools, as given in a request. Formats without JSON do not show whether
+    /// `1` is a number or a text: a parameter's schema does.
     pub fn with_tools(mut self, tools: &[Value]) -> AnswerParser {
         self.tools = Arc::new(Tools::new(tools));
         self
     }
 
-    /// Tells the parser, after the tools, that a grammar holds calls to their schemas.
+    /// Sets (after the tools) that a grammar constrains calls to their schemas.
     pub fn strict(mut self) -> AnswerParser {
         Arc::make_mut(&mut self.tools).is_strict = true;
         self
     }
 
-    /// Whether markers that are told from what is said, with or without tools, are control tokens
-    /// in a vocabulary, so that an answer must be generated with control tokens shown.
+    /// Returns whether markers that are always recognised, with or without tools, are control
+    /// tokens in a vocabulary: an answer must then be generated with control tokens shown.
     pub fn has_control_words(&self, tokenizer: &Tokenizer) -> bool {
         let thoughts = [self.thoughts.open, self.thoughts.close];
         let thoughts = thoughts.iter().filter(|_| self.wants.reasoning);
@@ -169,18 +169,18 @@ impl AnswerParser {
         })
     }
 
-    /// Whether all of the answer is content as it stands.
+    /// Returns whether the whole answer is verbatim content.
     fn is_plain(&self) -> bool {
         let has_markers = self.syntax.headers.is_some() || !self.syntax.skipped.is_empty();
         !self.wants.tools && !self.wants.reasoning && !has_markers
     }
 
-    /// How the model writes calls.
+    /// Returns the model's tool call format.
     pub fn format(&self) -> CallFormat {
         self.format
     }
 
-    /// Takes more text of the answer and returns what it decides.
+    /// Reads more text of the answer and returns the pieces it decides.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if self.is_plain() {
@@ -192,7 +192,7 @@ impl AnswerParser {
         pieces
     }
 
-    /// Ends the answer and returns what was held back. The parser can be used no further.
+    /// Ends the answer and returns the text held back. The parser cannot be used afterwards.
     pub fn finish(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         self.read(true, &mut pieces);
@@ -200,7 +200,7 @@ impl AnswerParser {
     }
 
     fn read(&mut self, last: bool, pieces: &mut Vec<Piece>) {
-        // Where the text that is not settled begins.
+        // Start of the undecided text.
         let mut start = 0;
         loop {
             let done = match self.mode {
@@ -218,7 +218,7 @@ impl AnswerParser {
         self.blank = self.blank.map(|blank| blank - start);
     }
 
-    /// Reads text up to a marker. Whether there is nothing left to read.
+    /// Reads text up to a marker. Returns whether there is nothing left to read.
     fn read_text(&mut self, start: &mut usize, last: bool, pieces: &mut Vec<Piece>) -> bool {
         let thinking = matches!(self.mode, Mode::Thought);
         while let Some(c) = self.buffer[self.at..].chars().next() {
@@ -258,7 +258,7 @@ impl AnswerParser {
         true
     }
 
-    /// Goes behind a marker; `said` is where the white space before it begins.
+    /// Handles a marker; `said` is the start of the white space before it.
     fn met(
         &mut self,
         marker: Marker,
@@ -295,7 +295,7 @@ impl AnswerParser {
             Marker::End => {}
             Marker::Skipped => self.place.has_calls = self.syntax.headers.is_none(),
             Marker::Header => {
-                // Should it be none, it is content.
+                // If it is not a header, this is content.
                 *start = said;
                 self.mode = Mode::Header {
                     blank: begin - said,
@@ -304,7 +304,7 @@ impl AnswerParser {
                 };
             }
             Marker::Call | Marker::Section => {
-                // Should there be no call, all of this is content.
+                // If it is not a call, all of this is content.
                 *start = said;
                 let reader = match marker {
                     Marker::Section => Reader::of_section(self.syntax, &self.tools),
@@ -321,7 +321,7 @@ impl AnswerParser {
         }
     }
 
-    /// Goes back to `place`, if that has not been done too often.
+    /// Goes back to `place`, if the limit on text read again allows.
     fn read_again(&mut self, place: usize) {
         let again = self.at.saturating_sub(place);
         let most = REREAD * (self.before + self.at) + REREAD_BYTES;
