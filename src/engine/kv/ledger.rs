@@ -1,5 +1,5 @@
-//! All that is known of a cache's pages: the pools of its groups of layers, the tables of its
-//! timelines, and the pages that are kept because a later text may begin alike.
+//! Manages the pages of the KV cache: the pools of its groups of layers, the block tables of
+//! sequences, and the prefix cache of pages that a later text may begin with.
 
 use super::PAGE;
 use super::pool::{BlockPool, OutOfPages, PageId};
@@ -8,49 +8,49 @@ use super::states::{Checkpoint, StatePool, Trail};
 use super::table::{BlockTable, PageCopy};
 use super::window::Window;
 
-/// Positions of one sequence, and the pages that hold them. Pages go back by [`Ledger::truncate`]
-/// alone: a timeline cannot free them when dropped.
+/// Positions of one sequence, and the pages that hold them. Only [`Ledger::truncate`] frees pages:
+/// dropping a timeline does not.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    /// For each group of the cache's layers; none before pages are first asked for.
+    /// One for each group of the cache's layers; none before pages are first reserved.
     tables: Vec<BlockTable>,
     len: usize,
-    /// The last of its pages that is in the tree, and how many are.
+    /// Its last page that is in the prefix tree, and how many are.
     at: Option<NodeId>,
     kept: usize,
-    /// What recurrent layers have kept of it.
+    /// Its states of recurrent layers.
     trail: Trail,
 }
 
 impl Timeline {
-    /// Positions written.
+    /// Returns the number of positions written.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no position is written.
+    /// Returns whether no position is written.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Pages it has in the group where it has most.
+    /// Returns its number of pages in the group where it has most.
     pub fn n_pages(&self) -> usize {
         let pages = self.tables.iter().map(|table| table.pages().len());
         pages.max().unwrap_or(0)
     }
 
-    /// Its pages in each group of layers, in order of position.
+    /// Returns its block table in each group of layers.
     pub fn tables(&self) -> &[BlockTable] {
         &self.tables
     }
 
-    /// States that a step reads and writes, of models with recurrent layers: where the one after
-    /// [`Timeline::len`] positions is, and where those go that the step leaves.
+    /// Returns the states of recurrent layers that a step reads and writes: the slot of the one
+    /// after [`Timeline::len`] positions, and the checkpoints that the step writes.
     pub fn states(&self) -> (Option<PageId>, &[Checkpoint]) {
         (self.trail.current(), self.trail.next())
     }
 
-    /// Declares positions up to `end` written.
+    /// Marks positions up to `end` as written.
     ///
     /// # Panics
     /// If they were not reserved.
@@ -64,9 +64,9 @@ impl Timeline {
 /// A page of a group that must be copied before the step that writes to the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupCopy {
-    /// Which group of layers.
+    /// Index of the group of layers.
     pub group: usize,
-    /// From where to where.
+    /// Source and destination.
     pub copy: PageCopy,
 }
 
@@ -75,28 +75,28 @@ pub struct GroupCopy {
 pub struct PageCounts {
     /// Without an owner.
     pub free: usize,
-    /// Kept for later texts; given up when pages are short.
+    /// Kept for later texts (prefix cache); evicted when pages run out.
     pub cached: usize,
-    /// Of timelines.
+    /// In use by sequences.
     pub used: usize,
 }
 
-/// Who owns which page.
+/// Manager of the KV cache: which sequence has which pages.
 pub struct Ledger {
-    /// For each group of the cache's layers: pages of different shapes cannot stand in for each
+    /// One for each group of the cache's layers: pages of different shapes cannot replace each
     /// other.
     pools: Vec<BlockPool>,
-    /// How far each group looks back.
+    /// Sliding window of each group.
     windows: Vec<Window>,
-    /// Room for states of recurrent layers, of models with some.
+    /// Slots for states of recurrent layers, of models with some.
     states: Option<StatePool>,
     tree: PrefixTree,
     evicted: u64,
 }
 
 impl Ledger {
-    /// So many free pages for each group of layers, of which is said at how many positions a token
-    /// looks back, its own with them; at all if nothing is said.
+    /// Creates a manager with `n_pages` free pages for each group of layers. `windows` has the
+    /// number of positions that a token attends to in each group, its own included; `None` for all.
     pub fn new(windows: &[Option<usize>], n_pages: u32) -> Ledger {
         Ledger {
             pools: windows.iter().map(|_| BlockPool::new(n_pages)).collect(),
@@ -107,7 +107,7 @@ impl Ledger {
         }
     }
 
-    /// With room for so many states of recurrent layers; none if 0, for models without such.
+    /// Adds slots for states of recurrent layers; none if 0, for models without such.
     pub fn with_states(self, slots: u32) -> Ledger {
         Ledger {
             states: (slots > 0).then(|| StatePool::new(slots)),
@@ -115,17 +115,18 @@ impl Ledger {
         }
     }
 
-    /// Room for states that nobody uses; none for models without.
+    /// Returns the number of free slots for states; `None` for models without recurrent layers.
     pub fn free_states(&self) -> Option<usize> {
         Some(self.states.as_ref()?.free())
     }
 
-    /// Pages of each group.
+    /// Returns the number of pages in each group.
     pub fn capacity(&self) -> usize {
         self.pools.first().map_or(0, BlockPool::capacity)
     }
 
-    /// What became of the pages of a group; groups differ only where their pages do.
+    /// Returns the page counts of the group with the fewest pages to be had; groups differ only
+    /// where their pages do.
     pub fn counts(&self) -> PageCounts {
         let count = |pool: &BlockPool| PageCounts {
             free: pool.free_pages(),
@@ -140,24 +141,24 @@ impl Ledger {
         tightest.unwrap_or_default()
     }
 
-    /// Pages that could be had in each group, the kept ones given up.
+    /// Returns the number of pages that could be had in each group, counting those to evict.
     pub fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + counts.cached
     }
 
-    /// Kept pages given up so far, in each group.
+    /// Returns the number of pages evicted so far, in each group.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// The pools, one for each group.
+    /// Returns the pools, one for each group.
     pub fn pools(&self) -> &[BlockPool] {
         &self.pools
     }
 
-    /// Makes positions up to `end` writable by this timeline alone, giving up kept pages if need
-    /// be; answers what must be copied first. All or nothing.
+    /// Makes positions up to `end` writable by this sequence alone, evicting cached pages if need
+    /// be; returns the pages to copy first. All or nothing.
     ///
     /// # Errors
     /// If there are not enough pages.
@@ -190,10 +191,10 @@ impl Ledger {
         Ok(copies)
     }
 
-    /// Forgets all but the first `n` positions and gives back the pages that then hold none;
-    /// answers how many are left. These may be fewer. With recurrent layers the timeline stands
-    /// where it has a state, which cannot be taken back. And where it has given back a page that
-    /// the next token looks at, it begins anew.
+    /// Drops all but the first `n` positions and frees the pages that then hold none; returns how
+    /// many positions are left. These may be fewer: with recurrent layers the sequence goes back to
+    /// a checkpoint, because states cannot be undone, and if it has freed a page that the next
+    /// token attends to, it begins anew.
     pub fn truncate(&mut self, timeline: &mut Timeline, n: usize) -> usize {
         timeline.len = self.has_state(timeline, timeline.len.min(n));
         if !self.has_windows(timeline, timeline.len) {
@@ -210,8 +211,8 @@ impl Ledger {
         timeline.len
     }
 
-    /// Goes back to the last state that is not after more than `n` positions; answers after how
-    /// many it is. That is `n` without recurrent layers.
+    /// Goes back to the last state after at most `n` positions; returns after how many it is. That
+    /// is `n` without recurrent layers.
     fn has_state(&mut self, timeline: &mut Timeline, n: usize) -> usize {
         match &mut self.states {
             Some(states) => timeline.trail.truncate(states, n),
@@ -219,14 +220,14 @@ impl Ledger {
         }
     }
 
-    /// Whether a timeline has all pages that a token after `n` positions looks at.
+    /// Returns whether a sequence has all pages that a token after `n` positions attends to.
     fn has_windows(&self, timeline: &Timeline, n: usize) -> bool {
         let mut both = timeline.tables.iter().zip(&self.windows);
         both.all(|(table, window)| table.passed() <= window.first_needed(n))
     }
 
-    /// Gives back the pages that are behind the windows of all tokens to come, but for a few, so
-    /// that the timeline can go back a little. Those that are kept stay with the tree.
+    /// Frees the pages behind the windows of all tokens to come, but for a few, so that the
+    /// sequence can go back a little. Those that are cached stay in the prefix tree.
     pub fn pass(&mut self, timeline: &mut Timeline) {
         let both = timeline.tables.iter_mut().zip(&mut self.pools);
         for ((table, pool), window) in both.zip(&self.windows) {
@@ -234,7 +235,7 @@ impl Ledger {
         }
     }
 
-    /// A second timeline with the same positions; their pages are shared until one of the two
+    /// Creates a second sequence with the same positions; the two share pages until one of them
     /// writes.
     pub fn fork(&mut self, timeline: &Timeline) -> Timeline {
         let both = timeline.tables.iter().zip(&mut self.pools);
@@ -250,10 +251,10 @@ impl Ledger {
         }
     }
 
-    /// Takes over kept pages that hold what follows in a history, up to position `end` at most;
-    /// answers how many positions that are. Only for a timeline all of whose pages are full and
-    /// kept. With recurrent layers, it ends at a page after which their state is kept; with
-    /// windows, where their pages are. Those that are behind a window are not taken.
+    /// Adopts cached pages that hold what follows in a history, up to position `end` at most;
+    /// returns how many positions that are. Only for a sequence all of whose pages are full and
+    /// cached. With recurrent layers, it ends at a page after which their state is cached; with
+    /// windows, where their pages are. Pages behind a window are not adopted.
     pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
         let before = timeline.len;
         let nodes = self.adoptable(timeline, history, end);
@@ -282,7 +283,7 @@ impl Ledger {
         timeline.len - before
     }
 
-    /// The kept pages that a timeline can take over, in order.
+    /// Returns the cached pages that a sequence can adopt, in order.
     fn adoptable(&self, timeline: &Timeline, history: &History<'_>, end: usize) -> Vec<NodeId> {
         let (mut nodes, mut at) = (Vec::new(), timeline.at);
         if timeline.len != timeline.kept * PAGE {
@@ -302,11 +303,11 @@ impl Ledger {
         nodes
     }
 
-    /// Of nodes that follow a timeline's last one, how many it can take over: up to one after which
-    /// there are a state and all pages that the next token looks at.
+    /// Returns how many of the nodes after a sequence's last one it can adopt: up to one after
+    /// which there are a state and all pages that the next token attends to.
     fn complete(&self, timeline: &Timeline, nodes: &[NodeId]) -> usize {
         let passed = |group| timeline.tables.get(group).map_or(0, BlockTable::passed);
-        // of each group the place from which on no page is missing
+        // for each group the place from which on no page is missing
         let mut from: Vec<usize> = (0..self.pools.len()).map(passed).collect();
         let mut complete = 0;
         for (i, &node) in nodes.iter().enumerate() {
@@ -323,8 +324,8 @@ impl Ledger {
         complete
     }
 
-    /// Keeps the pages of a timeline that are full. Where a page with the same tokens is kept
-    /// already, the timeline goes on with that one and gives its own back: their bits are equal.
+    /// Adds the full pages of a sequence to the prefix cache. Where a page with the same tokens is
+    /// cached already, the sequence goes on with that one and frees its own: their bits are equal.
     pub fn keep(&mut self, timeline: &mut Timeline, history: &History<'_>) {
         while (timeline.kept + 1) * PAGE <= timeline.len {
             let Some(key) = history.page(timeline.kept) else {
@@ -350,24 +351,24 @@ impl Ledger {
         }
     }
 
-    /// Whether two timelines stand after the same kept page, or both at the beginning.
+    /// Returns whether two sequences stand after the same cached page, or both at the beginning.
     pub(crate) fn is_at_same_page(a: &Timeline, b: &Timeline) -> bool {
         a.at == b.at && a.kept == b.kept
     }
 
-    /// Gives up all kept pages that no timeline uses.
+    /// Evicts all cached pages that no sequence uses.
     pub fn clear(&mut self) {
         while self.evict() {}
     }
 
-    /// The kept page that follows a timeline's last one.
+    /// Returns the cached page that follows a sequence's last one.
     fn next(&self, timeline: &Timeline, history: &History<'_>) -> Option<NodeId> {
         let key = history.page(timeline.kept)?;
         self.tree.child(timeline.at, history.salt, &key)
     }
 
-    /// Makes the pages of a timeline's next place and those of a node the same ones: the node's,
-    /// and the timeline's where the node has none.
+    /// Makes the pages of a sequence's next place and those of a node the same ones: the node's,
+    /// and the sequence's where the node has none.
     fn share(&mut self, timeline: &mut Timeline, node: NodeId) {
         let place = timeline.kept;
         let both = timeline.tables.iter_mut().zip(&mut self.pools);
@@ -398,8 +399,8 @@ impl Ledger {
         self.tree.insert(timeline.at, history.salt, key, &pages)
     }
 
-    /// Gives up the node that was of use longest ago, of those that nobody uses and that nothing
-    /// follows, with its pages of all groups; false if there is none.
+    /// Evicts the least recently used node that has no user and no child, with its pages of all
+    /// groups; returns false if there is none.
     fn evict(&mut self) -> bool {
         let pools = &self.pools;
         let is_idle = |pages: &[Option<PageId>]| {
@@ -421,8 +422,8 @@ impl Ledger {
         true
     }
 
-    /// Gives up one page of a group with a window that nobody uses, of a node that stays for what
-    /// follows it; false if there is none. Without a window, who uses what follows uses this too.
+    /// Evicts one unused page of a group with a window, from a node that stays for its children;
+    /// returns false if there is none. Without a window, a user of the children uses this page too.
     fn give_up_page(&mut self, group: usize) -> bool {
         if self.windows[group] == Window(None) {
             return false;
@@ -437,7 +438,7 @@ impl Ledger {
         true
     }
 
-    /// Pages of a group that are kept, in use or not.
+    /// Returns the number of cached pages of a group, in use or not.
     pub fn kept_pages(&self, group: usize) -> usize {
         self.tree.kept(group)
     }

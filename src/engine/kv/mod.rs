@@ -1,12 +1,12 @@
-//! Who owns which page of the KV cache: a free list with reference counts, one page table per
-//! sequence, and a tree of the full pages that later texts may begin with.
+//! Manages the pages of the KV cache: a free list with reference counts, one page table per
+//! sequence, and a prefix tree of the full pages that later texts may begin with.
 //!
 //! Pure bookkeeping, shared by all backends and tested without a model; where a page's bytes lie
 //! and how they are laid out inside is the backend's matter. A page holds [`PAGE`] positions of
-//! every layer and head. Pages are shared between sequences with a common beginning and copied when
-//! one of them is about to write (copy on write); everything a step needs is reserved before the
-//! step, all of it or nothing. Layers with a window have pages of their own, which a sequence gives
-//! back when no token to come looks at them.
+//! every layer and head. Sequences with a common prefix share pages, which are copied when one of
+//! them is about to write (copy on write); everything a step needs is reserved before the step, all
+//! of it or nothing. Layers with a sliding window have pages of their own, which a sequence frees
+//! when no token to come attends to them.
 
 mod ledger;
 mod pool;
@@ -21,8 +21,8 @@ pub use prefix::History;
 pub use states::{CHECKPOINTS, Checkpoint, WRITES};
 pub use table::{BlockTable, PageCopy};
 
-/// Stands in a table where a page was given back: the number of no page, at which nobody looks.
+/// Page number in a table where the page was freed: the number of no page, never read.
 pub const NO_PAGE: u32 = u32::MAX;
 
-/// Positions in a page: as many as kernels take at a time.
+/// Positions per page: as many as kernels take at a time.
 pub use octavo_kernels::PAGE_POSITIONS as PAGE;

@@ -1,10 +1,10 @@
-//! The free list and the reference counts.
+//! Free list and reference counts of pages.
 
-/// A page's number: 0 up to the pool's capacity.
+/// Number of a page, below the pool's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
-/// There are not as many free pages as asked for; nothing was taken.
+/// Not as many free pages as asked for; nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the KV cache is full: {needed} pages needed, {free} of {capacity} free")]
 pub struct OutOfPages {
@@ -19,18 +19,18 @@ pub struct OutOfPages {
 /// All pages of a cache. A page is free, or has as many owners as its reference count says.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
-    /// Free pages; the one freed last is given out first, while its memory is warm.
+    /// Free pages; the one freed last is reused first, while its memory is warm.
     free: Vec<PageId>,
     /// Owners of each page; 0 = free.
     refs: Vec<u32>,
-    /// Pages that are kept for later texts: one owner of theirs is the tree of prefixes.
+    /// Cached pages: one of their owners is the prefix tree.
     kept: Vec<bool>,
-    /// Kept pages without another owner.
+    /// Cached pages without another owner.
     n_cached: usize,
 }
 
 impl BlockPool {
-    /// A pool of `capacity` free pages, numbered from 0.
+    /// Creates a pool of `capacity` free pages, numbered from 0.
     pub fn new(capacity: u32) -> BlockPool {
         BlockPool {
             free: (0..capacity).rev().map(PageId).collect(),
@@ -40,30 +40,30 @@ impl BlockPool {
         }
     }
 
-    /// Pages in the pool.
+    /// Returns the number of pages in the pool.
     pub fn capacity(&self) -> usize {
         self.refs.len()
     }
 
-    /// Pages without an owner.
+    /// Returns the number of pages without an owner.
     pub fn free_pages(&self) -> usize {
         self.free.len()
     }
 
-    /// Pages with an owner.
+    /// Returns the number of pages with an owner.
     pub fn used_pages(&self) -> usize {
         self.capacity() - self.free_pages()
     }
 
-    /// Pages that are kept for later texts and have no other owner.
+    /// Returns the number of cached pages that only the prefix tree owns.
     pub fn cached_pages(&self) -> usize {
         self.n_cached
     }
 
-    /// Keeps a page that has an owner: adds the tree of prefixes as another.
+    /// Adds the prefix tree as an owner of a page that has one.
     ///
     /// # Panics
-    /// If the page is kept already, or free.
+    /// If the prefix tree owns the page already, or it is free.
     pub(super) fn keep(&mut self, page: PageId) {
         self.retain(page);
         let kept = &mut self.kept[page.0 as usize];
@@ -71,10 +71,10 @@ impl BlockPool {
         *kept = true;
     }
 
-    /// Keeps a page no longer.
+    /// Removes the prefix tree as the owner of a page, which is free then.
     ///
     /// # Panics
-    /// If the page is not kept, or has other owners.
+    /// If the prefix tree does not own the page, or it has other owners.
     pub(super) fn drop_kept(&mut self, page: PageId) {
         let i = page.0 as usize;
         assert!(
@@ -87,7 +87,7 @@ impl BlockPool {
         self.release(page);
     }
 
-    /// Owners of a page; 0 if it is free.
+    /// Returns the number of owners of a page; 0 if it is free.
     ///
     /// # Panics
     /// If the page is not of this pool.
@@ -95,7 +95,8 @@ impl BlockPool {
         self.refs[page.0 as usize]
     }
 
-    /// Whether writing to the page would be seen by another owner, so that it must be copied first.
+    /// Returns whether another owner would see what is written to the page, so that it must be
+    /// copied first.
     pub fn is_shared(&self, page: PageId) -> bool {
         self.ref_count(page) > 1
     }
@@ -110,7 +111,7 @@ impl BlockPool {
         Ok(pages)
     }
 
-    /// Whether `n` pages could be taken.
+    /// Checks that `n` pages could be taken.
     pub fn check(&self, n: usize) -> Result<(), OutOfPages> {
         if n <= self.free.len() {
             return Ok(());
@@ -125,7 +126,7 @@ impl BlockPool {
     /// Adds an owner.
     ///
     /// # Panics
-    /// If the page is free: its contents belong to nobody.
+    /// If the page is free: its contents have no owner.
     pub fn retain(&mut self, page: PageId) {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free and cannot be shared", page.0);

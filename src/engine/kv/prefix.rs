@@ -1,9 +1,9 @@
-//! Which full pages hold which tokens, so that a text that begins like an earlier one need not be
-//! computed again.
+//! Prefix cache: finds the full pages that hold given tokens, so that a text that begins like an
+//! earlier one need not be computed again.
 //!
-//! A tree: a node is one full page, and the path to it from its root says every token before it.
-//! Nodes are found by token ids, roles and salt, all compared in full. What a page holds depends on
-//! these alone, so a page found here has the bits that computing it would give.
+//! A tree: a node is one full page, and the path to it from its root gives every token before it.
+//! Nodes are found by token ids, roles and salt, all compared in full. The contents of a page
+//! depend on these alone, so a page found here has the bits that computing it would give.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,10 +11,10 @@ use super::PAGE;
 use super::pool::PageId;
 use super::states::StatePool;
 
-/// Which page of a prefix: its place in the tree's memory.
+/// Index of a node in the tree's memory.
 pub(super) type NodeId = usize;
 
-/// What one page holds: its tokens, and which of them were generated.
+/// Contents of one page: its tokens, and which of them were generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageKey {
     tokens: [u32; PAGE],
@@ -24,7 +24,7 @@ pub(crate) struct PageKey {
 
 const _: () = assert!(PAGE == u16::BITS as usize, "one bit for each position");
 
-/// Tokens in order, the first so many of which are a prompt.
+/// Tokens in order, the first of which are a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
     /// All tokens.
@@ -36,7 +36,7 @@ pub struct History<'a> {
 }
 
 impl History<'_> {
-    /// What page `n` holds when it is full; `None` if the tokens do not fill it.
+    /// Returns the contents of page `n` when it is full; `None` if the tokens do not fill it.
     pub(crate) fn page(&self, n: usize) -> Option<PageKey> {
         let first = n * PAGE;
         let tokens = self.tokens.get(first..first + PAGE)?.try_into().ok()?;
@@ -47,7 +47,7 @@ impl History<'_> {
     }
 }
 
-/// Where a path begins or goes on: a root, which is no page, or a page.
+/// Parent of a node: a root, which is no page, or a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parent {
     Root,
@@ -58,29 +58,29 @@ struct Node {
     parent: Parent,
     salt: Option<Box<str>>,
     key: PageKey,
-    /// One for each group of the cache's layers. In groups with a window it may have been given up,
-    /// or behind the window before it was kept.
+    /// One for each group of the cache's layers. In groups with a window it may have been evicted,
+    /// or freed behind the window before it could be cached.
     pages: Box<[Option<PageId>]>,
-    /// What recurrent layers have kept up to its end, if that is there.
+    /// State of recurrent layers at its end, if that is cached.
     state: Option<PageId>,
     children: HashMap<PageKey, NodeId>,
-    /// When it was last of use; counts, and is no time.
+    /// Time of its last use, as a count of uses in the tree.
     used: u64,
 }
 
-/// All full pages that are kept.
+/// All cached pages.
 #[derive(Default)]
 pub(super) struct PrefixTree {
     nodes: Vec<Option<Node>>,
     vacant: Vec<NodeId>,
     roots: BTreeMap<Option<Box<str>>, HashMap<PageKey, NodeId>>,
-    /// Nodes without children, the one that was of use longest ago first.
+    /// Nodes without children, the least recently used first.
     leaves: BTreeSet<(u64, NodeId)>,
     now: u64,
 }
 
 impl PrefixTree {
-    /// The node after `at` (from the root if none) that holds this.
+    /// Returns the node after `at` (from the root if `None`) with these contents.
     pub(super) fn child(
         &self,
         at: Option<NodeId>,
@@ -95,7 +95,7 @@ impl PrefixTree {
         children?.get(key).copied()
     }
 
-    /// The pages of a node, one for each group where it has one.
+    /// Returns the pages of a node, one for each group where it has one.
     pub(super) fn pages(&self, node: NodeId) -> &[Option<PageId>] {
         &self.node(node).pages
     }
@@ -106,8 +106,8 @@ impl PrefixTree {
         assert_eq!(before, None, "a node has one page of a group");
     }
 
-    /// Takes the page of a group from the node of use longest ago whose page `is_idle`; the node
-    /// stays. None if there is no such node.
+    /// Takes the page of a group from the least recently used node whose page `is_idle`; the node
+    /// stays. `None` if there is no such node.
     pub(super) fn take_page(
         &mut self,
         group: usize,
@@ -118,7 +118,7 @@ impl PrefixTree {
         idle.min_by_key(|node| node.used)?.pages[group].take()
     }
 
-    /// The node `steps` above this one; `None` for the root.
+    /// Returns the node `steps` above this one; `None` for the root.
     pub(super) fn ancestor(&self, node: NodeId, steps: usize) -> Option<NodeId> {
         let mut at = Some(node);
         for _ in 0..steps {
@@ -130,7 +130,7 @@ impl PrefixTree {
         at
     }
 
-    /// Notes that a node is of use now.
+    /// Marks a node as just used.
     pub(super) fn touch(&mut self, node: NodeId) {
         self.now += 1;
         let now = self.now;
@@ -141,7 +141,7 @@ impl PrefixTree {
         }
     }
 
-    /// Adds a page after `at`. There is none with this key there.
+    /// Adds a page after `at`, where there is none with this key.
     pub(super) fn insert(
         &mut self,
         at: Option<NodeId>,
@@ -174,17 +174,18 @@ impl PrefixTree {
         id
     }
 
-    /// What recurrent layers have kept up to the end of a node.
+    /// Returns the state of recurrent layers at the end of a node.
     pub(super) fn state(&self, id: NodeId) -> Option<PageId> {
         self.node(id).state
     }
 
-    /// Keeps a state with a node, which owns it from then on.
+    /// Caches a state with a node, which owns it from then on.
     pub(super) fn set_state(&mut self, id: NodeId, slot: PageId) {
         self.node_mut(id).state = Some(slot);
     }
 
-    /// Gives up the state of use longest ago that nobody else has; false if there is none.
+    /// Evicts the least recently used state that has no other owner; returns false if there is
+    /// none.
     pub(super) fn give_up_state(&mut self, pool: &mut StatePool) -> bool {
         let idle = self.nodes.iter_mut().flatten().filter(|node| {
             let state = node.state;
@@ -199,14 +200,14 @@ impl PrefixTree {
         })
     }
 
-    /// The node to give up first among those that `is_idle` says nobody uses: one without children,
-    /// of use longest ago. Who uses a node uses all above it, so few are passed over.
+    /// Returns the node to evict first among those that `is_idle` finds unused: the least recently
+    /// used one without children. A user of a node uses all above it too, so few are skipped.
     pub(super) fn oldest(&self, is_idle: impl Fn(&[Option<PageId>]) -> bool) -> Option<NodeId> {
         let mut leaves = self.leaves.iter().map(|&(_, node)| node);
         leaves.find(|&node| is_idle(self.pages(node)))
     }
 
-    /// Takes a node without children out; answers its pages.
+    /// Removes a node without children; returns its pages.
     pub(super) fn remove(&mut self, id: NodeId) -> Box<[Option<PageId>]> {
         let node = self.nodes[id].take().expect("a node of the tree");
         assert!(node.children.is_empty(), "pages follow this one");
@@ -233,7 +234,7 @@ impl PrefixTree {
         node.pages
     }
 
-    /// Pages of a group that it keeps.
+    /// Returns the number of cached pages of a group.
     pub(super) fn kept(&self, group: usize) -> usize {
         let nodes = self.nodes.iter().flatten();
         nodes.filter(|node| node.pages[group].is_some()).count()

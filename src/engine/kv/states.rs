@@ -1,11 +1,11 @@
-//! Who owns which state of recurrent layers. A state is what they have kept of a text up to some
-//! position. It cannot be taken back, and is never changed: a step reads one and writes others, so
-//! that texts with a common beginning share it, and one can go back to where it has an older one.
+//! Manages the states of recurrent layers. A state is what they keep of a text up to some position.
+//! It cannot be undone, and is never changed: a step reads one and writes others, so that texts
+//! with a common prefix share it, and a sequence can go back to an older one.
 
 use super::PAGE;
 use super::pool::{BlockPool, OutOfPages, PageId};
 
-/// Room for states, counted like pages.
+/// Slots for states, counted like pages.
 pub(super) struct StatePool(BlockPool);
 
 impl StatePool {
@@ -27,37 +27,37 @@ impl StatePool {
         self.0.release(slot);
     }
 
-    /// Whether somebody has it beside the one who asks.
+    /// Returns whether it has an owner beside the one who asks.
     pub(super) fn is_shared(&self, slot: PageId) -> bool {
         self.0.is_shared(slot)
     }
 }
 
-/// A state, and how many positions came before it.
+/// A state, and the number of positions before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Positions.
     pub len: usize,
-    /// Where it is.
+    /// Slot that holds it.
     pub slot: PageId,
 }
 
-/// States that a timeline keeps beside the one that it goes on from, so that it can go back.
+/// States that a sequence keeps beside its current one, so that it can go back.
 pub const CHECKPOINTS: usize = 4;
-/// States that a step may leave, at most: after all its tokens, and after the last full page.
+/// States that a step may write, at most: after all its tokens, and after the last full page.
 pub const WRITES: usize = 2;
 
-/// The states of a timeline.
+/// The states of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct Trail {
-    /// In order of position; the timeline goes on from the last.
+    /// In order of position; the last is the current one.
     past: Vec<Checkpoint>,
-    /// Those that the next step leaves, likewise.
+    /// Those that the next step writes, likewise.
     next: Vec<Checkpoint>,
 }
 
 impl Trail {
-    /// The state that the timeline goes on from; none at its beginning.
+    /// Returns the current state; `None` at the beginning of the sequence.
     pub(super) fn current(&self) -> Option<PageId> {
         self.past.last().map(|state| state.slot)
     }
@@ -66,14 +66,14 @@ impl Trail {
         &self.next
     }
 
-    /// The state after so many positions, if it is kept.
+    /// Returns the state after `len` positions, if it is kept.
     pub(super) fn at(&self, len: usize) -> Option<PageId> {
         let state = self.past.iter().find(|state| state.len == len);
         state.map(|state| state.slot)
     }
 
-    /// Makes room for the states that a step from `len` to `end` leaves, while `give_up` finds some
-    /// that are kept for others. All or nothing.
+    /// Reserves slots for the states that a step from `len` to `end` writes, while `give_up` can
+    /// evict some from the prefix cache. All or nothing.
     pub(super) fn reserve(
         &mut self,
         pool: &mut StatePool,
@@ -108,10 +108,10 @@ impl Trail {
         Ok(())
     }
 
-    /// The step has been taken.
+    /// Records that the step has been taken.
     ///
     /// # Panics
-    /// If room was made for another.
+    /// If slots were reserved for another step.
     pub(super) fn advance(&mut self, end: usize) {
         if let Some(last) = self.next.last() {
             assert_eq!(last.len, end, "states of another step");
@@ -119,8 +119,8 @@ impl Trail {
         }
     }
 
-    /// Forgets states after more than `n` positions; answers how many positions come before the
-    /// last that is left.
+    /// Drops states after more than `n` positions; returns the number of positions before the last
+    /// one left.
     pub(super) fn truncate(&mut self, pool: &mut StatePool, n: usize) -> usize {
         self.give_back_next(pool);
         while let Some(last) = self.past.pop_if(|state| state.len > n) {
@@ -129,7 +129,7 @@ impl Trail {
         self.past.last().map_or(0, |state| state.len)
     }
 
-    /// The same states, shared.
+    /// Returns the same states, shared.
     pub(super) fn fork(&self, pool: &mut StatePool) -> Trail {
         self.past.iter().for_each(|state| pool.retain(state.slot));
         Trail {
@@ -138,7 +138,7 @@ impl Trail {
         }
     }
 
-    /// Goes on from a state that somebody else has.
+    /// Goes on from a state of another owner.
     pub(super) fn adopt(&mut self, pool: &mut StatePool, len: usize, slot: PageId) {
         pool.retain(slot);
         self.past.push(Checkpoint { len, slot });
@@ -150,9 +150,9 @@ impl Trail {
         }
     }
 
-    /// Leaves the current state and `most` others: those after full pages, for no page can be kept
-    /// with another; and of these first the ones that are closest to their neighbours, as seen from
-    /// the end.
+    /// Keeps the current state and at most `most` others, all of them after full pages, because no
+    /// others can be cached along with a page. If there are more, it first drops those closest to
+    /// their neighbours, as seen from the end.
     fn thin(&mut self, pool: &mut StatePool, len: usize, most: usize) {
         let Some(current) = self.past.pop() else {
             return;
@@ -169,7 +169,7 @@ impl Trail {
             let gap = |i: &usize| {
                 let before = i.checked_sub(1).map_or(0, |i| kept[i].len);
                 let after = kept.get(i + 1).map_or(current.len, |state| state.len);
-                // the same in pages is less the farther back it is
+                // the same distance counts for less the farther back it is
                 (after - before) as f64 / (len + PAGE - before) as f64
             };
             let least = (0..kept.len()).min_by(|a, b| gap(a).total_cmp(&gap(b)));

@@ -1,4 +1,4 @@
-//! One sequence's pages in order of position.
+//! The pages of one sequence, in order of position.
 
 use super::PAGE;
 use super::pool::{BlockPool, OutOfPages, PageId};
@@ -13,76 +13,76 @@ pub struct PageCopy {
 }
 
 /// The page table of a sequence: positions `0..len` are written, and pages may be reserved beyond
-/// them. The first pages may have been given back because nobody looks at them any more; the others
+/// them. The first pages may have been freed because no token attends to them any more; the others
 /// keep their places.
 ///
 /// A step goes `reserve(end)`, do the copies, write positions `len..end`, `advance(end)`. A table
-/// must be given back with
-/// [`BlockTable::clear`]: it cannot free its pages when dropped, for the pool is not its own.
+/// must be given back with [`BlockTable::clear`]: it cannot free its pages when dropped, because it
+/// does not own the pool.
 #[derive(Debug, Default)]
 pub struct BlockTable {
-    /// Places at the beginning whose pages were given back.
+    /// Places at the beginning whose pages were freed.
     passed: usize,
-    /// The pages behind these.
+    /// The pages after these.
     pages: Vec<PageId>,
     len: usize,
 }
 
 impl BlockTable {
-    /// A table without positions.
+    /// Creates a table without positions.
     pub fn new() -> BlockTable {
         BlockTable::default()
     }
 
-    /// Positions written.
+    /// Returns the number of positions written.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no position is written.
+    /// Returns whether no position is written.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Places of pages, those of pages given back with them.
+    /// Returns the number of places of pages, including freed ones.
     pub fn places(&self) -> usize {
         self.passed + self.pages.len()
     }
 
-    /// Places at the beginning whose pages were given back.
+    /// Returns the number of places at the beginning whose pages were freed.
     pub fn passed(&self) -> usize {
         self.passed
     }
 
-    /// Positions that have or had a page.
+    /// Returns the number of positions that have or had a page.
     pub fn capacity(&self) -> usize {
         self.places() * PAGE
     }
 
-    /// The pages that it has, in order of position: that of place [`BlockTable::passed`] first.
+    /// Returns its pages in order of position, the one at place [`BlockTable::passed`] first.
     pub fn pages(&self) -> &[PageId] {
         &self.pages
     }
 
-    /// The page of a place, if it has one there.
+    /// Returns the page of a place, if it has one there.
     pub fn page(&self, place: usize) -> Option<PageId> {
         self.pages.get(place.checked_sub(self.passed)?).copied()
     }
 
-    /// Page and place inside it of a position that has a page.
+    /// Returns the page of a position, and the place inside it; `None` if it has no page.
     pub fn locate(&self, position: usize) -> Option<(PageId, usize)> {
         let page = self.page(position / PAGE)?;
         Some((page, position % PAGE))
     }
 
-    /// Pages that [`BlockTable::reserve`] would take for positions up to `end`: new ones, and
-    /// copies of shared ones.
+    /// Returns the number of pages that [`BlockTable::reserve`] would take for positions up to
+    /// `end`: new ones, and copies of shared ones.
     pub fn pages_needed(&self, pool: &BlockPool, end: usize) -> usize {
         let new = end.div_ceil(PAGE).saturating_sub(self.places());
         new + self.shared(pool, end).count()
     }
 
-    /// Which of its pages would be written by positions `len..end` but have other owners.
+    /// Returns which of its pages positions `len..end` would write although they have other owners.
     fn shared<'a>(&'a self, pool: &'a BlockPool, end: usize) -> impl Iterator<Item = usize> + 'a {
         let last = end.div_ceil(PAGE).min(self.places());
         let first = if end > self.len {
@@ -95,11 +95,11 @@ impl BlockTable {
     }
 
     /// Makes positions `len..end` writable by this sequence alone: takes new pages, and replaces
-    /// shared pages among them by new ones whose contents must first be copied as the result says.
-    /// All or nothing: on an error nothing has changed.
+    /// shared pages among them by new ones. The contents of these must first be copied as the
+    /// result says. All or nothing: on an error nothing has changed.
     ///
-    /// To be called before every step, also when pages were reserved long before: a fork may have
-    /// shared them since.
+    /// Call it before every step, also if pages were reserved long before: a fork may have shared
+    /// them since.
     pub fn reserve(
         &mut self,
         pool: &mut BlockPool,
@@ -120,8 +120,8 @@ impl BlockTable {
         Ok(copies)
     }
 
-    /// Appends a full page of another owner's, with what it holds; or no page, where nobody will
-    /// look at it nor at those before it. Every page here is full.
+    /// Appends a full page of another owner, with its contents; or no page, where no token will
+    /// attend to it nor to those before it. Every page here is full.
     pub(super) fn adopt(&mut self, pool: &mut BlockPool, page: Option<PageId>) {
         assert_eq!(
             self.len,
@@ -138,14 +138,14 @@ impl BlockTable {
         }
     }
 
-    /// Goes on with another page that holds the same as that of a place, and gives up its own.
+    /// Replaces the page of a place by another with the same contents, and releases its own.
     pub(super) fn replace(&mut self, pool: &mut BlockPool, place: usize, page: PageId) {
         pool.retain(page);
         let own = std::mem::replace(&mut self.pages[place - self.passed], page);
         pool.release(own);
     }
 
-    /// Gives back the pages of the first so many places, which keep their numbers.
+    /// Frees the pages of the first `places` places; the others keep their places.
     ///
     /// # Panics
     /// If these are not all written.
@@ -161,7 +161,7 @@ impl BlockTable {
         self.passed += n;
     }
 
-    /// Declares positions up to `end` written.
+    /// Marks positions up to `end` as written.
     ///
     /// # Panics
     /// If they were not reserved, or `end` is before `len`.
@@ -175,12 +175,11 @@ impl BlockTable {
         self.len = end;
     }
 
-    /// Forgets positions from `n` on and gives back every page that then holds none, reserved ones
-    /// too.
+    /// Drops positions from `n` on and frees every page that then holds none, reserved ones too.
     ///
     /// # Panics
-    /// If a position that is left, and not all are forgotten, would be written to a page that was
-    /// given back.
+    /// If a freed page would be written: one that holds a position that is left, unless none is
+    /// left.
     pub fn truncate(&mut self, pool: &mut BlockPool, n: usize) {
         self.len = self.len.min(n);
         if self.len == 0 {
@@ -200,12 +199,12 @@ impl BlockTable {
         }
     }
 
-    /// Gives back every page.
+    /// Frees every page.
     pub fn clear(&mut self, pool: &mut BlockPool) {
         self.truncate(pool, 0);
     }
 
-    /// A second sequence with the same positions; their pages are shared until one of the two
+    /// Creates a second table with the same positions; the two share pages until one of them
     /// writes.
     pub fn fork(&self, pool: &mut BlockPool) -> BlockTable {
         let pages = self.pages[..self.len.div_ceil(PAGE) - self.passed].to_vec();

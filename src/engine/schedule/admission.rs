@@ -1,5 +1,5 @@
-//! Who begins, and where room comes from: requests begin in the order in which they came, with
-//! what the cache holds of them; where pages lack, the newest gives its own back.
+//! Admission and preemption: requests begin in order of arrival, with what the prefix cache holds
+//! of them; when pages run out, the newest running request is preempted.
 
 use super::Scheduler;
 use super::job::{self, Job, Plan, State};
@@ -7,7 +7,7 @@ use crate::kv::{Ledger, PAGE};
 
 impl Scheduler {
     /// Lets a request run that does not, if it may. `is_open` becomes false if there is no place or
-    /// no room: then nobody newer may begin either, or it would wait for ever.
+    /// no room: then no newer request may begin either, or this one would wait for ever.
     pub(super) fn may_run(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
         if self.is_of_running_group(at) {
             return self.joins(ledger, at);
@@ -17,7 +17,7 @@ impl Scheduler {
         *is_open && self.begins(ledger, at, is_open)
     }
 
-    /// Lets a request begin that waits, with what the cache holds of it, if there is room.
+    /// Lets a waiting request begin with what the cache holds of it, if there is room.
     fn begins(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
         let job = &mut self.jobs[at];
         let mut cached = 0;
@@ -41,7 +41,7 @@ impl Scheduler {
         true
     }
 
-    /// Whether another request is just computing the page that comes next in this one.
+    /// Returns whether another request is just computing the page that comes next in this one.
     fn is_being_read(&self, at: usize) -> bool {
         let job = &self.jobs[at];
         let next = |job: &Job| {
@@ -59,7 +59,8 @@ impl Scheduler {
         may_take && self.jobs.iter().any(|other| alike(&other))
     }
 
-    /// Makes room for `n` more tokens of a request, if need be by taking the pages of newer ones.
+    /// Reserves pages for `n` more tokens of a request, if need be by preempting newer ones;
+    /// returns false if there is no room, or the request itself was preempted.
     pub(super) fn reserve(
         &mut self,
         ledger: &mut Ledger,

@@ -1,8 +1,8 @@
 //! Beams of one request: jobs that run, wait and end together, because none of them can go on
-//! before it is known which followers of all of them are the best.
+//! before the best followers of all of them are known.
 //!
-//! A group owns as many numbers in a row as it may have beams, and as many places, from its first
-//! token on: where only some of its beams found room, they would wait for the others for ever.
+//! A group owns consecutive ids for as many beams as it may have, and as many places, from its
+//! first token on: if only some of its beams found room, they would wait for the others for ever.
 
 use std::ops::Range;
 
@@ -11,17 +11,18 @@ use super::job::{Job, Plan, RequestId, State};
 use crate::kv::Ledger;
 
 impl Scheduler {
-    /// Places taken by what runs: one for a request, and for a group all that it may need.
+    /// Returns the number of places in use: one for a request that runs, and for a group all that
+    /// it may need.
     pub fn running(&self) -> usize {
         self.running_groups().map(|group| group[0].width).sum()
     }
 
-    /// Requests that do not run, of which all beams count as one.
+    /// Returns the number of requests that do not run; all beams of a request count as one.
     pub fn waiting(&self) -> usize {
         self.groups().count() - self.running_groups().count()
     }
 
-    /// Whether all beams of a group are computed to their ends.
+    /// Returns whether all beams of a group are computed to their ends.
     pub fn is_level(&self, group: RequestId) -> bool {
         let is_done =
             |job: &Job| job.state == State::Running && job.timeline.len() == job.tokens.len();
@@ -29,8 +30,8 @@ impl Scheduler {
         place.is_some_and(|at| self.jobs[self.members(at)].iter().all(is_done))
     }
 
-    /// Goes on with other beams, each of which is one of the present ones, by its place among them,
-    /// and a token that follows. The pages of those that nobody follows are given back.
+    /// Replaces the beams of a group. Each new beam is given by the index of a present one and the
+    /// token that follows it. The pages of beams without a follower are freed.
     ///
     /// # Panics
     /// If there are none, or more than the group may have.
@@ -50,34 +51,34 @@ impl Scheduler {
         }
     }
 
-    /// All beams of the group of a job.
+    /// Returns the indices of all beams in the group of a job.
     pub(super) fn members(&self, at: usize) -> Range<usize> {
         let group = self.jobs[at].group;
         let start = self.jobs.partition_point(|job| job.group < group);
         start..self.jobs.partition_point(|job| job.group <= group)
     }
 
-    /// Groups of which a beam runs.
+    /// Returns the groups with a running beam.
     pub(super) fn running_groups(&self) -> impl Iterator<Item = &[Job]> {
         let runs = |group: &&[Job]| group.iter().any(|job| job.state == State::Running);
         self.groups().filter(runs)
     }
 
-    /// Whether a job is of a group of which a beam runs.
+    /// Returns whether the group of a job has a running beam.
     pub(super) fn is_of_running_group(&self, at: usize) -> bool {
         let mut all = self.jobs[self.members(at)].iter();
         all.any(|job| job.state == State::Running)
     }
 
-    /// Whether all beams of the group of a job run. Those that do not will go back in the pages of
-    /// another, to where they have its text in common.
+    /// Returns whether all beams in the group of a job run. Those that do not will resume on the
+    /// pages of another, from the prefix that they have in common.
     pub(super) fn all_run(&self, at: usize) -> bool {
         let mut all = self.jobs[self.members(at)].iter();
         all.all(|job| job.state == State::Running)
     }
 
-    /// Lets a beam run again beside one that has read the prompt, and go on from as much as the two
-    /// have in common: so full pages of the prompt are shared even where no prefixes are kept.
+    /// Lets a beam run again beside one that has computed the prompt, from the prefix that the two
+    /// have in common: so full pages of the prompt are shared even without a prefix cache.
     pub(super) fn joins(&mut self, ledger: &mut Ledger, at: usize) -> bool {
         let has_read = |i: &usize| self.jobs[*i].generates();
         let Some(of) = self.members(at).find(has_read) else {
@@ -86,7 +87,7 @@ impl Scheduler {
         let mut timeline = ledger.fork(&self.jobs[of].timeline);
         let (own, other) = (&self.jobs[at].tokens, &self.jobs[of].tokens);
         let alike = own.iter().zip(other).take_while(|(a, b)| a == b).count();
-        // the last token is always computed: its outputs are what follows from
+        // the last token is always computed: its outputs choose the next one
         ledger.truncate(&mut timeline, alike.min(own.len() - 1));
         let job = &mut self.jobs[at];
         job.reused.recomputed += job.tokens.len() - 1 - timeline.len();
@@ -95,7 +96,7 @@ impl Scheduler {
         true
     }
 
-    /// Takes the pages of a job back, and those of all beams of its group.
+    /// Preempts a job: frees its pages and those of all beams in its group.
     pub(super) fn preempt(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) {
         let all = self.members(at);
         for job in &mut self.jobs[all] {
@@ -107,7 +108,7 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
-    /// All jobs, those of a group together.
+    /// Returns all jobs, those of a group together.
     fn groups(&self) -> impl Iterator<Item = &[Job]> {
         self.jobs.chunk_by(|a, b| a.group == b.group)
     }

@@ -1,30 +1,30 @@
-//! A request as the scheduler sees it, and a step as it plans it.
+//! Requests and steps, as the scheduler sees them.
 
 use std::time::Duration;
 
 use crate::kv::{GroupCopy, History, Ledger, OutOfPages, PAGE, PageId, Timeline};
 
-/// Which request; later ones have higher numbers.
+/// Id of a request; later ones have higher ids.
 pub type RequestId = u64;
 
-/// What a scheduler may do.
+/// Settings of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Requests that run at a time.
+    /// Maximum number of requests that run at once.
     pub sequences: usize,
-    /// Tokens of a step.
+    /// Maximum number of tokens in a step.
     pub rows: usize,
-    /// Tokens of a step with outputs.
+    /// Maximum number of tokens with outputs in a step.
     pub wanted: usize,
-    /// How long requests that generate should wait for a step of prompts.
+    /// Target time of a prefill step while other requests generate.
     pub stall: Duration,
-    /// Positions behind a token whose attention takes as long as its products with weights.
+    /// Positions before a token whose attention takes as long as its products with weights.
     pub balance: f64,
-    /// A prompt is computed in one step: its tokens see those behind them.
+    /// Compute each prompt in one step, because its tokens attend to later ones.
     pub whole: bool,
-    /// Keep full pages for later prompts that begin alike.
+    /// Keep full pages in the prefix cache, for later prompts that begin alike.
     pub prefixes: bool,
-    /// Let prompts begin with pages that were generated. Their bits differ from a prompt's.
+    /// Let prompts begin with pages of generated tokens. Their bits differ from a prompt's.
     pub reuse_generated: bool,
 }
 
@@ -32,16 +32,16 @@ pub struct Settings {
 pub(super) enum State {
     Waiting,
     Running,
-    /// Waiting again: it ran, and its pages were needed by older ones.
+    /// Waiting again after running: older requests needed its pages.
     Preempted,
 }
 
-/// Tokens of a request that were computed another number of times than once.
+/// Tokens of a request that were not computed exactly once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reused {
     /// Taken from the cache when it began.
     pub cached: usize,
-    /// Computed again because its pages were needed by others.
+    /// Recomputed after preemptions.
     pub recomputed: usize,
 }
 
@@ -49,17 +49,17 @@ pub struct Reused {
 #[derive(Debug)]
 pub struct Job {
     pub(super) id: RequestId,
-    /// The number of the first beam of its group; its own if it is no beam.
+    /// Id of the first beam of its group; its own id if it is no beam.
     pub(super) group: RequestId,
-    /// Beams that its group may have. Their numbers follow each other, so that they are as old as
-    /// their request.
+    /// Maximum number of beams in its group. Their ids follow each other, so that they are as old
+    /// as their request.
     pub(super) width: usize,
-    /// The prompt, then what was generated, then guesses of what will be.
+    /// The prompt, then generated tokens, then draft tokens.
     pub(super) tokens: Vec<u32>,
     pub(super) n_guessed: usize,
     pub(super) n_prompt: usize,
     pub(super) salt: Option<String>,
-    /// Outputs of every token of the prompt are wanted, so none may come from the cache.
+    /// Outputs of every token of the prompt are needed, so none may come from the cache.
     pub(super) wants_all: bool,
     pub(super) timeline: Timeline,
     pub(super) state: State,
@@ -67,7 +67,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// A request that waits; `wants_all` if outputs of every token of its prompt are wanted.
+    /// Creates a waiting request; `wants_all` if outputs of every token of its prompt are needed.
     pub fn new(id: RequestId, prompt: Vec<u32>, salt: Option<String>, wants_all: bool) -> Job {
         Job {
             id,
@@ -84,14 +84,14 @@ impl Job {
         }
     }
 
-    /// The same as the first beam of a group of so many at most, whose numbers are this one's and
-    /// those after it.
+    /// Makes it the first beam of a group of at most `width`, whose ids are this one's and those
+    /// after it.
     pub fn with_beams(self, width: usize) -> Job {
         Job { width, ..self }
     }
 
-    /// The job that goes on from where this one stands with a token, on the same pages until one of
-    /// the two writes.
+    /// Creates the job that goes on from this one with a token, on the same pages until one of the
+    /// two writes.
     pub(super) fn followed_by(&self, ledger: &mut Ledger, id: RequestId, token: u32) -> Job {
         let followed = [&self.tokens[..], &[token]].concat();
         Job {
@@ -108,27 +108,27 @@ impl Job {
         }
     }
 
-    /// Its number.
+    /// Returns its id.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// The number of the first beam of its group; its own if it is no beam.
+    /// Returns the id of the first beam of its group; its own id if it is no beam.
     pub fn group(&self) -> RequestId {
         self.group
     }
 
-    /// Tokens of its prompt.
+    /// Returns the number of prompt tokens.
     pub fn n_prompt(&self) -> usize {
         self.n_prompt
     }
 
-    /// Its prompt and its salt.
+    /// Returns its prompt and its salt.
     pub fn asked(&self) -> (Vec<u32>, Option<String>) {
         (self.tokens[..self.n_prompt].to_vec(), self.salt.clone())
     }
 
-    /// What it is doing: `waiting`, `running`, or `preempted`, which is waiting once more.
+    /// Returns its state: `waiting`, `running`, or `preempted`, which is waiting once more.
     pub fn state_name(&self) -> &'static str {
         match self.state {
             State::Waiting => "waiting",
@@ -137,17 +137,17 @@ impl Job {
         }
     }
 
-    /// What it did not need to compute, and what it had to compute again.
+    /// Returns its cached and recomputed tokens.
     pub fn reused(&self) -> Reused {
         self.reused
     }
 
-    /// Tokens that must be computed before it can go on.
+    /// Returns the number of tokens to compute before it can go on.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.n_guessed - self.timeline.len()
     }
 
-    /// Its pages.
+    /// Returns its pages of the KV cache.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -156,21 +156,21 @@ impl Job {
         self.timeline.len() < self.n_prompt
     }
 
-    /// Whether it runs and reads its prompt.
+    /// Returns whether it runs and is in prefill.
     pub(super) fn is_reading(&self) -> bool {
         self.state == State::Running && self.reads()
     }
 
-    /// Whether it runs and has read its prompt.
+    /// Returns whether it runs and its prompt is computed.
     pub fn generates(&self) -> bool {
         self.state == State::Running && !self.reads()
     }
 }
 
-/// Pages that a group will need before its next tokens, beyond those it has: the full pages of the
-/// prompt once, and what follows for each beam that there may be. A page that beams share until
-/// they write counts as the copies that they will make. A page that was given back counts as one
-/// that they have: it is not needed again.
+/// Returns the number of pages that a group needs for its next tokens, beyond those it has: the
+/// full pages of the prompt once, and later pages for each beam that it may have. A page that beams
+/// share until they write counts as the copies that they will make. A page freed behind a window
+/// counts as one that they have: it is not needed again.
 pub(super) fn pages_to_come(group: &[Job]) -> usize {
     let first = &group[0];
     let end = (first.tokens.len() + 1).div_ceil(PAGE);
@@ -190,27 +190,27 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
 }
 
 impl Job {
-    /// Takes what the cache holds of its tokens; answers how many. The last one is always computed:
-    /// its outputs are what follows from.
+    /// Adopts what the cache holds of its tokens; returns how many. The last one is always
+    /// computed: its outputs choose the next one.
     pub(super) fn adopt(&mut self, ledger: &mut Ledger, reuse_generated: bool) -> usize {
         let end = self.tokens.len() - 1;
         let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
         ledger.adopt(&mut self.timeline, &history, end)
     }
 
-    /// Keeps its full pages for later.
+    /// Adds its full pages to the prefix cache.
     pub(super) fn keep(&mut self, ledger: &mut Ledger, reuse_generated: bool) {
         let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
         ledger.keep(&mut self.timeline, &history);
     }
 
-    /// What its pages hold.
+    /// Describes what its pages hold.
     pub(super) fn history(&self, reuse_generated: bool) -> History<'_> {
         history(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
     }
 }
 
-/// What pages hold; all of it counts as a prompt where generated pages are reused.
+/// Describes what pages hold; all of it counts as a prompt where generated pages are reused.
 fn history<'a>(
     tokens: &'a [u32],
     n_prompt: usize,
@@ -231,42 +231,42 @@ fn history<'a>(
 /// Tokens of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whose.
+    /// Id of the request.
     pub id: RequestId,
-    /// The number of the first beam of its group; its own if it is no beam.
+    /// Id of the first beam of its group; its own id if it is no beam.
     pub group: RequestId,
-    /// How many.
+    /// Number of tokens.
     pub n: usize,
     /// How many of them, from the last, need outputs.
     pub wanted: usize,
-    /// How many of them, from the last, are guesses.
+    /// How many of them, from the last, are draft tokens.
     pub guessed: usize,
 }
 
-/// What a share of a plan is to compute.
+/// Inputs of a step for one share of a plan.
 #[derive(Debug)]
 pub struct Due<'a> {
-    /// What its timeline holds.
+    /// Tokens that its sequence holds.
     pub before: &'a [u32],
-    /// What follows.
+    /// Tokens to compute.
     pub tokens: &'a [u32],
-    /// Where it goes.
+    /// Its sequence in the KV cache.
     pub timeline: &'a mut Timeline,
 }
 
-/// A step: its pages are reserved.
+/// A step, for which pages are reserved.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// In the order in which requests came.
+    /// In order of arrival of the requests.
     pub shares: Vec<Share>,
     /// Pages to copy first.
     pub copies: Vec<GroupCopy>,
-    /// Requests that cannot go on though nobody younger is left to make room.
+    /// Requests that ran out of pages with no newer request left to preempt.
     pub failed: Vec<(RequestId, OutOfPages)>,
 }
 
 impl Plan {
-    /// Adds tokens of a request; outputs of so many of them, from the last, are wanted.
+    /// Adds `n` tokens of a request; the last `wanted` of them need outputs.
     pub(super) fn push(&mut self, job: &Job, n: usize, wanted: usize) {
         self.shares.push(Share {
             id: job.id,
@@ -277,7 +277,7 @@ impl Plan {
         });
     }
 
-    /// Adds all that is left of a request with its guesses, whose outputs are wanted too.
+    /// Adds all that is left of a request with its draft tokens, which need outputs too.
     pub(super) fn push_guessed(&mut self, job: &Job) {
         self.push(job, job.pending() + job.n_guessed, 1 + job.n_guessed);
         if let Some(share) = self.shares.last_mut() {
@@ -285,8 +285,8 @@ impl Plan {
         }
     }
 
-    /// Takes the tokens of a group out again: its pages are gone. What was to be copied for it
-    /// still is, before everything that is copied to the same pages for others.
+    /// Removes the tokens of a preempted group. Its page copies are still made, before everything
+    /// that is copied to the same pages for others.
     pub(super) fn retract(&mut self, group: RequestId) {
         self.shares.retain(|share| share.group != group);
     }

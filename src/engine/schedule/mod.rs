@@ -1,11 +1,11 @@
-//! Which tokens of which requests are computed next. Knows no model, no text and no device; it is
-//! told what a step took and has no clock of its own.
+//! Decides which tokens of which requests are computed next. Knows no model, no text and no device;
+//! it learns how long steps took and has no clock of its own.
 //!
-//! One round is a step for those that generate, then a step for prompts: a token's role decides its
-//! kernels, so no step mixes the two. Nobody's next token waits for more than one chunk of prompts.
-//! When pages are short, the newest running request gives its own back and computes its tokens
-//! again later, in the roles they had, so that its bits stay what they were. Beams of one request
-//! are a group, which does all of this together.
+//! One round is a decode step, then a prefill step: a token's role decides its kernels, so no step
+//! mixes the two. A request's next token waits for no more than one chunk of prompts (chunked
+//! prefill). When pages run out, the newest running request is preempted and recomputes its tokens
+//! later, in the roles they had, so that its bits stay what they were. Beams of one request are a
+//! group, which does all of this together.
 
 mod admission;
 mod group;
@@ -19,36 +19,36 @@ use crate::kv::{Ledger, PAGE};
 use job::State;
 pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
 
-/// Tokens of prompts taken at a time at least, however long that takes, where few positions are
-/// behind them. One page: unpacking the weights takes about as long as multiplying them with it, so
+/// Minimum number of prompt tokens in a step, however long they take, where few positions are
+/// before them. One page: unpacking the weights takes about as long as multiplying them with it, so
 /// half of this would save a quarter of the time and cost a third of the speed.
 pub const MIN_CHUNK: usize = PAGE;
 
-/// And where many are, whose attention makes a token's time.
+/// The minimum where many positions are before them, whose attention dominates a token's time.
 const FEWEST: usize = 4;
 
-/// Tokens of a preempted request that are computed again in a step beside others that generate, and
+/// Tokens of a preempted request to recompute in a step beside other requests that generate, and
 /// alone: each costs about as much as another request.
 const REPLAYS: usize = 8;
 const REPLAYS_ALONE: usize = 64;
 
-/// What a new measurement makes up of an estimate.
+/// Weight of a new measurement in an estimate.
 const NEWS: f64 = 0.3;
 
-/// All requests, in the order in which they came.
+/// All requests, in order of arrival, and the plans of their steps.
 pub struct Scheduler {
     settings: Settings,
     jobs: Vec<Job>,
-    /// Tokens of prompts per second, as measured.
+    /// Measured prefill speed, in tokens per second.
     rate: Option<f64>,
-    /// What a step of those that generate takes, as measured, in seconds.
+    /// Measured time of a decode step, in seconds.
     step: f64,
     has_preempted: bool,
     preemptions: u64,
 }
 
 impl Scheduler {
-    /// A scheduler without requests.
+    /// Creates a scheduler without requests.
     pub fn new(settings: Settings) -> Scheduler {
         Scheduler {
             settings,
@@ -63,15 +63,15 @@ impl Scheduler {
     /// Adds a request. It is newer than all others.
     ///
     /// # Panics
-    /// If its number is not the highest.
+    /// If its id is not the highest.
     pub fn add(&mut self, job: Job) {
         let last = self.jobs.last().map(|last| last.id);
         assert!(last < Some(job.id), "numbers go up");
         self.jobs.push(job);
     }
 
-    /// Adds a request that goes on from where another stands, on the same pages until one of the
-    /// two writes. Where no more requests may run it waits and takes from the cache what is left.
+    /// Adds a request that goes on from another one, on the same pages until one of the two writes.
+    /// Where no more requests may run it waits, and later adopts what is left in the cache.
     pub fn fork(&mut self, ledger: &mut Ledger, of: RequestId, id: RequestId) {
         let may_run = self.running() < self.settings.sequences;
         let Some(at) = self.place(of) else { return };
@@ -86,8 +86,8 @@ impl Scheduler {
         self.add(job);
     }
 
-    /// Forgets a request, whatever it is doing, and gives its pages back, those of all its beams.
-    /// Answers the first of them.
+    /// Removes a request, whatever its state, and frees its pages, with those of all its beams.
+    /// Returns the first of them.
     pub fn remove(&mut self, ledger: &mut Ledger, id: RequestId) -> Option<Job> {
         let all = self.members(self.place(id)?);
         let mut all: Vec<Job> = self.jobs.drain(all).collect();
@@ -97,14 +97,14 @@ impl Scheduler {
         all.into_iter().next()
     }
 
-    /// A request's next token was chosen.
+    /// Appends the token that was chosen next for a request.
     pub fn push(&mut self, id: RequestId, token: u32) {
         if let Some(at) = self.place(id) {
             self.jobs[at].tokens.push(token);
         }
     }
 
-    /// Has tokens computed that may follow those of a request in its next step, if there is room.
+    /// Adds draft tokens to the next step of a request, if there is room.
     pub fn guess(&mut self, id: RequestId, guesses: &[u32]) {
         if let Some(at) = self.place(id) {
             let job = &mut self.jobs[at];
@@ -113,11 +113,11 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the first so many of a request's guesses, which were right, and what was computed up
-    /// to them; forgets the others.
+    /// Accepts the first `right` draft tokens of a request, with what was computed up to them;
+    /// drops the others.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub fn settle(&mut self, ledger: &mut Ledger, id: RequestId, right: usize) {
         let Some(at) = self.place(id) else { return };
         let job = &mut self.jobs[at];
@@ -130,7 +130,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all guesses that were not settled: no step had room for them.
+    /// Drops all draft tokens that were not settled: no step had room for them.
     pub fn drop_guesses(&mut self) {
         for job in &mut self.jobs {
             job.tokens.truncate(job.tokens.len() - job.n_guessed);
@@ -138,7 +138,7 @@ impl Scheduler {
         }
     }
 
-    /// The step of all requests that generate.
+    /// Plans the decode step of all requests that generate.
     pub fn generated(&mut self, ledger: &mut Ledger) -> Plan {
         self.has_preempted = false;
         let mut plan = Plan::default();
@@ -167,8 +167,8 @@ impl Scheduler {
         plan
     }
 
-    /// Makes room for what is left of a request and its guesses, if there is room without taking
-    /// anybody's pages; false if it has no guesses.
+    /// Reserves pages for what is left of a request and its draft tokens, if none need be taken
+    /// from other requests; returns false if it has no draft tokens.
     fn has_room_for_guesses(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) -> bool {
         let job = &mut self.jobs[at];
         if job.n_guessed == 0 {
@@ -180,8 +180,8 @@ impl Scheduler {
         is_there
     }
 
-    /// The step of prompts, to be taken after that of those that generate. Requests that wait begin
-    /// here, in the order in which they came.
+    /// Plans the prefill step, to be taken after the decode step. Waiting requests begin here, in
+    /// order of arrival.
     pub fn prompts(&mut self, ledger: &mut Ledger) -> Plan {
         let (mut plan, mut rows) = (Plan::default(), self.chunk());
         let mut outputs = self.settings.wanted;
@@ -199,7 +199,7 @@ impl Scheduler {
                 .min(rows)
                 .min(if job.wants_all { outputs } else { rows });
             if self.settings.whole && n < left {
-                // in a step of its own, before anybody newer
+                // in a step of its own, before any newer request
                 break;
             }
             if n == 0 || !self.reserve(ledger, at, n, &mut plan) {
@@ -219,7 +219,7 @@ impl Scheduler {
         plan
     }
 
-    /// What a plan's shares are to compute, in its order.
+    /// Returns the inputs of a plan's shares, in its order.
     pub fn due(&mut self, plan: &Plan) -> Vec<Due<'_>> {
         let mut shares = plan.shares.iter().peekable();
         let mut entries = Vec::with_capacity(plan.shares.len());
@@ -236,15 +236,15 @@ impl Scheduler {
         entries
     }
 
-    /// A step was taken, in so much time: pages that it filled are kept, and those that windows
-    /// have passed are given back.
+    /// Records a step and its time: adds the pages that it filled to the prefix cache, and frees
+    /// those behind sliding windows.
     pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
         let seconds = time.as_secs_f64();
         if role == Role::Generated {
             self.step += NEWS * (seconds - self.step);
         } else if rows >= MIN_CHUNK.min(self.chunk()) {
-            // the last tokens of a prompt tell little
+            // the last tokens of a prompt say little about the speed
             let rate = rows as f64 / seconds.max(1e-9);
             self.rate = Some(self.rate.map_or(rate, |old| old + NEWS * (rate - old)));
         }
@@ -261,17 +261,17 @@ impl Scheduler {
         }
     }
 
-    /// All requests, in the order in which they came.
+    /// Returns all requests, in order of arrival.
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
     }
 
-    /// A request.
+    /// Returns a request.
     pub fn job(&self, id: RequestId) -> Option<&Job> {
         self.place(id).map(|at| &self.jobs[at])
     }
 
-    /// How often a request had to give its pages back so far.
+    /// Returns the number of preemptions so far.
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
@@ -280,14 +280,15 @@ impl Scheduler {
         self.jobs.binary_search_by_key(&id, |job| job.id).ok()
     }
 
-    /// Tokens of prompts in the next step.
+    /// Returns the number of prompt tokens for the next step.
     fn chunk(&self) -> usize {
         if !self.jobs.iter().any(Job::generates) {
             return self.settings.rows;
         }
         let (stall, most) = (self.settings.stall.as_secs_f64(), self.settings.rows);
         let mut least = MIN_CHUNK;
-        // where a step alone takes longer, nothing keeps to the target, and a prompt must end too
+        // where a decode step alone takes longer, no chunk meets the target, and a prompt must end
+        // too
         if self.step < stall {
             let mut readers = self.jobs.iter().filter(|job| job.is_reading());
             let depth = readers.next().map_or(0, |job| job.timeline.len()) as f64;

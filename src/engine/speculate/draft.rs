@@ -1,4 +1,4 @@
-//! A smaller model of the same vocabulary that says how a text may go on.
+//! Draft model: a smaller model of the same vocabulary that proposes how a text may go on.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::MOST_GUESSES;
 use super::pace::{counted, with_news};
 use crate::{Engine, Error, Session, Wanted};
 
-/// A model that guesses for another.
+/// A model that drafts tokens for another one, the target.
 #[derive(Clone)]
 pub struct Draft(Engine);
 
@@ -19,11 +19,11 @@ impl std::fmt::Debug for Draft {
 }
 
 impl Draft {
-    /// A model that guesses for `engine`.
+    /// Makes `draft` the draft model of `engine`.
     ///
     /// # Errors
     /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
-    /// is no model that goes on with texts.
+    /// is no model that generates text.
     pub fn new(draft: Engine, engine: &Engine) -> Result<Draft, Error> {
         draft.check_logits()?;
         let (own, other) = (draft.tokenizer(), engine.tokenizer());
@@ -39,12 +39,12 @@ impl Draft {
         }
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn engine(&self) -> &Engine {
         &self.0
     }
 
-    /// Guesses for one text.
+    /// Starts to draft for one text.
     pub(super) fn begin(&self) -> Drafter {
         Drafter {
             session: self.0.session(),
@@ -53,32 +53,32 @@ impl Draft {
     }
 }
 
-/// Guesses for one text.
+/// Drafts tokens for one text.
 pub(super) struct Drafter {
     session: Session,
     cost: Cost,
 }
 
-/// A draft's guess.
+/// Draft tokens, and their time.
 pub(super) struct Drafted {
     pub(super) tokens: Vec<u32>,
-    /// Seconds that it took, as far as guesses usually take so long.
+    /// Seconds that they took, capped at what draft tokens usually take.
     pub(super) seconds: f64,
 }
 
 impl Drafter {
-    /// Seconds that a guessed token takes.
+    /// Returns the seconds that a draft token takes.
     pub(super) fn each(&self) -> f64 {
         self.cost.each.unwrap_or(0.0)
     }
 
-    /// Another guess was not worth its time.
+    /// Records once more that a draft was not worth its time.
     pub(super) fn decline(&mut self) {
         self.cost.decline();
     }
 
-    /// Reads a text, but for a few last tokens of it that [`Drafter::guess`] takes along, and of a
-    /// text that is new to it but for the last one. That is long for a prompt, once.
+    /// Computes a text, but for a few last tokens of it that [`Drafter::guess`] adds, and of a text
+    /// that is new to it but for the last one. That takes long for a prompt, once.
     ///
     /// # Errors
     /// If the device fails.
@@ -88,10 +88,10 @@ impl Drafter {
         }
         let held = self.session.tokens();
         let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
-        // the last token is always computed: what follows comes of it
+        // the last token is always computed: its output is the first draft token
         let last = text.len().saturating_sub(1);
         let held = self.session.truncate(alike.min(last));
-        // what is new beside the last token is mostly the guess before: one step computes both
+        // the new tokens beside the last one are mostly the drafts before: one step computes both
         if text.len() - held > MOST_GUESSES || held == 0 && last > 0 {
             self.session
                 .eval(&text[held..last], Role::Prompt, Wanted::None)?;
@@ -99,8 +99,7 @@ impl Drafter {
         Ok(())
     }
 
-    /// Guesses how a text that was [read](Drafter::read) goes on: the likeliest token, so many
-    /// times.
+    /// Drafts `n` tokens after a text that was [read](Drafter::read), each the most likely one.
     ///
     /// # Errors
     /// If the device fails.
@@ -122,23 +121,23 @@ impl Drafter {
     }
 }
 
-/// What guesses take.
+/// Measured cost of draft tokens.
 #[derive(Default)]
 struct Cost {
-    /// Seconds that a guessed token takes; none if that is not known.
+    /// Seconds that a draft token takes; `None` if that is not known.
     each: Option<f64>,
-    /// There was a guess: the first takes long, as a first step does.
+    /// There has been a draft: the first takes long, as a first step does.
     is_warm: bool,
-    /// Times since the last guess that one was not worth its time.
+    /// Drafts that were not worth their time since the last one that was made.
     declined: usize,
 }
 
-/// After so many guesses that were not worth it, what they take is measured anew: the machine may
+/// Number of drafts not worth their time after which the cost is measured anew: the machine may
 /// have had other work.
 const ANEW: usize = 32;
 
 impl Cost {
-    /// A guess of `n` tokens took so many seconds; answers how many of them are its own.
+    /// Records that `n` draft tokens took `seconds`; returns how many of these count.
     fn took(&mut self, n: usize, seconds: f64) -> f64 {
         self.declined = 0;
         if !std::mem::replace(&mut self.is_warm, true) {
@@ -153,7 +152,7 @@ impl Cost {
         counts * n as f64
     }
 
-    /// Another guess was not worth its time.
+    /// Records once more that a draft was not worth its time.
     fn decline(&mut self) {
         self.declined += 1;
         if self.declined == ANEW {

@@ -1,27 +1,27 @@
-//! What a text has said before: where its last tokens stood already, and what followed there.
+//! N-gram lookup: where the last tokens of a text occurred before, and what followed there.
 
 use std::collections::HashMap;
 
 use crate::pictures::is_cell;
 
-/// Whether a text's own words are guesses of what follows.
+/// Whether to draft tokens from the text itself (n-gram lookup).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lookup {
     /// Where it has been worth it.
     #[default]
     Auto,
-    /// Wherever there is something to guess.
+    /// Wherever there is a match.
     On,
     /// Never.
     Off,
 }
 
-/// Places where the last tokens stood before that are looked at, from the latest on.
+/// Earlier occurrences of the last two tokens to check, from the latest on.
 const PLACES: usize = 32;
-/// Tokens that are compared at such a place, at most.
+/// Maximum number of tokens to compare at such a place.
 const LONGEST: usize = 32;
 
-/// A text's tokens, and where each pair of them stood.
+/// Tokens of a text, with an index of each pair of them.
 #[derive(Debug, Default)]
 pub(super) struct History {
     tokens: Vec<u32>,
@@ -31,17 +31,17 @@ pub(super) struct History {
     before: Vec<Option<usize>>,
 }
 
-/// Where the last tokens stood before.
+/// An earlier occurrence of the last tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// What followed there begins at this token.
+    /// Index of the token that followed there.
     at: usize,
-    /// How many tokens before it are as the last ones.
+    /// Number of tokens before it that are as the last ones.
     pub(super) length: usize,
 }
 
 impl History {
-    /// Tokens there are.
+    /// Returns the number of tokens.
     pub(super) fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -55,8 +55,8 @@ impl History {
             .push(pair.and_then(|pair| self.last.insert(pair, at)));
     }
 
-    /// Where the most of the last tokens stood before, the latest of such places; nowhere if no two
-    /// of them did.
+    /// Returns the longest earlier occurrence of the last tokens, the latest of equal ones; `None`
+    /// if not even two of them occurred before.
     pub(super) fn find(&self) -> Option<Found> {
         let end = self.tokens.len().checked_sub(1)?;
         let mut best: Option<Found> = None;
@@ -75,13 +75,13 @@ impl History {
         best.filter(|found| !is_cell(self.tokens[found.at]))
     }
 
-    /// The token that followed there.
+    /// Returns the token that followed there.
     pub(super) fn next(&self, found: Found) -> u32 {
         self.tokens[found.at]
     }
 
-    /// So many tokens that followed there, fewer if a picture did. Where that is up to the end of
-    /// the text, it goes on as if they had been said.
+    /// Copies `n` tokens that followed there, fewer if an image did. Where that is up to the end of
+    /// the text, it goes on as if the copies were part of it.
     pub(super) fn copy(&self, found: Found, n: usize) -> Vec<u32> {
         let mut copied: Vec<u32> = Vec::with_capacity(n);
         for at in found.at..found.at + n {
@@ -97,7 +97,7 @@ impl History {
         copied
     }
 
-    /// How many tokens up to these two places are equal.
+    /// Returns how many tokens up to these two places are equal.
     fn alike(&self, at: usize, end: usize) -> usize {
         let (one, other) = (self.tokens[..=at].iter(), self.tokens[..=end].iter());
         let both = one.rev().zip(other.rev()).take(LONGEST);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_longest_match_wins_and_of_equal_ones_the_latest() {
-        // "2 3" stood three times; "1 2 3" once
+        // "2 3" occurs three times; "1 2 3" once
         let text = history(&[1, 2, 3, 4, 9, 2, 3, 5, 2, 3, 6, 1, 2, 3]);
         let found = text.find().expect("it stood there");
         assert_eq!((found.length, text.next(found)), (3, 4));

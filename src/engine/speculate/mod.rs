@@ -1,9 +1,9 @@
-//! Guesses of how a text goes on. Guessed tokens are computed along with the one that is certain,
-//! as generated rows of one text, and kept as far as they are what is chosen there: weights are
-//! read once for several tokens. No bit of a text depends on it, only how long it takes.
+//! Speculative decoding. Draft tokens are computed along with the one that is certain, as decode
+//! rows of one text, and accepted as far as they are what is chosen there: weights are read once
+//! for several tokens. No bit of a text depends on it, only how long it takes.
 //!
-//! A guess comes of the text itself (`lookup`) or of a smaller model (`draft`), and is as long as
-//! it is worth (`pace`).
+//! Draft tokens come from the text itself (`lookup`) or from a smaller model (`draft`), as many as
+//! are worth their time (`pace`).
 
 mod draft;
 mod lookup;
@@ -19,49 +19,49 @@ pub use draft::Draft;
 pub use lookup::Lookup;
 pub use pace::{MOST_GUESSES, Pace};
 
-/// How often guesses were right.
+/// Counts of draft and accepted tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guessed {
-    /// Tokens that were guessed and computed.
+    /// Draft tokens that were computed.
     pub tokens: usize,
-    /// Those of them that were chosen.
+    /// Draft tokens that were accepted.
     pub accepted: usize,
 }
 
 impl Guessed {
-    /// Adds another's.
+    /// Adds other counts.
     pub fn add(&mut self, other: Guessed) {
         self.tokens += other.tokens;
         self.accepted += other.accepted;
     }
 }
 
-/// A step that guesses may be added to.
+/// A step that draft tokens may be added to.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Tokens that it computes in any case: one for each text.
     pub texts: usize,
-    /// Rows that it has already: those, and others' guesses.
+    /// Rows that it has already: those, and draft tokens of other texts.
     pub rows: usize,
-    /// Tokens that may be guessed.
+    /// Maximum number of draft tokens.
     pub most: usize,
 }
 
-/// Guesses how one text goes on.
+/// Drafts tokens for one text.
 pub struct Guesser {
     lookup: Lookup,
     history: History,
     said: Odds<7>,
     drafter: Option<Drafter>,
     drafted: Odds<1>,
-    /// How many were guessed last, and whether it was the draft that did.
+    /// Number of draft tokens in the last step, and whether the draft model proposed them.
     last: usize,
     is_drafted: bool,
     guessed: Guessed,
 }
 
 impl Guesser {
-    /// Guesses from what the text itself said before, and from a smaller model, if there is one.
+    /// Drafts from the text itself, and from a smaller model if there is one.
     pub fn new(lookup: Lookup, draft: Option<&Draft>) -> Guesser {
         Guesser {
             lookup,
@@ -75,10 +75,11 @@ impl Guesser {
         }
     }
 
-    /// Guesses what follows a text, all of which is given; nothing, if nothing is worth its time.
+    /// Drafts tokens that may follow a text, all of which is given; none if none are worth their
+    /// time.
     ///
     /// # Errors
-    /// If the draft's device fails.
+    /// If the draft model's device fails.
     pub fn guess(&mut self, text: &[u32], room: Room, pace: &mut Pace) -> Result<Vec<u32>, Error> {
         self.last = 0;
         self.is_drafted = false;
@@ -112,7 +113,7 @@ impl Guesser {
             let chance = |n: usize| self.said.of(kind(found.length + n));
             (found, pace.worth(offer, chance))
         });
-        // rows of pictures are nothing that a smaller model could read
+        // a draft model could not read the embeddings of images
         let drafter = self
             .drafter
             .as_mut()
@@ -125,7 +126,8 @@ impl Guesser {
             let worth = pace.worth(offer, |_| self.drafted.of(0));
             let other = by_text.map_or(Worth::default(), |(_, worth)| worth);
             if worth.n > 0 && (other.n == 0 || worth.gain > other.gain) {
-                // that the draft reads a prompt is what having one costs, whatever is guessed then
+                // the prefill of a prompt is the price of having a draft model, whatever is drafted
+                // then
                 let guesses = drafter
                     .read(text)
                     .and_then(|()| drafter.guess(text, worth.n))
@@ -134,7 +136,7 @@ impl Guesser {
                         drafted.tokens
                     });
                 match guesses {
-                    // others' texts have the draft's pages: this one goes on without guesses
+                    // other texts have the draft model's pages: this one goes on without drafts
                     Err(Error::KvPages(_)) => self.drafter = None,
                     guesses => {
                         self.is_drafted = true;
@@ -150,9 +152,9 @@ impl Guesser {
         }))
     }
 
-    /// Takes in what is new of the text, counting how often what it said before was right; answers
-    /// where it stands now. What a prompt repeats of itself says little of what an answer will
-    /// repeat of it, so that nothing is learned of what is there at first.
+    /// Adds the new tokens of the text to the index, counting how often lookup was right; returns
+    /// the occurrence to draft from. Repetition inside a prompt says little about what an answer
+    /// will repeat of it, so that nothing is learned from the tokens that are there at first.
     fn look_up(&mut self, text: &[u32]) -> Option<lookup::Found> {
         let is_first = self.history.len() == 0;
         for &token in text.get(self.history.len()..).unwrap_or_default() {
@@ -165,13 +167,13 @@ impl Guesser {
         self.history.find()
     }
 
-    /// Guesses nothing any more.
+    /// Stops drafting.
     pub fn stop(&mut self) {
         self.lookup = Lookup::Off;
         self.drafter = None;
     }
 
-    /// Learns how many of the last guesses were right.
+    /// Learns how many of the last draft tokens were accepted.
     pub fn learn(&mut self, accepted: usize) {
         let tokens = self.last;
         self.guessed.add(Guessed { tokens, accepted });
@@ -181,13 +183,13 @@ impl Guesser {
         }
     }
 
-    /// How often it was right so far.
+    /// Returns the counts of draft and accepted tokens so far.
     pub fn guessed(&self) -> Guessed {
         self.guessed
     }
 }
 
-/// What matches of so many tokens have in common.
+/// Returns the class of a match of this many tokens; each class has its own acceptance rate.
 fn kind(length: usize) -> usize {
     match length {
         0..=2 => 0,

@@ -1,80 +1,79 @@
-//! How long a guess should be: what its tokens cost is measured, and how often such guesses are
-//! right is counted. Times decide only how much is guessed, which changes no text.
+//! Decides how many tokens to draft: measures their cost and counts how often they are accepted.
+//! Times decide only how much is drafted, which changes no text.
 
 use std::time::Duration;
 
-/// Tokens guessed at a time, at most.
+/// Maximum number of tokens drafted at a time.
 pub const MOST_GUESSES: usize = 15;
 
-/// Rows of a step whose times are told apart.
+/// Rows up to which steps are measured apart.
 const ROWS: usize = 64;
-/// What another row adds to the time of a step, as long as nothing is known, as a part of one
-/// row's.
+/// Initial guess of an extra row's cost, as a fraction of a one-row step.
 const ROW: f64 = 0.3;
-/// What a new measurement makes up of a mean.
+/// Weight of a new measurement in a mean.
 const NEWS: f64 = 0.2;
-/// What guesses may lose of all the time.
+/// Fraction of all time that drafting may lose.
 const LOSS: f64 = 0.02;
-/// Steps without guesses that are measured before there are any: the first after a prompt is slow.
+/// Steps without drafts to measure before there are any: the first after a prompt is slow.
 const PLAIN: usize = 3;
-/// After so many steps with guesses one without is measured again: what all is held against may
-/// have changed since, and was slower than usual if the machine had other work then.
+/// Steps with drafts after which one without is measured again: this baseline may have changed
+/// since, and was slower than usual if the machine had other work then.
 const MOST_AGAIN: usize = 24;
-/// The first time after so many, and after twice as many the next, where guesses would not be worth
-/// their time if steps without them took half of what they are thought to take.
+/// The same at first, doubling each time, where drafting would not be worth its time if steps
+/// without drafts took half of their measured time.
 const FIRST_AGAIN: usize = 4;
-/// What a faster step without guesses makes up of their mean: what is slow may be so by chance.
+/// Weight of a faster step without drafts in their mean: a slow one may be so by chance.
 const NEWS_OF_FASTER: f64 = 0.5;
-/// Steps without guesses whose time may be lost before anything was gained, and at most: also of
-/// what was gained before.
+/// Time that drafting may lose, in steps without drafts: before anything was gained, and at most,
+/// also of earlier gains.
 const FIRST_LOSS: f64 = 1.0;
 const MOST_LOSS: f64 = 16.0;
 
-/// What steps cost, and what guesses have brought so far.
+/// Cost model: what steps cost, and what drafting has gained so far.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// Seconds of a step of so many rows, and how many were measured.
+    /// Seconds of a step by its number of rows, and the number of measurements.
     steps: [Option<f64>; ROWS + 1],
     measured: [usize; ROWS + 1],
-    /// Since the last step without guesses, and after how many with them comes another.
+    /// Steps with drafts since the last one without, and after how many of them comes another.
     since_plain: Guessing,
     again: usize,
     /// Seconds of all steps.
     spent: f64,
-    /// Seconds that guesses have gained.
+    /// Seconds that drafting has gained.
     gained: f64,
 }
 
-/// Steps with guesses.
+/// Steps with draft tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Guessing {
     steps: usize,
     seconds: f64,
-    /// Steps without guesses that they stand for: those that would have said as much.
+    /// Steps without drafts that would have given as many tokens.
     stands_for: f64,
 }
 
-/// How much of a guess is worth its time.
+/// How many draft tokens are worth their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Worth {
-    /// Tokens.
+    /// Number of draft tokens.
     pub(super) n: usize,
-    /// Tokens a second that all texts together go faster by.
+    /// Gain in speed, in tokens per second of all texts together.
     pub(super) gain: f64,
 }
 
-/// What is to be guessed.
+/// A request for draft tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     /// Tokens that the step computes in any case: one for each text.
     pub(super) texts: usize,
-    /// Rows that it has already: those, and others' guesses.
+    /// Rows that it has already: those, and draft tokens of other texts.
     pub(super) rows: usize,
-    /// Tokens that may be guessed.
+    /// Maximum number of draft tokens.
     pub(super) most: usize,
-    /// Seconds that each takes to guess.
+    /// Seconds that each takes to draft.
     pub(super) each: f64,
-    /// It is wanted whatever it costs.
+    /// Draft regardless of cost (`--lookup on`).
     pub(super) is_wanted: bool,
 }
 
@@ -92,14 +91,14 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// A step of generated tokens took so long: `texts` rows without guesses, and `guessed` with,
-    /// of which so many were right.
+    /// Records the time of a decode step of `texts` rows and `guessed` draft tokens, of which
+    /// `accepted` were accepted.
     pub fn took(&mut self, texts: usize, guessed: usize, accepted: usize, time: Duration) {
         let time = time.as_secs_f64();
         self.spent += time;
         let plain = self.step(texts);
         if guessed == 0 {
-            // those since the last one were held against a step that was too slow
+            // the steps since the last one were compared with a baseline that was too slow
             let too_slow = plain.map_or(0.0, |plain| (plain - time).max(0.0));
             self.gained -= self.since_plain.stands_for * too_slow;
             if self.since_plain.steps >= self.again {
@@ -122,7 +121,7 @@ impl Pace {
         };
         let earlier = self.measured[rows];
         self.measured[rows] += 1;
-        // the first is forgotten
+        // the first measurement is dropped
         *mean = Some(match *mean {
             Some(old) if earlier > 1 && guessed == 0 && time < old => {
                 old + NEWS_OF_FASTER * (time - old)
@@ -132,14 +131,14 @@ impl Pace {
         });
     }
 
-    /// So many seconds was a guess thought about.
+    /// Records the seconds that drafting took.
     pub(super) fn thought(&mut self, seconds: f64) {
         self.spent += seconds;
         self.gained -= seconds;
     }
 
-    /// How much of a guess is worth it, whose tokens are right with these probabilities, each if
-    /// those before it are.
+    /// Returns how many draft tokens are worth their time, if these are the probabilities that they
+    /// are accepted, each given that those before it are.
     pub(super) fn worth(&self, offer: Offer, chance: impl Fn(usize) -> f64) -> Worth {
         let Offer {
             texts,
@@ -159,7 +158,7 @@ impl Pace {
         {
             return Worth::default();
         }
-        // what others guess in the same step brings what it costs, or more
+        // draft tokens of other texts in the same step gain what they cost, or more
         let (rate, without) = (texts as f64 / plain, before * texts as f64 / plain);
         let allowed = self.gained + (LOSS * self.spent).min(MOST_LOSS * plain) + FIRST_LOSS * plain;
         let mut best = Worth::default();
@@ -177,7 +176,7 @@ impl Pace {
         best
     }
 
-    /// Seconds that a step of so many rows will take; none as long as there was none.
+    /// Estimates the seconds of a step of this many rows; `None` as long as none was measured.
     fn step(&self, rows: usize) -> Option<f64> {
         if let Some(known) = self.steps.get(rows).copied().flatten() {
             return Some(known);
@@ -199,53 +198,53 @@ impl Pace {
     }
 }
 
-/// A mean with another measurement.
+/// Returns a mean with another measurement.
 pub(super) fn with_news(mean: f64, seen: f64) -> f64 {
     mean + NEWS * (counted(mean, seen) - mean)
 }
 
-/// What counts of a measurement, beside the mean of those before: whatever else the machine had to
-/// do once is not what something costs.
+/// Returns how much of a measurement counts, given the mean of those before: other work of the
+/// machine is not part of the cost.
 pub(super) fn counted(mean: f64, seen: f64) -> f64 {
     seen.min(2.0 * mean)
 }
 
-/// How often guesses were right, by how sure they were.
+/// Acceptance rates of draft tokens, by class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Odds<const N: usize> {
     chances: [f64; N],
-    /// Guesses that each chance comes of, and at first those that it is as good as.
+    /// Number of draft tokens behind each rate, and at first those that it stands for.
     seen: [f64; N],
 }
 
 impl<const N: usize> Odds<N> {
-    /// As long as nothing is known: chances that are as good as so many guesses.
+    /// Starts with given rates, which weigh as much as `worth` draft tokens each.
     pub(super) fn new(chances: [f64; N], worth: f64) -> Odds<N> {
         let seen = [worth; N];
         Odds { chances, seen }
     }
 
-    /// A guess of such a kind was right or not.
+    /// Records whether a draft token of a class was right.
     pub(super) fn see(&mut self, kind: usize, was_right: bool) {
         let (chance, seen) = (&mut self.chances[kind], &mut self.seen[kind]);
         *seen = (*seen + 1.0).min(MOST_SEEN);
         *chance += (f64::from(u8::from(was_right)) - *chance) / *seen;
     }
 
-    /// The probability that one is.
+    /// Returns the acceptance rate of a class.
     pub(super) fn of(&self, kind: usize) -> f64 {
         self.chances[kind]
     }
 }
 
-/// Guesses that odds come of, at most: texts change.
+/// Maximum number of draft tokens behind a rate: texts change.
 pub(super) const MOST_SEEN: f64 = 16.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A machine on which a row takes `row` beside the 10 ms of every step.
+    /// A machine on which a row takes `row` seconds beside the 10 ms of every step.
     fn measured(row: f64) -> Pace {
         let mut pace = Pace::default();
         for _ in 0..PLAIN {
@@ -280,7 +279,7 @@ mod tests {
 
     #[test]
     fn guesses_are_as_long_as_tokens_come_fastest() {
-        // with 3, 4 and 5 guesses 3.44 tokens come in 22 ms, 4.1 in 26 and 4.69 in 30
+        // with 3, 4 and 5 draft tokens 3.44 tokens come in 22 ms, 4.1 in 26 and 4.69 in 30
         let drafted = Offer {
             each: 0.003,
             ..offer(15)
@@ -319,7 +318,7 @@ mod tests {
 
     #[test]
     fn what_guesses_may_lose_is_a_small_part_of_the_time() {
-        // guesses look good and are never right
+        // drafts look good and are never accepted
         let mut pace = Pace::default();
         let (step, row) = (0.01, 0.004);
         let mut lost = 0.0;
@@ -335,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_slow_first_step_makes_no_guess_look_better_than_it_is() {
-        // guesses are always right and cost more than they save; the first step took ten times as
+        // drafts are always accepted and cost more than they save; the first step took ten times as
         // long as others do
         let mut pace = Pace::default();
         let (step, row) = (0.01, 0.012);
@@ -363,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_slow_beginning_makes_no_guess_look_better_than_it_is() {
-        // a row costs nearly half a step, and a third of the guesses are right
+        // a row costs nearly half a step, and a third of the drafts are accepted
         let (step, row) = (0.016, 0.007);
         let mut pace = Pace::default();
         let (mut spent, mut tokens) = (0.0, 0);
