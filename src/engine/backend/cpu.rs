@@ -20,27 +20,28 @@ use octavo_model::{Network, Tap, WeightId, WeightRef};
 /// How to run on the CPU.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whose kernels.
+    /// Instruction set to run.
     pub isa: Isa,
-    /// Threads, where none are shared.
+    /// Number of threads to start, unless `pool` has some.
     pub threads: usize,
-    /// Threads that another network has already: the two take turns.
+    /// Thread pool to share with another network.
     pub pool: Option<SharedPool>,
     /// Element types of the cache.
     pub kv_type: KvTypes,
-    /// Pages of the cache.
+    /// Number of pages of the cache.
     pub n_pages: usize,
-    /// Room for states, of models with recurrent layers.
+    /// Number of slots for states, for models with recurrent layers.
     pub n_states: usize,
-    /// To what prompts are rounded where they are multiplied with quantized weights.
+    /// Precision to which prefill activations are rounded before they are multiplied with quantized
+    /// weights.
     pub prompt_bits: PromptBits,
-    /// Copy weights into the kernels' layout; otherwise run from the file's rows.
+    /// Copy weights into the kernels' layout; otherwise compute on the file's rows.
     pub repack: bool,
-    /// Have the system keep those copies in memory.
+    /// Lock these copies in memory.
     pub lock: bool,
 }
 
-/// Why a model cannot be prepared.
+/// Reasons that a model cannot be prepared or run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A weight that the kernels cannot take.
@@ -48,7 +49,7 @@ pub enum Error {
     Matrix {
         /// Its name in the file.
         name: String,
-        /// What is wrong.
+        /// Reason.
         source: MatrixError,
     },
     /// No memory for a weight's copy in the kernels' layout.
@@ -60,70 +61,70 @@ pub enum Error {
     Weights {
         /// Its name in the file.
         name: String,
-        /// What it takes.
+        /// Memory that it takes.
         source: MatrixError,
         /// Bytes packed before it.
         done: u64,
         /// Bytes of all weights.
         total: u64,
     },
-    /// The system does not let the process keep so much in memory.
+    /// The system does not let the process lock this much memory.
     #[error("locking {} MiB of weights in memory: {source}{}", bytes >> 20, Limit(*limit))]
     Lock {
         /// Bytes of all packed weights.
         bytes: u64,
         /// Bytes that the process may lock, if there is a limit.
         limit: Option<u64>,
-        /// The system's answer.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// No memory for the threads' own.
+    /// No memory for the threads' stacks.
     #[error("{threads} threads: {source}")]
     Stacks {
-        /// Asked for.
+        /// Number of threads.
         threads: usize,
-        /// What they take.
+        /// Memory that they take.
         source: NoMemory,
     },
-    /// No memory to measure its speed with.
+    /// No memory for measuring the memory bandwidth.
     #[error("reading memory to measure it: {0}")]
     Measuring(#[source] NoMemory),
-    /// No memory for what a step computes.
+    /// No memory for the buffers of a step.
     #[error("buffers of a step: {0}")]
     Buffers(#[from] NoMemory),
-    /// A file that is not what it was.
+    /// A file that has changed since it was opened.
     #[error(transparent)]
     File(#[from] gguf_rs_lite::Error),
-    /// The system refused threads.
+    /// The system could not start the threads.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
-        /// Asked for.
+        /// Number of threads.
         threads: usize,
-        /// The system's answer.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The cache does not fit.
     #[error("{0}")]
     Kv(#[from] KvTooLarge),
-    /// No memory for what recurrent layers keep.
+    /// No memory for the states of recurrent layers.
     #[error("{n_states} states of recurrent layers: {source}")]
     States {
-        /// How many.
+        /// Number of states.
         n_states: usize,
-        /// What they take.
+        /// Memory that they take.
         source: NoMemory,
     },
-    /// A cache type that comes in groups of values.
+    /// A cache type with blocks of values that do not divide a head.
     #[error("KV cache of {types}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
-        /// The types.
+        /// The cache types.
         types: KvTypes,
-        /// Values of the model's heads.
+        /// Values per head of the model.
         head_dim: usize,
     },
 }
 
-/// How much may be locked, for a message.
+/// Limit on locked memory, for a message.
 struct Limit(Option<u64>);
 
 impl fmt::Display for Limit {
@@ -135,7 +136,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What a thread takes at most: its stack, the one for signals, and what keeps them apart.
+/// Upper bound on the memory of a thread: its stack, its signal stack and their guard pages.
 const STACK: usize = (2 << 20) + (256 << 10);
 
 /// The model on the CPU.
@@ -143,18 +144,18 @@ pub struct Cpu {
     executor: Executor,
     kv: KvStore,
     taps: Taps,
-    /// Where this is one of several ranks.
+    /// For one of several ranks: shows the values of all ranks to taps.
     gathered: Option<Gathered>,
     gguf: Arc<Gguf>,
-    /// Tensors that are read where they lie, one of each file.
+    /// Tensors that are read from the file itself, one for each file.
     watched: Vec<usize>,
 }
 
 impl Cpu {
-    /// Packs the weights and allocates the cache. `progress` is told (bytes done, bytes in all).
+    /// Packs the weights and allocates the cache. `progress` receives (bytes done, bytes in all).
     ///
     /// # Errors
-    /// [`enum@Error`] if a weight, the threads or the cache cannot be had.
+    /// [`enum@Error`] if a weight is unusable, or memory or threads are lacking.
     pub fn prepare(
         gguf: &Arc<Gguf>,
         model: &dyn Network,
@@ -164,7 +165,7 @@ impl Cpu {
         Cpu::prepare_part(gguf, model, 0..model.graph().n_layer, options, progress)
     }
 
-    /// As [`Cpu::prepare`], of the share of one of several ranks.
+    /// As [`Cpu::prepare`], for the shard of one of several ranks.
     pub(super) fn prepare_share(
         gguf: &Arc<Gguf>,
         share: Share<'_>,
@@ -182,7 +183,7 @@ impl Cpu {
         })
     }
 
-    /// As [`Cpu::prepare`], of some layers.
+    /// As [`Cpu::prepare`], for some layers.
     pub(super) fn prepare_part(
         gguf: &Arc<Gguf>,
         model: &dyn Network,
@@ -243,8 +244,8 @@ impl Cpu {
         })
     }
 
-    /// That what is computed with next is still what was opened: also where the file was not
-    /// shortened, which the system would tell, but written to.
+    /// Checks that the mapped files are still those that were opened. The system reports a
+    /// shortened file, but not one that was written to.
     fn check(&self) -> Result<(), Error> {
         Ok(self
             .watched
@@ -255,16 +256,16 @@ impl Cpu {
 
 /// Starts threads.
 fn start(threads: usize) -> Result<Pool, Error> {
-    // a thread takes memory as it starts, and ends the program if there is none
+    // a thread allocates memory as it starts, and ends the program if there is none
     room(threads.saturating_mul(STACK)).map_err(|source| Error::Stacks { threads, source })?;
     let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
-    // every one is up before the rest is asked
+    // wait until every thread is up
     pool.meet();
     Ok(pool)
 }
 
-/// Brings every matrix, of so many experts, into its kernel's layout, in the file's order, and lets
-/// go of the file's pages behind it. Also gives a tensor of each file that is read from then on.
+/// Packs every matrix, of so many experts, into its kernel's layout, in the order of the file, and
+/// releases the file's pages behind it. Returns also a tensor of each file that is read later.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
@@ -323,7 +324,7 @@ fn pack(
     Ok((matrices, watched))
 }
 
-/// Has the system keep all packed weights in memory.
+/// Locks all packed weights in memory.
 fn lock(matrices: &[Matrix]) -> Result<(), Error> {
     matrices
         .iter()

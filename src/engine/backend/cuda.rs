@@ -23,21 +23,21 @@ use octavo_model::{Network, WeightRef};
 pub struct Options {
     /// Element type of the cache.
     pub kv_type: KvTypes,
-    /// The largest step, and the cache.
+    /// Largest step, and size of the cache.
     pub limits: Limits,
-    /// Capture the launches of generated tokens and replay them.
+    /// Capture the launches of a decode step and replay them.
     pub graphs: bool,
-    /// Let kernels check every page number that they use.
+    /// Check every page number inside the kernels.
     pub check_pages: bool,
-    /// Threads that pack weights.
+    /// Number of threads that pack weights.
     pub threads: usize,
 }
 
-/// What keeps prompts' products from being exact, as a relative error of their inputs: both factors
-/// are halves, rounded by half a step of 11 bits, evenly spread.
+/// Rounding error of prefill products, as a relative error of their inputs: both factors are halves
+/// (f16), rounded by half a step of 11 bits, evenly distributed.
 const HALVES: f64 = 1.0 / 2048.0 / 1.732_050_807_568_877_2 * std::f64::consts::SQRT_2;
 
-/// What prompt kernels round beyond f32: the inputs of products, and attention's weights.
+/// Returns what prefill kernels round beyond f32: the inputs of products, and attention's weights.
 pub fn prompt_rounding() -> octavo_kernels::Rounding {
     octavo_kernels::Rounding {
         products: HALVES,
@@ -46,7 +46,7 @@ pub fn prompt_rounding() -> octavo_kernels::Rounding {
     }
 }
 
-/// Every GPU, and for each why it cannot be used, if so.
+/// Returns every GPU, each with the reason why it cannot be used, if there is one.
 ///
 /// # Errors
 /// If there is no driver or no GPU.
@@ -58,7 +58,7 @@ pub fn devices() -> Result<Vec<(GpuInfo, Option<Error>)>, Error> {
     Ok(gpus()?.into_iter().map(test).collect())
 }
 
-/// Opens a GPU by its number, with the user's cache of kernels.
+/// Opens a GPU by its number, with the user's kernel cache.
 ///
 /// # Errors
 /// One line that says what is missing.
@@ -70,7 +70,7 @@ pub fn open(ordinal: usize) -> Result<Gpu, Error> {
 struct Part {
     lowered: Lowered,
     sources: Vec<Source>,
-    /// How many there are, if not all.
+    /// Number of layers, if not all.
     of_layers: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ impl Part {
     }
 }
 
-/// What the last `n` layers of a model take.
+/// Returns the memory that the last `n` layers of a model need.
 fn needs_of_last(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
@@ -117,16 +117,16 @@ fn needs_of_last(
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
 }
 
-/// The model on a GPU, or on what runs its kernels instead.
+/// The model on a GPU, or on another device that runs its kernels.
 pub struct Cuda<D: Device> {
     executor: Executor<D>,
     taps: Taps,
-    /// What it shows with other ranks, if there are any.
+    /// For one of several ranks: shows the values of all ranks to taps.
     gathered: Option<Gathered>,
 }
 
 impl Cuda<Box<dyn Device>> {
-    /// As [`Cuda::prepare`], of a rank's share of a model, with the link to the others.
+    /// As [`Cuda::prepare`], for a rank's shard of a model, with the link to the other ranks.
     pub(super) fn prepare_share(
         on: OnDevice,
         link: Arc<dyn Collective>,
@@ -147,8 +147,8 @@ impl Cuda<Box<dyn Device>> {
 }
 
 impl<D: Device> Cuda<D> {
-    /// Packs and uploads the weights and reserves all memory there will ever be. `sink` is told
-    /// what that takes before anything happens.
+    /// Packs and uploads the weights and reserves all memory in advance. `sink` receives the memory
+    /// needs before anything happens.
     ///
     /// # Errors
     /// If the kernels do not take a weight, the heads or the cache's type, if there is no room, or
@@ -163,7 +163,7 @@ impl<D: Device> Cuda<D> {
         Cuda::prepare_part(device, gguf, model, 0..model.graph().n_layer, options, sink)
     }
 
-    /// As [`Cuda::prepare`], of some layers.
+    /// As [`Cuda::prepare`], for some layers.
     pub(super) fn prepare_part(
         device: D,
         gguf: &Arc<Gguf>,
@@ -198,8 +198,8 @@ impl<D: Device> Cuda<D> {
         })
     }
 
-    /// As [`Cuda::prepare`], of layers that were lowered, on a device that may have others to
-    /// gather with.
+    /// As [`Cuda::prepare`], for lowered layers, on a device that may gather with those of other
+    /// ranks.
     fn prepare_with(
         (device, ranks): (D, Option<Arc<dyn DeviceCollective>>),
         gguf: &Arc<Gguf>,
@@ -255,7 +255,7 @@ impl<D: Device> Cuda<D> {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         self.executor.device()
     }

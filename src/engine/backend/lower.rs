@@ -1,6 +1,6 @@
-//! From a model's graph to the list of operations that executors take, with buffers shared by
-//! values that never live at the same time. A part of the layers is a program too: what comes
-//! before it is given with each step.
+//! Lowers a model's graph to the list of operations that executors run. Values that never live at
+//! the same time share a buffer. A part of the layers is a program too: its input is given with
+//! each step.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -18,32 +18,32 @@ use octavo_model::{
     CacheGroup, Graph, Network, Node, Op, Tap, ValueId, VecId, WeightId, WeightRef,
 };
 
-/// A graph as a program.
+/// A lowered graph.
 pub(super) struct Lowered {
-    /// What to execute.
+    /// The program to run.
     pub(super) program: Program,
-    /// What the program's products multiply with, by number.
+    /// Weights of the program's matrix products, by number.
     pub(super) weights: Vec<WeightId>,
-    /// Names of the results.
+    /// Tap names of the results.
     pub(super) taps: Taps,
 }
 
-/// Which named value each operation makes, if any.
+/// Tap name of each operation's result, if it has one.
 pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
-    /// The operation whose result has this name.
+    /// Returns the operation whose result has this name.
     pub(super) fn position(&self, tap: Tap) -> Option<usize> {
         self.0.iter().position(|named| *named == Some(tap))
     }
 
-    /// Whether the result of an operation has a name.
+    /// Returns whether the result of an operation has a name.
     pub(super) fn is_named(&self, op: usize) -> bool {
         self.0[op].is_some()
     }
 
-    /// Shows the result of operation `op` to `sink`, if it has a name; what is to stand in its
-    /// place from there on, if anything.
+    /// Passes the result of operation `op` to `sink`, if it has a name; returns the values that are
+    /// to replace it, if any.
     pub(super) fn show(
         &self,
         sink: &mut TapSink<'_>,
@@ -65,7 +65,7 @@ impl Taps {
     }
 }
 
-/// Layers of a cache group that these nodes write.
+/// Returns how many layers of a cache group these nodes write.
 fn cached(nodes: &[Node], group: usize) -> usize {
     let layer = |node: &Node| match node.op {
         Op::KvWrite { cache, .. } => Some(cache.layer).filter(|_| cache.group == group),
@@ -75,8 +75,8 @@ fn cached(nodes: &[Node], group: usize) -> usize {
     layers.len()
 }
 
-/// The caches of some nodes in elements of these types, all groups of the model, also those that
-/// none of the nodes writes: a step brings block tables for all.
+/// Returns the caches of some nodes, in elements of these types: all groups of the model, also
+/// those that none of the nodes writes, because a step has block tables for all.
 fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
         n_layer: cached(nodes, i),
@@ -87,7 +87,7 @@ fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape>
     network.caches().iter().enumerate().map(shape).collect()
 }
 
-/// The nodes of these layers, of what comes before the first layer and behind the last.
+/// Returns the nodes of these layers, along with those before the first layer and after the last.
 fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
     let behind = |layer: usize| {
         let last = |node: &Node| node.out == graph.layers[layer];
@@ -110,7 +110,7 @@ fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
     start..end
 }
 
-/// Bytes in the file of what products of these layers multiply with, as progress counts them.
+/// Returns the file bytes of these layers' weights in matrix products, as progress counts them.
 pub(super) fn weight_bytes(network: &dyn Network, layers: &Range<usize>) -> u64 {
     let bytes = |node: &Node| match node.op {
         Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } => {
@@ -123,7 +123,7 @@ pub(super) fn weight_bytes(network: &dyn Network, layers: &Range<usize>) -> u64 
 }
 
 /// Lowers these layers of a model, the first with the embeddings, the last with the output: all
-/// that there are, or those up to one, or those from one on. The cache is of types `kv`.
+/// layers, or those up to one, or those from one on. The cache is of types `kv`.
 pub(super) fn lower(
     gguf: &Arc<Gguf>,
     network: &dyn Network,
@@ -149,8 +149,8 @@ pub(super) fn lower(
     }
 }
 
-/// Which values are written before an attention in which rows see later ones, and read by it or
-/// behind it.
+/// Returns which values are written before an attention in which rows attend to later ones, and are
+/// read by it or after it.
 fn outlives(graph: &Graph) -> Vec<bool> {
     let nodes = || graph.nodes.iter().enumerate();
     let at = nodes().filter(|(_, node)| node.op.sees_later());
@@ -165,11 +165,11 @@ fn outlives(graph: &Graph) -> Vec<bool> {
     outlives
 }
 
-/// A weight's bytes, kept alive by the file.
+/// Bytes of a weight; they keep the file open.
 pub(super) struct FileBytes {
     gguf: Arc<Gguf>,
     weight: WeightRef,
-    /// All of them, where rows that are no neighbours are read as they are.
+    /// All rows joined, where they are not adjacent in the file but are read as they are.
     joined: OnceLock<Vec<u8>>,
 }
 
@@ -239,25 +239,25 @@ impl FileBytes {
     }
 }
 
-/// From graph to program.
+/// Lowers a graph to a program.
 struct Compiler<'a> {
     gguf: &'a Arc<Gguf>,
     network: &'a dyn Network,
     ops: Vec<Instruction>,
     taps: Vec<Option<Tap>>,
     slots: Vec<ValueShape>,
-    /// Slots whose value nobody reads any more.
+    /// Slots whose value is not read any more.
     free: Vec<Slot>,
-    /// By slot: whether its values outlive an attention in which rows see later ones. All rows have
-    /// room there, so that other values go elsewhere.
+    /// By slot: whether its values outlive an attention in which rows attend to later ones. Such a
+    /// slot has room for all rows, so other values use other slots.
     outliving: Vec<bool>,
-    /// Values that do.
+    /// By value: whether it does.
     outlives: Vec<bool>,
     slot_of: Vec<Option<Slot>>,
     matrices: Vec<WeightId>,
-    /// Parts of a sequence's state.
+    /// Sizes of the parts of a sequence's state.
     states: Vec<usize>,
-    /// Layers of each group of the cache that earlier parts have.
+    /// Layers of each cache group that earlier parts have.
     cached_before: Vec<usize>,
     output: Slot,
 }
@@ -296,7 +296,7 @@ impl<'a> Compiler<'a> {
         if let Some(before) = layers.start.checked_sub(1) {
             let out = self.allocate(graph.layers[before]);
             self.ops.push(ProgramOp::Input.to(out));
-            // the part before has shown it
+            // the part before has passed it to the tap
             self.taps.push(None);
         }
         for (i, node) in graph
@@ -323,7 +323,7 @@ impl<'a> Compiler<'a> {
         });
     }
 
-    /// A slot for a value: one that is free and has its shape, or a new one. An op's inputs are
+    /// Allocates a slot for a value: a free one of its shape, or a new one. An op's inputs are
     /// still alive here, so its result never overwrites them.
     fn allocate(&mut self, value: ValueId) -> Slot {
         let info = self.network.graph().values[value.index()];
@@ -377,7 +377,7 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
     }
 
     fn state(&mut self, state: usize) -> usize {
-        // each part is one operation's
+        // each part belongs to one operation
         self.states.push(self.network.graph().states[state]);
         self.states.len() - 1
     }

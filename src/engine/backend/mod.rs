@@ -1,5 +1,5 @@
 //! Executes a model's graph: one trait, one implementation per device. A backend knows the graph,
-//! its weights and the pages it is told to use; it knows no request and no file format.
+//! its weights and the page numbers it is given; it knows no request and no file format.
 
 pub mod cpu;
 pub mod cuda;
@@ -16,46 +16,46 @@ use crate::Error;
 use crate::sample::{are_finite, argmax};
 use octavo_model::Tap;
 
-/// The result of one op, seen while taps are on.
+/// The result of one op, passed to a tap.
 #[derive(Clone, Copy, Debug)]
 pub struct TapView<'a> {
-    /// Which value.
+    /// Name of the value.
     pub tap: Tap,
-    /// Rows: tokens of the step, or those whose logits are wanted.
+    /// Rows: tokens of the step, or those with logits requested.
     pub rows: usize,
-    /// Values of a row.
+    /// Values per row.
     pub width: usize,
     /// `[rows][width]`
     pub data: &'a [f32],
-    /// What the pass goes on with, if not with these.
+    /// Values that replace these for the rest of the pass, if any.
     instead: &'a RefCell<Option<Vec<f32>>>,
 }
 
 impl TapView<'_> {
-    /// Lets the pass go on with other values in place of these: the next op reads them.
+    /// Replaces these values: the next op reads the new ones.
     ///
     /// # Panics
-    /// If they are not as many.
+    /// If their number differs.
     pub fn go_on_with(&self, values: Vec<f32>) {
         assert_eq!(values.len(), self.data.len(), "{}: values", self.tap);
         *self.instead.borrow_mut() = Some(values);
     }
 }
 
-/// Receives every named value of a step, and every input of a product, in graph order, each before
-/// the next op runs.
+/// Receives every named value of a step, and every input of a matrix product, in graph order, each
+/// before the next op runs.
 pub type TapSink<'a> = dyn FnMut(&TapView<'_>) + Send + 'a;
 
-/// What happens while a model is loaded.
+/// Progress while a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loading<'a> {
-    /// A line for people: what is used and why, what memory it takes.
+    /// A line for people: device, reason, memory.
     Note(&'a str),
-    /// Weights are brought where they are needed.
+    /// Weights are copied or uploaded.
     Weights {
-        /// Bytes of the file done.
+        /// Bytes of the file done so far.
         done: u64,
-        /// Bytes in all.
+        /// Bytes in total.
         total: u64,
     },
 }
@@ -63,34 +63,35 @@ pub enum Loading<'a> {
 /// Receives progress while a model loads.
 pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
 
-/// Where the largest of a row of logits is, the first of equal ones; none if one is not finite.
+/// Returns the index of a row's largest logit, the first of equal ones; `None` if one is not
+/// finite.
 fn best_of(row: &[f32]) -> Option<u32> {
     argmax(row).filter(|_| are_finite(row))
 }
 
-/// Prompt tokens that keep a CPU busy.
+/// Prefill batch size in tokens that keeps a CPU busy.
 pub(crate) const BATCH_OF_CPUS: usize = 512;
-/// Prompt tokens that keep a GPU busy.
+/// Prefill batch size in tokens that keeps a GPU busy.
 pub(crate) const BATCH_OF_GPUS: usize = 2048;
 
-/// A model prepared for one device, with its KV pages.
+/// A model prepared for one device, with its KV cache pages.
 pub trait Executable: Send {
-    /// Prompt tokens at a time that keep its device busy.
+    /// Returns the prefill batch size in tokens that keeps its device busy.
     fn batch(&self) -> usize {
         BATCH_OF_CPUS
     }
 
-    /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
+    /// Runs new tokens and returns the logits of the requested rows, `[wanted][n_vocab]`.
     ///
-    /// The caller has allocated every page that the tables name; nothing is allocated for the cache
-    /// here.
+    /// The caller has allocated every page that the block tables name; nothing is allocated for the
+    /// cache here.
     ///
     /// # Errors
     /// If the device fails.
     fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
 
-    /// As [`Executable::step`], but for each wanted row only where its largest logit is, the first
-    /// of equal ones; none if a logit is not finite.
+    /// As [`Executable::step`], but returns for each requested row only the index of its largest
+    /// logit, the first of equal ones; `None` if a logit is not finite.
     ///
     /// # Errors
     /// If the device fails.
@@ -103,8 +104,8 @@ pub trait Executable: Send {
             .collect())
     }
 
-    /// As [`Executable::step`], but returns the named value `tap` of the wanted rows,
-    /// `[wanted][width]`. A backend need not compute what comes behind it.
+    /// As [`Executable::step`], but returns the named value `tap` of the requested rows,
+    /// `[wanted][width]`. A backend need not compute what comes after it.
     ///
     /// # Errors
     /// If the device fails.
@@ -119,32 +120,32 @@ pub trait Executable: Send {
         Ok(rows)
     }
 
-    /// Copies page `from` to page `to` in every layer of a group of the cache's.
+    /// Copies page `from` to page `to` in every layer of a group.
     ///
     /// # Errors
     /// If the device fails.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error>;
 
-    /// Gives back what only steps need, because none is to be expected soon.
+    /// Frees step scratch buffers while idle.
     fn rest(&mut self) {}
 
-    /// Groups of the cache's layers, each with block tables of its own.
+    /// Returns the number of layer groups of the cache, each with its own block tables.
     fn cache_groups(&self) -> usize;
 
-    /// Pages of each group.
+    /// Returns the number of pages of each group.
     fn n_pages(&self) -> usize;
 
-    /// Room for states of recurrent layers; 0 for models without.
+    /// Returns the number of slots for states of recurrent layers; 0 for models without.
     fn n_states(&self) -> usize;
 
-    /// Bytes of weights in the device's own layout.
+    /// Returns the bytes of weights in the device's own layout.
     fn weight_bytes(&self) -> u64;
 
-    /// The CPU's threads, where it computes.
+    /// Returns the CPU's thread pool, if the CPU computes.
     fn pool(&self) -> Option<SharedPool> {
         None
     }
 
-    /// What runs where, for people: device, instruction set, threads.
+    /// Describes what runs where, for people: device, instruction set, threads.
     fn describe(&self) -> String;
 }

@@ -1,25 +1,25 @@
-//! A network as it runs with a cache of some types: where one has few bits, keys, or values, are
-//! rotated on their way into the cache. A head often has a few values that are many times as large
-//! as the others; with one scale for all of them, four bits leave nothing of the others. Rotated by
-//! a Hadamard matrix each value is a little of all. llama.cpp rotates what it stores in any
-//! quantized type; of eight bits there is little to gain, and five bits are few, too.
+//! Rotates keys and values on their way into a KV cache of few bits. A head often has a few
+//! outliers, many times as large as its other values; with one scale for all of them, four bits
+//! leave nothing of the others. A Hadamard matrix spreads each value over all. llama.cpp rotates
+//! what it stores in any quantized type; of eight bits there is little to gain, and five bits are
+//! few, too.
 //!
-//! Rotated queries have the products with rotated keys that they had before, and what attention
-//! adds up of rotated values is the rotated sum, which is rotated back. Each is done by the type of
-//! its own half alone. Nothing else changes, so that no architecture and no kernel of attention has
-//! to know of it.
+//! Rotated queries have the same products with rotated keys as before, and what attention sums up
+//! of rotated values is the rotated sum, which is rotated back. Keys and values are each rotated by
+//! the type of their own half of the cache alone. Nothing else changes, so that no architecture and
+//! no attention kernel has to know of it.
 
 use octavo_kernels::{HADAMARD_ORDER, KvTypes, Rope};
 use octavo_model::{CacheGroup, Graph, Network, Node, Op, Tensors, ValueId};
 
-/// A network and, where its cache wants rotated heads, the graph that rotates them.
+/// A network and, if its cache needs rotated heads, the graph that rotates them.
 pub(super) struct Stored<'a> {
     network: &'a dyn Network,
     rotating: Option<Graph>,
 }
 
 impl<'a> Stored<'a> {
-    /// As it runs with a cache of these types.
+    /// Wraps a network for a cache of these types.
     pub(super) fn of(network: &'a dyn Network, kv: KvTypes) -> Stored<'a> {
         let halves = Halves {
             k: kv.k.wants_rotated_heads(),
@@ -51,21 +51,22 @@ impl Network for Stored<'_> {
     }
 }
 
-/// What is rotated: keys with the queries that meet them, and values with what is made of them.
+/// Halves of the cache to rotate: keys along with queries, and values along with the attention
+/// output.
 #[derive(Clone, Copy)]
 struct Halves {
     k: bool,
     v: bool,
 }
 
-/// The graph with rotations around the cache.
+/// Returns the graph with rotations around the cache.
 fn rotating(network: &dyn Network, halves: Halves) -> Graph {
     let whole = network.graph();
     let mut graph = Graph {
         nodes: Vec::with_capacity(whole.nodes.len()),
         ..whole.clone()
     };
-    // the largest power of two of neighbours that a head is whole groups of
+    // the largest power of two that divides a head's width, at most `HADAMARD_ORDER`
     let order = |group: usize| {
         let dim = network.caches()[group].head_dim;
         (1 << dim.trailing_zeros()).min(HADAMARD_ORDER)
@@ -113,13 +114,13 @@ fn rotating(network: &dyn Network, halves: Halves) -> Graph {
     graph
 }
 
-/// A new value of the shape of another.
+/// Adds a value of the shape of another.
 fn twin(graph: &mut Graph, value: ValueId) -> ValueId {
     graph.values.push(graph.values[value.index()]);
     ValueId(graph.values.len() as u32 - 1)
 }
 
-/// The value, rotated.
+/// Adds a rotation of a value, and returns its result.
 fn rotate(graph: &mut Graph, x: ValueId, order: usize) -> ValueId {
     let out = twin(graph, x);
     let op = Op::Hadamard { x, order };
@@ -140,7 +141,7 @@ mod tests {
     use crate::backend::cpu::{Cpu, Options};
     use crate::demo_model;
 
-    /// The logits of a few tokens.
+    /// Returns the logits of a few tokens.
     fn logits(gguf: &Arc<Gguf>, network: &dyn Network, kv_type: KvTypes) -> Vec<f32> {
         let options = Options {
             isa: Isa::Scalar,
@@ -170,7 +171,7 @@ mod tests {
         cpu.step(&step, None).expect("logits").to_vec()
     }
 
-    /// Mean squared error, as a part of the mean square.
+    /// Returns the mean squared error relative to the mean square.
     fn nmse(of: &[f32], exact: &[f32]) -> f64 {
         let squares =
             |all: &mut dyn Iterator<Item = f32>| -> f64 { all.map(|x| f64::from(x).powi(2)).sum() };
@@ -195,7 +196,7 @@ mod tests {
             let lost = nmse(&turned, &plain);
             assert!(lost < 1e-6, "{lost:e} of the logits are lost in rotations");
         }
-        // what this module does by itself for a cache of four bits, or half of one
+        // the rotation that this module adds for a cache of four bits, or half of one
         let [k, v] = [KvType::Q4_0; 2];
         for (types, bound) in [
             (k.both(), 0.02),

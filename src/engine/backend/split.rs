@@ -1,4 +1,4 @@
-//! A model on two devices: its first layers on the CPU, the last ones and the output on a GPU.
+//! A model on two devices: the first layers on the CPU, the last ones and the output head on a GPU.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use octavo_model::{Model, Tap};
 pub struct Options {
     /// How many of the last layers run on the GPU.
     pub gpu_layers: usize,
-    /// The rest.
+    /// Options of the first layers, on the CPU.
     pub cpu: cpu::Options,
-    /// That part; its cache is of the same type, and has as many pages.
+    /// Options of the last layers, on the GPU; both caches have the same type and number of pages.
     pub cuda: cuda::Options,
 }
 
-/// Prepares a model on a device, all of it or the last layers.
+/// Prepares a model on a device: all of it, or its last layers with the others on the CPU.
 ///
 /// # Errors
 /// As [`Split::prepare`].
@@ -56,8 +56,8 @@ pub fn prepare<D: Device + 'static>(
     )?))
 }
 
-/// The model on both. Rows go from one to the other within a step; each has its layers' keys and
-/// values.
+/// The model on both devices. Hidden states go from one to the other within a step; each device has
+/// its layers' keys and values.
 pub struct Split<D: Device> {
     first: Cpu,
     second: Cuda<D>,
@@ -66,7 +66,7 @@ pub struct Split<D: Device> {
 }
 
 impl<D: Device> Split<D> {
-    /// Prepares both parts, the GPU's first: it is the one that may have no room.
+    /// Prepares both parts, the GPU's first, because it may lack room.
     ///
     /// # Errors
     /// As [`Cuda::prepare`] and [`Cpu::prepare`].
@@ -121,7 +121,7 @@ impl<D: Device> Split<D> {
         })
     }
 
-    /// The device of the last layers.
+    /// Returns the device of the last layers.
     pub fn device(&self) -> &D {
         self.second.device()
     }

@@ -4,23 +4,23 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// Time of CPUs in each period of time: less of it than threads could use stops all of them until
-/// the next period.
+/// CPU time that a control group may use in each period: if that is less than its threads could
+/// use, all of them stop until the next period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Microseconds of CPU time, above 0.
     time: u64,
-    /// In so many microseconds, above 0.
+    /// Length of a period in microseconds, above 0.
     period: u64,
 }
 
 impl Quota {
-    /// None if one of them is 0.
+    /// Creates a quota; `None` if one of the two is 0.
     pub fn new(time: u64, period: u64) -> Option<Quota> {
         (time > 0 && period > 0).then_some(Quota { time, period })
     }
 
-    /// How many CPUs have no less time than this.
+    /// Returns the smallest number of CPUs that have no less time than this.
     pub fn cpus_rounded_up(&self) -> usize {
         usize::try_from(self.time.div_ceil(self.period)).unwrap_or(usize::MAX)
     }
@@ -41,14 +41,14 @@ impl PartialOrd for Quota {
 
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // the kernel takes no less than a thousandth
+        // the kernel takes no less than a thousandth of a CPU
         let cpus = format!("{:.3}", self.time as f64 / self.period as f64);
         let cpus = cpus.trim_end_matches('0').trim_end_matches('.');
         write!(f, "{cpus} CPU{}", if cpus == "1" { "" } else { "s" })
     }
 }
 
-/// Which interface.
+/// Version of the cgroup interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
@@ -60,17 +60,17 @@ pub enum Version {
 /// A control group of the process that may limit its CPU time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Which files it has.
+    /// Version, which says which files it has.
     pub version: Version,
-    /// Where the hierarchy begins: no group above can be seen.
+    /// Mount point of the hierarchy: no group above it can be seen.
     pub mount: PathBuf,
-    /// The group's own folder, in `mount` or equal to it.
+    /// Folder of the group, in `mount` or equal to it.
     pub folder: PathBuf,
 }
 
 impl Group {
-    /// The groups of this process as the `proc` in a folder names them: one of each version at
-    /// most, most often one.
+    /// Returns the groups of this process as the `proc` in a folder names them: at most one of each
+    /// version, most often one.
     pub fn all(root: &Path) -> Vec<Group> {
         let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         let mounts = std::fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
@@ -104,7 +104,7 @@ impl Group {
             .find_map(|line| mount_of(version, line))
             .unwrap_or_else(usual);
         let mount = below(root, &mount);
-        // what is mounted may be a part of the hierarchy; a group outside of it cannot be looked up
+        // the mount may be a part of the hierarchy; a group outside of it cannot be looked up
         let inside = Path::new(path).strip_prefix(&top).ok();
         let inside = inside.filter(|path| {
             path.components()
@@ -118,7 +118,7 @@ impl Group {
         })
     }
 
-    /// The smallest quota of this group and those above it.
+    /// Returns the smallest quota of this group and those above it.
     pub fn quota(&self) -> Option<Quota> {
         let folders = self
             .folder
@@ -130,17 +130,17 @@ impl Group {
     }
 }
 
-/// The quota that one group's folder states.
+/// Reads the quota from the folder of one group.
 fn quota_in(version: Version, folder: &Path) -> Option<Quota> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
     let number = |text: &str| text.trim().parse::<u64>().ok();
     match version {
-        // -1 is no quota, and no number here
+        // -1 means no quota, and does not parse here
         Version::V1 => Quota::new(
             number(&read("cpu.cfs_quota_us")?)?,
             number(&read("cpu.cfs_period_us")?)?,
         ),
-        // "max 100000" is none
+        // "max 100000" means no quota
         Version::V2 => {
             let text = read("cpu.max")?;
             let (time, period) = text.trim().split_once(' ')?;
@@ -149,7 +149,8 @@ fn quota_in(version: Version, folder: &Path) -> Option<Quota> {
     }
 }
 
-/// Of a line of mountinfo that mounts this version's hierarchy: which part of it, and where.
+/// Parses a line of mountinfo; if it mounts this version's hierarchy, returns which part of it, and
+/// the mount point.
 fn mount_of(version: Version, line: &str) -> Option<(String, String)> {
     let (place, what) = line.split_once(" - ")?;
     let (mut place, mut what) = (place.split(' ').skip(3), what.split(' '));
@@ -158,7 +159,7 @@ fn mount_of(version: Version, line: &str) -> Option<(String, String)> {
         Version::V1 => kind == "cgroup" && options.split(',').any(|name| name == "cpu"),
         Version::V2 => kind == "cgroup2",
     };
-    // spaces and the like stand there as octal numbers
+    // spaces and the like are written as octal numbers
     let plain = |text: &str| {
         text.replace("\\040", " ")
             .replace("\\011", "\t")
@@ -168,7 +169,7 @@ fn mount_of(version: Version, line: &str) -> Option<(String, String)> {
     ours.then_some((plain(place.next()?), plain(place.next()?)))
 }
 
-/// An absolute path of the machine in the folder that stands for its root.
+/// Returns the path below the root folder for an absolute path of the machine.
 fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }

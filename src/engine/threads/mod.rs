@@ -1,9 +1,10 @@
-//! How many threads run unless somebody says so, and what decided it.
+//! Default number of threads, and the reason for it.
 //!
-//! All threads meet at barriers, so the slowest decides: a slow core, the second half of a core or
-//! a CPU that other work has cost more than they add. The default is therefore one thread for each
-//! physical core of the fastest kind among the CPUs that the process may use, and no more than a
-//! cgroup's quota allows, rounded up: with a quota of 1.5 CPUs two threads are faster than one.
+//! All threads meet at barriers, so the slowest one decides: a slow core, the second hyperthread of
+//! a core or a CPU busy with other work costs more than it adds. The default is therefore one
+//! thread for each physical core of the fastest kind among the CPUs that the process may use, and
+//! no more than a cgroup's quota allows, rounded up: with a quota of 1.5 CPUs two threads are
+//! faster than one.
 //!
 //! Everything is read below a root folder, so that tests can bring machines of their own.
 
@@ -18,60 +19,60 @@ use std::path::Path;
 
 use cgroup::Quota;
 
-/// More CPUs than any machine has: a list that says so is garbage.
+/// More CPUs than any machine has: a list with a larger number is garbage.
 const MAX_CPUS: usize = 1 << 16;
 
-/// A number of threads and what decided it. Shown, it is `2 threads: 2 of 8 CPUs allowed`.
+/// A number of threads and the reason for it, displayed as `2 threads: 2 of 8 CPUs allowed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Threads {
-    /// At least 1.
+    /// Number of threads, at least 1.
     pub count: usize,
-    /// What decided it.
+    /// Reason for the number.
     pub reason: Reason,
 }
 
-/// What decided a number of threads.
+/// Reason for a number of threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Somebody who knows better.
+    /// The user gave it.
     Given,
-    /// Somebody asked for more threads than the process has CPUs.
+    /// The user asked for more threads than the process has CPUs.
     GivenMore {
-        /// What was asked for.
+        /// Threads asked for.
         asked: usize,
         /// CPUs that the process may use, of every kind.
         cpus: usize,
     },
     /// Every CPU is a core of the same kind, and all may be used.
     All,
-    /// The process may not use every CPU.
+    /// The process may use only some of the CPUs.
     Allowed {
         /// CPUs that it may use.
         cpus: usize,
         /// CPUs online.
         of: usize,
     },
-    /// Other cores are slower.
+    /// The other cores are slower.
     Performance {
         /// Cores of the fastest kind that the process may use.
         cores: usize,
-        /// Slower ones that it might use.
+        /// Slower cores that it may use.
         others: usize,
     },
-    /// Several CPUs are one core.
+    /// Several CPUs share one core (hyperthreads).
     Physical {
         /// CPUs that the process may use.
         cpus: usize,
         /// CPUs online.
         of: usize,
     },
-    /// A cgroup of the process gets no more time than this.
+    /// A cgroup of the process has this quota.
     Quota(Quota),
-    /// The system says so without a reason.
+    /// The system reports it without a reason.
     System,
 }
 
-/// `1 CPU`, `2 CPUs`.
+/// Formats a count: `1 CPU`, `2 CPUs`.
 fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -103,7 +104,7 @@ impl fmt::Display for Reason {
 }
 
 impl Threads {
-    /// `2 threads (given)`, for a place inside a sentence.
+    /// Formats it as `2 threads (given)`, for a place inside a sentence.
     pub fn in_brackets(&self) -> String {
         format!("{} ({})", counted(self.count, "thread"), self.reason)
     }
@@ -118,25 +119,25 @@ impl fmt::Display for Threads {
 /// A CPU that the process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cpu {
-    /// The first CPU of its core.
+    /// Number of the first CPU of its core.
     core: usize,
-    /// Of the fastest kind.
+    /// Whether it is of the fastest kind.
     fast: bool,
 }
 
-/// What a process may use of a machine.
+/// CPUs of a machine that a process may use, and its quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// CPUs online; none if only their number is known, from the system.
+    /// CPUs online; `None` if only their number is known, from the system.
     online: Option<usize>,
-    /// Those that the process may use, at least one.
+    /// CPUs that the process may use, at least one.
     cpus: Vec<Cpu>,
     quota: Option<Quota>,
 }
 
 impl Machine {
-    /// This process on this machine: what Linux tells in /proc and /sys, or else the number that
-    /// the system has.
+    /// Reads what Linux reports of this process in /proc and /sys, or else takes the number of CPUs
+    /// that the system reports.
     pub fn here() -> Machine {
         Machine::read(Path::new("/")).unwrap_or_else(|| {
             let n = std::thread::available_parallelism().map_or(1, usize::from);
@@ -149,9 +150,9 @@ impl Machine {
         })
     }
 
-    /// As [`Machine::here`], from the `proc` and `sys` in a folder; `None` where they do not say
-    /// which CPUs the process may use. Whatever else is missing or makes no sense there is taken as
-    /// if it had nothing to say.
+    /// As [`Machine::here`], from the `proc` and `sys` in a folder; `None` where they do not list
+    /// the CPUs that the process may use. Anything else that is missing or invalid is treated as
+    /// absent.
     pub fn read(root: &Path) -> Option<Machine> {
         let online = list_in(&root.join("sys/devices/system/cpu/online"));
         let allowed: Vec<usize> = allowed_cpus(root, online.as_ref())?.into_iter().collect();
@@ -175,13 +176,13 @@ impl Machine {
         })
     }
 
-    /// CPUs that the process may use, the second halves of cores and slow ones included, whatever
-    /// its quota.
+    /// Returns the number of CPUs that the process may use, including hyperthreads and slow ones,
+    /// whatever its quota.
     pub fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
-    /// How many threads are best where nobody asked for a number.
+    /// Returns the best number of threads where the user gave none.
     pub fn threads(&self) -> Threads {
         let Some(of) = self.online else {
             return Threads {
@@ -198,7 +199,7 @@ impl Machine {
         };
         let (cpus, (fast_cpus, fast_cores), (_, slow_cores)) =
             (self.cpus.len(), cores(true), cores(false));
-        // the fastest kind is that of CPUs allowed, or else a kind that no CPU allowed is of
+        // the fastest kind may be one that none of the allowed CPUs is of
         let (count, reason) = match fast_cpus {
             0 if slow_cores < cpus => (slow_cores, Reason::Physical { cpus, of }),
             0 => (cpus, allowed(cpus, of)),
@@ -221,8 +222,8 @@ impl Machine {
         }
     }
 
-    /// As many threads as asked for, but no more than there are CPUs: beyond that they take turns,
-    /// and each waits for those that have none.
+    /// Returns as many threads as asked for, but no more than there are CPUs: beyond that threads
+    /// would share CPUs and wait for each other at barriers.
     pub fn threads_asked(&self, asked: usize) -> Threads {
         let cpus = self.cpus();
         match asked > cpus {
@@ -238,14 +239,14 @@ impl Machine {
     }
 }
 
-/// The CPUs that the process may use, at least one; `None` where the `proc` in a folder does not
-/// say.
+/// Returns the CPUs that the process may use, at least one; `None` where the `proc` in a folder
+/// does not list them.
 fn allowed_cpus(root: &Path, online: Option<&BTreeSet<usize>>) -> Option<BTreeSet<usize>> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let mut lines = status.lines();
     let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let allowed = list(allowed)?;
-    // a mask that nobody narrowed has bits for CPUs that are not there
+    // a mask that was never narrowed has bits for CPUs that do not exist
     let here = |all: &BTreeSet<usize>| allowed.intersection(all).copied().collect();
     let allowed: BTreeSet<usize> = online.map_or(allowed.clone(), here);
     (!allowed.is_empty()).then_some(allowed)
@@ -259,10 +260,10 @@ fn allowed(cpus: usize, of: usize) -> Reason {
     }
 }
 
-/// Which of these CPUs are of the fastest kind: on Intel's hybrid processors the kernel names the
-/// kinds, on Arm it gives each CPU a capacity. Cores within a quarter of the largest one count as
-/// fast: three of four cores that wait for the fourth at a barrier lose no more by it than they
-/// bring.
+/// Returns which of these CPUs are of the fastest kind: on Intel's hybrid processors the kernel
+/// names the kinds, on Arm it gives each CPU a capacity. Cores within a quarter of the largest
+/// capacity count as fast: of four threads, three that wait for the fourth at a barrier lose no
+/// more than that one adds.
 fn fast(root: &Path, cpus: &[usize]) -> Vec<bool> {
     let kind = |name: &str| list_in(&root.join("sys/devices").join(name).join("cpus"));
     if let (Some(core), Some(_)) = (kind("cpu_core"), kind("cpu_atom")) {
@@ -284,16 +285,16 @@ fn fast(root: &Path, cpus: &[usize]) -> Vec<bool> {
                 .map(|capacity| 4 * capacity >= 3 * most)
                 .collect()
         }
-        // one that is not known makes the others incomparable
+        // one without a capacity makes the others incomparable
         None => vec![true; cpus.len()],
     }
 }
 
-/// The first CPU of the core that this one belongs to: itself where the kernel says nothing
-/// sensible.
+/// Returns the first CPU of the core that this one belongs to: itself where the kernel reports
+/// nothing sensible.
 fn core(root: &Path, cpu: usize) -> usize {
     let topology = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology"));
-    // the second is the older name
+    // the second file has the older name
     let siblings = ["core_cpus_list", "thread_siblings_list"]
         .iter()
         .find_map(|name| list_in(&topology.join(name)));
@@ -307,7 +308,7 @@ fn list_in(path: &Path) -> Option<BTreeSet<usize>> {
     list(&std::fs::read_to_string(path).ok()?)
 }
 
-/// The kernel's lists, `0-3,8`; none if there is no number in it or anything else.
+/// Parses a list of the kernel's, `0-3,8`; `None` if it is empty or invalid.
 fn list(text: &str) -> Option<BTreeSet<usize>> {
     let mut all = BTreeSet::new();
     for part in text.trim().split(',') {

@@ -1,12 +1,12 @@
-//! NUMA nodes: CPUs with memory of their own, which others reach more slowly.
+//! NUMA nodes: CPUs with memory of their own, which other CPUs reach more slowly.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{allowed_cpus, list_in};
 
-/// The CPUs of each node that the process may use, of nodes where it may use some; all of them in
-/// one where Linux names no nodes, and none where it does not say which they are.
+/// Returns the CPUs of each NUMA node that the process may use, without empty nodes; all of them as
+/// one node where Linux reports no nodes, and none where it does not list the CPUs.
 pub fn here() -> Vec<Vec<usize>> {
     read(Path::new("/"))
 }
@@ -41,8 +41,8 @@ pub fn read(root: &Path) -> Vec<Vec<usize>> {
     }
 }
 
-/// So many groups of neighbouring CPUs, as equal as can be, node after node; none if there are
-/// fewer CPUs.
+/// Divides the CPUs into this many groups of neighbours, as equal as can be, node after node;
+/// `None` if there are fewer CPUs.
 pub fn divided(nodes: &[Vec<usize>], groups: usize) -> Option<Vec<Vec<usize>>> {
     let all = nodes.concat();
     if groups == 0 || all.len() < groups {

@@ -1,4 +1,4 @@
-//! Machines made of files.
+//! Tests with machines made of files.
 
 use std::path::Path;
 
@@ -6,7 +6,8 @@ use tempfile::TempDir;
 
 use super::{Machine, list, nodes};
 
-/// A machine's folder with these files; its CPUs are `online`, the process may use `allowed`.
+/// Creates a machine's folder with these files; its CPUs are `online`, the process may use
+/// `allowed`.
 fn machine(online: &str, allowed: &str, files: &[(&str, &str)]) -> TempDir {
     let root = tempfile::tempdir().expect("a folder");
     let status = format!(
@@ -37,7 +38,7 @@ fn decided(root: &TempDir) -> String {
         .to_string()
 }
 
-/// Each core has two CPUs, `n` apart.
+/// Gives each core two CPUs, `n` apart.
 fn siblings(root: &TempDir, n: usize, name: &str) {
     for cpu in 0..2 * n {
         let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/{name}");
@@ -80,12 +81,12 @@ fn affinity() {
         decided(&machine("0-1", "0", &[])),
         "1 thread: 1 of 2 CPUs allowed"
     );
-    // bits for CPUs that could be plugged in
+    // the mask has bits for CPUs that could be plugged in
     assert_eq!(
         decided(&machine("0-3", "0-127", &[])),
         "4 threads: all CPUs"
     );
-    // nothing about what is online
+    // nothing is known of the CPUs online
     let root = machine("?", "2-3", &[]);
     assert_eq!(decided(&root), "2 threads: all CPUs");
 }
@@ -141,7 +142,7 @@ fn quotas_of_version_2() {
         with("0::/\n", &[root, above]),
         "3 threads: a quota of 2.5 CPUs"
     );
-    // outside of what is mounted, only its beginning is known
+    // a group outside of the mount: only the top of the mount is known
     assert_eq!(
         with("0::/../c\n", &[root, ("sys/fs/c/cpu.max", "1 1")]),
         "3 threads: a quota of 2.5 CPUs"
@@ -204,14 +205,14 @@ fn quotas_of_version_1() {
         v1("1000", "1000", "sys/fs/cgroup/cpuset/x", groups, mount),
         "8 threads: all CPUs"
     );
-    // Docker without namespaces for groups mounts the container's own one, and names it as the host
+    // Docker without cgroup namespaces mounts the container's own group, and names it as the host
     // does
     let docker = "33 31 0:29 /docker/1 /my\\040groups rw - cgroup cgroup rw,cpu\n";
     assert_eq!(
         v1("50000", "20000", "my groups", "4:cpu:/docker/1\n", docker),
         "3 threads: a quota of 2.5 CPUs"
     );
-    // without mountinfo, the usual places
+    // without mountinfo, the usual paths
     assert_eq!(
         v1("50000", "20000", "sys/fs/cgroup/cpu/a", "4:cpu:/a\n", ""),
         "3 threads: a quota of 2.5 CPUs"
@@ -237,7 +238,7 @@ fn several_cpus_of_a_core() {
     }
 }
 
-/// 8 fast cores of two CPUs each, then 16 slow ones.
+/// A machine with 8 fast cores of two CPUs each, then 16 slow ones.
 fn hybrid(allowed: &str) -> TempDir {
     let kinds = [
         ("sys/devices/cpu_core/cpus", "0-15\n"),
@@ -268,7 +269,7 @@ fn intels_two_kinds_of_cores() {
     ] {
         assert_eq!(decided(&hybrid(allowed)), expected);
     }
-    // a kind without CPUs is no kind
+    // a kind without CPUs does not count
     let root = machine(
         "0-3",
         "0-3",
@@ -325,7 +326,7 @@ fn no_more_than_the_cpus_are_given() {
     write(root.path(), "sys/fs/cgroup/cpu.max", "100000 100000\n");
     let machine = Machine::read(root.path()).expect("CPUs are listed");
     let given = |n| machine.threads_asked(n).to_string();
-    // second halves of cores, slow cores and time beyond the quota may be asked for
+    // hyperthreads, slow cores and CPUs beyond the quota may be asked for
     assert_eq!(given(1), "1 thread: given");
     assert_eq!(given(5), "5 threads: given");
     assert_eq!(given(6), "5 threads: 6 given, of 5 CPUs allowed");
@@ -374,7 +375,7 @@ fn garbage_says_nothing() {
             "{max}"
         );
     }
-    // without a list of CPUs nothing is known, and the system is asked
+    // without a list of CPUs nothing is known, and the system's number is taken
     for allowed in ["", "none", "9-2"] {
         assert_eq!(Machine::read(machine("0-1", allowed, &[]).path()), None);
     }
@@ -400,7 +401,7 @@ fn nodes_are_those_with_cpus_that_may_be_used() {
         }
         nodes::read(root.path())
     };
-    // the tenth comes after the second, and one may have memory alone
+    // node 10 comes after node 2, and a node may have memory alone
     let three = [(10, "4-7"), (2, "0-3"), (3, "")];
     assert_eq!(of("0-7", &three), [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
     assert_eq!(of("2-5", &three), [[2, 3], [4, 5]]);

@@ -1,4 +1,4 @@
-//! Values that ranks show together.
+//! Shows tap values that are divided among tensor parallel ranks as whole rows.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use super::Share;
 use crate::backend::TapSink;
 use crate::backend::lower::Taps;
 
-/// Which results of a share are parts of rows, and who has the others.
+/// Results of a rank's shard that are parts of rows, and the link to the ranks with the other
+/// parts.
 pub(in crate::backend) struct Gathered {
     ranks: Arc<dyn Collective>,
     /// By operation: how its result is divided, if it is.
@@ -16,16 +17,16 @@ pub(in crate::backend) struct Gathered {
 }
 
 impl Gathered {
-    /// Of a share.
+    /// Creates it for a shard.
     pub(in crate::backend) fn new(ranks: Arc<dyn Collective>, share: &Share<'_>) -> Gathered {
         let cuts = share.cuts.clone();
         Gathered { ranks, cuts }
     }
 
-    /// As [`Taps::show`], of whole rows.
+    /// As [`Taps::show`], with whole rows.
     ///
     /// # Panics
-    /// If other values are to stand in the place of those that are divided.
+    /// If values that are divided are to be replaced.
     pub(in crate::backend) fn show(
         &self,
         taps: &Taps,

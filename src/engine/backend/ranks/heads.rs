@@ -1,21 +1,21 @@
-//! Key heads: among how many ranks they can be divided, and which values are divided like them.
+//! KV heads: among how many ranks they can be divided, and which values are divided like them.
 
 use octavo_kernels::CacheLayer;
 use octavo_model::{Network, Op, ValueId};
 
-/// The key heads of every cache that holds any. Where no layer attends, there is a group without
-/// layers, whose heads are nobody's.
+/// Returns the number of KV heads of every cache that has layers. Where no layer attends, there is
+/// a group without layers, whose heads do not count.
 fn key_heads(network: &dyn Network) -> impl Iterator<Item = usize> {
     let groups = network.caches().iter().filter(|group| group.n_layer > 0);
     groups.map(|group| group.n_head_kv)
 }
 
-/// Whether a network can be divided among so many ranks: each has as many key heads.
+/// Returns whether a network can be divided among this many ranks: each gets as many KV heads.
 pub(super) fn is_possible(network: &dyn Network, ranks: usize) -> bool {
     key_heads(network).all(|heads| heads.is_multiple_of(ranks))
 }
 
-/// The numbers of ranks that a network with key heads can be divided among.
+/// Returns the numbers of ranks that a network can be divided among.
 pub(super) fn possible(network: &dyn Network) -> Vec<usize> {
     let most = key_heads(network).min().unwrap_or(1);
     (1..=most)
@@ -23,8 +23,8 @@ pub(super) fn possible(network: &dyn Network) -> Vec<usize> {
         .collect()
 }
 
-/// Which values are divided by key heads, and into how many, because attention reads or makes them
-/// so, or because they become what it reads.
+/// Returns which values are divided by KV heads, and by how many, because attention reads or writes
+/// them, or because they become its inputs.
 pub(super) fn of_values(network: &dyn Network) -> Vec<Option<usize>> {
     let graph = network.graph();
     let of = |cache: CacheLayer| network.caches()[cache.group].n_head_kv;

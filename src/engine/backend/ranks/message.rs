@@ -1,35 +1,35 @@
-//! What rank 0 tells the others to do, as words.
+//! Messages from rank 0 to the other ranks, as 32-bit words.
 
 use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step, Turns};
 
-/// What the others are to do.
+/// A command to the other ranks.
 pub(super) enum Message<'a> {
-    /// Computes a step.
+    /// Compute a step.
     Step(OwnedStep, Asked),
-    /// Copies a page of a group of the cache's layers.
+    /// Copy a page of a group of the cache's layers.
     Copy { group: usize, from: u32, to: u32 },
-    /// Gives back what only steps need.
+    /// Free step scratch buffers.
     Rest,
-    /// Prepares a model that is described so.
+    /// Prepare the model of this description.
     Load(&'a [u32]),
-    /// Forgets the model.
+    /// Drop the model.
     Unload,
-    /// Ends.
+    /// End.
     Stop,
 }
 
-/// What is asked of a step: what devices keep of it for later has to be the same on all.
+/// Result asked of a step: device state kept for later steps must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Its outputs.
+    /// Logits.
     Outputs,
-    /// Where the largest of them are.
+    /// Argmax of the logits.
     Best,
-    /// The same as the first, and everything between.
+    /// Logits, and every named value.
     Shown,
 }
 
-/// A step with all that it needs.
+/// A step that owns its data.
 pub(super) struct OwnedStep {
     role: Role,
     sequences: Vec<OwnedSequence>,
@@ -56,7 +56,7 @@ const LOAD: u32 = 5;
 const UNLOAD: u32 = 6;
 const STOP: u32 = 7;
 
-/// A step, as words.
+/// Encodes a step as words.
 pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
     words.clear();
     words.push(match asked {
@@ -92,7 +92,7 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
     }
 }
 
-/// Anything but a step, as words.
+/// Encodes any message but a step as words.
 pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
     match *message {
         Message::Step(..) => unreachable!("steps have words of their own"),
@@ -104,7 +104,7 @@ pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
     }
 }
 
-/// What words say; none if they say nothing.
+/// Decodes words; `None` if they are no message.
 pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
     let (kind, rest) = words.split_first()?;
     Some(match (*kind, rest) {
@@ -159,7 +159,7 @@ fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
 }
 
 impl OwnedStep {
-    /// Hands the step on.
+    /// Passes the step to `of`.
     pub(super) fn with<T>(&self, of: impl FnOnce(&Step<'_>) -> T) -> T {
         let all = &self.sequences;
         let tables = all.iter().map(|s| s.tables.iter().map(Vec::as_slice));

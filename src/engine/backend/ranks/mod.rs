@@ -1,8 +1,9 @@
-//! A model on several ranks, each with some rows of every matrix: rank 0 has the engine and says
-//! what is computed, the others do as they are told. How they reach each other is a [`Collective`].
+//! Tensor parallelism: a model on several ranks, each with some rows of every matrix. Rank 0 has
+//! the engine and decides what is computed, the others follow. They communicate through a
+//! [`Collective`].
 //!
-//! Nothing but words and parts of rows goes from rank to rank, so that only rank 0 decides
-//! anything: no two of them can come to think differently of what is next.
+//! Only words and parts of rows go from rank to rank, and only rank 0 decides anything, so that no
+//! two ranks can disagree about what is next.
 
 mod gathered;
 mod heads;
@@ -30,29 +31,30 @@ pub use place::{OnDevice, Open, Opened, open_gpu};
 pub(super) use share::Share;
 pub use worker::{serve, serve_on};
 
-/// The ranks that compute a model together, as rank 0 sees them. Clones are the same ranks.
+/// A tensor parallel group, as rank 0 sees it. Clones are the same group.
 #[derive(Clone, Debug)]
 pub struct World(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     link: Arc<dyn Collective>,
-    /// Where this one computes that is not to compute on a CPU.
+    /// Opens the device of this rank, if it is not to compute on a CPU.
     open: Open,
-    /// They have a model.
+    /// Whether the group has a model already.
     is_taken: AtomicBool,
 }
 
 impl World {
-    /// Those that this, which is rank 0, reaches so. All others [`serve`] it.
+    /// Creates the group of the ranks that this one, which is rank 0, reaches over the link. All
+    /// others [`serve`] it.
     ///
     /// # Panics
-    /// If it is another rank.
+    /// If this is another rank.
     pub fn new(link: Arc<dyn Collective>) -> World {
         World::on(link, open_gpu)
     }
 
-    /// As [`World::new`], with other devices in the place of GPUs.
+    /// As [`World::new`], with other devices in place of GPUs.
     ///
     /// # Panics
     /// As [`World::new`].
@@ -65,12 +67,12 @@ impl World {
         }))
     }
 
-    /// How many there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.0.link.ranks()
     }
 
-    /// Lets the others end; nothing can be computed with them after that.
+    /// Ends the other ranks; nothing can be computed with them after that.
     pub fn stop(&self) {
         self.say(&Message::Stop);
     }
@@ -80,13 +82,13 @@ impl World {
     }
 }
 
-/// How rank 0 describes what the others are to prepare.
+/// Description of the model and options that the other ranks are to prepare.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Described {
     version: String,
-    /// None: the model inside the program.
+    /// `None` is the model inside the program.
     path: Option<PathBuf>,
-    /// Of keys, tensors and some of their data.
+    /// Digest of keys, tensors and some of their data.
     digest: String,
     mmap: bool,
     positions: usize,
@@ -101,10 +103,10 @@ struct Described {
     gpus: Option<DescribedGpus>,
 }
 
-/// How GPUs compute, where they do.
+/// Options of GPUs, if they compute.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct DescribedGpus {
-    /// The number of rank 0's.
+    /// Number of rank 0's GPU.
     first: usize,
     rows: usize,
     wanted: usize,
@@ -132,16 +134,16 @@ impl DescribedGpus {
     }
 }
 
-/// What rank 0 knows of a model beside its file.
+/// Options of a model on several ranks, beside its file.
 pub(crate) struct Wanted<'a> {
     pub(crate) source: &'a ModelSource,
     pub(crate) mmap: bool,
-    /// Of a sequence.
+    /// Context length of a sequence.
     pub(crate) positions: usize,
-    /// Asked for; each rank has as many.
+    /// Threads asked for; each rank has as many.
     pub(crate) threads: Option<usize>,
     pub(crate) cpu: &'a cpu::Options,
-    /// If GPUs compute: the number of rank 0's, and how.
+    /// If GPUs compute: the number of rank 0's, and the options.
     pub(crate) gpus: Option<(usize, &'a cuda::Options)>,
 }
 
@@ -161,7 +163,7 @@ impl Described {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             path: match wanted.source {
                 ModelSource::Path(path) => Some(path.clone()),
-                // the digest tells the other ranks that theirs has other keys
+                // the digest shows the other ranks that theirs has other keys
                 ModelSource::Demo | ModelSource::Changed { .. } => None,
             },
             digest: digest(gguf),
@@ -182,8 +184,8 @@ impl Described {
     }
 }
 
-/// SHA-256 of a file's keys and tensors, and of the first row of each, which tells models apart
-/// that were trained from the same one.
+/// Returns the SHA-256 of a file's keys and tensors, and of the first row of each tensor, which
+/// distinguishes models that were fine-tuned from the same one.
 fn digest(gguf: &Gguf) -> String {
     let mut hash = Sha256::new();
     for (key, value) in gguf.keys() {
@@ -194,7 +196,7 @@ fn digest(gguf: &Gguf) -> String {
         let offset = gguf.file_offset(tensor);
         hash.update(format!("{name} {ty} {dims:?} {offset:?}\n"));
         let row = dims.first().and_then(|n| ty.row_bytes(*n));
-        // no file has such a row; one may say so
+        // a file may claim such a row, but cannot have it
         let row = row.filter(|n| *n <= gguf.file_bytes());
         let mut row = vec![0; row.unwrap_or(0) as usize];
         gguf.read(tensor, 0, &mut row);
@@ -207,7 +209,7 @@ fn digest(gguf: &Gguf) -> String {
 /// Prepares a model on all ranks.
 ///
 /// # Errors
-/// If it cannot be divided among so many, or a rank cannot prepare its share.
+/// If it cannot be divided among this many ranks, or a rank cannot prepare its shard.
 pub(crate) fn prepare(
     world: &World,
     gguf: &Arc<Gguf>,
@@ -253,7 +255,7 @@ pub(crate) fn prepare(
     }
 }
 
-/// What rank 0 has, if all ranks have theirs.
+/// Returns rank 0's result if all ranks succeeded.
 fn agreed<T>(world: &World, mine: Result<T, Error>) -> Result<T, Error> {
     let failed = agree(&*world.0.link, mine.as_ref().err().map(ToString::to_string));
     match (mine, failed) {
@@ -267,8 +269,8 @@ fn agreed<T>(world: &World, mine: Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// Lets every rank know which of them cannot do what it was told, and why, in a line: the first of
-/// them. All call it together.
+/// Exchanges errors among all ranks, which call it together: returns the first rank that failed,
+/// and why, in a line.
 pub fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, String)> {
     let mine: Vec<f32> = why
         .iter()
@@ -290,11 +292,11 @@ pub fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, Strin
 
 /// A model on several ranks, as rank 0 has it.
 struct Ranks {
-    /// Its own share.
+    /// Shard of rank 0.
     mine: Box<dyn Executable>,
     on_gpus: bool,
     world: World,
-    /// The words of a step.
+    /// Buffer for the words of a step.
     words: Vec<u32>,
 }
 
@@ -305,7 +307,7 @@ impl Ranks {
     }
 }
 
-/// Ends a rank that cannot go on in the middle of what all do.
+/// Ends a rank that cannot go on in the middle of an operation of all ranks.
 fn give_up(link: &dyn Collective, error: &impl ToString) -> ! {
     link.give_up(&error.to_string())
 }
@@ -329,7 +331,8 @@ impl Executable for Ranks {
     }
 
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
-        // a GPU looks for them itself, in what it captures; a CPU's look is not needed of all
+        // a GPU computes the argmax itself, inside its captured graph, so all ranks must; on CPUs
+        // it is not needed of the others
         self.tell(
             step,
             match self.on_gpus {
@@ -379,7 +382,7 @@ impl Executable for Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        // who panics ends, and the others learn of it
+        // a rank that panics ends, and the others learn of it
         if !std::thread::panicking() {
             self.world.say(&Message::Unload);
             self.world.0.is_taken.store(false, Ordering::SeqCst);

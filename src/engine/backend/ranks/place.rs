@@ -1,5 +1,4 @@
-//! What a rank computes its share on: threads of a CPU, or a device that gathers with those of the
-//! other ranks.
+//! Devices of ranks: CPU threads, or a device that gathers with those of the other ranks.
 
 use std::sync::Arc;
 
@@ -15,23 +14,23 @@ use crate::backend::cuda::{self, Cuda};
 use crate::backend::rotate::Stored;
 use crate::backend::{Executable, Loading, LoadingSink};
 
-/// A device, and how it reaches those of the other ranks.
+/// A device, and its link to those of the other ranks.
 pub struct OnDevice {
     /// The device.
     pub device: Box<dyn Device>,
-    /// The others.
+    /// Link to the devices of the other ranks.
     pub ranks: Arc<dyn DeviceCollective>,
 }
 
-/// A device that is open and still has to meet those of the other ranks, which all do at the same
-/// time.
+/// A device that is open and still has to connect to those of the other ranks, which all do at the
+/// same time.
 pub type Opened = Box<dyn FnOnce(Arc<dyn Collective>) -> Result<OnDevice, cuda::Error> + Send>;
 
-/// Opens the device of one of several ranks, where that of rank 0 has this number. Who cannot says
-/// so here, so that nobody waits for it later.
+/// Opens the device of one of several ranks, given the number of rank 0's. A rank that cannot
+/// reports it here, so that no other rank waits for it later.
 pub type Open = fn(&dyn Collective, usize) -> Result<Opened, cuda::Error>;
 
-/// Opens a rank's GPU: each rank has the next of its machine, and behind the last comes the first.
+/// Opens a rank's GPU: each rank has the next one of its machine, starting over after the last.
 ///
 /// # Errors
 /// One line that says what is missing.
@@ -52,14 +51,14 @@ pub fn open_gpu(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Err
     }))
 }
 
-/// Where a rank's share goes.
+/// The device for a rank's shard, with its options.
 pub(super) enum Place {
     Cpu(cpu::Options),
     Device(Opened, cuda::Options),
 }
 
 impl Place {
-    /// Prepares this rank's share there, while the others prepare theirs.
+    /// Prepares this rank's shard there, while the other ranks prepare theirs.
     pub(super) fn prepare(
         self,
         link: &Arc<dyn Collective>,

@@ -1,11 +1,11 @@
-//! One rank's share of a network: the same graph, with some of the rows of every matrix and some of
-//! the key heads of every cache.
+//! One rank's shard of a network: the same graph, with some of the rows of every matrix and some of
+//! the KV heads of every cache.
 //!
-//! Rows of a product depend on nothing but their weights and the whole input, and heads of
-//! attention on nothing but their own keys. So a rank computes its rows, and where an operation
-//! wants whole rows, all ranks gather their parts: nothing is added up across ranks, and no bit
-//! depends on how many there are. What is not known to work on parts works on whole rows, on every
-//! rank, so that no architecture needs to be thought of here.
+//! Rows of a product depend on nothing but their weights and the whole input, and attention heads
+//! on nothing but their own keys. So a rank computes its rows, and where an operation needs whole
+//! rows, all ranks gather their parts: nothing is summed across ranks, and no bit depends on their
+//! number. Operations that are not known to work on parts work on whole rows, on every rank, so
+//! that this needs no knowledge of architectures.
 
 use std::ops::Range;
 
@@ -16,10 +16,10 @@ use octavo_model::{
 
 use super::heads;
 
-/// Rows that stay together, where nothing else says how many: no matrix is cut into less.
+/// Smallest number of rows that a matrix is cut into, unless heads decide.
 const GRAIN: usize = 16;
 
-/// A rank's share of a network.
+/// A rank's shard of a network.
 pub(in crate::backend) struct Share<'a> {
     ropes: &'a [Rope],
     graph: Graph,
@@ -48,7 +48,7 @@ impl Network for Share<'_> {
 }
 
 impl<'a> Share<'a> {
-    /// The share of one of so many ranks, which must be [possible](heads::is_possible).
+    /// Creates the shard of one of `ranks` ranks, which must be [possible](heads::is_possible).
     pub(in crate::backend) fn of(network: &'a dyn Network, rank: usize, ranks: usize) -> Share<'a> {
         let whole = network.graph();
         let mut divider = Divider {
@@ -78,7 +78,7 @@ impl<'a> Share<'a> {
         };
         let caches = network.caches().iter().map(|group| CacheGroup {
             n_head_kv: match group.n_layer {
-                // nobody's
+                // a group without layers is not divided
                 0 => group.n_head_kv,
                 _ => group.n_head_kv / ranks,
             },
@@ -99,21 +99,22 @@ impl<'a> Share<'a> {
     }
 }
 
-/// What there is of a value of the whole graph: all of its rows, a part of them, or both.
+/// Forms of a value of the whole graph that the shard has: all of its rows, a part of them, or
+/// both.
 #[derive(Clone, Copy, Default)]
 struct Form {
     whole: Option<ValueId>,
     part: Option<(Cut, ValueId)>,
 }
 
-/// From the whole graph to a share.
+/// Divides a whole graph into shards.
 struct Divider<'a> {
     network: &'a dyn Network,
     rank: usize,
     ranks: usize,
     heads: Vec<Option<usize>>,
     forms: Vec<Form>,
-    /// How the operation that is being translated wants its operands: divided, or whole.
+    /// How the operation that is being translated needs its operands: divided, or whole.
     wants: Option<Cut>,
     tensors: Tensors,
     nodes: Vec<Node>,
@@ -126,7 +127,7 @@ impl Divider<'_> {
         self.network.graph().values[value.index()]
     }
 
-    /// What this rank has of each piece.
+    /// Returns this rank's range of each piece.
     fn mine(&self, cut: Cut) -> Range<usize> {
         cut.of(self.rank, self.ranks)
     }
@@ -139,7 +140,7 @@ impl Divider<'_> {
         out
     }
 
-    /// The whole rows of a value, gathered if need be.
+    /// Returns the whole rows of a value, gathered if need be.
     fn whole(&mut self, value: ValueId) -> ValueId {
         match self.forms[value.index()] {
             Form {
@@ -158,7 +159,7 @@ impl Divider<'_> {
         }
     }
 
-    /// This rank's part of a value.
+    /// Returns this rank's part of a value.
     fn part(&mut self, value: ValueId, cut: Cut) -> ValueId {
         match self.forms[value.index()].part {
             Some((own, part)) if own == cut => part,
@@ -182,7 +183,7 @@ impl Divider<'_> {
         }
     }
 
-    /// How a value is divided, of which there is nothing but a part yet.
+    /// Returns how a value is divided, if there is nothing but a part of it yet.
     fn only_part(&self, value: ValueId) -> Option<Cut> {
         let form = self.forms[value.index()];
         form.part
@@ -205,7 +206,7 @@ impl Divider<'_> {
         }
     }
 
-    /// An operation that makes a part of its result, or all of it.
+    /// Translates an operation so that it makes a part of its result, or all of it.
     fn divided(&mut self, cut: Option<Cut>, op: Op) -> Op {
         self.wants = None;
         match (cut, op) {
@@ -287,7 +288,7 @@ impl Divider<'_> {
         }
     }
 
-    /// How the result of a node is divided, if this rank computes a part of it.
+    /// Returns how the result of a node is divided, if this rank computes a part of it.
     fn cut(&self, node: &Node) -> Option<Cut> {
         let width = self.shape(node.out).width;
         match node.op {
@@ -342,7 +343,7 @@ impl Divider<'_> {
         }
     }
 
-    /// As [`Divider::only_part`], of rows of one piece that is cut between groups of so many
+    /// As [`Divider::only_part`], for rows of one piece that is cut between groups of `group`
     /// values.
     fn only_row_part(&self, value: ValueId, group: usize) -> Option<Cut> {
         let cut = self.only_part(value)?;
@@ -351,7 +352,7 @@ impl Divider<'_> {
         fits.then_some(cut)
     }
 
-    /// Evenly between key heads.
+    /// Cuts a row evenly between KV heads.
     fn by_heads(&self, value: ValueId, heads: usize) -> Cut {
         let width = self.shape(value).width;
         Cut {
@@ -361,7 +362,7 @@ impl Divider<'_> {
         }
     }
 
-    /// Of `pieces` pieces of so many rows; none if they are too few to be cut.
+    /// Cuts `pieces` pieces of `width` rows; `None` if they are too few to be cut.
     fn by_rows(&self, pieces: usize, width: usize) -> Option<Cut> {
         let cut = Cut {
             pieces,
@@ -371,7 +372,7 @@ impl Divider<'_> {
         (cut.grains() >= self.ranks).then_some(cut)
     }
 
-    /// The heads of a row, as the row is divided.
+    /// Returns the cut of a row's heads that corresponds to a cut of the row.
     fn per_head(&self, cut: Cut, cache: CacheLayer) -> Cut {
         let head_dim = self.network.caches()[cache.group].head_dim;
         Cut {
@@ -381,7 +382,7 @@ impl Divider<'_> {
         }
     }
 
-    /// This rank's rows of a matrix, or of each of several one below the other.
+    /// Adds this rank's rows of a matrix, or of each of several stacked ones.
     fn rows_of(&mut self, id: WeightId, cut: Cut) -> WeightId {
         let (mut weight, mine) = (self.tensors.matrix(id).clone(), self.mine(cut));
         let (each, rows) = (cut.width as u64, mine.len() as u64);
@@ -394,7 +395,7 @@ impl Divider<'_> {
         WeightId(self.tensors.matrices.len() as u32 - 1)
     }
 
-    /// This rank's values of a vector, or of each of several one behind the other.
+    /// Adds this rank's values of a vector, or of each of several concatenated ones.
     fn some_of(&mut self, id: VecId, cut: Cut) -> VecId {
         let mut vector = self.tensors.vectors[id.0 as usize].clone();
         let mine = self.mine(cut);
@@ -408,7 +409,7 @@ impl Divider<'_> {
     }
 }
 
-/// An operation whose operands are all divided alike, or all whole.
+/// Translates operations whose operands are all divided alike, or all whole.
 impl Translate<ValueId, WeightId, VecId, WeightId> for Divider<'_> {
     type Value = ValueId;
     type Matrix = WeightId;
@@ -428,7 +429,7 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Divider<'_> {
 
     fn vector(&mut self, id: VecId) -> VecId {
         match self.wants {
-            // what is for every head is whole
+            // a vector that is shared by all heads stays whole
             Some(cut) if self.tensors.vector(id).len() == cut.width => self.some_of(id, cut),
             _ => id,
         }

@@ -1,4 +1,4 @@
-//! A rank that does as rank 0 says.
+//! A rank that follows rank 0.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::backend::cuda::Limits;
 use crate::backend::{Executable, TapView, cpu, cuda};
 use crate::device::default_threads;
 
-/// Serves rank 0 until that says stop: prepares shares of models, computes its part of steps.
+/// Serves rank 0 until it says stop: prepares shards of models and computes its part of steps.
 pub fn serve(link: &Arc<dyn Collective>) {
     serve_on(link, open_gpu);
 }
 
-/// As [`serve`], with other devices in the place of GPUs.
+/// As [`serve`], with other devices in place of GPUs.
 pub fn serve_on(link: &Arc<dyn Collective>, open: Open) {
     let (mut words, mut model) = (Vec::new(), None);
     loop {
@@ -63,7 +63,7 @@ fn loaded(model: &mut Option<Box<dyn Executable>>) -> &mut dyn Executable {
     &mut **model
 }
 
-/// This rank's share of what is described so, if all ranks have theirs.
+/// Prepares this rank's shard of the described model; `None` unless all ranks succeed.
 fn prepare(
     link: &Arc<dyn Collective>,
     open: Open,
@@ -74,20 +74,20 @@ fn prepare(
     agreed(link, mine.map_err(line))
 }
 
-/// What this rank has, if all have theirs.
+/// Returns this rank's result if all ranks succeeded.
 fn agreed<T>(link: &Arc<dyn Collective>, mine: Result<T, String>) -> Option<T> {
     let failed = agree(&**link, mine.as_ref().err().cloned());
     mine.ok().filter(|_| failed.is_none())
 }
 
-/// A model that was opened, and where this rank's share of it goes.
+/// An opened model, and the device for this rank's shard of it.
 struct Ready {
     gguf: Arc<Gguf>,
     model: Model,
     place: Place,
 }
 
-/// Opens what is described so; otherwise why it cannot be had.
+/// Opens the described model and a device, or says why it cannot.
 fn ready(link: &Arc<dyn Collective>, open: Open, described: &[u32]) -> Result<Ready, String> {
     let text: Vec<u8> = described.iter().map(|byte| *byte as u8).collect();
     let described: Described = serde_json::from_slice(&text).map_err(line)?;
