@@ -1,4 +1,4 @@
-//! What all routes share.
+//! State shared by all routes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,46 +19,46 @@ use crate::logging;
 use crate::metrics::Recorder;
 use crate::wire;
 
-/// Conversations rendered, texts tokenized and grammars compiled at a time: this work is bounded,
-/// but must not keep a core from steps or all threads from other requests.
+/// Concurrent jobs of rendering, tokenizing and grammar compilation: their duration is bounded, but
+/// they must not take a core from engine steps or all threads from other requests.
 const WORKERS: usize = 2;
 
-/// Threads for that: one for each of them, one for whoever compiles a rule, one for whoever looks
-/// at pictures, and one for the address that is looked up in the beginning.
+/// Threads for blocking work: one per worker, one for the grammar compiler, one for the image
+/// encoder, and one to look up the listening address at start-up.
 pub(crate) const THREADS: usize = WORKERS + 3;
 
-/// How long a request may wait for such work before it is turned away.
+/// Longest wait for a worker before the request is refused.
 const WORK_PATIENCE: Duration = Duration::from_secs(8);
 
-/// And how long one with pictures may wait until others' have been seen.
+/// Longest wait of a request with images for the encoder.
 const LOOK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What all routes share.
+/// State shared by all routes.
 pub(crate) struct App {
     pub(crate) engine: Engine,
     pub(crate) front: Front,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) grammars: Compiler,
-    /// What fetches pictures, where that is allowed.
+    /// Fetcher of remote images, if enabled.
     pub(crate) fetcher: Option<Fetcher>,
     pub(crate) options: Options,
-    /// How tokens are chosen where a request does not say.
+    /// Sampling settings used where a request gives none.
     pub(crate) sampling: SamplerDefaults,
     pub(crate) metrics: Recorder,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) started: Instant,
     n_ctx: usize,
-    /// Bytes of the longest token.
+    /// Length of the longest token, in bytes.
     longest_token: usize,
     workers: Arc<Semaphore>,
-    /// Who compiles a rule for a text: that can take longer, and one at a time is enough.
+    /// Permit to compile a grammar: that can take longer, and one at a time is enough.
     compiler: Arc<Semaphore>,
-    /// Who looks at pictures: one at a time, for it takes all cores.
+    /// Permit to encode images: one request at a time, because encoding uses all cores.
     viewer: Arc<Semaphore>,
-    /// What stands for pictures in texts while they are put together.
+    /// Placeholder for images while texts are assembled.
     marker: String,
-    /// Requests that run or wait.
+    /// Number of requests that run or wait.
     admitted: Arc<AtomicUsize>,
     ids: AtomicU64,
 }
@@ -99,7 +99,7 @@ impl App {
         }
     }
 
-    /// Tells the log of something that was passed over in the request that is answered.
+    /// Logs a warning about something ignored in the current request.
     pub(crate) fn warn(&self, text: &str) {
         logging::warn(&self.options.log, text);
     }
@@ -112,29 +112,29 @@ impl App {
         self.engine.hparams().n_vocab()
     }
 
-    /// Positions that a request can have.
+    /// Returns the context length of a request.
     pub(crate) fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Bytes of a text beyond which it has more tokens than there are positions; none where one
-    /// token may stand for a word of any length.
+    /// Returns the length in bytes from which a text certainly exceeds the context; `None` if one
+    /// token may replace a word of any length.
     pub(crate) fn most_bytes(&self) -> Option<usize> {
         let is_exact = self.tokenizer().model_name() != "bert";
         is_exact.then(|| self.n_ctx.saturating_mul(self.longest_token))
     }
 
-    /// Whether it takes nothing new, because it will end.
+    /// Returns whether the server is shutting down, and refuses new requests.
     pub(crate) fn is_closing(&self) -> bool {
         self.front.health() == Health::Closing
     }
 
-    /// The name of answers to whoever asked for none.
+    /// Returns the default model name of answers.
     pub(crate) fn name(&self) -> &str {
         self.options.names.first().map_or("", String::as_str)
     }
 
-    /// The name that the answer to a request carries: of several, the one that was asked for.
+    /// Returns the model name for an answer: of several, the one that was asked for.
     ///
     /// # Errors
     /// If the request names a model that is not served.
@@ -152,7 +152,7 @@ impl App {
         }
     }
 
-    /// A new identifier for an answer. It says nothing about other answers to who cannot see them.
+    /// Returns a new id for an answer. It is unpredictable without the server's secret.
     pub(crate) fn new_id(&self, prefix: &str) -> String {
         use sha2::{Digest, Sha256};
         let n = self.ids.fetch_add(1, Ordering::Relaxed);
@@ -167,16 +167,16 @@ impl App {
         format!("{prefix}{hex}")
     }
 
-    /// A seed for a request that gives none.
+    /// Returns a seed for a request that gives none.
     pub(crate) fn new_seed(&self) -> u64 {
         let id = self.new_id("");
         u64::from_str_radix(&id[..16], 16).unwrap_or_default()
     }
 
-    /// Lets a request in that runs or waits until what is answered is dropped.
+    /// Admits a request, which then runs or waits until the returned value is dropped.
     ///
     /// # Errors
-    /// If as many are in as may be.
+    /// If the limit of admitted requests is reached.
     pub(crate) fn admit(&self) -> Result<Admission, ApiError> {
         let most = self.engine.sequences().saturating_add(self.options.queue);
         let admission = Admission(Arc::clone(&self.admitted));
@@ -189,7 +189,7 @@ impl App {
         Ok(admission)
     }
 
-    /// Compiles what an answer must be, if it must be anything.
+    /// Compiles the grammar of an answer's constraint, if it has one.
     pub(crate) async fn compile(
         self: &Arc<App>,
         demanded: Option<Demanded>,
@@ -198,7 +198,7 @@ impl App {
             return Ok(Compiled::default());
         };
         let demanded = Arc::new(demanded);
-        // one that is known does not wait for those that take long
+        // a cached grammar does not wait for slow compilations
         let known = Arc::clone(&demanded);
         let find = move |app: &App| Ok(app.grammars.find(&known.demand));
         let compiled = match self.work(find).await? {
@@ -217,12 +217,12 @@ impl App {
         Ok(compiled)
     }
 
-    /// What stands for pictures in texts, if pictures are taken.
+    /// Returns the placeholder for images in texts, if images are accepted.
     pub(crate) fn marker(&self) -> Option<&str> {
         self.options.sight.as_ref().map(|_| self.marker.as_str())
     }
 
-    /// Runs what looks at pictures.
+    /// Runs image encoding on a blocking thread.
     pub(crate) async fn look<T: Send + 'static>(
         self: &Arc<App>,
         work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
@@ -230,7 +230,7 @@ impl App {
         self.work_as(&self.viewer, LOOK_PATIENCE, work).await
     }
 
-    /// Runs work that takes a while, away from the threads that talk to clients.
+    /// Runs blocking work off the threads that serve connections.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<App>,
         work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
@@ -268,7 +268,7 @@ fn longest_token(engine: &Engine) -> usize {
     bytes.max().unwrap_or(0)
 }
 
-/// A place of a request among those that run or wait.
+/// Admission of a request; released when dropped.
 pub(crate) struct Admission(Arc<AtomicUsize>);
 
 impl Drop for Admission {
@@ -277,7 +277,7 @@ impl Drop for Admission {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

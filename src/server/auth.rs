@@ -1,4 +1,4 @@
-//! Who may ask: keys, and which pages of which sites may use a server without one.
+//! Access control: API keys, and the web pages that may use a server without one.
 
 use std::net::IpAddr;
 
@@ -9,26 +9,26 @@ use crate::Options;
 use crate::error::ApiError;
 use crate::logging::shown;
 
-/// The header in which OpenAI's packages name the helper that wrote a request.
+/// Header in which OpenAI's packages name the helper that wrote a request.
 const HELPER: &str = "x-stainless-helper-method";
 
-/// Who asks.
+/// Client of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
-    /// The key, where there are several: each has its own cached prompts.
+    /// API key, if there are several: each has its own prefix cache.
     key: Option<String>,
     /// Whether a helper wrote the request's schemas, which makes all of them strict unasked.
     has_helper: bool,
 }
 
 impl Caller {
-    /// What keeps this caller's cached prompts apart from others'.
+    /// Returns the salt that separates this caller's cached prompts from others'.
     pub(crate) fn salt(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// Whether a helper of OpenAI's packages wrote the request's schemas from types. It sets
-    /// `strict` whatever they say, so nobody asked for it.
+    /// Returns whether a helper of OpenAI's packages generated the request's schemas from types. It
+    /// always sets `strict`, so the flag is not the user's wish.
     pub(crate) fn has_helper(&self) -> bool {
         self.has_helper
     }
@@ -59,7 +59,7 @@ pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, A
             "an API key is needed: Authorization: Bearer KEY",
         ));
     };
-    // all keys are compared, whichever fits, and each in constant time
+    // compare with all keys, even after a match, and each in constant time
     let fits = |key: &&String| bool::from(key.as_bytes().ct_eq(given.as_bytes()));
     let fitting: Vec<&String> = options.keys.iter().filter(fits).collect();
     match fitting.first() {
@@ -71,17 +71,17 @@ pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, A
     }
 }
 
-/// The key behind `Bearer`, whose case does not matter.
+/// Returns the key after `Bearer`, whose case does not matter.
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, key) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Without a key, whatever runs in a browser on this machine could use the server, the page of any
-/// site among it: only the server's own page may, and only under a name of this machine.
+/// Without a key, anything in a browser on this machine could use the server, including the page of
+/// any site: only the server's own page may, and only under a host name of this machine.
 ///
 /// # Errors
-/// If the request comes from the page of another site, or by a name that could be anybody's.
+/// If the request comes from another site's page, or under a host name that anyone could own.
 pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(), ApiError> {
     let host = headers
         .get(header::HOST)
@@ -123,7 +123,7 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
     )))
 }
 
-/// A host without its port and brackets.
+/// Strips port and brackets from a host.
 fn name_of(host: &str) -> &str {
     if let Some(rest) = host.strip_prefix('[') {
         return rest.split_once(']').map_or("", |(name, _)| name);

@@ -1,4 +1,4 @@
-//! The fields that say what an answer must be: OpenAI's, llama-server's and vLLM's.
+//! Fields that constrain an answer: OpenAI's, llama-server's and vLLM's.
 
 use octavo_grammar::{Demand, Rule};
 use serde_json::Value;
@@ -6,17 +6,17 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// Texts one of which may be asked for.
+/// Most texts to choose from.
 const MAX_CHOICES: usize = 1000;
 
-/// What an answer must be, and the field that says so.
+/// Constraint of an answer, and the field that gives it.
 #[derive(Debug)]
 pub(crate) struct Demanded {
     pub(crate) demand: Demand,
     pub(crate) param: &'static str,
 }
 
-/// Reads what the text of an answer must be.
+/// Reads the constraint on an answer's text.
 pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Demanded>, ApiError> {
     let mut given = Vec::new();
     if let Some(value) = fields.get("response_format")
@@ -73,7 +73,7 @@ fn response_format(value: &Value) -> Result<Option<Demand>, ApiError> {
     }
 }
 
-/// vLLM's fields, one of which is given.
+/// Reads vLLM's fields, of which exactly one must be given.
 fn structured_outputs(value: &Value) -> Result<Option<Rule>, ApiError> {
     let fields = Fields::at(value, "structured_outputs.")?;
     if fields.get("structural_tag").is_some() {
@@ -100,7 +100,7 @@ fn structured_outputs(value: &Value) -> Result<Option<Rule>, ApiError> {
     }
 }
 
-/// A schema, as JSON or as a text of it.
+/// Reads a schema, given as JSON or as a string of JSON.
 fn json(fields: &Fields<'_>, name: &str) -> Result<Option<Rule>, ApiError> {
     let wrong = || fields.wrong(name, "a JSON schema");
     let schema = match fields.get(name) {
@@ -130,7 +130,7 @@ fn regex(pattern: &str) -> Rule {
     Rule::Regex(pattern.to_owned())
 }
 
-/// A schema is an object, or true or false.
+/// Checks that a schema is an object or `true`.
 fn checked(schema: &Value, param: &str) -> Result<Value, ApiError> {
     match schema {
         Value::Object(_) | Value::Bool(true) => Ok(schema.clone()),

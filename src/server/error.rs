@@ -1,4 +1,4 @@
-//! What goes wrong, as OpenAI's interface says it.
+//! Errors in the format of OpenAI's API.
 
 use axum::body::Body;
 use axum::http::{Response, StatusCode, header};
@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::logging::Refusal;
 
-/// The code of a prompt that is too long for the context.
+/// Error code of a prompt that exceeds the context.
 const LENGTH: &str = "context_length_exceeded";
 
-/// An error object and its status.
+/// An error object with its HTTP status.
 #[derive(Debug)]
 pub(crate) struct ApiError(Box<Fault>);
 
@@ -23,9 +23,9 @@ struct Fault {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
-    /// Seconds after which it may be tried again.
+    /// Seconds after which the client may retry.
     retry_after: Option<u32>,
-    /// Further fields of the error object.
+    /// Additional fields of the error object.
     more: Map<String, Value>,
 }
 
@@ -57,19 +57,19 @@ impl ApiError {
         self
     }
 
-    /// The request is wrong as a whole.
+    /// Reports that the request as a whole is invalid.
     pub(crate) fn bad_request(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A field is wrong.
+    /// Reports an invalid field.
     pub(crate) fn bad_field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         let param = param.into();
         let message = format!("{param}: {}", message.into());
         ApiError::bad_request(message).about(param)
     }
 
-    /// The rule of a field makes no constraint.
+    /// Reports a constraint that cannot be compiled.
     pub(crate) fn of_rule(error: &octavo_grammar::Error, param: &str) -> ApiError {
         match error {
             octavo_grammar::Error::Rule(message) => ApiError::bad_field(param, message.clone()),
@@ -78,7 +78,7 @@ impl ApiError {
         }
     }
 
-    /// A prompt of more tokens than there are positions.
+    /// Reports a prompt with more tokens than the context.
     pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
         let message =
             format!("the prompt has {n_prompt} tokens: expected fewer than the context of {n_ctx}");
@@ -89,12 +89,12 @@ impl ApiError {
         error
     }
 
-    /// Whether a prompt is too long for the context.
+    /// Returns whether the error is a prompt that exceeds the context.
     pub(crate) fn is_of_length(&self) -> bool {
         self.0.code == Some(LENGTH)
     }
 
-    /// A prompt of so many bytes that they have more tokens than there are positions.
+    /// Reports a prompt with too many bytes to fit in the context.
     pub(crate) fn too_many_bytes(bytes: usize, most: usize, n_ctx: usize) -> ApiError {
         let message = format!(
             "the prompt has {bytes} bytes: expected at most {most} for the context of {n_ctx}"
@@ -104,7 +104,7 @@ impl ApiError {
         error
     }
 
-    /// The same about the fields of a request that this one was made of.
+    /// Renames the field, for a request that was converted to this one.
     pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> ApiError {
         if let Some(param) = self.0.param.take() {
             let name = rename(&param);
@@ -116,29 +116,29 @@ impl ApiError {
         self
     }
 
-    /// No key, or a wrong one.
+    /// Reports a missing or wrong key.
     pub(crate) fn unauthorized(message: &str) -> ApiError {
         let status = StatusCode::UNAUTHORIZED;
         ApiError::new(status, "authentication_error", message).coded("invalid_api_key")
     }
 
-    /// It comes from where nobody was allowed to ask.
+    /// Reports a request from a disallowed origin.
     pub(crate) fn forbidden(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// There is no such thing.
+    /// Reports that something does not exist.
     pub(crate) fn not_found(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
-    /// No model of this name.
+    /// Reports that no model has this name.
     pub(crate) fn no_model(name: &str) -> ApiError {
         let error = ApiError::not_found(format!("the model {name:?} is not served here"));
         error.about("model").coded("model_not_found")
     }
 
-    /// The route takes other methods.
+    /// Reports that the route accepts other methods.
     pub(crate) fn method() -> ApiError {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         ApiError::new(
@@ -148,7 +148,7 @@ impl ApiError {
         )
     }
 
-    /// The body did not come in time.
+    /// Reports a body that arrived too slowly.
     pub(crate) fn slow() -> ApiError {
         let message = "the request did not arrive in time";
         ApiError::new(
@@ -158,7 +158,7 @@ impl ApiError {
         )
     }
 
-    /// The body is too long.
+    /// Reports a body that is too long.
     pub(crate) fn too_large(limit: usize) -> ApiError {
         let message = format!("the body is too long: expected at most {limit} bytes");
         ApiError::new(
@@ -168,30 +168,30 @@ impl ApiError {
         )
     }
 
-    /// The server has as much to do as it takes.
+    /// Reports that the request queue is full.
     pub(crate) fn busy(message: impl Into<String>) -> ApiError {
         let status = StatusCode::TOO_MANY_REQUESTS;
         let error = ApiError::new(status, "rate_limit_error", message);
         error.coded("queue_full").again_after(5)
     }
 
-    /// Not now.
+    /// Reports a temporary failure.
     pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         ApiError::new(status, "unavailable_error", message).again_after(10)
     }
 
-    /// The model or the server cannot do this at all.
+    /// Reports something that the model or the server does not support.
     pub(crate) fn not_supported(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
     }
 
-    /// A fault of the program, or of the device.
+    /// Reports a fault of the program, or of the device.
     pub(crate) fn server(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The object `{"error": …}`.
+    /// Returns the object `{"error": …}`.
     pub(crate) fn to_json(&self) -> Value {
         let mut error = self.0.more.clone();
         error.insert("message".to_owned(), json!(self.0.message));
@@ -254,7 +254,7 @@ impl From<Unavailable> for ApiError {
 impl From<octavo_text::chat::Error> for ApiError {
     fn from(error: octavo_text::chat::Error) -> ApiError {
         use octavo_text::chat::Error;
-        // where the file lies is nobody's business
+        // do not reveal the path of the file
         match error {
             Error::Reserved { name, .. } => {
                 let message = format!("the variable {name} cannot be set");

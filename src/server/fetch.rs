@@ -1,10 +1,9 @@
-//! Pictures that requests name by an address of the web: fetched within bounds, and only from hosts
-//! that were allowed.
+//! Images given by URL: fetched within limits, and only from allowed hosts.
 //!
-//! Who may send requests could otherwise have the server ask for them what lies inside its network.
-//! So a name is looked up once and its addresses are checked; what is connected to is an address
-//! that was checked; and each redirect is a new address, checked as the first was. Everything here
-//! waits in the future of whoever asked, and ends when that is dropped.
+//! Clients could otherwise make the server fetch resources inside its own network (SSRF). So a name
+//! is resolved once and its addresses are checked; the connection goes to a checked address; and
+//! each redirect is checked like the first URL. All work happens in the caller's future, and ends
+//! when that is dropped.
 
 mod exchange;
 mod hosts;
@@ -28,17 +27,17 @@ use crate::error::ApiError;
 use exchange::Answer;
 pub use hosts::{HostError, PictureHost};
 
-/// Requests whose pictures are fetched, or fetched and not seen yet, at a time.
+/// Requests whose images are being fetched, or are fetched but not yet encoded, at a time.
 const PLACES: usize = 4;
 
-/// How long a request may wait for such a place before it is turned away.
+/// Longest wait for such a slot before the request is refused.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Names that are looked up at a time. The system's look-up cannot be stopped, so that one that
-/// takes long holds its thread after whoever asked is gone.
+/// Concurrent name look-ups. The system's look-up cannot be cancelled, so a slow one occupies its
+/// thread even after its request is gone.
 pub(crate) const LOOKUPS: usize = 4;
 
-/// Time to look a name up, to connect to one address, and to agree on a cipher.
+/// Time limit for a name look-up, for connecting to one address, and for the TLS handshake.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// Addresses of a name that are tried.
@@ -46,7 +45,7 @@ const MAX_ADDRESSES: usize = 4;
 
 const MAX_REDIRECTS: usize = 5;
 
-/// Why a picture was not fetched.
+/// Reasons an image was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("expected a URL: {0}")]
@@ -57,10 +56,11 @@ pub(crate) enum Error {
     Scheme(String),
     #[error("expected a URL without a user and a password")]
     Credentials,
-    /// Not on the list.
+    /// The host is not on the list.
     #[error("expected a host that this server may fetch pictures from, found {0}")]
     Host(String),
-    /// Where only public addresses are allowed. Which one it has is nobody's business.
+    /// The host has a private address where only public ones are allowed. The address is not
+    /// revealed.
     #[error("expected a host with a public address, found {0}")]
     Private(String),
     #[error("{0}: expected an address, found none")]
@@ -85,7 +85,7 @@ pub(crate) enum Error {
     Redirects,
 }
 
-/// What all pictures of a request may take together.
+/// Limits for all images of a request together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) bytes: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// So many bytes, and half a minute.
+    /// Returns limits of this many bytes, and half a minute.
     pub(crate) fn of_bytes(bytes: usize) -> Bounds {
         Bounds {
             bytes,
@@ -102,33 +102,33 @@ impl Bounds {
     }
 }
 
-/// A picture to fetch.
+/// An image to fetch.
 pub(crate) struct Wanted {
-    /// The field that names it.
+    /// Field that contains the URL.
     pub(crate) field: String,
     pub(crate) url: String,
 }
 
-/// Pictures that were fetched for a request; others' are fetched once this is dropped.
+/// Images fetched for a request; dropping this frees the slot for other requests.
 pub(crate) struct Fetched {
     by_url: HashMap<String, Vec<u8>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Fetched {
-    /// The file that an address has.
+    /// Returns the file fetched from a URL.
     pub(crate) fn file(&self, url: &str) -> Option<&[u8]> {
         self.by_url.get(url).map(Vec::as_slice)
     }
 }
 
-/// Whether this names something to fetch.
+/// Returns whether a URL must be fetched.
 pub(crate) fn is_remote(url: &str) -> bool {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme.trim());
     scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
 }
 
-/// Fetches pictures.
+/// Fetches images.
 pub(crate) struct Fetcher {
     hosts: Vec<PictureHost>,
     bounds: Bounds,
@@ -138,7 +138,7 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    /// From these hosts, which certificates of these authorities vouch for.
+    /// Creates a fetcher for these hosts, which verifies certificates against `roots`.
     pub(crate) fn new(hosts: Vec<PictureHost>, bounds: Bounds, roots: RootCertStore) -> Fetcher {
         Fetcher {
             hosts,
@@ -149,10 +149,10 @@ impl Fetcher {
         }
     }
 
-    /// Fetches all pictures of a request, each address once.
+    /// Fetches all images of a request, each URL once.
     ///
     /// # Errors
-    /// About the field of the first that cannot be had.
+    /// Names the field of the first image that cannot be fetched.
     pub(crate) async fn all(&self, wanted: &[Wanted]) -> Result<Fetched, ApiError> {
         let places = Arc::clone(&self.places);
         let Ok(Ok(place)) = timeout(PATIENCE, places.acquire_owned()).await else {
@@ -183,7 +183,7 @@ impl Fetcher {
         })
     }
 
-    /// Fetches one, of at most `left` bytes.
+    /// Fetches one image, of at most `left` bytes.
     async fn one(&self, url: &str, left: usize) -> Result<Vec<u8>, Error> {
         let mut url = Url::parse(url)?;
         for _ in 0..=MAX_REDIRECTS {
@@ -209,7 +209,7 @@ impl Fetcher {
         Err(Error::Redirects)
     }
 
-    /// Connects to the host of an address, if that is allowed.
+    /// Connects to the host of a URL, if that is allowed.
     async fn connect(&self, url: &Url) -> Result<TcpStream, Error> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(Error::Scheme(url.scheme().to_owned()));
@@ -242,7 +242,7 @@ impl Fetcher {
         Err(Error::Connect { host, why })
     }
 
-    /// The addresses of a host, in the system's order; none if it is not known.
+    /// Returns the addresses of a host, in the system's order; empty if unknown.
     async fn look_up(&self, url: &Url) -> Result<Vec<SocketAddr>, Error> {
         let port = url.port_or_known_default().unwrap_or_default();
         let host = match url.host() {
@@ -268,16 +268,16 @@ impl Fetcher {
     }
 }
 
-/// Whether the other end is this machine, by an address that looks like any other.
+/// Returns whether the peer is this machine, under an address that looks public.
 fn is_own(stream: &TcpStream) -> bool {
     let ends: io::Result<_> = stream
         .local_addr()
         .and_then(|own| Ok((own, stream.peer_addr()?)));
-    // one that is closed already says nothing
+    // a connection that is already closed gives no answer
     ends.is_ok_and(|(own, other)| own.ip() == other.ip())
 }
 
-/// What an address calls its host.
+/// Returns the host of a URL.
 fn name(url: &Url) -> String {
     url.host_str().unwrap_or_default().to_owned()
 }
@@ -286,10 +286,10 @@ fn host_of(url: &str) -> String {
     Url::parse(url).map_or_else(|_| String::new(), |url| name(&url))
 }
 
-/// The certificate authorities that this system trusts.
+/// Returns the certificate authorities that this system trusts.
 pub(crate) fn authorities() -> RootCertStore {
     let mut roots = RootCertStore::empty();
-    // one that cannot be read is one that is not trusted
+    // an unreadable certificate is not trusted
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
 }

@@ -1,5 +1,5 @@
 //! Reads the fields of a request: a field that is absent or `null` is not given, an unknown one is
-//! ignored, and one of a wrong type or out of its range is an error that names it.
+//! ignored, and one of a wrong type or out of range is an error that names it.
 
 use std::ops::RangeInclusive;
 
@@ -11,19 +11,19 @@ use crate::error::ApiError;
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     object: &'a Map<String, Value>,
-    /// Where it stands in the request: `messages[2].`
+    /// Path in the request: `messages[2].`
     path: &'a str,
 }
 
 type Read<T> = Result<Option<T>, ApiError>;
 
 impl<'a> Fields<'a> {
-    /// The request itself.
+    /// Wraps the request itself.
     pub(crate) fn of(value: &'a Value) -> Result<Fields<'a>, ApiError> {
         Fields::at(value, "")
     }
 
-    /// An object inside a request; `path` leads to it and ends with a dot, or is empty.
+    /// Wraps an object inside a request; `path` leads to it and ends with a dot, or is empty.
     pub(crate) fn at(value: &'a Value, path: &'a str) -> Result<Fields<'a>, ApiError> {
         match value.as_object() {
             Some(object) => Ok(Fields { object, path }),
@@ -37,17 +37,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether there is such a field, `null` or not.
+    /// Returns whether there is such a field, `null` or not.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.object.contains_key(name)
     }
 
-    /// A field, whatever it is.
+    /// Returns a field of any type.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
-    /// An error about a field.
+    /// Returns an error about a field.
     pub(crate) fn wrong(&self, name: &str, expected: &str) -> ApiError {
         ApiError::bad_field(
             format!("{}{name}", self.path),
@@ -55,19 +55,19 @@ impl<'a> Fields<'a> {
         )
     }
 
-    /// An error if a field is missing.
+    /// Returns an error if a field is missing.
     pub(crate) fn need<T>(&self, name: &str, found: Option<T>) -> Result<T, ApiError> {
         found.ok_or_else(|| {
             ApiError::bad_field(format!("{}{name}", self.path), "the field is required")
         })
     }
 
-    /// A number in a range.
+    /// Reads a number in a range.
     pub(crate) fn f32(&self, name: &str, range: RangeInclusive<f64>) -> Read<f32> {
         Ok(self.f64(name, range)?.map(|number| number as f32))
     }
 
-    /// A number in a range.
+    /// Reads a number in a range.
     pub(crate) fn f64(&self, name: &str, range: RangeInclusive<f64>) -> Read<f64> {
         let Some(value) = self.get(name) else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number in a range.
+    /// Reads an integer in a range.
     pub(crate) fn int(&self, name: &str, range: RangeInclusive<i64>) -> Read<i64> {
         let Some(value) = self.get(name) else {
             return Ok(None);
@@ -92,8 +92,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number of tokens to generate of at least `least`; `Some(None)` where -1 says that there is
-    /// no limit but the context's.
+    /// Reads a number of tokens to generate, at least `least`; `Some(None)` for -1, limited by the
+    /// context only.
     pub(crate) fn limit(&self, name: &str, least: i64) -> Read<Option<usize>> {
         const MOST: i64 = 1 << 30;
         match self.get(name).map(whole) {
@@ -107,13 +107,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A count of at most `most`.
+    /// Reads a count from `least` to `most`.
     pub(crate) fn count(&self, name: &str, least: usize, most: usize) -> Read<usize> {
         let range = least as i64..=i64::try_from(most).unwrap_or(i64::MAX);
         Ok(self.int(name, range)?.and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// True or false.
+    /// Reads true or false.
     pub(crate) fn bool(&self, name: &str) -> Read<bool> {
         match self.get(name) {
             None => Ok(None),
@@ -122,7 +122,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string.
+    /// Reads a string.
     pub(crate) fn str(&self, name: &str) -> Read<&'a str> {
         match self.get(name) {
             None => Ok(None),
@@ -131,7 +131,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of at most `most` elements.
+    /// Reads a list of at most `most` elements.
     pub(crate) fn list(&self, name: &str, most: usize) -> Read<&'a [Value]> {
         match self.get(name) {
             None => Ok(None),
@@ -144,7 +144,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object.
+    /// Reads an object.
     pub(crate) fn object(&self, name: &str) -> Read<&'a Map<String, Value>> {
         match self.get(name) {
             None => Ok(None),
@@ -153,7 +153,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string, or a list of at most `most` strings.
+    /// Reads a string, or a list of at most `most` strings.
     pub(crate) fn strings(&self, name: &str, most: usize) -> Read<Vec<String>> {
         if let Some(Value::String(one)) = self.get(name) {
             return Ok(Some(vec![one.clone()]));
@@ -168,7 +168,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of token ids below `n_vocab`.
+    /// Reads a list of token ids below `n_vocab`.
     pub(crate) fn ids(&self, name: &str, most: usize, n_vocab: usize) -> Read<Vec<u32>> {
         let Some(list) = self.list(name, most)? else {
             return Ok(None);
@@ -180,16 +180,16 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A number without a fraction; 3.0 is one.
+/// Returns a number without a fraction, such as 3.0, as an integer.
 pub(crate) fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         let number = value.as_f64()?;
-        // beyond this, not every whole number is a float
+        // beyond this, not every integer is a float
         (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
     })
 }
 
-/// A token id below `n_vocab`.
+/// Returns a token id below `n_vocab`.
 pub(crate) fn token_id(value: &Value, n_vocab: usize) -> Option<u32> {
     let id = u32::try_from(whole(value)?).ok()?;
     ((id as usize) < n_vocab).then_some(id)

@@ -1,4 +1,4 @@
-//! Connections: how many, how long they may take to say what they want, and how they end.
+//! Connections: their number, time limits, and shutdown.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,26 +27,26 @@ use tokio::sync::Semaphore;
 use crate::error::ApiError;
 use crate::json;
 
-/// Connections at a time.
+/// Largest number of concurrent connections.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Time for the head of a request, and for its body.
+/// Time limits for the head of a request and for its body.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 const BODY_TIME: Duration = Duration::from_secs(30);
 
-/// Bytes of a request's head.
+/// Largest request head, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
-/// A client that takes nothing for so long is gone.
+/// Time without progress after which a client counts as gone.
 const SEND_TIME: Duration = Duration::from_secs(30);
 
-/// How much of a body that nobody wants is read and thrown away, so that its sender hears why.
+/// Bytes of an unwanted body that are read and discarded, so that the client sees the error.
 const DISCARD: usize = 64 << 20;
 
-/// What connections have left to do when all is done.
+/// Time for connections to finish at shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Takes connections until `stop` is ready; then lets them end.
+/// Accepts connections until `stop` completes; then lets them finish.
 pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -56,7 +56,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(_) => {
-                    // out of files, say: others must be closed first
+                    // e.g. out of file descriptors: others must be closed first
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
@@ -77,7 +77,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // an error is the client's end of the connection: there is nobody to tell
+            // an error is the client's: the connection is gone
             let _ = connection.await;
             drop(place);
         });
@@ -86,9 +86,9 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
     let _ = tokio::time::timeout(FAREWELL, graceful.shutdown()).await;
 }
 
-/// Small answers leave at once, and a client that takes nothing does not stay for ever.
+/// Sends small writes at once (no Nagle), and drops clients that stop receiving.
 fn prepare(stream: &TcpStream) {
-    // a system that cannot do either serves as well, only less promptly
+    // both are optional: without them the server is only less prompt
     let _ = stream.set_nodelay(true);
     let socket = SockRef::from(stream);
     let _ = socket.set_keepalive(true);
@@ -111,10 +111,10 @@ async fn turn_away(mut stream: TcpStream) {
     let _ = tokio::time::timeout(HEAD_TIME, stream.write_all(answer.as_bytes())).await;
 }
 
-/// The body of a request as JSON.
+/// Reads the body of a request as JSON.
 ///
 /// # Errors
-/// If it is too long, too slow, not JSON, or nested deeper than JSON is.
+/// If it is too long, too slow, not JSON, or nested too deeply.
 pub(crate) async fn read_json(request: Request, limit: usize) -> Result<Value, ApiError> {
     let announced = announced_length(request.headers());
     let body = request.into_body();
@@ -155,10 +155,10 @@ async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     Ok(all)
 }
 
-/// Reads what an error answer left unread of a body, and throws it away: a connection that is
-/// closed before is reset, and whoever still sends never hears what was wrong.
+/// Reads and discards the rest of a body after an error response: closing the connection earlier
+/// would reset it, and a client still sending would never see the error.
 pub(crate) async fn read_out(request: Request, next: Next) -> Response<Body> {
-    // who asks first whether to send the body will not send it now
+    // a client that asked first whether to send the body will not send it now
     let is_sent = !request.headers().contains_key(header::EXPECT);
     let (head, body) = request.into_parts();
     let rest = SharedBody(Arc::new(Mutex::new(body)));
@@ -172,7 +172,7 @@ pub(crate) async fn read_out(request: Request, next: Next) -> Response<Body> {
     response
 }
 
-/// A body that can be read on after whoever had it is gone.
+/// A body whose rest can be read after its first reader is gone.
 struct SharedBody(Arc<Mutex<Body>>);
 
 impl SharedBody {
@@ -201,7 +201,7 @@ impl HttpBody for SharedBody {
     }
 }
 
-/// Reads and forgets, up to a point.
+/// Reads and discards a body, up to a limit.
 async fn discard(body: Body) {
     let mut stream = body.into_data_stream();
     let mut seen = 0;
@@ -213,7 +213,7 @@ async fn discard(body: Body) {
     }
 }
 
-/// An answer of JSON.
+/// Returns a JSON response.
 pub(crate) fn json_response(value: &Value) -> Response<Body> {
     let headers = [(header::CONTENT_TYPE, "application/json")];
     (headers, value.to_string()).into_response()

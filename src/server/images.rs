@@ -1,4 +1,4 @@
-//! Pictures of requests: from data URLs, and files that were fetched, to cells of prompts.
+//! Images of requests: from data URLs and fetched files to image tokens of prompts.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::fetch::{self, Fetched, Wanted};
 use crate::fields::Fields;
 use crate::routes::conversation::{self, Asked, Image};
 
-/// Pictures of one request.
+/// Most images in one request.
 pub(crate) const MAX_IMAGES: usize = 64;
 
-/// Shows the model the pictures of a conversation, if there are any and it sees.
+/// Encodes the images of a conversation, if there are any and the model has vision.
 pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>, ApiError> {
     if app.options.sight.is_none() || !has_images(body) {
         return Ok(Vec::new());
@@ -35,7 +35,7 @@ pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>,
     .await
 }
 
-/// Fetches those of a conversation's pictures that are elsewhere, where that is allowed.
+/// Fetches the conversation's remote images, if that is enabled.
 async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, ApiError> {
     let Some(fetcher) = &app.fetcher else {
         return Ok(None);
@@ -57,7 +57,7 @@ async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, Api
     }
 }
 
-/// A conversation with no more pictures than it may have.
+/// Reads a conversation; refuses too many images.
 fn read<'a>(app: &App, body: &'a Value) -> Result<Asked<'a>, ApiError> {
     let asked = conversation::read(app, &Fields::of(body)?)?;
     if asked.images.len() > MAX_IMAGES {
@@ -67,7 +67,7 @@ fn read<'a>(app: &App, body: &'a Value) -> Result<Asked<'a>, ApiError> {
     Ok(asked)
 }
 
-/// Whether messages may have pictures; cheap, and wrong only where there are none.
+/// Returns whether messages may have images; a cheap check without false negatives.
 fn has_images(body: &Value) -> bool {
     let messages = body["messages"].as_array();
     let parts = messages.into_iter().flatten();
@@ -87,7 +87,7 @@ fn see_one(app: &App, image: &Image<'_>, fetched: Option<&Fetched>) -> Result<Sh
     sight.see(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
-/// The bytes of a data URL, or of base64 alone.
+/// Decodes a data URL, or bare base64.
 fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
     const EXPECTED: &str = "expected a data URL with the picture in base64; others are fetched \
                             only by servers that were started with hosts to fetch pictures from";

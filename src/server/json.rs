@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// Reads JSON. A string may name half of a character that UTF-16 writes as two, as JavaScript's do
-/// where a text was cut: that half becomes U+FFFD, as in every browser and in Python.
+/// Parses JSON. A string may contain a lone surrogate escape, as JavaScript writes where a text was
+/// cut: it becomes U+FFFD, as in every browser and in Python.
 ///
 /// # Errors
 /// If it is not JSON.
@@ -14,7 +14,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     })
 }
 
-/// The text with `\\ufffd` in place of lone surrogates; `None` where there are none.
+/// Replaces lone surrogates by `\\ufffd`; returns `None` if there are none.
 fn mend(bytes: &[u8]) -> Option<Vec<u8>> {
     const MENDED: &[u8; 6] = b"\\ufffd";
     let mut mended = None;
@@ -28,21 +28,21 @@ fn mend(bytes: &[u8]) -> Option<Vec<u8>> {
         let is_first = unit.is_some_and(|unit| (0xd800..0xdc00).contains(&unit));
         let is_second = |unit: Option<u16>| unit.is_some_and(|u| (0xdc00..0xe000).contains(&u));
         at += match unit {
-            // a character that is whole
+            // a complete surrogate pair
             Some(_) if is_first && is_second(self::unit(bytes, at + 6)) => 12,
             Some(_) if is_first || is_second(unit) => {
                 let mended = mended.get_or_insert_with(|| bytes.to_vec());
                 mended[at..at + 6].copy_from_slice(MENDED);
                 6
             }
-            // any other escape has at least one character more
+            // any other escape has at least one more character
             _ => 2,
         };
     }
     mended
 }
 
-/// The code unit that `\\uXXXX` at a place names.
+/// Returns the code unit of `\\uXXXX` at a position.
 fn unit(bytes: &[u8], at: usize) -> Option<u16> {
     let escape = bytes.get(at..at + 6)?;
     let digits = escape.strip_prefix(b"\\u")?;

@@ -1,6 +1,6 @@
-//! Serves a model over HTTP: OpenAI's interface, llama-server's own routes, numbers for Prometheus,
-//! and a page. An endpoint turns a request into one for the engine's batch and each event into a
-//! piece of the answer; it knows no tensor and no page of the cache.
+//! Serves a model over HTTP: OpenAI's API, llama-server's own routes, Prometheus metrics, and a web
+//! page. An endpoint converts a request into one for the engine's batch and each event into a piece
+//! of the answer; it contains no tensor or KV cache code.
 
 mod app;
 mod auth;
@@ -37,61 +37,60 @@ use fetch::{Bounds, Fetcher};
 pub use fetch::{HostError, PictureHost};
 pub use logging::{LogEvent, LogSink, RequestRecord};
 
-/// How long a thread beside those that talk to clients stays without work. The allocator keeps what
-/// a thread freed for that thread, until it ends.
+/// Idle time before a blocking thread ends. The allocator retains the memory that a thread freed
+/// until the thread ends.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// What answers say they come from.
+/// `system_fingerprint` of answers.
 pub(crate) const FINGERPRINT: &str = concat!("octavo-", env!("CARGO_PKG_VERSION"));
 
-/// How to serve.
+/// Server options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The address or name to listen on.
+    /// Address or name to listen on.
     pub host: String,
-    /// The port; 0 for any that is free.
+    /// Port; 0 for any free one.
     pub port: u16,
-    /// What the model is called; the first is the name that answers carry.
+    /// Model names; the first is the default in answers.
     pub names: Vec<String>,
-    /// Refuse requests for models of other names.
+    /// Whether to refuse requests for other model names.
     pub strict_model: bool,
-    /// The chat template, in place of the file's.
+    /// Chat template that overrides the file's.
     pub template: Option<ChatTemplate>,
-    /// Whether the answer goes on with a last message of the assistant.
+    /// Whether the answer continues a last message of the assistant.
     pub prefill_assistant: bool,
-    /// Whoever asks must have one of these; everybody may if there are none.
+    /// Accepted API keys; if empty, no key is needed.
     pub keys: Vec<String>,
-    /// Sites whose pages may use the server, such as `https://example.org`; `*` for all.
+    /// Origins whose pages may use the server, such as `https://example.org`; `*` for all.
     pub origins: Vec<String>,
-    /// Names that requests may call this machine by, beside its addresses and `localhost`.
+    /// Host names of this machine accepted in requests, besides its addresses and `localhost`.
     pub allowed_hosts: Vec<String>,
-    /// What stands before every route, such as `/octavo`; empty for nothing.
+    /// Path prefix of every route, such as `/octavo`; may be empty.
     pub prefix: String,
-    /// Takes a record of each request, and warnings.
+    /// Receives a record of each request, and warnings.
     pub log: LogSink,
-    /// Bytes of a request's body.
+    /// Largest request body, in bytes.
     pub max_body: usize,
-    /// How long requests under way may take to end after the server is told to stop.
+    /// Time for running requests to finish after a stop.
     pub drain: Duration,
-    /// Requests that may wait for a place beside those that run; the texts of one count once.
+    /// Requests that may wait besides the running ones; a request with several texts counts once.
     pub queue: usize,
-    /// How requests are worked on together.
+    /// Options for batching requests.
     pub batch: BatchOptions,
-    /// Whether what a text said before is a guess of how it goes on.
+    /// Whether draft tokens are looked up in the earlier text (n-gram speculation).
     pub lookup: Lookup,
-    /// Sampling settings of requests that do not give them; those that are open are the model's
-    /// own, or llama-server's.
+    /// Sampling settings of requests that do not give them; unset ones are the model's own, or
+    /// llama-server's.
     pub sampling: SamplerDefaults,
-    /// Whether it listens to this machine alone. Set when it begins.
+    /// Whether it listens on a loopback address only. Set at start-up.
     pub is_local: bool,
-    /// What pictures are seen with; without it, none are taken.
+    /// Image encoder; without it, images are refused.
     pub sight: Option<Arc<Sight>>,
-    /// Whom pictures may be fetched from that requests name by an address; with none, no picture is
-    /// fetched.
+    /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub picture_hosts: Vec<PictureHost>,
-    /// Whether its numbers carry vLLM's names beside our own.
+    /// Whether metrics are also exported under vLLM's names.
     pub vllm_names: bool,
-    /// What identifiers are made from, so that nobody guesses another's.
+    /// Secret for generated ids, so that they cannot be guessed.
     pub secret: [u8; 16],
 }
 
@@ -113,7 +112,7 @@ impl Default for Options {
             drain: Duration::from_secs(30),
             queue: 128,
             batch: BatchOptions {
-                // what may wait is decided by whole requests, before they come here
+                // the queue limit is enforced on whole requests, before they get here
                 queue: usize::MAX,
                 ..BatchOptions::default()
             },
@@ -128,7 +127,7 @@ impl Default for Options {
     }
 }
 
-/// Random bytes: the standard library's own source of them, which seeds its hash tables.
+/// Returns random bytes from the standard library's seed of its hash tables.
 fn random() -> [u8; 16] {
     use std::hash::{BuildHasher, RandomState};
     let mut bytes = [0; 16];
@@ -138,28 +137,28 @@ fn random() -> [u8; 16] {
     bytes
 }
 
-/// Why nothing is served.
+/// Reasons the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be listened on.
     #[error("cannot listen on {host}:{port}: {source}")]
     Listen {
-        /// The address.
+        /// Address to listen on.
         host: String,
-        /// The port.
+        /// Port to listen on.
         port: u16,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// The chat template is broken.
+    /// The chat template is invalid.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
 }
 
-/// Tells a server to stop. Clones speak to the same server.
+/// Stops a server. Clones control the same server.
 #[derive(Clone, Debug)]
 pub struct Stop(watch::Sender<u32>);
 
@@ -170,7 +169,8 @@ impl Default for Stop {
 }
 
 impl Stop {
-    /// The first time: takes nothing new, and stops when all is done. After that: at once.
+    /// Stops the server: the first call refuses new requests and waits for running ones, the second
+    /// stops at once.
     pub fn stop(&self) {
         self.0.send_modify(|times| *times += 1);
     }
@@ -182,8 +182,8 @@ impl Stop {
     }
 }
 
-/// Serves a model until it is told to stop. `ready` learns the address once it takes requests, and
-/// `warn` what is worth knowing.
+/// Serves a model until stopped. `ready` receives the address once requests are accepted, and
+/// `warn` receives warnings.
 ///
 /// # Errors
 /// If the port cannot be opened.
@@ -250,7 +250,7 @@ pub fn serve(
     served
 }
 
-/// What fetches pictures, if that is allowed and they are taken.
+/// Creates the fetcher of remote images, if enabled and images are accepted.
 fn fetcher(options: &Options, warn: &mut dyn FnMut(&str)) -> Option<Fetcher> {
     let sight = options.sight.as_ref()?;
     if options.picture_hosts.is_empty() {

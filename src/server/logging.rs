@@ -1,5 +1,5 @@
-//! What a server tells of its work: a record of each request once its answer has ended, and
-//! warnings. Whoever runs the server writes them down; nothing here prints.
+//! Server log: a record of each request once its answer has ended, and warnings. The program that
+//! runs the server writes them; nothing here prints.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,70 +16,70 @@ use octavo_engine::{Event, Timing};
 
 use crate::app::App;
 
-/// The header that names a request, in both directions.
+/// Header with a request's id, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Bytes of a name that a client gives its request.
+/// Longest id from a client, in bytes.
 const MAX_ID: usize = 128;
 
-/// Characters of a client's text in a record.
+/// Most characters of a client's text in a record.
 const MAX_SHOWN: usize = 120;
 
-/// Characters of a warning.
+/// Most characters of a warning.
 const MAX_WARNING: usize = 400;
 
-/// Routes of probes, which are asked every few seconds.
+/// Routes of health checks, which are polled every few seconds.
 const PROBES: [&str; 5] = ["/health", "/v1/health", "/ready", "/live", "/metrics"];
 
-/// A request and what became of it.
+/// A finished request.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
-    /// The client's name for it, or one of ours.
+    /// Id from the client, or generated.
     pub id: String,
-    /// `POST`, ...
+    /// HTTP method, such as `POST`.
     pub method: String,
-    /// The path without its query, of printable characters.
+    /// Path without its query, printable characters only.
     pub route: String,
-    /// The status of the answer.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// Tokens of all its prompts.
+    /// Tokens in all its prompts.
     pub prompt_tokens: usize,
-    /// Those that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached_tokens: usize,
-    /// Tokens of all its texts.
+    /// Tokens in all its texts.
     pub generated_tokens: usize,
-    /// From its arrival until its first token was chosen.
+    /// Time from arrival to the first token.
     pub first_token: Option<Duration>,
-    /// From its arrival to the end of the answer.
+    /// Time from arrival to the end of the answer.
     pub duration: Duration,
-    /// Whether the client took the whole answer.
+    /// Whether the client received the whole answer.
     pub is_whole: bool,
-    /// Why it failed, of printable characters.
+    /// Error message, printable characters only.
     pub error: Option<String>,
-    /// Whether it only asked how the server is.
+    /// Whether the request is a health check.
     pub is_probe: bool,
 }
 
-/// Something to write down.
+/// A log event.
 #[derive(Clone, Copy, Debug)]
 pub enum LogEvent<'a> {
     /// The answer to a request has ended.
     Request(&'a RequestRecord),
-    /// Something that was passed over.
+    /// Something was ignored.
     Warning {
-        /// The request that it was in, by its name.
+        /// Id of the request it occurred in.
         request: Option<&'a str>,
-        /// One line of printable characters.
+        /// Message: one line of printable characters.
         text: &'a str,
     },
 }
 
-/// Takes what a server tells. It is called on threads that talk to clients, and must not wait.
+/// Receives log events. It is called on threads that serve connections, and must not block.
 #[derive(Clone)]
 pub struct LogSink(Arc<dyn Fn(LogEvent<'_>) + Send + Sync>);
 
 impl LogSink {
-    /// A sink that calls a function.
+    /// Creates a sink that calls a function.
     pub fn new(sink: impl Fn(LogEvent<'_>) + Send + Sync + 'static) -> LogSink {
         LogSink(Arc::new(sink))
     }
@@ -101,7 +101,7 @@ impl fmt::Debug for LogSink {
     }
 }
 
-/// A client's text for a log: printable characters, and not too many of them.
+/// Prepares a client's text for a log: printable characters, of limited number.
 pub(crate) fn shown(text: &str) -> String {
     shown_within(text, MAX_SHOWN)
 }
@@ -119,7 +119,7 @@ tokio::task_local! {
     static CURRENT: Arc<Logged>;
 }
 
-/// A request that is answered.
+/// The log state of a running request.
 pub(crate) struct Logged {
     sink: LogSink,
     began: Instant,
@@ -131,7 +131,7 @@ impl Logged {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what came of it.
+    /// Updates the record with an event.
     pub(crate) fn note(&self, event: &Event) {
         let mut record = self.record();
         match event {
@@ -165,12 +165,12 @@ impl Logged {
     }
 }
 
-/// The request that this task answers, if there is one.
+/// Returns the request that this task answers, if any.
 pub(crate) fn current() -> Option<Arc<Logged>> {
     CURRENT.try_with(Arc::clone).ok()
 }
 
-/// Calls a function as a part of answering a request.
+/// Calls a function as part of answering a request.
 pub(crate) fn within<T>(request: Option<Arc<Logged>>, work: impl FnOnce() -> T) -> T {
     match request {
         Some(request) => CURRENT.sync_scope(request, work),
@@ -178,7 +178,7 @@ pub(crate) fn within<T>(request: Option<Arc<Logged>>, work: impl FnOnce() -> T) 
     }
 }
 
-/// Tells a sink of something that was passed over in the request that this task answers.
+/// Logs a warning about something ignored in the request that this task answers.
 pub(crate) fn warn(sink: &LogSink, text: &str) {
     let request = current().map(|request| request.record().id.clone());
     sink.tell(LogEvent::Warning {
@@ -187,11 +187,11 @@ pub(crate) fn warn(sink: &LogSink, text: &str) {
     });
 }
 
-/// Why a request was refused, on its way from the answer to the log.
+/// Error message of a refused request, passed from the response to the log.
 #[derive(Clone)]
 pub(crate) struct Refusal(pub(crate) String);
 
-/// Names a request, and tells of it once its answer has ended.
+/// Assigns an id to a request, and logs it once its answer has ended.
 pub(crate) async fn record(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let id = named(request.headers()).unwrap_or_else(|| app.new_id("req-"));
     let path = request.uri().path();
@@ -215,7 +215,7 @@ pub(crate) async fn record(app: Arc<App>, request: Request, next: Next) -> Respo
             id: id.clone(),
         }),
     });
-    // a client that leaves before there is an answer ends this future
+    // a client that disconnects before the answer drops this future
     let mut ending = Ending {
         logged: Arc::clone(&logged),
         is_whole: false,
@@ -235,14 +235,14 @@ pub(crate) async fn record(app: Arc<App>, request: Request, next: Next) -> Respo
     response.map(|body| Body::new(LoggedBody { body, ending }))
 }
 
-/// The name that a client gave its request, if it is one.
+/// Returns the id that a client gave its request, if valid.
 fn named(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let is_plain = id.bytes().all(|byte| byte.is_ascii_graphic());
     (is_plain && (1..=MAX_ID).contains(&id.len())).then(|| id.to_owned())
 }
 
-/// Tells of a request when it is dropped.
+/// Logs a request when dropped.
 struct Ending {
     logged: Arc<Logged>,
     is_whole: bool,
@@ -254,7 +254,7 @@ impl Drop for Ending {
     }
 }
 
-/// An answer whose end is noticed.
+/// A response body that logs its end.
 struct LoggedBody {
     body: Body,
     ending: Ending,

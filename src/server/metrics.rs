@@ -1,4 +1,4 @@
-//! `/metrics`: under our own names, and under vLLM's too for routers and autoscalers that read
+//! `/metrics`: under our own names, and also under vLLM's, for routers and autoscalers that read
 //! those.
 
 use std::sync::atomic::AtomicU64;
@@ -13,35 +13,35 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// What stands before a name: ours, and vLLM's.
+/// Metric name prefixes: ours, and vLLM's.
 const OURS: &str = "octavo_";
 const VLLM: &str = "vllm:";
 
 type Labels = Vec<(String, String)>;
 type Real = Gauge<f64, AtomicU64>;
 
-/// Upper ends of the histograms' steps, in seconds: vLLM's for the first token.
+/// Histogram buckets for the time to the first token, in seconds: vLLM's.
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 ];
 
-/// As above, for the time between two tokens.
+/// As [`FIRST_TOKEN`], for the time between two tokens.
 const BETWEEN: [f64; 18] = [
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0,
 ];
 
-/// As above, for whole requests and their parts.
+/// As [`FIRST_TOKEN`], for whole requests and their phases.
 const WHOLE: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// What is measured at the end of each text.
+/// Metrics recorded at the end of each text.
 pub(crate) struct Recorder {
     labels: Labels,
-    /// What stands before the names that vLLM has too.
+    /// Prefixes of the metrics that vLLM has too.
     prefixes: &'static [&'static str],
     first_token: Histogram,
     per_token: Histogram,
@@ -73,7 +73,7 @@ impl Recorder {
         }
     }
 
-    /// Takes notice of what happened to a request.
+    /// Records an event of a request.
     pub(crate) fn note(&self, event: &Event) {
         match event {
             Event::Finished { text, timing, .. } => {
@@ -116,7 +116,7 @@ impl Recorder {
         self.total.observe(seconds(timing.total));
     }
 
-    /// All of it as text.
+    /// Encodes all metrics as text.
     pub(crate) fn encode(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
         let labels = self.labels.iter();
         let labels = labels.map(|(name, value)| (name.clone().into(), value.clone().into()));
@@ -162,11 +162,11 @@ impl Recorder {
     }
 }
 
-/// How much is going on now.
+/// Current load.
 struct Level {
     running: usize,
     waiting: usize,
-    /// Pages of the cache, and the part of them that requests hold.
+    /// KV cache pages, and the fraction that requests hold.
     pages: usize,
     usage: f64,
 }
@@ -186,7 +186,7 @@ impl Level {
         }
     }
 
-    /// What vLLM has other names for than we.
+    /// Registers metrics that have other names in vLLM.
     fn register(&self, registry: &mut Registry, prefix: &str) {
         let names = match prefix {
             VLLM => [
@@ -218,14 +218,14 @@ fn add_gauge(registry: &mut Registry, name: &str, help: &str, value: f64) {
     registry.register(name, help, gauge);
 }
 
-/// `_total` is appended to the name.
+/// Adds a counter; `_total` is appended to the name.
 fn add_counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter: Counter = Counter::default();
     counter.inc_by(value);
     registry.register(name, help, counter);
 }
 
-/// What only routers ask for: older names of vLLM's, and how large the cache is.
+/// Adds metrics that only routers read: older names of vLLM's, and the cache size.
 fn vllm_alone(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
     let (asked, found) = (snapshot.totals.prompt_tokens, snapshot.totals.cached_tokens);
     let rate = found as f64 / asked.max(1) as f64;
@@ -240,7 +240,7 @@ fn vllm_alone(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
         let name = format!("vllm:gpu_prefix_cache_{name}");
         add_counter(registry, &name, help, value);
     }
-    // a gauge as in vLLM: those who read Prometheus's older format do not know the type "info"
+    // a gauge as in vLLM: Prometheus's older format has no "info" type
     let config: Family<Labels, Gauge> = Family::default();
     let labels = vec![
         ("block_size".to_owned(), PAGE.to_string()),
@@ -263,7 +263,7 @@ fn our_gauges(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
     }
 }
 
-/// What has been done so far, of which vLLM has the same names.
+/// Adds counters that have the same names in vLLM.
 fn counters(registry: &mut Registry, prefix: &str, snapshot: &Snapshot) {
     let totals = snapshot.totals;
     let all: [(&str, &str, u64); 6] = [

@@ -1,4 +1,4 @@
-//! The page at `/`: one file, which asks nobody but its own server.
+//! The web page at `/`: one file, which contacts only its own server.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 const PAGE: &str = include_str!("page.html");
 
-/// The page, with a policy that lets its own script and style run and nothing else.
+/// Returns the page, with a content security policy that allows only its own script and style.
 pub(crate) fn response() -> Response<Body> {
     static POLICY: OnceLock<String> = OnceLock::new();
     let policy = POLICY.get_or_init(policy);
@@ -45,7 +45,7 @@ fn policy() -> String {
     )
 }
 
-/// What stands in the only element with this name.
+/// Returns the contents of the only element with this tag.
 fn between<'a>(page: &'a str, tag: &str) -> &'a str {
     let open = format!("<{tag}>");
     let close = format!("</{tag}>");
@@ -63,9 +63,9 @@ mod tests {
             assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "{tag}");
             assert!(!between(PAGE, tag).is_empty(), "{tag}");
         }
-        // names of vocabularies, which nobody opens
+        // XML namespace names, which are never fetched
         let page = PAGE.replace("http://www.w3.org/", "");
-        // an address with a slash in front would lead out of the path that the page stands behind
+        // an address starting with a slash would leave the page's path prefix
         for elsewhere in [
             "http://",
             "https://",

@@ -1,4 +1,4 @@
-//! The fields that all requests for text share.
+//! Fields shared by all text generation requests.
 
 use octavo_engine::generate::Options;
 use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
@@ -10,30 +10,30 @@ use crate::error::ApiError;
 use crate::fields::{Fields, token_id, whole};
 use crate::logging::shown;
 
-/// Texts of one prompt.
+/// Most texts for one prompt.
 pub(crate) const MAX_N: usize = 16;
 const _: () = assert!(MAX_N <= MAX_CHOICES, "a batch takes as many");
 
-/// Stop strings, and bytes of each.
+/// Most stop strings, and most bytes of each.
 const MAX_STOPS: usize = 256;
 const MAX_STOP_BYTES: usize = 4096;
 
-/// Tokens with a bias.
+/// Most tokens with a bias.
 const MAX_BIASES: usize = 4096;
 
-/// Alternatives of a token.
+/// Most alternatives per token (`top_logprobs`).
 pub(crate) const MAX_TOP: usize = 20;
 
-/// Whose ranges of values hold.
+/// API dialect, which decides the accepted ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Temperatures up to 2.
+    /// OpenAI's: temperatures up to 2.
     OpenAi,
-    /// Any temperature, as llama-server has it.
+    /// llama-server's: any temperature.
     Native,
 }
 
-/// Reads how to choose tokens and when to end.
+/// Reads the sampling and stop settings.
 pub(crate) fn options(
     app: &App,
     fields: &Fields<'_>,
@@ -41,7 +41,7 @@ pub(crate) fn options(
 ) -> Result<Options, ApiError> {
     let n_vocab = app.n_vocab();
     let mut stop = fields.strings("stop", MAX_STOPS)?.unwrap_or_default();
-    // an empty string, which some clients send for none, stops nothing
+    // some clients send an empty string for none
     stop.retain(|text| !text.is_empty());
     if stop.iter().any(|text| text.len() > MAX_STOP_BYTES) {
         let expected = format!("strings of at most {MAX_STOP_BYTES} bytes");
@@ -60,8 +60,8 @@ pub(crate) fn options(
     })
 }
 
-/// How many tokens a text may have, from the first of these fields that is given; `Some(None)`
-/// where it says -1: as many as the context holds.
+/// Reads the token limit from the first of these fields that is given; `Some(None)` for -1: limited
+/// by the context only.
 pub(crate) fn max_tokens(
     fields: &Fields<'_>,
     names: &[&str],
@@ -83,7 +83,7 @@ fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerCo
         None => fields.f32("repetition_penalty", 0.01..=10.0)?,
     };
     let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
-    // 0 keeps the most likely token alone, as the smallest number above it does
+    // 0 leaves only the most likely token, as does the smallest number above it
     let top_p = fields.f32("top_p", 0.0..=1.0)?;
     let window = fields.int("repeat_last_n", -1..=1 << 20)?;
     let given = SamplerDefaults {
@@ -102,9 +102,9 @@ fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerCo
     Ok(given.or(&app.sampling).config(|| app.new_seed()))
 }
 
-/// Sampling settings under llama-server's names.
+/// Returns sampling settings under llama-server's names.
 pub(crate) fn defaults(sampling: SamplerDefaults) -> Value {
-    // the decimal number that is meant, not the binary one beside it
+    // print the decimal number that is meant, not its exact binary value
     let number = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
     let seed = sampling.seed;
     let config = sampling.config(|| 0);
@@ -122,8 +122,7 @@ pub(crate) fn defaults(sampling: SamplerDefaults) -> Value {
     })
 }
 
-/// The samplers to run, as llama-server takes them; names that no sampler has are passed over with
-/// a warning.
+/// Reads the sampler chain in llama-server's format; unknown names are ignored with a warning.
 fn samplers(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<Stage>>, ApiError> {
     const NAME: &str = "samplers";
     let wrong = || fields.wrong(NAME, "a list of samplers' names, or a string of them");
@@ -142,11 +141,11 @@ fn samplers(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<Stage>>, ApiErr
     Ok(Some(order))
 }
 
-/// The seed that was given, or any where that is asked for.
+/// Reads the seed; a random one if the client asks for that.
 fn seed(app: &App, fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     match fields.get("seed") {
         None => Ok(None),
-        // llama-server's word for any
+        // llama-server's value for a random seed
         Some(value) if whole(value) == Some(-1) => Ok(Some(app.new_seed())),
         Some(value) => {
             let seed = value
@@ -158,7 +157,8 @@ fn seed(app: &App, fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     }
 }
 
-/// `{"id": bias}`, or llama-server's `[[id, bias], …]`; -100 bans a token, as `false` does there.
+/// Reads `{"id": bias}`, or llama-server's `[[id, bias], …]`; -100 bans a token, as does `false`
+/// there.
 fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiError> {
     const NAME: &str = "logit_bias";
     let wrong = || fields.wrong(NAME, "an object from token ids to numbers from -100 to 100");
@@ -203,7 +203,8 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiEr
         .map(Some)
 }
 
-/// Whether `n` texts are drawn, or are the best of a search with as many beams, or `best_of`.
+/// Reads whether `n` texts are sampled, or are the best of a beam search with `n` or `best_of`
+/// beams.
 pub(crate) fn goal(fields: &Fields<'_>, n: usize) -> Result<Goal, ApiError> {
     let length_penalty = fields.f64("length_penalty", -10.0..=10.0)?;
     if !fields.bool("use_beam_search")?.unwrap_or(false) {
@@ -220,7 +221,7 @@ pub(crate) fn goal(fields: &Fields<'_>, n: usize) -> Result<Goal, ApiError> {
     }))
 }
 
-/// Whether a stream ends with the number of tokens.
+/// Returns whether a stream ends with the token counts.
 pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
     match fields.get("stream_options") {
         Some(value) => {

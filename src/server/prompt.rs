@@ -1,4 +1,4 @@
-//! Prompts: texts or token ids, and what of the request's fields applies to each.
+//! Prompts: texts or token ids, and fields that apply to each.
 
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::Value;
@@ -7,14 +7,14 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id};
 
-/// Prompts of one request.
+/// Most prompts in one request.
 pub(crate) const MAX_PROMPTS: usize = 64;
 
-/// Ids that a prompt can list: no context is longer.
+/// Most ids in a prompt: no context is longer.
 const MAX_IDS: usize = 1 << 22;
 
-/// Reads a field that is a string, a list of ids, a list of ids and strings (one prompt, as
-/// llama-server has it), or a list of at most `most` of these, into tokens.
+/// Reads a field that is a string, a list of ids, a list of ids and strings (one prompt, as in
+/// llama-server), or a list of at most `most` of these, as tokens.
 pub(crate) fn prompts(
     app: &App,
     fields: &Fields<'_>,
@@ -85,8 +85,8 @@ fn one(
     Ok(tokens)
 }
 
-/// An error if a text has more tokens than any prompt, however it is cut: to see that, it is not
-/// cut, for that takes long and others wait.
+/// Refuses a text that exceeds the context under any tokenization, without tokenizing it: that
+/// would take long and delay others.
 pub(crate) fn check_bytes(app: &App, text: &str) -> Result<(), ApiError> {
     match app.most_bytes() {
         Some(most) if text.len() > most => {
@@ -96,7 +96,7 @@ pub(crate) fn check_bytes(app: &App, text: &str) -> Result<(), ApiError> {
     }
 }
 
-/// An error unless a prompt leaves room for a token.
+/// Refuses a prompt that leaves no room for a generated token.
 pub(crate) fn check_length(app: &App, tokens: &[u32]) -> Result<(), ApiError> {
     let n_ctx = app.n_ctx();
     if tokens.len() >= n_ctx {
@@ -105,15 +105,15 @@ pub(crate) fn check_length(app: &App, tokens: &[u32]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What separates this request's cached prompts from others': its own salt, and its key where there
-/// are several.
+/// Returns the salt that separates this request's cached prompts from others': its own salt, and
+/// its API key if there are several.
 pub(crate) fn salt(fields: &Fields<'_>, key: Option<&str>) -> Result<Option<String>, ApiError> {
     const MAX_BYTES: usize = 256;
     let own = fields.str("cache_salt")?;
     if own.is_some_and(|salt| salt.len() > MAX_BYTES) {
         return Err(fields.wrong("cache_salt", &format!("at most {MAX_BYTES} bytes")));
     }
-    // not a mere concatenation, of which two different pairs could make the same
+    // not a plain concatenation, which two different pairs could share
     Ok(match (key, own) {
         (None, None) => None,
         (key, own) => Some(format!("{key:?} {own:?}")),

@@ -1,4 +1,4 @@
-//! Answers that are sent while they are made: server-sent events.
+//! Streamed answers: server-sent events.
 
 use std::time::Duration;
 
@@ -7,17 +7,16 @@ use axum::http::{Response, header};
 use futures_util::stream::unfold;
 use serde_json::Value;
 
-/// Silence for so long is broken by a comment, so that nobody on the way takes the connection for
-/// dead.
+/// Longest silence before a comment is sent, so that no proxy drops the connection.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// What an answer is made of.
+/// One message of a stream.
 pub(crate) enum Message {
-    /// `data: {…}`
+    /// `data: {…}`.
     Data(Value),
-    /// The same, with a name: `event: …`.
+    /// `event: …` followed by `data: {…}`.
     Named(&'static str, Value),
-    /// `data: [DONE]`
+    /// `data: [DONE]`.
     Done,
 }
 
@@ -33,13 +32,13 @@ impl Message {
     }
 }
 
-/// Makes an answer piece by piece.
+/// Produces an answer piece by piece.
 pub(crate) trait Writer: Send + 'static {
-    /// What comes next; `None` at the end. May be dropped while it waits and asked again.
+    /// Returns the next messages; `None` at the end. Cancel-safe: may be dropped and called again.
     fn next(&mut self) -> impl Future<Output = Option<Vec<Message>>> + Send;
 }
 
-/// The answer that a writer makes.
+/// Streams the answer of a writer.
 pub(crate) fn response(writer: impl Writer) -> Response<Body> {
     let stream = unfold(writer, |mut writer| async move {
         loop {
@@ -70,7 +69,7 @@ pub(crate) fn response(writer: impl Writer) -> Response<Body> {
         header::CACHE_CONTROL,
         header::HeaderValue::from_static("no-cache"),
     );
-    // proxies that gather answers before they pass them on
+    // keeps proxies from buffering the answer
     let name = header::HeaderName::from_static("x-accel-buffering");
     headers.insert(name, header::HeaderValue::from_static("no"));
     response

@@ -6,7 +6,7 @@ use octavo_engine::sequence::{Finish, Vocabulary};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// The bytes of a token; of a control token, its name.
+/// Returns the bytes of a token; for a control token, its name.
 pub(crate) fn bytes(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     if tokenizer.is_special(id) {
         tokenizer.token_text(id)
@@ -15,20 +15,20 @@ pub(crate) fn bytes(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     }
 }
 
-/// Adds what the client should know about an answer, if there is anything.
+/// Adds warnings to an answer, if there are any.
 pub(crate) fn warn(answer: &mut Value, warnings: &[String]) {
     if !warnings.is_empty() {
         answer["warnings"] = json!(warnings);
     }
 }
 
-/// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
+/// Returns a token as text; invalid UTF-8 becomes U+FFFD.
 pub(crate) fn text(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8_lossy(bytes(tokenizer, id)).into_owned()
 }
 
-/// A token as a key: what is not UTF-8 by itself is spelled byte by byte, so that no two tokens
-/// are called the same because of that.
+/// Returns a token as a key: one that is not valid UTF-8 is spelled byte by byte, so that distinct
+/// tokens have distinct keys.
 fn key(tokenizer: &Tokenizer, id: u32) -> String {
     let bytes = bytes(tokenizer, id);
     match std::str::from_utf8(bytes) {
@@ -40,7 +40,7 @@ fn key(tokenizer: &Tokenizer, id: u32) -> String {
     }
 }
 
-/// Log-probabilities as chat answers have them: `{"content": [...]}`.
+/// Returns log-probabilities in the format of chat answers: `{"content": [...]}`.
 pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, all: &[Logprobs]) -> Value {
     let one = |id: u32, logprob: f64| {
         json!({
@@ -59,7 +59,7 @@ pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, all: &[Logprobs]) -> Value {
     json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
 }
 
-/// Log-probabilities as completions have them, token by token.
+/// Log-probabilities in the format of completions, token by token.
 #[derive(Default)]
 pub(crate) struct LegacyLogprobs {
     tokens: Vec<Value>,
@@ -71,7 +71,7 @@ pub(crate) struct LegacyLogprobs {
 }
 
 impl LegacyLogprobs {
-    /// Begins where so many characters of the text have been told already.
+    /// Starts at an offset: the characters of the text already sent.
     pub(crate) fn at(offset: usize) -> LegacyLogprobs {
         LegacyLogprobs {
             offset,
@@ -79,7 +79,7 @@ impl LegacyLogprobs {
         }
     }
 
-    /// A token without a probability: the first of a prompt.
+    /// Adds a token without a probability: the first of a prompt.
     pub(crate) fn push_first(&mut self, tokenizer: &Tokenizer, id: u32) {
         self.push_token(tokenizer, id, Value::Null, Value::Null);
     }
@@ -105,12 +105,12 @@ impl LegacyLogprobs {
         self.token_logprobs.push(logprob);
         self.top_logprobs.push(top);
         self.text_offset.push(json!(self.offset));
-        // characters begin with bytes that do not continue one
+        // count the bytes that start a character
         let begins = |byte: &&u8| **byte & 0xc0 != 0x80;
         self.offset += bytes(tokenizer, id).iter().filter(begins).count();
     }
 
-    /// Where the next token begins.
+    /// Returns the offset of the next token.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
@@ -125,7 +125,7 @@ impl LegacyLogprobs {
     }
 }
 
-/// Tokens counted over all texts of an answer.
+/// Token counts over all texts of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
@@ -144,7 +144,7 @@ impl Usage {
     }
 }
 
-/// llama-server's account of the time a text took.
+/// Returns llama-server's `timings` of a text.
 pub(crate) fn timings(timing: &Timing) -> Value {
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let rate = |n: usize, time: std::time::Duration| {
@@ -175,7 +175,7 @@ pub(crate) fn timings(timing: &Timing) -> Value {
         "first_token_ms": timing.first_token.map(ms),
         "recomputed_n": timing.recomputed,
     });
-    // llama-server's names, which it leaves out as well where nothing was guessed
+    // llama-server's names, omitted there too if nothing was drafted
     if timing.guessed.tokens > 0 {
         timings["draft_n"] = timing.guessed.tokens.into();
         timings["draft_n_accepted"] = timing.guessed.accepted.into();
@@ -183,7 +183,7 @@ pub(crate) fn timings(timing: &Timing) -> Value {
     timings
 }
 
-/// Why a text ended, as OpenAI's interface says it.
+/// Returns OpenAI's finish reason.
 pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",

@@ -1,4 +1,4 @@
-//! Requests on their way through the engine, as one answer needs them.
+//! Requests running in the engine, on behalf of one answer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -14,30 +14,30 @@ use crate::app::{Admission, App};
 use crate::error::ApiError;
 use crate::logging::{self, Logged};
 
-/// How long an answer waits for its first event before it begins without one: an error after that
-/// is told inside the answer.
+/// Longest wait for an answer's first event before the response starts without one: later errors
+/// are reported inside the response.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// What became of one of the prompts of an answer.
+/// An event of one of an answer's prompts.
 pub(crate) struct Update {
     pub(crate) prompt: usize,
     pub(crate) event: Event,
 }
 
-/// Requests of one answer, one for each of its prompts. Dropping it ends them.
+/// Requests of one answer, one for each of its prompts. Dropping it cancels them.
 pub(crate) struct Work {
     app: Arc<App>,
     streams: Vec<Option<EventStream>>,
-    /// Which stream is asked first: none is served before others for ever.
+    /// Stream to poll first; rotates so that none is starved.
     turn: usize,
     seen: VecDeque<Update>,
     _admission: Admission,
-    /// What the log will say of the request.
+    /// Log state of the request.
     logged: Option<Arc<Logged>>,
 }
 
 impl Work {
-    /// Hands requests to the engine.
+    /// Submits requests to the engine.
     pub(crate) fn begin(app: &Arc<App>, requests: Vec<Request>) -> Result<Work, ApiError> {
         let admission = app.admit()?;
         let submit = |request| app.front.submit(request).map(Some);
@@ -52,10 +52,10 @@ impl Work {
         })
     }
 
-    /// Waits until the first of them has begun, though not for ever.
+    /// Waits until the first of them starts, up to a time limit.
     ///
     /// # Errors
-    /// If one cannot begin.
+    /// If one cannot start.
     pub(crate) async fn has_begun(&mut self) -> Result<(), ApiError> {
         let first = poll_fn(|context| self.poll(context));
         match tokio::time::timeout(FIRST, first).await {
@@ -71,7 +71,7 @@ impl Work {
         }
     }
 
-    /// The next event of any; `None` after the last of all.
+    /// Returns the next event of any request; `None` after the last.
     pub(crate) async fn next(&mut self) -> Option<Update> {
         match self.seen.pop_front() {
             Some(update) => Some(update),
@@ -106,7 +106,7 @@ impl Work {
         }
     }
 
-    /// Waits for all of it.
+    /// Waits for all requests to finish.
     ///
     /// # Errors
     /// If one of the requests fails.
@@ -139,25 +139,25 @@ impl Work {
     }
 }
 
-/// All that came of one prompt.
+/// Complete result of one prompt.
 #[derive(Default)]
 pub(crate) struct Answer {
-    /// Log-probabilities of the prompt from its second token on, if asked for.
+    /// Log-probabilities of the prompt from its second token on, if requested.
     pub(crate) prompt: Vec<Logprobs>,
-    /// In order.
+    /// Generated texts, in order.
     pub(crate) choices: Vec<Choice>,
-    /// The embedding, if that was asked for.
+    /// Embedding, if requested.
     pub(crate) vector: Vec<f32>,
 }
 
-/// One text.
+/// One generated text.
 pub(crate) struct Choice {
     pub(crate) index: usize,
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) finish: Finish,
-    /// The stop string that ended it, by its place in the list.
+    /// Index of the stop string that ended it.
     pub(crate) stopped_by: Option<usize>,
     pub(crate) timing: Timing,
 }
@@ -167,7 +167,7 @@ impl Choice {
         Choice {
             index,
             timing: Timing {
-                // of a search, the longest text's
+                // of a beam search, the longest text's
                 generated_tokens: text.tokens.len(),
                 ..timing
             },
@@ -180,7 +180,7 @@ impl Choice {
     }
 }
 
-/// Keeps the `n` likeliest texts of more, the best first.
+/// Retains the `n` likeliest texts, best first.
 pub(crate) fn keep_best(choices: &mut Vec<Choice>, n: usize) {
     if choices.len() > n {
         let mean = |choice: &Choice| mean_logprob(&choice.logprobs);

@@ -1,4 +1,4 @@
-//! One request and its answer, on a connection that exists.
+//! One HTTP exchange on an existing connection.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use url::Url;
 
 use super::{CONNECT_TIME, Error, name};
 
-/// Bytes of an answer's head.
+/// Largest size of a response head, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
-/// Characters of what a host says that are told.
+/// Most characters of a host's text that are quoted in messages.
 const MAX_TOLD: usize = 80;
 
-/// How the server calls itself; some hosts answer nobody who has no name.
+/// User agent; some hosts refuse requests without one.
 const AGENT: &str = concat!("octavo/", env!("CARGO_PKG_VERSION"));
 
-/// What a host answers.
+/// Response of a host.
 pub(super) enum Answer {
-    /// The file.
+    /// Contents of the file.
     File(Vec<u8>),
-    /// It has more bytes than it may.
+    /// The file is larger than allowed.
     TooMany,
-    /// It is elsewhere: an address, or a part of one.
+    /// Redirect to an absolute or relative URL.
     Moved(String),
 }
 
-/// What makes connections secure, with authorities to trust.
+/// Creates a TLS connector that trusts `roots`.
 pub(super) fn connector(roots: RootCertStore) -> TlsConnector {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
@@ -50,7 +50,7 @@ pub(super) fn connector(roots: RootCertStore) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// Makes a connection secure, with whom the address names.
+/// Performs the TLS handshake with the host of the URL.
 pub(super) async fn secure(
     tls: &TlsConnector,
     url: &Url,
@@ -60,7 +60,7 @@ pub(super) async fn secure(
         host: name(url),
         why,
     };
-    // brackets are the URL's, not the address's
+    // brackets are part of the URL, not of the address
     let host = name(url);
     let host = host
         .trim_start_matches('[')
@@ -74,7 +74,7 @@ pub(super) async fn secure(
     }
 }
 
-/// Asks for a file of at most so many bytes.
+/// Requests a file of at most `most` bytes.
 pub(super) async fn get<S>(stream: S, url: &Url, most: usize) -> Result<Answer, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -94,7 +94,7 @@ where
         let answer = sender.send_request(request).await.map_err(wrong)?;
         read(answer, url, most).await
     };
-    // it lives as long as the exchange, and what is wrong with it is what the exchange sees
+    // the connection lives as long as the exchange, which sees its errors
     let connection = async {
         let _ = connection.await;
         std::future::pending().await
@@ -108,7 +108,7 @@ where
 
 fn request(url: &Url) -> Result<Request<Body>, Error> {
     let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
-    // the port is part of it unless it is the scheme's own
+    // includes the port, unless it is the scheme's default
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
     let request = Request::builder()
         .uri(path)
@@ -175,7 +175,7 @@ fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     Some(String::from_utf8_lossy(value).into_owned())
 }
 
-/// Whether a file of this type may be a picture: hosts that do not know call it bytes.
+/// Returns whether a file of this media type may be an image: some hosts send images as bytes.
 fn may_be_picture(media_type: &str) -> bool {
     let essence = media_type.split(';').next().unwrap_or_default();
     let essence = essence.trim().to_ascii_lowercase();

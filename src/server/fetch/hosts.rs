@@ -1,32 +1,32 @@
-//! Who pictures may be fetched from.
+//! Hosts that images may be fetched from.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use url::{Host, Url};
 
-/// Whom pictures may be fetched from.
+/// Allowed source of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PictureHost {
-    /// Every host, by its public addresses.
+    /// Any host, at its public addresses.
     Public,
-    /// This one, wherever it is.
+    /// This host, at any address.
     Named {
-        /// A name or an address.
+        /// Name or address.
         host: Host<String>,
-        /// Its only port that may be asked; any where there is none.
+        /// Only port allowed; any if `None`.
         port: Option<u16>,
     },
 }
 
-/// Something that names no host.
+/// A text that is not a host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected public, or a host and perhaps its port (a.org, 10.0.0.5:8000), found {found:?}")]
 pub struct HostError {
     found: String,
 }
 
-/// What stands for every host with a public address.
+/// Text for all hosts with public addresses.
 const PUBLIC: &str = "public";
 
 impl FromStr for PictureHost {
@@ -40,7 +40,7 @@ impl FromStr for PictureHost {
             found: text.to_owned(),
         };
         let (host, port) = match text.rsplit_once(':') {
-            // the colon is one of an address in brackets
+            // the colon belongs to an address in brackets
             Some((_, rest)) if rest.ends_with(']') => (text, None),
             Some((host, port)) => (host, Some(port.parse().map_err(|_| wrong())?)),
             None => (text, None),
@@ -51,7 +51,7 @@ impl FromStr for PictureHost {
 }
 
 impl PictureHost {
-    /// Whether it is the host of an address, by its name.
+    /// Returns whether a URL has this host by name.
     pub(super) fn names(&self, url: &Url) -> bool {
         match self {
             PictureHost::Public => false,
@@ -63,9 +63,9 @@ impl PictureHost {
     }
 }
 
-/// Whether an address is one that anybody can reach: none of a network of one's own, of this
-/// machine, of many machines at once, or one that stands for such an address. As IANA's registries
-/// of special addresses have it.
+/// Returns whether an address is globally reachable: not private, loopback, link-local or
+/// multicast, and not a translation of such an address. Follows IANA's registries of
+/// special-purpose addresses.
 pub(super) fn is_public(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => is_public_v4(ip),
@@ -76,16 +76,16 @@ pub(super) fn is_public(ip: IpAddr) -> bool {
 fn is_public_v4(ip: Ipv4Addr) -> bool {
     let [a, b, c, _] = ip.octets();
     let is_special = match (a, b, c) {
-        // this network, this machine
+        // this network, loopback
         (0 | 127, ..) => true,
-        // networks of one's own, and those behind a carrier's
+        // private networks, carrier-grade NAT
         (10, ..) | (172, 16..=31, _) | (192, 168, _) | (100, 64..=127, _) => true,
-        // a link's own: clouds tell their machines their keys here
+        // link-local: cloud metadata services give out credentials here
         (169, 254, _) => true,
-        // protocols, a retired relay, examples, measurements
+        // protocol assignments, deprecated 6to4 relay, documentation, benchmarking
         (192, 0, 0 | 2) | (192, 88, 99) | (198, 18..=19, _) => true,
         (198, 51, 100) | (203, 0, 113) => true,
-        // many at once, never assigned, all
+        // multicast, reserved, broadcast
         (224.., ..) => true,
         _ => false,
     };
@@ -94,11 +94,11 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let is_special = match ip.segments() {
-        // protocols, tunnels, and examples; in 2002 stands any address of the older kind
+        // protocol assignments, Teredo, documentation; 2002::/16 (6to4) embeds any IPv4 address
         [0x2001, ..=0x01ff, ..] | [0x2001, 0x0db8, ..] | [0x2002, ..] => true,
         [0x3fff, ..=0x0fff, ..] => true,
-        // all that is given to anybody; outside are this machine, links, networks of one's own,
-        // many at once, and the older addresses in newer clothes
+        // outside 2000::/3, the global unicast range, are loopback, link-local, private, multicast
+        // and IPv4-mapped addresses
         [first, ..] => first & 0xe000 != 0x2000,
     };
     !is_special

@@ -1,4 +1,4 @@
-//! Fetching, from a host of our own.
+//! Fetching from a local test host.
 
 #[path = "../tests/web.rs"]
 mod web;
@@ -13,7 +13,7 @@ use web::Web;
 
 const PICTURE: &[u8] = b"whatever is in the file";
 
-/// Bytes that a request's pictures may have together.
+/// Byte limit for a request's images.
 const MOST: usize = 100_000;
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -33,7 +33,7 @@ fn fetcher(hosts: &[&str], roots: RootCertStore) -> Fetcher {
     Fetcher::new(hosts.collect(), bounds, roots)
 }
 
-/// Fetches pictures; the message where that fails.
+/// Fetches images; returns the message on failure.
 fn fetch(fetcher: &Fetcher, urls: &[String]) -> Result<Vec<Vec<u8>>, String> {
     let wanted: Vec<_> = urls
         .iter()
@@ -78,7 +78,7 @@ fn pictures_come_as_they_are() {
         );
     }
     web.asked();
-    // each once, however often it is named
+    // each URL is fetched once, however often it occurs
     let urls = ["/picture", "/bytes", "/picture"].map(|path| web.url(path));
     assert_eq!(fetch(&fetcher, &urls).expect("both"), [PICTURE; 3]);
     assert_eq!(web.asked(), ["/picture", "/bytes"]);
@@ -149,7 +149,7 @@ fn what_goes_wrong_is_said_in_a_line() {
     );
 }
 
-/// A port that nobody listens on.
+/// Returns a port without a listener.
 fn closed_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -178,7 +178,7 @@ fn only_public_addresses_are_asked_unless_they_are_named() {
             "{host}: {error}"
         );
     }
-    // with names alone nothing else is asked, wherever it is
+    // with named hosts only, nothing else is asked, whatever its address
     let named = fetcher(&["example.org", "localhost:1"], RootCertStore::empty());
     for host in ["127.0.0.1", "localhost", "1.1.1.1"] {
         let error = fetch(&named, &[format!("http://{host}:{port}/picture")]).expect_err(host);
@@ -210,7 +210,7 @@ fn pictures_of_a_request_are_bounded_together() {
         error.contains("at most 100000 bytes, of all pictures together"),
         "{error}"
     );
-    // and so is their time
+    // the time limit is shared too
     let start = Instant::now();
     let slow = [web.url("/slow"), web.url("/picture")];
     let error = fetch(&fetcher, &slow).expect_err("it never ends");
@@ -253,7 +253,7 @@ fn nothing_is_fetched_for_who_is_gone() {
         url: web.url("/slow"),
     }];
     let runtime = runtime();
-    // the runtime has a clock
+    // the runtime provides timers
     let _entered = runtime.enter();
     let mut fetching = Box::pin(fetcher.all(&wanted));
     while web.asked().is_empty() {
@@ -295,7 +295,7 @@ fn secure_hosts_are_who_they_say_they_are() {
         [PICTURE]
     );
     assert_eq!(web.asked(), ["/picture"]);
-    // the certificate is of the name alone
+    // the certificate covers the name only
     let error = fetch(&trusting, &[format!("https://127.0.0.1:{port}/picture")]);
     let error = error.expect_err("another name");
     assert!(error.contains("127.0.0.1: no secure connection"), "{error}");

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: a conversation and the assistant's next message.
+//! `/v1/chat/completions`: answers a conversation with the assistant's next message.
 
 pub(crate) mod rendered;
 mod stream;
@@ -31,7 +31,7 @@ use crate::work::{Answer, Work};
 use rendered::Prompt;
 use stream::ChatWriter;
 
-/// A request that is ready to run, and how its answer is written.
+/// A request ready to run, and the format of its answer.
 pub(crate) struct Prepared {
     pub(crate) request: Request,
     pub(crate) demanded: Option<Demanded>,
@@ -39,32 +39,32 @@ pub(crate) struct Prepared {
     pub(crate) style: Style,
 }
 
-/// How an answer is written.
+/// Format of an answer.
 #[derive(Clone)]
 pub(crate) struct Style {
-    /// The name of the model, as it was asked for.
+    /// Model name to report.
     pub(crate) model: String,
     template: Arc<str>,
-    /// Whether calls are held to their schemas.
+    /// Whether calls are constrained to their schemas.
     is_strict: bool,
     rendered: Arc<str>,
     /// Whether the prompt ends inside a thought that is continued.
     in_thought: bool,
     tools: Arc<[Value]>,
     wants: Wants,
-    /// Log-probabilities are told.
+    /// Whether log-probabilities are included.
     logprobs: bool,
     include_usage: bool,
     return_token_ids: bool,
-    /// Every piece of a stream has the times so far.
+    /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
     n: usize,
-    /// What the client should know about the answer.
+    /// Warnings for the client.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Style {
-    /// Takes an answer apart.
+    /// Creates the parser of the answer.
     pub(crate) fn parser(&self) -> AnswerParser {
         let parser = AnswerParser::new(&self.template, &self.rendered, self.wants);
         let parser = parser.with_tools(&self.tools);
@@ -111,20 +111,20 @@ pub(crate) async fn handle(
     Ok(json_response(&whole(&app, &head, &style, answers)))
 }
 
-/// What all pieces of an answer carry.
+/// Fields common to all pieces of an answer.
 pub(crate) struct Head {
     pub(crate) id: String,
     pub(crate) created: u64,
 }
 
-/// The template of the model.
+/// Returns the model's chat template.
 pub(crate) fn template(app: &App) -> Result<&ChatTemplate, ApiError> {
     app.template.as_ref().ok_or_else(|| {
         ApiError::bad_request("this model's file has no chat template: use /v1/completions")
     })
 }
 
-/// Reads a request, renders its conversation and makes tokens of it.
+/// Reads a request, renders its conversation and tokenizes it.
 pub(crate) fn prepare(
     app: &App,
     caller: &Caller,
@@ -176,7 +176,7 @@ pub(crate) fn prepare(
         .as_ref()
         .and_then(|demanded| demanded.demand.calls.as_ref());
     let is_strict = calls.is_some_and(|calls| calls.required);
-    // some vocabularies have the words around calls, or thoughts, as control tokens
+    // in some vocabularies the markers of calls or reasoning are control tokens
     let parser = AnswerParser::new(template.source(), "", wants);
     options.show_special = wants.tools || parser.has_control_words(app.tokenizer());
     Ok(Prepared {
@@ -207,7 +207,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// The tokens of a rendered conversation, with its pictures in the places of their markers.
+/// Tokenizes a rendered conversation, with its images in place of their markers.
 fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, ApiError> {
     check_bytes(app, rendered)?;
     match app.marker() {
@@ -224,7 +224,7 @@ fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, Api
     }
 }
 
-/// What the answer must be: a call if one is demanded, what the request says, or one of both.
+/// Returns the constraint on the answer: a forced call, the request's own, or either.
 fn demanded(
     fields: &Fields<'_>,
     conversation: &Conversation,
@@ -284,9 +284,9 @@ struct Assembled {
     calls: Vec<AssembledCall>,
 }
 
-/// A call in it.
+/// A tool call in the message.
 struct AssembledCall {
-    /// The model's own identifier.
+    /// Call id written by the model.
     id: Option<String>,
     name: String,
     arguments: String,
@@ -341,7 +341,7 @@ fn finish_reason(finish: Finish, has_called: bool) -> &'static str {
     }
 }
 
-/// The whole answer.
+/// Returns the whole answer.
 fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
     let mut usage = Usage::default();
     let mut choices = Vec::new();
@@ -385,7 +385,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
     object
 }
 
-/// `/apply-template`: the prompt of a conversation.
+/// `/apply-template`: returns the prompt of a conversation.
 pub(crate) async fn apply_template(
     app: Arc<App>,
     _caller: Caller,

@@ -1,5 +1,5 @@
-//! `/v1/completions`: texts and their continuations, with the log-probabilities that evaluation
-//! harnesses ask for.
+//! `/v1/completions`: text completions, with the log-probabilities that evaluation harnesses ask
+//! for.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
 use crate::work::{Answer, Choice, Update, Work, keep_best};
 
-/// Tokens of a completion unless more are asked for.
+/// Default token limit of a completion.
 const DEFAULT_TOKENS: usize = 16;
 
 struct Prepared {
@@ -33,7 +33,7 @@ struct Prepared {
     style: Style,
 }
 
-/// How an answer is written.
+/// Format of an answer.
 #[derive(Clone)]
 struct Style {
     model: String,
@@ -43,9 +43,9 @@ struct Style {
     n: usize,
     include_usage: bool,
     return_token_ids: bool,
-    /// Every piece of a stream has the times so far.
+    /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
-    /// What the client should know about the answer.
+    /// Warnings for the client.
     warnings: Vec<String>,
 }
 
@@ -96,14 +96,14 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     }
     let goal = params::goal(&fields, n)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
-    // some clients send what the chat interface takes
+    // some clients send the chat API's value
     let logprobs = match fields.get("logprobs") {
         Some(Value::Bool(wanted)) => wanted.then_some(0),
         _ => fields.count("logprobs", 0, MAX_TOP)?,
     };
-    // the most likely token is always told: whether a text is greedy can be seen from it
+    // always include the most likely token: it shows whether a text is greedy
     let top = logprobs.map(|top| top.max(1));
-    // texts that are drawn are ranked by them
+    // sampled texts are ranked by them
     options.logprobs = match best_of > n && goal == Goal::Text {
         true => Some(top.unwrap_or(0)),
         false => top,
@@ -153,7 +153,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     })
 }
 
-/// The prompts, each with what is to follow the text, of which there may be so many for each.
+/// Reads the prompts, each with the optional suffix; refuses too many texts (`best_of` per prompt).
 fn all_prompts(app: &App, fields: &Fields<'_>, best_of: usize) -> Result<Vec<Vec<u32>>, ApiError> {
     let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
     let encode = EncodeOptions {
@@ -173,16 +173,16 @@ fn all_prompts(app: &App, fields: &Fields<'_>, best_of: usize) -> Result<Vec<Vec
     Ok(prompts)
 }
 
-/// What decides how long an answer can become.
+/// Quantities that bound the length of an answer.
 struct Size {
     best_of: usize,
     echo: bool,
     top: Option<usize>,
-    /// Tokens that are generated for each prompt, at most.
+    /// Most tokens generated for each prompt.
     most: usize,
 }
 
-/// An error if an answer could hold more log-probabilities than anybody reads.
+/// Refuses a request whose answer could have an absurd number of log-probabilities.
 fn check_size(
     app: &App,
     fields: &Fields<'_>,
@@ -207,12 +207,12 @@ fn check_size(
     }
 }
 
-/// The text of a prompt, as it is echoed.
+/// Returns the text of a prompt, for `echo`.
 fn prompt_text(app: &App, prompt: &[u32]) -> String {
     String::from_utf8_lossy(&app.tokenizer().decode(prompt, true)).into_owned()
 }
 
-/// Log-probabilities of a prompt: the first token has none.
+/// Returns the log-probabilities of a prompt: the first token has none.
 fn prompt_logprobs(app: &App, prompt: &[u32], all: &[Logprobs]) -> LegacyLogprobs {
     let mut logprobs = LegacyLogprobs::default();
     if let Some(&first) = prompt.first() {
@@ -287,13 +287,13 @@ fn one(app: &App, style: &Style, at: usize, of_prompt: &[Logprobs], choice: &Cho
     object
 }
 
-/// Writes an answer while it is made.
+/// Writes a streamed answer.
 struct CompletionWriter {
     app: Arc<App>,
     work: Work,
     head: Head,
     style: Style,
-    /// Characters told of each text, and whether its prompt was.
+    /// Characters sent of each text, and whether its prompt was sent.
     told: Vec<(usize, bool)>,
     usage: Usage,
     has_ended: bool,
@@ -336,7 +336,7 @@ impl CompletionWriter {
         }]))
     }
 
-    /// Tells the prompt of all texts that it belongs to.
+    /// Sends the prompt for all texts that belong to it.
     fn echo(&mut self, prompt: usize, all: &[Logprobs], messages: &mut Vec<Message>) {
         for choice in 0..self.style.n {
             let index = prompt * self.style.n + choice;

@@ -1,4 +1,4 @@
-//! Messages and tools of a request, checked, as a chat template takes them.
+//! Reads and checks a request's messages and tools, for a chat template.
 
 mod choice;
 
@@ -18,26 +18,26 @@ const MAX_CALLS: usize = 128;
 pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_NAME: usize = 256;
 
-/// What a request asks for.
+/// Contents of a chat request.
 pub(crate) struct Asked<'a> {
     pub(crate) conversation: Conversation,
     pub(crate) choice: ToolChoice,
-    /// Whether the answer goes on with the last message, which is the assistant's.
+    /// Whether the answer continues the last message, which is the assistant's.
     pub(crate) continues: bool,
-    /// The pictures of all messages, in order; markers stand for them in the conversation.
+    /// Images of all messages, in order; the conversation has markers in their places.
     pub(crate) images: Vec<Image<'a>>,
 }
 
-/// A picture of a request.
+/// An image of a request.
 pub(crate) struct Image<'a> {
-    /// The field that it is in.
+    /// Field that contains it.
     pub(crate) field: String,
-    /// A data URL, bytes in base64 alone, or where the picture is to be fetched.
+    /// Data URL, bare base64, or URL to fetch.
     pub(crate) url: &'a str,
 }
 
-/// Reads `messages`, `tools` and what else the template sees. Where pictures are taken, markers
-/// stand for those of messages.
+/// Reads `messages`, `tools` and other template input. If images are accepted, those in messages
+/// are replaced by markers.
 pub(crate) fn read<'a>(app: &App, fields: &Fields<'a>) -> Result<Asked<'a>, ApiError> {
     let messages = fields.need("messages", fields.list("messages", MAX_MESSAGES)?)?;
     if messages.is_empty() {
@@ -70,7 +70,7 @@ pub(crate) fn read<'a>(app: &App, fields: &Fields<'a>) -> Result<Asked<'a>, ApiE
     })
 }
 
-/// Variables of the template.
+/// Reads the variables of the template.
 fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let mut kwargs = Map::new();
     if let Some(thinks) = fields.bool("enable_thinking")? {
@@ -89,12 +89,12 @@ fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     Ok(kwargs)
 }
 
-/// Whether the answer goes on with the last message: if the request says so, or if that message is
-/// the assistant's and calls nothing, as with llama-server.
+/// Returns whether the answer continues the last message: if the request says so, or if that
+/// message is the assistant's without calls, as in llama-server.
 fn continues(app: &App, fields: &Fields<'_>, messages: &[Message]) -> Result<bool, ApiError> {
     const NAME: &str = "continue_final_message";
     match fields.get(NAME) {
-        // llama-server's words for which part of the message is continued
+        // llama-server's names of the part to continue
         Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Ok(true),
         Some(Value::Bool(continues)) => Ok(*continues),
         Some(_) => Err(fields.wrong(NAME, "true or false")),
@@ -113,9 +113,9 @@ fn message<'a>(
 ) -> Result<Message, ApiError> {
     let fields = Fields::at(value, path)?;
     let role = match fields.need("role", fields.str("role")?)? {
-        // the newer name for the same thing, which few templates know
+        // the newer name of the role, which few templates know
         "developer" => "system",
-        // and the older one
+        // and the older name
         "function" => "tool",
         role @ ("system" | "user" | "assistant" | "tool") => role,
         _ => {
@@ -124,7 +124,7 @@ fn message<'a>(
         }
     };
     let tool_calls = tool_calls(&fields, path)?;
-    // null is nothing, as with everybody else; a message without the field is a mistake
+    // null means none, as everywhere; a message without the field is a mistake
     if role != "assistant" && !fields.has("content") {
         return Err(fields.wrong("content", "a string or a list of parts"));
     }
@@ -145,7 +145,7 @@ fn message<'a>(
 
 /// Reads the parts of messages.
 struct Parts<'a, 'm> {
-    /// What stands for a picture in a text, where pictures are taken.
+    /// Marker for an image in a text, if images are accepted.
     marker: Option<&'m str>,
     images: Vec<Image<'a>>,
 }
@@ -162,7 +162,7 @@ impl<'a> Parts<'a, '_> {
             Value::Null => Ok(Content::None),
             Value::String(text) => Ok(Content::Text(text.clone())),
             content => {
-                // says what is wrong with a list
+                // reports errors in the list
                 Fields::at(message, path)?.list("content", MAX_PARTS)?;
                 let parts = content.as_array().map_or(&[][..], Vec::as_slice);
                 let read = |(i, value): (usize, &'a Value)| {
@@ -178,8 +178,8 @@ impl<'a> Parts<'a, '_> {
         }
     }
 
-    /// Texts stay parts. Beside a picture they become one text, as llama-server joins them: lines
-    /// of their own, and pictures where they stand.
+    /// Returns texts as parts. If there are images, joins all into one text as llama-server does:
+    /// texts on lines of their own, and image markers in their places.
     fn join(&mut self, parts: Vec<Part<'a>>) -> Content {
         let has_image = parts.iter().any(|part| matches!(part, Part::Image(_)));
         let marker = self.marker.filter(|_| has_image);
@@ -234,7 +234,7 @@ fn text<'a>(part: &'a Value, fields: &Fields<'_>, name: &str) -> Result<Part<'a>
     Ok(Part::Text(part[name].as_str().unwrap_or_default()))
 }
 
-/// A picture: `image_url` is an object with its `url`, or the URL.
+/// Reads an image: `image_url` is an object with its `url`, or the URL.
 fn image<'a>(part: &'a Value, fields: &Fields<'_>, path: &str) -> Result<Image<'a>, ApiError> {
     let field = format!("{path}image_url");
     fields.need("image_url", fields.get("image_url"))?;

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: one vector for each text.
+//! `/v1/embeddings`: returns one vector for each text.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::prompt::{prompts, salt};
 use crate::wire::Usage;
 use crate::work::{Answer, Work};
 
-/// Texts of one request, as many as OpenAI takes.
+/// Most texts in one request, as for OpenAI.
 const MAX_TEXTS: usize = 2048;
 
 /// Answers a request.
@@ -63,17 +63,17 @@ pub(crate) async fn handle(
     })))
 }
 
-/// Requests, and how their answer is written.
+/// Requests, and the format of their answer.
 struct Prepared {
     model: String,
     requests: Vec<Request>,
     in_base64: bool,
-    /// How many of a vector's numbers are told, where not all are.
+    /// Number of components to return, if not all.
     dimensions: Option<usize>,
 }
 
-/// The first numbers of a vector, with length 1: models that are made for it (Matryoshka) have the
-/// most of a text's meaning there.
+/// Truncates a vector and rescales it to length 1: Matryoshka models have most of the meaning in
+/// the first components.
 fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     vector.truncate(dimensions);
     let length = vector
@@ -99,7 +99,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     let dimensions = fields.count("dimensions", 1, app.engine.hparams().n_embd())?;
     let pooling = match fields.str("pooling")? {
         None => match app.engine.pooling() {
-            // an answer is one vector for each text
+            // the answer has one vector per text
             Pooling::None => Pooling::Mean,
             said => said,
         },

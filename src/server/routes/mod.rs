@@ -1,4 +1,4 @@
-//! What is served: one file for each group of routes.
+//! Routes: one file for each group.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -28,16 +28,16 @@ use crate::http::{read_json, read_out};
 use crate::logging;
 use crate::page;
 
-/// Who may ask for a route.
+/// Access rule of a route.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
-    /// Whoever has a key, if there are keys.
+    /// Requires a key, if there are keys.
     Key,
-    /// Everybody.
+    /// Open to all.
     Open,
 }
 
-/// All routes.
+/// Returns the router of all routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for path in [
@@ -114,8 +114,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     }))
 }
 
-/// All routes behind a prefix. Without the slash behind it the page's own addresses, which are
-/// relative, would lead elsewhere.
+/// Returns all routes under a prefix. Redirects the prefix without a final slash, from which the
+/// page's relative addresses would lead elsewhere.
 fn behind(prefix: &str, router: Router) -> Router {
     let page = HeaderValue::try_from(format!("{prefix}/"));
     let page = page.unwrap_or_else(|_| HeaderValue::from_static("/"));
@@ -129,7 +129,7 @@ fn behind(prefix: &str, router: Router) -> Router {
         .fallback(|| async { ApiError::not_found("there is no such route") })
 }
 
-/// Tells browsers which pages of other sites may use the server: those that were named.
+/// Adds CORS headers for the pages of allowed origins.
 async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let origin = request.headers().get(header::ORIGIN).cloned();
     let origins = &app.options.origins;
@@ -137,7 +137,7 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let Some(origin) = origin.filter(is_named) else {
         return next.run(request).await;
     };
-    // clients send headers of their own, and a browser asks for all of them by name
+    // clients send their own headers, and a browser asks for each by name
     let asked = request
         .headers()
         .get(header::ACCESS_CONTROL_REQUEST_HEADERS);
@@ -157,8 +157,8 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     response
 }
 
-/// An answer of a server that will end is the last one on its connection. A client that kept the
-/// connection for its next request might send it just when it is closed, and would get nothing.
+/// Closes the connection after an answer during shutdown. A client that reused the connection for
+/// its next request might send it just when it is closed, and would get no answer.
 async fn part(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let mut response = next.run(request).await;
     if app.is_closing() {
@@ -168,7 +168,7 @@ async fn part(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     response
 }
 
-/// A route that takes a JSON object.
+/// Routes POST requests with a JSON object.
 fn asks<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
 where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
@@ -185,7 +185,7 @@ where
     })
 }
 
-/// A route that only shows something.
+/// Routes GET requests.
 fn shows<F, R>(app: &Arc<App>, guard: Guard, handler: F) -> MethodRouter
 where
     F: Fn(Arc<App>) -> R + Clone + Send + Sync + 'static,
@@ -203,7 +203,7 @@ where
 
 fn check(app: &App, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
     match guard {
-        // probes ask by whatever name and see nothing that is worth stealing
+        // health checks may use any host name: they see nothing worth protecting
         Guard::Open => Ok(Caller::default()),
         Guard::Key => {
             auth::check_origin(&app.options, request.headers())?;

@@ -1,4 +1,4 @@
-//! `/v1/models`: what is served.
+//! `/v1/models`: lists the served models.
 
 use std::sync::Arc;
 
@@ -27,14 +27,14 @@ fn model(app: &App, name: &str) -> Value {
     })
 }
 
-/// All of them.
+/// Lists all of them.
 pub(crate) async fn list(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let all = app.options.names.iter().map(|name| model(&app, name));
     let all = all.collect::<Vec<_>>();
     Ok(json_response(&json!({ "object": "list", "data": all })))
 }
 
-/// One of them.
+/// Returns one of them.
 pub(crate) async fn get(app: Arc<App>, name: String) -> Result<Response<Body>, ApiError> {
     if !app.options.names.contains(&name) {
         return Err(ApiError::no_model(&name));

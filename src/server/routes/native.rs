@@ -1,4 +1,4 @@
-//! llama-server's own routes: `/completion`, `/infill`, and in files of their own `/tokenize`,
+//! llama-server's own routes: `/completion`, `/infill`, and in separate files `/tokenize`,
 //! `/detokenize`, `/props` and `/slots`.
 
 mod infill;
@@ -37,27 +37,27 @@ struct Prepared {
     style: Style,
 }
 
-/// Fields that a request may choose.
+/// Most fields that a request may select.
 const MAX_RESPONSE_FIELDS: usize = 100;
 
-/// How an answer is written.
+/// Format of an answer.
 struct Style {
     model: String,
-    /// The stop strings.
+    /// Stop strings.
     stop: Vec<String>,
-    /// How the texts are generated, in llama-server's words.
+    /// Generation settings under llama-server's names.
     settings: Value,
     /// Texts of the prompts.
     prompts: Vec<String>,
-    /// Fields of a text's last object that are wanted, as paths; all if there are none.
+    /// Paths of the fields to return in a text's last object; all if empty.
     response_fields: Vec<String>,
-    /// Every piece of a stream has the times so far.
+    /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
-    /// What the client should know about the answer.
+    /// Warnings for the client.
     warnings: Vec<String>,
 }
 
-/// `/completion`: a text, in llama-server's words, or one for each of several prompts.
+/// `/completion`: generates a text in llama-server's format, or one for each of several prompts.
 pub(crate) async fn completion(
     app: Arc<App>,
     caller: Caller,
@@ -84,7 +84,7 @@ fn prepare(
         Some(n) => Some(n),
         None => fields.int("max_tokens", range)?,
     };
-    // below 0 there is no limit but the context's
+    // a negative value means limited by the context only
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
     let stream = fields.bool("stream")?.unwrap_or(false);
@@ -165,8 +165,8 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
     chosen(object, &style.response_fields)
 }
 
-/// The fields of an object that are wanted: those that paths such as
-/// `generation_settings/n_predict` lead to, under these paths.
+/// Selects fields of an object by paths such as `generation_settings/n_predict`; the paths are the
+/// keys of the result.
 fn chosen(object: Value, paths: &[String]) -> Value {
     if paths.is_empty() {
         return object;
@@ -179,14 +179,14 @@ fn chosen(object: Value, paths: &[String]) -> Value {
     Value::Object(found.collect())
 }
 
-/// How a text ended.
+/// End of a text.
 struct End {
     finish: Finish,
     stopped_by: Option<usize>,
     has_new_line: bool,
 }
 
-/// What is told at the end of a text.
+/// Returns the object sent at the end of a text.
 fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
     let word = end.stopped_by.and_then(|place| style.stop.get(place));
     let kind = match end.finish {
@@ -199,7 +199,7 @@ fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
         "index": index,
         "content": "",
         "tokens": [],
-        // places are not numbered here
+        // there are no numbered slots
         "id_slot": -1,
         "stop": true,
         "model": style.model,
@@ -222,7 +222,7 @@ struct NativeWriter {
     app: Arc<App>,
     work: Work,
     style: Style,
-    /// Tokens of each text so far.
+    /// Number of tokens generated for each text so far.
     generated: Vec<usize>,
     has_ended: bool,
 }

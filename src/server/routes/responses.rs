@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's newer interface, without stored conversations: a request is made into
-//! one for a chat, and the answer into items.
+//! `/v1/responses`: OpenAI's newer API, without stored conversations: a request is converted to a
+//! chat request, and the answer to items.
 
 mod names;
 mod turns;
@@ -53,7 +53,7 @@ pub(crate) async fn handle(
     Ok(json_response(&writer.response(status)))
 }
 
-/// Makes a request for the engine of one for a chat.
+/// Prepares an engine request from a chat request.
 async fn ready(
     app: &Arc<App>,
     caller: Caller,
@@ -94,7 +94,7 @@ impl Told {
     }
 }
 
-/// The same request for a chat, and what its fields are called there.
+/// Returns the equivalent chat request, and the mapping of its field names.
 fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
     if fields.get("previous_response_id").is_some() || fields.get("conversation").is_some() {
         let message = "conversations are not stored here: send all of it as input";
@@ -137,7 +137,7 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
     if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")) {
         chat.insert("response_format".to_owned(), response_format(format));
     }
-    // tools of other kinds are the client's own business
+    // skip tools of other kinds, which the client handles itself
     let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter();
     let mut functions = Vec::new();
     for (i, tool) in tools
@@ -155,7 +155,7 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
     Ok((Value::Object(chat), names))
 }
 
-/// `{type, name, schema}` lies flat here.
+/// Nests `{type, name, schema}`, which is flat here.
 fn response_format(format: &Value) -> Value {
     match format["type"].as_str() {
         Some("json_schema") if format.get("json_schema").is_none() => {

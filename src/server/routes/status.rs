@@ -1,4 +1,4 @@
-//! `/health`, `/ready`, `/live`, `/metrics`: for whoever watches over it.
+//! `/health`, `/ready`, `/live`, `/metrics`: for monitoring.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,16 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::json_response;
 
-/// A step that takes so long will not end.
+/// Duration of a step from which the engine counts as stuck.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// Whether requests should be sent here: it works, and will not end.
+/// Returns whether requests should be sent here: the engine works, and is not shutting down.
 pub(crate) async fn health(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     ready(Arc::clone(&app)).await?;
     live(app).await
 }
 
-/// Whether it works at all, though it may be about to end. Where it does not, only another start
-/// helps.
+/// Returns whether the engine works, even while shutting down. If not, only a restart helps.
 pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     if let Health::Broken(why) = app.front.health() {
         return Err(ApiError::unavailable(why));
@@ -36,7 +35,7 @@ pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     ))
 }
 
-/// Whether it takes requests.
+/// Returns whether new requests are accepted.
 pub(crate) async fn ready(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     match app.front.health() {
         Health::Well => Ok(json_response(&json!({ "status": "ready" }))),
@@ -45,7 +44,7 @@ pub(crate) async fn ready(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     }
 }
 
-/// Numbers for Prometheus.
+/// Returns the metrics for Prometheus.
 pub(crate) async fn metrics(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let text = app.metrics.encode(&app.front.snapshot());
     let text = text.map_err(|_| ApiError::server("the numbers cannot be written"))?;

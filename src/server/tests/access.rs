@@ -1,4 +1,4 @@
-//! Who may ask, for what, and under which name.
+//! Access: keys, origins, and host names.
 
 use octavo_server::Options;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ fn with_a_key_nothing_of_the_model_is_open() {
     for path in ["/health", "/v1/health", "/ready", "/live", "/"] {
         assert_eq!(ask(path, ""), 200, "{path}");
     }
-    // who sends a picture hears it too
+    // a client still sending a large body sees the error too
     let much = vec![b' '; 6 << 20];
     for _ in 0..10 {
         let answer = read(server.send("POST", "/v1/chat/completions", "", &much));
@@ -72,7 +72,7 @@ fn pages_of_other_sites_are_turned_away() {
     assert_eq!(ask(""), 200);
     assert_eq!(ask("origin: https://example.org\r\n"), 403);
     assert_eq!(ask(&format!("origin: http://{}\r\n", server.address)), 200);
-    // a name that somebody else made to mean this machine
+    // a foreign host name that was pointed at this machine
     let mut stream = server.connect();
     let text = "GET /slots HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n\r\n";
     std::io::Write::write_all(&mut stream, text.as_bytes()).expect("it reads");
@@ -83,7 +83,7 @@ fn pages_of_other_sites_are_turned_away() {
     };
     let server = Server::new(small(), open);
     let headers = "origin: https://example.org\r\n";
-    // the browser asks first
+    // the browser sends a preflight request
     let asked = read(server.send("OPTIONS", "/tokenize", headers, b""));
     assert_eq!(asked.status, 204);
     let wanted =
@@ -121,7 +121,7 @@ fn a_model_is_known_by_its_names() {
         assert_eq!(ask(json!(model)), status, "{model}");
     }
     assert_eq!((ask(Value::Null), ask(json!(1))), (200, 400));
-    // answers carry the name that was asked for
+    // answers have the requested model name
     for (path, input) in [
         ("/v1/completions", "prompt"),
         ("/completion", "prompt"),
@@ -164,7 +164,7 @@ fn the_page_may_load_nothing_but_itself() {
     assert!(page.text.contains("<title>"));
 }
 
-/// The status and text of a route, asked for under a host's name.
+/// Requests a route under a host name; returns status and text.
 fn by_name(server: &Server, path: &str, host: &str) -> (u16, String) {
     let mut stream = server.connect();
     let text = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -229,7 +229,7 @@ fn all_routes_stand_behind_a_prefix() {
         assert!(answer.json()["error"]["message"].is_string(), "{path}");
     }
     assert!(server.get("/octavo/one/").text.contains("<title>"));
-    // relative addresses of the page lead on from there
+    // relative addresses of the page resolve from there
     let bare = server.get("/octavo/one");
     assert_eq!(bare.status, 308);
     assert!(

@@ -1,4 +1,4 @@
-//! What is answered, and that it is the same all at once and piece by piece.
+//! Answers, which must be the same whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ fn completions_number_their_texts_by_prompt_and_choice() {
     assert_eq!(choices.len(), 9);
     for (i, choice) in choices.iter().enumerate() {
         assert_eq!(choice["index"], i);
-        // each text is what its prompt and its seed say alone
+        // each text depends only on its prompt and its seed
         let alone = ask(json!(prompts[i / 3]), 1, 7 + i as u64 % 3);
         assert_eq!(choice["text"], alone["choices"][0]["text"], "{i}");
     }
@@ -132,7 +132,7 @@ fn an_echo_has_a_probability_for_every_token_but_the_first() {
             "{i}"
         );
     }
-    // tokens chosen as the most likely ones are
+    // tokens chosen are the most likely ones
     assert!((n - 3..n).all(|i| own[i] == top[i][tokens[i].as_str().expect("text")]));
 
     let mut body = body;
@@ -358,7 +358,7 @@ fn tokens_go_there_and_back() {
             .is_some_and(|text| text.starts_with('2')),
         "{answer}"
     );
-    // what ended it, in llama-server's words
+    // reason for the end, in llama-server's terms
     let ended = |answer: &Value| (answer["stop_type"].clone(), answer["stopping_word"].clone());
     assert_eq!(ended(&answer), (json!("eos"), json!("")));
     for stream in [false, true] {
@@ -429,7 +429,7 @@ fn a_beam_search_answers_with_the_best_texts() {
     for pair in choices.chunks(2) {
         assert!(mean(&pair[0]) >= mean(&pair[1]) - 1e-9, "the best first");
     }
-    // nothing is drawn, so a temperature changes nothing
+    // nothing is sampled, so a temperature changes nothing
     let again = ask(json!({ "n": 2, "best_of": 3, "temperature": 1.5, "seed": 3 })).json();
     assert_eq!(again["choices"], all["choices"]);
     let greedy = json!({ "prompt": "What is", "max_tokens": 6, "temperature": 0 });

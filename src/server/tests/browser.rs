@@ -1,4 +1,4 @@
-//! A browser: Chromium without a window, driven by its own driver over HTTP.
+//! A browser: headless Chromium, driven by its WebDriver over HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::client::Server;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The key by which drivers name elements, fixed by the standard.
+/// Key of element references, fixed by the WebDriver standard.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// A browser with one window.
@@ -23,7 +23,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// Starts one; `None` where there is no driver.
+    /// Starts a browser; `None` if there is no driver.
     pub(crate) fn start() -> Option<Browser> {
         let mut command = Command::new("chromedriver");
         command
@@ -55,7 +55,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Asks the driver; answers the `value`.
+    /// Sends a request to the driver; returns the `value`.
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
         let path = format!("{}{path}", self.session);
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
@@ -89,7 +89,7 @@ impl Browser {
         self.post("/url", &json!({ "url": url }));
     }
 
-    /// Opens another tab and looks at it; answers its name.
+    /// Opens another tab and switches to it; returns its handle.
     pub(crate) fn open_tab(&self) -> String {
         let tab = self.post("/window/new", &json!({ "type": "tab" }));
         let name = tab["handle"].as_str().expect("a name").to_owned();
@@ -97,7 +97,7 @@ impl Browser {
         name
     }
 
-    /// The name of the tab that is looked at.
+    /// Returns the handle of the current tab.
     pub(crate) fn tab(&self) -> String {
         let name = self.ask("GET", "/window", &Value::Null);
         name.as_str().expect("a name").to_owned()
@@ -107,7 +107,7 @@ impl Browser {
         self.post("/window", &json!({ "handle": tab }));
     }
 
-    /// Closes the tab that is looked at.
+    /// Closes the current tab.
     pub(crate) fn close_tab(&self) {
         self.ask("DELETE", "/window", &Value::Null);
     }
@@ -116,7 +116,7 @@ impl Browser {
         self.post("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until a script answers true.
+    /// Waits until a script returns true.
     pub(crate) fn wait(&self, script: &str) {
         let start = Instant::now();
         while self.run(script) != json!(true) {
@@ -152,7 +152,7 @@ impl Browser {
         self.post("/window/rect", &json!({ "width": width, "height": 800 }));
     }
 
-    /// How many elements there are.
+    /// Returns the number of matching elements.
     pub(crate) fn count(&self, selector: &str) -> u64 {
         let script = format!("return document.querySelectorAll('{selector}').length;");
         self.run(&script).as_u64().expect("a number")
@@ -161,7 +161,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // the driver takes the browser with it, unless it is gone already
+        // the driver ends the browser too, unless it is already gone
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
             let end = format!(
                 "DELETE {} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
@@ -176,7 +176,7 @@ impl Drop for Browser {
     }
 }
 
-/// The body of an answer, after which the driver keeps the connection open.
+/// Reads the body of a response; the driver leaves the connection open.
 fn body_of(stream: TcpStream) -> String {
     let mut reader = BufReader::new(stream);
     let mut length = 0;

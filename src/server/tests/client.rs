@@ -1,5 +1,5 @@
-//! A server on a free port, and as much of an HTTP client as the tests need: one that can also
-//! leave in the middle, or send what no proper client sends.
+//! A server on a free port, and a minimal HTTP client: it can also disconnect midway, or send
+//! invalid requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,17 +13,17 @@ use octavo_fixtures::tiny::File;
 use octavo_server::{Options, Stop, serve};
 use serde_json::Value;
 
-/// Whatever takes longer hangs.
+/// Time after which a test counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server that works until this is dropped.
+/// A server that runs until dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The engine's options of most tests.
+/// Returns the engine options of most tests.
 pub(crate) fn small() -> EngineOptions {
     EngineOptions {
         threads: Some(2),
@@ -33,7 +33,7 @@ pub(crate) fn small() -> EngineOptions {
 }
 
 impl Server {
-    /// A server with the usual options.
+    /// Starts a server with the usual options.
     pub(crate) fn usual() -> Server {
         Server::new(small(), Options::default())
     }
@@ -42,13 +42,13 @@ impl Server {
         Server::of(&ModelSource::Demo, engine, options)
     }
 
-    /// A server of another model.
+    /// Starts a server for another model.
     pub(crate) fn of(source: &ModelSource, engine: EngineOptions, options: Options) -> Server {
         let engine = Engine::load(source, &engine, &mut |_| {}).expect("it loads");
         Server::with(engine, options)
     }
 
-    /// A server of a small random model with this chat template.
+    /// Starts a server for a small random model with this chat template.
     pub(crate) fn chatting(template: &str) -> Server {
         static FILES: AtomicUsize = AtomicUsize::new(0);
         let mut file = File::running("qwen3");
@@ -63,7 +63,7 @@ impl Server {
         server
     }
 
-    /// A server of a loaded model.
+    /// Starts a server for a loaded model.
     pub(crate) fn with(engine: Engine, options: Options) -> Server {
         let stop = Stop::default();
         let (sender, receiver) = mpsc::channel();
@@ -82,7 +82,7 @@ impl Server {
         }
     }
 
-    /// Waits until it has ended.
+    /// Waits for the server to end.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("it ends well");
@@ -95,7 +95,7 @@ impl Server {
         stream
     }
 
-    /// Sends a request and answers where its answer can be read.
+    /// Sends a request and returns the stream to read its answer from.
     pub(crate) fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let head = format!(
@@ -105,7 +105,7 @@ impl Server {
             body.len()
         );
         stream.write_all(head.as_bytes()).expect("it reads");
-        // who answers before it has read all may close the connection
+        // a server that answers before reading everything may close the connection
         let _ = stream.write_all(body);
         stream
     }
@@ -118,7 +118,7 @@ impl Server {
         read(self.send("POST", path, "", body.to_string().as_bytes()))
     }
 
-    /// The pieces of an answer that is streamed: what stands behind `data:`.
+    /// Returns the pieces of a streamed answer: the text after `data:`.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let answer = self.post(path, body);
         assert_eq!(answer.status, 200, "{}", answer.text);
@@ -129,7 +129,7 @@ impl Server {
             .collect()
     }
 
-    /// Waits until nobody runs or waits; answers what is said of the pages then.
+    /// Waits until no request runs or waits; returns the `/cache` state then.
     pub(crate) fn idle(&self) -> Value {
         let start = Instant::now();
         loop {
@@ -156,7 +156,7 @@ impl Drop for Server {
     }
 }
 
-/// What came back.
+/// A received response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -169,7 +169,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The field that an error is about.
+    /// Returns the field that an error is about.
     pub(crate) fn param(&self) -> String {
         self.json()["error"]["param"]
             .as_str()
@@ -178,7 +178,7 @@ impl Answer {
     }
 }
 
-/// Reads an answer to its end.
+/// Reads a response to its end.
 pub(crate) fn read(stream: TcpStream) -> Answer {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
@@ -210,7 +210,7 @@ pub(crate) fn read(stream: TcpStream) -> Answer {
     Answer { status, head, text }
 }
 
-/// The next chunk of a body; `None` at its end.
+/// Reads the next chunk of a body; `None` at its end.
 pub(crate) fn chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;

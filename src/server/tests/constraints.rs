@@ -1,4 +1,4 @@
-//! Texts that must be something: JSON of a schema, a call of a tool.
+//! Constrained texts: JSON of a schema, a tool call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -147,7 +147,7 @@ fn rules_that_cannot_be_are_refused_at_once() {
     }
 }
 
-/// Templates that end with the messages, each with what shows a format of calls.
+/// Templates that end with the messages, each with the signs of a call format.
 const SIGNS: [(&str, &str); 8] = [
     ("Qwen3-Coder", "<tool_call><function=f><parameter=x>"),
     ("GLM", "<tool_call>f<arg_key>"),
@@ -160,7 +160,7 @@ const SIGNS: [(&str, &str); 8] = [
 ];
 
 fn template(sign: &str) -> String {
-    // with a place for tools, which would stand in a long system message otherwise
+    // a template that supports tools; otherwise they would make a long system message
     let messages = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
                     {% for m in messages %}{{ m.content }}{% endfor %}";
     format!("{messages}{{% if false %}}{sign}{{% endif %}}")
@@ -220,7 +220,7 @@ fn a_call_happens_in_every_format() {
     }
 }
 
-/// A template of a model that thinks, whose prompts end with this.
+/// Returns a template of a reasoning model, whose prompts end with this.
 fn thinking(end: &str) -> String {
     let end = format!("{{% if add_generation_prompt %}}{end}{{% endif %}}");
     template("<tool_call>") + &end + "{# <think> </think> #}"
@@ -258,7 +258,7 @@ fn a_model_thinks_before_what_a_rule_demands() {
     ] {
         let mut body = fields.clone();
         body["max_tokens"] = json!(6);
-        // a thought that is cut short is lost no more than one without a rule
+        // a truncated thought is returned, as without a constraint
         let answer = content(&server, body);
         assert_eq!(answer["message"]["content"], "", "{answer}");
         assert_eq!(answer["finish_reason"], "length", "{answer}");
@@ -439,7 +439,7 @@ fn strict_of_a_helper_was_asked_for_by_nobody() {
 
 #[test]
 fn hundreds_of_tools_are_taken() {
-    // one name of all, so that the prompt is short
+    // prints a single tool's name, so that the prompt is short
     let server = Server::chatting(
         "{% if tools %}{{ tools[-1].function.name }}{% endif %}\
          {% for m in messages %}{{ m.content }}{% endfor %}",

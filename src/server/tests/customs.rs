@@ -1,4 +1,4 @@
-//! What clients of other servers send, and those servers take.
+//! Requests that clients send to other servers, and those servers accept.
 
 use octavo_server::Options;
 use serde_json::{Value, json};
@@ -124,7 +124,7 @@ fn tools_are_chosen_by_objects_too() {
     assert_eq!(prompt(&server, &with(json!({ "type": "required" }))), auto);
     let named = |name: &str| json!({ "type": "tool", "name": name });
     assert_eq!(prompt(&server, &with(named("second"))), auto);
-    // of allowed tools the model sees no others
+    // the model sees the allowed tools only
     let list = json!([tool("second")]);
     let inner = json!({ "mode": "auto", "tools": list });
     let nested = prompt(
@@ -281,7 +281,7 @@ fn the_items_of_a_turn_are_one_message() {
     let expected = tokens(CHAT, &chat, "prompt_tokens");
     let body = json!({ "input": input, "max_output_tokens": 1 });
     assert_eq!(tokens("/v1/responses", &body, "input_tokens"), expected);
-    // an error inside names the item that it is in
+    // an error inside an item names the item
     let mut body = body;
     body["input"][5]["name"] = json!(1);
     let answer = server.post("/v1/responses", &body);
@@ -418,7 +418,7 @@ fn pieces_have_times_and_answers_the_fields_that_are_asked_for() {
         body["stream"] = json!(true);
         body["timings_per_token"] = json!(true);
         body["ignore_eos"] = json!(true);
-        // on a busy machine a piece may have several tokens
+        // under load a piece may have several tokens
         let counts: Vec<u64> = server
             .stream(path, &body)
             .iter()
@@ -450,7 +450,7 @@ fn tools_without_a_place_that_do_not_fit_are_left_out_with_a_warning() {
     let warning = answer["warnings"][0].as_str().expect("a warning");
     assert!(warning.contains("the tools are left out"), "{answer}");
     assert_eq!(without.get("warnings"), None, "{without}");
-    // a call that must happen needs them
+    // a forced call needs the tools
     let fields = json!({ "tools": all, "tool_choice": "required" });
     let refused = server.post(CHAT, &chat(fields));
     assert_eq!(refused.status, 400, "{}", refused.text);

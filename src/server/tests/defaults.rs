@@ -1,5 +1,5 @@
-//! What is taken where a request does not say how to choose tokens: the server's options, then the
-//! model's own recommendation, then llama-server's defaults.
+//! Default sampling settings for requests without any: the server's options, then the model's own
+//! recommendation, then llama-server's defaults.
 
 use octavo_engine::ModelSource;
 use octavo_engine::sample::{SamplerDefaults, Stage};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Server, small};
 
-/// A server of a small model that recommends these settings.
+/// Starts a server for a small model that recommends these settings.
 fn recommending(name: &str, settings: &[(&str, f32)], options: Options) -> Server {
     let mut file = File::running("qwen3");
     for (key, value) in settings {
@@ -53,7 +53,7 @@ fn the_options_come_before_the_model_and_the_model_before_llama_servers_defaults
     let own = params(&recommending("own", &settings, Options::default()));
     assert_eq!(own["temperature"], 0.3);
     assert_eq!(own["top_k"], 7);
-    // out of its range, and so passed over
+    // out of range, and so ignored
     assert_eq!(own["top_p"], 0.95);
     assert_eq!(own["repeat_penalty"], 1.1);
     let options = Options {
@@ -72,7 +72,7 @@ fn the_options_come_before_the_model_and_the_model_before_llama_servers_defaults
     assert_eq!(both["samplers"], json!(["top_k", "temperature"]));
 }
 
-/// The text of each dialect's route, with these fields more.
+/// Returns the text from each dialect's route, with these additional fields.
 fn texts(server: &Server, more: &Value) -> Vec<Value> {
     let chat = json!([{ "role": "user", "content": "1+1=" }]);
     [
@@ -117,7 +117,7 @@ fn every_dialect_takes_the_same_defaults() {
     let server = Server::new(small(), greedy);
     let asked = texts(&server, &json!({ "temperature": 0 }));
     assert_eq!(texts(&server, &json!({})), asked);
-    // a fixed seed holds for all that give none, and a request's own comes before it
+    // a fixed seed applies to all requests without one, and a request's own overrides it
     let seeded = Options {
         sampling: SamplerDefaults {
             temperature: Some(2.0),
@@ -153,7 +153,7 @@ fn samplers_run_in_the_order_that_is_asked_for() {
     assert_eq!(hot(json!({ "samplers": "ekpmt" })), last);
     let names = ["dry", "top_k", "nonsense", "min_p", "temperature"];
     assert_eq!(hot(json!({ "samplers": names })), last);
-    // a cut-off sees a flatter distribution behind the temperature and keeps more
+    // after the temperature, a cut-off sees a flatter distribution and keeps more tokens
     assert_ne!(hot(json!({ "samplers": ["temperature", "min_p"] })), last);
     for wrong in [json!(1), json!([1]), json!({})] {
         let body = json!({ "prompt": "1", "samplers": wrong });

@@ -1,4 +1,4 @@
-//! Pictures that requests name by an address, through whole requests.
+//! Images given by URL, in whole requests.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn a_picture_is_the_same_from_wherever_it_comes() {
     let ids = |answer: &Value| answer["choices"][0]["token_ids"].clone();
     assert_eq!(ids(&fetched).as_array().map(Vec::len), Some(8), "{fetched}");
     assert_eq!(ids(&fetched), ids(&given));
-    // what was fetched is known by its content
+    // fetched images are cached by content
     let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
     assert_eq!((cached(&fetched), cached(&given)), (json!(0), json!(32)));
     assert_eq!(cached(&ask(remote(&web.url("/bytes")))), 32);
@@ -95,7 +95,7 @@ fn what_is_fetched_is_read_as_any_picture_is() {
     let Some(good) = web() else { return };
     let bad = Web::new(b"no picture at all");
     let server = seeing(from(&[&good.host(), &bad.host()])).expect("the same folder");
-    // the second is the one that is wrong, and the other interface has its own name for it
+    // the second image is the wrong one, and the responses API has its own name for it
     let body = json!({ "input": [{ "role": "user", "content": [
         { "type": "input_image", "image_url": good.url("/picture") },
         { "type": "input_image", "image_url": bad.url("/picture") },
@@ -123,7 +123,7 @@ fn who_leaves_ends_the_fetching_and_who_stays_is_not_held_up() {
     while web.asked().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // others are answered meanwhile, with pictures and without
+    // other requests are answered meanwhile, with and without images
     for parts in [
         vec![text("a")],
         vec![image("wide")],

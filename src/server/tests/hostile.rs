@@ -1,4 +1,4 @@
-//! What no proper client sends: always an error that says what is wrong, and nobody else notices.
+//! Invalid requests: each gets an error that explains it, and no other request is affected.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ fn bodies_that_are_none_are_refused() {
         assert_eq!(answer.status, 400, "{}", answer.text);
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
     }
-    // who sends much hears what was wrong all the same
+    // a client that sends a large body still sees the error
     let much = vec![b' '; 6 << 20];
     for (method, path, status) in [("POST", "/nowhere", 404), ("PUT", path, 405)] {
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! What a server tells of each request.
+//! The server's request log.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use serde_json::json;
 
 use crate::client::{Server, read, small};
 
-/// The identifier of a request, if a warning is of one, and its text.
+/// Request id of a warning, if any, and its text.
 type Warning = (Option<String>, String);
 
-/// Records and warnings, as they came.
+/// Records and warnings, in order.
 #[derive(Clone, Default)]
 struct Told {
     records: Arc<Mutex<Vec<RequestRecord>>>,
@@ -35,7 +35,7 @@ impl Told {
         Server::new(small(), options)
     }
 
-    /// The record of a request of this name, which may come after its answer.
+    /// Returns the record of a request by id; it may arrive after the answer.
     fn of(&self, id: &str) -> RequestRecord {
         let start = Instant::now();
         loop {
@@ -105,7 +105,7 @@ fn what_fails_says_why_and_what_is_hostile_is_harmless() {
     assert_eq!(ask("long", &long, "{}").status, 404);
     assert!(told.of("long").route.chars().count() < 200);
 
-    // a name that is none is replaced by one of ours
+    // an invalid id is replaced by a generated one
     let answer = ask("two words", "/tokenize", r#"{"content": "a"}"#);
     let head = answer.head.to_ascii_lowercase();
     assert!(head.contains("x-request-id: req-"), "{head}");
@@ -151,7 +151,7 @@ fn demands_that_no_grammar_holds_are_told_of_in_the_answer_and_the_log() {
     let schema = json!({ "type": "array", "uniqueItems": true, "items": { "type": "integer" },
                          "maxItems": 2 });
     let body = json!({ "prompt": "a", "max_tokens": 20, "guided_json": schema }).to_string();
-    // the second time the rule is compiled already
+    // the second time the constraint is already compiled
     for id in ["first", "second"] {
         let headers = format!("x-request-id: {id}\r\n");
         let answer = read(server.send("POST", "/v1/completions", &headers, body.as_bytes()));

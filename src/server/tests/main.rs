@@ -1,4 +1,4 @@
-//! The server from outside, on the built-in model, over real connections.
+//! Integration tests of the server, with the built-in model, over real connections.
 
 mod access;
 mod answers;

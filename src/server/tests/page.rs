@@ -40,7 +40,7 @@ fn the_page_chats_stops_and_shows_probabilities() {
     browser.click(".token");
     browser.wait("return document.querySelector('#popup').innerText.includes('%');");
 
-    // what is typed stays text
+    // typed HTML is shown as text
     let script = "<script>window.broken = true</script><img src=x onerror='window.broken = true'>";
     browser.write("#input", &format!("{script}{ENTER}"));
     browser.wait(ENDED);
@@ -65,14 +65,14 @@ fn stop_ends_the_work_on_the_server_too() {
     };
     let server = Server::new(engine, Options::default());
     browser.open(&server);
-    // nothing ends this answer but its length, which is a context's: longer than a browser needs
+    // this answer ends only at the context length: longer than a browser needs
     browser.run(
         "window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
            if (init && init.body) { \
              init.body = JSON.stringify({ ...JSON.parse(init.body), ignore_eos: true }); } \
            return fetch.call(self, url, init); } });",
     );
-    // the small model would be done before a driver could click
+    // the small model would finish before a driver could click
     browser.run(
         "const stop = document.querySelector('#stop'); \
          setInterval(() => { if (stop.offsetParent !== null) stop.click(); }, 1);",
@@ -105,7 +105,7 @@ fn nothing_is_wider_than_the_window_and_nothing_is_complained_of() {
     assert_eq!(log, json!([]));
 }
 
-/// Nothing is wider than a window of any of these widths.
+/// Checks that the page is not wider than windows of these widths.
 fn fits(browser: &Browser, widths: &[u32]) {
     for width in widths {
         browser.resize(*width);
@@ -114,13 +114,13 @@ fn fits(browser: &Browser, widths: &[u32]) {
     }
 }
 
-/// Keeps what the page asks for in `window.asked`.
+/// Script that records the page's requests in `window.asked`.
 const LISTEN: &str = "window.asked = []; \
     window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
       if (init && init.body) window.asked.push(JSON.parse(init.body)); \
       return fetch.call(self, url, init); } });";
 
-/// The last message of a person that the page has sent.
+/// Returns the last user message that the page has sent.
 fn sent(browser: &Browser) -> Value {
     browser.run(
         "const users = window.asked.at(-1).messages.filter(({ role }) => role === 'user'); \
@@ -138,7 +138,7 @@ fn choose(browser: &Browser, name: &str) {
     ));
 }
 
-/// Hands files to the page as a drop or as a paste does.
+/// Passes files to the page as a drop or paste event.
 fn hand(browser: &Browser, event: &str, files: &str) {
     let made = match event {
         "drop" => "new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true })",
@@ -160,7 +160,7 @@ fn notice(browser: &Browser, expected: &str) {
     ));
 }
 
-/// Chooses three pictures, and removes them again.
+/// Chooses three images, and removes them again.
 fn choose_and_remove(browser: &Browser) {
     for name in ["wide", "photo", "tall"] {
         choose(browser, name);
@@ -198,7 +198,7 @@ fn pictures_are_sent_kept_and_removed() {
     );
     choose_and_remove(&browser);
 
-    // what is sent is the file as it is, and the answer is that of anybody else who asks
+    // the file is sent unchanged, and the answer is that of any other client
     choose(&browser, "wide");
     let parts = vec![image("wide"), text("What is this?")];
     browser.write("#input", &format!("What is this?{ENTER}"));
@@ -211,7 +211,7 @@ fn pictures_are_sent_kept_and_removed() {
     );
     assert_eq!(browser.count("#drafts .picture"), 0);
 
-    // again, and after the page was left: the picture is still there
+    // also after leaving the page: the image is still there
     browser.click("[data-action=regenerate]");
     browser.wait(ENDED);
     assert_eq!(sent(&browser), json!(parts));
@@ -224,20 +224,20 @@ fn pictures_are_sent_kept_and_removed() {
     let edited = vec![image("wide"), text("What is this? And this?")];
     assert_eq!(sent(&browser), json!(edited));
 
-    // a look at it, which Escape ends
+    // the image viewer, which Escape closes
     browser.click(".message .picture .open");
     browser.wait("return document.querySelector('#viewer').open;");
     browser.write("#viewer", "\u{e00c}");
     browser.wait("return !document.querySelector('#viewer').open;");
 
-    // without it the text alone is sent, as a text
+    // without the image, only the text is sent, as a string
     browser.click("[data-action=edit]");
     browser.click(".editor .remove");
     browser.write(".editor textarea", ENTER);
     browser.wait(ENDED);
     assert_eq!(sent(&browser), json!("What is this? And this?"));
 
-    // who begins anew leaves nothing behind
+    // a new conversation removes the old one
     browser.click("#new");
     browser.open(&server);
     browser.wait("return state.model !== null;");
@@ -290,7 +290,7 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
         notice(&browser, expected);
     }
     assert_eq!(browser.count("#drafts .picture"), 0);
-    // one that is good goes beside one that is not
+    // a valid image is accepted beside an invalid one
     let good = std::fs::read(picture("wide")).expect("it is there");
     let files = format!("[['a.tiff', 'image/tiff', [1]], ['wide.png', 'image/png', {good:?}]]");
     browser.run("hideNotice();");

@@ -1,4 +1,4 @@
-//! Pictures in requests, with the shared folder's small model that sees.
+//! Images in requests, with the shared folder's small vision model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Server, small};
 
-/// A server that sees; `None` where the shared folder is absent.
+/// Starts a server with vision; `None` if the shared folder is absent.
 pub(crate) fn seeing(options: Options) -> Option<Server> {
     let folder: PathBuf = shared("vision")?;
     let of_engine = octavo_engine::EngineOptions {
@@ -46,13 +46,13 @@ pub(crate) fn seeing(options: Options) -> Option<Server> {
     ))
 }
 
-/// The file of a picture of the shared folder.
+/// Returns the path of an image in the shared folder.
 pub(crate) fn picture(name: &str) -> PathBuf {
     let path = shared(&format!("vision/images/{name}.png")).expect("it is there");
     path.canonicalize().expect("a file")
 }
 
-/// A picture as a data URL.
+/// Returns an image as a data URL.
 fn url(name: &str) -> String {
     let bytes = std::fs::read(picture(name)).expect("a file");
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
@@ -75,7 +75,7 @@ pub(crate) fn asked(parts: Vec<Value>) -> Value {
     })
 }
 
-/// llama.cpp's greedy continuation of a golden.
+/// Returns llama.cpp's greedy continuation of a golden.
 fn golden(name: &str) -> Vec<i32> {
     let path = shared(&format!("vision/goldens/{name}.safetensors")).expect("it is there");
     let bytes = std::fs::read(path).expect("a file");
@@ -110,11 +110,11 @@ fn answers_about_pictures_are_llama_cpps() {
             "{answer}"
         );
     }
-    // the third was asked before: its picture's pages are there
+    // the third image was sent before: its pages are cached
     let again = server.post("/v1/chat/completions", &one).json();
     let cached = &again["usage"]["prompt_tokens_details"]["cached_tokens"];
     assert_eq!(cached, 32, "{again}");
-    // the same through the other interface, whose picture is a string
+    // the same through the responses API, whose image is a string
     let body = json!({
         "input": [{ "role": "user", "content": [
             { "type": "input_text", "text": "What is in " },
@@ -164,10 +164,10 @@ fn pictures_that_are_none_are_named() {
         server.post("/v1/chat/completions", &asked(many)).status,
         400
     );
-    // what a user writes is text, also where it looks like a picture's place
+    // user text is never parsed as an image marker
     let answer = server.post("/v1/chat/completions", &asked(vec![text("<__media__>")]));
     assert_eq!(answer.status, 200, "{}", answer.text);
-    // and nobody can name a picture's cells
+    // and image tokens cannot be given by id
     let body = json!({ "prompt": [2_147_483_648u32], "max_tokens": 1 });
     assert_eq!(server.post("/v1/completions", &body).status, 400);
     server.idle();

@@ -1,4 +1,5 @@
-//! Many at once: the same texts, pages that come back, and an end that waits for who is under way.
+//! Concurrent requests: same texts as alone, returned pages, and a shutdown that waits for running
+//! requests.
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -109,8 +110,8 @@ fn a_prompt_that_begins_like_another_is_not_read_again() {
     );
 }
 
-/// Two turns of a chat, with a pause before the second: the answers, the tokens of the first prompt
-/// and answer, and how many of the second's came from the cache.
+/// Runs two chat turns, with a pause before the second; returns the answers, the tokens of the
+/// first prompt and answer, and the number of the second's that came from the cache.
 fn chat(server: &Server) -> ([Value; 2], u64, u64) {
     let first = json!({ "role": "user", "content": "What is 1+1? And what is 2+2?" });
     let ask = |messages: Value| {
@@ -134,7 +135,7 @@ fn chat(server: &Server) -> ([Value; 2], u64, u64) {
     (texts, total, cached.unwrap_or(0))
 }
 
-/// Waits until the cache is left alone for a while.
+/// Waits until the cache has not changed for a while.
 fn wait_until_pages_rest(server: &Server) {
     let cached = || server.get("/cache").json()["pages_cached"].as_u64();
     let (mut before, mut same) = (cached(), 0);
@@ -158,12 +159,12 @@ fn wait_until_pages_rest(server: &Server) {
 fn an_answer_is_in_the_cache_when_the_chat_goes_on() {
     let server = Server::usual();
     let (texts, total, cached) = chat(&server);
-    // how the template goes on after an answer is part of no full page, or of one
+    // the template's text after an answer fills at most one page
     assert!(
         cached + 16 >= total,
         "{cached} cached of a first turn of {total} tokens"
     );
-    // the last answer is read as a prompt, which uses a page while it lasts
+    // the last answer is prefilled as a prompt, which uses a page meanwhile
     wait_until_pages_rest(&server);
     let slots = server.get("/cache").json();
     let sum = slots["pages_free"]
@@ -201,7 +202,7 @@ fn who_leaves_frees_place_and_pages_at_once() {
                 chunk(&mut reader).expect("a piece");
             }
         }
-        // and the connection is dropped
+        // the connection is dropped here
     }
     let slots = server.idle();
     let sum = slots["pages_free"]
@@ -241,7 +242,7 @@ fn who_finds_no_place_is_told_when_to_come_back() {
         ..Options::default()
     };
     let server = Server::new(engine, options);
-    // one request of many texts waits for nobody else
+    // one request with many texts does not wait for others
     let many = json!({ "prompt": vec!["1+1="; 32], "max_tokens": 2 });
     assert_eq!(server.post("/v1/completions", &many).status, 200);
     let mut long = body("What is 1+1? ");

@@ -7,7 +7,7 @@ use crate::client::Server;
 
 const ENTER: &str = "\u{e007}";
 
-/// What people have said in the tab that is looked at.
+/// Script that returns the user messages of the current tab.
 const SAID: &str = "return state.messages.filter(({ role }) => role === 'user') \
     .map(({ content }) => content).join();";
 
@@ -31,7 +31,7 @@ fn two_tabs_lose_no_conversation() {
     say(&browser, "1+1=");
     let second = browser.open_tab();
     browser.open(&server);
-    // it begins with nothing, for the first has its conversation still
+    // the new tab starts empty, because the first still has its conversation
     browser.wait("return document.readyState === 'complete' && !document.hidden;");
     std::thread::sleep(std::time::Duration::from_millis(400));
     assert_eq!(browser.run(SAID), json!(""));
@@ -40,13 +40,14 @@ fn two_tabs_lose_no_conversation() {
     say(&browser, "3+3=");
     browser.look_at(&second);
     say(&browser, "4+4=");
-    // both, after they were loaded anew, in either order
+    // both survive a reload, in either order
     browser.open(&server);
     has_said(&browser, "2+2=,4+4=");
     browser.look_at(&first);
     browser.open(&server);
     has_said(&browser, "1+1=,3+3=");
-    // one is closed: the next tab does not take the other's, and offers what is free
+    // after one is closed, a new tab does not take the other's conversation, and offers the free
+    // one
     browser.look_at(&second);
     browser.close_tab();
     browser.look_at(&first);
@@ -70,7 +71,7 @@ fn a_tab_that_is_a_copy_goes_its_own_way() {
     browser.open(&server);
     let first = browser.tab();
     say(&browser, "1+1=");
-    // what duplicating a tab does: the new one has all that the session has
+    // like duplicating a tab: the copy has the whole session storage
     let name = browser.run("return sessionStorage.getItem('octavo.tab');");
     let copy = browser.open_tab();
     browser.open(&server);

@@ -1,4 +1,4 @@
-//! What those are told who watch over the server, and how it ends while they do.
+//! Monitoring routes, and the shutdown as they report it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::client::{Server, read, small};
 
-/// A request for so many texts as take seconds.
+/// Returns a request with enough texts to take seconds.
 fn long(texts: usize) -> Value {
     json!({ "prompt": vec!["What is 1+1? "; texts], "temperature": 0, "max_tokens": 450,
         "ignore_eos": true })
 }
 
-/// Sends a request, and waits until it is under way.
+/// Sends a request, and waits until it runs.
 fn begin(server: &Server, body: &Value) -> TcpStream {
     let stream = server.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     while server.get("/cache").json()["requests"]
@@ -25,8 +25,8 @@ fn begin(server: &Server, body: &Value) -> TcpStream {
     stream
 }
 
-/// The status of an answer on a connection that both sides may keep, and whether it says that it is
-/// the last one.
+/// Sends a request on a keep-alive connection; returns its status, and whether the server announces
+/// that it closes the connection.
 fn ask_on(connection: &mut BufReader<TcpStream>, path: &str) -> (String, bool) {
     let address = connection.get_ref().peer_addr().expect("connected");
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n");
@@ -62,7 +62,7 @@ fn who_watches_is_told_at_once_that_it_will_end() {
     }
     let under_way = begin(&server, &long(8));
     server.stop.stop();
-    // no signal handler and no thread between: the next question hears of it
+    // no signal handler and no thread in between: the next request sees it
     while server.get("/ready").status == 200 {}
     for path in ["/health", "/v1/health"] {
         let answer = server.get(path);
@@ -74,7 +74,7 @@ fn who_watches_is_told_at_once_that_it_will_end() {
     assert_eq!(refused.status, 503, "{}", refused.text);
     let head = refused.head.to_ascii_lowercase();
     assert!(head.contains("\r\nretry-after: "), "{head}");
-    // the connection is not left for a request that would find nobody
+    // the connection is closed rather than left for a request that would get no answer
     let last = ("503".to_owned(), true);
     assert_eq!(ask_on(&mut kept, "/health"), last);
     assert_eq!(kept.read(&mut [0]).expect("it is closed"), 0);
@@ -105,7 +105,7 @@ fn the_time_for_answers_is_limited_and_a_second_word_ends_it() {
     }
 }
 
-/// Names of `/metrics` with their values, without labels.
+/// Returns the names in `/metrics` with their values, without labels.
 fn numbers(server: &Server) -> Vec<(String, String)> {
     let text = server.get("/metrics").text;
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -117,7 +117,7 @@ fn numbers(server: &Server) -> Vec<(String, String)> {
     lines.map(pair).collect()
 }
 
-/// vLLM's names that routers and autoscalers read, each with ours where it says the same.
+/// vLLM's names that routers and autoscalers read, each with our equivalent name.
 const READ: [(&str, &str); 14] = [
     ("vllm:num_requests_running", "octavo_requests_running"),
     ("vllm:num_requests_waiting", "octavo_requests_waiting"),

@@ -1,4 +1,4 @@
-//! A host of the web: one picture, and all that may go wrong with others.
+//! A web host: one image, and various failures.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long what must happen may take.
+/// Time limit for expected events.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection, secure or not.
+/// A connection, plain or TLS.
 pub(crate) trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
 
-/// A host that answers until the process ends.
+/// A host that runs until the process ends.
 pub(crate) struct Web {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
@@ -23,19 +23,19 @@ pub(crate) struct Web {
 struct Shared {
     picture: Vec<u8>,
     address: SocketAddr,
-    /// Paths that were asked for.
+    /// Requested paths.
     asked: Mutex<Vec<String>>,
-    /// Answers without end whose reader went away.
+    /// Number of endless responses whose reader disconnected.
     left: AtomicUsize,
 }
 
 impl Web {
-    /// A host with this picture.
+    /// Starts a host with this image.
     pub(crate) fn new(picture: &[u8]) -> Web {
         Web::with(picture, |stream| Box::new(stream))
     }
 
-    /// The same, where connections become others first.
+    /// Starts a host whose connections are wrapped first.
     pub(crate) fn with(
         picture: &[u8],
         wrap: impl Fn(TcpStream) -> Box<dyn Stream> + Clone + Send + 'static,
@@ -53,14 +53,14 @@ impl Web {
             for stream in listener.incoming() {
                 let (shared, wrap) = (Arc::clone(&of_thread), wrap.clone());
                 let stream = stream.expect("a connection");
-                // an error is the other end's leave, which is what some tests are about
+                // an error means that the client disconnected, as some tests intend
                 std::thread::spawn(move || shared.answer(wrap(stream)));
             }
         });
         Web { address, shared }
     }
 
-    /// As it is named to those that may fetch from it.
+    /// Returns the host's name for the list of allowed hosts.
     pub(crate) fn host(&self) -> String {
         self.address.to_string()
     }
@@ -69,12 +69,12 @@ impl Web {
         format!("http://{}{path}", self.address)
     }
 
-    /// Takes the paths that were asked for.
+    /// Takes the requested paths.
     pub(crate) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.asked.lock().expect("nobody panics"))
     }
 
-    /// Waits until so many have left in the middle of an answer without end.
+    /// Waits until `n` clients have left in the middle of an endless response.
     pub(crate) fn wait_left(&self, n: usize) {
         let start = Instant::now();
         while self.shared.left.load(Ordering::SeqCst) < n {
@@ -142,7 +142,7 @@ impl Shared {
         stream.flush()
     }
 
-    /// Sends a piece again and again until its reader is gone.
+    /// Sends a piece repeatedly until the reader disconnects.
     fn without_end(
         &self,
         mut stream: Box<dyn Stream>,
@@ -162,7 +162,7 @@ impl Shared {
     }
 }
 
-/// Reads a request's head; answers its path.
+/// Reads a request's head; returns its path.
 fn read_request(reader: &mut impl BufRead) -> std::io::Result<String> {
     let mut first = String::new();
     reader.read_line(&mut first)?;

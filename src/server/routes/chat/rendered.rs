@@ -1,4 +1,4 @@
-//! The prompt of a conversation.
+//! Renders the prompt of a conversation.
 
 use octavo_engine::Shown;
 use octavo_text::chat::Continued;
@@ -9,15 +9,15 @@ use crate::error::ApiError;
 use crate::prompt::check_length;
 use crate::routes::conversation::{Asked, ToolChoice};
 
-/// A prompt that fits into the context.
+/// A prompt that fits in the context.
 pub(super) struct Prompt {
     pub(super) rendered: Continued,
     pub(super) tokens: Vec<u32>,
-    /// What the client should know about it.
+    /// Warning for the client.
     pub(super) warning: Option<String>,
 }
 
-/// Renders what a request asks for. Where its last message is continued, the prompt ends with that
+/// Renders a request's conversation. If its last message is continued, the prompt ends with that
 /// message's text.
 pub(crate) fn render(app: &App, asked: &Asked<'_>) -> Result<Continued, ApiError> {
     let template = template(app)?;
@@ -35,9 +35,9 @@ pub(crate) fn render(app: &App, asked: &Asked<'_>) -> Result<Continued, ApiError
         })
 }
 
-/// Renders what a request asks for and makes tokens of it. Tools that need not be called, and that
-/// the template itself has no place for, are left out with a warning where only they make the
-/// prompt too long.
+/// Renders a request's conversation and tokenizes it. If only the tool definitions make the prompt
+/// too long, they are left out with a warning, unless a call is forced or the template itself
+/// supports tools.
 pub(super) fn fitting(
     app: &App,
     asked: &mut Asked<'_>,

@@ -1,4 +1,4 @@
-//! The assistant's message piece by piece, while it is made.
+//! Streams the assistant's message piece by piece.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::sse::{Message, Writer};
 use crate::wire::{self, Usage};
 use crate::work::{Update, Work};
 
-/// Writes an answer while it is made.
+/// Writes a streamed answer.
 pub(super) struct ChatWriter {
     app: Arc<App>,
     work: Work,
@@ -70,7 +70,7 @@ impl ChatWriter {
         self.chunk(json!([{ "index": index, "delta": delta, "finish_reason": null }]))
     }
 
-    /// The first piece of a text, if nothing of it was told yet.
+    /// Sends the first piece of a text, unless already sent.
     fn begin(&mut self, index: usize, messages: &mut Vec<Message>) {
         if !std::mem::replace(&mut self.choices[index].has_begun, true) {
             let delta = json!({ "role": "assistant", "content": "" });
@@ -124,7 +124,7 @@ impl ChatWriter {
         }
         for (i, value) in deltas.into_iter().enumerate() {
             let mut chunk = self.delta(index, value);
-            // what belongs to tokens goes with the first piece
+            // log-probabilities of the tokens go with the first piece
             if i == 0 && self.style.logprobs {
                 let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
                 chunk["choices"][0]["logprobs"] = logprobs;

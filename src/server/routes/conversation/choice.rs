@@ -1,4 +1,4 @@
-//! Whether tools are called, and which.
+//! Reads `tool_choice`: whether to call tools, and which ones.
 
 use serde_json::Value;
 
@@ -9,20 +9,20 @@ use crate::fields::Fields;
 const NAME: &str = "tool_choice";
 const EXPECTED: &str = "none, auto, required, a function or allowed_tools";
 
-/// Whether tools are called.
+/// Mode of tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// Never: the model does not see them.
+    /// No calls: the model does not see the tools.
     None,
-    /// As the model likes.
+    /// The model decides.
     Auto,
-    /// One of them, at once.
+    /// A call of any tool is forced.
     Required,
-    /// This one, at once.
+    /// A call of this tool is forced.
     Named(String),
 }
 
-/// Reads `tool_choice`; answers the tools that the model sees as well.
+/// Reads `tool_choice`; also returns the tools that the model sees.
 pub(super) fn read(
     fields: &Fields<'_>,
     mut tools: Vec<Value>,
@@ -48,8 +48,8 @@ fn word_of(word: &str) -> Option<ToolChoice> {
     }
 }
 
-/// `{"type": "auto"}` and the like; `{"type": "function", "function": {"name"}}`, or the name
-/// beside the type as the responses interface has it; `{"type": "allowed_tools"}`.
+/// Reads `{"type": "auto"}` and the like; `{"type": "function", "function": {"name"}}`, or the name
+/// beside the type as in the responses API; `{"type": "allowed_tools"}`.
 fn of_object(
     fields: &Fields<'_>,
     value: &Value,
@@ -77,7 +77,7 @@ fn of_object(
     Ok(ToolChoice::Named(name.to_owned()))
 }
 
-/// An error unless one of the tools has this name.
+/// Refuses a name that is not among the tools.
 fn known(tools: &[Value], name: &str, param: &str) -> Result<(), ApiError> {
     match tools.iter().any(|tool| tool_name(tool) == name) {
         true => Ok(()),
@@ -88,8 +88,8 @@ fn known(tools: &[Value], name: &str, param: &str) -> Result<(), ApiError> {
     }
 }
 
-/// `allowed_tools`: a mode and the tools that may be called, which are all that the model sees. The
-/// chat interface has both in an object of that name, the responses interface beside the type.
+/// Reads `allowed_tools`: a mode and the tools that may be called; the model sees only these. The
+/// chat API has both in an object of that name, the responses API beside the type.
 fn allowed(value: &Value, tools: &mut Vec<Value>) -> Result<ToolChoice, ApiError> {
     let outer = Fields::at(value, "tool_choice.")?;
     let (value, path) = match outer.get("allowed_tools") {

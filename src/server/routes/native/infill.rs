@@ -1,4 +1,4 @@
-//! `/infill`, which editors ask for what stands between two texts.
+//! `/infill`: fill-in-the-middle, used by editors.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::prompt::check_bytes;
 
-/// Other texts of a request.
+/// Most extra texts in a request.
 const MAX_EXTRA: usize = 1024;
 
-/// Tokens of the texts before and behind the gap, at most, where the context has twice as many.
+/// Most tokens before and after the gap, for contexts at least twice as long.
 const MAX_NEAR: usize = 2048;
 
-/// What stands between two of the other texts where the vocabulary has no token for it.
+/// Separator of the extra texts if the vocabulary has no token for it.
 const SEPARATOR: &str = "\n\n--- snippet ---\n\n";
 
-/// `/infill`: what stands between `input_prefix` with `prompt` behind it, and `input_suffix`. The
-/// texts of `input_extra` come first, as a model that knows repositories has seen them.
+/// `/infill`: generates the text between `input_prefix` followed by `prompt`, and `input_suffix`.
+/// The texts of `input_extra` come first, in the repository format of models trained with one.
 pub(crate) async fn infill_route(
     app: Arc<App>,
     caller: Caller,
@@ -40,7 +40,7 @@ pub(crate) async fn infill_route(
         let mut suffix = encode("input_suffix", false)?;
         let more = encode("prompt", true)?;
         let mut extra = extra(app, &fields)?;
-        // the texts beside the gap have three parts and one of what is near, as in llama-server
+        // three quarters of these tokens go to the prefix and one to the suffix, as in llama-server
         let near = MAX_NEAR.min(app.n_ctx() / 2);
         prefix.drain(..prefix.len().saturating_sub(3 * (near / 4)));
         suffix.truncate((near / 4).saturating_sub(2 + more.len()));
@@ -65,8 +65,8 @@ fn tokens(app: &App, text: &str, parse_special: bool) -> Result<Vec<u32>, ApiErr
     Ok(app.tokenizer().encode(text.as_bytes(), options)?)
 }
 
-/// Tokens of `input_extra`, with the names of the files between those of vocabularies that have
-/// words for them.
+/// Tokenizes `input_extra`, with file names between the texts if the vocabulary has tokens for
+/// them.
 fn extra(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let special = app.tokenizer().special();
     let mut all: Vec<u32> = Vec::new();
@@ -89,7 +89,7 @@ fn extra(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
         }
         all.extend(tokens(app, text, false)?);
         let most = app.n_ctx().saturating_mul(4);
-        // what is far from the gap is left out in the end
+        // drop the text farthest from the gap
         all.drain(..all.len().saturating_sub(most));
     }
     if let Some(separator) = special.fim_sep {
@@ -99,7 +99,7 @@ fn extra(app: &App, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     Ok(all)
 }
 
-/// A prompt that asks for what stands between a text and a suffix.
+/// Builds a prompt that asks for the text between a prefix and a suffix.
 pub(crate) fn infill(app: &App, prefix: &[u32], suffix: &str) -> Result<Vec<u32>, ApiError> {
     let suffix = app
         .tokenizer()
@@ -112,7 +112,7 @@ pub(crate) fn infill(app: &App, prefix: &[u32], suffix: &str) -> Result<Vec<u32>
     around(app, Vec::new(), prefix, &suffix)
 }
 
-/// The prompt: other texts, what is before the gap, what is behind it.
+/// Builds the prompt: extra texts, text before the gap, text after it.
 fn around(
     app: &App,
     mut prompt: Vec<u32>,

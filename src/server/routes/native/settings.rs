@@ -1,4 +1,4 @@
-//! How a text is generated, in llama-server's words.
+//! Generation settings under llama-server's names.
 
 use octavo_engine::generate::Options;
 use octavo_engine::sample::Stage;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
-/// The settings of a request.
+/// Returns the settings of a request.
 pub(super) fn of(app: &App, options: &Options, stream: bool) -> Value {
     let sampler = &options.sampler;
     let most = options.max_tokens.map_or(json!(-1), |n| json!(n));
@@ -16,7 +16,7 @@ pub(super) fn of(app: &App, options: &Options, stream: bool) -> Value {
         .map(|stage| Stage::name(*stage))
         .collect();
     let bias = sampler.logit_bias.iter().map(|(token, bias)| {
-        // JSON has no infinity: -100 is what bans a token
+        // JSON has no infinity: -100 means a banned token
         json!({ "token": token, "bias": bias.max(-100.0) })
     });
     json!({

@@ -1,4 +1,4 @@
-//! `/props`, `/slots` and `/cache`: how the server is set up, and what it is doing.
+//! `/props`, `/slots` and `/cache`: configuration and current state of the server.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::images::MAX_IMAGES;
 use crate::params::{self, Dialect};
 use crate::wire;
 
-/// `/props`: what llama-server's clients and its page want to know.
+/// `/props`: returns properties for llama-server's clients and its page.
 pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let nothing = Value::Object(Map::new());
     let options = params::options(&app, &Fields::of(&nothing)?, Dialect::Native)?;
@@ -52,7 +52,8 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     Ok(json_response(&props))
 }
 
-/// `/slots`: places for requests and what is in each, in llama-server's words. No texts.
+/// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No
+/// texts.
 pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let snapshot = app.front.snapshot();
     let running = snapshot.requests.iter();
@@ -82,7 +83,7 @@ pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     Ok(json_response(&Value::Array(slots.collect())))
 }
 
-/// `/cache`: which requests use which part of the cache. No texts.
+/// `/cache`: returns the cache use of each request. No texts.
 pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let snapshot = app.front.snapshot();
     let pages = snapshot.pages;

@@ -14,7 +14,7 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::wire;
 
-/// `/tokenize`: takes llama-server's words and vLLM's, and answers in both.
+/// `/tokenize`: accepts llama-server's and vLLM's fields, and answers with both.
 pub(crate) async fn tokenize(
     app: Arc<App>,
     _caller: Caller,
@@ -68,7 +68,7 @@ fn piece(app: &App, id: u32) -> Value {
     }
 }
 
-/// `/detokenize`.
+/// `/detokenize`: returns the text of token ids.
 pub(crate) async fn detokenize(
     app: Arc<App>,
     _caller: Caller,
@@ -85,7 +85,7 @@ pub(crate) async fn detokenize(
     Ok(json_response(&answer.await?))
 }
 
-/// `/tokenizer_info`: what evaluation harnesses ask of a tokenizer that they do not have.
+/// `/tokenizer_info`: returns the facts that evaluation harnesses need of a remote tokenizer.
 pub(crate) async fn tokenizer_info(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let name = |id: Option<u32>| id.map(|id| wire::text(app.tokenizer(), id));
     let tokenizer = app.tokenizer();

@@ -1,20 +1,20 @@
-//! What the fields of a request are called, told by what they are called in the one for a chat that
-//! is made of it: errors name what the client has sent.
+//! Field names of the original request for those of the chat request made from it: errors name the
+//! field that the client has sent.
 
-/// What messages and tools were made of, in their order.
+/// Origins of messages and tools, in their order.
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) messages: Vec<Item>,
     pub(super) tools: Vec<String>,
 }
 
-/// What a message was made of: an item of the input, or several of an assistant.
+/// Origin of a message: an input item, or several of an assistant.
 pub(super) struct Item {
-    /// The first of them, or what the message says.
+    /// Name of the first item, or of the first with content.
     name: String,
-    /// Whether `name` is what it says.
+    /// Whether `name` is the item with the content.
     says: bool,
-    /// Those that call tools.
+    /// Names of the items that call tools.
     pub(super) calls: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl Item {
         }
     }
 
-    /// Notes the first item that has the message's content.
+    /// Records the first item that has the message's content.
     pub(super) fn say(&mut self, name: &str) {
         if !std::mem::replace(&mut self.says, true) {
             name.clone_into(&mut self.name);
@@ -35,7 +35,7 @@ impl Item {
     }
 }
 
-/// Fields whose name is another, and all that is inside them; the first that fits counts.
+/// Renamed fields, with everything inside them; the first match counts.
 const FIELDS: [(&str, &str); 7] = [
     ("messages", "input"),
     ("max_tokens", "max_output_tokens"),
@@ -46,14 +46,14 @@ const FIELDS: [(&str, &str); 7] = [
     ("json_schema", "text.format"),
 ];
 
-/// The same inside a message.
+/// Renamed fields inside a message.
 const PARTS: [(&str, &str); 1] = [(".tool_call_id", ".call_id")];
 
-/// And inside a call.
+/// Renamed fields inside a call.
 const CALL: [(&str, &str); 2] = [(".function", ""), (".id", ".call_id")];
 
 impl Names {
-    /// The client's name of a field of the chat.
+    /// Returns the client's name of a chat request's field.
     pub(super) fn of(&self, field: &str) -> String {
         if let Some((item, rest)) = element(field, "messages[", &self.messages) {
             if let Some((call, rest)) = element(rest, ".tool_calls[", &item.calls) {
@@ -61,7 +61,7 @@ impl Names {
             }
             let own = item.name.as_str();
             return match own {
-                // these have a text and nothing else
+                // these are a plain text
                 "instructions" | "input" => own.to_owned(),
                 _ => format!("{own}{}", replaced(rest, &PARTS)),
             };
@@ -73,14 +73,14 @@ impl Names {
     }
 }
 
-/// What an element of a list was made of, and what follows its index.
+/// Returns the origin of a list element, and the path after its index.
 fn element<'a, T>(field: &'a str, list: &str, all: &'a [T]) -> Option<(&'a T, &'a str)> {
     let (index, rest) = field.strip_prefix(list)?.split_once(']')?;
     let own = all.get(index.parse::<usize>().ok()?)?;
     Some((own, rest))
 }
 
-/// A path with another beginning.
+/// Replaces the beginning of a path.
 fn replaced(path: &str, beginnings: &[(&str, &str)]) -> String {
     for (beginning, own) in beginnings {
         if let Some(rest) = path.strip_prefix(beginning)

@@ -1,5 +1,5 @@
-//! The items of an input as messages of a chat: what an assistant thought, said and called in one
-//! turn is one message.
+//! Converts input items to chat messages: an assistant's reasoning, content and calls in one turn
+//! become one message.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::fields::Fields;
 
 const MAX_ITEMS: usize = 4096;
 
-/// The messages of a request, with what each was made of.
+/// Converts the messages of a request, recording the origin of each.
 pub(super) fn messages(fields: &Fields<'_>, names: &mut Names) -> Result<Vec<Value>, ApiError> {
     let mut turns = Turns {
         messages: Vec::new(),
@@ -36,7 +36,7 @@ pub(super) fn messages(fields: &Fields<'_>, names: &mut Names) -> Result<Vec<Val
 struct Turns<'n> {
     messages: Vec<Value>,
     names: &'n mut Names,
-    /// Whether the last message is the assistant's and may be said more in.
+    /// Whether the last message is the assistant's and may be extended.
     is_open: bool,
 }
 
@@ -52,7 +52,7 @@ impl Turns<'_> {
         self.is_open = false;
     }
 
-    /// The assistant's message of this turn.
+    /// Returns the assistant's message of this turn, creating it if necessary.
     fn turn(&mut self, name: &str) -> (&mut Value, &mut Item) {
         if !self.is_open {
             self.push(json!({ "role": "assistant", "content": null }), name);
@@ -76,7 +76,7 @@ impl Turns<'_> {
             }
             "reasoning" => {
                 let thought = thought(item);
-                // one that was left out, or is encrypted
+                // omitted or encrypted reasoning
                 if thought.is_empty() {
                     return Ok(());
                 }
@@ -101,7 +101,7 @@ impl Turns<'_> {
             }
             "function_call_output" => {
                 let output = match &item["output"] {
-                    // parts, as a message has them
+                    // parts, as in a message
                     content @ (Value::String(_) | Value::Array(_) | Value::Null) => content.clone(),
                     other => json!(other.to_string()),
                 };
@@ -120,7 +120,7 @@ impl Turns<'_> {
     }
 }
 
-/// Adds content to an assistant's message; several become parts of one.
+/// Appends content to an assistant's message; several contents become its parts.
 fn say(message: &mut Value, content: &Value) {
     let parts = |content: &Value| match content {
         Value::Null => Vec::new(),
@@ -138,7 +138,7 @@ fn say(message: &mut Value, content: &Value) {
     };
 }
 
-/// The text of a reasoning item: its content, or else its summary.
+/// Returns the text of a reasoning item: its content, or else its summary.
 fn thought(item: &Value) -> String {
     let texts = |name: &str| -> Vec<&str> {
         let parts = item[name].as_array().into_iter().flatten();

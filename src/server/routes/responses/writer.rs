@@ -1,4 +1,4 @@
-//! A response of the newer interface, all at once or while it is made.
+//! Writes a response of the newer API, whole or streamed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::routes::chat::Style;
 use crate::sse::{Message, Writer};
 use crate::work::{Update, Work};
 
-/// An item of the output, as it grows.
+/// An output item as it grows.
 struct Item {
     id: String,
     kind: Kind,
@@ -69,7 +69,7 @@ fn part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
 }
 
-/// Writes a response, all at once or while it is made.
+/// Writes a response, whole or streamed.
 pub(super) struct ResponseWriter {
     app: Arc<App>,
     pub(super) work: Option<Work>,
@@ -150,7 +150,7 @@ impl ResponseWriter {
         self.messages.push(Message::Named(name, data));
     }
 
-    /// Something about the last item.
+    /// Sends an event about the last item.
     fn tell_of_item(&mut self, name: &'static str, mut data: Value) {
         let at = self.items.len() - 1;
         data["item_id"] = json!(self.items[at].id);
@@ -221,7 +221,7 @@ impl ResponseWriter {
         for piece in pieces {
             match piece {
                 Piece::Content(text) => {
-                    // white space alone between calls is no message
+                    // white space between calls is not a message
                     let is_text = self.last_is(|kind| matches!(kind, Kind::Text));
                     if !is_text && text.trim().is_empty() && !self.items.is_empty() {
                         continue;
