@@ -1,11 +1,12 @@
-//! Reads a file's bytes front to back; a length is compared with what is left before it is used.
+//! Reads a file's bytes front to back; every length is compared with the bytes left before it is
+//! used.
 
 use byteorder::{ByteOrder, LittleEndian};
 
 use crate::{Error, error::Quoted, value::split_string};
 use std::fmt;
 
-/// What is being read: made for every read, turned into text only when it fails.
+/// The item being read: created for every read, formatted only on failure.
 #[derive(Clone, Copy)]
 pub(crate) enum What<'a> {
     Header(&'static str),
@@ -27,7 +28,7 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// A stretch of a file, checked to lie inside it.
+/// A range of a file, checked to lie inside it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     start: usize,
@@ -65,7 +66,7 @@ impl<'a> Cursor<'a> {
         self.rest.len() as u64
     }
 
-    /// The stretch from `start` to here.
+    /// Returns the range from `start` to the current position.
     pub(crate) fn span_from(&self, start: usize) -> Span {
         Span {
             start,
@@ -85,7 +86,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Fails where `count` records of at least `min` bytes each cannot be there.
+    /// Fails unless the bytes left have room for `count` records of at least `min` bytes each.
     pub(crate) fn room(&self, count: u64, min: u64, what: What<'_>) -> Result<(), Error> {
         match count.checked_mul(min) {
             Some(needed) if needed <= self.left() => Ok(()),
@@ -121,7 +122,7 @@ impl<'a> Cursor<'a> {
         Ok(LittleEndian::read_u64(&self.array::<8>(what)?))
     }
 
-    /// Passes over one string of an array of strings.
+    /// Skips one string of an array of strings.
     pub(crate) fn skip_string(&mut self, what: What<'_>) -> Result<(), Error> {
         match split_string(self.rest) {
             Some((_, rest)) => {

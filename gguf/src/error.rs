@@ -1,10 +1,10 @@
-//! Everything that can be wrong with a GGUF file, with the data that a message needs.
+//! Errors of GGUF files, with the data that their messages need.
 
 use crate::{TensorType, ValueType};
 use std::fmt;
 
-/// Why a file could not be opened, read or written. Each message is one line that starts with the
-/// file's name.
+/// Reason why a file could not be opened, read or written. Each message is one line that starts
+/// with the file's name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the fields are what the message above them says
@@ -252,7 +252,7 @@ impl fmt::Display for Also<'_> {
     }
 }
 
-/// What a file has in place of as many bytes.
+/// Describes the bytes found instead of the expected ones.
 fn found(expected: u64, got: u64) -> String {
     match got == expected {
         true => ", found others in their place".to_owned(),
@@ -260,7 +260,7 @@ fn found(expected: u64, got: u64) -> String {
     }
 }
 
-/// Why a version that once was one is refused.
+/// Explains why a formerly valid version is refused.
 fn no_longer(version: u32) -> &'static str {
     match version {
         1 => " (GGUFv1 is no longer supported)",
@@ -268,7 +268,7 @@ fn no_longer(version: u32) -> &'static str {
     }
 }
 
-/// A path as messages show it: control characters escaped, so that a message stays one line.
+/// Formats a path for messages: control characters are escaped, so that a message stays one line.
 pub(crate) fn label(path: &std::path::Path) -> String {
     one_line(&path.to_string_lossy())
 }
@@ -285,7 +285,7 @@ pub(crate) fn one_line(text: &str) -> String {
     out
 }
 
-/// What a key holds, for "expected …, got …".
+/// Describes the type of a key's value, for "expected …, got …".
 pub(crate) fn kind(ty: ValueType, elem: Option<ValueType>) -> String {
     match elem {
         Some(elem) => format!("an array of {elem}"),

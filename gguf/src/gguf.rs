@@ -10,16 +10,16 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-/// How to open a file.
+/// Options for opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
     /// Map the file instead of reading it into memory (default). A mapped file must not be changed
-    /// while it is open: other bytes would be read, and where it was made shorter the system ends
-    /// the process (SIGBUS). [`Gguf::check`] finds such a change, if it is asked;
-    /// [`guard_maps`](crate::guard_maps) makes one line of the signal.
+    /// while it is open: its new bytes would be read, and if it became shorter the system would end
+    /// the process (SIGBUS). [`Gguf::check`] detects such a change when called;
+    /// [`guard_maps`](crate::guard_maps) turns the signal into a one-line error.
     pub mmap: bool,
-    /// Demand the padding after the last tensor too, as llama.cpp does when it reads the data
-    /// (default: no, because writers exist that omit it).
+    /// Require the padding after the last tensor too, as llama.cpp does when it reads the data
+    /// (default: no, because some writers omit it).
     pub strict: bool,
 }
 
@@ -36,25 +36,25 @@ impl Default for OpenOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
-    /// The name, unique in the model, at most 63 bytes.
+    /// Name, unique in the model, at most 63 bytes.
     pub name: String,
     /// Up to four dimensions in ggml's order: `dims[0]` is the length of a row (input features of a
     /// weight matrix).
     pub dims: Vec<u64>,
-    /// The element type.
+    /// Element type.
     pub ty: TensorType,
-    /// Where the data starts in the data section of its file.
+    /// Offset of the data in the data section of its file, in bytes.
     pub offset: u64,
     /// Bytes of data.
     pub bytes: u64,
-    /// The number of the file that holds it, from 0.
+    /// Index of the file that holds it.
     pub part: usize,
 }
 
 impl TensorInfo {
-    /// The number of elements.
+    /// Number of elements.
     pub fn n_elements(&self) -> u64 {
-        // an info that came from a file has a size that was found to be representable
+        // an info that came from a file has a representable size
         layout::elements(&self.dims).unwrap_or(u64::MAX)
     }
 }
@@ -71,19 +71,19 @@ pub struct Gguf {
     version: u32,
     alignment: u32,
     keys: Keys,
-    /// The bytes that the keys lie in, where those are not the first part's.
+    /// The bytes that hold the keys, where those are not the first part's.
     changed: Option<Bytes>,
     tensors: Vec<TensorInfo>,
-    /// Numbers of `tensors`, sorted by name.
+    /// Indices into `tensors`, sorted by name.
     sorted: Vec<u32>,
 }
 
 impl Gguf {
-    /// Opens a file and checks all of its directory. The first part of a split model opens every
-    /// part.
+    /// Opens a file and checks all of its directory. Opening the first part of a split model opens
+    /// every part.
     ///
     /// # Errors
-    /// Anything that is wrong with the file: see [`Error`].
+    /// Any fault of the file: see [`Error`].
     pub fn open(path: &Path, opts: &OpenOptions) -> Result<Gguf, Error> {
         let (first, dir) = open_part(path, 0, opts)?;
         let count = split::part_count(&first.name, Some(path), &dir, &first.bytes)?;
@@ -116,11 +116,10 @@ impl Gguf {
         Gguf::assemble(parts, dir)
     }
 
-    /// Opens a file that is in memory already; `name` stands for it in messages.
+    /// Opens a file that is already in memory; messages call it `name`.
     ///
     /// # Errors
-    /// Anything that is wrong with the bytes: see [`Error`]. A split model cannot be opened this
-    /// way.
+    /// Any fault of the bytes: see [`Error`]. A split model cannot be opened this way.
     pub fn from_bytes(
         bytes: impl Into<Cow<'static, [u8]>>,
         name: &str,
@@ -151,12 +150,12 @@ impl Gguf {
         })
     }
 
-    /// The path of the (first) file, for messages: control characters are escaped.
+    /// Path of the (first) file, for messages: control characters are escaped.
     pub fn name(&self) -> &str {
         self.parts.first().map_or("", |p| &p.name)
     }
 
-    /// The paths of all files, for messages.
+    /// Paths of all files, for messages.
     pub fn part_names(&self) -> impl Iterator<Item = &str> {
         let mut seen = HashSet::new();
         self.parts
@@ -165,42 +164,42 @@ impl Gguf {
             .filter(move |name| seen.insert(*name))
     }
 
-    /// Whether this is a [`View`](crate::View) of other files.
+    /// Returns whether this is a [`View`](crate::View) of other files.
     pub fn is_view(&self) -> bool {
         self.parts
             .iter()
             .any(|p| matches!(p.bytes, Bytes::Shared(..) | Bytes::Made { .. }))
     }
 
-    /// The GGUF version, 2 or 3.
+    /// GGUF version, 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// The alignment of tensor data: what `general.alignment` says, 32 without it.
+    /// Alignment of tensor data in bytes: `general.alignment`, 32 without it.
     pub fn alignment(&self) -> u32 {
         self.alignment
     }
 
-    /// The bytes of all files together.
+    /// Total bytes of all files.
     pub fn file_bytes(&self) -> u64 {
         self.parts
             .iter()
             .fold(0, |sum: u64, p| sum.saturating_add(p.bytes.len() as u64))
     }
 
-    /// The bytes that the keys lie in.
+    /// Returns the bytes that hold the keys.
     fn key_bytes(&self) -> &[u8] {
         let first = self.parts.first().map(|part| &part.bytes);
         self.changed.as_ref().or(first).map_or(&[], |b| b.whole())
     }
 
-    /// The keys and values of the (first) file, in its order.
+    /// Iterates over the keys and values of the (first) file, in its order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         self.keys.iter(self.key_bytes())
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         self.keys.get(self.key_bytes(), key)
     }
@@ -214,7 +213,7 @@ impl Gguf {
         }
     }
 
-    /// An integer of any type whose value fits; `None` without the key.
+    /// Returns an integer of any type whose value fits; `None` without the key.
     ///
     /// # Errors
     /// A value of another type, or one that does not fit.
@@ -233,7 +232,7 @@ impl Gguf {
         })
     }
 
-    /// A float; f64 is rounded. `None` without the key.
+    /// Returns a float; f64 is rounded. `None` without the key.
     ///
     /// # Errors
     /// A value of another type.
@@ -247,7 +246,7 @@ impl Gguf {
         }
     }
 
-    /// A bool; `None` without the key.
+    /// Returns a bool; `None` without the key.
     ///
     /// # Errors
     /// A value of another type.
@@ -259,7 +258,7 @@ impl Gguf {
         }
     }
 
-    /// A string; `None` without the key.
+    /// Returns a string; `None` without the key.
     ///
     /// # Errors
     /// A value of another type, or bytes that are not UTF-8.
@@ -279,7 +278,7 @@ impl Gguf {
         }
     }
 
-    /// An array; `None` without the key.
+    /// Returns an array; `None` without the key.
     ///
     /// # Errors
     /// A value of another type.
@@ -291,12 +290,12 @@ impl Gguf {
         }
     }
 
-    /// All tensors, in the order of the file and its parts.
+    /// Returns all tensors, in the order of the file and its parts.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let tensor = |&i: &u32| self.tensors.get(i as usize);
         let found = self
@@ -316,26 +315,26 @@ impl Gguf {
         ))
     }
 
-    /// The bytes of one of this model's tensors, exactly `tensor.bytes` of them. They start at a
-    /// multiple of [`Gguf::alignment`] in the file, which may be 1. For an info that is not of this
-    /// model: whatever lies there, or nothing.
+    /// Returns the bytes of one of this model's tensors, exactly `tensor.bytes` of them. They start
+    /// at a multiple of [`Gguf::alignment`] in the file, which may be 1. For an info of another
+    /// model: whatever bytes are at its offset, or none.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         self.place(tensor)
             .and_then(|(part, start, end)| part.bytes.whole().get(start..end))
             .unwrap_or(&[])
     }
 
-    /// Whether the tensor's rows are made from something else ([`View::made`](crate::View::made)):
-    /// [`Gguf::data`] makes all of them, and keeps them.
+    /// Returns whether the tensor's rows are computed from something else
+    /// ([`View::made`](crate::View::made)): [`Gguf::data`] computes all of them, and caches them.
     pub fn is_made(&self, tensor: &TensorInfo) -> bool {
         self.parts
             .get(tensor.part)
             .is_some_and(|part| matches!(part.bytes, Bytes::Made { .. }))
     }
 
-    /// Copies a tensor's bytes from byte `at` on, where a row of it starts, to `out`, which ends
-    /// with a row. Of a tensor whose rows are made when they are wanted
-    /// ([`View::made`](crate::View::made)) this makes no others.
+    /// Copies a tensor's bytes to `out`, from byte `at` on, which must start a row; `out` must end
+    /// with a row. For a tensor with rows computed on demand ([`View::made`](crate::View::made))
+    /// this computes no others.
     pub fn read(&self, tensor: &TensorInfo, at: usize, out: &mut [u8]) {
         let row = tensor
             .dims
@@ -347,7 +346,7 @@ impl Gguf {
         }
     }
 
-    /// Where the tensor's data starts in its file, in bytes.
+    /// Returns the offset of the tensor's data in its file, in bytes.
     pub fn file_offset(&self, tensor: &TensorInfo) -> Option<u64> {
         self.parts
             .get(tensor.part)?
@@ -355,9 +354,9 @@ impl Gguf {
             .checked_add(tensor.offset)
     }
 
-    /// Whether the file that holds a tensor still has the size and the time of its last change that
-    /// it had when it was opened. That is one question to the system, for moments before much is
-    /// read: between it and the reading a file may still change. Always well for a file in memory.
+    /// Checks that the file that holds a tensor still has the size and modification time it had
+    /// when it was opened. This is one system call, meant for the moment before a large read: the
+    /// file may still change between the check and the read. Always succeeds for a file in memory.
     ///
     /// # Errors
     /// [`Error::Changed`].
@@ -367,20 +366,20 @@ impl Gguf {
             .map_or(Ok(()), |part| part.bytes.check())
     }
 
-    /// The path of the file that holds a tensor, for messages.
+    /// Path of the file that holds a tensor, for messages.
     pub fn part_name(&self, tensor: &TensorInfo) -> &str {
         self.parts.get(tensor.part).map_or("", |part| &part.name)
     }
 
-    /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon.
-    /// They come back from the file when they are read again. Does nothing for a file in memory.
+    /// Tells the system that the mapped pages entirely inside this tensor are not needed soon. They
+    /// are read from the file again on the next access. Does nothing for a file in memory.
     pub fn release(&self, tensor: &TensorInfo) {
         if let Some((part, start, end)) = self.place(tensor) {
             part.bytes.release(start, end);
         }
     }
 
-    /// As [`Gguf::release`], of a part of the tensor's bytes.
+    /// Does the same as [`Gguf::release`] for a part of the tensor's bytes.
     pub fn release_part(&self, tensor: &TensorInfo, range: Range<usize>) {
         if let Some((part, start, end)) = self.place(tensor).filter(|_| !self.is_made(tensor)) {
             let at = |i: usize| start.saturating_add(i).min(end);
@@ -388,17 +387,17 @@ impl Gguf {
         }
     }
 
-    /// Tells the system that the file is going to be read once, in order, from byte `at` of this
-    /// tensor on, so that the disk works ahead. Does nothing for a file in memory.
+    /// Tells the system that the file will be read once, in order, from byte `at` of this tensor
+    /// on, so that the disk reads ahead. Does nothing for a file in memory.
     pub fn ahead(&self, tensor: &TensorInfo, at: usize) {
         if let Some((part, start, _)) = self.place(tensor) {
             part.bytes.ahead(start.saturating_add(at));
         }
     }
 
-    /// Tells the system that this tensor is going to be read, by itself, so that the disk brings
-    /// many small ones at once. Each would be waited for otherwise, along with what lies behind it.
-    /// Does nothing for a file in memory.
+    /// Tells the system that this tensor will be read individually, so that the disk fetches many
+    /// small ones at once. Otherwise each would be waited for, along with the data after it. Does
+    /// nothing for a file in memory.
     pub fn want(&self, tensor: &TensorInfo) {
         if let Some((part, start, end)) = self.place(tensor) {
             part.bytes.want(start, end);
@@ -418,7 +417,7 @@ impl std::fmt::Debug for Gguf {
     }
 }
 
-/// So much of a model's first file is asked for when it is opened: more than its keys take, with a
+/// Bytes of a model's first file to prefetch when it is opened: more than its keys take with a
 /// vocabulary of hundreds of thousands of tokens.
 const KEYS: usize = 16 << 20;
 
@@ -447,7 +446,7 @@ fn read_part(
     ))
 }
 
-/// Sorts tensors by name, which finds duplicates, also those over two parts.
+/// Sorts tensors by name and detects duplicates, also across parts.
 fn sort_by_name(tensors: &[TensorInfo], parts: &[Part]) -> Result<Vec<u32>, Error> {
     let mut sorted: Vec<(&TensorInfo, u32)> = tensors.iter().zip(0u32..).collect();
     sorted.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name).then(a.1.cmp(&b.1)));

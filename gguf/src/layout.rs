@@ -1,25 +1,25 @@
-//! The one place that computes sizes of tensors. Nothing here wraps.
+//! Computes the sizes of tensors, for the whole crate. No operation here wraps.
 
 use crate::{Error, TensorType};
 
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub(crate) const MAX_DIMS: u64 = 4;
-/// Longest tensor name in bytes: ggml keeps 64 with the terminating zero.
+/// Maximum length of a tensor name in bytes: ggml stores 64 with the terminating zero.
 pub(crate) const MAX_NAME: u64 = 63;
-/// Longest key in bytes.
+/// Maximum length of a key in bytes.
 pub(crate) const MAX_KEY: u64 = 65_535;
-/// Most keys of a file.
+/// Maximum number of keys in a file.
 pub(crate) const MAX_KEYS: u64 = 65_536;
-/// Most tensors of a model, over all its parts.
+/// Maximum number of tensors in a model, over all its parts.
 pub(crate) const MAX_TENSORS: u64 = 131_072;
-/// Largest alignment.
+/// Maximum alignment.
 const MAX_ALIGNMENT: u32 = 1 << 20;
-/// The alignment of a file that does not give one.
+/// Alignment of a file that does not state one.
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-/// The key of a file's alignment.
+/// Key of a file's alignment.
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// The number of elements; `None` above `i64::MAX`, where ggml stops counting.
+/// Returns the number of elements; `None` above `i64::MAX`, ggml's limit.
 pub(crate) fn elements(dims: &[u64]) -> Option<u64> {
     let limit = i64::MAX.unsigned_abs();
     dims.iter().try_fold(1u64, |n, &dim| {
@@ -27,7 +27,7 @@ pub(crate) fn elements(dims: &[u64]) -> Option<u64> {
     })
 }
 
-/// The bytes of a tensor, without padding.
+/// Returns the bytes of a tensor, without padding.
 pub(crate) fn tensor_bytes(
     file: &str,
     tensor: &str,
@@ -53,16 +53,15 @@ pub(crate) fn tensor_bytes(
     ty.row_bytes(n).ok_or_else(too_big)
 }
 
-/// A multiple of every block length, so that the check of a row's divisibility cannot meet an
-/// overflow.
+/// A multiple of every block length, so that the divisibility check of a row cannot overflow.
 const BLOCK_PERIOD: u64 = 256;
 
-/// `n` rounded up to a multiple of `alignment`; `None` where that does not fit.
+/// Rounds `n` up to a multiple of `alignment`; `None` on overflow.
 pub(crate) fn pad(n: u64, alignment: u32) -> Option<u64> {
     n.checked_next_multiple_of(alignment.into())
 }
 
-/// Checks an alignment as declared by a file or asked of the writer.
+/// Checks an alignment that a file declares or a caller of the writer requests.
 pub(crate) fn check_alignment(file: &str, alignment: u32) -> Result<u32, Error> {
     if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT {
         Ok(alignment)

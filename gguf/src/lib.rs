@@ -1,9 +1,10 @@
-//! GGUF files in and out: versions 2 and 3, little-endian, split models, memory-mapped or read.
+//! Reads and writes GGUF files: versions 2 and 3, little-endian, split models, memory-mapped or
+//! read.
 //!
-//! This crate owns the container: header, keys, the list of tensors and where their bytes lie. It
-//! knows no model and decodes no block. Whatever bytes a file holds, opening it gives a directory
-//! in which every rule was checked, or an [`Error`]; it does not panic, and allocates no more than
-//! the file's size and a few tens of MiB.
+//! This crate handles the container: header, keys, the list of tensors and the places of their
+//! bytes. It knows no model and decodes no block. For any bytes, opening a file returns a fully
+//! checked directory or an [`Error`]; it does not panic, and allocates no more than the file's size
+//! and a few tens of MiB.
 //!
 //! ```
 //! use gguf_rs_lite::{Gguf, OpenOptions};

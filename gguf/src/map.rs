@@ -1,8 +1,8 @@
-//! A file's bytes: memory-mapped, or in memory. The one file of this crate with `unsafe`.
+//! A file's bytes: memory-mapped, or in memory. The only file of this crate with `unsafe`.
 //!
-//! Nothing keeps others from shortening a mapped file, and then the system answers a look at what
-//! is gone with a signal (SIGBUS). What can be done: [`guard_maps`] makes one line of that signal,
-//! and [`Bytes::check`] looks whether the file is still what it was.
+//! Other processes may shorten a mapped file, and then reading the lost part raises a signal
+//! (SIGBUS). There are two remedies: [`guard_maps`] turns the signal into a one-line error, and
+//! [`Bytes::check`] compares the file with its state when it was opened.
 #![allow(unsafe_code)] // a memory map cannot be made without it
 
 mod ahead;
@@ -21,13 +21,13 @@ use std::sync::{Arc, OnceLock};
 
 /// A mapped file.
 pub(crate) struct Mapped {
-    /// Before the map, so that it is forgotten before the addresses are somebody else's.
+    /// Declared before the map, so that it is dropped before the addresses are reused.
     #[cfg(unix)]
     _listed: guard::Listed,
     map: Mmap,
     path: PathBuf,
     was: State,
-    /// How far the system was asked to read ahead.
+    /// End of the range the system was asked to read ahead.
     asked: AtomicUsize,
 }
 
@@ -35,9 +35,9 @@ pub(crate) struct Mapped {
 pub(crate) enum Bytes {
     Mapped(Mapped),
     Held(Cow<'static, [u8]>),
-    /// A part of others.
+    /// A range of other bytes.
     Shared(Arc<Bytes>, Range<usize>),
-    /// Made from something else, when all of them are asked for.
+    /// Computed from something else, when all of them are requested.
     Made {
         rows: Arc<dyn RowSource>,
         len: usize,
@@ -46,7 +46,7 @@ pub(crate) enum Bytes {
 }
 
 impl Bytes {
-    /// Opens a regular file; `mmap` says how. The length is the one it has now.
+    /// Opens a regular file; `mmap` selects mapping or reading. The length is the current one.
     pub(crate) fn open(path: &Path, mmap: bool) -> Result<Bytes, Error> {
         let failed = |action| {
             move |source| Error::Io {
@@ -55,7 +55,7 @@ impl Bytes {
                 source,
             }
         };
-        // asked before opening: opening a pipe would wait for a writer
+        // checked before opening: opening a pipe would wait for a writer
         let regular = |meta: fs::Metadata| {
             if meta.is_file() {
                 Ok(meta.len())
@@ -82,9 +82,9 @@ impl Bytes {
             return Ok(Bytes::Held(held.into()));
         }
         // SAFETY: the map is read-only and lives in `Bytes`, which hands out slices no longer than
-        // itself. That nobody changes or shortens the file meanwhile is the caller's side of
-        // `OpenOptions::mmap`, which says so; this crate checks every length against the slice
-        // again whenever it decodes, whatever the bytes have become.
+        // itself. The caller must ensure that the file is neither changed nor shortened meanwhile,
+        // as `OpenOptions::mmap` documents; this crate checks every length against the slice again
+        // whenever it decodes, whatever the bytes have become.
         let map = unsafe { MmapOptions::new().len(size).map(&file) };
         let map = map.map_err(failed("map it"))?;
         Ok(Bytes::Mapped(Mapped {
@@ -97,9 +97,9 @@ impl Bytes {
         }))
     }
 
-    /// Whether a mapped file still has the size and the time of its last change that it had when it
-    /// was opened: one question to the system. A file that was moved away, or replaced by another
-    /// of its name, is as it was.
+    /// Checks that a mapped file still has the size and modification time it had when it was
+    /// opened, with one system call. Moving the file away, or replacing it by another of its name,
+    /// does not count as a change.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self {
             Bytes::Shared(whole, _) => whole.check(),
@@ -143,9 +143,9 @@ impl Bytes {
             let Some(len) = end.checked_sub(start).filter(|&len| len > 0) else {
                 return;
             };
-            // SAFETY: the map is shared and read-only: a dropped page comes back from the file with
-            // the same bytes, so no slice into it changes. `start + len` is at most the map's
-            // length. A refusal changes nothing but memory use, so there is nothing to report.
+            // SAFETY: the map is shared and read-only: a dropped page is read from the file again
+            // with the same bytes, so no slice into it changes. `start + len` is at most the map's
+            // length. A failure affects only memory use, so it is ignored.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
             };
@@ -164,7 +164,7 @@ const PAGE: usize = if cfg!(target_arch = "x86_64") {
 };
 
 impl Bytes {
-    /// How many there are.
+    /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Bytes::Made { len, .. } => *len,
@@ -172,7 +172,7 @@ impl Bytes {
         }
     }
 
-    /// All of them.
+    /// Returns all bytes.
     pub(crate) fn whole(&self) -> &[u8] {
         match self {
             Bytes::Mapped(mapped) => &mapped.map,
@@ -186,8 +186,8 @@ impl Bytes {
         }
     }
 
-    /// Copies the bytes from `start` on, which is where a row of `row` bytes starts, without making
-    /// all.
+    /// Copies the bytes from `start` on, which must be the start of a row of `row` bytes, without
+    /// computing all rows.
     pub(crate) fn read(&self, start: usize, row: usize, out: &mut [u8]) {
         match self {
             Bytes::Made { rows, held, .. } if held.get().is_none() => {
@@ -208,16 +208,15 @@ impl std::ops::Deref for Bytes {
     }
 }
 
-/// Makes the process end with one line on stderr, `PREFIX FILE: ...`, and exit code `code`, where
-/// it reads a part of a mapped file that is no longer there, or that its disk cannot give. Without
-/// this the system ends it with a signal.
+/// Makes the process end with one line on stderr, `PREFIX FILE: ...`, and exit code `code`, when it
+/// reads a part of a mapped file that is lost or that its disk cannot read. Without this the system
+/// ends it with a signal.
 ///
-/// This is for programs, which own their process: it installs a handler of SIGBUS for all of it. A
-/// bus error that is not at one of this crate's maps goes to whatever handled the signal before.
-/// No destructor runs; temporary files and folders of this crate are removed all the same, also
-/// where somebody sends the signal. Calling it again changes prefix and code. Elsewhere
-/// than on Unix it does nothing: Windows refuses to shorten a mapped file, and a disk that fails
-/// ends the process there.
+/// This is meant for programs, which own their process: it installs a process-wide handler of
+/// SIGBUS. A bus error outside this crate's maps goes to the previous handler. No destructor runs;
+/// temporary files and folders of this crate are removed all the same, also when the signal was
+/// sent by a process. Calling it again changes prefix and code. On systems other than Unix it does
+/// nothing: Windows refuses to shorten a mapped file, and a failing disk ends the process there.
 ///
 /// # Errors
 /// If the system refuses the handler.

@@ -1,8 +1,8 @@
-//! Metadata values that own their content: what the writer takes.
+//! Metadata values that own their content, the input of the writer.
 
 use crate::{Value, ValueType, value};
 
-/// A metadata value to write. Made `from` a Rust value (`7u32.into()`, `"text".into()`,
+/// A metadata value to write. Converted from a Rust value (`7u32.into()`, `"text".into()`,
 /// `vec![1f32].into()`), or from a [`Value`] of an open file.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the names say all
@@ -22,7 +22,7 @@ pub enum OwnedValue {
     F64(f64),
 }
 
-/// An array to write: one variant for each element type, so that an empty array has one too.
+/// An array to write: one variant for each element type, so that empty arrays have one too.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the names say all
 pub enum OwnedArray {
@@ -55,7 +55,7 @@ macro_rules! from {
     )*};
 }
 
-// bytes alone are left out: `Vec<u8>` could be a string or an array
+// only u8 has no array conversion: `Vec<u8>` could be a string or an array
 from! {
     I8: i8; U16: u16; I16: i16; U32: u32; I32: i32; F32: f32; Bool: bool;
     U64: u64; I64: i64; F64: f64;
@@ -137,7 +137,7 @@ impl From<value::Array<'_>> for OwnedArray {
             ValueType::U64 => OwnedArray::U64(all(a.u64s())),
             ValueType::I64 => OwnedArray::I64(all(a.i64s())),
             ValueType::F64 => OwnedArray::F64(all(a.f64s())),
-            // an array never has arrays for elements
+            // arrays never have array elements
             ValueType::String | ValueType::Array => OwnedArray::Str(
                 a.strings()
                     .into_iter()
@@ -150,7 +150,7 @@ impl From<value::Array<'_>> for OwnedArray {
 }
 
 impl OwnedValue {
-    /// The type that is written.
+    /// Returns the type that is written.
     pub fn value_type(&self) -> ValueType {
         match self {
             OwnedValue::U8(_) => ValueType::U8,
@@ -169,7 +169,7 @@ impl OwnedValue {
         }
     }
 
-    /// Appends the value as a file stores it, after its type.
+    /// Appends the value as a file stores it after the type.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             OwnedValue::U8(v) => out.push(*v),
@@ -189,7 +189,7 @@ impl OwnedValue {
     }
 }
 
-/// Appends a length and the bytes.
+/// Appends a string: its length, then its bytes.
 pub(crate) fn encode_string(out: &mut Vec<u8>, text: &[u8]) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text);

@@ -1,19 +1,18 @@
-//! One file's header, keys and tensor list, every rule checked.
+//! Parses one file's header, keys and tensor list, and checks every rule.
 //!
-//! The work and the memory are bounded by the file: a count is compared with the bytes left before
-//! it is believed, and nothing is reserved from it. Values stay where they are; only their places
-//! are kept.
+//! Work and memory are bounded by the file: a count is compared with the bytes left before it is
+//! used, and no memory is reserved from it. Values are not copied; only their places are stored.
 
 use crate::cursor::{Cursor, Span, What};
 use crate::layout::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
 use crate::{Array, Error, TensorInfo, TensorType, Value, ValueType, removed_type_name};
 
-/// Smallest key record: length, one byte of key, type, one byte of value.
+/// Minimum bytes of a key record: length, one byte of key, type, one byte of value.
 const MIN_KEY_RECORD: u64 = 8 + 1 + 4 + 1;
-/// Smallest tensor record: an empty name's length, number of dimensions, type, offset.
+/// Minimum bytes of a tensor record: an empty name's length, number of dimensions, type, offset.
 const MIN_TENSOR_RECORD: u64 = 8 + 4 + 4 + 8;
 
-/// A key and where its value lies.
+/// A key and the place of its value.
 struct Entry {
     key: Span,
     value: Place,
@@ -33,12 +32,12 @@ enum Place {
 /// The keys of a file, in its order.
 pub(crate) struct Keys {
     entries: Vec<Entry>,
-    /// Numbers of `entries`, sorted by key.
+    /// Indices into `entries`, sorted by key.
     sorted: Vec<u32>,
 }
 
 impl Keys {
-    /// The keys with their values; `file` is the bytes they were parsed from.
+    /// Iterates over the keys with their values; `file` must be the bytes they were parsed from.
     pub(crate) fn iter<'a>(
         &'a self,
         file: &'a [u8],
@@ -59,7 +58,7 @@ impl Keys {
 }
 
 fn key_text<'a>(e: &Entry, file: &'a [u8]) -> &'a str {
-    // it was UTF-8 when the file was opened; only a file changed under its mapping can fail here
+    // it was UTF-8 when the file was opened; only a file changed while mapped can fail here
     std::str::from_utf8(e.key.of(file)).unwrap_or("")
 }
 
@@ -71,17 +70,17 @@ fn value_of<'a>(e: &Entry, file: &'a [u8]) -> Value<'a> {
     }
 }
 
-/// What one file holds.
+/// Contents of one file's directory.
 pub(crate) struct Directory {
     pub(crate) version: u32,
     pub(crate) alignment: u32,
     pub(crate) keys: Keys,
     pub(crate) tensors: Vec<TensorInfo>,
-    /// Where the data section starts.
+    /// Offset of the data section.
     pub(crate) data_start: u64,
 }
 
-/// Reads the directory of one file, part number `part` of its model.
+/// Parses the directory of one file, part number `part` of its model.
 pub(crate) fn parse(
     file: &str,
     bytes: &[u8],
@@ -139,7 +138,7 @@ fn header(c: &mut Cursor<'_>) -> Result<u32, Error> {
     let version = c.u32(What::Header("the version"))?;
     match version {
         2 | 3 => Ok(version),
-        // no version will need its upper half: these are small numbers stored the other way round
+        // a version below 65536 in big-endian byte order; no real version is that large
         v if v != 0 && v & 0xffff == 0 => Err(Error::BigEndian {
             file,
             version: v.swap_bytes(),
@@ -248,7 +247,7 @@ fn read_value(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
     }
 }
 
-/// A number or bool, which borrows nothing.
+/// Decodes a number or bool, which borrows nothing.
 fn scalar(ty: ValueType, bytes: &[u8]) -> Option<Value<'static>> {
     Some(match Value::split_scalar(ty, bytes)?.0 {
         Value::U8(v) => Value::U8(v),
@@ -357,8 +356,9 @@ fn tensor_type(file: &str, tensor: &str, got: u32) -> Result<TensorType, Error> 
     }
 }
 
-/// Offsets must be the running sum of the padded sizes (so no overlap, gap or disorder), and every
-/// tensor's bytes must be in the file. `strict` asks for the padding after the last one too.
+/// Checks that offsets are the running sum of the padded sizes (so no overlap, gap or disorder),
+/// and that every tensor's bytes are in the file. `strict` requires the padding after the last one
+/// too.
 fn check_places(
     file: &str,
     tensors: &[TensorInfo],

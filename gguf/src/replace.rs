@@ -1,10 +1,10 @@
-//! Writes a file as a whole: a temporary file in the same folder, flushed to the disk, then
-//! renamed.
+//! Replaces files atomically: writes a temporary file in the same folder, flushes it to the disk,
+//! then renames it.
 //!
-//! A link is followed: what it leads to is replaced. What is no file is never replaced: pipes and
-//! character devices are written to, all else is refused. A killed process leaves its temporary
-//! file behind. Each is locked while its writer lives, so the next writer of the same file can tell
-//! the left-over ones by their free lock and removes them.
+//! Links are followed: their target is replaced. Only files are replaced: pipes and character
+//! devices are written to, everything else is refused. A killed process leaves its temporary file
+//! behind. Each is locked while its writer lives, so the next writer of the same file recognizes
+//! left-over ones by their free lock and removes them.
 
 use crate::temporary::{self, Temporary};
 use crate::{Error, error::label};
@@ -14,17 +14,17 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Links that lead to one another, at most: as many as Linux follows.
+/// Maximum number of links to follow: Linux's limit.
 const MAX_LINKS: usize = 40;
 
-/// Calls `write` with what becomes the file `path`: whoever looks sees the file of before, or a
-/// whole new one. If `write` fails nothing is left behind. An older file's permissions are kept. A
-/// pipe or a character device gets the bytes as they come. [`Writer`](crate::Writer) writes models
-/// this way; this is for other formats.
+/// Calls `write` with the new content of the file `path`: other processes see either the old file
+/// or a whole new one. If `write` fails nothing is left behind. The old file's permissions are
+/// preserved. A pipe or a character device gets the bytes as they come. [`Writer`](crate::Writer)
+/// writes models this way; this is for other formats.
 ///
 /// # Errors
-/// Those of `write`, something else at `path` ([`Error::Target`]), a file that came there meanwhile
-/// ([`Error::NameTaken`]), or what kept the file from being created or renamed.
+/// Those of `write`, something other than a file at `path` ([`Error::Target`]), a file created
+/// there meanwhile ([`Error::NameTaken`]), or a failure to create or rename the file.
 pub fn replace<T, E: From<Error>>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
@@ -50,11 +50,12 @@ pub fn replace<T, E: From<Error>>(
     }
 }
 
-/// What would keep [`replace`] from writing `path`, as far as that can be told before: a new file
-/// is made in its folder and removed.
+/// Checks whether [`replace`] can write `path`, as far as that can be known before: a new file is
+/// created in its folder and removed.
 ///
 /// # Errors
-/// Something that is neither a file nor written to, or a folder that takes no new file.
+/// Something at `path` that can be neither replaced nor written to, or a folder that accepts no new
+/// file.
 pub fn check_replaceable(path: &Path) -> Result<(), Error> {
     match place(path)? {
         Place::Stream => Ok(()),
@@ -62,7 +63,7 @@ pub fn check_replaceable(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// A file that is still under a temporary name beside its own, for writers that take a path. See
+/// A new file under a temporary name beside its final one, for writers that take a path. See
 /// [`replace`].
 #[derive(Debug)]
 pub struct NewFile {
@@ -73,10 +74,10 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Makes the temporary file for `path`.
+    /// Creates the temporary file for `path`.
     ///
     /// # Errors
-    /// Something at `path` that is no file, or a folder that takes no new file.
+    /// Something at `path` that is not a file, or a folder that accepts no new file.
     pub fn beside(path: &Path) -> Result<NewFile, Error> {
         match place(path)? {
             Place::Stream => Err(Error::Target {
@@ -102,7 +103,7 @@ impl NewFile {
         remove_left_over(folder, name);
         let (temporary, file) = create(folder, name).map_err(failed)?;
         if let Some(there) = &found.there {
-            // before it holds anything: it may be for its owner's eyes only
+            // before anything is written: the old file may be readable by its owner only
             keep_owner(&file, there);
             file.set_permissions(there.permissions()).map_err(failed)?;
         }
@@ -114,16 +115,16 @@ impl NewFile {
         })
     }
 
-    /// Where it is now.
+    /// Current, temporary path.
     pub fn path(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// Flushes it to the disk and gives it its name.
+    /// Flushes it to the disk and renames it.
     ///
     /// # Errors
-    /// Another file that came there meanwhile, and whatever keeps it from being flushed or renamed;
-    /// it is removed then.
+    /// Another file created there meanwhile, or a failure to flush or rename it; it is removed
+    /// then.
     pub fn publish(self) -> Result<(), Error> {
         let failed = |action| {
             let file = self.label.clone();
@@ -160,15 +161,15 @@ impl NewFile {
     }
 }
 
-/// Where the bytes for a path go.
+/// Destination of the bytes for a path.
 enum Place {
-    /// To a file of this name.
+    /// A file of this name.
     File(Found),
-    /// To what is there: a pipe or a character device.
+    /// An existing pipe or character device.
     Stream,
 }
 
-/// A file's own name, behind all links, and what is there.
+/// A file's own name with all links resolved, and the existing file.
 #[derive(Debug)]
 struct Found {
     path: PathBuf,
@@ -202,10 +203,10 @@ fn place(path: &Path) -> Result<Place, Error> {
     }))
 }
 
-/// The name that a path of symbolic links leads to in the end, whether or not anything is there.
+/// Resolves a path of symbolic links, whether or not its target exists.
 ///
 /// # Errors
-/// Links that lead nowhere but to one another, or cannot be read.
+/// Links that form a loop, or cannot be read.
 pub fn behind_links(path: &Path) -> Result<PathBuf, Error> {
     let failed = |source| Error::Io {
         file: label(path),
@@ -230,7 +231,7 @@ fn folder(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Whatever it is, it takes bytes one after the other and keeps none that could be lost.
+/// Returns whether it consumes bytes in sequence and stores none that could be lost.
 fn is_stream(found: FileType) -> bool {
     #[cfg(unix)]
     {
@@ -268,13 +269,13 @@ fn same_file(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Elsewhere files have no number that could be asked for.
+/// Other systems offer no file numbers to compare.
 #[cfg(not(unix))]
 fn same_file(_: &Metadata, _: &Metadata) -> bool {
     true
 }
 
-/// Best effort: only root can give files away.
+/// Preserves the owner. Best effort: only root can give files away.
 fn keep_owner(file: &File, there: &Metadata) {
     #[cfg(unix)]
     {
@@ -285,8 +286,8 @@ fn keep_owner(file: &File, there: &Metadata) {
     let _ = (file, there);
 }
 
-/// A pipe or a device. That its reader went away must not be taken for a closed standard output,
-/// which is no error.
+/// A pipe or a device. A reader that has gone away must be an error here, while a closed standard
+/// output is none.
 struct Stream(File);
 
 impl Write for Stream {
@@ -302,7 +303,7 @@ impl Write for Stream {
     }
 }
 
-/// `.model.gguf.<process>-<number>.tmp` for `model.gguf`.
+/// Returns `.model.gguf.<process>-<number>.tmp` for `model.gguf`.
 fn temporary_name(name: &OsStr, number: u64) -> OsString {
     let mut temporary = OsString::from(".");
     temporary.push(name);
@@ -330,10 +331,10 @@ fn create(folder: &Path, name: &OsStr) -> io::Result<(Temporary, File)> {
             other => other?,
         };
         let taken = match file.try_lock() {
-            // another writer took it for a left-over one before it was locked
+            // another writer took it for a left-over file before it was locked
             Err(TryLockError::WouldBlock) => true,
             Ok(()) => !temporary.path().try_exists()?,
-            // a file system without locks: nobody can take it for a left-over one
+            // on a file system without locks no writer can take it for a left-over file
             Err(TryLockError::Error(_)) => false,
         };
         if !taken {
@@ -342,7 +343,7 @@ fn create(folder: &Path, name: &OsStr) -> io::Result<(Temporary, File)> {
     }
 }
 
-/// Best effort: what cannot be listed, locked or removed stays.
+/// Best effort: files that cannot be listed, locked or removed stay.
 fn remove_left_over(folder: &Path, name: &OsStr) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if is_temporary_of(name, &entry.file_name())

@@ -1,6 +1,7 @@
 //! Models split over several files: `name-00001-of-00003.gguf` and so on.
 //!
-//! The names of the other parts come from the first part's own name alone, never from its content.
+//! The names of the other parts are derived from the first part's own name only, never from its
+//! content.
 
 use crate::parse::Directory;
 use crate::{Error, error::label};
@@ -9,15 +10,15 @@ use std::path::{Path, PathBuf};
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
-/// Most parts of a model.
+/// Maximum number of parts of a model.
 const MAX_PARTS: u64 = 1024;
 
-/// The end of the name of part `no`, from 1, of `count`.
+/// Returns the end of the name of part `no`, from 1, of `count`.
 fn suffix(no: u64, count: u64) -> String {
     format!("-{no:05}-of-{count:05}.gguf")
 }
 
-/// What the keys of one file say about its place in a model.
+/// The split keys of one file: the claimed place in a model.
 struct Claim<'a> {
     file: &'a str,
     dir: &'a Directory,
@@ -58,8 +59,8 @@ impl Claim<'_> {
     }
 }
 
-/// The number of parts that the first file claims, 1 for a file of its own. An error if it is
-/// another part.
+/// Returns the number of parts that the first file claims, 1 for a single file. Fails for any other
+/// part.
 pub(crate) fn part_count(
     file: &str,
     path: Option<&Path>,
@@ -101,7 +102,7 @@ pub(crate) fn part_count(
     Ok(count)
 }
 
-/// The path of part `no` of `count`, from the path of the first.
+/// Returns the path of part `no` of `count`, from the path of the first.
 pub(crate) fn part_path(first: &Path, no: u64, count: u64) -> Result<PathBuf, Error> {
     sibling(first, 1, no, count).ok_or_else(|| Error::SplitName {
         file: label(first),
@@ -131,7 +132,7 @@ pub(crate) fn check_part(
     claim.expect(NO, no, no.saturating_sub(1))
 }
 
-/// Checks the first part's claim of how many tensors the model has.
+/// Checks the number of tensors the first part claims for the whole model.
 pub(crate) fn check_total(
     file: &str,
     dir: &Directory,

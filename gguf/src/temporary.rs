@@ -1,5 +1,5 @@
-//! Files and folders that are only there while they are made, and go with the process also where a
-//! signal ends it.
+//! Temporary files and folders: removed when they are dropped, and also when a signal ends the
+//! process.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,34 +8,34 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// All that there are. Whoever makes, renames or removes one holds this, so that a signal never
+/// All existing ones. Creating, renaming or removing one requires this lock, so that a signal never
 /// comes in between.
 static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    // a set is sound wherever a thread panicked
+    // a set stays valid wherever a thread panicked
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes every temporary file and folder of this process. From then on none can be made or get
-/// its name: who tries waits forever. For a thread that was told of a signal and ends the program
-/// next.
+/// Removes every temporary file and folder of this process. From then on none can be created or
+/// renamed: threads that try wait forever. For the thread that handles a signal and ends the
+/// program next.
 pub fn remove_temporaries() {
     let live = live();
     live.iter().for_each(|path| remove(path));
     std::mem::forget(live);
 }
 
-/// What earlier runs had left and this one has removed, until somebody asks.
+/// Removed left-overs of earlier runs that were not reported yet.
 static REMOVED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Temporary files and folders that were found and removed since this was last asked: runs that
-/// ended uncleanly had left them.
+/// Returns the temporary files and folders removed since the last call: left-overs of runs that
+/// ended uncleanly.
 pub fn removed_left_overs() -> Vec<PathBuf> {
     std::mem::take(&mut *REMOVED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes what an earlier run has left, and keeps its name.
+/// Removes a left-over of an earlier run, and records its name.
 pub(crate) fn remove_left_over(path: PathBuf) {
     remove(&path);
     if !path.exists() {
@@ -44,7 +44,7 @@ pub(crate) fn remove_left_over(path: PathBuf) {
     }
 }
 
-/// Best effort: what brought us here matters more than what keeps a file from being removed.
+/// Best effort: the failure that led here matters more than one to remove a file.
 fn remove(path: &Path) {
     match path.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => drop(fs::remove_dir_all(path)),
@@ -52,21 +52,21 @@ fn remove(path: &Path) {
     }
 }
 
-/// A temporary file or folder with all that is in it: removed when this is dropped and by
+/// A temporary file or folder with all its contents: removed when this is dropped and by
 /// [`remove_temporaries`].
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
     renamed: bool,
-    /// Of a folder, locked: who finds it locked knows that its run goes on.
+    /// A folder's lock: while it is locked its run is alive.
     _lock: Option<File>,
 }
 
 impl Temporary {
-    /// Makes a new folder in `parent`, and removes those there that earlier runs have left.
+    /// Creates a folder in `parent`, and removes those that earlier runs have left there.
     ///
     /// # Errors
-    /// If `parent` takes no new folder.
+    /// If `parent` accepts no new folder.
     pub fn folder(parent: &Path) -> io::Result<Temporary> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         remove_left_folders(parent);
@@ -92,7 +92,7 @@ impl Temporary {
         })
     }
 
-    /// Makes a new file.
+    /// Creates a file.
     pub(crate) fn create(path: PathBuf) -> io::Result<(Temporary, File)> {
         let mut live = live();
         let file = File::create_new(&path)?;
@@ -107,15 +107,15 @@ impl Temporary {
         Ok((temporary, file))
     }
 
-    /// Where it is.
+    /// Current path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it the name under which it stays.
+    /// Renames it to its permanent name.
     ///
     /// # Errors
-    /// Whatever keeps it from being renamed; it is removed then.
+    /// A failure to rename it; it is removed then.
     pub fn rename(mut self, to: &Path) -> io::Result<()> {
         let mut live = live();
         fs::rename(&self.path, to)?;
@@ -138,11 +138,12 @@ impl Drop for Temporary {
 #[cfg(unix)]
 use crate::map::tidy_up_at_the_end;
 
-/// Elsewhere no signal has to be waited for.
+/// On other systems there is no signal to wait for.
 #[cfg(not(unix))]
 fn tidy_up_at_the_end() {}
 
-/// Removes folders of runs that have ended. Best effort: what cannot be listed or locked stays.
+/// Removes folders of runs that have ended. Best effort: those that cannot be listed or locked
+/// stay.
 fn remove_left_folders(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -181,7 +182,7 @@ mod tests {
         assert!(b.join("in it").exists() && !live().contains(&was));
         drop(Temporary::folder(dir.path()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        // what cannot be renamed is removed, and nobody waits for the lock
+        // a file that cannot be renamed is removed, without waiting for the lock
         let (temporary, _) = Temporary::create(a.clone()).unwrap();
         assert!(temporary.rename(&dir.path().join("none/a")).is_err());
         assert!(!a.exists());
@@ -203,7 +204,7 @@ mod tests {
         fs::write(left.join("model.gguf"), "half").unwrap();
         let first = Temporary::folder(dir.path()).unwrap();
         assert!(!left.exists());
-        // that of a run that goes on stays
+        // the folder of a live run stays
         let second = Temporary::folder(dir.path()).unwrap();
         assert!(first.path().exists() && second.path() != first.path());
         assert!(removed_left_overs().contains(&left));

@@ -2,8 +2,8 @@
 
 /// A tensor's element type. The discriminant is the id in the file.
 ///
-/// The last three are in no file: groups of AWQ checkpoints, which [`View`](crate::View) shows as
-/// blocks of rows.
+/// The last three occur in no file: groups of AWQ checkpoints, which [`View`](crate::View) presents
+/// as blocks of rows.
 ///
 /// Block shapes are those of ggml (`ggml-common.h`); ids that ggml removed have no variant here and
 /// are named by [`removed_type_name`].
@@ -96,10 +96,10 @@ const TABLE: [(T, &str, u32, u32); 38] = [
 ];
 
 impl TensorType {
-    /// The types of AWQ groups, which files do not have.
+    /// Types of AWQ groups, which no file has.
     pub const AWQ: [TensorType; 3] = [T::AWQ_G32, T::AWQ_G64, T::AWQ_G128];
 
-    /// Every type that a file can have, in the order of their ids.
+    /// Iterates over every type that a file can have, in the order of their ids.
     pub fn all() -> impl Iterator<Item = TensorType> {
         TABLE
             .iter()
@@ -107,12 +107,12 @@ impl TensorType {
             .filter(|ty| !T::AWQ.contains(ty))
     }
 
-    /// The type with this id in a GGUF file, or `None` (see [`removed_type_name`]).
+    /// Returns the type with this id in a GGUF file, or `None` (see [`removed_type_name`]).
     pub fn from_id(id: u32) -> Option<TensorType> {
         TensorType::all().find(|&t| t as u32 == id)
     }
 
-    /// The type of this name, upper or lower case (`q4_k` and `Q4_K`).
+    /// Returns the type of this name, upper or lower case (`q4_k` and `Q4_K`).
     pub fn from_name(name: &str) -> Option<TensorType> {
         TABLE
             .iter()
@@ -122,17 +122,17 @@ impl TensorType {
 
     fn row(self) -> (T, &'static str, u32, u32) {
         let [f32, ..] = TABLE;
-        // every variant is in the table: asserted for all of them below
+        // every variant is in the table, as asserted below
         let row = TABLE.iter().find(|row| row.0 == self);
         row.copied().unwrap_or(f32)
     }
 
-    /// The id stored in a GGUF file.
+    /// Returns the id stored in a GGUF file.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// ggml's name, `Q4_K` for example.
+    /// Returns ggml's name, `Q4_K` for example.
     pub fn name(self) -> &'static str {
         self.row().1
     }
@@ -147,8 +147,8 @@ impl TensorType {
         self.row().3 as usize
     }
 
-    /// Bytes of a row of `n` elements; `None` if `n` is not a whole number of blocks or the size
-    /// overflows.
+    /// Returns the bytes of a row of `n` elements; `None` if `n` is not a whole number of blocks or
+    /// the size overflows.
     pub fn row_bytes(self, n: u64) -> Option<u64> {
         let (_, _, len, bytes) = self.row();
         if n.checked_rem(len.into())? != 0 {
@@ -164,7 +164,7 @@ impl std::fmt::Display for TensorType {
     }
 }
 
-/// The name of a type id that ggml used once and removed, so that an error can say which.
+/// Returns the name of a type id that ggml has removed, for error messages.
 pub fn removed_type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         4 => "Q4_2",

@@ -25,7 +25,7 @@ pub enum ValueType {
 use ValueType as V;
 
 impl ValueType {
-    /// The type with this id in a GGUF file.
+    /// Returns the type with this id in a GGUF file.
     pub fn from_id(id: u32) -> Option<ValueType> {
         Some(match id {
             0 => V::U8,
@@ -45,12 +45,12 @@ impl ValueType {
         })
     }
 
-    /// The id stored in a GGUF file.
+    /// Returns the id stored in a GGUF file.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// The name that messages use: `u32`, `string`, `array` ….
+    /// Returns the name used in messages: `u32`, `string`, `array` ….
     pub fn name(self) -> &'static str {
         match self {
             V::U8 => "u8",
@@ -107,7 +107,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The type of the value.
+    /// Returns the type of the value.
     pub fn value_type(&self) -> ValueType {
         match self {
             Value::U8(_) => V::U8,
@@ -126,7 +126,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value of any of the eight integer types.
+    /// Returns the value of any of the eight integer types.
     pub fn as_int(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -141,7 +141,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// What the value is, for messages: `u32`, `string`, `an array of f32`.
+    /// Describes the value for messages: `u32`, `string`, `an array of f32`.
     pub(crate) fn kind(&self) -> String {
         let elem = if let Value::Array(a) = self {
             Some(a.elem_type())
@@ -151,7 +151,7 @@ impl<'a> Value<'a> {
         crate::error::kind(self.value_type(), elem)
     }
 
-    /// One value of a type of fixed size from the front of `bytes`, and what follows it.
+    /// Splits one value of a fixed-size type from the front of `bytes`.
     pub(crate) fn split_scalar(ty: ValueType, bytes: &'a [u8]) -> Option<(Value<'a>, &'a [u8])> {
         macro_rules! number {
             ($variant:ident, $t:ty) => {{
@@ -179,14 +179,14 @@ impl<'a> Value<'a> {
     }
 }
 
-/// One string (length, bytes) from the front of `bytes`, and what follows it.
+/// Splits one string (length, bytes) from the front of `bytes`.
 pub(crate) fn split_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)
 }
 
 /// An array of a file's metadata: a view of the file's bytes, checked when the file was opened,
-/// decoded when asked.
+/// decoded on access.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     elem: ValueType,
@@ -205,27 +205,28 @@ macro_rules! typed {
 }
 
 impl<'a> Array<'a> {
-    /// `bytes` holds exactly `len` values of type `elem`: the caller has walked them.
+    /// Creates a view; `bytes` must hold exactly `len` values of type `elem`, as checked by the
+    /// caller.
     pub(crate) fn new(elem: ValueType, len: usize, bytes: &'a [u8]) -> Array<'a> {
         Array { elem, len, bytes }
     }
 
-    /// The type of the elements; never [`ValueType::Array`].
+    /// Type of the elements; never [`ValueType::Array`].
     pub fn elem_type(&self) -> ValueType {
         self.elem
     }
 
-    /// The number of elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements in order.
+    /// Iterates over the elements in order.
     pub fn iter(&self) -> ArrayIter<'a> {
         ArrayIter {
             elem: self.elem,
@@ -238,7 +239,7 @@ impl<'a> Array<'a> {
         (self.elem == elem).then_some(self.bytes)
     }
 
-    /// The strings of an array of strings; `None` for another type.
+    /// Returns the strings of an array of strings; `None` for another type.
     pub fn strings(&self) -> Option<impl ExactSizeIterator<Item = &'a [u8]> + use<'a>> {
         self.of(V::String)?;
         Some(
@@ -247,7 +248,7 @@ impl<'a> Array<'a> {
         )
     }
 
-    /// The values of an array of bool; `None` for another type.
+    /// Returns the values of an array of bool; `None` for another type.
     pub fn bools(&self) -> Option<impl ExactSizeIterator<Item = bool> + use<'a>> {
         Some(self.of(V::Bool)?.iter().map(|&b| b != 0))
     }
@@ -307,8 +308,7 @@ impl<'a> Iterator for ArrayIter<'a> {
             V::String => split_string(self.bytes).map(|(s, rest)| (Value::Str(s), rest)),
             elem => Value::split_scalar(elem, self.bytes),
         };
-        // only a file that somebody changes while it is mapped can fail here: it then reads as
-        // empty strings
+        // only a file that is changed while mapped can fail here: it then reads as empty strings
         let (value, rest) = read.unwrap_or((Value::Str(&[]), &[]));
         self.bytes = rest;
         Some(value)

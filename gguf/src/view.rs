@@ -1,5 +1,5 @@
-//! A model that lies in other files, seen as an open GGUF file: keys and tensors are declared, the
-//! bytes stay where they are.
+//! Presents a model stored in other files as an open GGUF file: keys and tensors are declared, the
+//! bytes are not copied.
 
 use crate::gguf::{Gguf, Part, TensorInfo};
 use crate::map::Bytes;
@@ -16,7 +16,7 @@ pub struct SharedFile {
 }
 
 impl SharedFile {
-    /// Opens a file; `opts.mmap` says how.
+    /// Opens a file; `opts.mmap` selects mapping or reading.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::NotAFile`], [`Error::NoMemory`].
@@ -27,17 +27,17 @@ impl SharedFile {
         })
     }
 
-    /// Its path, for messages: control characters are escaped.
+    /// Path, for messages: control characters are escaped.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// All of its bytes.
+    /// Returns all of its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.whole()
     }
 
-    /// Whether it is still what it was when it was opened; see [`Gguf::check`].
+    /// Checks that it has not changed since it was opened; see [`Gguf::check`].
     ///
     /// # Errors
     /// [`Error::Changed`].
@@ -51,19 +51,18 @@ impl SharedFile {
     }
 }
 
-/// Makes the rows of a tensor from something else.
+/// Computes the rows of a tensor from something else.
 pub trait RowSource: Send + Sync {
-    /// Writes rows from number `first` on to `out`, as many as it has room for: whole rows of the
-    /// tensor.
+    /// Writes rows from index `first` on to `out`: as many whole rows of the tensor as fit.
     fn fill(&self, first: u64, out: &mut [u8]);
 
-    /// Lets go of what [`RowSource::fill`] has read, for now.
+    /// Releases the memory that [`RowSource::fill`] has read, for now.
     fn release(&self) {}
 
-    /// Whether what the rows are made from is still what it was.
+    /// Checks that the source has not changed.
     ///
     /// # Errors
-    /// [`Error::Changed`] if it is not.
+    /// [`Error::Changed`] if it has.
     fn check(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -77,7 +76,7 @@ pub struct View {
 }
 
 impl View {
-    /// A model without keys and tensors; `name` stands for it in messages.
+    /// Creates a model without keys and tensors; messages call it `name`.
     pub fn new(name: &Path) -> View {
         View {
             name: error::label(name),
@@ -86,7 +85,7 @@ impl View {
         }
     }
 
-    /// Sets a key; one that is there already gets the new value.
+    /// Sets a key; an existing one gets the new value.
     pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Self {
         self.keys.set(key, value);
         self
@@ -95,8 +94,7 @@ impl View {
     /// Adds a tensor that is `range` of a file; `dims` in ggml's order, as in [`TensorInfo::dims`].
     ///
     /// # Errors
-    /// A shape that a tensor cannot have, or one that is not as long as the range; a range outside
-    /// the file.
+    /// An invalid shape, or one whose size differs from the range; a range outside the file.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -137,11 +135,10 @@ impl View {
         Ok(self)
     }
 
-    /// Adds a tensor whose rows are made when they are wanted; `file` is what messages say it comes
-    /// from.
+    /// Adds a tensor whose rows are computed on demand; messages name `file` as its source.
     ///
     /// # Errors
-    /// A shape that a tensor cannot have.
+    /// An invalid shape.
     pub fn made(
         &mut self,
         name: &str,
@@ -182,7 +179,7 @@ impl View {
         ty: TensorType,
     ) -> Result<TensorInfo, Error> {
         let bytes = layout::tensor_bytes(file, name, dims, ty)?;
-        // the directory is part 0
+        // part 0 is the directory
         let part = self.tensors.len().saturating_add(1);
         Ok(TensorInfo {
             name: name.to_owned(),
@@ -194,11 +191,11 @@ impl View {
         })
     }
 
-    /// The model as an open file. It has no place in one, so [`Gguf::file_offset`] means nothing
-    /// for its tensors.
+    /// Opens the model. Its tensors have no place in a GGUF file, so [`Gguf::file_offset`] is
+    /// meaningless for them.
     ///
     /// # Errors
-    /// A key that a file cannot have, a name of a tensor that comes twice, or too many of either.
+    /// An invalid key, a duplicate tensor name, or too many of either.
     pub fn open(self) -> Result<Gguf, Error> {
         let View {
             name,

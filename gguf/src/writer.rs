@@ -1,8 +1,8 @@
-//! Writes GGUF version 3. What it writes, the reader opens in strict mode; what the reader opens,
-//! it can write.
+//! Writes GGUF version 3. The reader opens the result in strict mode, and everything the reader
+//! opens can be written.
 //!
-//! The directory is made in memory, since the place of the data depends on its length; the data of
-//! tensors goes straight through, so that a model larger than memory can be written.
+//! The directory is built in memory, since the place of the data depends on its length; the data of
+//! tensors is streamed, so that a model larger than memory can be written.
 
 use crate::layout::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
 use crate::owned::encode_string;
@@ -11,21 +11,21 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// A producer of one tensor's bytes.
+/// A function that writes one tensor's bytes.
 type Producer<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 
-/// Where the bytes of a tensor come from.
+/// Source of a tensor's bytes.
 pub enum TensorData<'a> {
-    /// From a slice, typically of an open file.
+    /// A slice, typically of an open file.
     Borrowed(&'a [u8]),
-    /// From a buffer.
+    /// A buffer.
     Owned(Vec<u8>),
-    /// From a function that writes them when their turn comes: exactly as many as the tensor has.
+    /// A function that writes them when the tensor is due: exactly as many as the tensor has.
     Stream(Producer<'a>),
 }
 
 impl<'a> TensorData<'a> {
-    /// Data made when its turn comes.
+    /// Creates data from a function that is called when the tensor is due.
     pub fn stream(produce: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a) -> TensorData<'a> {
         TensorData::Stream(Box::new(produce))
     }
@@ -50,7 +50,7 @@ struct Tensor<'a> {
     data: TensorData<'a>,
 }
 
-/// Collects keys and tensors and writes them as one file, in the order they came.
+/// Collects keys and tensors and writes them as one file, in the order they were added.
 ///
 /// ```
 /// use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
@@ -69,7 +69,7 @@ pub struct Writer<'a> {
     tensors: Vec<Tensor<'a>>,
 }
 
-/// The directory as bytes, with each tensor's size, and what pads the sizes.
+/// The encoded directory, each tensor's size, and the alignment of the data.
 struct Plan {
     head: Vec<u8>,
     sizes: Vec<u64>,
@@ -77,12 +77,12 @@ struct Plan {
 }
 
 impl<'a> Writer<'a> {
-    /// A file without keys and tensors.
+    /// Creates a file without keys and tensors.
     pub fn new() -> Writer<'a> {
         Writer::default()
     }
 
-    /// Sets a key; one that is there already keeps its place and gets the new value.
+    /// Sets a key; an existing one keeps its place and gets the new value.
     pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Self {
         let entry = Some((key.to_owned(), value.into()));
         match self.places.get(key).and_then(|&i| self.keys.get_mut(i)) {
@@ -103,7 +103,7 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Sets `general.alignment`: a power of two up to 1 MiB. 32 without it.
+    /// Sets `general.alignment`: a power of two up to 1 MiB. The default is 32.
     pub fn alignment(&mut self, alignment: u32) -> &mut Self {
         self.set(ALIGNMENT_KEY, alignment)
     }
@@ -129,8 +129,8 @@ impl<'a> Writer<'a> {
     /// Writes everything and returns the number of bytes.
     ///
     /// # Errors
-    /// A key, a shape or a name that a file cannot have (nothing is written then), data of another
-    /// length than its tensor's, or a failed write.
+    /// An invalid key, shape or name (nothing is written then), data whose length differs from its
+    /// tensor's, or a failed write.
     pub fn write_to(self, mut out: impl Write) -> Result<u64, Error> {
         let written = self.write_named("output", &mut out)?;
         out.flush().map_err(failed("output"))?;
@@ -138,9 +138,9 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a file and returns the number of bytes. The data goes to a temporary file beside it,
-    /// which takes the name only when all of it is on the disk: whoever looks sees the file of
-    /// before, or a whole new one. Links are followed, and a pipe or a character device gets the
-    /// bytes as they come.
+    /// which takes the name only when all of it is on the disk: other processes see either the old
+    /// file or a whole new one. Links are followed, and a pipe or a character device gets the bytes
+    /// as they come.
     ///
     /// # Errors
     /// As [`Writer::write_to`].
@@ -164,7 +164,7 @@ impl<'a> Writer<'a> {
         out.write_all(&head).map_err(failed(file))?;
         for (tensor, size) in self.tensors.into_iter().zip(sizes) {
             write_tensor(file, tensor, size, out)?;
-            // the plan found the padded size representable
+            // the plan has checked that the padded size is representable
             let padded = layout::pad(size, alignment).unwrap_or(size);
             zeros(out, padded.saturating_sub(size)).map_err(failed(file))?;
             written = written.saturating_add(padded);
@@ -219,7 +219,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// The file's beginning up to the list of tensors, and the alignment.
+    /// Encodes the file's beginning up to the list of tensors; returns it with the alignment.
     fn plan_keys(&self, file: &str) -> Result<(Vec<u8>, u32), Error> {
         let n_keys = self.places.len() as u64;
         let n_tensors = self.tensors.len() as u64;
@@ -270,7 +270,7 @@ fn check_alignment(file: &str, value: &OwnedValue) -> Result<u32, Error> {
     }
 }
 
-/// The size in bytes of a tensor whose name, shape and data a file can have.
+/// Checks a tensor's name, shape and data, and returns its size in bytes.
 fn check_tensor(file: &str, t: &Tensor<'_>, index: u64) -> Result<u64, Error> {
     let owned = || (file.to_owned(), t.name.clone());
     let name_len = t.name.len() as u64;
@@ -339,7 +339,7 @@ fn write_tensor(file: &str, t: Tensor<'_>, size: u64, out: &mut dyn Write) -> Re
     result.map_err(failed(file))
 }
 
-/// Passes on up to `limit` bytes and refuses to take more; `given` counts what was offered.
+/// Passes on up to `limit` bytes and refuses more; `given` counts the bytes offered.
 struct Exact<'a> {
     out: &'a mut dyn Write,
     limit: u64,

@@ -1,6 +1,6 @@
-//! Files that change while they are mapped. A program of its own: what is lost raises a signal, and
-//! both its handler and the exit that follows belong to a whole process. The allocator of the other
-//! tests, which counts, would stand beside the handler too.
+//! Files that change while they are mapped. This is a separate test program: a lost part raises a
+//! signal, and both its handler and the exit that follows affect a whole process. The counting
+//! allocator of the other tests would also run inside the handler.
 #![cfg(unix)]
 
 use std::fs::OpenOptions as Files;
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use gguf_rs_lite::{Error, Gguf, OpenOptions, TensorType, Writer, guard_maps, replace_file};
 
-/// Names the file to the child that is this very test program.
+/// Variable with the file's path, for a child process that runs this test program.
 const CHILD: &str = "OCTAVO_LOST_MAP_CHILD";
 
-/// The same for a child that writes a file meanwhile.
+/// The same for a child that also writes a file.
 const CHILD_THAT_WRITES: &str = "OCTAVO_LOST_MAP_CHILD_THAT_WRITES";
 
-/// A file with a tensor of a megabyte.
+/// Writes a file with a tensor of one megabyte.
 fn file(dir: &tempfile::TempDir) -> PathBuf {
     let path = dir.path().join("model.gguf");
     let mut writer = Writer::new();
@@ -41,7 +41,7 @@ fn sum(gguf: &Gguf) -> u64 {
         .sum()
 }
 
-/// What a process does of which another test looks at the end.
+/// Runs in a child process whose exit another test checks.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(CHILD) else {
@@ -49,7 +49,7 @@ fn child() {
     };
     guard_maps("first: ", 1).expect("a handler");
     let dir = tempfile::tempdir().expect("a folder");
-    // places in the list are used again, and maps that are gone do not matter
+    // list entries are reused, and unmapped files do not matter
     for _ in 0..3 {
         let other = Gguf::open(&file(&dir), &OpenOptions::default()).expect("sound");
         assert_eq!(sum(&other), 1 << 20);
@@ -57,7 +57,7 @@ fn child() {
     guard_maps("program: error: ", 7).expect("a handler");
     let gguf = Gguf::open(Path::new(&path), &OpenOptions::default()).expect("sound");
     shorten(Path::new(&path));
-    // from two threads at once: one line all the same
+    // two threads at once still write one line
     std::thread::scope(|scope| {
         let sums = [scope.spawn(|| sum(&gguf)), scope.spawn(|| sum(&gguf))];
         for sum in sums {
@@ -67,7 +67,7 @@ fn child() {
     unreachable!("half of the file is gone");
 }
 
-/// What a process does that writes a file while a map is lost, or while a signal is sent to it.
+/// Runs in a child process that writes a file while a map is lost, or while a signal is sent to it.
 #[test]
 fn child_that_writes() {
     let Some(path) = std::env::var_os(CHILD_THAT_WRITES) else {
@@ -149,7 +149,7 @@ fn a_file_that_changed_is_found_when_it_is_asked_for() {
     let check = |gguf: &Gguf| gguf.check(&gguf.tensors()[0]);
     let gguf = open();
     check(&gguf).expect("as it was");
-    // a time that differs, whatever the file system's steps are
+    // long enough for a different modification time on any file system
     std::thread::sleep(Duration::from_millis(50));
     let mut other = Files::new().write(true).open(&path).expect("there");
     other.write_all(b"GGUF").expect("written");
@@ -174,7 +174,7 @@ fn a_file_that_changed_is_found_when_it_is_asked_for() {
         ),
         "{error}"
     );
-    // a new file of the same name, and none, leave what is mapped as it is
+    // a new file of the same name, or none, does not affect the mapped one
     let path = file(&dir);
     let gguf = open();
     std::fs::write(dir.path().join("new"), b"another").expect("written");

@@ -1,4 +1,4 @@
-//! An open model with other keys, or with other names of its tensors.
+//! Changes an open model's keys, or its tensors' names.
 
 use super::{Gguf, TensorInfo, sort_by_name};
 use crate::map::Bytes;
@@ -6,12 +6,11 @@ use crate::parse::parse;
 use crate::{Error, OwnedValue, Value, Writer};
 
 impl Gguf {
-    /// The same model with other values of some keys, or with keys that it has not. The tensors'
-    /// bytes stay where they are. A key that is there keeps its type: integers become integers of
-    /// the type that the file has, floats floats of it.
+    /// Returns the same model with changed or added keys. The tensors' bytes are not moved. An
+    /// existing key keeps its type: integers and floats are converted to the type in the file.
     ///
     /// # Errors
-    /// A value that the key's type cannot hold, a key that a file cannot have, or too many.
+    /// A value that the key's type cannot hold, an invalid key, or too many keys.
     pub fn with_keys(
         self,
         changes: impl IntoIterator<Item = (String, OwnedValue)>,
@@ -38,7 +37,7 @@ impl Gguf {
         })
     }
 
-    /// The new value of a key, in the type of the old one.
+    /// Converts the new value of a key to the type of the old one.
     fn as_old(&self, key: &str, old: Value<'_>, new: OwnedValue) -> Result<OwnedValue, Error> {
         let (expected, got) = (old.value_type(), new.value_type());
         if expected == got && !matches!(old, Value::Array(_)) {
@@ -84,10 +83,11 @@ impl Gguf {
         })
     }
 
-    /// The same model with other names of its tensors; those that `rename` gives none are left out.
+    /// Returns the same model with renamed tensors; those for which `rename` returns `None` are
+    /// left out.
     ///
     /// # Errors
-    /// A name that comes twice.
+    /// A duplicate name.
     pub fn with_names(self, rename: impl Fn(&str) -> Option<String>) -> Result<Gguf, Error> {
         let tensors = self.tensors.into_iter().filter_map(|tensor| {
             let name = rename(&tensor.name)?;

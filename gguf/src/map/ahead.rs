@@ -1,19 +1,18 @@
-//! What the system is told of reads to come. All of it are wishes: nothing depends on them but how
-//! long a read takes.
+//! Hints to the system about coming reads. They affect nothing but the duration of reads.
 
 use std::sync::atomic::Ordering;
 
 use super::{Bytes, Mapped};
 
-/// How far ahead of whoever reads a file in order the system is asked to read: enough to keep a
-/// fast disk busy, and little beside what the system may keep of files.
+/// Read-ahead distance in bytes of sequential reads: enough to keep a fast disk busy, and small
+/// beside the system's page cache.
 const AHEAD: usize = 64 << 20;
-/// So much is asked for at a time.
+/// Bytes to request at a time.
 const ASKED: usize = 4 << 20;
 
 impl Bytes {
-    /// Tells the system that all from `at` on is going to be read, in order, so that the disk works
-    /// while what comes before is worked on. Does nothing for bytes in memory.
+    /// Tells the system that everything from `at` on will be read, in order, so that the disk works
+    /// while earlier bytes are processed. Does nothing for bytes in memory.
     pub(crate) fn ahead(&self, at: usize) {
         #[cfg(unix)]
         match self {
@@ -24,7 +23,7 @@ impl Bytes {
                 let start = asked.max(at);
                 let len = until.saturating_sub(start);
                 let enough = len >= ASKED || len > 0 && until == mapped.map.len();
-                // what another thread asks for need not be asked for twice
+                // a range another thread requests is not requested twice
                 let (set, same) = (Ordering::Relaxed, Ordering::Relaxed);
                 if enough
                     && mapped
@@ -41,7 +40,7 @@ impl Bytes {
         let _ = at;
     }
 
-    /// Tells the system that `start..end` is going to be read, by itself. Does nothing for bytes in
+    /// Tells the system that `start..end` will be read individually. Does nothing for bytes in
     /// memory.
     pub(crate) fn want(&self, start: usize, end: usize) {
         #[cfg(unix)]
@@ -53,7 +52,7 @@ impl Bytes {
             Bytes::Mapped(Mapped { map, .. }) => {
                 let end = end.min(map.len());
                 if let Some(len) = end.checked_sub(start).filter(|&len| len > 0) {
-                    // only a wish
+                    // only a hint, so a failure is ignored
                     let _ = map.advise_range(memmap2::Advice::WillNeed, start, len);
                 }
             }

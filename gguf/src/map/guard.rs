@@ -1,7 +1,8 @@
-//! The handler of SIGBUS and the list of maps that it looks at.
+//! The handler of SIGBUS and the list of maps it searches.
 //!
-//! A handler may interrupt anything, also an allocation or somebody who holds a lock. So it only
-//! reads atomics and memory that is never freed, and calls only what POSIX allows there.
+//! A handler may interrupt anything, also an allocation or a thread that holds a lock. It therefore
+//! only reads atomics and memory that is never freed, and calls only functions that POSIX allows in
+//! handlers.
 
 use std::io::{self, Read};
 use std::os::fd::IntoRawFd;
@@ -9,10 +10,11 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-/// A place in the list: one for each map that there is at a time. Never freed, but used again.
+/// An entry of the list, one for each map that exists at a time. Entries are never freed, but
+/// reused.
 struct Place {
     used: AtomicBool,
-    /// 0 while there is no map.
+    /// Address of the map; 0 while the entry is free.
     start: AtomicUsize,
     len: AtomicUsize,
     name: AtomicPtr<String>,
@@ -21,17 +23,17 @@ struct Place {
 
 static FIRST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 
-/// Places from the first on.
+/// Iterates over all entries.
 fn places() -> impl Iterator<Item = &'static Place> {
     std::iter::successors(first(), |place| place.next)
 }
 
 fn first() -> Option<&'static Place> {
-    // SAFETY: null, or a `Place` that was leaked, and that nobody has a mutable reference to.
+    // SAFETY: null, or a leaked `Place` to which no mutable reference exists.
     unsafe { FIRST.load(Ordering::Acquire).as_ref() }
 }
 
-/// A map in the list, until this is dropped.
+/// A map's entry in the list, until this is dropped.
 pub(super) struct Listed(&'static Place);
 
 impl Listed {
@@ -55,15 +57,15 @@ impl Drop for Listed {
     fn drop(&mut self) {
         self.0.start.store(0, Ordering::Release);
         let name = self.0.name.swap(ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: made by `Box::into_raw` in `new`, and taken out of the list just now. A
-        // handler reads it only for a thread that is reading this map, and whoever drops the
-        // map has no reader left.
+        // SAFETY: made by `Box::into_raw` in `new`, and removed from the list just now. A handler
+        // reads it only for a thread that is reading this map, and the thread that drops the map
+        // has no reader left.
         drop(unsafe { Box::from_raw(name) });
         self.0.used.store(false, Ordering::Release);
     }
 }
 
-/// One more place, taken.
+/// Adds an entry, already taken.
 fn added() -> &'static Place {
     let place = Box::leak(Box::new(Place {
         used: AtomicBool::new(true),
@@ -86,14 +88,15 @@ fn added() -> &'static Place {
     }
 }
 
-/// How the process ends; leaked, so that a handler may read it at any time.
+/// Message prefix and exit code of the process; leaked, so that a handler may read them at any
+/// time.
 struct Ending {
     prefix: String,
     code: u8,
 }
 
 static ENDING: AtomicPtr<Ending> = AtomicPtr::new(ptr::null_mut());
-/// What handled the signal before; leaked.
+/// The previous handler of the signal; leaked.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn install(prefix: &str, code: u8) -> io::Result<()> {
@@ -111,13 +114,13 @@ pub(super) fn install(prefix: &str, code: u8) -> io::Result<()> {
         let (mut new, mut before): (libc::sigaction, libc::sigaction) =
             unsafe { std::mem::zeroed() };
         new.sa_sigaction = on_bus_error as *const () as usize;
-        // on the thread's own stack: the other one, if there is any, has hardly room for the
-        // registers that the system keeps there where the matrix unit is in use, and this is no
-        // overflow of the stack
+        // runs on the thread's own stack: an alternate one, if there is any, has hardly room for
+        // the registers the system saves there while the matrix unit (AMX) is in use, and this is
+        // no stack overflow
         new.sa_flags = libc::SA_SIGINFO;
-        // SAFETY: `before` and the mask are ours to write; `on_bus_error` has the signature
-        // that SA_SIGINFO asks for. What was before is known to the handler before it can run:
-        // it is read first and set then.
+        // SAFETY: `before` and the mask are ours to write; `on_bus_error` has the signature that
+        // SA_SIGINFO requires. The previous handler is stored before ours can run: it is read first
+        // and ours is set then.
         unsafe {
             libc::sigemptyset(&raw mut new.sa_mask);
             if libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before) == 0 {
@@ -132,17 +135,18 @@ pub(super) fn install(prefix: &str, code: u8) -> io::Result<()> {
     result
 }
 
-/// Where the handler tells a thread how the process is to end; -1 while there is none.
+/// File descriptor through which the handler tells a thread how to end the process; -1 while there
+/// is none.
 static TIDIES: AtomicI32 = AtomicI32::new(-1);
 
-/// A part of a mapped file is gone: the line is written, the exit code is left.
+/// A part of a mapped file is lost: the message is written, the exit code is still due.
 const LOST: u8 = 1;
-/// Somebody sent the signal: it ends the process as it would have.
+/// A process sent the signal: it ends this one as it would by default.
 const SENT: u8 = 2;
 
 /// Starts, once, the thread that removes temporary files before the handler's signal ends the
-/// process: a handler may not do it itself. Without a handler, or where no thread can be had,
-/// they stay.
+/// process: a handler must not do it itself. Without a handler, or if no thread can be started, the
+/// files stay.
 pub(crate) fn tidy_up_at_the_end() {
     static ONCE: Once = Once::new();
     if ENDING.load(Ordering::Acquire).is_null() {
@@ -166,15 +170,14 @@ pub(crate) fn tidy_up_at_the_end() {
     });
 }
 
-/// Has the thread end the process; whether there is one. For the handler.
+/// Tells the thread to end the process; returns whether there is one. For the handler.
 fn tidy_up(how: u8) -> bool {
     let fd = TIDIES.load(Ordering::Acquire);
-    // SAFETY: `write` may be called in a handler; the byte is there, and the file is never
-    // closed.
+    // SAFETY: `write` is allowed in a handler; the byte exists, and the file is never closed.
     fd >= 0 && unsafe { libc::write(fd, ptr::from_ref(&how).cast(), 1) } == 1
 }
 
-/// Ends the process with the exit code, or as the signal does of itself.
+/// Ends the process with the exit code, or with the signal's default action.
 fn finish(lost: bool) {
     // SAFETY: null or leaked.
     let ending = unsafe { ENDING.load(Ordering::Acquire).as_ref() };
@@ -189,7 +192,7 @@ fn finish(lost: bool) {
     }
 }
 
-/// A line that is put together without allocating; what does not fit is left out.
+/// A line that is built without allocating; text that does not fit is cut off.
 struct Line {
     bytes: [u8; 1024],
     len: usize,
@@ -207,7 +210,7 @@ impl Line {
 }
 
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the system hands a valid `info` to a handler with SA_SIGINFO; a bus error has an
+    // SAFETY: the system passes a valid `info` to a handler with SA_SIGINFO; a bus error has an
     // address.
     let (address, sent) = unsafe { ((*info).si_addr().addr(), (*info).si_code <= 0) };
     let inside = |p: &&Place| {
@@ -221,14 +224,14 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     if let Some(place) = lost {
         end(place);
     }
-    // whoever was interrupted goes on until the thread is done: it may hold a lock
+    // the interrupted thread continues until the other thread is done: it may hold a lock
     if sent && tidy_up(SENT) {
         return;
     }
     let before = BEFORE.load(Ordering::Acquire);
-    // SAFETY: `sigaction` and `raise` may be called in a handler; `before` was leaked, and
-    // stored before this function could be called. The fault happens again once this returns,
-    // under the handler before; a signal that somebody sent would not, so it is sent again.
+    // SAFETY: `sigaction` and `raise` are allowed in a handler; `before` was leaked, and stored
+    // before this function could be called. A fault happens again once this returns, under the
+    // previous handler; a signal sent by a process would not, so it is raised again.
     unsafe {
         libc::sigaction(signal, before, ptr::null_mut());
         if sent {
@@ -237,21 +240,22 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     }
 }
 
-/// Says that the file of this map is gone, once, and ends the process.
+/// Reports, once, that the file of this map is lost, and ends the process.
 fn end(place: &Place) -> ! {
     static TOLD: AtomicBool = AtomicBool::new(false);
     // SAFETY: null or leaked.
     let ending = unsafe { ENDING.load(Ordering::Acquire).as_ref() };
-    // SAFETY: null, or the name of a map that the interrupted thread is reading, and so keeps.
+    // SAFETY: null, or the name of a map that the interrupted thread is reading, and so keeps
+    // alive.
     let name = unsafe { place.name.load(Ordering::Acquire).as_ref() };
     if TOLD.swap(true, Ordering::AcqRel) {
         // another thread is about to end the process
         loop {
-            // SAFETY: waits, and nothing else.
+            // SAFETY: only waits.
             unsafe { libc::pause() };
         }
     }
-    // the line's end has its room
+    // room for the end of the line is reserved
     let mut line = Line {
         bytes: [0; 1024],
         len: 0,
@@ -262,13 +266,13 @@ fn end(place: &Place) -> ! {
     line.len = line.len.min(900);
     line.add(": truncated while it was in use, or its disk failed\n");
     let code = ending.map_or(1, |ending| ending.code);
-    // SAFETY: `write` may be called in a handler; `len` bytes of the line are there. If it cannot
-    // be written, nobody can be told.
+    // SAFETY: `write` is allowed in a handler; `len` bytes of the line exist. A failure cannot be
+    // reported anywhere.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len) };
     while tidy_up(LOST) {
-        // the thread is about to end the process. SAFETY: waits, and nothing else.
+        // the thread is about to end the process. SAFETY: only waits.
         unsafe { libc::pause() };
     }
-    // SAFETY: `_exit` may be called in a handler.
+    // SAFETY: `_exit` is allowed in a handler.
     unsafe { libc::_exit(code.into()) }
 }

@@ -1,15 +1,14 @@
-//! What can be seen of a file from outside, by which a change of it is noticed.
+//! A file's observable state, by which a change is detected.
 
 use std::fs;
 use std::time::SystemTime;
 
-/// What a file looks like from outside.
+/// Observable state of a file.
 #[derive(PartialEq, Eq)]
 pub(super) struct State {
     pub(super) len: u64,
     modified: Option<SystemTime>,
-    /// Which file it is: device and number. Another one of the same name is not the one that is
-    /// mapped.
+    /// Device and inode number. Another file of the same name is not the mapped one.
     #[cfg(unix)]
     id: (u64, u64),
 }

@@ -1,16 +1,16 @@
-//! Counts what one thread allocates.
+//! Counts the allocations of one thread.
 #![allow(unsafe_code)] // a global allocator cannot be written without it
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Bytes that [`measure`] saw.
+/// Bytes counted by [`measure`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Used {
     live: usize,
-    /// Most bytes at once.
+    /// Peak of live bytes.
     pub(crate) peak: usize,
-    /// The largest single allocation.
+    /// Largest single allocation.
     pub(crate) largest: usize,
 }
 
@@ -19,7 +19,7 @@ thread_local! {
 }
 
 fn note(change: impl FnOnce(&mut Used)) {
-    // fails only while a thread ends, when nobody measures any more
+    // fails only while a thread ends, when nothing is measured any more
     let _ = USED.try_with(|cell| {
         let mut used = cell.get();
         change(&mut used);
@@ -37,8 +37,8 @@ fn add(size: usize) {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counting touches a thread-local
-// cell only and allocates nothing.
+// SAFETY: every call is passed unchanged to the system's allocator; the counting touches a
+// thread-local cell only and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // the old piece and the new one may live side by side for a moment
+        // the old and the new allocation may exist side by side for a moment
         add(size);
         note(|u| u.live = u.live.saturating_sub(layout.size()));
         // SAFETY: the caller's promises are passed on.
@@ -64,7 +64,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `f` and says what it allocated in this thread.
+/// Runs `f` and returns its allocations in this thread.
 pub(crate) fn measure<T>(f: impl FnOnce() -> T) -> (T, Used) {
     USED.set(Used::default());
     let result = f();

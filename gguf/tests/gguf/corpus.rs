@@ -1,11 +1,11 @@
-//! The hostile files, each with the verdict it must get.
+//! A corpus of hostile files, each with its expected verdict.
 
 mod keys;
 
 use crate::raw::{Field, Random, Raw, patched};
 use gguf_rs_lite::TensorType;
 
-/// One file: what was done to it, its bytes, and the verdicts it may get.
+/// One file: its name states the fault; its bytes, and the verdicts allowed.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
@@ -25,8 +25,8 @@ const HUGE: [u64; 9] = [
     u32::MAX as u64,
 ];
 
-/// A whole file with a key of every type, an array of every type and tensors of four dims and
-/// types.
+/// Builds a whole file with a key of every type, an array of every type and tensors of four dims
+/// and types.
 pub(crate) fn base() -> Raw {
     let mut raw = Raw::new(3, 4, 12 + 12);
     let sizes = [1usize, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
@@ -71,7 +71,7 @@ impl Corpus {
         });
     }
 
-    /// A file of one key; `value` writes its type and value.
+    /// Adds a file of one key; `value` writes its type and value.
     fn key(
         &mut self,
         name: impl Into<String>,
@@ -85,7 +85,7 @@ impl Corpus {
         self.add(name, raw.bytes, want);
     }
 
-    /// A file of one tensor with `n` bytes of data.
+    /// Adds a file of one tensor with `n` bytes of data.
     fn tensor(&mut self, want: &'static str, dims: &[u64], ty: u32, n: usize) {
         let mut raw = Raw::new(3, 1, 0);
         raw.tensor(b"t", dims, ty, 0).pad(32).fill(n);
@@ -148,7 +148,7 @@ fn headers(c: &mut Corpus) {
     }
 }
 
-/// Numbers of tensors and keys that the file does not have.
+/// Adds files with wrong numbers of tensors and keys.
 fn counts(c: &mut Corpus) {
     let base = base().bytes;
     for n in HUGE.into_iter().chain([131_073]) {

@@ -1,6 +1,6 @@
-//! A corpus of hostile files, each with the verdict it must get: the same mapped, read and from
-//! memory, within a second, without a panic, in one line of message, and without more memory than
-//! the file and 64 MiB.
+//! Opens a corpus of hostile files, each of which must get its verdict: the same mapped, read and
+//! from memory, within a second, without a panic, as a one-line message, and with at most the
+//! file's size and 64 MiB of memory.
 
 use crate::allocations;
 use crate::corpus::{base, corpus};
@@ -9,7 +9,7 @@ use cpu_time::ThreadTime;
 use gguf_rs_lite::{Gguf, OpenOptions, Value};
 use std::time::Duration;
 
-/// Looks at everything an open file offers.
+/// Accesses everything an open file offers.
 fn walk(file: &Gguf) {
     for (key, value) in file.keys() {
         assert!(file.get(key).is_some(), "{key:?}");
@@ -113,8 +113,7 @@ fn opening_a_hostile_file_takes_little_memory() {
                 case.name,
                 used.peak
             );
-            // the largest single piece is the file itself, or a bounded list of what was found in
-            // it
+            // the largest allocation is the file itself, or a bounded list of its contents
             let piece = case.bytes.len().max(16 << 20);
             assert!(
                 used.largest <= piece,
@@ -169,7 +168,8 @@ fn walk_lightly(file: &Gguf) {
     );
 }
 
-/// `cargo test -p gguf-rs-lite --test gguf fuzz_seeds -- --ignored` before fuzzing `gguf_open`.
+/// Writes seeds: run `cargo test -p gguf-rs-lite --test gguf fuzz_seeds -- --ignored` before
+/// fuzzing `gguf_open`.
 #[test]
 #[ignore = "writes fuzz/corpus/gguf_open"]
 fn fuzz_seeds() {

@@ -1,10 +1,10 @@
 //! llama.cpp's own list of handcrafted files (tests/test-gguf.cpp, read for its facts), written
 //! anew: each of the 34 kinds must get the same verdict, for a fixed seed and 100 others.
 //!
-//! Two things differ, both on purpose. llama.cpp's files of the TENSORS kinds carry no data,
-//! because its reader may be asked for the directory alone; ours demands every tensor's bytes at
-//! open, so these files get their data section, and the test also sees that they are refused
-//! without it. And each refusal must name the fault that was put in.
+//! Two differences are intentional. llama.cpp's files of the TENSORS kinds carry no data, because
+//! its reader may be asked for the directory alone; ours demands every tensor's bytes at open, so
+//! these files get their data section, and the test also checks that they are refused without it.
+//! Also, each refusal must name the fault inserted.
 
 use crate::raw::{Random, Raw, open, verdict};
 use gguf_rs_lite::{Gguf, TensorType, Value, ValueType};
@@ -47,7 +47,7 @@ const LIST: [(&str, bool, bool, &str); 34] = [
     ("DATA_CUSTOM_ALIGN", true, true, "ok"),
 ];
 
-/// A tensor as it was put into a file: name, dims, type, offset, bytes.
+/// A tensor as written to a file: name, dims, type, offset, bytes.
 type Tensor = (String, Vec<u64>, u32, u64, u64);
 
 struct File {
@@ -58,8 +58,8 @@ struct File {
     data_start: usize,
 }
 
-/// About 100 keys of random types; a value is its encoding. Bools are any byte, as in llama.cpp's
-/// test.
+/// Returns about 100 keys of random types; a value is its encoding. Bools are any byte, as in
+/// llama.cpp's test.
 fn random_keys(rng: &mut Random) -> Vec<(String, u32, Vec<u8>)> {
     let mut keys = Vec::new();
     for i in 0..100 {
@@ -106,13 +106,13 @@ fn random_shapes(rng: &mut Random) -> Vec<(TensorType, Vec<u64>)> {
     (0..100).map(|_| one(rng)).collect()
 }
 
-/// What `name` does to the shapes.
+/// Returns the tensor shapes of the test case `name`.
 fn shapes_of(name: &str, rng: &mut Random) -> Vec<(TensorType, Vec<u64>)> {
     let mut shapes = random_shapes(rng);
     match name {
         "TENSORS_NBYTES_PAD_WRAP" => vec![(TensorType::F32, vec![4, (1 << 30) - 1, (1 << 30) + 1])],
         "DATA_MEM_SIZE_OVERFLOW" => vec![(TensorType::I8, vec![0x7fff_ffff_ffff_ffc0]); 2],
-        // the one byte that is missing must be padding, so the last tensor gets some
+        // the one missing byte must be padding, so the last tensor gets some
         "DATA_NOT_ENOUGH_DATA" => {
             shapes.push((TensorType::F32, vec![1]));
             shapes
@@ -190,7 +190,7 @@ fn head(name: &str, keys: &[(String, u32, Vec<u8>)], alignment_key: bool, n_tens
     raw
 }
 
-/// The name of tensor `i` in the file that llama.cpp's test calls `name`.
+/// Returns the name of tensor `i` in llama.cpp's test case `name`.
 fn tensor_name(name: &str, i: usize) -> String {
     match name {
         "TENSORS_DUPLICATE_NAME" => "my_tensor".to_owned(),
@@ -276,7 +276,7 @@ fn craft(name: &str, has_keys: bool, has_tensors: bool, seed: u64) -> File {
     }
 }
 
-/// Bytes of a tensor, `u64::MAX` where that does not fit.
+/// Returns the bytes of a tensor, `u64::MAX` on overflow.
 fn size_of_shape(ty: TensorType, dims: &[u64]) -> u64 {
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     let bytes =
@@ -320,7 +320,7 @@ fn check_content(name: &str, seed: u64, file: &File, open: &Gguf) {
             "{name} {seed}"
         );
         let mut want = want.clone();
-        // a bool reads as 0 or 1 whatever byte it is
+        // any byte reads as a bool of 0 or 1
         match value {
             Value::Bool(_) => want[0] = u8::from(want[0] != 0),
             Value::Array(a) if a.elem_type() == ValueType::Bool => {

@@ -1,4 +1,4 @@
-//! The reader against files that are right, wrong and hostile, and the writer against the reader.
+//! Tests the reader with valid, invalid and hostile files, and the writer with the reader.
 
 mod allocations;
 mod corpus;

@@ -1,8 +1,8 @@
-//! Makes GGUF files byte by byte, right or wrong, without the crate's writer.
+//! Builds GGUF files byte by byte, valid or not, without the crate's writer.
 
 use gguf_rs_lite::{Error, Gguf, OpenOptions};
 
-/// What a marked field is, so that a test can put every bad value in every field of a kind.
+/// Kinds of fields, so that a test can put every bad value in every field of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
     KeyLength,
@@ -17,11 +17,11 @@ pub(crate) enum Field {
     Offset,
 }
 
-/// A file under construction. Numbers are stored as they are given: nothing is checked.
+/// A file under construction. Numbers are stored unchecked.
 #[derive(Clone, Default)]
 pub(crate) struct Raw {
     pub(crate) bytes: Vec<u8>,
-    /// Where each field is.
+    /// Kind and offset of each field.
     pub(crate) marks: Vec<(Field, usize)>,
 }
 
@@ -54,7 +54,7 @@ impl Raw {
         self.mark(field).u64(text.len() as u64).bytes(text)
     }
 
-    /// A key and the id of its value's type; the value must follow.
+    /// Appends a key and the id of its value's type; the value must follow.
     pub(crate) fn key(&mut self, key: &[u8], ty: u32) -> &mut Raw {
         self.text(Field::KeyLength, key)
             .mark(Field::ValueType)
@@ -65,7 +65,7 @@ impl Raw {
         self.text(Field::StringLength, text)
     }
 
-    /// The head of an array's value; the elements must follow.
+    /// Appends the head of an array's value; the elements must follow.
     pub(crate) fn array(&mut self, elem: u32, count: u64) -> &mut Raw {
         self.mark(Field::ElementType)
             .u32(elem)
@@ -93,7 +93,7 @@ impl Raw {
     }
 
     pub(crate) fn fill(&mut self, n: usize) -> &mut Raw {
-        // whole periods at once: megabytes are written this way
+        // whole periods at once, because megabytes are written this way
         let period: [u8; 256] = std::array::from_fn(|i| i as u8);
         let end = self.bytes.len() + n;
         while self.bytes.len() < end {
@@ -104,7 +104,7 @@ impl Raw {
     }
 }
 
-/// The bytes with others put at `at`.
+/// Returns a copy with the bytes at `at` replaced.
 pub(crate) fn patched(bytes: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + new.len()].copy_from_slice(new);
@@ -119,7 +119,7 @@ pub(crate) fn open(bytes: &[u8], strict: bool) -> Result<Gguf, Error> {
     )
 }
 
-/// The name of an error's variant, or "ok".
+/// Returns the name of an error's variant, or "ok".
 pub(crate) fn verdict(result: &Result<Gguf, Error>) -> String {
     match result {
         Ok(_) => "ok".to_owned(),
@@ -130,7 +130,7 @@ pub(crate) fn verdict(result: &Result<Gguf, Error>) -> String {
     }
 }
 
-/// A small generator for the tests' data (splitmix64).
+/// A random generator for test data (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

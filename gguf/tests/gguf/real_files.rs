@@ -1,5 +1,5 @@
-//! Opens the models and vocabularies of the shared data, mapped and read, and looks at what they
-//! hold.
+//! Opens the models and vocabularies of the shared data, mapped and read, and checks their
+//! contents.
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Value};
 use octavo_fixtures::shared_dir;

@@ -1,4 +1,4 @@
-//! Whatever is written is read back: random keys, arrays, tensors and alignments.
+//! Written files read back the same: random keys, arrays, tensors and alignments.
 
 use crate::raw::open;
 use gguf_rs_lite::{OwnedArray, OwnedValue, TensorType, Writer};
@@ -55,7 +55,7 @@ fn value() -> impl Strategy<Value = OwnedValue> {
     ]
 }
 
-/// type, dims and a seed of the bytes
+/// Type, dims and seed of the bytes.
 fn tensor() -> impl Strategy<Value = (TensorType, Vec<u64>, u8)> {
     let types: Vec<_> = TensorType::all().collect();
     let dims = prop::collection::vec(0u64..4, 0..4);
@@ -119,8 +119,8 @@ proptest! {
             prop_assert_eq!(got.offset % u64::from(file.alignment()), 0);
             prop_assert_eq!(file.tensor(name), Some(got));
         }
-        // without its last byte a file is refused in strict mode, if there is data, padding or a
-        // key to lose
+        // strict mode refuses a file without its last byte, if there is data, padding or a key to
+        // lose
         if last_missing {
             prop_assert!(open(&out[..out.len() - 1], true).is_err());
         }

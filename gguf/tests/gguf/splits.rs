@@ -1,10 +1,10 @@
-//! Models in several files, whole and lying about it.
+//! Models split over several files, valid and with false claims.
 
 use crate::raw::{Raw, verdict};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// What one part says of itself: `None` leaves the key out.
+/// Split keys of one part: `None` leaves the key out.
 #[derive(Clone)]
 struct Part {
     no: Option<u16>,
@@ -23,7 +23,7 @@ fn part(no: u16, count: u16, tensors: &[&'static str]) -> Part {
 }
 
 impl Part {
-    /// The file: each tensor holds eight floats, all of them the first letter of its name.
+    /// Builds the file: each tensor holds eight floats, all of them the first letter of its name.
     fn bytes(&self) -> Vec<u8> {
         let n_keys = 1 + self.no.iter().len() + self.count.iter().len() + self.total.iter().len();
         let mut raw = Raw::new(3, self.tensors.len() as u64, n_keys as u64);
@@ -139,7 +139,7 @@ fn a_missing_or_misnamed_part_is_named() {
         text.ends_with("must be named like NAME-00001-of-00003.gguf"),
         "{text}"
     );
-    // a name inside the file leads nowhere: the parts are beside the first, whatever the folder is
+    // names inside the file are not used: the parts are beside the first, whatever the folder is
     // called
     let result = Gguf::from_bytes(good()[0].bytes(), "memory", &OpenOptions::default());
     assert_eq!(verdict(&result), "SplitInMemory");

@@ -1,4 +1,4 @@
-//! What the writer refuses, how it streams, and how it replaces files.
+//! Errors of the writer, streaming, and replacement of files.
 
 use crate::raw::open;
 use gguf_rs_lite::{

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Every field of every kind with every bad value of its kind.
+/// Adds files with every bad value in every field of its kind.
 pub(super) fn fields(c: &mut Corpus) {
     let base = base();
     let mut put = |field: Field, at: usize, new: &[u8], want| {
