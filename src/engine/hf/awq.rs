@@ -13,20 +13,21 @@ use octavo_quant::awq;
 
 use super::order::HeadOrder;
 
-/// Rows that are made together, so that words which they share are read once.
+/// Number of rows computed together, so that words they share are read once.
 const TOGETHER: usize = 32;
 
-/// How four-bit codes lie in words.
+/// Order of 4-bit codes in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Eight output features in a word, the odd ones behind the even ones.
+    /// Eight output features in a word, the odd ones after the even ones.
     Gemm,
     /// Eight input features in a word, in order.
     Gemv,
 }
 
-/// Words of zero points that a row has where it is packed for GEMV: those of `groups` groups of so
-/// many weights, in whole lines of the kernel that reads them; none for groups that it cannot read.
+/// Returns the number of words of zero points per row in GEMV packing: those of `groups` groups of
+/// `group` weights, in whole lines of the kernel that reads them; `None` for groups that it cannot
+/// read.
 pub(super) fn zero_words(groups: usize, group: usize) -> Option<usize> {
     let line = match group {
         32 => 4,
@@ -37,13 +38,13 @@ pub(super) fn zero_words(groups: usize, group: usize) -> Option<usize> {
     Some(groups.div_ceil(8).next_multiple_of(line))
 }
 
-/// Code `i` of a row of words that have eight each, in order.
+/// Returns code `i` of a row of words with eight codes each, in order.
 fn code_of(words: &[[u8; 4]], i: usize) -> u8 {
     let byte = words[i / 8][i % 8 / 2];
     byte >> (4 * (i % 2)) & 15
 }
 
-/// A part of a file.
+/// A range of a file.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) file: SharedFile,
@@ -55,35 +56,35 @@ impl Part {
         &self.file.bytes()[self.range.clone()]
     }
 
-    /// Its pages are not needed for now.
+    /// Releases its pages, which are not needed for now.
     pub(super) fn release(&self) {
         self.file.release(self.range.clone());
     }
 
-    /// Its little-endian words.
+    /// Returns its little-endian words.
     fn words(&self) -> &[[u8; 4]] {
         self.bytes().as_chunks().0
     }
 }
 
-/// One weight.
+/// One AWQ weight.
 pub(super) struct Awq {
     pub(super) packing: Packing,
     pub(super) qweight: Part,
-    /// Without it every zero point is 8.
+    /// Zero points; without them every zero point is 8.
     pub(super) qzeros: Option<Part>,
     pub(super) scales: Part,
-    /// Input features; a multiple of `group`, which is one of the block.
+    /// Input features; a multiple of `group`, which is a multiple of the block's length.
     pub(super) cols: usize,
     /// Output features; a multiple of 8.
     pub(super) rows: usize,
-    /// Weights of a row that share a scale.
+    /// Number of weights of a row that share a scale.
     pub(super) group: usize,
     pub(super) ty: TensorType,
     pub(super) order: Option<HeadOrder>,
 }
 
-/// The type of blocks for groups of so many weights: the largest that divides them.
+/// Returns the block type for groups of this many weights: the largest that divides them.
 pub(super) fn block_type(group: usize) -> Option<TensorType> {
     TensorType::AWQ
         .into_iter()
@@ -92,7 +93,7 @@ pub(super) fn block_type(group: usize) -> Option<TensorType> {
 }
 
 impl Awq {
-    /// The codes of some source rows, `[rows.len()][cols]`.
+    /// Returns the codes of some source rows, `[rows.len()][cols]`.
     fn codes(&self, rows: &[usize]) -> Vec<u8> {
         if self.packing == Packing::Gemv {
             let words = self.qweight.words();
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
     use gguf_rs_lite::OpenOptions;
 
-    /// A file with these parts one behind the other.
+    /// Writes a file with these parts one after the other.
     fn parts(dir: &tempfile::TempDir, all: [&[u8]; 3]) -> [Part; 3] {
         let path = dir.path().join("weights");
         std::fs::write(&path, all.concat()).expect("written");
@@ -222,7 +223,7 @@ mod tests {
         let (cols, rows) = (192, 48);
         let code = |k: usize, row: usize| ((k * 5 + row * 3) % 16) as u8;
         let zero = |group: usize, row: usize| ((group * 7 + row) % 16) as u8;
-        // 1, 2, 4, ... : exact whatever they multiply
+        // powers of two: products with them are exact
         let scale =
             |group: usize, row: usize| half::f16::from_f32(f32::from(1u16 << ((group + row) % 8)));
         let words = |lines: usize, of: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
@@ -261,7 +262,7 @@ mod tests {
                 order,
             };
             let row_bytes = cols / ty.block_len() * ty.block_bytes();
-            // from the fourth row on, more than are made together
+            // from the fourth row on, more than are computed together
             let mut bytes = vec![0; (rows - 3) * row_bytes];
             source.fill(3, &mut bytes);
             let mut values = vec![0.0; (rows - 3) * cols];

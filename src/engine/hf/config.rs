@@ -1,4 +1,4 @@
-//! `config.json`: hyperparameters under their GGUF keys, and how weights are quantized.
+//! `config.json`: hyperparameters under their GGUF keys, and the quantization of weights.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -11,26 +11,26 @@ use super::quantization::Awq;
 use super::settings::Settings;
 use super::types::{self, Is, Key, Kind, ModelType};
 
-/// A folder's settings of its language model, and what follows from them.
+/// Settings of a folder's language model, and values derived from them.
 pub(super) struct Config {
     pub(super) settings: Settings,
-    /// What is known of its `model_type`.
+    /// Row of its `model_type`.
     pub(super) row: &'static ModelType,
-    /// Query heads.
+    /// Number of query heads.
     pub(super) heads: usize,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub(super) heads_kv: usize,
-    /// Values of a head.
+    /// Values per head.
     pub(super) head_dim: usize,
-    /// Whether the output matrix is the embedding, whatever stands beside it.
+    /// Whether the output matrix is the embedding, even if there is a tensor for it.
     pub(super) tied: bool,
     /// Whether there must be an output matrix.
     pub(super) untied: bool,
-    /// How weights are quantized, if they are.
+    /// Quantization of the weights, if they are quantized.
     pub(super) awq: Option<Awq>,
 }
 
-/// Its settings are read as if they were the folder's own.
+/// Gives access to the settings as if they were the folder's own.
 impl Deref for Config {
     type Target = Settings;
 
@@ -75,12 +75,12 @@ impl Config {
         Ok(config)
     }
 
-    /// A key of the architecture.
+    /// Returns a key of the architecture.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.row.arch)
     }
 
-    /// The number of entries of the vocabulary, padding included.
+    /// Returns the number of entries of the vocabulary, including padding.
     pub(super) fn vocab_size(&self) -> Result<usize, Error> {
         self.count("vocab_size")
     }
@@ -117,7 +117,7 @@ impl Config {
         (self.row.extra)(self, view)
     }
 
-    /// Sets the key of a setting.
+    /// Sets the key of one setting.
     fn declare_key(&self, key: &Key, view: &mut View) -> Result<(), Error> {
         let from = key.from.iter().find(|name| self.get(name).is_some());
         let Some(from) = from else {
@@ -137,7 +137,7 @@ impl Config {
         Ok(())
     }
 
-    /// Settings that would change what comes out, with the one value that is implemented.
+    /// Refuses settings that would change results, unless they have the one implemented value.
     fn refuse_others(&self) -> Result<(), Error> {
         let known = self.row.activations;
         for key in ["hidden_activation", "hidden_act", "activation"] {
@@ -174,7 +174,7 @@ impl Config {
         }
     }
 
-    /// Refuses a setting that is there and another number, up to its rounding.
+    /// Refuses a setting that is there and is another number, up to rounding.
     pub(super) fn number_is(&self, key: &str, expected: f64) -> Result<(), Error> {
         let other = |x: &f32| (f64::from(*x) - expected).abs() > 1e-4 * expected.abs().max(1.0);
         match self.float(key)?.filter(other) {
@@ -184,7 +184,7 @@ impl Config {
     }
 }
 
-/// What is known of the `model_type` that the settings name.
+/// Returns the row of the `model_type` that the settings name.
 fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
     const KEY: &str = "model_type";
     let names = || types::all().map(|row| row.name).collect::<Vec<_>>();
@@ -195,8 +195,8 @@ fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
     row.ok_or_else(|| settings.bad(KEY, expected(), model_type))
 }
 
-/// The settings with those of the language model, where others stand around it, and with values
-/// that transformers knows where nothing is said.
+/// Returns the settings with those of the language model merged in, if they are nested, and with
+/// transformers' default values for settings that are not given.
 fn merged(mut root: Value, row: &ModelType) -> Value {
     let text = root.get_mut("text_config").map(Value::take);
     let Value::Object(map) = &mut root else {

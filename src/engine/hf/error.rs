@@ -1,4 +1,4 @@
-//! What can be wrong with a folder.
+//! Errors of reading and writing folders.
 
 /// Why a folder cannot be used: one line that starts with the file.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Safetensors, one file or several with an index.
+//! Safetensors, in one file or several with an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,10 +20,10 @@ pub(super) struct Source {
     pub(super) part: Part,
 }
 
-/// Everything in the files, by Hugging Face's names.
+/// All tensors of the files, by Hugging Face's names.
 pub(super) type Sources = BTreeMap<String, Source>;
 
-/// What is wrong with a tensor.
+/// Makes an error about a tensor.
 pub(super) fn bad(
     name: &str,
     source: &Source,
@@ -43,7 +43,7 @@ pub(super) fn show(source: &Source) -> String {
     format!("{:?} {:?}", source.dtype, source.shape)
 }
 
-/// The files of the folder, and what is in them.
+/// Reads the headers of the folder's safetensors files.
 pub(super) fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> {
     let (names, index) = match read_json(dir, INDEX, MAX_SETTINGS)? {
         Some(index) => {
@@ -100,7 +100,7 @@ pub(super) fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> 
     Ok(all)
 }
 
-/// Which file has each tensor. Files are those of the folder.
+/// Returns the file of each tensor, by the index. All files must be in the same folder.
 fn index_map(dir: &Path, index: &Value) -> Result<BTreeMap<String, String>, Error> {
     let bad = |expected: &str, got: String| Error::Value {
         file: dir.join(INDEX).display().to_string(),
@@ -130,7 +130,7 @@ fn index_map(dir: &Path, index: &Value) -> Result<BTreeMap<String, String>, Erro
     Ok(files)
 }
 
-/// The file of a folder without an index.
+/// Returns the safetensors file of a folder without an index.
 fn only_file(dir: &Path) -> Result<String, Error> {
     const USUAL: &str = "model.safetensors";
     if dir.join(USUAL).exists() {

@@ -1,5 +1,5 @@
-//! `generation_config.json`: how a folder's authors recommend to choose tokens, under the keys that
-//! llama.cpp's converter gives it.
+//! `generation_config.json`: the sampling settings that a folder's authors recommend, under the
+//! keys that llama.cpp's converter gives them.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Error, MAX_SETTINGS, read_json};
 use crate::sample::{SamplerDefaults, Stage};
 
-/// Settings with a fraction: the key behind `general.sampling.`, and their names in the folder.
+/// Settings with a fraction: the key after `general.sampling.`, and their names in the folder.
 const NUMBERS: [(&str, &[&str]); 4] = [
     ("temp", &["temperature"]),
     ("top_p", &["top_p"]),
@@ -17,11 +17,11 @@ const NUMBERS: [(&str, &[&str]); 4] = [
     ("penalty_repeat", &["penalty_repeat", "repetition_penalty"]),
 ];
 
-/// Whole numbers, by the same name in both.
+/// Settings that are integers, with the same name in both.
 const WHOLE: [&str; 2] = ["top_k", "penalty_last_n"];
 
-/// Sets the keys of what is recommended. A value of another kind recommends nothing, as in
-/// llama.cpp's converter: it changes how a model is used, not what it computes.
+/// Sets the keys of recommended settings. A value of another type is ignored, as in llama.cpp's
+/// converter: it changes how a model is used, not what it computes.
 pub(super) fn declare(dir: &Path, view: &mut View) -> Result<(), Error> {
     let Some(settings) = read_json(dir, "generation_config.json", MAX_SETTINGS)? else {
         return Ok(());
@@ -45,10 +45,10 @@ pub(super) fn declare(dir: &Path, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sampling settings a file recommends, under the key names of folders.
+/// Returns the sampling settings that a file recommends, under the key names of folders.
 pub(super) fn recommended(gguf: &Gguf) -> Vec<(&'static str, Value)> {
     let (defaults, _) = SamplerDefaults::from_gguf(gguf);
-    // the decimal number that is meant, not the binary one beside it
+    // the decimal number that was meant, not the nearest binary one
     let number = |x: f32| Value::from(x.to_string().parse::<f64>().unwrap_or(f64::from(x)));
     let names = |order: Vec<Stage>| {
         let names: Vec<&str> = order.into_iter().map(Stage::name).collect();

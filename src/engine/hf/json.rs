@@ -1,4 +1,4 @@
-//! JSON as Python writes it: a folder's files come from there.
+//! JSON as Python writes it, which the files of folders come from.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 /// Python's spellings of numbers that JSON cannot express.
 const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
-/// Reads a text that may begin with a byte order mark and may have `NaN` and `Infinity` among its
-/// values. These become strings, so that a setting which must be a number does not go by one.
+/// Parses a text that may begin with a byte order mark and may have `NaN` and `Infinity` among its
+/// values. These become strings, so that a setting that must be a number does not accept them.
 pub(super) fn from_slice(text: &[u8]) -> serde_json::Result<Value> {
     let text = text.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(text);
     serde_json::from_slice(text).or_else(|error| match quoted(text) {
@@ -17,7 +17,7 @@ pub(super) fn from_slice(text: &[u8]) -> serde_json::Result<Value> {
     })
 }
 
-/// The text with quotes around such words where they are no part of a string.
+/// Puts quotes around such words where they are not part of a string.
 fn quoted(text: &[u8]) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
     let (mut at, mut copied) = (0, 0);
@@ -43,7 +43,7 @@ fn quoted(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(out)
 }
 
-/// Where the string that begins at `at` is over.
+/// Returns the end of the string that begins at `at`.
 fn after_string(text: &[u8], at: usize) -> usize {
     let mut end = at + 1;
     while let Some(byte) = text.get(end) {

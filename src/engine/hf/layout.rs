@@ -1,4 +1,4 @@
-//! How a folder's tensor lies in a GGUF file.
+//! Conversion of a folder's tensor to its layout in a GGUF file.
 
 use std::sync::Arc;
 
@@ -12,31 +12,31 @@ use super::order::{HeadOrder, Order};
 use super::rows::{Change, Plain, Reordered, Shuffled, Transposed, Widened};
 use super::types::Cut;
 
-/// What happens to a module's rows.
+/// Rule for the rows of a module.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rule {
     Same,
-    /// Rows of a head change places.
+    /// Permutes the rows of each head.
     Heads(HeadOrder),
-    /// Of exactly so many rows, some are left in another order.
+    /// Permutes the rows, of exactly `from`, and leaves `left` of them.
     Rows {
         order: Order,
         from: usize,
         left: usize,
     },
-    /// Of exactly so many columns, all in another order.
+    /// Permutes the columns, of exactly `columns`.
     Columns {
         order: Order,
         columns: usize,
     },
-    /// Some are left, of each expert.
+    /// Leaves some rows, of each expert.
     Cut(Cut),
-    /// A matrix of each expert becomes one tensor.
+    /// Stacks the matrices of all experts into one tensor.
     Stacked,
 }
 
 impl Rule {
-    /// The order inside of heads, if they have one.
+    /// Returns the row order inside of heads, if the rule has one.
     pub(super) fn heads(self) -> Option<HeadOrder> {
         match self {
             Rule::Heads(order) => Some(order),
@@ -44,7 +44,7 @@ impl Rule {
         }
     }
 
-    /// What is left of so many rows, and in which order, or what their number should be.
+    /// Returns how many of `rows` rows are left and in which order, or the expected number of rows.
     pub(super) fn rows(self, rows: usize) -> Result<(usize, Order), String> {
         let whole = |fits: bool, left: usize, order: Order, expected: &str| {
             let fits = fits.then_some((left, order));
@@ -72,31 +72,31 @@ impl Rule {
     }
 }
 
-/// How a plain tensor lies in a GGUF file.
+/// Layout of a plain tensor in a GGUF file.
 pub(super) struct Layout {
-    /// What its numbers are in the folder.
+    /// Element type in the folder.
     pub(super) plain: Plain,
-    /// Its shape there, in ggml's order.
+    /// Shape in the GGUF file, in ggml's order.
     pub(super) dims: Vec<u64>,
     pub(super) order: Order,
-    /// As F32, whatever it is in the folder.
+    /// Converted to F32, whatever the type in the folder.
     pub(super) in_f32: bool,
-    /// Values of such a tensor that change places together.
+    /// Number of values of such a tensor that are permuted together.
     pub(super) unit: usize,
-    /// What becomes of each of them.
+    /// Change of each value.
     pub(super) change: Change,
-    /// The order of its columns, if it is another.
+    /// Permutation of its columns, if there is one.
     pub(super) columns: Option<Order>,
-    /// The shape of a matrix in the folder whose columns become rows.
+    /// Shape of a matrix in the folder that is transposed.
     pub(super) transposed: Option<[usize; 2]>,
     /// Rows in the folder.
     pub(super) source_rows: usize,
-    /// It is a part of one tensor, of the matrices of all experts.
+    /// It is the first of the matrices of all experts, to be stacked.
     pub(super) stacked: bool,
 }
 
 impl Layout {
-    /// What becomes of a tensor under this name.
+    /// Returns the layout of a tensor under this name.
     pub(super) fn of(
         from: &str,
         source: &Source,
@@ -108,11 +108,11 @@ impl Layout {
         let plain = Plain::of(from, source)?;
         let is_vector = !name.ends_with(".weight");
         let mut shape = source.shape.clone();
-        // ERNIE keeps a vector as a matrix of one row
+        // ERNIE stores a vector as a matrix of one row
         if is_vector && shape.len() == 2 && shape[0] == 1 {
             shape.remove(0);
         }
-        // and convolutions have a matrix of one row for each channel
+        // and convolutions store a matrix of one row for each channel
         if name.ends_with(CONVOLUTION) && shape.len() == 3 && shape[1] == 1 {
             shape.remove(1);
         }
@@ -144,7 +144,7 @@ impl Layout {
             _ => None,
         };
         let source_rows = shape[..shape.len() - 1].iter().product();
-        // where there are no rows, values change places
+        // in tensors without rows, values are permuted
         let of_values = is_vector || shape.len() == 1;
         let at = shape.len() - if of_values { 1 } else { 2 };
         let (rows, order) = rule.rows(shape[at]).map_err(refuse)?;
@@ -163,8 +163,8 @@ impl Layout {
         })
     }
 
-    /// Of a tensor whose rows, or values where there are no rows, are some of another's, whose
-    /// shape is `whole`; both shapes in Hugging Face's order.
+    /// Returns the layout of a tensor whose rows (or values, if it has no rows) are taken from
+    /// another one of shape `whole`; both shapes are in Hugging Face's order.
     pub(super) fn of_rows(
         plain: Plain,
         whole: &[usize],
@@ -187,7 +187,7 @@ impl Layout {
         }
     }
 
-    /// Adds the tensor under this name, made of several of one shape if experts have one each.
+    /// Adds the tensor under this name, stacked from several of one shape if each expert has one.
     pub(super) fn declare(
         self,
         view: &mut View,
@@ -243,11 +243,11 @@ impl Layout {
     }
 }
 
-/// How the names of convolutions along tokens end.
+/// End of the names of convolutions along tokens.
 const CONVOLUTION: &str = ".ssm_conv1d.weight";
 
-/// Whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices: vectors,
-/// norms, biases, routers, convolutions and positions of patches.
+/// Returns whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices:
+/// vectors, norms, biases, routers, convolutions and position embeddings of patches.
 pub fn stays_f32(name: &str, dimensions: usize) -> bool {
     let ends = [
         "v.position_embd.weight",

@@ -1,10 +1,10 @@
-//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`, seen as
-//! the GGUF file that they would become.
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`,
+//! presented as the GGUF file that they would be converted to.
 //!
-//! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports
-//! read a folder as they read a file, under the names and in the order of llama.cpp's converter
-//! (the rows of LLaMA's queries and keys, which its rotary embedding pairs differently, change
-//! places). Plain weights stay where they are, mapped. AWQ weights become rows of 4-bit blocks
+//! There is one container for everything behind it: hyperparameters, weights, tokenizer, diff and
+//! reports read a folder as they read a file, under the names and in the order of llama.cpp's
+//! converter (which also permutes the rows of LLaMA's queries and keys, because its RoPE pairs them
+//! differently). Plain weights stay where they are, mapped. AWQ weights become rows of 4-bit blocks
 //! ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs
 //! them.
 
@@ -41,15 +41,15 @@ pub use layout::stays_f32;
 pub use tower::{has_tower, is_patches, open_tower};
 pub use write::{check_writable, write};
 
-/// The largest `config.json`, and other files of settings.
+/// Maximum size of `config.json` and other settings files, in bytes.
 const MAX_SETTINGS: u64 = 16 << 20;
-/// The largest `tokenizer.json`: the largest vocabularies take 30 MB.
+/// Maximum size of `tokenizer.json` in bytes: the largest vocabularies take 30 MB.
 const MAX_TOKENIZER: u64 = 512 << 20;
 
-/// Opens a folder.
+/// Opens a folder as a GGUF file.
 ///
 /// # Errors
-/// [`enum@Error`] for anything missing, unsupported or unsound, with the file and what was expected
+/// [`enum@Error`] for anything missing, unsupported or invalid, with the file and what was expected
 /// of it.
 pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     let config = config::Config::read(dir)?;
@@ -64,16 +64,17 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     Ok(view.open()?)
 }
 
-/// The folder's own name.
+/// Returns the name of the folder itself.
 fn name(dir: &Path) -> Option<String> {
     let dir = dir.canonicalize().ok()?;
     Some(dir.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Holds an opened folder against what loading a model asks of it: every setting, tensor and token.
+/// Checks an opened folder against the requirements of loading a model: every setting, tensor and
+/// token.
 ///
 /// # Errors
-/// The first setting, tensor or token that is missing, too many, or not as it must be.
+/// The first setting, tensor or token that is missing, superfluous or invalid.
 pub fn check(gguf: &Gguf) -> Result<(), Error> {
     Model::load(gguf).map_err(|error| Error::Model {
         error: with_module(gguf, &error),
@@ -84,7 +85,7 @@ pub fn check(gguf: &Gguf) -> Result<(), Error> {
     Ok(())
 }
 
-/// The error, and what the tensor that it is about is called in folders.
+/// Formats an error along with the folder's name of the tensor that it is about.
 fn with_module(gguf: &Gguf, error: &octavo_model::Error) -> String {
     use octavo_model::Error as E;
     let arch = gguf.str("general.architecture").ok().flatten();
@@ -103,7 +104,7 @@ fn with_module(gguf: &Gguf, error: &octavo_model::Error) -> String {
     )
 }
 
-/// A file of the folder, `None` if it is not there.
+/// Reads a file of the folder, `None` if it does not exist.
 fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
     let path = dir.join(name);
     let file = path.display().to_string();
@@ -125,7 +126,7 @@ fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Erro
     }
 }
 
-/// A file of the folder as JSON, `None` if it is not there.
+/// Reads a file of the folder as JSON, `None` if it does not exist.
 fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
     let Some(text) = read_bytes(dir, name, most)? else {
         return Ok(None);
@@ -139,7 +140,7 @@ fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> 
         })
 }
 
-/// JSON as files have it.
+/// Formats JSON for a file.
 fn pretty(value: &Value) -> Vec<u8> {
     serde_json::to_vec_pretty(value).expect("no map has keys that are no strings")
 }

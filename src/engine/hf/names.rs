@@ -1,13 +1,13 @@
-//! Names of tensors: a folder's, and GGUF's.
+//! Names of tensors in folders and in GGUF.
 
 use super::Error;
 use super::files::{Sources, bad, show};
 use super::types::{self, ModelType};
 
-/// The tensors of the language model, by the names that they would have in a folder of their own.
+/// Renames the tensors of the language model to the names they would have in a folder of their own.
 ///
 /// # Errors
-/// Two that would have one name.
+/// If two tensors would have the same name.
 pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result<Sources, Error> {
     let name = |name: String| {
         let name = name.replacen("language_model.", "", 1);
@@ -29,7 +29,7 @@ pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result
     Ok(all)
 }
 
-/// The name in the layers behind the last of what predicts further tokens.
+/// Returns the name of a tensor for multi-token prediction, in the layers after the last one.
 fn ahead(row: &ModelType, n_layer: usize, name: &str) -> Option<String> {
     let rest = name.strip_prefix("model.").unwrap_or(name);
     let rest = rest
@@ -44,7 +44,7 @@ fn ahead(row: &ModelType, n_layer: usize, name: &str) -> Option<String> {
     Some(format!("{}{n_layer}.{to}.{suffix}", row.layers))
 }
 
-/// GGUF's name of a module, if it has one.
+/// Returns GGUF's name of a module, if it has one.
 pub(super) fn gguf_name(row: &ModelType, module: &str) -> Option<String> {
     if let Some((_, name)) = row.ends.iter().find(|n| n.0 == module) {
         return Some((*name).to_owned());
@@ -54,19 +54,19 @@ pub(super) fn gguf_name(row: &ModelType, module: &str) -> Option<String> {
     Some(format!("blk.{layer}.{name}"))
 }
 
-/// A module's layer and its name there.
+/// Splits a module's name into its layer and its name there.
 pub(super) fn in_layer<'a>(row: &ModelType, module: &'a str) -> Option<(u32, &'a str)> {
     let (layer, rest) = module.strip_prefix(row.layers)?.split_once('.')?;
     Some((canonical(layer)?, rest))
 }
 
-/// A number as it is written in names.
+/// Parses a number, if it is written as in names.
 fn canonical(digits: &str) -> Option<u32> {
     let number: u32 = digits.parse().ok()?;
     (number.to_string() == digits).then_some(number)
 }
 
-/// Where a module's tensors stand in a GGUF file: embedding, layers, norm and output.
+/// Returns the place of a module's tensors in a GGUF file: embedding, layers, norm and output.
 pub(super) fn place(row: &ModelType, module: &str) -> (u32, usize) {
     let at = |names: &[(&str, &str)], name: &str| {
         names
@@ -81,7 +81,8 @@ pub(super) fn place(row: &ModelType, module: &str) -> (u32, usize) {
     }
 }
 
-/// The layer of an expert's matrix, which of the row's it is, and the expert's number.
+/// Parses the name of an expert's matrix: its layer, which of the row's experts entries it is, and
+/// the expert's number.
 pub(super) fn which_expert(row: &ModelType, tensor: &str) -> Option<(u32, usize, u32)> {
     let (layer, rest) = in_layer(row, tensor.strip_suffix(".weight")?)?;
     row.experts.iter().enumerate().find_map(|(which, expert)| {
@@ -90,7 +91,7 @@ pub(super) fn which_expert(row: &ModelType, tensor: &str) -> Option<(u32, usize,
     })
 }
 
-/// The module that a tensor of a GGUF file of this architecture belongs to.
+/// Returns the folder's module that a tensor of a GGUF file of this architecture belongs to.
 pub(super) fn module(arch: &str, tensor: &str) -> Option<String> {
     let row = types::of_arch(arch)?;
     let find = |names: &[(&'static str, &'static str)], name: &str| {

@@ -1,23 +1,23 @@
-//! Orders: which rows of a folder's tensor are which of GGUF's.
+//! Permutations: which rows of a folder's tensor become which rows of GGUF's.
 
 use super::types::Cut;
 
-/// The order in which GGUF keeps the rows of LLaMA's queries and keys: in Hugging Face's, the two
-/// halves of a head turn together, in GGUF's, neighbours do.
+/// Row order of LLaMA's queries and keys: Hugging Face's RoPE rotates pairs from the two halves of
+/// a head, GGUF's rotates pairs of neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadOrder {
-    /// Rows of a head; even.
+    /// Rows per head; even.
     pub(super) head_dim: usize,
 }
 
 impl HeadOrder {
-    /// The row of the file that is row `row` of the tensor.
+    /// Returns the row of the file that becomes row `row` of the tensor.
     pub(super) fn source(self, row: usize) -> usize {
         let (head, at) = (row / self.head_dim, row % self.head_dim);
         head * self.head_dim + at % 2 * (self.head_dim / 2) + at / 2
     }
 
-    /// The row of the tensor that is row `row` of the file.
+    /// Returns the row of the tensor that row `row` of the file becomes.
     pub(super) fn target(self, row: usize) -> usize {
         let (head, at) = (row / self.head_dim, row % self.head_dim);
         let half = self.head_dim / 2;
@@ -25,22 +25,22 @@ impl HeadOrder {
     }
 }
 
-/// Rows that stand together for each key head become rows that stand together for each purpose:
-/// queries, keys and values of all heads.
+/// Regroups rows: fused per KV head in the file, they become separate queries, keys and values of
+/// all heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts {
-    /// Rows of a key head in the file.
+    /// Rows of one KV head in the file.
     pub(super) of: usize,
-    /// Key heads.
+    /// Number of KV heads.
     pub(super) heads: usize,
-    /// Where the first part begins among a head's rows,
+    /// Start of the first part among a head's rows,
     pub(super) start: usize,
-    /// and how many rows of a head each part has; the next follows.
+    /// and number of a head's rows in each part, one after the other.
     pub(super) lens: [usize; 3],
 }
 
 impl Parts {
-    /// Rows of the file, and how many of them are left.
+    /// Returns the number of rows in the file, and of those that are left.
     pub(super) fn rows(self) -> [usize; 2] {
         let of_head = self
             .lens
@@ -62,17 +62,17 @@ impl Parts {
     }
 }
 
-/// Value heads that stand together for each key head, [0 0 1 1], take turns, [0 1 0 1]: so ggml
-/// repeats key heads.
+/// Interleaves value heads: grouped by key head in the file, [0 0 1 1], they alternate in GGUF, [0
+/// 1 0 1], as ggml repeats key heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turns {
-    /// Rows before them, which stay.
+    /// Rows before them, which stay in place.
     pub(super) before: usize,
-    /// Key heads.
+    /// Number of key heads.
     pub(super) keys: usize,
-    /// Value heads of each.
+    /// Value heads per key head.
     pub(super) values: usize,
-    /// Rows of a value head.
+    /// Rows per value head.
     pub(super) width: usize,
 }
 
@@ -87,18 +87,18 @@ impl Turns {
     }
 }
 
-/// Which row of the folder's tensors becomes which row of GGUF's.
+/// Permutation from the rows of the folder's tensor to those of GGUF's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
-    /// The same.
+    /// Unchanged.
     Same,
-    /// Heads whose halves turn together become heads whose neighbours do.
+    /// Heads whose halves are rotated together become heads whose neighbours are.
     Heads(HeadOrder),
-    /// Of every so many rows, those from one on in steps.
+    /// Of every `of` rows, `take` are left: those from `start` on in steps of `step`.
     Cut {
-        /// Rows before.
+        /// Rows before the cut, per group.
         of: usize,
-        /// Rows that are left.
+        /// Rows after the cut, per group.
         take: usize,
         start: usize,
         step: usize,
@@ -108,7 +108,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// The order of the rows that a cut leaves, of so many before it.
+    /// Returns the permutation of a cut that leaves half of every `of` rows.
     pub(super) fn cut(cut: Cut, of: usize) -> Order {
         let take = of / 2;
         let (start, step) = match cut {
@@ -126,7 +126,7 @@ impl Order {
         }
     }
 
-    /// The row of the file that is row `row` of the tensor.
+    /// Returns the row of the file that becomes row `row` of the tensor.
     pub(super) fn source(self, row: usize) -> usize {
         match self {
             Order::Same => row,

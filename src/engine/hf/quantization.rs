@@ -1,5 +1,5 @@
-//! How weights are quantized: `quantization_config`, or what AutoAWQ wrote beside `config.json`
-//! before there was such a thing, with names of its own.
+//! Quantization of weights: `quantization_config`, or AutoAWQ's older file beside `config.json`,
+//! with names of its own.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ use super::awq::Packing;
 use super::config::Config;
 use super::settings::Settings;
 
-/// The file of AutoAWQ's own.
+/// AutoAWQ's own file.
 const BESIDE: &str = "quant_config.json";
 
-/// What is said of AWQ weights.
+/// Settings of AWQ weights.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Awq {
-    /// How codes lie in words.
+    /// Order of codes in words.
     pub(super) packing: Packing,
-    /// Weights of a row that share a scale; all of them without it.
+    /// Number of weights of a row that share a scale; `None` for a whole row.
     pub(super) group: Option<usize>,
     /// Whether files have zero points; without them every zero point is 8.
     pub(super) zero_point: bool,
@@ -37,16 +37,16 @@ impl Config {
         }
     }
 
-    /// As `settings` say, whose names begin with `prefix`.
+    /// Reads it from `settings`, where names begin with `prefix`.
     fn quantization_of(&self, settings: &Settings, prefix: &str) -> Result<Option<Awq>, Error> {
         let key = |name: &str| format!("{prefix}{name}");
-        // AutoAWQ's name, if that is what the settings have
+        // use AutoAWQ's name if the settings have it
         let either = |name: &str, autoawq: &str| match settings.get(&key(name)) {
             None if settings.get(&key(autoawq)).is_some() => key(autoawq),
             _ => key(name),
         };
         let method = settings.string(&key("quant_method"))?;
-        // blocks are recognised by the names of their tensors
+        // MXFP4 blocks are recognized by the names of their tensors
         if self.row.transposed && method.as_deref() == Some("mxfp4") {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Rotary embeddings: base, part and scaling under GGUF's keys.
+//! RoPE: base, dimensions and scaling under GGUF's keys.
 
 use gguf_rs_lite::View;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::Error;
 use super::config::Config;
 use crate::error::Choice;
 
-/// Where positions' scaling may be described.
+/// Settings that may describe the scaling.
 const GROUPS: [&str; 3] = [
     "rope_scaling",
     "rope_parameters",
@@ -42,7 +42,7 @@ impl Config {
                 view.set(&key("scaling.type"), kind.as_str())
                     .set(&key("scaling.factor"), number("factor")?);
             }
-            // what these need beside it is known to the row
+            // the row's own function sets the other keys that these need
             "longrope" | "su" if self.row.arch != "phi3" => {
                 view.set(&key("scaling.type"), "longrope");
             }
@@ -59,7 +59,8 @@ impl Config {
                     view.set(&key(&format!("scaling.yarn_{name}")), value);
                 }
             }
-            // GGUF's factor multiplies the one that follows from the scaling, this one replaces it
+            // GGUF's factor multiplies the one that follows from the scaling, `attention_factor`
+            // replaces it
             let follows = 0.1 * number("factor")?.ln() + 1.0;
             let other = |factor: &f32| (factor - follows).abs() > 1e-3;
             if let Some(factor) = self.float(&path("attention_factor"))?.filter(other) {
@@ -73,7 +74,7 @@ impl Config {
         Ok(())
     }
 
-    /// How many values of a head turn.
+    /// Returns the number of a head's values that are rotated.
     fn turning(&self) -> Result<usize, Error> {
         const NAMES: [&str; 4] = [
             "rope_parameters.partial_rotary_factor",
@@ -95,7 +96,7 @@ impl Config {
         Ok((f64::from(part) * self.head_dim as f64) as usize)
     }
 
-    /// The base of the rotary frequencies: newer configurations keep it with the scaling.
+    /// Returns the base of the RoPE frequencies: newer configurations keep it with the scaling.
     pub(super) fn rope_base(&self) -> Result<Option<f32>, Error> {
         for group in GROUPS {
             if let Some(base) = self.float(&format!("{group}.rope_theta"))? {
@@ -105,7 +106,7 @@ impl Config {
         self.float("rope_theta")
     }
 
-    /// Where positions' scaling is described, and its kind, if there is one.
+    /// Returns which setting describes the scaling, and its kind, if there is one.
     pub(super) fn scaling(&self) -> Result<Option<(&'static str, String)>, Error> {
         for group in GROUPS {
             self.typed(group, "settings by name, or null", Value::as_object)?;
@@ -120,7 +121,8 @@ impl Config {
         Ok(None)
     }
 
-    /// How many pairs of a head turn by each of four axes, the last of which nothing has.
+    /// Returns how many pairs of a head are rotated by each of four axes, the last of which has
+    /// none.
     pub(super) fn axes(&self) -> Result<Option<Vec<i32>>, Error> {
         let expected = "at most four numbers of pairs";
         for group in GROUPS {
@@ -138,7 +140,7 @@ impl Config {
         Ok(None)
     }
 
-    /// The context of the training, before it was extended.
+    /// Returns the original context length of the training, before it was extended.
     pub(super) fn original_context(&self) -> Result<Option<usize>, Error> {
         const NAME: &str = "original_max_position_embeddings";
         for group in GROUPS {
@@ -149,7 +151,7 @@ impl Config {
         self.optional_count(NAME)
     }
 
-    /// Divisors of the rotary frequencies, by the names of their tensors.
+    /// Returns divisors of the RoPE frequencies, by the names of their tensors.
     pub(super) fn divisors(&self) -> Result<Vec<(&'static str, Vec<f32>)>, Error> {
         let mut all: Vec<_> = self
             .llama3()?
@@ -171,9 +173,9 @@ impl Config {
         Ok(all)
     }
 
-    /// Gemma 4's heads without a window, of which the first pairs of either half turn. Those that
-    /// do not are divided away, as in llama.cpp's files, for their places stay between the two
-    /// halves.
+    /// Returns the divisors of Gemma 4's heads without a window, of which only the first pairs of
+    /// either half are rotated. The others get a huge divisor, as in llama.cpp's files, so that
+    /// their rotation vanishes and they keep their places between the two halves.
     fn proportional(&self) -> Result<Option<Vec<f32>>, Error> {
         let Some((group, _)) = self.scaling()?.filter(|s| s.1 == "proportional") else {
             return Ok(None);
@@ -189,7 +191,7 @@ impl Config {
         Ok(Some((0..head_dim / 2).map(divisor).collect()))
     }
 
-    /// A divisor for each pair of values that turn.
+    /// Reads a divisor for each rotated pair.
     fn factors(&self, key: &str) -> Result<Vec<f32>, Error> {
         let pairs = self.turning()? / 2;
         let expected = format!("{pairs} positive numbers");
@@ -201,8 +203,7 @@ impl Config {
         self.must(key, &expected, self.typed(key, &expected, list)?)
     }
 
-    /// LLaMA 3.1's scaling: divisors of the rotary frequencies, computed as llama.cpp's converter
-    /// does.
+    /// Computes LLaMA 3.1's divisors of the RoPE frequencies as llama.cpp's converter does.
     fn llama3(&self) -> Result<Option<Vec<f32>>, Error> {
         let Some((group, _)) = self.scaling()?.filter(|s| s.1 == "llama3") else {
             return Ok(None);
@@ -235,21 +236,21 @@ impl Config {
     }
 }
 
-/// LLaMA 3.1's scaling of rotary frequencies.
+/// LLaMA 3.1's scaling of RoPE frequencies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Llama3 {
-    /// Divides low frequencies.
+    /// Divisor of low frequencies.
     pub(super) factor: f32,
-    /// Frequencies that turn less often than this over the original context are low,
+    /// Frequencies with fewer rotations than this over the original context are low,
     pub(super) low: f32,
-    /// and high those that turn more often than this.
+    /// and those with more rotations than this are high.
     pub(super) high: f32,
-    /// The context of the training.
+    /// Original context length of the training.
     pub(super) original: f32,
 }
 
 impl Llama3 {
-    /// What each of the frequencies `base ^ (-2 i / head_dim)` is divided by.
+    /// Returns the divisor of each of the frequencies `base ^ (-2 i / head_dim)`.
     pub(super) fn divisors(self, base: f32, head_dim: usize) -> Vec<f32> {
         let Llama3 {
             factor,

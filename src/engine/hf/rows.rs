@@ -1,4 +1,4 @@
-//! Rows of plain numbers that do not lie in the file as GGUF has them.
+//! Rows of plain numbers that are stored differently in the file than in GGUF.
 
 use gguf_rs_lite::{Error, RowSource, TensorType};
 use half::{bf16, f16};
@@ -8,7 +8,7 @@ use super::awq::Part;
 use super::files::{Source, bad, show};
 use super::order::Order;
 
-/// What a plain tensor's numbers are.
+/// Element type of a plain tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plain {
     F32,
@@ -17,7 +17,7 @@ pub(super) enum Plain {
 }
 
 impl Plain {
-    /// What the numbers of a tensor are.
+    /// Returns the element type of a tensor.
     pub(super) fn of(name: &str, source: &Source) -> Result<Plain, super::Error> {
         match source.dtype {
             Dtype::F32 => Ok(Plain::F32),
@@ -40,11 +40,10 @@ impl Plain {
     }
 }
 
-/// Rows in another order, of the same numbers, from tensors of one shape that stand one behind the
-/// other.
+/// Permuted rows of the same numbers, from several concatenated tensors of one shape.
 pub(super) struct Reordered {
     pub(super) parts: Vec<Part>,
-    /// Rows of each.
+    /// Rows of each part.
     pub(super) part_rows: usize,
     pub(super) row_bytes: usize,
     pub(super) order: Order,
@@ -69,14 +68,14 @@ impl RowSource for Reordered {
     }
 }
 
-/// Matrices of all experts whose rows are the columns of the file's.
+/// Matrices of all experts, transposed: their rows are the file's columns.
 pub(super) struct Transposed {
     pub(super) part: Part,
-    /// Bytes of a number.
+    /// Bytes per number.
     pub(super) bytes: usize,
-    /// Rows of a matrix in the file, and its columns.
+    /// Rows and columns of a matrix in the file.
     pub(super) shape: [usize; 2],
-    /// Which columns become rows.
+    /// Permutation of the columns that become rows.
     pub(super) order: Order,
 }
 
@@ -103,12 +102,12 @@ impl RowSource for Transposed {
     }
 }
 
-/// MXFP4 blocks, whose codes and scales are tensors of their own in the file. There neighbours
-/// share a byte, in GGUF values at a distance of 16.
+/// MXFP4 blocks, with codes and scales in separate tensors in the file. There neighbours share a
+/// byte, in GGUF values 16 apart do.
 pub(super) struct Mxfp4 {
     pub(super) blocks: Part,
     pub(super) scales: Part,
-    /// Blocks of a row.
+    /// Blocks per row.
     pub(super) row_blocks: usize,
     pub(super) order: Order,
 }
@@ -139,14 +138,14 @@ impl RowSource for Mxfp4 {
     }
 }
 
-/// Rows whose columns change places.
+/// Rows with permuted columns.
 pub(super) struct Shuffled {
     pub(super) part: Part,
-    /// Bytes of a number.
+    /// Bytes per number.
     pub(super) bytes: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub(super) row_len: usize,
-    /// Which columns become which.
+    /// Permutation of the columns.
     pub(super) order: Order,
 }
 
@@ -174,13 +173,13 @@ impl RowSource for Shuffled {
     }
 }
 
-/// What becomes of a number.
+/// Change of a number's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Change {
     Nothing,
-    /// This is added to it.
+    /// Adds a constant.
     Plus(f32),
-    /// It was a logarithm, and becomes what that is of, less than 0.
+    /// Turns a logarithm into the negative of its exponential.
     MinusExp,
 }
 
@@ -194,14 +193,14 @@ impl Change {
     }
 }
 
-/// Vectors, and what else GGUF keeps in F32.
+/// Vectors, and other tensors that GGUF keeps in F32.
 pub(super) struct Widened {
     pub(super) part: Part,
     pub(super) plain: Plain,
     pub(super) order: Order,
-    /// Values that change places together: a row's, or single ones.
+    /// Number of values that are permuted together: a row, or 1.
     pub(super) unit: usize,
-    /// Values of a row.
+    /// Values per row.
     pub(super) row_len: usize,
     pub(super) change: Change,
 }
@@ -225,7 +224,7 @@ impl RowSource for Widened {
     }
 }
 
-/// Numbers made here.
+/// Computed numbers.
 pub(super) struct Computed(pub(super) Vec<f32>);
 
 impl RowSource for Computed {

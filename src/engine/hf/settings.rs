@@ -1,5 +1,4 @@
-//! A file of settings, read by name: every value is what it must be, or an error says where it is
-//! not.
+//! A settings file, read by name: every value has the type it must have, or an error names its key.
 
 use std::path::Path;
 
@@ -7,9 +6,9 @@ use serde_json::Value;
 
 use super::{Error, MAX_SETTINGS, read_json};
 
-/// What a JSON file says.
+/// Contents of a JSON file.
 pub(super) struct Settings {
-    /// Its path, for messages.
+    /// Path, for messages.
     pub(super) file: String,
     pub(super) root: Value,
 }
@@ -27,7 +26,7 @@ impl Settings {
         Ok(Settings { file, root })
     }
 
-    /// Reads another file of settings, if the folder has it.
+    /// Reads another settings file, if the folder has it.
     pub(super) fn beside(dir: &Path, name: &str) -> Result<Option<Settings>, Error> {
         let root = read_json(dir, name, MAX_SETTINGS)?;
         let file = dir.join(name).display().to_string();
@@ -44,7 +43,7 @@ impl Settings {
         }
     }
 
-    /// The value at a path with dots; null is as good as nothing.
+    /// Returns the value at a path with dots; null counts as missing.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         key.split('.')
             .try_fold(&self.root, |value, part| value.get(part))
@@ -87,7 +86,7 @@ impl Settings {
         self.typed(key, "a positive number of at most 32 bits", read)
     }
 
-    /// A number without a fraction, 0 among them.
+    /// Reads an integer, 0 included.
     pub(super) fn whole(&self, key: &str) -> Result<Option<usize>, Error> {
         let read = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
         let n = self.typed(key, "a number of at most 32 bits", read)?;
@@ -102,14 +101,14 @@ impl Settings {
         Ok(self.double(key)?.map(|x| x as f32))
     }
 
-    /// A number from which others are computed: rounding it first would show.
+    /// Reads a number from which others are computed: rounding it to f32 first would change them.
     pub(super) fn double(&self, key: &str) -> Result<Option<f64>, Error> {
         self.typed(key, "a number", |v| {
             v.as_f64().filter(|v| (*v as f32).is_finite())
         })
     }
 
-    /// Token ids: one, or a list.
+    /// Reads token ids: one, or a list.
     pub(super) fn ids(&self, key: &str) -> Result<Vec<u32>, Error> {
         Ok(self
             .typed(key, "a token id or a list of them", super::tokenizer::ids)?

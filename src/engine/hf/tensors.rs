@@ -27,7 +27,7 @@ pub(super) fn declare(
     let row = config.row;
     let n_layer = config.count("num_hidden_layers")?;
     let mut sources = named(row, n_layer, read(dir, options)?)?;
-    // what checkpoints keep beside weights: frequencies that follow from the settings, and copies
+    // checkpoints also have frequencies that follow from the settings, and copies of tied weights
     let spare = |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight"
     };
@@ -65,9 +65,9 @@ pub(super) fn declare(
     Ok(())
 }
 
-/// Holds the tensors against what the settings say of an output matrix and of biases. A model
-/// without them would run, with the embedding for its output and zeros for its biases, and say
-/// something else than was trained.
+/// Checks the tensors against what the settings say of an output matrix and of biases. A model
+/// without them would run, with the embedding as its output and zero biases, and give other results
+/// than the trained model.
 pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
     let broken = |tensor: String, expected: String, got: &str| {
         Err(Error::Tensor {
@@ -83,7 +83,7 @@ pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Resu
     }
     let layers = config.count("num_hidden_layers")?;
     let prefix = config.row.layers;
-    // no more layers than the files have: the number comes from outside
+    // no more layers than the files have: the setting is untrusted
     let has_layer = |layer: &usize| {
         let name = |module: &str| format!("{prefix}{layer}.{module}.weight");
         config.row.modules.iter().any(|m| is_there(&name(m.0)))
@@ -124,7 +124,7 @@ pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Resu
     Ok(())
 }
 
-/// What is done with a folder's tensors, which are taken one by one.
+/// A folder's tensors while they are converted one by one.
 struct Folder<'a> {
     config: &'a Config,
     sources: Sources,
@@ -132,7 +132,7 @@ struct Folder<'a> {
 }
 
 impl Folder<'_> {
-    /// Adds the tensors of a module; one that has no name in GGUF is left.
+    /// Adds the tensors of a module; a module without a name in GGUF is skipped.
     fn module(&mut self, module: &str) -> Result<(), Error> {
         let row = self.config.row;
         if let Some(name) = gguf_name(row, module) {
@@ -186,7 +186,7 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// Adds a module's weight or another tensor of its, if it has one.
+    /// Adds one tensor of a module, if the module has it.
     fn part(&mut self, module: &str, suffix: &str, names: &[(String, Rule)]) -> Result<(), Error> {
         let from = format!("{module}.{suffix}");
         let Some(source) = self.sources.remove(&from) else {
@@ -194,7 +194,7 @@ impl Folder<'_> {
         };
         for (name, rule) in names {
             let name = match suffix {
-                // no logarithm any more, and no other tensor of the module's
+                // it is no logarithm any more, and the module has no other tensor
                 "log" => name.clone(),
                 suffix => format!("{name}.{suffix}"),
             };
@@ -203,7 +203,7 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// Adds a plain tensor, made of several of one shape if experts have one each.
+    /// Adds a plain tensor, stacked from several of one shape if each expert has one.
     fn plain(
         &mut self,
         from: &str,
@@ -252,7 +252,7 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// Adds the matrices of all experts that have tensors of their own.
+    /// Adds the stacked matrices of experts that are separate tensors.
     fn experts(&mut self) -> Result<(), Error> {
         let row = self.config.row;
         let mut found: BTreeMap<(u32, usize), BTreeMap<u32, String>> = BTreeMap::new();
@@ -280,7 +280,7 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// A part of a quantized weight, of exactly the type and shape it must have.
+    /// Takes a part of a quantized weight, which must have exactly this type and shape.
     fn exactly(
         &mut self,
         name: &str,

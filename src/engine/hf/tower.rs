@@ -1,4 +1,5 @@
-//! The vision tower of a folder, seen as the GGUF file (mmproj) that llama.cpp's converter makes.
+//! The vision encoder of a folder, presented as the GGUF file (mmproj) that llama.cpp's converter
+//! makes.
 
 use std::path::Path;
 
@@ -12,31 +13,31 @@ use super::rows::Plain;
 use super::settings::Settings;
 use super::{Error, MAX_SETTINGS, read_json};
 
-/// The section of `config.json`.
+/// Section of `config.json`.
 const VISION: &str = "vision_config";
-/// What the names of a tower's tensors begin with.
+/// Prefixes of the names of a vision encoder's tensors.
 const STARTS: [&str; 2] = ["model.visual.", "visual."];
-/// Frames of a moment, each with kernels of its own.
+/// Frames of a temporal patch, each with kernels of its own.
 const FRAMES: usize = 2;
 const COLOURS: usize = 3;
-/// The epsilon of norms where no setting names one.
+/// Epsilon of norms if no setting gives one.
 const USUAL_EPS: f32 = 1e-6;
 
-/// What a folder's tower is.
+/// Kind of a folder's vision encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Qwen3Vl,
     Qwen25Vl,
 }
 
-/// Towers by `model_type`.
+/// Kinds of vision encoders by `model_type`.
 const TYPES: [(&str, Kind); 3] = [
     ("qwen2_5_vl", Kind::Qwen25Vl),
     ("qwen3_vl", Kind::Qwen3Vl),
     ("qwen3_vl_moe", Kind::Qwen3Vl),
 ];
 
-/// Modules and GGUF's names for them.
+/// Module names and GGUF's names for them.
 type Names = &'static [(&'static str, &'static str)];
 
 impl Kind {
@@ -52,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Modules of a block, and GGUF's names inside `v.blk.N.`.
+    /// Returns the modules of a block, and GGUF's names inside `v.blk.N.`.
     fn block(self) -> Names {
         match self {
             Kind::Qwen3Vl => &[
@@ -74,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// Modules behind the blocks.
+    /// Returns the modules after the blocks.
     fn merger(self) -> Names {
         match self {
             Kind::Qwen3Vl => &[
@@ -91,11 +92,11 @@ impl Kind {
     }
 }
 
-/// Opens a folder's vision tower.
+/// Opens a folder's vision encoder as a GGUF file.
 ///
 /// # Errors
-/// [`enum@Error`] for a folder without a tower, one of another kind, and anything missing or
-/// unsound.
+/// [`enum@Error`] for a folder without a vision encoder, one of another kind, and anything missing
+/// or invalid.
 pub fn open_tower(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     let settings = Settings::read(dir)?;
     let kind = Kind::of(&settings)?;
@@ -118,26 +119,26 @@ pub fn open_tower(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     Ok(tower.view.open()?)
 }
 
-/// Whether the folder has a vision tower that can be opened.
+/// Returns whether the folder has a vision encoder that can be opened.
 pub fn has_tower(dir: &Path) -> bool {
     let settings = Settings::read(dir);
     settings.is_ok_and(|s| Kind::of(&s).is_ok() && s.get(VISION).is_some())
 }
 
-/// A tower on its way from a folder to GGUF.
+/// A vision encoder while it is converted from a folder to GGUF.
 struct Tower {
     kind: Kind,
     settings: Settings,
-    /// Its tensors, by names inside of the tower.
+    /// Its tensors, by names without the encoder's prefix.
     sources: Sources,
     view: View,
-    /// The number of blocks.
+    /// Number of blocks.
     blocks: usize,
-    /// Blocks whose results are projected too.
+    /// Blocks whose outputs are projected too (DeepStack).
     deepstack: Vec<usize>,
 }
 
-/// The path of a tower's setting.
+/// Returns the path of a vision encoder's setting.
 fn key(name: &str) -> String {
     format!("{VISION}.{name}")
 }
@@ -147,7 +148,7 @@ impl Tower {
         self.settings.count(&key(name))
     }
 
-    /// Refuses a setting that is there and another number.
+    /// Refuses a setting that is there and is another number.
     fn only(&self, name: &str, expected: usize) -> Result<(), Error> {
         let key = key(name);
         match self.settings.optional_count(&key)? {
@@ -206,7 +207,7 @@ impl Tower {
         }
     }
 
-    /// Pixels along a side of the square that has all positions; nobody goes by it.
+    /// Returns the side in pixels of the square that has all positions; it is informational only.
     fn image_size(&self) -> Result<usize, Error> {
         if let Some(side) = self.settings.optional_count(&key("image_size"))? {
             return Ok(side);
@@ -250,7 +251,7 @@ impl Tower {
         self.put_eps("rms_norm_eps")
     }
 
-    /// The epsilon of all norms is a setting of the text model's.
+    /// Sets the epsilon of all norms, which is a setting of the text model.
     fn put_eps(&mut self, from: &str) -> Result<(), Error> {
         let eps = self.settings.float(from)?.unwrap_or(USUAL_EPS);
         self.put("vision.attention.layer_norm_epsilon", eps);
@@ -265,7 +266,8 @@ impl Tower {
         }
     }
 
-    /// The number of blocks: not more than the folder has tensors, for it comes from outside.
+    /// Returns the number of blocks, at most the number of tensors in the folder, because the
+    /// setting is untrusted.
     fn count_blocks(&self) -> Result<usize, Error> {
         let (n, most) = (self.count("depth")?, self.sources.len());
         match n <= most {
@@ -277,7 +279,7 @@ impl Tower {
         }
     }
 
-    /// A list of blocks, each once and in order.
+    /// Reads a list of blocks, each once and in order.
     fn list_of_blocks(&self, name: &str) -> Result<Option<Vec<usize>>, Error> {
         let blocks = self.blocks;
         let expected = format!("numbers below {blocks}, each larger than the one before");
@@ -290,7 +292,8 @@ impl Tower {
         self.settings.typed(&key(name), &expected, read)
     }
 
-    /// Of how many blocks the last sees the whole picture.
+    /// Returns the period of blocks with full attention over the image: the last block of each
+    /// period.
     fn whole_every(&self) -> Result<usize, Error> {
         const NAME: &str = "fullatt_block_indexes";
         let key = key(NAME);
@@ -343,7 +346,7 @@ impl Tower {
         }
     }
 
-    /// Adds the weight and the bias of a module, as far as it has them.
+    /// Adds the weight and the bias of a module, if it has them.
     fn module(&mut self, module: &str, name: &str) -> Result<(), Error> {
         for part in ["weight", "bias"] {
             let from = format!("{module}.{part}");
@@ -355,7 +358,7 @@ impl Tower {
         Ok(())
     }
 
-    /// Adds queries, keys and values, which are one module's.
+    /// Adds queries, keys and values, which are one module in the folder.
     fn thirds(&mut self, module: &str, block: &str) -> Result<(), Error> {
         for part in ["weight", "bias"] {
             let from = format!("{module}.{part}");
@@ -383,7 +386,7 @@ impl Tower {
         Ok(())
     }
 
-    /// Adds the kernels of patches: one tensor for each frame of a moment.
+    /// Adds the patch kernels: one tensor for each frame of a temporal patch.
     fn patches(&mut self) -> Result<(), Error> {
         const FROM: &str = "patch_embed.proj.weight";
         let Some(source) = self.sources.remove(FROM) else {
@@ -409,7 +412,7 @@ impl Tower {
         self.module("patch_embed.proj", "v.patch_embd")
     }
 
-    /// Adds a tensor: so many rows of another.
+    /// Adds a tensor made of some rows of another.
     fn part(
         &mut self,
         from: &str,
@@ -423,7 +426,7 @@ impl Tower {
             return Err(bad(from, source, expected, show(source)));
         }
         let plain = Plain::of(from, source)?;
-        // the converter knows no kernels of BF16
+        // the converter writes no BF16 kernels
         let in_f32 = match is_patches(name) {
             true => plain == Plain::Bf16,
             false => stays_f32(name, shape.len()),
@@ -433,7 +436,7 @@ impl Tower {
     }
 }
 
-/// Whether a tensor has kernels of patches, which are F16 in files of F16 and F32 in all others.
+/// Returns whether a tensor has patch kernels, which are F16 in F16 files and F32 in all others.
 pub fn is_patches(name: &str) -> bool {
     name.starts_with("v.patch_embd.weight")
 }
@@ -442,13 +445,14 @@ fn narrow(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// What is taken from the colours of a pixel, and what they are divided by.
+/// Mean that is subtracted from a pixel's channels, and divisor of the result.
 struct Colours {
     mean: Vec<f32>,
     std: Vec<f32>,
 }
 
-/// Reads them from where folders have them; of two files the second counts.
+/// Reads them from the folder's preprocessor settings; if both files have them, the second one
+/// counts.
 fn colours(dir: &Path) -> Result<Colours, Error> {
     const FILES: [(&str, &str); 2] = [
         ("preprocessor_config.json", "media_proc_cfg"),

@@ -1,4 +1,4 @@
-//! `sliding_window`, and which layers have one.
+//! Sliding windows: `sliding_window`, and the layers that have one.
 
 use gguf_rs_lite::View;
 use serde_json::Value;
@@ -12,7 +12,7 @@ const PATTERN: &str = "sliding_window_pattern";
 const TYPES: &str = "layer_types";
 
 impl Config {
-    /// Sets keys of windows, or refuses them.
+    /// Sets the keys of sliding windows, or refuses them.
     pub(super) fn windows(&self, view: &mut View) -> Result<(), Error> {
         let key = self.key("attention.sliding_window");
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -46,7 +46,7 @@ impl Config {
         }
     }
 
-    /// Sets the keys of a window that some layers have.
+    /// Sets the keys of a window that only some layers have.
     fn mark(&self, flags: Vec<bool>, view: &mut View) -> Result<(), Error> {
         let window = u32::try_from(self.count(WINDOW)?).unwrap_or(u32::MAX);
         let layers = self.count("num_hidden_layers")?;
@@ -76,7 +76,7 @@ impl Config {
         }
     }
 
-    /// Which layers `layer_types` gives a window.
+    /// Returns for each layer whether `layer_types` gives it a window.
     pub(super) fn windowed_by_type(&self) -> Result<Option<Vec<bool>>, Error> {
         self.flags(TYPES, |v| match v.as_str() {
             Some("sliding_attention") => Some(true),
@@ -85,8 +85,9 @@ impl Config {
         })
     }
 
-    /// Which layers `sliding_window_pattern` gives a window: a period, or letters in turn, of which
-    /// L stands for one. Without it all but every so manieth.
+    /// Returns for each layer whether `sliding_window_pattern` gives it a window: the pattern is a
+    /// period, or letters to repeat, L for a window. Without it all layers but every `period`-th
+    /// have one.
     fn windowed_by_pattern(&self, period: usize) -> Result<Vec<bool>, Error> {
         let layers = 0..self.count("num_hidden_layers")?;
         if let Some(letters) = self.get(PATTERN).and_then(Value::as_str) {
@@ -100,7 +101,7 @@ impl Config {
         Ok(layers.map(|l| (l + 1) % period != 0).collect())
     }
 
-    /// A list of something that is so or not, one for each layer.
+    /// Reads a list with a flag for each layer.
     pub(super) fn flags(
         &self,
         key: &str,
@@ -110,7 +111,7 @@ impl Config {
         self.typed(key, "a list with a known value for each layer", all)
     }
 
-    /// Refuses flags unless they are set for all layers but every so manieth.
+    /// Refuses flags unless they are set for all layers but every `period`-th.
     pub(super) fn every(
         &self,
         key: &str,

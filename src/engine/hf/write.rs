@@ -1,4 +1,4 @@
-//! A model as a Hugging Face folder.
+//! Writes a model as a Hugging Face folder.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -18,14 +18,14 @@ use super::rope::Llama3;
 use super::{Error, names, pretty, tensors, tokenizer};
 use octavo_model::Hparams;
 
-/// The tensor of divisors of rotary frequencies: settings, in a folder.
+/// Tensor of divisors of RoPE frequencies, which a folder has as settings.
 const FREQUENCIES: &str = "rope_freqs.weight";
 
-/// Writes a model as a new folder: `config.json`, `model.safetensors`, `tokenizer.json` and what
-/// belongs to it. Its matrices are F32, F16, BF16 or AWQ groups of one size.
+/// Writes a model as a new folder: `config.json`, `model.safetensors`, `tokenizer.json` and the
+/// files that belong to it. Its matrices must be F32, F16, BF16 or AWQ groups of one size.
 ///
 /// # Errors
-/// A folder that is there, a weight or a setting that such folders do not have, and a failed write.
+/// A folder that exists, a weight or a setting that such folders cannot have, and a failed write.
 pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let file = || dir.display().to_string();
     let io = |source| Error::Io {
@@ -44,12 +44,12 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    // beside it first: whoever looks sees all of the folder, or nothing
+    // written beside it first, so that the folder appears whole or not at all
     let new = Temporary::folder(parent).map_err(io)?;
     let put =
         |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;
-    // what such folders cannot say of biases is known now, and not when somebody opens it
+    // check what such folders can say of biases now, and not when the folder is opened
     let mut settings = Config::read(new.path())?;
     settings.settings.file = gguf.name().to_owned();
     tensors::promised(&settings, |name| {
@@ -67,22 +67,22 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     new.rename(dir).map_err(io)
 }
 
-/// Architectures that are written, and what such folders call them.
+/// Architectures that can be written, and their class names in folders.
 const CLASSES: [(&str, &str); 3] = [
     ("llama", "LlamaForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
 ];
 
-/// Whether models of this architecture can be written.
+/// Checks that a model of this architecture can be written.
 ///
 /// # Errors
-/// If they cannot: mixtures of experts are among them.
+/// If it cannot be written, such as mixtures of experts.
 pub fn check_writable(gguf: &Gguf, h: &Hparams) -> Result<(), Error> {
     class(gguf, h).map(|_| ())
 }
 
-/// What such folders call a model's architecture.
+/// Returns the class name of a model's architecture.
 fn class(gguf: &Gguf, h: &Hparams) -> Result<&'static str, Error> {
     let bad = |key: &str, expected: &str, got: String| Err(bad_value(gguf, key, expected, got));
     if let Some(experts) = h.experts {
@@ -99,7 +99,7 @@ fn class(gguf: &Gguf, h: &Hparams) -> Result<&'static str, Error> {
     }
 }
 
-/// `config.json`.
+/// Returns the contents of `config.json`.
 fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     let bad = |key: &str, expected: &str, got: String| bad_value(gguf, key, expected, got);
     let class = class(gguf, h)?;
@@ -136,7 +136,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     });
     for name in ["bos", "eos"] {
         let id = gguf.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
-        // a file may name one that it has no token for
+        // a file may name one that its vocabulary does not have
         let id = id.filter(|id| (*id as usize) < h.n_vocab());
         config[format!("{name}_token_id")] = json!(id);
     }
@@ -155,7 +155,7 @@ fn bad_value(gguf: &Gguf, key: &str, expected: &str, got: String) -> Error {
     }
 }
 
-/// `rope_scaling`: null where positions are not scaled.
+/// Returns `rope_scaling`: null where positions are not scaled.
 fn rope_scaling(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     let rope = &h.ropes[0];
     Ok(match rope.scaling.value.name() {
@@ -173,8 +173,8 @@ fn rope_scaling(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     })
 }
 
-/// `quantization_config` of a model with matrices in AWQ groups, which must be of one size; `None`
-/// for other models.
+/// Returns `quantization_config` for a model with matrices in AWQ groups, which must be of one
+/// size; `None` for other models.
 fn awq_settings(gguf: &Gguf, arch: &str) -> Result<Option<Value>, Error> {
     let mut groups = gguf
         .tensors()
@@ -210,8 +210,8 @@ fn awq_settings(gguf: &Gguf, arch: &str) -> Result<Option<Value>, Error> {
     })))
 }
 
-/// The settings that give the file's divisors of rotary frequencies: those of all LLaMA 3 models,
-/// if any.
+/// Returns the settings that give the file's divisors of RoPE frequencies: those that all LLaMA 3
+/// models have, if they match.
 fn llama3(gguf: &Gguf, h: &Hparams) -> Option<Value> {
     let theirs: Vec<f32> = gguf
         .data(gguf.tensor(FREQUENCIES)?)
@@ -240,31 +240,31 @@ fn llama3(gguf: &Gguf, h: &Hparams) -> Option<Value> {
     })
 }
 
-/// A float as the shortest decimal that is the same float, as people would write it.
+/// Writes a float as the shortest decimal that is the same float.
 fn number(x: f32) -> Value {
     serde_json::from_str(&x.to_string()).unwrap_or(Value::Null)
 }
 
-/// A tensor whose bytes are made when they are written.
+/// A tensor whose bytes are made when it is written.
 struct Weight<'a> {
     gguf: &'a Gguf,
     tensor: &'a TensorInfo,
     part: Part,
     shape: Vec<usize>,
-    /// The order of rows in the GGUF file, if it is another.
+    /// Row order in the GGUF file, if it is another.
     order: Option<HeadOrder>,
-    /// What is known of the groups once one of their parts was made: codes are written first, and
-    /// all rows read once.
+    /// Zero points and scales, once one of the parts was made: codes are written first, and all
+    /// rows are read once.
     small: Rc<OnceCell<Small>>,
 }
 
-/// The small parts of AWQ groups.
+/// The small parts of AWQ groups: zero points and scales.
 struct Small {
     qzeros: Vec<u8>,
     scales: Vec<u8>,
 }
 
-/// What is written of a tensor.
+/// A part of a tensor that is written as a tensor of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Plain(Dtype),
@@ -287,7 +287,7 @@ impl Part {
     }
 }
 
-/// Every tensor of the folder.
+/// Returns every tensor of the folder.
 fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>, Error> {
     let mut all = Vec::new();
     for tensor in gguf.tensors().iter().filter(|t| t.name != FREQUENCIES) {
@@ -357,7 +357,7 @@ impl Weight<'_> {
         cols(self.tensor) / self.tensor.ty.block_len()
     }
 
-    /// The row of the GGUF file that is row `row` of the folder's.
+    /// Returns the row of the GGUF file that becomes row `row` of the folder's tensor.
     fn place(&self, row: usize) -> usize {
         self.order.map_or(row, |order| order.target(row))
     }
@@ -376,7 +376,7 @@ impl Weight<'_> {
             .collect()
     }
 
-    /// All three parts of the groups, the codes apart.
+    /// Returns all three parts of the groups, the codes separately.
     fn parts(&self) -> (Vec<u8>, Small) {
         let (len, bytes, n) = (
             self.tensor.ty.block_len(),
@@ -384,7 +384,7 @@ impl Weight<'_> {
             self.groups(),
         );
         let rows = rows(self.tensor);
-        // eight rows to a word
+        // eight rows per word
         let mut qweight = vec![[0u8; 8]; cols(self.tensor) * rows / 8];
         let mut qzeros = vec![[0u8; 8]; n * rows / 8];
         let mut scales = vec![0; n * rows * 2];
@@ -444,7 +444,7 @@ impl View for Weight<'_> {
             Part::Plain(_) => self.plain().into(),
             Part::Qweight => {
                 let (qweight, small) = self.parts();
-                // set already where another part came first: the same
+                // already set if another part came first, with the same values
                 let _ = self.small.set(small);
                 qweight.into()
             }

@@ -1,4 +1,4 @@
-//! Byte-level BPE: words cut by patterns, bytes as letters, and merges.
+//! Byte-level BPE: words split by regular expressions, bytes mapped to letters, and merges.
 
 use gguf_rs_lite::View;
 use serde_json::Value;
@@ -8,10 +8,10 @@ use super::super::config::Config;
 use super::{Files, NORMAL, Specials, Tokens};
 use octavo_text::tokenizer::Tokenizer;
 
-/// The pattern of a `ByteLevel` that cuts by itself: GPT-2's.
+/// Pattern of a `ByteLevel` step that splits by itself: GPT-2's.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 
-/// What `Punctuation` cuts out: Unicode's, and the symbols of ASCII.
+/// Pattern of `Punctuation`: Unicode's, and the symbols of ASCII.
 const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 
 /// Sets the keys of the vocabulary.
@@ -35,7 +35,7 @@ pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result
     })
 }
 
-/// The patterns that cut text into words, one inside the pieces of the one before.
+/// Collects the patterns that split text into words, each applied to the pieces of the one before.
 fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Error> {
     match step["type"].as_str() {
         Some("Sequence") => {
@@ -59,7 +59,7 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
             out.push(PUNCTUATION.to_owned());
         }
         Some("ByteLevel") if step["add_prefix_space"] != true => {
-            // it cuts unless it says that it does not
+            // it splits unless it says otherwise
             if step["use_regex"] != false {
                 out.push(GPT2.to_owned());
             }
@@ -75,13 +75,13 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
     Ok(())
 }
 
-/// GGUF's name of the way in which the folder's tokenizer cuts text.
+/// Returns GGUF's name for the pre-tokenizer of the folder.
 fn pre(files: &Files, expected: &[&'static str]) -> Result<&'static str, Error> {
     let step = &files.tokenizer["pre_tokenizer"];
     let mut regexes = Vec::new();
     patterns(files, step, &mut regexes)?;
-    // llama.cpp's converter recognises Falcon by its hash, and leaves out the step that takes
-    // spaces off numbers
+    // llama.cpp's converter recognizes Falcon by its hash, and leaves out the step that splits
+    // numbers from spaces
     if let [punctuation, _, numbers, _] = regexes.as_slice()
         && (punctuation.as_str(), numbers.as_str()) == (PUNCTUATION, r"\p{N}+")
     {

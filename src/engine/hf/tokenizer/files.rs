@@ -1,4 +1,4 @@
-//! The folder's files about tokens, from GGUF's keys.
+//! Writes the tokenizer files of a folder from GGUF's keys.
 
 use gguf_rs_lite::{Array, Gguf};
 use prost::Message;
@@ -18,7 +18,7 @@ struct Vocab<'a> {
     types: Vec<i32>,
 }
 
-/// Names and contents of the files.
+/// Returns names and contents of the files.
 pub(in super::super) fn files(gguf: &Gguf) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
     let tokenizer = Tokenizer::from_gguf(gguf).map_err(|error| Error::Model {
         error: error.to_string(),
@@ -69,7 +69,7 @@ impl Vocab<'_> {
         )
     }
 
-    /// Ids, texts and types.
+    /// Returns ids, texts and types of all tokens.
     fn all(&self) -> impl Iterator<Item = (u32, &String, i32)> {
         (0..)
             .zip(&self.tokens)
@@ -77,7 +77,7 @@ impl Vocab<'_> {
             .map(|((id, text), ty)| (id, text, *ty))
     }
 
-    /// Tokens that are found in texts before anything else is, with what else they do.
+    /// Returns the tokens that are matched in texts before anything else, with their flags.
     fn added(&self) -> impl Iterator<Item = (u32, Value)> {
         let special = |ty: i32| [CONTROL, UNKNOWN].contains(&ty);
         let is_added = move |t: &(u32, &String, i32)| {
@@ -92,7 +92,7 @@ impl Vocab<'_> {
         })
     }
 
-    /// `tokenizer.json` around a model and the steps before it and behind it.
+    /// Builds `tokenizer.json` from a model and its normalizer, pre-tokenizer and decoder.
     fn json(&self, steps: [Value; 3], model: &Value) -> Value {
         let [normalizer, pre_tokenizer, decoder] = steps;
         let added = self.added().map(|(id, mut token)| {
@@ -108,7 +108,7 @@ impl Vocab<'_> {
         })
     }
 
-    /// BOS and EOS, where the file asks for them.
+    /// Builds the post-processor that adds BOS and EOS, where the file asks for them.
     fn post_processor(&self) -> Value {
         let t = &self.tokenizer;
         let text = |id: u32| self.tokens.get(id as usize).map(|text| (text.as_str(), id));
@@ -182,7 +182,8 @@ impl Vocab<'_> {
         Ok(self.json([Value::Null, cut, byte_level], &model))
     }
 
-    /// `tokenizer.json` with merges that do what the scores do, and `tokenizer.model`.
+    /// Builds `tokenizer.json` with merges that are equivalent to the scores, and
+    /// `tokenizer.model`.
     fn spm(&self) -> Result<(Value, Option<ModelProto>), Error> {
         let scores: Vec<f32> = match self
             .gguf
@@ -210,7 +211,7 @@ impl Vocab<'_> {
         Ok((json, Some(self.proto(&scores))))
     }
 
-    /// Merges that cut text as the tokens' scores do.
+    /// Returns merges that split text as the tokens' scores do.
     fn spm_merges(&self, scores: &[f32]) -> Result<Vec<(&str, &str)>, Error> {
         let cut = |ty: i32| [CONTROL, USER_DEFINED, UNKNOWN].contains(&ty);
         let tokens: Vec<Token<'_>> = self
@@ -233,7 +234,7 @@ impl Vocab<'_> {
         })
     }
 
-    /// `tokenizer.model`, without the padding at the end of the vocabulary.
+    /// Builds `tokenizer.model`, without the padding at the end of the vocabulary.
     fn proto(&self, scores: &[f32]) -> ModelProto {
         let t = &self.tokenizer;
         let unk = t.unk();
@@ -247,7 +248,7 @@ impl Vocab<'_> {
                 score: *score,
                 ty: Some(match ty {
                     _ if Some(id) == unk => UNKNOWN,
-                    // a model has one such token
+                    // a model has only one such token
                     UNKNOWN => UNUSED,
                     ty => ty,
                 }),
@@ -322,7 +323,7 @@ impl Vocab<'_> {
         }
         let more = self.gguf.array(ENDS_KEY)?;
         ends.extend(more.as_ref().and_then(Array::u32s).into_iter().flatten());
-        // a file may name ids that it has no tokens for
+        // a file may name ids that are not in its vocabulary
         ends.retain(|id| (*id as usize) < self.tokens.len());
         let mut settings = json!({ "eos_token_id": ends });
         for (name, value) in generation::recommended(self.gguf) {
@@ -332,7 +333,7 @@ impl Vocab<'_> {
     }
 }
 
-/// Normalizer, pre-tokenizer and decoder of a SentencePiece vocabulary.
+/// Builds the normalizer, pre-tokenizer and decoder of a SentencePiece vocabulary.
 fn around_spm(prefix: SpacePrefix) -> [Value; 3] {
     let replace =
         |a: char, b: char| json!({ "type": "Replace", "pattern": { "String": a }, "content": b });
@@ -367,7 +368,7 @@ fn around_spm(prefix: SpacePrefix) -> [Value; 3] {
     ]
 }
 
-/// Whether a token (id, text, type) only fills the vocabulary up to a round number.
+/// Returns whether a token (id, text, type) is only padding of the vocabulary.
 fn is_padding((id, text, ty): &(u32, &String, i32)) -> bool {
     [UNUSED, UNKNOWN].contains(ty) && **text == padding(*id as usize)
 }

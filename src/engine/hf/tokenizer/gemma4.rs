@@ -1,4 +1,5 @@
-//! Gemma 4's BPE, which merges characters by rank and has bytes for those without a token.
+//! Gemma 4's BPE, which merges characters by rank and falls back to bytes for those without a
+//! token.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use super::spm::{add, from_json, prefix_of};
 use super::{Files, Specials, Tokens, USER_DEFINED, bad, ids};
 use octavo_text::tokenizer::SpacePrefix;
 
-/// Tokens that llama.cpp's converter has printed though the folder calls them special: answers are
-/// read by them.
+/// Tokens that llama.cpp's converter makes visible though the folder calls them special, because
+/// answers are parsed by them.
 const VISIBLE: [&str; 7] = [
     "<|channel>",
     "<channel|>",
@@ -22,7 +23,7 @@ const VISIBLE: [&str; 7] = [
     "<|\"|>",
 ];
 
-/// The score that the converter gives every token; nothing reads it.
+/// Score that the converter gives every token; it is not used.
 const SCORE: f32 = -1000.0;
 
 /// Sets the keys of the vocabulary.
@@ -61,7 +62,7 @@ pub(super) fn declare(
         let file = dir.join("generation_config.json").display().to_string();
         let wrong = || bad(&file, "suppress_tokens", "ids of tokens", suppressed);
         let ids = ids(suppressed).ok_or_else(wrong)?.into_iter();
-        // the key has signed ids, and those that are too large for it are of no vocabulary
+        // the key has signed ids; ids too large for it are in no vocabulary
         let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id).ok()).collect();
         view.set("tokenizer.ggml.suppress_tokens", ids);
     }

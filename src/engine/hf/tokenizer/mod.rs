@@ -1,9 +1,8 @@
-//! `tokenizer.json`, `tokenizer.model` and what stands beside them, under GGUF's keys.
+//! `tokenizer.json`, `tokenizer.model` and the files that belong to them, under GGUF's keys.
 //!
-//! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns
-//! and flags, and SentencePiece's BPE, from either file; Gemma 4's, which merges characters. A
-//! tokenizer that works in a way of its own is refused, because a wrong guess changes tokens
-//! without a word.
+//! Supported are byte-level BPE, whose pre-tokenizer (GGUF's `pre`) is recognized by its patterns
+//! and flags, SentencePiece's BPE, from either file, and Gemma 4's, which merges characters. Any
+//! other tokenizer is refused, because a wrong assumption would silently change tokens.
 
 mod bpe;
 mod files;
@@ -24,7 +23,7 @@ use super::{Error, MAX_SETTINGS, MAX_TOKENIZER, read_json};
 pub(super) use files::files;
 use octavo_text::tokenizer::{ENDS_KEY, STRIP_KEYS};
 
-/// GGUF's types of tokens.
+/// GGUF's token types.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -32,14 +31,14 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// What stands for a space in SentencePiece's tokens.
+/// Replacement for a space in SentencePiece's tokens.
 const SPACE: char = '\u{2581}';
 
-/// The most entries of a vocabulary, sixteen times the largest: memory is taken for all of them
-/// before any is read.
+/// Maximum number of entries of a vocabulary, sixteen times the largest known: memory for all is
+/// allocated before any is read.
 const MAX_TOKENS: usize = 1 << 22;
 
-/// A token id, or a list of them.
+/// Reads a token id, or a list of them.
 pub(super) fn ids(value: &Value) -> Option<Vec<u32>> {
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     match value {
@@ -48,10 +47,10 @@ pub(super) fn ids(value: &Value) -> Option<Vec<u32>> {
     }
 }
 
-/// The folder's JSON files that say something about tokens.
+/// The folder's JSON files with settings of tokens.
 struct Files {
     file: String,
-    /// `tokenizer.json`, null where there is none.
+    /// `tokenizer.json`, null if there is none.
     tokenizer: Value,
     settings: Value,
     generation_file: String,
@@ -63,13 +62,13 @@ impl Files {
         bad(&self.file, key, expected, got)
     }
 
-    /// `tokenizer.json`'s tokens and their ids.
+    /// Returns the tokens and ids of `tokenizer.json`.
     fn vocab(&self) -> Result<&Map<String, Value>, Error> {
         let vocab = self.tokenizer["model"]["vocab"].as_object();
         vocab.ok_or_else(|| self.bad("model.vocab", "tokens and their ids", "nothing"))
     }
 
-    /// Its merges as pairs.
+    /// Returns its merges as pairs.
     fn merges(&self) -> impl Iterator<Item = Result<(&str, &str), Error>> {
         let merges = self.tokenizer["model"]["merges"]
             .as_array()
@@ -112,7 +111,7 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
         generation: read("generation_config.json")?,
     };
     let model = &files.tokenizer["model"];
-    // files from before there was a choice do not say what they are
+    // old files do not give the type of the model
     if model["type"].as_str().is_some_and(|t| t != "BPE") {
         return Err(files.bad("model.type", "BPE", &model["type"]));
     }
@@ -134,12 +133,12 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
     templates::declare(dir, &files.settings, view)
 }
 
-/// The tokens of a vocabulary, as files name them one after the other.
+/// The tokens of a vocabulary, collected from several files.
 struct Tokens {
     places: Vec<Option<(String, i32)>>,
-    /// Those that are found in texts before anything else is.
+    /// Tokens that are matched in texts before anything else.
     added: BTreeSet<u32>,
-    /// Those that eat the white space before and behind them.
+    /// Tokens that strip the white space before them, and after them.
     strips: [BTreeSet<u32>; 2],
 }
 
@@ -157,7 +156,7 @@ impl Tokens {
         }
     }
 
-    /// Names a token; a later type replaces an earlier one, a text does not.
+    /// Sets a token; a later type replaces an earlier one, a different text is an error.
     fn put(&mut self, file: &str, id: Option<u64>, text: &str, ty: i32) -> Result<(), Error> {
         let n = self.places.len();
         let Some(place) = id.and_then(|id| self.places.get_mut(usize::try_from(id).ok()?)) else {
@@ -182,7 +181,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// Names a token that is found in texts before anything else is.
+    /// Sets a token that is matched in texts before anything else.
     fn put_added(&mut self, file: &str, id: Option<u64>, token: &Value) -> Result<(), Error> {
         let text = token["content"].as_str();
         let text = text.ok_or_else(|| bad(file, "added_tokens", "tokens with a content", token))?;
@@ -203,7 +202,7 @@ impl Tokens {
         self.put(file, id, text, if special { CONTROL } else { USER_DEFINED })
     }
 
-    /// Names `tokenizer.json`'s added tokens.
+    /// Sets the added tokens of `tokenizer.json`.
     fn put_all_added(&mut self, files: &Files) -> Result<(), Error> {
         let added = files.tokenizer["added_tokens"]
             .as_array()
@@ -213,8 +212,8 @@ impl Tokens {
             .try_for_each(|token| self.put_added(&files.file, token["id"].as_u64(), token))
     }
 
-    /// Sets texts and types; gives the ids by text. Rows of the embedding that no text leads to get
-    /// texts.
+    /// Sets the keys of texts and types; returns the ids by text. Rows of the embedding without a
+    /// token get padding texts.
     fn declare(self, view: &mut View) -> BTreeMap<String, u32> {
         let by_text = self
             .places
@@ -246,12 +245,13 @@ impl Tokens {
     }
 }
 
-/// The text of a row that has none.
+/// Returns the text of a row without a token.
 fn padding(id: usize) -> String {
     format!("[PAD{id}]")
 }
 
-/// llama.cpp's converter takes tokens of these forms for control tokens, whatever the file says.
+/// Returns whether llama.cpp's converter makes a token of this form a control token, whatever the
+/// file says.
 fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
@@ -260,7 +260,7 @@ fn looks_special(text: &str) -> bool {
         || between("<unused", ">")
 }
 
-/// What the vocabulary itself says of special tokens, for files that do not.
+/// Special tokens by the vocabulary itself, for files without settings of them.
 #[derive(Default)]
 struct Specials {
     by_text: BTreeMap<String, u32>,
@@ -268,7 +268,7 @@ struct Specials {
     eos: Option<u32>,
     unk: Option<u32>,
     pad: Option<u32>,
-    /// Whether a text begins with BOS where no file says so.
+    /// Whether a text begins with BOS if no file says so.
     add_bos: Option<bool>,
 }
 
@@ -319,8 +319,8 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
     Ok(())
 }
 
-/// Sets the keys of the tokens that end a generation: `first`, then those that either file of
-/// settings names, or else the vocabulary's `own`.
+/// Sets the keys of the tokens that end a generation: `first`, then those in either settings file,
+/// or else the vocabulary's `own`.
 fn declare_ends(
     files: &Files,
     config: &Config,
@@ -360,8 +360,8 @@ fn declare_ends(
     Ok(())
 }
 
-/// Whether a post-processor puts a token before (0) or behind (1) a text; `None` if it does not
-/// say.
+/// Returns whether a post-processor adds a token before (0) or after (1) a text; `None` if it does
+/// not say.
 fn template_adds(processor: &Value, at: usize) -> Option<bool> {
     if processor["type"] == "Sequence" {
         return processor["processors"]

@@ -2,35 +2,34 @@
 //!
 //! SentencePiece joins the pair whose concatenation has the highest score, Hugging Face's BPE the
 //! pair whose merge has the lowest rank. A token is always made of the same two parts
-//! ([`last_join`]): all that either order says of it is the place of that one join. So the two give
-//! the same tokens for every text if they make each token of the same parts, and order those joins
-//! alike.
+//! ([`last_join`]), so either order only has to place that one join. The two give the same tokens
+//! for every text if they make each token of the same parts, and order those joins alike.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use octavo_text::tokenizer::last_join;
 
-/// The longest tokens, in bytes: looking at all their parts takes the square of it.
+/// Maximum length of a token in bytes: checking all its parts takes quadratic time.
 pub(super) const LONGEST: usize = 512;
 
-/// A token, as far as its making goes.
+/// A token, as far as its joins are concerned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
-    /// It is cut out of the text before anything is joined: never made.
+    /// It is split off before anything is joined, so it is never made by joins.
     pub(super) cut: bool,
 }
 
 /// Ranks of pairs.
 pub(super) type Ranks<'a> = HashMap<(&'a str, &'a str), u32>;
 
-/// Why no scores do what merges do.
+/// Reason that no scores are equivalent to the merges.
 #[derive(Debug, PartialEq)]
 pub(super) struct Contradiction {
-    /// The token that is made in two ways,
+    /// Token that is made in two ways,
     pub(super) token: String,
-    /// of which parts by merges,
+    /// its two parts by merges,
     pub(super) merged: Option<(String, String)>,
     /// and by scores.
     pub(super) scored: Option<(String, String)>,
@@ -56,7 +55,7 @@ fn two(text: &str, left: usize) -> (&str, &str) {
     text.split_at_checked(left).unwrap_or((text, ""))
 }
 
-/// The parts of which merges make each token.
+/// Returns the two parts of which merges make each token.
 fn made<'a>(tokens: &[Token<'a>], ranks: &Ranks<'_>) -> Vec<Option<(&'a str, &'a str)>> {
     let key = |part: &[u8], left| {
         ranks
@@ -70,8 +69,8 @@ fn made<'a>(tokens: &[Token<'a>], ranks: &Ranks<'_>) -> Vec<Option<(&'a str, &'a
         .collect()
 }
 
-/// The places of tokens in the order of their merges, if that is an order of scores: those that are
-/// never made come last.
+/// Returns the ranks of tokens by their merges, if scores in that order are equivalent: tokens that
+/// are never made come last.
 pub(super) fn places(tokens: &[Token<'_>], ranks: &Ranks<'_>) -> Result<Vec<u32>, Contradiction> {
     let made = made(tokens, ranks);
     let mut order: Vec<(u32, usize)> = made
@@ -88,7 +87,7 @@ pub(super) fn places(tokens: &[Token<'_>], ranks: &Ranks<'_>) -> Result<Vec<u32>
     Ok(places)
 }
 
-/// Whether tokens are made of the same parts by their places (the lowest first) as by merges.
+/// Checks that joining by rank (the lowest first) makes tokens of the same parts as merges do.
 fn check(
     tokens: &[Token<'_>],
     places: &[u32],
@@ -116,9 +115,9 @@ fn check(
     Ok(())
 }
 
-/// Merges that do what scores do: every way to make a token of two, the higher score first. Those
-/// of one score are ordered by their left part, the longest first: scores join equals from left to
-/// right, so that runs grow there.
+/// Returns merges that are equivalent to the scores: every way to make a token of two, the higher
+/// score first. Those of one score are ordered by their left part, the longest first: scores join
+/// equal pairs from left to right, so that runs grow there.
 pub(super) fn merges<'a>(
     tokens: &[Token<'a>],
     scores: &[f32],
@@ -147,7 +146,7 @@ pub(super) fn merges<'a>(
     let merges: Vec<(&str, &str)> = all.into_iter().map(|(_, a, b)| (a, b)).collect();
     let ranks: Ranks<'_> = merges.iter().copied().zip(0..).collect();
     let made = made(tokens, &ranks);
-    // scores as places; equal ones stay equal
+    // scores as ranks; equal ones stay equal
     let mut falling: Vec<f32> = scores.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));
     let place = |score: &f32| {
@@ -175,7 +174,7 @@ mod tests {
     #[test]
     fn places_follow_the_join_that_makes_a_token() {
         let tokens = tokens(&["a", "b", "c", "ab", "bc", "abc"]);
-        // "abc" is always "ab" and "c": that its other merge comes first does not matter
+        // "abc" is always "ab" and "c": the rank of its other merge does not matter
         let merges = [("a", "b"), ("a", "bc"), ("b", "c"), ("ab", "c")];
         assert_eq!(places(&tokens, &ranks(&merges)), Ok(vec![3, 3, 3, 0, 1, 2]));
     }
@@ -203,7 +202,7 @@ mod tests {
         assert_eq!(merges[..2], [("▁▁▁▁", "▁"), ("▁▁▁", "▁▁")]);
         let places = places(&tokens, &merges.iter().copied().zip(0..).collect()).expect("an order");
         assert_eq!(places, [4, 3, 2, 1, 0]);
-        // two tokens of one score that want the same symbol
+        // two tokens of one score compete for the same symbol
         let tokens = self::tokens(&["a", "b", "ab", "ba", "aba", "bab"]);
         super::merges(&tokens, &[-9.0, -9.0, -1.0, -1.0, -2.0, -2.0]).expect_err("left or right");
     }

@@ -1,4 +1,5 @@
-//! `tokenizer.model`: the part of SentencePiece's `ModelProto` that says how a BPE model cuts text.
+//! `tokenizer.model`: the fields of SentencePiece's `ModelProto` that a BPE model needs to split
+//! text.
 
 use std::path::Path;
 
@@ -6,10 +7,10 @@ use prost::Message;
 
 use super::super::{Error, MAX_SETTINGS, read_bytes};
 
-/// The file's name.
+/// File name.
 pub(super) const FILE: &str = "tokenizer.model";
 
-/// The model.
+/// The SentencePiece model.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ModelProto {
     #[prost(message, repeated, tag = "1")]
@@ -20,7 +21,7 @@ pub(super) struct ModelProto {
     pub(super) normalizer: Option<NormalizerSpec>,
 }
 
-/// A token. GGUF's numbers of types are these.
+/// A token. Its types have the same numbers as GGUF's.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Piece {
     #[prost(string, tag = "1")]
@@ -66,11 +67,12 @@ pub(super) struct NormalizerSpec {
     pub(super) escape_whitespaces: Option<bool>,
 }
 
-/// BPE's number.
+/// Number of BPE among model types.
 pub(super) const BPE: i32 = 2;
 
 impl ModelProto {
-    /// The folder's, if it has one. What SPM in GGUF cannot do is refused.
+    /// Reads the folder's model, if it has one. Features that GGUF's SPM cannot express are
+    /// refused.
     pub(super) fn read(dir: &Path) -> Result<Option<ModelProto>, Error> {
         let Some(bytes) = read_bytes(dir, FILE, MAX_SETTINGS)? else {
             return Ok(None);
@@ -83,8 +85,8 @@ impl ModelProto {
         let model =
             ModelProto::decode(bytes.as_slice()).map_err(|error| unsound(error.to_string()))?;
         if model.pieces.is_empty() {
-            // other tokenizers have text under this name, which happens to be fields that nobody
-            // knows
+            // other tokenizers have text files of this name, which happen to parse as unknown
+            // fields
             return Err(unsound("no tokens".to_owned()));
         }
         let refused = |wrong: Unsupported| Error::Value {
@@ -102,7 +104,7 @@ impl ModelProto {
     }
 }
 
-/// A field that asks for what SPM in GGUF cannot do.
+/// A field that asks for a feature that GGUF's SPM cannot express.
 struct Unsupported {
     key: &'static str,
     expected: &'static str,
@@ -143,7 +145,7 @@ fn check_normalizer(normalizer: &NormalizerSpec) -> Result<(), Unsupported> {
         let got = format!("{name:?}, with rules");
         return unsupported("normalizer_spec", "identity: text as it is", got);
     }
-    // what a file leaves out is true
+    // the default is true
     if normalizer.remove_extra_whitespaces != Some(false) {
         return unsupported("normalizer_spec.remove_extra_whitespaces", "false", "true");
     }

@@ -15,9 +15,9 @@ use super::{
 };
 use octavo_text::tokenizer::SpacePrefix;
 
-/// What llama.cpp's converter gives tokens that were added to a model,
+/// Score that llama.cpp's converter gives to added tokens,
 const ADDED_SCORE: f32 = -1000.0;
-/// and rows without a token.
+/// and to rows without a token.
 const PADDING_SCORE: f32 = -10_000.0;
 
 /// Sets the keys of the vocabulary.
@@ -72,7 +72,7 @@ pub(super) fn declare(
     Ok(specials)
 }
 
-/// What `tokenizer.model` says, but for scores.
+/// Reads the tokens of `tokenizer.model`, without scores.
 fn from_model(dir: &Path, model: &ModelProto, tokens: &mut Tokens) -> Result<Specials, Error> {
     let file = dir.join(proto::FILE).display().to_string();
     for (id, piece) in (0..).zip(&model.pieces) {
@@ -101,7 +101,7 @@ fn from_model(dir: &Path, model: &ModelProto, tokens: &mut Tokens) -> Result<Spe
     })
 }
 
-/// Whether `tokenizer.json` means the same tokens.
+/// Checks that `tokenizer.json` has the same tokens.
 fn agree(files: &Files, model: &ModelProto, tokens: &Tokens) -> Result<(), Error> {
     for (text, id) in files.vocab()? {
         let at = id.as_u64().and_then(|id| usize::try_from(id).ok());
@@ -122,7 +122,7 @@ fn agree(files: &Files, model: &ModelProto, tokens: &Tokens) -> Result<(), Error
     Ok(())
 }
 
-/// Scores of the model, with the converter's for what was added.
+/// Returns the scores of the model, and the converter's for added tokens.
 fn scores_of(model: &ModelProto, tokens: &Tokens) -> Vec<f32> {
     let mut scores: Vec<f32> = model.pieces.iter().map(|piece| piece.score).collect();
     scores.resize(tokens.places.len(), PADDING_SCORE);
@@ -133,14 +133,14 @@ fn scores_of(model: &ModelProto, tokens: &Tokens) -> Vec<f32> {
     scores
 }
 
-/// Whether a token is cut out of texts before anything is joined.
+/// Returns whether a token is split off before anything is joined.
 fn is_cut(token: &Option<(String, i32)>) -> bool {
     token
         .as_ref()
         .is_some_and(|t| [CONTROL, USER_DEFINED].contains(&t.1))
 }
 
-/// The first byte without a token.
+/// Returns the first byte without a token.
 fn byte_without_token(tokens: &Tokens) -> Option<u8> {
     let known: std::collections::BTreeSet<&str> = tokens
         .places
@@ -151,7 +151,7 @@ fn byte_without_token(tokens: &Tokens) -> Option<u8> {
     (0..=u8::MAX).find(|byte| !known.contains(format!("<0x{byte:02X}>").as_str()))
 }
 
-/// What `tokenizer.json` says, but for scores, which wait until all tokens are known.
+/// Reads the tokens of `tokenizer.json`, without scores, which need all tokens.
 pub(super) fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
     let model = &files.tokenizer["model"];
     for (key, harmless) in [
@@ -185,14 +185,14 @@ pub(super) fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, 
             format!("no <0x{byte:02X}>"),
         ));
     }
-    // this class adds what the post-processor says, and no more; LLaMA's own add BOS
+    // this class adds only what the post-processor says; LLaMA's own class adds BOS
     if files.settings["tokenizer_class"] == "PreTrainedTokenizerFast" {
         specials.add_bos = Some(false);
     }
     Ok(specials)
 }
 
-/// Added tokens, of all files that may name some.
+/// Adds the added tokens of all files that may have some.
 pub(super) fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
     let name = "added_tokens.json";
     let file = dir.join(name).display().to_string();
@@ -213,7 +213,7 @@ pub(super) fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), 
         tokens.put_added(&file, id.parse().ok(), token)?;
     }
     tokens.put_all_added(files)?;
-    // they are looked for in the text as it is
+    // they are matched in the original text
     for token in tokens
         .places
         .iter_mut()
@@ -225,8 +225,8 @@ pub(super) fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), 
     Ok(())
 }
 
-/// Refuses tokens that are found when spaces are in place already: behind them GGUF's SPM would put
-/// one more.
+/// Refuses tokens that are matched after spaces are replaced: GGUF's SPM would add a space after
+/// them.
 fn no_space_behind(
     dir: &Path,
     files: &Files,
@@ -263,7 +263,7 @@ fn no_space_behind(
     }
 }
 
-/// Scores that join what merges join, in their order.
+/// Returns scores that are equivalent to the merges.
 fn scores_of_merges(files: &Files, tokens: &Tokens) -> Result<Vec<f32>, Error> {
     let vocab = files.vocab()?;
     let mut ranks = Ranks::new();
@@ -311,7 +311,7 @@ fn scores_of_merges(files: &Files, tokens: &Tokens) -> Result<Vec<f32>, Error> {
     Ok(places.into_iter().map(|place| -(place as f32)).collect())
 }
 
-/// Where `tokenizer.model` puts a space that is not in the text, as transformers reads it with the
+/// Returns where `tokenizer.model` adds a space to a text, as transformers reads it with the
 /// settings beside it.
 fn prefix_of_settings(files: &Files, model: Option<&ModelProto>) -> SpacePrefix {
     let dummy = model
@@ -327,7 +327,7 @@ fn prefix_of_settings(files: &Files, model: Option<&ModelProto>) -> SpacePrefix 
     }
 }
 
-/// Where `tokenizer.json` puts a space that is not in the text.
+/// Returns where `tokenizer.json` adds a space to a text.
 pub(super) fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
     let (normalizer, cutter) = (
         &files.tokenizer["normalizer"],
@@ -353,7 +353,7 @@ pub(super) fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
     } else {
         SpacePrefix::Never
     };
-    // Gemma's cuts at spaces, of which none are left
+    // Gemma's splits at spaces, of which none are left
     let at_spaces = cutter["type"] == "Split" && cutter["pattern"]["String"] == " ";
     if (cutter.is_null() || at_spaces) && replaces {
         return Ok(prefix);
@@ -361,8 +361,8 @@ pub(super) fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
     if cutter["type"] != "Metaspace" || cutter["replacement"] != SPACE.to_string() {
         return Err(files.bad("pre_tokenizer", "none, or Metaspace with ▁", cutter));
     }
-    // it cuts unless it says that it does not: before each ▁, which changes nothing where no token
-    // has one inside
+    // it splits unless it says otherwise: before each ▁, which changes nothing if no token has one
+    // inside
     let inside = |text: &&String| text.chars().skip(1).any(|c| c == SPACE);
     if let Some(text) = files
         .vocab()?

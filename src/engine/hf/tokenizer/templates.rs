@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::super::Error;
 
-/// The key of the template; those with names have keys that begin with it.
+/// Key of the default template; named ones have keys that begin with it.
 const KEY: &str = "tokenizer.chat_template";
 
-/// Templates beside the usual one.
+/// Maximum number of named templates.
 const MAX_NAMED: usize = 64;
 
 /// Sets the keys of all templates.
@@ -30,7 +30,7 @@ pub(super) fn declare(dir: &Path, settings: &Value, view: &mut View) -> Result<(
         }
         _ => {}
     }
-    // files of their own come before the settings
+    // separate files override the settings
     if let Some(text) = read(&dir.join("chat_template.jinja"))? {
         set(view, "default", &text);
     }
@@ -62,7 +62,7 @@ fn set(view: &mut View, name: &str, text: &str) {
     };
 }
 
-/// The text of a file; `None` where there is none.
+/// Returns the text of a file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<String>, Error> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

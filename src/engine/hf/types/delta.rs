@@ -1,4 +1,4 @@
-//! Models of which most layers are gated delta nets instead of attention: Qwen3-Next and Qwen 3.5.
+//! Models whose layers are mostly gated delta nets instead of attention: Qwen3-Next and Qwen 3.5.
 
 use gguf_rs_lite::View;
 
@@ -22,7 +22,7 @@ pub(super) const ALL: &[ModelType] = &[
             only("mlp_only_layers", Is::Nothing),
         ],
         extra: keys,
-        // llama.cpp has no names for what predicts further tokens here
+        // llama.cpp has no names for multi-token prediction here
         skipped: &["mtp.", "model.mtp."],
         cuts: &[
             ("linear_attn.in_proj_qkvz", "attn_qkv", Cut::Ordered),
@@ -74,7 +74,7 @@ const DENSE: ModelType = ModelType {
     modules: MODULES,
     order: value_heads_take_turns,
     norm_plus: 1.0,
-    // the only one that multiplies by its weight as it is
+    // the only norm that multiplies by its weight as it is
     plain_norms: &["linear_attn.norm.weight"],
     ahead: &[
         ("fc", "eh_proj"),
@@ -88,7 +88,7 @@ const DENSE: ModelType = ModelType {
 const MIXTURE: ModelType = ModelType {
     arch: "qwen35moe",
     keys: MIXTURE_KEYS,
-    // configurations of these name no width but that of experts
+    // configurations of mixtures give no width but that of experts
     n_ff: |config| config.optional_count("intermediate_size"),
     cuts: &[FUSED_GATE, FUSED_UP],
     experts: names::EXPERTS,
@@ -141,11 +141,11 @@ const MODULES: &[(&str, &str)] = &[
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
-/// Heads of a gated delta net.
+/// Sizes of a gated delta net's heads.
 struct Heads {
     keys: usize,
     key_dim: usize,
-    /// Value heads of a key head.
+    /// Value heads per key head.
     values: usize,
     value_dim: usize,
 }
@@ -167,7 +167,7 @@ impl Heads {
         })
     }
 
-    /// Values of all value heads.
+    /// Returns the number of values in all value heads.
     fn inner(&self) -> usize {
         self.keys
             .saturating_mul(self.values)
@@ -175,7 +175,7 @@ impl Heads {
     }
 }
 
-/// What stands together for each key head in Qwen3-Next: its query, key, values and gates.
+/// Separates what Qwen3-Next fuses for each key head: its query, key, values and gates.
 fn heads_come_apart(config: &Config, name: &str) -> Result<Rule, Error> {
     let heads = Heads::read(config)?;
     let values = heads.values.saturating_mul(heads.value_dim);
@@ -195,8 +195,8 @@ fn heads_come_apart(config: &Config, name: &str) -> Result<Rule, Error> {
     }))
 }
 
-/// Value heads stand together for each key head in Qwen 3.5, and take turns in GGUF, wherever there
-/// is something for each of them.
+/// Interleaves value heads, which Qwen 3.5 groups by key head and GGUF alternates, in every tensor
+/// with something for each of them.
 fn value_heads_take_turns(config: &Config, name: &str) -> Result<Rule, Error> {
     let heads = Heads::read(config)?;
     if heads.values == 1 {
@@ -230,7 +230,7 @@ fn value_heads_take_turns(config: &Config, name: &str) -> Result<Rule, Error> {
     })
 }
 
-/// Sizes of delta nets, and which layers are none.
+/// Sets the sizes of delta nets, and the period of layers that are none.
 fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     let heads = Heads::read(config)?;
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -259,8 +259,8 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     config.every(TYPES, linear, interval, &expected)
 }
 
-/// Qwen 3.5 turns pairs by one of three positions, which text has the same, and the layers behind
-/// the last predict further tokens.
+/// Sets the keys of Qwen 3.5: the axes by which pairs are rotated, which are equal for text, and
+/// the layers for multi-token prediction after the last one.
 fn qwen35_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     keys(config, view)?;
     let sections = config.axes()?.unwrap_or(vec![11, 11, 10, 0]);

@@ -289,7 +289,7 @@ const GELU: &[&str] = &["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"];
 
 const PHI3_BIASES: &[&str] = &["self_attn.qkv_proj", "self_attn.o_proj"];
 
-/// What stands beside the language model.
+/// Prefixes of the vision encoder's tensors.
 const VISION: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
@@ -305,7 +305,7 @@ pub(super) const GRANITE_FIVE: [Key; 5] = [
     key("logit_scale", &["logits_scaling"], Kind::Number),
 ];
 
-/// What Gemma's folders have in common. Old ones say `gelu`, which transformers takes for its
+/// Common settings of Gemma's folders. Old ones say `gelu`, which transformers takes for its
 /// approximation by tanh.
 const GEMMA: ModelType = ModelType {
     activations: &["gelu_pytorch_tanh", "gelu"],
@@ -314,7 +314,7 @@ const GEMMA: ModelType = ModelType {
     ..LLAMA
 };
 
-/// Values are those of transformers: configurations of released models leave out most of them.
+/// Defaults are those of transformers: configurations of released models leave out most of them.
 const GEMMA3: ModelType = ModelType {
     arch: "gemma3",
     defaults: &[
@@ -355,7 +355,7 @@ const LOCAL_BASE: &[&str] = &[
 ];
 
 const COHERE: ModelType = ModelType {
-    // neither scales positions, and files say so
+    // neither scales positions, and the files say so
     scalings: &[],
     extra: |config, view| {
         view.set(&config.key("rope.scaling.type"), "none");
@@ -379,7 +379,7 @@ const MISTRAL3: ModelType = ModelType {
         .optional(),
         key("attention.temperature_scale", TEMPERATURE, Kind::Number).optional(),
     ],
-    // the magnitude is that of 1 over that of mscale_all_dim
+    // the magnitude is that of mscale, 1, divided by that of mscale_all_dim
     only: &[
         only("rope_parameters.mscale", Is::Number(1.0)),
         only("rope_scaling.mscale", Is::Number(1.0)),

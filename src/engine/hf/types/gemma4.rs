@@ -1,4 +1,4 @@
-//! Gemma 4: layers of two kinds, of which those without a window have heads of their own.
+//! Gemma 4: layers of two kinds; those without a window have heads of other sizes.
 
 use gguf_rs_lite::View;
 use serde_json::Value;
@@ -49,7 +49,7 @@ const GEMMA4: ModelType = ModelType {
         ("lm_head", "output"),
     ],
     modules: MODULES,
-    // the converter leaves them in one piece; llama.cpp runs them apart, too, as we do
+    // the converter keeps them in one tensor; llama.cpp can run them separately too, as here
     cuts: &[
         ("experts.gate_up_proj", "ffn_gate_exps", Cut::FirstHalf),
         ("experts.gate_up_proj", "ffn_up_exps", Cut::SecondHalf),
@@ -107,11 +107,11 @@ const MODULES: &[(&str, &str)] = &[
     ("post_per_layer_input_norm", "post_norm"),
 ];
 
-/// What layers without a window have another of, and what may differ from layer to layer.
+/// Sets the keys of layers without a window, and those that may differ by layer.
 fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     causal_for_text(config)?;
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    // lists are of this type in files
+    // lists have this type in files
     let listed = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let global = config.count("global_head_dim")?;
     for (key, value) in [
@@ -149,7 +149,7 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// Parts of pictures may see each other, which text has none of.
+/// Checks that text is causal; only tokens of an image may attend to each other.
 fn causal_for_text(config: &Config) -> Result<(), Error> {
     const KEY: &str = "use_bidirectional_attention";
     match config.get(KEY) {

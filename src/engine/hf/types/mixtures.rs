@@ -210,7 +210,7 @@ pub(super) const SHARED_WIDTH: Key = key(
     Kind::Count,
 );
 
-/// A vector whose name says nothing of a module.
+/// A vector whose name does not follow the module scheme.
 const CORRECTION: (&str, &str) = ("e_score_correction_bias", "e_score_correction.bias");
 
 type Names = &'static [(&'static str, &'static str)];
@@ -345,8 +345,8 @@ const GPT_OSS: Names = &[
     ("mlp.experts.down_proj", "ffn_down_exps"),
 ];
 
-/// Scores go through a sigmoid, and the layers at the end that predict several tokens at once are
-/// layers of the file.
+/// Sets the sigmoid as the function on router scores, and counts the multi-token prediction layers
+/// at the end as layers of the file.
 fn glm4_moe_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     let more = config
         .optional_count("num_nextn_predict_layers")?
@@ -359,7 +359,8 @@ fn glm4_moe_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// The converter derives this width from the number of heads, which is the same in released models.
+/// Sets the width of the shared expert from the number of shared experts. The converter derives it
+/// from the number of heads, which is the same in released models.
 fn ernie_shared_width(config: &Config, view: &mut View) -> Result<(), Error> {
     let count = config.whole("moe_num_shared_experts")?.unwrap_or(0);
     let width = config.count("moe_intermediate_size")?.saturating_mul(count);

@@ -1,8 +1,8 @@
-//! What folders call things, and what llama.cpp's converter makes of them: a row for each
+//! Names and settings of folders, and what llama.cpp's converter makes of them: a row for each
 //! `model_type`.
 //!
-//! A row says which architecture the layers are, which settings become which keys, which tensors
-//! have which names, and what happens to rows on the way. What a row cannot say is refused by name.
+//! A row gives the architecture, the keys of settings, the names of tensors, and the permutation of
+//! rows. Settings that a row cannot express are refused by name.
 
 mod delta;
 mod dense;
@@ -19,69 +19,69 @@ use super::config::Config;
 use super::layout::Rule;
 use super::rows::Change;
 
-/// One `model_type`.
+/// Row of one `model_type`.
 pub(super) struct ModelType {
-    /// Its name.
+    /// Name of the `model_type`.
     pub(super) name: &'static str,
     /// `general.architecture`.
     pub(super) arch: &'static str,
-    /// `tokenizer.ggml.pre`, of several names for the same patterns.
+    /// Preferred `tokenizer.ggml.pre`, where several names have the same patterns.
     pub(super) pre: &'static [&'static str],
-    /// Values of settings that configurations leave out because transformers knows them.
+    /// Default values in transformers of settings that configurations leave out.
     pub(super) defaults: &'static [(&'static str, f64)],
     /// Settings that become keys.
     pub(super) keys: &'static [Key],
-    /// Settings that must say what is computed.
+    /// Settings that must have the one implemented value.
     pub(super) only: &'static [Only],
-    /// Names of what gates, or feed-forward blocks without one, may go through.
+    /// Names of activations that are allowed.
     pub(super) activations: &'static [&'static str],
-    /// The number of key and value heads, of so many query heads.
+    /// Returns the number of KV heads, given the number of query heads.
     pub(super) heads_kv: fn(&Config, usize) -> Result<usize, Error>,
-    /// The width of feed-forward blocks, where settings must have one.
+    /// Returns the width of feed-forward blocks, where the settings must give one.
     pub(super) n_ff: fn(&Config) -> Result<Option<usize>, Error>,
-    /// How much of a head turns unless a setting says; `None` where all of it must.
+    /// Fraction of a head that is rotated, unless a setting gives it; `None` if all of it must be.
     pub(super) rotary: Option<f32>,
-    /// Ways to scale positions, beside none.
+    /// Supported kinds of RoPE scaling, beside none.
     pub(super) scalings: &'static [&'static str],
-    /// What becomes of `sliding_window`.
+    /// Treatment of `sliding_window`.
     pub(super) windows: Windows,
-    /// What no list above can say.
+    /// Sets keys that the lists above cannot express.
     pub(super) extra: fn(&Config, &mut View) -> Result<(), Error>,
-    /// What transformers takes `tie_word_embeddings` for where it is not set.
+    /// Default of `tie_word_embeddings` in transformers.
     pub(super) tied: bool,
-    /// Whether AWQ's tensors can be read: every matrix of a layer is a `_proj` of its own.
+    /// Whether AWQ tensors can be read: every matrix of a layer is a `_proj` of its own.
     pub(super) awq: bool,
-    /// Tensors that are no part of the model: beginnings of their names.
+    /// Prefixes of tensors that are not part of the model.
     pub(super) skipped: &'static [&'static str],
-    /// Tensors by other names than modules have: ends of their names.
+    /// Suffixes of tensor names that do not follow the module scheme, and their replacements.
     pub(super) renamed: &'static [(&'static str, &'static str)],
     /// Names outside the layers, and GGUF's; the embedding first.
     pub(super) ends: &'static [(&'static str, &'static str)],
-    /// What stands before a layer's number.
+    /// Prefix of a layer's number.
     pub(super) layers: &'static str,
-    /// Names inside of layers, and GGUF's inside `blk.N.`.
+    /// Names inside layers, and GGUF's inside `blk.N.`.
     pub(super) modules: &'static [(&'static str, &'static str)],
-    /// Modules that become several: a name, GGUF's, and which rows.
+    /// Modules that become several: name, GGUF's name, and rows.
     pub(super) cuts: &'static [(&'static str, &'static str, Cut)],
-    /// Modules that every expert has, and GGUF's name for all of them.
+    /// Modules that every expert has, and GGUF's name for the stacked tensor.
     pub(super) experts: &'static [Expert],
-    /// Experts' matrices have inputs in rows.
+    /// Whether experts' matrices have inputs in rows.
     pub(super) transposed: bool,
-    /// What happens to the rows or columns of the tensors with this of GGUF's names.
+    /// Returns the rule for the rows or columns of the tensors with this GGUF name.
     pub(super) order: fn(&Config, &str) -> Result<Rule, Error>,
-    /// What is added to the weights of norms,
+    /// Number added to the weights of norms,
     pub(super) norm_plus: f32,
-    /// but for those whose names end so.
+    /// except for those whose names end like this.
     pub(super) plain_norms: &'static [&'static str],
-    /// Names of what predicts further tokens, `mtp.` before them, and what they are called in the
-    /// layer behind the last; nothing if such tensors have no names in GGUF.
+    /// Names of the multi-token prediction tensors after `mtp.`, and their names in the layer after
+    /// the last; empty if they have no names in GGUF.
     pub(super) ahead: &'static [(&'static str, &'static str)],
     /// Modules of a layer that have biases all together or not at all.
     pub(super) biases: &'static [Biases],
 }
 
 impl ModelType {
-    /// What becomes of the numbers of a folder's tensor.
+    /// Returns the change of a tensor's values.
     pub(super) fn change(&self, tensor: &str) -> Change {
         let is_plain = || self.plain_norms.iter().any(|end| tensor.ends_with(end));
         if tensor.ends_with(".log") {
@@ -97,22 +97,22 @@ impl ModelType {
 /// A setting that becomes a key.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
-    /// The key, behind the architecture's name.
+    /// Key, after the architecture's name.
     pub(super) key: &'static str,
-    /// The settings that may have it; the first that is there counts.
+    /// Settings that may have it; the first that is there counts.
     pub(super) from: &'static [&'static str],
-    /// What it is.
+    /// Type of the value.
     pub(super) kind: Kind,
     /// Whether it may be missing.
     pub(super) optional: bool,
 }
 
-/// What a setting is.
+/// Type of a setting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A positive number without a fraction.
+    /// A positive integer.
     Count,
-    /// The same, or 0.
+    /// A positive integer, or 0.
     CountOrNone,
     Number,
     Flag,
@@ -137,24 +137,24 @@ impl Key {
     }
 }
 
-/// A setting with the one value that is implemented.
+/// A setting with only one implemented value.
 pub(super) struct Only {
-    /// The setting.
+    /// Name of the setting.
     pub(super) key: &'static str,
-    /// What it must be.
+    /// The implemented value.
     pub(super) is: Is,
 }
 
-/// The one value of a setting.
+/// The implemented value of a setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Is {
-    /// True; the second says what it is where nothing is said.
+    /// True; the flag is the default.
     True(bool),
-    /// False; the second says what it is where nothing is said.
+    /// False; the flag is the default.
     False(bool),
-    /// This number, or nothing.
+    /// This number, or not set.
     Number(f64),
-    /// Nothing, or an empty list.
+    /// Not set, or an empty list.
     Nothing,
 }
 
@@ -162,53 +162,53 @@ const fn only(key: &'static str, is: Is) -> Only {
     Only { key, is }
 }
 
-/// What becomes of `sliding_window`.
+/// Treatment of `sliding_window`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Windows {
-    /// One that is narrower than the context is refused, unless this flag says that it is not used.
+    /// Refused if narrower than the context, unless this flag says that it is not used.
     Refused(Option<&'static str>),
-    /// A key that loaders report as not applied, as llama.cpp's converter writes it.
+    /// Set as a key that loaders report as not applied, as llama.cpp's converter writes it.
     Reported,
-    /// A key; all layers but every so manieth have one, which is not said in the file.
+    /// Set as a key; all layers but every n-th have a window, which the file does not say.
     Every(usize),
-    /// The same where there is a window, and which layers have one is a key, too.
+    /// The same if there is a window, with another key for the layers that have one.
     Marked(usize),
-    /// Keys of a window and of which layers have it, both of which the settings must say.
+    /// Set as keys of the window and of its layers, both of which the settings must give.
     Listed,
 }
 
-/// Which rows of a module's tensor are rows of GGUF's, in each expert if it has all of them.
+/// Rows of a module's tensor that are left, in each expert if it has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     FirstHalf,
     SecondHalf,
     Even,
     Odd,
-    /// Those that [`ModelType::order`] says.
+    /// Rows that [`ModelType::order`] gives.
     Ordered,
 }
 
 /// A module that every expert has.
 pub(super) struct Expert {
-    /// What stands before the expert's number, inside a layer.
+    /// Part of the name before the expert's number, inside a layer.
     pub(super) before: &'static str,
-    /// What stands behind it.
+    /// Part of the name after it.
     pub(super) part: &'static str,
-    /// GGUF's name for all of them.
+    /// GGUF's name for the stacked tensor.
     pub(super) gguf: &'static str,
 }
 
 /// Modules of a layer that have biases all together or not at all.
 pub(super) struct Biases {
-    /// The setting that says so.
+    /// Setting that says whether they do.
     pub(super) key: &'static str,
-    /// What it is where it is not set.
+    /// Default of the setting.
     pub(super) unset: bool,
-    /// The modules, inside a layer.
+    /// Names of the modules, inside a layer.
     pub(super) modules: &'static [&'static str],
 }
 
-/// Every `model_type`, of an architecture the one first that folders are written as.
+/// Rows of all `model_type`s; the first of an architecture is the one that folders are written as.
 const ALL: [&[ModelType]; 5] = [
     dense::ALL,
     mixtures::ALL,
@@ -217,24 +217,24 @@ const ALL: [&[ModelType]; 5] = [
     seeing::ALL,
 ];
 
-/// All of them.
+/// Returns all rows.
 pub(super) fn all() -> impl Iterator<Item = &'static ModelType> {
     ALL.into_iter().flatten()
 }
 
-/// The row of an architecture whose folders are written.
+/// Returns the row with which folders of an architecture are written.
 pub(super) fn of_arch(arch: &str) -> Option<&'static ModelType> {
     all().find(|t| t.arch == arch)
 }
 
-/// Key and value heads as most configurations have them.
+/// Returns the number of KV heads as most configurations give it.
 fn usual_heads_kv(config: &Config, heads: usize) -> Result<usize, Error> {
     Ok(config
         .optional_count("num_key_value_heads")?
         .unwrap_or(heads))
 }
 
-/// What LLaMA's folders say, which most others say, too.
+/// Row of LLaMA, whose names and settings most others share.
 const LLAMA: ModelType = ModelType {
     name: "llama",
     arch: "llama",

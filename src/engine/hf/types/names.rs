@@ -1,15 +1,15 @@
-//! Lists that several rows share.
+//! Name lists that several rows share.
 
 use super::{Biases, Cut, Expert, Key, Kind, key};
 
-/// The epsilon of RMS norms.
+/// Epsilon of RMS norms.
 pub(super) const RMS: &[Key] = &[RMS_EPS];
 pub(super) const RMS_EPS: Key = key(
     "attention.layer_norm_rms_epsilon",
     &["rms_norm_eps"],
     Kind::Number,
 );
-/// The epsilon of layer norms.
+/// Epsilon of layer norms.
 pub(super) const LAYER_NORM: &[Key] = &[LAYER_NORM_EPS];
 pub(super) const LAYER_NORM_EPS: Key = key(
     "attention.layer_norm_epsilon",
@@ -29,13 +29,13 @@ pub(super) const ENDS: Names = &[
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
 ];
-/// The end of Phi 2.
+/// Names outside the layers of Phi 2.
 pub(super) const PHI_ENDS: Names = &[
     ("model.embed_tokens", "token_embd"),
     ("model.final_layernorm", "output_norm"),
     ("lm_head", "output"),
 ];
-/// Falcon's.
+/// Names outside the layers of Falcon.
 pub(super) const FALCON_ENDS: Names = &[
     ("transformer.word_embeddings", "token_embd"),
     ("transformer.ln_f", "output_norm"),
@@ -55,7 +55,7 @@ pub(super) const LLAMA: Names = &[
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-/// The norm before the feed-forward block has the name of one behind attention.
+/// Names in which the norm before the feed-forward block is called one after attention.
 pub(super) const SEED_OSS: Names = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -67,7 +67,7 @@ pub(super) const SEED_OSS: Names = &[
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-/// Norms behind attention and feed-forward block, and none before them.
+/// Names with norms after attention and feed-forward block, and none before them.
 pub(super) const POST_NORMED: Names = &[
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -101,7 +101,7 @@ pub(super) const PHI3: Names = &[
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-/// Norms before and behind both blocks.
+/// Names with norms before and after both blocks.
 pub(super) const GEMMA: Names = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -140,8 +140,8 @@ pub(super) const HUNYUAN: Names = &[
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-/// Of the two norms of new ones, the feed-forward block's has the name that the only one of others
-/// has.
+/// Names of Falcon. Of the two norms in newer models, the feed-forward block's has the same name as
+/// the only norm of older ones.
 pub(super) const FALCON: Names = &[
     ("input_layernorm", "attn_norm"),
     ("ln_mlp", "attn_norm"),
@@ -170,9 +170,9 @@ pub(super) const QKVO: &[&str] = &[
 ];
 
 pub(super) const ATTENTION_BIAS: Biases = biases("attention_bias", false, QKVO);
-/// Outputs of attention have none.
+/// Biases without those of attention outputs.
 pub(super) const QKV_BIAS: Biases = biases("attention_bias", false, QKV);
-/// The same where the setting came later than the first models.
+/// The same, for types whose first models came before the setting.
 pub(super) const QWEN2_BIAS: Biases = biases("attention_bias", true, QKV);
 pub(super) const MLP_BIAS: Biases = biases("mlp_bias", false, GATED);
 pub(super) const GATED: &[&str] = &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
@@ -199,12 +199,12 @@ pub(super) const fn expert(before: &'static str, part: &'static str, gguf: &'sta
     Expert { before, part, gguf }
 }
 
-/// Gates and what they gate of all experts, as newer versions of transformers write them.
+/// Fused gate and up matrices of all experts, as newer versions of transformers write them.
 pub(super) const FUSED_EXPERTS: [(&str, &str, Cut); 2] = [
     ("mlp.experts.gate_up_proj", "ffn_gate_exps", Cut::FirstHalf),
     ("mlp.experts.gate_up_proj", "ffn_up_exps", Cut::SecondHalf),
 ];
-/// Modules of theirs without an end that says what they are.
+/// Renamed tensors of fused experts, whose names lack the `.weight` suffix.
 pub(super) const FUSED_NAMES: Names = &[
     (
         "mlp.experts.gate_up_proj",

@@ -1,4 +1,4 @@
-//! What single types say in ways of their own.
+//! Rules of single model types.
 
 use gguf_rs_lite::View;
 
@@ -7,7 +7,8 @@ use super::super::config::Config;
 use super::super::layout::Rule;
 use super::super::order::{HeadOrder, Order, Parts};
 
-/// The halves of a query's or key's head turn together in the folder, neighbours in GGUF.
+/// Permutes the rows of queries and keys: RoPE rotates the two halves of a head together in the
+/// folder, neighbours in GGUF.
 pub(super) fn turned(config: &Config, name: &str) -> Result<Rule, Error> {
     let head_dim = config.head_dim;
     let turns = name.ends_with(".attn_q") || name.ends_with(".attn_k");
@@ -17,7 +18,7 @@ pub(super) fn turned(config: &Config, name: &str) -> Result<Rule, Error> {
     })
 }
 
-/// Falcon's fused queries, keys and values stand together for each key head.
+/// Separates Falcon's fused queries, keys and values, which are grouped by KV head.
 pub(super) fn falcon_groups(config: &Config, name: &str) -> Result<Rule, Error> {
     let (groups, head_dim) = (config.heads_kv, config.head_dim);
     let queries = config.heads / groups * head_dim;
@@ -32,7 +33,7 @@ pub(super) fn falcon_groups(config: &Config, name: &str) -> Result<Rule, Error> 
     })
 }
 
-/// Parts of all heads, one part behind the other.
+/// Returns the rule that gathers parts of all heads, one part after the other.
 pub(super) fn gathered(parts: Parts) -> Rule {
     let [from, left] = parts.rows();
     Rule::Rows {
@@ -42,15 +43,15 @@ pub(super) fn gathered(parts: Parts) -> Rule {
     }
 }
 
-/// Which layers of SmolLM3 do not turn is no key: it must be every fourth.
+/// Checks that every fourth layer of SmolLM3 has no RoPE: GGUF has no key for these layers.
 pub(super) fn every_fourth_stands(config: &Config, _: &mut View) -> Result<(), Error> {
     let turns = config.flags("no_rope_layers", |v| v.as_u64().map(|v| v != 0))?;
     config.every("no_rope_layers", turns, 4, "1 for layers but every fourth")?;
     config.number_is("no_rope_layer_interval", 4.0)
 }
 
-/// The factor on scores is no key: the root of a head's width, or in models of so many layers of
-/// the width that a head has of the embedding.
+/// Checks the scale of attention scores, which has no key in GGUF: it follows from the head width,
+/// or in models of `n_layer` layers from the embedding width divided by the number of heads.
 pub(super) fn scores_by_width(config: &Config, n_layer: usize) -> Result<(), Error> {
     let width = match config.count("num_hidden_layers")? == n_layer {
         true => config.count("hidden_size")? / config.heads,
@@ -59,7 +60,7 @@ pub(super) fn scores_by_width(config: &Config, n_layer: usize) -> Result<(), Err
     config.number_is("query_pre_attn_scalar", width as f64)
 }
 
-/// Contexts from which the longer divisors count, and their factor on magnitudes.
+/// Sets the context length from which the long divisors apply, and their factor on magnitudes.
 pub(super) fn phi3_scaling(config: &Config, view: &mut View) -> Result<(), Error> {
     let context = config.count("max_position_embeddings")?;
     let original = config.original_context()?.unwrap_or(context);
@@ -79,7 +80,8 @@ pub(super) fn phi3_scaling(config: &Config, view: &mut View) -> Result<(), Error
     Ok(())
 }
 
-/// Scaling by `alpha` is another base; the context is that of the training.
+/// Applies the scaling by `alpha`, which is another base; the context length is that of the
+/// training.
 pub(super) fn hunyuan_base(config: &Config, view: &mut View) -> Result<(), Error> {
     let Some((group, _)) = config.scaling()? else {
         return Ok(());
@@ -102,7 +104,7 @@ pub(super) fn hunyuan_base(config: &Config, view: &mut View) -> Result<(), Error
     Ok(())
 }
 
-/// New ones say how many; those before have one for all queries.
+/// Returns the number of KV heads: newer models give it, older ones have one for all queries.
 pub(super) fn falcon_heads_kv(config: &Config, heads: usize) -> Result<usize, Error> {
     if config.flag("new_decoder_architecture")?.unwrap_or(false) {
         return Ok(config.optional_count("num_kv_heads")?.unwrap_or(heads));
@@ -113,7 +115,8 @@ pub(super) fn falcon_heads_kv(config: &Config, heads: usize) -> Result<usize, Er
     }
 }
 
-/// llama.cpp goes by the number of layers, and so does what runs models here.
+/// Checks the layers with windows, which llama.cpp and this engine derive from the number of
+/// layers.
 pub(super) fn exaone4_windows(config: &Config, _: &mut View) -> Result<(), Error> {
     match config.optional_count("sliding_window")? {
         Some(window) if config.count("num_hidden_layers")? != 64 => {
@@ -137,7 +140,7 @@ pub(super) fn minicpm_scales(config: &Config, view: &mut View) -> Result<(), Err
     let Some((group, _)) = config.scaling()?.filter(|s| s.1 == "longrope") else {
         return Ok(());
     };
-    // GGUF has no key for where the longer divisors begin to count here, nor for the magnitude
+    // GGUF has no key here for where the long divisors begin to apply, nor for the magnitude
     let path = format!("{group}.original_max_position_embeddings");
     config.number_is(&path, config.count("max_position_embeddings")? as f64)
 }

@@ -1,5 +1,5 @@
-//! The text models of those that see pictures: heads turn by the axes of a picture. Their towers
-//! are files of their own ([`super::super::tower`]).
+//! The text models of vision-language models: heads are rotated by the axes of an image (M-RoPE).
+//! Their vision encoders are files of their own ([`super::super::tower`]).
 
 use gguf_rs_lite::View;
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub(super) const ALL: &[ModelType] = &[
         scalings: SCALINGS,
         extra: axes_and_layers,
         skipped: TOWER,
-        // the inputs of experts that are one tensor are its rows
+        // experts in one tensor have their inputs in its rows
         transposed: true,
         ..QWEN3_MOE
     },
@@ -47,7 +47,7 @@ const QWEN2_VL: ModelType = ModelType {
     ..LLAMA
 };
 
-/// The first is none: it says that heads turn by axes.
+/// The first is no scaling: it says that heads are rotated by axes.
 const SCALINGS: &[&str] = &["mrope", "yarn"];
 
 const TOWER: &[&str] = &["model.visual.", "visual."];
@@ -59,7 +59,7 @@ fn axes(config: &Config, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// Axes, and how many of the first layers gain a part of a picture's row.
+/// Sets the axes, and how many of the first layers add DeepStack features to an image's rows.
 fn axes_and_layers(config: &Config, view: &mut View) -> Result<(), Error> {
     axes(config, view)?;
     let listed = config.typed(
