@@ -1,6 +1,6 @@
-//! `cargo xtask check`.
+//! `cargo xtask check`: runs the fast part of CI.
 
-/// One step: what it is called, Cargo's arguments, extra environment.
+/// One step: its name, Cargo's arguments, extra environment.
 type Step = (
     &'static str,
     &'static [&'static str],
@@ -30,7 +30,7 @@ const CHECK: [Step; 4] = [
     ),
 ];
 
-/// Runs every step and stops at the first that fails.
+/// Runs every step and stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {
     for (name, args, env) in CHECK {
         println!("== {name}");

@@ -1,9 +1,8 @@
 //! `cargo xtask compare-llama`: Octavo and llama.cpp side by side.
 //!
-//! Both programs measure the same tests, one after the other, several rounds of it, so that a
-//! machine that slows down or speeds up does so for both. llama.cpp runs with every setting that
-//! may be its best, and its best one counts. Speeds are medians over the rounds; the
-//! spread is that of the rounds' own ratios.
+//! Both programs measure the same tests in alternation, for several rounds, so that changes of the
+//! machine's speed affect both. llama.cpp runs with every setting that may be its best, and the
+//! best one counts. Speeds are medians over the rounds; the spread is that of the per-round ratios.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -42,22 +41,22 @@ pub(crate) struct CompareArgs {
     /// Numbers of tokens to generate
     #[arg(short = 'n', long, value_name = "N", default_value = "64")]
     n_gen: String,
-    /// Numbers of tokens already in the cache
+    /// Numbers of tokens already in the KV cache
     #[arg(short = 'd', long, value_name = "N", default_value = "0")]
     n_depth: String,
     /// Repetitions of each test in a round
     #[arg(short, long, value_name = "N", default_value = "3")]
     repetitions: String,
-    /// What computes, for both programs
+    /// Device to compute on, for both programs
     #[arg(long, value_enum, default_value_t = Processor::Cpu)]
     device: Processor,
     /// Octavo's instruction set; llama.cpp's is the one it was built for
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: String,
-    /// Bits of Octavo's prompts, 8 or 16, as for octavo bench [default: 16]
+    /// Bits that Octavo rounds prompt activations to, 8 or 16, as for octavo bench [default: 16]
     #[arg(long, value_name = "BITS", value_parser = ["8", "16"])]
     prompt_bits: Option<String>,
-    /// Rounds
+    /// Number of rounds
     #[arg(
         long,
         value_name = "N",
@@ -73,7 +72,7 @@ pub(crate) struct CompareArgs {
     octavo: Option<PathBuf>,
 }
 
-/// What both programs compute with.
+/// Device that both programs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Processor {
     /// The CPU
@@ -97,7 +96,7 @@ impl Processor {
         }
     }
 
-    /// Where Octavo's records name it.
+    /// Returns the field of Octavo's records with the device name.
     fn field(self) -> &'static str {
         match self {
             Processor::Cpu => "cpu_info",
@@ -106,17 +105,17 @@ impl Processor {
     }
 }
 
-/// What one program measured in one round.
+/// Result of one program in one round.
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
     round: u32,
     test: String,
-    /// llama.cpp's setting; nothing for Octavo.
+    /// llama.cpp's setting; empty for Octavo.
     setting: String,
     rate: f64,
 }
 
-/// One test's result.
+/// Result of one test.
 #[derive(Clone, Debug, PartialEq)]
 struct Line {
     test: String,
@@ -138,7 +137,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
-        // each program is first as often as the other
+        // each program goes first equally often
         for turn in [round % 2 == 1, round.is_multiple_of(2)] {
             let mut command = Command::new(if turn { &octavo } else { &llama });
             if turn {
@@ -157,7 +156,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
         }
     }
     let lines = compare(&ours, &theirs)?;
-    // the column is called after what it mostly is
+    // with a GPU, the column `cpu_info` has the name of the GPU
     about["cpu_info"] = about[args.device.field()].clone();
     print!("{}", table(&lines, &about, args.rounds));
     match &args.csv {
@@ -166,7 +165,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     }
 }
 
-/// The arguments that only Octavo takes.
+/// Adds the arguments that only Octavo takes.
 fn ours_alone(command: &mut Command, args: &CompareArgs) {
     match args.device {
         Processor::Cpu => command.args(["bench", "--device", "cpu", "--isa", &args.isa]),
@@ -177,7 +176,7 @@ fn ours_alone(command: &mut Command, args: &CompareArgs) {
     }
 }
 
-/// The arguments that both programs spell alike.
+/// Adds the arguments that both programs share.
 fn common<'c>(command: &'c mut Command, args: &CompareArgs) -> &'c mut Command {
     command.arg("-m").arg(&args.model).args([
         "-t",
@@ -224,7 +223,7 @@ fn samples(
     Ok(())
 }
 
-/// The test's name, with its threads where there could be several.
+/// Returns the test's name, with the number of threads if several are measured.
 fn test(r: &Value) -> String {
     let number = |name: &str| r[name].as_u64().unwrap_or(0);
     let (kind, n) = if number("n_prompt") > 0 {
@@ -301,7 +300,7 @@ fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
     out
 }
 
-/// Adds a line for each test.
+/// Appends a CSV line for each test.
 fn append(path: &Path, lines: &[Line], about: &Value) -> Result<(), String> {
     let [date, cpu, isa] = ["test_time", "cpu_info", "isa"].map(|name| text(about, name));
     let model = side::model(about);

@@ -1,5 +1,5 @@
-//! Developer tasks: `cargo xtask check` is the part of what CI runs that takes minutes; others
-//! measure, make models, and hold numbers against llama.cpp.
+//! Developer tasks: `cargo xtask check` is the part of CI that takes minutes; others measure speed,
+//! make models, and compare numbers with llama.cpp.
 
 mod busy;
 mod check;
@@ -37,7 +37,7 @@ enum Task {
     Skips(skips::SkipsArgs),
     Tensors(Box<tensors::TensorsArgs>),
     Tolerances(tolerances::TolerancesArgs),
-    /// Keep a CPU busy until nobody holds the other end of stdin
+    /// Keep a CPU busy until stdin is closed
     #[command(hide = true)]
     Spin,
 }
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Cargo, as the one that runs this.
+/// Returns a command for the Cargo that runs this program.
 fn cargo() -> std::process::Command {
     std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

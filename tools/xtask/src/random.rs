@@ -1,11 +1,11 @@
-//! Random numbers that are the same everywhere: integers until the last step, no library's
-//! logarithms or cosines.
+//! Random numbers that are the same on every platform: integers until the last step, without a
+//! library's logarithms or cosines.
 
-/// splitmix64.
+/// splitmix64 generator.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each name.
+    /// Creates a separate stream for each name.
     pub(crate) fn new(seed: u64, name: &str) -> Random {
         // FNV-1a
         let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -24,22 +24,23 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `n`, nearly uniform for the small `n` used here.
+    /// Returns a number below `n`, nearly uniform for the small `n` used here.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// From 0 up to 1.
+    /// Returns a number from 0 up to 1.
     pub(crate) fn uniform(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
 
-    /// Mean 0, deviation 1, within 5: the sum of eight uniform 16-bit numbers, as close to a bell
-    /// as weights are.
+    /// Returns a nearly normal number of mean 0 and deviation 1, within 5: the sum of eight uniform
+    /// 16-bit numbers.
     pub(crate) fn normal(&mut self) -> f32 {
         let sum_of_four = |x: u64| (0..4).map(|i| (x >> (16 * i)) as u16 as i32).sum::<i32>();
         let sum = sum_of_four(self.next()) + sum_of_four(self.next());
-        // eight times the mean; and the square root of 8 times the variance of one, 2^32 / 12
+        // subtract eight times the mean, divide by the square root of 8 times the variance of one,
+        // 2^32 / 12
         (sum - 8 * 32_767) as f32 / 53_509.9
     }
 }

@@ -1,4 +1,4 @@
-//! What the tasks share that run Octavo and llama.cpp side by side. octavo bench and llama-bench
+//! Shared by the tasks that run Octavo and llama.cpp side by side. octavo bench and llama-bench
 //! print the same records.
 
 use std::ffi::OsStr;
@@ -9,14 +9,14 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Every setting of llama.cpp that may be its best on a CPU.
+/// All llama.cpp settings that may be its best on a CPU.
 pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
 
-/// Every setting of llama.cpp that may be its best on a GPU.
+/// All llama.cpp settings that may be its best on a GPU.
 pub(crate) const LLAMA_GPU_SETTINGS: [&str; 8] =
     ["-ngl", "999", "-fa", "0,1", "-b", "2048", "-ub", "512,2048"];
 
-/// A program of llama.cpp in a folder, a build folder or a source folder.
+/// Finds a program of llama.cpp in a folder, a build folder or a source folder.
 pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
     let places = ["", "bin", "build/bin"].map(|folder| dir.join(folder).join(program));
     let found = places.into_iter().find(|place| place.is_file());
@@ -28,7 +28,7 @@ pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Builds the program beside this one.
+/// Builds the octavo program, beside this one.
 pub(crate) fn build() -> Result<PathBuf, String> {
     crate::must(crate::cargo().args([
         "build",
@@ -43,8 +43,8 @@ pub(crate) fn build() -> Result<PathBuf, String> {
     Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
 }
 
-/// What `octavo diff MODEL` says with these arguments, as JSON; its exit code is part of the answer
-/// and no failure.
+/// Runs `octavo diff MODEL` with these arguments; returns its JSON. Its exit code is not treated as
+/// a failure.
 pub(crate) fn diff(octavo: &Path, model: &Path, args: &[&OsStr]) -> Result<Value, String> {
     let output = Command::new(octavo)
         .arg("diff")
@@ -65,7 +65,7 @@ pub(crate) fn diff(octavo: &Path, model: &Path, args: &[&OsStr]) -> Result<Value
     Ok(value)
 }
 
-/// The array of records that a program printed.
+/// Parses the array of records that a program printed.
 pub(crate) fn records(name: &str, text: &[u8]) -> Result<Vec<Value>, String> {
     let records: Vec<Value> =
         serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))?;
@@ -76,19 +76,19 @@ pub(crate) fn records(name: &str, text: &[u8]) -> Result<Vec<Value>, String> {
     }
 }
 
-/// Tokens per second.
+/// Returns tokens per second.
 pub(crate) fn rate(r: &Value) -> Result<f64, String> {
     let rate = r["avg_ts"].as_f64().filter(|rate| *rate > 0.0);
     rate.ok_or_else(|| format!("expected a rate in avg_ts, got {}", r["avg_ts"]))
 }
 
-/// Which of [`LLAMA_SETTINGS`] a record is of: flash attention and repacking.
+/// Returns the setting in [`LLAMA_SETTINGS`] of a record: flash attention and repacking.
 pub(crate) fn llama_setting(r: &Value) -> (bool, bool) {
     let on = |name: &str| r[name] == true || r[name] == 1;
     (on("flash_attn"), on("repack"))
 }
 
-/// The same for people.
+/// Formats the setting for people.
 pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
     format!(
         "fa {}, repack {}",
@@ -97,18 +97,18 @@ pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
     )
 }
 
-/// Which of [`LLAMA_GPU_SETTINGS`] a record is of, for people.
+/// Formats the setting in [`LLAMA_GPU_SETTINGS`] of a record for people.
 pub(crate) fn gpu_setting_name(r: &Value) -> String {
     let flash_attention = u8::from(llama_setting(r).0);
     format!("fa {flash_attention}, ubatch {}", r["n_ubatch"])
 }
 
-/// A record's text.
+/// Returns a record's text field.
 pub(crate) fn text(about: &Value, name: &str) -> String {
     about[name].as_str().unwrap_or("?").to_owned()
 }
 
-/// The model of a record of Octavo's, and what was said of its prompts, if that is not usual.
+/// Returns the model of an Octavo record, with its prompt bits if unusual.
 pub(crate) fn model(about: &Value) -> String {
     let model = text(about, "model_type");
     match about["prompt_bits"].as_u64() {
@@ -117,7 +117,7 @@ pub(crate) fn model(about: &Value) -> String {
     }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the median.
 pub(crate) fn median(x: &[f64]) -> f64 {
     let mut x = x.to_vec();
     x.sort_by(f64::total_cmp);
@@ -127,7 +127,7 @@ pub(crate) fn median(x: &[f64]) -> f64 {
     }
 }
 
-/// Adds lines to a file, below the names of columns if it is new.
+/// Appends lines to a file, after the column names if it is new.
 pub(crate) fn append(path: &Path, names: &str, lines: &[String]) -> Result<(), String> {
     let write = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().append(true).create(true).open(path)?;

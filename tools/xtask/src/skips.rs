@@ -1,4 +1,4 @@
-//! `cargo xtask skips`.
+//! `cargo xtask skips`: checks the number of skipped tests.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use octavo_fixtures::{Lacks, workspace_root};
 
-/// Sum up the tests that were left out, and fail if they are more than is allowed
+/// Sum up the skipped tests, and fail if there are more than allowed
 ///
-/// Tests add a line to the file that OCTAVO_SKIPS names for all that they leave out. How many of a
-/// kind there may be is in tests/skips.txt.
+/// Tests add a line to the file named by OCTAVO_SKIPS for everything they skip. The largest number
+/// of each kind is in tests/skips.txt.
 #[derive(Debug, Args)]
 pub(crate) struct SkipsArgs {
-    /// What the tests wrote
+    /// File that the tests wrote
     file: PathBuf,
-    /// Kinds of which there may be any number, for what this machine is known to lack
+    /// Kinds of which any number is allowed, because this machine is known to lack something
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = kind)]
     without: Vec<Lacks>,
 }
@@ -37,7 +37,7 @@ fn kind(name: &str) -> Result<Lacks, String> {
         .ok_or_else(|| format!("expected a kind of what tests lack, got '{name}'"))
 }
 
-/// Most of every kind, in the order of [`Lacks::ALL`].
+/// Parses the bound of every kind, in the order of [`Lacks::ALL`].
 fn parse_bounds(text: &str) -> Result<Vec<usize>, String> {
     let mut bounds = vec![None; Lacks::ALL.len()];
     for line in text.lines() {
@@ -57,7 +57,7 @@ fn parse_bounds(text: &str) -> Result<Vec<usize>, String> {
         .collect()
 }
 
-/// By kind, in the order of [`Lacks::ALL`]: how often each test left something out.
+/// By kind, in the order of [`Lacks::ALL`]: how often each test skipped something.
 struct Skips(Vec<BTreeMap<String, usize>>);
 
 impl Skips {
@@ -74,7 +74,7 @@ impl Skips {
         Ok(Skips(all))
     }
 
-    /// Tests that left something out.
+    /// Returns the number of tests that skipped something, by kind.
     fn counts(&self) -> impl Iterator<Item = (Lacks, usize)> {
         let tests = self.0.iter().map(BTreeMap::len);
         Lacks::ALL.into_iter().zip(tests)
@@ -89,7 +89,7 @@ impl Skips {
         line
     }
 
-    /// Fails where there are more of a kind than its bound says, and names those tests.
+    /// Fails if a kind exceeds its bound, and names those tests.
     fn hold(&self, bounds: &[usize], without: &[Lacks]) -> Result<(), String> {
         let mut wrong = String::new();
         for (lacks, n) in self.counts() {

@@ -1,9 +1,9 @@
-//! `cargo xtask tensors`: whether every tensor that llama-eval-callback prints is within the
+//! `cargo xtask tensors`: checks that every tensor printed by llama-eval-callback is within the
 //! bounds of `octavo diff`.
 //!
-//! The program prints six values of each row at most, with four digits, and the sum of them all:
-//! enough to see that a tensor is the same one, not how near it is. How near the logits are is what
-//! the goldens say.
+//! The program prints at most six values of each row, with four digits, and the sum of them all:
+//! enough to see that a tensor is the same one, but not how close it is. The goldens show how close
+//! the logits are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use serde_json::Value;
 
 use crate::side::{build, diff, find};
 
-/// Hold every tensor that llama-eval-callback prints against Octavo's
+/// Compare every tensor that llama-eval-callback prints with Octavo's
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   cargo xtask tensors --llama-cpp ~/llama.cpp/build/bin ../shared/arch/models/*-F32.gguf")]
 pub(crate) struct TensorsArgs {
-    /// Models in GGUF files; what llama.cpp rounds to eight bits on its way differs where weights
-    /// are quantized
+    /// GGUF model files; with quantized weights results differ, because llama.cpp rounds
+    /// activations to eight bits
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// Folder with llama-eval-callback, or the build folder above its bin
     #[arg(long, value_name = "DIR")]
     llama_cpp: PathBuf,
-    /// The text
+    /// Text of the prompt
     #[arg(
         short,
         long,
@@ -38,13 +38,12 @@ pub(crate) struct TensorsArgs {
     /// The program to test [default: built first, in release mode]
     #[arg(long, value_name = "FILE")]
     octavo: Option<PathBuf>,
-    /// Where the printed tensors are kept
+    /// Folder for the printed tensors
     #[arg(long, value_name = "DIR", default_value = "target/tensors")]
     work: PathBuf,
 }
 
-/// How often llama-eval-callback is asked: what it prints last is lost where it ends before the
-/// thread that writes its log.
+/// Most runs of llama-eval-callback: its last output is lost if it ends before its logging thread.
 const TRIES: usize = 8;
 
 /// Runs the task.
@@ -79,15 +78,15 @@ pub(crate) fn run(args: &TensorsArgs) -> Result<(), String> {
     }
 }
 
-/// Writes what llama-eval-callback prints of a model to a file, all of it.
+/// Writes llama-eval-callback's complete output for a model to a file.
 fn print(args: &TensorsArgs, callback: &Path, model: &Path, to: &Path) -> Result<(), String> {
     for _ in 0..TRIES {
         let output = Command::new(callback)
             .arg("-m")
             .arg(model)
             .args(["-p", &args.prompt, "-t", "1", "-c", "2048"])
-            // as wherever numbers are compared: a cache of whole floats, weights as the file has
-            // them, attention in single operations
+            // as in all comparisons: an f32 KV cache, no repacking, attention in separate
+            // operations
             .args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"])
             .stderr(Stdio::null())
             .output()
@@ -102,7 +101,7 @@ fn print(args: &TensorsArgs, callback: &Path, model: &Path, to: &Path) -> Result
     ))
 }
 
-/// Whether a text goes on to the last tensor of a graph and the sum below it.
+/// Returns whether a text ends with the last tensor of a graph and its sum.
 fn is_whole(text: &str) -> bool {
     let mut from_end = text.trim_end().lines().rev();
     let is_sum = from_end
@@ -112,7 +111,7 @@ fn is_whole(text: &str) -> bool {
     is_sum && node.is_some_and(|(_, node)| node.trim_start().starts_with("result_"))
 }
 
-/// What `octavo diff` says of a model and its printed tensors.
+/// Result of `octavo diff` for a model and its printed tensors.
 struct Compared {
     tensors: usize,
     values: u64,
@@ -131,7 +130,8 @@ fn compare(
     summary(&value).ok_or_else(|| format!("expected one reference with its tensors in {value}"))
 }
 
-/// How many tensors and values were compared, and the verdict with the first tensor outside.
+/// Returns the number of tensors and values compared, and the verdict with the first tensor
+/// outside.
 fn summary(value: &Value) -> Option<Compared> {
     let reference = value.pointer("/references/0")?;
     let tensors = reference["tensors"].as_array()?;

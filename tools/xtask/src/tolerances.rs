@@ -1,10 +1,9 @@
-//! `cargo xtask tolerances`: whether the default tolerances of `octavo diff` let right models pass
-//! and no wrong one.
+//! `cargo xtask tolerances`: checks that the default tolerances of `octavo diff` accept all correct
+//! models and no wrong one.
 //!
 //! For each type, random models of random shapes are computed by llama.cpp and by Octavo. Each must
 //! be within the default for its weights. Then Octavo computes the same weights with another base
-//! of the rotary embedding, which is what a wrong reading of a file looks like, and must be
-//! outside.
+//! of the rotary embedding, a typical misreading of a file, and must be outside.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use crate::model::{Arch, Shape, write_shape};
 use crate::random::Random;
 use crate::side::{build, diff};
 
-/// Hold the default tolerances of `octavo diff` against llama.cpp, on random models
+/// Check the default tolerances of `octavo diff` against llama.cpp, on random models
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -25,7 +24,7 @@ pub(crate) struct TolerancesArgs {
     /// Folder with llama-results, or the build folder above its bin
     #[arg(long, value_name = "DIR")]
     llama_cpp: PathBuf,
-    /// Models of each type
+    /// Number of models of each type
     #[arg(
         long,
         value_name = "N",
@@ -40,7 +39,7 @@ pub(crate) struct TolerancesArgs {
     /// The program to test [default: built first, in release mode]
     #[arg(long, value_name = "FILE")]
     octavo: Option<PathBuf>,
-    /// Where models and results lie meanwhile, one at a time
+    /// Folder for models and results, one at a time
     #[arg(long, value_name = "DIR", default_value = "target/tolerances")]
     work: PathBuf,
 }
@@ -49,7 +48,7 @@ pub(crate) struct TolerancesArgs {
 const TEXT: &str = "The quick brown fox jumps over 13 lazy dogs; 2+2=4, and so on until \
                     the end of this line of text.";
 
-/// A shape that every type has blocks for.
+/// Returns a random shape that fits the blocks of every type.
 fn shape(seed: u64) -> Shape {
     let mut random = Random::new(seed, "shape");
     let mut one = |of: &[u32]| of[random.below(of.len())];
@@ -83,7 +82,7 @@ fn shape(seed: u64) -> Shape {
     }
 }
 
-/// What one comparison said.
+/// Result of one comparison.
 struct Measured {
     nmse: f64,
     allowed: f64,
@@ -158,7 +157,7 @@ pub(crate) fn run(args: &TolerancesArgs) -> Result<(), String> {
     }
 }
 
-/// A model as it is, and with a fault.
+/// Measures a model as it is, and with a fault.
 fn one(args: &TolerancesArgs, octavo: &Path, ty: &str, seed: u64) -> Result<[Measured; 2], String> {
     let (model, faulty, keep) = (
         args.work.join("model.gguf"),
@@ -181,7 +180,7 @@ fn one(args: &TolerancesArgs, octavo: &Path, ty: &str, seed: u64) -> Result<[Mea
         keep.as_ref(),
     ];
     let right = measure(octavo, &model, &of_llama)?;
-    // with the text: its tokens must be those that llama.cpp had
+    // give the text: its tokens must equal llama.cpp's
     let results = keep.join("llama-results.gguf");
     let of_results = [
         "--reference".as_ref(),

@@ -1,4 +1,4 @@
-//! Busy processes end with whoever started them.
+//! Busy processes end with their parent.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn it_spins_until_its_stdin_ends() {
         child.try_wait().expect("asked").is_none(),
         "it ended by itself"
     );
-    // what happens to the pipe when its holder is killed
+    // as when the pipe's owner is killed
     drop(child.stdin.take());
     let end = Instant::now() + Duration::from_secs(30);
     while child.try_wait().expect("asked").is_none() {

@@ -1,10 +1,9 @@
-//! `cargo xtask busy`: what is left of a speed where other work runs, beside llama.cpp's.
+//! `cargo xtask busy`: speed under competing load, compared with llama.cpp's.
 //!
-//! Threads that meet at barriers lose more than their share of the CPUs when one of them has to
-//! wait for its turn. Each scenario therefore states the share that a program could hope for, and
-//! what it got of its own speed on the quiet machine. Programs take turns, round after round; each
-//! test is a run of its own with a limit of time, because a program that waits badly may take fifty
-//! times as long.
+//! Threads that meet at barriers lose more than their share of the CPUs when one of them is
+//! descheduled. Each scenario therefore states the fair share, and the fraction of its own quiet
+//! speed that each program got. Programs alternate, round after round; each test is a separate run
+//! with a time limit, because a program that waits badly may take fifty times as long.
 
 mod quota;
 mod scenario;
@@ -30,9 +29,9 @@ pub(crate) use spin::spin;
 /// Measure Octavo and llama.cpp beside busy processes, niced, with a quota of CPU time and with too
 /// many threads
 ///
-/// Prompt and generation are measured on the quiet machine first; then each scenario in turn, the
+/// Prompt and generation are measured on the quiet machine first; then in each scenario, with the
 /// programs alternating. The table has each speed, its share of the program's own quiet speed, and
-/// the share that would be fair.
+/// the fair share.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Scenarios:
@@ -59,13 +58,13 @@ pub(crate) struct BusyArgs {
     /// The program to measure [default: built first, in release mode]
     #[arg(long, value_name = "FILE")]
     octavo: Option<PathBuf>,
-    /// Another octavo to measure in turn, such as an older one
+    /// Another octavo binary to measure as well, such as an older one
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Threads [default: octavo's own]
+    /// Number of threads [default: octavo's own]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
-    /// Tokens of the prompt
+    /// Number of prompt tokens
     #[arg(
         short = 'p',
         long,
@@ -74,7 +73,7 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     n_prompt: u32,
-    /// Tokens to generate
+    /// Number of tokens to generate
     #[arg(
         short = 'n',
         long,
@@ -83,10 +82,11 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     n_gen: u32,
-    /// Bits of octavo's and the baseline's prompts, 8 or 16, as for octavo bench [default: 16]
+    /// Bits that octavo and the baseline round prompt activations to, 8 or 16, as for octavo bench
+    /// [default: 16]
     #[arg(long, value_name = "BITS", value_parser = ["8", "16"])]
     prompt_bits: Option<String>,
-    /// Repetitions in a run, after one to warm up
+    /// Repetitions in a run, after one warm-up
     #[arg(
         short,
         long,
@@ -95,7 +95,7 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..=1000),
     )]
     repetitions: u32,
-    /// Rounds; the median counts
+    /// Rounds; the table has the medians
     #[arg(
         long,
         value_name = "N",
@@ -103,7 +103,7 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     rounds: u32,
-    /// Only these
+    /// Run only these scenarios
     #[arg(
         long,
         value_name = "NAMES",
@@ -126,8 +126,8 @@ pub(crate) struct BusyArgs {
 }
 
 impl BusyArgs {
-    /// Two at once must run long enough to be there together; a quota counts by periods of a tenth
-    /// of a second, of which a run must see many.
+    /// Returns the repetitions per run. Two programs at once must run long enough to overlap; a
+    /// quota is applied in periods of a tenth of a second, of which a run must cover many.
     fn repetitions_at(&self, place: &Place) -> u32 {
         match place {
             Place::Plain | Place::Niced => self.repetitions,
@@ -137,7 +137,7 @@ impl BusyArgs {
     }
 }
 
-/// What is measured.
+/// Kind of test, with its number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Test {
     Prompt(u32),
@@ -145,7 +145,7 @@ enum Test {
 }
 
 impl Test {
-    /// llama-bench's name.
+    /// Returns llama-bench's name of the test.
     fn name(self) -> String {
         match self {
             Test::Prompt(n) => format!("pp{n}"),
@@ -159,20 +159,20 @@ impl Test {
     }
 }
 
-/// Tokens per second, or what it stays below.
+/// Tokens per second, or an upper bound of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rate {
     Measured(f64),
     Below(f64),
 }
 
-/// One of the programs side by side.
+/// One of the programs compared.
 struct Program {
     name: &'static str,
     path: PathBuf,
-    /// What it takes besides the arguments that all take.
+    /// Arguments that only this program takes.
     first: Vec<String>,
-    /// llama.cpp's best setting for each test.
+    /// llama.cpp's best setting for each test (flash attention, repacking).
     settings: HashMap<Test, (bool, bool)>,
 }
 
@@ -185,7 +185,7 @@ impl Program {
         let help = Command::new(&path).args(["bench", "--help"]).output();
         let help = help.map_err(|error| format!("cannot start {}: {error}", path.display()))?;
         let mut first = vec!["bench", "--device", "cpu"];
-        // older ones always measure the machine's limits
+        // older versions always measure the machine's peaks
         if String::from_utf8_lossy(&help.stdout).contains("--no-limits") {
             first.push("--no-limits");
         }
@@ -200,7 +200,7 @@ impl Program {
         })
     }
 
-    /// The command of one test, in its place.
+    /// Returns the command of one test, in its surroundings.
     fn command(&self, args: &BusyArgs, place: &Place, test: Test, threads: usize) -> Command {
         let mut command = place.command(&self.path);
         command.args(&self.first);
@@ -225,7 +225,7 @@ impl Program {
         command
     }
 
-    /// One run: its speed and its record, or a bound if it is stopped.
+    /// Runs one test; returns its speed and its record, or a bound if it was stopped.
     fn once(
         &self,
         args: &BusyArgs,
@@ -239,7 +239,7 @@ impl Program {
             false,
         );
         if ran.stopped {
-            // the repetition that warms up had to be done as well
+            // includes the warm-up repetition
             let tokens = f64::from(test.tokens()) * f64::from(args.repetitions_at(place) + 1);
             return Ok((Rate::Below(tokens / args.limit as f64), Value::Null));
         }
@@ -247,7 +247,7 @@ impl Program {
         Ok((Rate::Measured(side::rate(&records[0])?), records[0].clone()))
     }
 
-    /// One run of the scenario: of two runs at once the sum.
+    /// Measures one test in the scenario: for two concurrent runs, the sum.
     fn measure(
         &self,
         args: &BusyArgs,
@@ -353,7 +353,7 @@ pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// llama.cpp's best of all settings on the quiet machine, which then holds for every scenario.
+/// Finds llama.cpp's best setting on the quiet machine, which is then used in every scenario.
 fn best_setting(
     args: &BusyArgs,
     llama: &Program,
@@ -361,7 +361,7 @@ fn best_setting(
     threads: usize,
 ) -> Result<(bool, bool), String> {
     let mut command = llama.command(args, &Place::Plain, test, threads);
-    // four settings, and loading the model for each: not held to the limit of one run
+    // four settings, each of which loads the model: exempt from the limit of one run
     let ran = process::run(
         command.args(side::LLAMA_SETTINGS),
         Duration::from_secs(4 * args.limit),
@@ -377,8 +377,8 @@ fn best_setting(
     Ok(best.1)
 }
 
-/// Every program and test in a scenario: medians over the rounds. What once took too long is not
-/// tried again.
+/// Measures every program and test in a scenario: medians over the rounds. A test that exceeded its
+/// limit once is not tried again.
 fn rounds<'p>(
     args: &BusyArgs,
     scenario: Scenario,
@@ -392,7 +392,7 @@ fn rounds<'p>(
     for round in 0..args.rounds as usize {
         eprintln!("{scenario}: round {} of {}", round + 1, args.rounds);
         for &test in tests {
-            // each is first as often as the others
+            // each program goes first equally often
             for i in 0..programs.len() {
                 let program = &programs[(i + round) % programs.len()];
                 let key = (program.name, test);

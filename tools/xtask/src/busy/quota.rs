@@ -1,5 +1,5 @@
-//! A control group with a quota of CPU time, for as long as something runs in it. Also compiled
-//! into the tests of the command line.
+//! A control group (cgroup) with a quota of CPU time. Also compiled into the tests of the command
+//! line.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::process::Command;
 
 use octavo_engine::threads::cgroup::{Group, Version};
 
-/// A group of our own, removed when it is dropped; what runs in it must have ended by then.
+/// A control group of our own, removed when dropped; programs in it must have ended by then.
 #[derive(PartialEq)]
 pub(crate) struct QuotaGroup {
     folder: PathBuf,
 }
 
 impl QuotaGroup {
-    /// A group whose programs get so many microseconds of CPU time in every 100 ms, or why there
-    /// can be none: not this system, no rights, or groups that do not hand the CPU controller on.
+    /// Creates a group whose programs get `time` microseconds of CPU time in every 100 ms. Fails on
+    /// other systems, without the rights, or if parent groups do not delegate the CPU controller.
     pub(crate) fn new(time: u64) -> Result<QuotaGroup, String> {
         let mut why = "no control groups with CPU time here".to_owned();
         for group in Group::all(Path::new("/")) {
-            // version 2 takes no group below one that has programs, so those above are tried as
+            // version 2 allows no group below one that has programs, so its ancestors are tried as
             // well
             for above in group
                 .folder
@@ -46,7 +46,7 @@ impl QuotaGroup {
             }
             Version::V2 => std::fs::write(made.folder.join("cpu.max"), format!("{time} 100000"))?,
         }
-        // that programs may be moved there is not said by any of that
+        // only a test shows whether programs may be moved there
         let status = made
             .command(OsStr::new("true"))
             .stderr(std::process::Stdio::null())
@@ -58,10 +58,10 @@ impl QuotaGroup {
         }
     }
 
-    /// A command that runs a program inside; its arguments are still to be given.
+    /// Returns a command that runs a program in the group; its arguments are still to be added.
     pub(crate) fn command(&self, program: &OsStr) -> Command {
         let mut command = Command::new("sh");
-        // the shell moves itself, then becomes the program
+        // the shell moves itself into the group, then replaces itself by the program
         command
             .args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""])
             .arg(&self.folder)
@@ -72,7 +72,7 @@ impl QuotaGroup {
 
 impl Drop for QuotaGroup {
     fn drop(&mut self) {
-        // a program that ended just now may still be counted
+        // a program that has just ended may still be counted
         for _ in 0..50 {
             if std::fs::remove_dir(&self.folder).is_ok() {
                 return;

@@ -1,4 +1,4 @@
-//! What surrounds a measured program, and what share of the machine is fair then.
+//! Scenarios: the load around a measured program, and its fair share of the machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use super::quota::QuotaGroup;
 use super::spin::Spinners;
 
-/// A row of the table for each test.
+/// Scenario; one table row per test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Scenario {
     /// Nothing else runs
@@ -41,7 +41,7 @@ impl Scenario {
         Scenario::Two,
     ];
 
-    /// Busy processes beside the one measured.
+    /// Returns the number of busy processes beside the measured program.
     fn spinners(self, cpus: usize) -> usize {
         match self {
             Scenario::Busy1 => 1,
@@ -52,7 +52,7 @@ impl Scenario {
         }
     }
 
-    /// Threads that the program is told to take where `threads` are usual.
+    /// Returns the number of threads to request from the program, where `threads` are usual.
     pub(super) fn threads(self, threads: usize) -> usize {
         if self == Scenario::Twice {
             2 * threads
@@ -61,11 +61,10 @@ impl Scenario {
         }
     }
 
-    /// The share of a quiet machine's speed that a scheduler which gives every thread its part
-    /// leaves to the program.
+    /// Returns the share of the quiet speed that a fair scheduler leaves to the program.
     pub(super) fn fair(self, cpus: usize, threads: usize) -> f64 {
         let (cpus, running) = (cpus as f64, threads as f64);
-        // of so much CPU time, with as many threads as CPUs at most
+        // CPUs used on the quiet machine
         let quiet = running.min(cpus);
         let beside = |weight: f64, others: f64| {
             let all = weight * running + others;
@@ -78,7 +77,7 @@ impl Scenario {
         match self {
             Scenario::Quiet | Scenario::Twice | Scenario::Two => 1.0,
             Scenario::Quota => (1.5 / quiet).min(1.0),
-            // what Linux gives a thread niced by 10, in parts of one that is not
+            // Linux's weight of a thread niced by 10, relative to a normal one
             Scenario::Nice => beside(110.0 / 1024.0, self.spinners(cpus as usize) as f64),
             Scenario::Busy1 | Scenario::Busy2 | Scenario::Busy6 => {
                 beside(1.0, self.spinners(cpus as usize) as f64)
@@ -86,7 +85,7 @@ impl Scenario {
         }
     }
 
-    /// Sets the scene, or says why it cannot be set here.
+    /// Sets up the scenario, or reports why that is impossible here.
     pub(super) fn surroundings(self, cpus: usize) -> Result<Surroundings, String> {
         let place = match self {
             Scenario::Nice if cfg!(unix) => Place::Niced,
@@ -112,24 +111,24 @@ impl std::fmt::Display for Scenario {
     }
 }
 
-/// A scene, for as long as it lives.
+/// Surroundings of a measurement, until dropped.
 pub(super) struct Surroundings {
     pub(super) place: Place,
     _spinners: Spinners,
 }
 
-/// How the measured program is started.
+/// Way of starting the measured program.
 #[derive(PartialEq)]
 pub(super) enum Place {
     Plain,
     Niced,
     Within(QuotaGroup),
-    /// Two at once.
+    /// Two runs at once.
     Both,
 }
 
 impl Place {
-    /// A command that runs a program there; its arguments are still to be given.
+    /// Returns a command that runs a program there; its arguments are still to be added.
     pub(super) fn command(&self, program: &Path) -> Command {
         match self {
             Place::Plain | Place::Both => Command::new(program),
@@ -156,7 +155,7 @@ mod tests {
             two_of_two,
             [100.0, 67.0, 50.0, 25.0, 10.0, 75.0, 100.0, 100.0]
         );
-        // with CPUs to spare nobody waits
+        // with spare CPUs no thread waits
         assert_eq!(fair(Scenario::Busy2, 8, 4), 100.0);
         assert_eq!(fair(Scenario::Busy6, 8, 4), 80.0);
         assert_eq!(fair(Scenario::Quota, 8, 1), 100.0);

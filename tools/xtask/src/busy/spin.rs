@@ -1,11 +1,11 @@
-//! Processes that do nothing but keep a CPU busy.
+//! Processes that keep a CPU busy.
 
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Spins until stdin ends: it is a pipe whose other end is held by whoever started this, so that it
-/// ends with them however they end.
+/// Spins until stdin ends. Stdin is a pipe from the parent process, so the process ends with its
+/// parent, however that ends.
 pub(crate) fn spin() -> Result<(), String> {
     std::thread::spawn(|| {
         let mut byte = [0];
@@ -17,11 +17,11 @@ pub(crate) fn spin() -> Result<(), String> {
     }
 }
 
-/// Some of them, for as long as this lives.
+/// Busy processes, until dropped.
 pub(super) struct Spinners(Vec<Child>);
 
 impl Spinners {
-    /// Starts them, and waits until they are at it.
+    /// Starts `n` busy processes, and waits until they spin.
     pub(super) fn start(n: usize) -> Result<Spinners, String> {
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut all = Spinners(Vec::new());
@@ -42,7 +42,7 @@ impl Spinners {
 impl Drop for Spinners {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // fails only for one that has ended, which is as well
+            // fails only if the process has already ended, which is fine
             let _ = child.kill();
         }
         for child in &mut self.0 {

@@ -1,4 +1,4 @@
-//! The results for people and as CSV.
+//! Prints the results as a table and as CSV.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,18 +16,18 @@ pub(super) struct Cell {
     pub(super) quiet: Rate,
 }
 
-/// A scenario's test, or why there is none.
+/// A scenario's test, or the reason it was skipped.
 pub(super) struct Row {
     scenario: Scenario,
     test: String,
     fair: f64,
-    /// Of octavo, the baseline if there is one, llama.cpp; none if it was skipped.
+    /// Cells of octavo, the baseline if there is one, and llama.cpp; empty if skipped.
     cells: Vec<Cell>,
     skipped: Option<String>,
 }
 
-/// A quotient with its bound: below if the dividend is, above if the divisor is, unknown if both
-/// are.
+/// Formats a quotient with its bound: an upper bound if the dividend is one, a lower bound if the
+/// divisor is one, unknown if both are.
 fn quotient(a: Rate, b: Rate, digits: usize) -> String {
     match (a, b) {
         (Rate::Measured(a), Rate::Measured(b)) => format!("{:.digits$}", a / b),
@@ -65,7 +65,7 @@ impl Row {
         }
     }
 
-    /// Octavo's speed in llama.cpp's.
+    /// Returns Octavo's speed relative to llama.cpp's.
     fn ratio(&self) -> String {
         match &self.cells[..] {
             [ours, .., theirs] => quotient(ours.rate, theirs.rate, 2),
@@ -74,7 +74,7 @@ impl Row {
     }
 }
 
-/// The table; `setting` is the threads and the rounds.
+/// Formats the table; `setting` is the number of threads and of rounds.
 pub(super) fn render(
     rows: &[Row],
     programs: &[&str],
@@ -116,7 +116,7 @@ pub(super) fn render(
     out
 }
 
-/// Adds a line for each row.
+/// Appends a CSV line for each row.
 pub(super) fn append(path: &Path, rows: &[Row], about: &Value) -> Result<(), String> {
     let [date, cpu] = ["test_time", "cpu_info"].map(|name| text(about, name));
     let model = side::model(about);

@@ -1,4 +1,4 @@
-//! What runs on a GPU, one part after the other. A part notes what failed and goes on.
+//! GPU checks, one leg after the other. A failing leg is recorded, and the others still run.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,17 +13,16 @@ use super::pack::Programs;
 use super::process::{self, Ran};
 use super::{GpuArgs, Leg};
 
-/// Tokens of the comparison between captured and uncaptured generation.
+/// Tokens generated to compare runs with and without CUDA graphs.
 const REPLAYS: &str = "1000";
-/// Tokens of the prompt that is held against the CPU's: more than one batch, of which the last is
-/// not full.
+/// Tokens of the prompt compared with the CPU: more than one batch, and the last one not full.
 const PROMPT: u32 = 600;
-/// Lengths of the texts whose hashes are held against the CPU's: where they part is between two of
-/// these.
+/// Lengths of the generated texts whose hashes are compared with the CPU's: the first difference is
+/// between two of these.
 const LENGTHS: &str = "1,2,4,8,16";
-/// Failed tests that are run once more.
+/// Most failed tests that are run once more.
 const AGAIN: usize = 20;
-/// Kernels whose threads share memory or wait for each other: racecheck and synccheck take too long
+/// Kernels whose threads share memory or synchronise: racecheck and synccheck would take too long
 /// for all tests.
 const SHARING: [&str; 4] = [
     "cuda_shim::products::large_tiles",
@@ -32,18 +31,18 @@ const SHARING: [&str; 4] = [
     "cuda_shim::rows::",
 ];
 
-/// What runs, where, and what came of it.
+/// Settings and results of a run.
 pub(super) struct Legs<'a> {
     pub(super) args: &'a GpuArgs,
-    /// Of models, and of what tests compile.
+    /// Folder of models, and of the tests' compilation results.
     pub(super) dir: PathBuf,
     pub(super) programs: Programs,
     pub(super) limit: Duration,
-    /// One line each.
+    /// Failures, one line each.
     pub(super) failures: Vec<String>,
 }
 
-/// The first GPU's name.
+/// Returns the name of the first GPU.
 pub(super) fn device(programs: &Programs, limit: Duration) -> Result<String, String> {
     let mut command = Command::new(&programs.octavo);
     usable(&json(process::run(
@@ -53,7 +52,7 @@ pub(super) fn device(programs: &Programs, limit: Duration) -> Result<String, Str
     ))?)
 }
 
-/// The name of the first GPU in what `inspect --devices` says, if it works.
+/// Returns the name of the first GPU in the output of `inspect --devices`, if it works.
 fn usable(devices: &Value) -> Result<String, String> {
     let Some(gpu) = devices["gpus"].get(0) else {
         return Err(format!(
@@ -98,7 +97,7 @@ impl Legs<'_> {
         }
     }
 
-    /// Every size in every type.
+    /// Returns every size in every type.
     fn models(&self) -> Vec<(String, String)> {
         let types = |preset: &String| {
             self.args
@@ -114,7 +113,7 @@ impl Legs<'_> {
             .collect()
     }
 
-    /// Does something with models, which are made where they are not there.
+    /// Applies a check to models, creating missing ones.
     fn each(
         &mut self,
         models: impl IntoIterator<Item = (String, String)>,
@@ -138,8 +137,8 @@ impl Legs<'_> {
         )
     }
 
-    /// All tests; those that failed once more, each in a process of its own: a kernel that crashes
-    /// takes the context of all tests beside and behind it.
+    /// Runs all tests; failed ones once more, each in a process of its own: a crashing kernel
+    /// breaks the context of all tests beside and after it.
     fn tests(&mut self) {
         for tests in self.programs.tests.clone() {
             let program = tests.program;
@@ -179,7 +178,7 @@ impl Legs<'_> {
         }
     }
 
-    /// Runs the kernels' tests under compute-sanitizer. Tests that plant faults run on the CPU in
+    /// Runs the kernels' tests under compute-sanitizer. Tests that inject faults run on the CPU in
     /// any case.
     fn sanitize(&mut self) {
         let Some(sanitizer) = sanitizer() else {
@@ -209,7 +208,7 @@ impl Legs<'_> {
         }
     }
 
-    /// The hashes that a measurement without repetitions ends in.
+    /// Returns the token hashes of a benchmark without repetitions.
     fn hashes(&self, model: &Path, device: &str, more: &[&str]) -> Result<Vec<String>, String> {
         let arguments = [
             &["--device", device, "-p", "0", "-r", "1", "-o", "json"],
@@ -225,7 +224,7 @@ impl Legs<'_> {
             .ok_or_else(|| format!("no hash of tokens: {records}"))
     }
 
-    /// Generation must not depend on whether its launches are captured.
+    /// Checks that generation does not depend on CUDA graph capture.
     fn replays(&self, model: &Path) -> Result<(), String> {
         let captured = self.hashes(model, "cuda", &["-n", REPLAYS])?;
         let plain = self.hashes(model, "cuda", &["-n", REPLAYS, "--no-cuda-graph"])?;
@@ -238,7 +237,7 @@ impl Legs<'_> {
         Ok(())
     }
 
-    /// Every tensor of a prompt within its bound of the CPU's.
+    /// Checks that every tensor of a prompt is within its bound of the CPU's.
     fn diff(&self, model: &Path) -> Result<(), String> {
         // below the smallest preset's vocabulary
         let tokens: Vec<String> = (0..PROMPT)
@@ -255,9 +254,9 @@ impl Legs<'_> {
         self.octavo("diff", model, &arguments, true).result
     }
 
-    /// How many tokens are those that the CPU chooses. Two devices round differently, so that two
-    /// logits that are almost alike may change places, and every token behind is another: this is
-    /// told, and never a failure.
+    /// Reports how many generated tokens equal the CPU's. Devices round differently, so that nearly
+    /// equal logits may swap, and every later token then differs: this is reported, but never a
+    /// failure.
     fn first_tokens(&self, model: &Path) -> Result<(), String> {
         let [cpu, gpu] = [
             self.hashes(model, "cpu", &["-n", LENGTHS])?,
@@ -286,7 +285,7 @@ impl Legs<'_> {
     }
 }
 
-/// What hashes of ever longer texts say of where two texts part.
+/// Describes the first difference of two texts, from hashes of ever longer prefixes.
 fn alike(cpu: &[String], gpu: &[String]) -> String {
     let same = cpu.iter().zip(gpu).take_while(|(a, b)| a == b).count();
     let lengths: Vec<&str> = LENGTHS.split(',').collect();
@@ -301,7 +300,7 @@ fn alike(cpu: &[String], gpu: &[String]) -> String {
     }
 }
 
-/// Appends lines to a file whose first line names them; that is not written twice.
+/// Appends CSV lines to a file; the header line is written only once.
 fn append(csv: &Path, text: &str) -> Result<(), String> {
     let wrong = |error: std::io::Error| format!("{}: {error}", csv.display());
     if let Some(dir) = csv.parent() {
@@ -321,7 +320,7 @@ fn append(csv: &Path, text: &str) -> Result<(), String> {
     file.write_all(lines.as_bytes()).map_err(wrong)
 }
 
-/// The names in libtest's lines `test NAME ... FAILED`.
+/// Returns the test names in libtest's lines `test NAME ... FAILED`.
 fn failed_tests(text: &str) -> Vec<String> {
     let name = |line: &str| {
         Some(
@@ -333,7 +332,7 @@ fn failed_tests(text: &str) -> Vec<String> {
     text.lines().filter_map(name).collect()
 }
 
-/// What a test said as it failed: the line behind the one that tells where.
+/// Returns a failed test's panic message: the line after the location.
 fn panicked(text: &str) -> Option<&str> {
     text.lines()
         .skip_while(|line| !line.contains(" panicked at "))

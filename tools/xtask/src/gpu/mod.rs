@@ -1,5 +1,5 @@
-//! `cargo xtask gpu`: everything that only a machine with a GPU can show, in one command, and
-//! packed for machines that have nothing else.
+//! `cargo xtask gpu`: all checks that need a GPU, in one command, which can be packed for machines
+//! without Rust.
 
 mod legs;
 mod pack;
@@ -12,10 +12,10 @@ use clap::{Args, ValueEnum};
 
 /// Test, check and measure the CUDA backend on this machine's GPU
 ///
-/// The tests are those that otherwise run on the CPU. Captured and uncaptured generation must
+/// The tests are those that otherwise run on the CPU. Generation with and without CUDA graphs must
 /// choose the same thousand tokens; every tensor must be within its bound of the CPU's at a real
-/// size; octavo bench measures; NVIDIA's compute-sanitizer runs over the kernels' tests where it is
-/// installed. What fails is told again at the end, and keeps nothing else from running.
+/// size; octavo bench measures; NVIDIA's compute-sanitizer runs over the kernels' tests if it is
+/// installed. Failures are repeated at the end, and do not stop the other legs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
   cargo xtask gpu --pack target/gpu-pack                   where there is Rust
   target/gpu-pack/xtask gpu --packed target/gpu-pack       where there is a GPU")]
 pub(crate) struct GpuArgs {
-    /// Only these, in the order of the list below
+    /// Run only these legs, in the order of the list below
     #[arg(
         long,
         value_name = "LEGS",
@@ -33,13 +33,13 @@ pub(crate) struct GpuArgs {
         default_values_t = Leg::ALL,
     )]
     only: Vec<Leg>,
-    /// Append what octavo bench prints to this file
+    /// Append the output of octavo bench to this file
     #[arg(long, value_name = "FILE", default_value = "target/gpu/bench.csv")]
     csv: PathBuf,
-    /// Where models with random weights are kept, and what tests compile
+    /// Folder for models with random weights, and for compiled test kernels
     #[arg(long, value_name = "DIR", default_value = "target/gpu")]
     dir: PathBuf,
-    /// Sizes as cargo xtask model has them, the smallest first
+    /// Model sizes, as for cargo xtask model, the smallest first
     #[arg(
         long,
         value_name = "PRESETS",
@@ -47,7 +47,7 @@ pub(crate) struct GpuArgs {
         default_value = "0.6b,8b"
     )]
     presets: Vec<String>,
-    /// Types of the models
+    /// Weight types of the models
     #[arg(
         long,
         value_name = "TYPES",
@@ -55,7 +55,7 @@ pub(crate) struct GpuArgs {
         default_value = "Q4_K_M,Q8_0"
     )]
     types: Vec<String>,
-    /// Stop a program that takes longer, as one that hangs
+    /// Stop a program that takes longer, as hung
     #[arg(
         long,
         value_name = "SECONDS",
@@ -63,21 +63,21 @@ pub(crate) struct GpuArgs {
         value_parser = clap::value_parser!(u64).range(1..),
     )]
     limit: u64,
-    /// Run nothing: build what a machine without Rust and network needs for all of this, and leave
-    /// it in DIR
+    /// Run nothing: build everything that a machine without Rust and network needs for this, and
+    /// put it into DIR
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
-    /// Build nothing: run what --pack left in DIR
+    /// Build nothing: run the programs that --pack put into DIR
     #[arg(long, value_name = "DIR")]
     packed: Option<PathBuf>,
 }
 
-/// A part that can be run alone.
+/// A leg that can be run alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Leg {
     /// The kernels' and the backend's tests on the GPU
     Tests,
-    /// A thousand tokens of the first model, captured and not
+    /// A thousand tokens of the first model, with and without CUDA graphs
     Replays,
     /// The smallest size against the CPU, tensor by tensor; the largest one's first tokens
     Diff,
@@ -89,7 +89,7 @@ enum Leg {
 }
 
 impl Leg {
-    /// In the order in which they run: the slowest is the last.
+    /// All legs in running order: the slowest is the last.
     const ALL: [Leg; 5] = [
         Leg::Tests,
         Leg::Replays,

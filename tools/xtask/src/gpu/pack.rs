@@ -1,4 +1,4 @@
-//! The programs that run on a GPU, built here, or built elsewhere and brought in a folder.
+//! The programs that run on a GPU: built here, or built elsewhere and packed in a folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use octavo_fixtures::workspace_root;
 use serde_json::Value;
 
-/// The tests that run on a device. The first are the kernels' own.
+/// Test programs with tests that run on a device; the kernels' own first.
 const TESTS: [Suite; 2] = [
     Suite {
         package: "octavo-kernels",
@@ -22,8 +22,8 @@ const TESTS: [Suite; 2] = [
         module: "cuda::",
     },
 ];
-/// What tests read: from the repository's root here, from the folder there. The first is how they
-/// know it.
+/// Files that tests read: below the repository's root here, below the packed folder there. Tests
+/// find the root by the first one.
 const FILES: [&str; 4] = [
     "Cargo.lock",
     "src/engine/demo",
@@ -31,35 +31,36 @@ const FILES: [&str; 4] = [
     "reference/goldens",
 ];
 
-/// A test program, of which a module runs on a device.
+/// A test program, one module of which has the device tests.
 struct Suite {
     package: &'static str,
-    /// Cargo's name of it. The root package's is called as the program that it tests.
+    /// Cargo's name of the test program. The root package's has the name of the program that it
+    /// tests.
     program: &'static str,
-    /// Its file's name in a packed folder, beside programs.
+    /// Its file name in a packed folder, beside the other programs.
     packed: &'static str,
-    /// What the names of the tests that run on a device begin with.
+    /// Name prefix of the tests that run on a device.
     module: &'static str,
 }
 
-/// Tests to run: a program, and what their names begin with.
+/// Tests to run: a program, and the prefix of their names.
 #[derive(Clone)]
 pub(super) struct Tests {
     pub(super) program: PathBuf,
     pub(super) module: &'static str,
 }
 
-/// What is run.
+/// Programs to run.
 pub(super) struct Programs {
     pub(super) octavo: PathBuf,
-    /// Those of [`TESTS`].
+    /// Test programs, in the order of [`TESTS`].
     pub(super) tests: [Tests; 2],
-    /// Where tests find their files.
+    /// Root folder of the tests' files.
     root: PathBuf,
 }
 
 impl Programs {
-    /// Builds them.
+    /// Builds the programs.
     pub(super) fn built() -> Result<Programs, String> {
         let octavo = built(&["build", "--package", "octavo-llm", "--bin", "octavo"])?;
         let test = |suite: &Suite| {
@@ -78,7 +79,7 @@ impl Programs {
         })
     }
 
-    /// Those that [`pack`] left in a folder.
+    /// Finds the programs that [`pack`] put into a folder.
     pub(super) fn packed(dir: &Path) -> Result<Programs, String> {
         let root = dir
             .canonicalize()
@@ -104,7 +105,8 @@ impl Programs {
         })
     }
 
-    /// Readies a test program, or what runs it, for the GPU. Cubins are kept in a folder of `dir`.
+    /// Prepares the command of a test program, or its wrapper, for the GPU. Cubins are cached in a
+    /// folder of `dir`.
     pub(super) fn on_gpu<'a>(&self, command: &'a mut Command, dir: &Path) -> &'a mut Command {
         command
             .env("OCTAVO_TEST_DEVICE", "gpu")
@@ -113,7 +115,7 @@ impl Programs {
     }
 }
 
-/// Builds the program that Cargo's arguments end in; where it is.
+/// Builds a program with these Cargo arguments; returns its path.
 fn built(arguments: &[&str]) -> Result<PathBuf, String> {
     let mut command = crate::cargo();
     command
@@ -138,8 +140,8 @@ fn built(arguments: &[&str]) -> Result<PathBuf, String> {
         .ok_or_else(|| wrong("it did not say where the program is"))
 }
 
-/// A program in cargo's messages, which also tell of those that it needs: a test may be called as
-/// what it tests.
+/// Finds a program in Cargo's messages, which also list its dependencies: a test may have the same
+/// name as the program it tests.
 fn executable(messages: &str, kind: &str, name: &str) -> Option<PathBuf> {
     let all = messages
         .lines()
@@ -150,7 +152,7 @@ fn executable(messages: &str, kind: &str, name: &str) -> Option<PathBuf> {
     named.find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
-/// Builds everything and puts it into a folder, with what tests read and a word on how to run it.
+/// Builds everything and puts it into a folder, with the files that tests read and instructions.
 pub(super) fn pack(dir: &Path) -> Result<(), String> {
     let programs = Programs::built()?;
     let xtask = built(&["build", "--package", "xtask"])?;
@@ -198,7 +200,7 @@ fn readme() -> String {
     )
 }
 
-/// Copies a file, or a folder with all that is in it.
+/// Copies a file, or a folder with all its contents.
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let wrong = |error: std::io::Error| format!("{}: {error}", from.display());
     if !from.is_dir() {
@@ -212,7 +214,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Of a file, or of all that is in a folder.
+/// Returns the bytes of a file, or of all files in a folder.
 fn bytes(path: &Path) -> std::io::Result<u64> {
     match path.is_dir() {
         true => path.read_dir()?.map(|entry| bytes(&entry?.path())).sum(),
@@ -233,7 +235,7 @@ mod tests {
         let lines = [
             line("test", "octavo", Value::Null),
             "not json".to_owned(),
-            // which the tests run
+            // the program that the tests run
             line("bin", "octavo", json!("/b")),
             line("test", "octavo", json!("/a")),
             "{\"reason\":\"build-finished\"}".to_owned(),

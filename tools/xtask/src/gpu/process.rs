@@ -1,4 +1,4 @@
-//! Programs that may hang, or take the GPU's context with them when they fall.
+//! Runs programs that may hang, or crash and take the GPU context with them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -6,23 +6,23 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a program printed, and how it ended.
+/// Output of a program, and how it ended.
 pub(crate) struct Ran {
     pub(crate) text: String,
     pub(crate) result: Result<(), String>,
-    /// It took longer than it had.
+    /// Whether it exceeded its time limit.
     pub(crate) stopped: bool,
 }
 
 impl Ran {
-    /// What it printed, if it ended well.
+    /// Returns the output, if the program succeeded.
     pub(crate) fn text(self) -> Result<String, String> {
         self.result.map(|()| self.text)
     }
 }
 
-/// Runs a program for so long at most. Each line is printed as it comes if `show`: whoever stops
-/// all of this has seen how far it went.
+/// Runs a program with a time limit. If `show`, each line is printed as it arrives, so that the
+/// progress is visible even if the whole run is interrupted.
 pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
@@ -39,7 +39,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
         }
     };
     let stdout = child.stdout.take().expect("it is piped");
-    // not waited for: programs that a stopped one started may keep the pipe open
+    // not joined: programs started by a stopped one may keep the pipe open
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         let mut lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
@@ -56,7 +56,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                // it may have ended by itself just now
+                // it may just have ended by itself
                 let _ = child.kill();
                 let _ = child.wait();
                 let result = Err(format!("{name}: stopped after {} s", limit.as_secs()));

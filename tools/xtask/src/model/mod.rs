@@ -1,10 +1,10 @@
-//! `cargo xtask model`: a model of a real shape with random weights, for measurements where no
-//! trained one is at hand.
+//! `cargo xtask model`: a model of a real shape with random weights, for measurements without a
+//! trained model.
 //!
 //! Weights are normal with deviation 1 / sqrt(inputs), so that activations keep their size through
-//! the layers. Blocks are quantized as any others, but only some thousand of them for each type and
-//! deviation; a tensor is drawn from those block by block. So a file of any type takes hardly
-//! longer than writing it, and little memory.
+//! the layers. Blocks are quantized normally, but only some thousand of them for each type and
+//! deviation; a tensor's blocks are drawn from these. So a file of any type takes little longer
+//! than writing it, and little memory.
 
 mod rows;
 mod shape;
@@ -41,38 +41,39 @@ Examples:
   cargo xtask model --arch qwen3vl --preset 2b --type Q4_K_M --out 2b.gguf --mmproj mmproj.gguf
   cargo xtask model --arch gpt-oss --preset 20b --layers 3 --type MXFP4_MOE --out eighth.gguf")]
 pub(crate) struct ModelArgs {
-    /// Architecture
+    /// Architecture of the model
     #[arg(long, default_value = "qwen3")]
     arch: Arch,
     /// Size: that of a published model of the architecture, or a tiny one
     #[arg(long)]
     preset: Preset,
-    /// So many layers instead of the size's own: a part of a large model does what all of it does
+    /// Number of layers, if not the size's own: a few layers run the same kernels as the whole
+    /// model
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     layers: Option<u32>,
-    /// A name that octavo quantize takes, with its mix of types; a type of ggml, for all matrices;
-    /// or awq, for a folder with 4-bit groups of 128
+    /// A target of octavo quantize, with its mix of types; a ggml type, for all matrices; or awq,
+    /// for a folder with 4-bit groups of 128
     #[arg(long = "type", value_name = "TYPE")]
     ty: String,
-    /// All matrices get the type's default, none of its mix
+    /// Give all matrices the default type, without the mix
     #[arg(long)]
     pure: bool,
     /// Seed of the weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// The file or folder to write
+    /// File or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Write the size's vision tower too, in F16: of qwen3vl and qwen2vl
+    /// Also write the size's vision tower, in F16: for qwen3vl and qwen2vl
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
 }
 
-/// What stands around pictures, in vocabularies of models that see.
+/// Tokens before and after an image, in vocabularies of vision models.
 const AROUND_PICTURES: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
 
-/// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes; where the
-/// model sees, the first of those stand around pictures.
+/// Writes the demo model's tokenizer, its vocabulary filled up with unused tokens; for a vision
+/// model, the first of these are the tokens around images.
 fn set_tokenizer(writer: &mut Writer<'_>, shape: &Shape) -> Result<(), String> {
     let n_vocab = shape.n_vocab;
     let around = match shape.arch.sees() {
@@ -104,17 +105,17 @@ fn set_tokenizer(writer: &mut Writer<'_>, shape: &Shape) -> Result<(), String> {
     Ok(())
 }
 
-/// Which type each tensor gets.
+/// Assignment of types to tensors.
 enum Types {
     Mix(Target, Choices),
     One(TensorType),
-    /// What lies outside of layers is F16 in such folders.
+    /// AWQ; tensors outside of layers are F16 in such folders.
     Awq,
 }
 
 impl Types {
     fn parse(name: &str, pure: bool) -> Result<Types, String> {
-        // requires_importance of the mixes asks for it; the weights drawn here matter alike
+        // some mixes require importance weights; the random weights are all equally important
         let choices = Choices {
             pure,
             has_importance: true,
@@ -139,7 +140,7 @@ impl Types {
         }
     }
 
-    /// The type of each tensor, in order.
+    /// Returns the type of each tensor, in order.
     fn of(&self, shape: &Shape, tensors: &[(String, Vec<u64>)]) -> Result<Vec<TensorType>, String> {
         let facts = Facts {
             architecture: shape.arch.name().to_owned(),
@@ -231,7 +232,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     }
 }
 
-/// One line about a file, or about the one of a folder that has the weights.
+/// Prints one line about a file, or about a folder and its weights file.
 fn say_written(out: &Path, weights: &Path, what: &str, n: u64) -> Result<(), String> {
     let bytes = std::fs::metadata(weights).map_err(|error| error.to_string())?;
     let mib = bytes.len() as f64 / f64::from(1 << 20);
@@ -260,7 +261,7 @@ fn write_tower(out: &Path, seed: u64, tower: &Tower) -> Result<(), String> {
 /// A tensor's name, dimensions and type.
 type Planned<'a> = (&'a String, &'a Vec<u64>, TensorType);
 
-/// Writes a model of any shape; `change` may set keys anew.
+/// Writes a model of any shape; `change` may override keys.
 pub(crate) fn write_shape(
     shape: &Shape,
     ty: &str,
@@ -295,7 +296,7 @@ fn write_file(
             writer.tensor(name, dims, ty, vector(name, n, random));
             continue;
         }
-        // a kernel's results are sums over all its pixels
+        // a kernel's result is a sum over all its pixels
         let inputs = match dims[..] {
             [w, h, colours, _] => w * h * colours,
             _ => dims[0],

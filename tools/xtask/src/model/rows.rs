@@ -1,4 +1,4 @@
-//! Random rows, drawn from a pool so that a large model takes no longer than its bytes.
+//! Random rows, drawn from a pool so that a large model takes no longer than writing its bytes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -8,18 +8,18 @@ use gguf_rs_lite::{RowSource, TensorType};
 
 use crate::random::Random;
 
-/// Values that are quantized for each type and deviation.
+/// Number of values quantized for each type and deviation.
 const POOL: usize = 1 << 18;
 
-/// Values in a row of those.
+/// Values per row of the pool.
 const ROW: usize = 4096;
 
-/// Blocks to draw from.
+/// Quantized blocks to draw from.
 pub(super) struct Pool {
     bytes: Vec<u8>,
-    /// Bytes that are drawn together: a block, or several small ones.
+    /// Bytes drawn at a time: a block, or several small ones.
     group_bytes: usize,
-    /// Values in them.
+    /// Values drawn at a time.
     pub(super) group: usize,
 }
 
@@ -28,7 +28,7 @@ impl Pool {
         let mut random = Random::new(seed, &format!("{ty} {deviation}"));
         let values: Vec<f32> = (0..POOL).map(|_| deviation * random.normal()).collect();
         let mut bytes = Vec::new();
-        // every column matters alike
+        // every column is equally important
         octavo_quant::quantize(ty, &values, ROW, Some(&[1.0; ROW]), &mut bytes)
             .map_err(|error| error.to_string())?;
         // all block lengths are powers of two
@@ -56,7 +56,7 @@ impl Pool {
     }
 }
 
-/// Rows of a tensor in a folder, each of its own seed.
+/// Rows of a folder's tensor, each with its own seed.
 pub(super) struct Drawn {
     pub(super) pool: Arc<Pool>,
     pub(super) seed: u64,
@@ -76,7 +76,7 @@ impl RowSource for Drawn {
     }
 }
 
-/// A vector of a folder.
+/// A vector of a folder, as bytes.
 pub(super) struct Vector(pub(super) Vec<u8>);
 
 impl RowSource for Vector {
@@ -85,13 +85,13 @@ impl RowSource for Vector {
     }
 }
 
-/// Norms near 1, biases near 0, rates below it.
+/// Returns a random vector: norms near 1, biases near 0, decay rates below it.
 pub(super) fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
     let mut one = || {
         if name.ends_with(".bias") {
             0.1 * random.normal()
         } else if name.ends_with("ssm_a") {
-            // states fade
+            // negative rates make states decay
             -0.5 * random.uniform()
         } else {
             0.9 + 0.2 * random.uniform()
@@ -100,7 +100,7 @@ pub(super) fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
     (0..n).flat_map(|_| one().to_le_bytes()).collect()
 }
 
-/// Blocks to draw from, by type and length of rows.
+/// Pools by type and row length.
 #[derive(Default)]
 pub(super) struct Pools(HashMap<(TensorType, u64), Arc<Pool>>);
 

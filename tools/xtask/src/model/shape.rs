@@ -1,4 +1,4 @@
-//! Sizes of models: those of published ones, and tiny ones.
+//! Model sizes: those of published models, and tiny ones.
 
 use clap::ValueEnum;
 use gguf_rs_lite::{OwnedValue, Writer};
@@ -34,7 +34,7 @@ impl Arch {
         }
     }
 
-    /// Those that Hugging Face folders are written of: Qwen3's shapes fit them.
+    /// Returns whether Hugging Face folders can be written: Qwen3's shapes fit these.
     pub(super) fn has_folders(self) -> bool {
         matches!(self, Arch::Llama | Arch::Qwen2 | Arch::Qwen3)
     }
@@ -46,7 +46,7 @@ impl Arch {
         )
     }
 
-    /// Whether there are towers for it.
+    /// Returns whether it has vision towers.
     pub(super) fn sees(self) -> bool {
         matches!(self, Arch::Qwen2vl | Arch::Qwen3vl)
     }
@@ -54,7 +54,7 @@ impl Arch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Preset {
-    /// Any architecture
+    /// Tiny, for any architecture
     Tiny,
     /// Qwen3's, as the next three; also for llama and qwen2
     #[value(name = "0.6b")]
@@ -87,26 +87,26 @@ pub(super) enum Preset {
     B7,
 }
 
-/// Delta nets in all layers but every fourth.
+/// Gated delta nets, in all layers except every fourth.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeltaNet {
-    /// Heads, of keys and of values.
+    /// Number of heads, of keys and of values.
     pub(crate) heads: u32,
-    /// Values of a head.
+    /// Values per head.
     pub(crate) dim: u32,
 }
 
-/// Tokens that the convolutions of delta nets see.
+/// Kernel size of the delta nets' convolutions, in tokens.
 const KERNEL: u32 = 4;
-/// Every so manieth layer attends.
+/// Every n-th layer is a full-attention layer.
 const INTERVAL: u32 = 4;
 
-/// Experts of every layer.
+/// Experts in every layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
     pub(crate) count: u32,
     pub(crate) used: u32,
-    /// Feed-forward width of each.
+    /// FFN width of each expert.
     pub(crate) n_ff: u32,
 }
 
@@ -123,7 +123,7 @@ fn wrong_preset(arch: Arch) -> String {
     format!("--preset: expected {expected} with --arch {}", arch.name())
 }
 
-/// A model's numbers.
+/// Hyperparameters of a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) arch: Arch,
@@ -136,15 +136,15 @@ pub(crate) struct Shape {
     pub(crate) n_vocab: u32,
     pub(crate) tied: bool,
     pub(crate) experts: Option<Experts>,
-    /// Positions that windows have, where the architecture has windows.
+    /// Sliding window size in positions, for architectures with windows.
     pub(crate) window: Option<u32>,
     pub(crate) delta_net: Option<DeltaNet>,
-    /// Layers that gain a part of what a tower gives.
+    /// Number of layers to which DeepStack adds a part of the tower's output.
     pub(crate) n_deepstack: u32,
 }
 
 impl Shape {
-    /// The shape of a published model, or a tiny one.
+    /// Returns the shape of a published model, or a tiny one.
     ///
     /// # Errors
     /// A preset that the architecture does not have.
@@ -152,7 +152,7 @@ impl Shape {
         use Preset::{B0_6, B0_8, B1, B1_7, B2, B3, B4, B7, B8, B20, B30A3, Tiny};
         let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match (arch, preset) {
             (Arch::GptOss, Tiny) => (256, 256, 4, 8, 2, 64, 1024),
-            // with room for what stands around pictures
+            // with room for the tokens around images
             (Arch::Qwen2vl | Arch::Qwen3vl, Tiny) => (256, 768, 4, 4, 2, 64, 1280),
             (_, Tiny) => (256, 768, 4, 4, 2, 64, 1024),
             (Arch::Qwen3moe, B30A3) => (2048, 6144, 48, 32, 4, 128, 151_936),
@@ -172,7 +172,7 @@ impl Shape {
             (_, B8) => (4096, 12_288, 36, 32, 8, 128, 151_936),
             _ => return Err(wrong_preset(arch)),
         };
-        // heads of LLaMA and Qwen2 are as wide as the model together
+        // LLaMA's and Qwen2's heads together are as wide as the model
         let head_dim = match arch {
             Arch::Llama | Arch::Qwen2 | Arch::Qwen2vl => n_embd / n_head,
             _ => head_dim,
@@ -221,7 +221,7 @@ impl Shape {
         })
     }
 
-    /// Names and dimensions, in the order that llama-quantize's rules go through them.
+    /// Returns names and dimensions, in the order in which llama-quantize's rules process them.
     pub(super) fn tensors(&self) -> Vec<(String, Vec<u64>)> {
         let [d, ff, vocab, head] =
             [self.n_embd, self.n_ff, self.n_vocab, self.head_dim].map(u64::from);
@@ -236,7 +236,7 @@ impl Shape {
         if !self.tied {
             all.push(("output.weight".to_owned(), vec![d, vocab]));
         }
-        // a gate comes with each query
+        // each query comes with a gate
         let of_query = if self.arch == Arch::Qwen35 { 2 } else { 1 };
         let mut attention: Vec<(&str, Vec<u64>)> = vec![
             ("attn_q.weight", vec![d, of_query * q]),
@@ -370,7 +370,7 @@ impl Shape {
             put("ssm.time_step_rank", heads.into());
             put("ssm.group_count", heads.into());
             put("full_attention_interval", INTERVAL.into());
-            // a quarter of each head turns
+            // a quarter of each head is rotated
             let pairs = self.head_dim / 8;
             let third = pairs.div_ceil(3);
             put("rope.dimension_count", (2 * pairs).into());

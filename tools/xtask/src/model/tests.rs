@@ -1,4 +1,4 @@
-//! Models that are written, and what runs them.
+//! Generated models, and running them.
 
 use super::*;
 use clap::ValueEnum;
@@ -20,12 +20,12 @@ fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<Path
     Ok(out)
 }
 
-/// Where the tower of a model is.
+/// Returns the path of a model's tower.
 fn tower_of(model: &Path) -> PathBuf {
     model.with_extension("mmproj.gguf")
 }
 
-/// The hash of a few tokens generated; the logits were finite.
+/// Generates a few tokens and returns their hash; checks that the logits are finite.
 fn generated(path: &std::path::Path) -> String {
     let options = EngineOptions {
         threads: Some(1),
@@ -75,7 +75,7 @@ fn every_type_can_be_had_and_weights_have_their_deviation() {
         let mut x = vec![0f32; t.n_elements() as usize];
         octavo_quant::dequantize(t.ty, gguf.data(t), &mut x).expect("whole blocks");
         let variance = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
-        // two bits lose some of it
+        // two-bit weights lose some of it
         let deviation = (variance * 256.0).sqrt();
         assert!((0.7..1.2).contains(&deviation), "{name}: {deviation}");
     }
@@ -149,7 +149,7 @@ fn presets_are_published_shapes() {
             .map(|(_, dims)| dims.iter().product::<u64>())
             .sum::<u64>()
     };
-    // as published: 0.6B and 1.7B, 4B; 8B has an output of its own
+    // as published: 0.6B and 1.7B, 4B; 8B has untied output embeddings
     let sizes = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8];
     let counts = sizes.map(|preset| count(Arch::Qwen3, preset));
     assert_eq!(
@@ -159,12 +159,12 @@ fn presets_are_published_shapes() {
     assert_eq!(count(Arch::Qwen3moe, Preset::B30A3), 30_532_122_624);
     assert_eq!(count(Arch::GptOss, Preset::B20), 20_914_757_184);
     assert_eq!(count(Arch::Gemma3, Preset::B1), 999_885_952);
-    // as its name says, to the digit that it has
+    // as the model's name says, to the precision given
     let small = count(Arch::Qwen35, Preset::B0_8) as f64;
     assert!((small / 1e9 - 0.75).abs() < 0.05, "{small}");
-    // without 64 tokens that pictures become
+    // without the 64 tokens for images
     assert_eq!(count(Arch::Gemma3, Preset::B4), 3_880_099_328);
-    // with their towers
+    // language model and tower together
     let pair = |arch, preset| {
         let shape = Shape::of(arch, preset).expect("it has it");
         let tower = Tower::of(arch, preset, shape.n_embd).expect("it sees");

@@ -4,23 +4,23 @@ use gguf_rs_lite::{OwnedValue, TensorType, Writer};
 
 use super::shape::{Arch, Preset, Shape};
 
-/// Patches that become a row for the text model.
+/// Patches merged into one row for the text model.
 const MERGED: u64 = 4;
 
-/// What a tower's blocks are like.
+/// Kind of a tower's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Qwen 3 VL: layer norms, a table of positions, blocks whose results the text model gains.
+    /// Qwen 3 VL: layer norms, a table of position embeddings, DeepStack outputs of some blocks.
     Three {
-        /// Patches along a side of the table.
+        /// Patches along a side of the position table.
         side: u32,
         deepstack: &'static [u32],
     },
-    /// Qwen 2.5 VL: RMS norms, gates, windows in all blocks but every so manieth.
+    /// Qwen 2.5 VL: RMS norms, gated FFN, window attention except in every n-th block.
     Two { whole_every: u32 },
 }
 
-/// A tower's numbers.
+/// Hyperparameters of a tower.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tower {
     kind: Kind,
@@ -29,7 +29,7 @@ pub(super) struct Tower {
     n_block: u32,
     n_head: u32,
     patch: u32,
-    /// Width of the text model.
+    /// Embedding width of the text model.
     n_projected: u32,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct TowerTensor {
 }
 
 impl Tower {
-    /// The tower of a published model, or a tiny one; `None` for models that see nothing.
+    /// Returns the tower of a published model, or a tiny one; `None` for text-only models.
     pub(super) fn of(arch: Arch, preset: Preset, n_projected: u32) -> Option<Tower> {
         let kind = match (arch, preset) {
             (Arch::Qwen3vl, Preset::Tiny) => Kind::Three {
@@ -77,7 +77,7 @@ impl Tower {
         })
     }
 
-    /// Parts of a picture's row beside the embedding.
+    /// Returns the number of DeepStack parts in an image row, beside the embedding.
     pub(super) fn n_deepstack(&self) -> u32 {
         match self.kind {
             Kind::Three { deepstack, .. } => deepstack.len() as u32,
@@ -85,7 +85,8 @@ impl Tower {
         }
     }
 
-    /// Every tensor; matrices and kernels of patches in F16, as llama.cpp's converter has them.
+    /// Returns every tensor; matrices and patch kernels in F16, as llama.cpp's converter writes
+    /// them.
     pub(super) fn tensors(&self) -> Vec<TowerTensor> {
         let [d, ff, e, p] = [self.n_embd, self.n_ff, self.n_projected, self.patch].map(u64::from);
         let merged = MERGED * d;
@@ -147,7 +148,7 @@ impl Tower {
             .set("general.architecture", "clip")
             .set("general.type", "mmproj")
             .set("general.name", format!("random {projector}"))
-            // mostly F16
+            // llama.cpp's `MOSTLY_F16`
             .set("general.file_type", 1u32);
         let mut put = |name: &str, value: OwnedValue| {
             writer.set(&format!("clip.{name}"), value);
@@ -180,9 +181,9 @@ impl Tower {
     }
 }
 
-/// The keys that the text model of a tower has beside its kin's.
+/// Sets the additional keys of a vision model's text model.
 pub(super) fn set_text_keys(shape: &Shape, put: &mut dyn FnMut(&str, OwnedValue)) {
-    // of a real head's 64 pairs: time, height, width, none
+    // pairs for time, height, width, none, out of a real head's 64
     let of_64: [u32; 4] = match shape.arch {
         Arch::Qwen2vl => [16, 24, 24, 0],
         _ => [24, 20, 20, 0],
@@ -195,9 +196,9 @@ pub(super) fn set_text_keys(shape: &Shape, put: &mut dyn FnMut(&str, OwnedValue)
     }
 }
 
-/// Tensors in the making.
+/// Tensors being listed.
 struct List {
-    /// Norms have biases.
+    /// Whether norms have biases.
     biases: bool,
     tensors: Vec<TowerTensor>,
 }

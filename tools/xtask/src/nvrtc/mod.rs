@@ -18,18 +18,18 @@ use octavo_kernels::cuda::nvrtc::Nvrtc;
 
 /// Compile every CUDA kernel with two versions of NVRTC, for every architecture; no GPU needed
 ///
-/// Fails on warnings, on kernels that need more registers than there are, and on assembler text
-/// with other matrix products or read-only loads than the sources ask for. Fetches the compilers
-/// from PyPI the first time (185 MB).
+/// Fails on warnings, on kernels that need too many registers, and on PTX with other matrix
+/// products or read-only loads than the sources ask for. Downloads the compilers from PyPI the
+/// first time (185 MB).
 #[derive(Debug, Args)]
 pub(crate) struct NvrtcArgs {
-    /// Where the compilers are kept
+    /// Folder for the compilers
     #[arg(long, value_name = "DIR", default_value = "target/nvrtc")]
     dir: PathBuf,
-    /// List every kernel's registers, and what its machine code does between two branches
+    /// List every kernel's registers, and the longest runs of its machine code between two branches
     #[arg(long)]
     list: bool,
-    /// Only what has all of these words in its name, such as "13.0 sm_90a gemv.cu Q4_K"
+    /// Only compilations with all of these words in their names, such as "13.0 sm_90a gemv.cu Q4_K"
     #[arg(long, value_name = "WORDS")]
     only: Option<String>,
 }
@@ -45,18 +45,18 @@ impl NvrtcArgs {
     }
 }
 
-/// A compiler as `tools/get_nvrtc.sh` names it, and what must be inside.
+/// A compiler as named by `tools/get_nvrtc.sh`, with the expected library and version.
 struct Compiler {
     name: &'static str,
     library: &'static str,
     version: (i32, i32),
-    /// What it compiles for: both versions for Hopper, and every other architecture once.
+    /// Target architectures: Hopper with both versions, every other architecture once.
     architectures: &'static [&'static str],
-    /// For which of them the machine code is looked at, too.
+    /// Target architecture whose machine code is examined too.
     looked_at: &'static str,
 }
 
-/// Ampere and Hopper; the small Ampere of the Orin boards, and Blackwell as people have it.
+/// Ampere and Hopper; the small Ampere of the Orin boards, and consumer Blackwell.
 const COMPILERS: [Compiler; 2] = [
     Compiler {
         name: "12.9",
@@ -74,18 +74,18 @@ const COMPILERS: [Compiler; 2] = [
     },
 ];
 
-/// What one kernel takes.
+/// Resources of one kernel.
 #[derive(Debug, PartialEq, Eq)]
 struct Usage {
     kernel: String,
     registers: u32,
-    /// Bytes in memory of what should be in registers.
+    /// Bytes of local memory (register spills).
     local: u32,
-    /// Where it was looked at.
+    /// Facts of its machine code, if examined.
     code: Option<sass::Code>,
 }
 
-/// An instruction without the predicate before it: `@!P0 LDG R4` is `LDG R4`.
+/// Strips the predicate from an instruction: `@!P0 LDG R4` is `LDG R4`.
 fn unpredicated(line: &str) -> &str {
     match line.strip_prefix('@') {
         Some(rest) => rest
@@ -95,23 +95,23 @@ fn unpredicated(line: &str) -> &str {
     }
 }
 
-/// Rows and tokens of a tile of `wide_gemm_Q4_K_128_256`; none for other kernels.
+/// Returns rows and tokens per tile of `wide_gemm_Q4_K_128_256`; `None` for other kernels.
 fn wide_tile(kernel: &str) -> Option<[usize; 2]> {
     let mut sizes = kernel.strip_prefix("wide_gemm_")?.rsplit('_');
     let tokens = sizes.next()?.parse().ok()?;
     Some([sizes.next()?.parse().ok()?, tokens])
 }
 
-/// Values of a head of `attend_prompt_128_F16`; none for other kernels.
+/// Returns the head size of `attend_prompt_128_F16`; `None` for other kernels.
 fn prompt_head(kernel: &str) -> Option<usize> {
     let (dim, _) = kernel.strip_prefix("attend_prompt_")?.split_once('_')?;
     dim.parse().ok()
 }
 
-/// NVIDIA's disassembler, as `tools/get_nvrtc.sh` brings it.
+/// Path of NVIDIA's disassembler, as installed by `tools/get_nvrtc.sh`.
 const NVDISASM: &str = "13.5/nvidia/cu13/bin/nvdisasm";
 
-/// One compilation: which compiler (by place), what, for whom.
+/// One compilation: index of the compiler, module, architecture.
 type Job = (usize, Module, &'static str);
 
 pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
@@ -179,12 +179,12 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Every module for every compiler and architecture that `--only` leaves.
+/// Returns the modules for every compiler and architecture, filtered by `--only`.
 fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     let mut jobs: Vec<Job> = Vec::new();
     for (compiler, which) in COMPILERS.iter().enumerate() {
         for &arch in which.architectures {
-            // elsewhere these have no kernels
+            // on other architectures these have no kernels
             let wide = |module: &Module| matches!(module, Module::WideGemm(_));
             let modules = Module::all().into_iter();
             let modules = modules.filter(|module| !wide(module) || arch == "sm_90a");
@@ -195,10 +195,10 @@ fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     jobs
 }
 
-/// What the kernels of a module take and how many bytes they are, or what the compiler said.
+/// Resources of a module's kernels and the code size in bytes, or the compiler's message.
 type Compiled = Result<(Vec<Usage>, usize), String>;
 
-/// Compiles with a thread for each CPU; results come in the order in which they end.
+/// Compiles with one thread per CPU; results come in order of completion.
 fn compile_all(compilers: &[Nvrtc], jobs: &[Job], nvdisasm: &Path) -> Vec<(Job, Compiled)> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
@@ -247,7 +247,8 @@ fn open(dir: &Path, wanted: &Compiler) -> Result<Nvrtc, String> {
     }
 }
 
-/// What every kernel takes, and how large the code is; an error for anything that is not clean.
+/// Compiles a module; returns the resources of every kernel and the code size, or an error for any
+/// warning or fault.
 fn compile(nvrtc: &Nvrtc, (compiler, module, arch): Job, nvdisasm: &Path) -> Compiled {
     let compiled = nvrtc
         .compile(module, arch)
@@ -297,7 +298,7 @@ fn compile(nvrtc: &Nvrtc, (compiler, module, arch): Job, nvdisasm: &Path) -> Com
     Ok((usages, compiled.cubin.len()))
 }
 
-/// Reads ptxas' report: for each function a line with its name, one with its stack and spills, one
+/// Parses ptxas' report: for each function a line with its name, one with its stack and spills, one
 /// with its registers.
 fn usages(log: &str) -> Vec<Usage> {
     let mut all: Vec<Usage> = Vec::new();

@@ -1,23 +1,22 @@
-//! What must be true of the assembler text that a kernel becomes, whatever a later change does to
-//! its source: matrix units used where they are meant to be, nothing in local memory, and loads
-//! past the coherent caches only of what no kernel writes.
+//! Invariants of the kernels' PTX, whatever later changes do to their sources: matrix units used
+//! where intended, no local memory, and non-coherent loads only of data that no kernel writes.
 
 use super::{prompt_head, unpredicated, wide_tile};
 
-/// Facts of one kernel's text.
+/// Facts of one kernel's PTX.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Text {
     pub(super) kernel: String,
-    /// Products on a matrix unit.
+    /// Number of matrix unit products (`mma`).
     pub(super) mma: usize,
-    /// Loads by the read-only path that do not pass the first cache by: all that our sources ask
-    /// for do, so that one without is the compiler's own idea that something is never written.
+    /// Read-only loads that do not bypass the L1 cache: all loads requested by our sources do, so
+    /// any other one is the compiler's own assumption that the data is never written.
     pub(super) odd_loads: usize,
-    /// Declarations of local memory.
+    /// Number of local memory declarations.
     pub(super) local: usize,
 }
 
-/// The kernels of a module, in the text's order.
+/// Returns the kernels of a module, in the order of the text.
 pub(super) fn texts(ptx: &str) -> Vec<Text> {
     let mut all: Vec<Text> = Vec::new();
     for line in ptx.lines().map(str::trim_start) {
@@ -41,13 +40,13 @@ pub(super) fn texts(ptx: &str) -> Vec<Text> {
     all
 }
 
-/// How many products on a matrix unit a kernel's text must have: as many as its loops, unrolled,
-/// call for. More would be work done twice, fewer a loop that was rolled up or products that were
-/// taken for equal.
+/// Returns the number of matrix products that a kernel's PTX must have: that of its loops,
+/// unrolled. More would be duplicated work, fewer a loop that was not unrolled or products merged
+/// as equal.
 fn expected_mma(kernel: &str) -> usize {
     if let Some(dim) = prompt_head(kernel) {
-        // 64 keys: queries in two halves are one product for each 8 keys and 16 values of a head,
-        // twice; weights by values one for each 16 keys and 8 values
+        // 64 keys: queries in two halves take one product for each 8 keys and 16 values of a head,
+        // twice; attention weights times values take one for each 16 keys and 8 values
         return 2 * 8 * dim / 16 + 4 * dim / 8;
     }
     if let Some([_, tokens]) = wide_tile(kernel) {
@@ -62,11 +61,11 @@ fn expected_mma(kernel: &str) -> usize {
     }
 }
 
-/// Whether a kernel has the products that it must have.
+/// Returns a message if a kernel does not have the expected products.
 fn mma_fault(text: &Text) -> Option<String> {
     let (kernel, got) = (&text.kernel, text.mma);
     if kernel == "mma_peak" {
-        // eight sums, and four times as many in a loop that a compiler may unroll further
+        // eight sums, plus four times as many in a loop that a compiler may unroll further
         let whole = got >= 40 && (got - 8).is_multiple_of(32);
         return (!whole).then(|| format!("{kernel}: expected 8 and 32 mma.sync, got {got}"));
     }
@@ -74,7 +73,7 @@ fn mma_fault(text: &Text) -> Option<String> {
     (got != expected).then(|| format!("{kernel}: expected {expected} matrix products, got {got}"))
 }
 
-/// What is wrong with a module's text.
+/// Returns the faults in a module's PTX.
 pub(super) fn faults(ptx: &str) -> Vec<String> {
     let mut faults = Vec::new();
     for text in texts(ptx) {

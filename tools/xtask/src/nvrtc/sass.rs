@@ -1,6 +1,6 @@
-//! What the machine code of a kernel must look like, which neither its source nor its assembler
-//! text shows: matrix products in one stream, and reads of memory on their way together. A branch
-//! between them makes each wait for the one before.
+//! Requirements on a kernel's machine code (SASS), which neither source nor PTX shows: matrix
+//! products in one stream, and overlapping memory loads. A branch between them makes each wait for
+//! the one before.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,15 +11,15 @@ use super::{prompt_head, unpredicated, wide_tile};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Code {
     pub(super) kernel: String,
-    /// Matrix products.
+    /// Number of matrix products.
     pub(super) mma: usize,
-    /// The most of them between two branches.
+    /// Most matrix products between two branches.
     pub(super) mma_run: usize,
-    /// The most reads of global memory between two branches.
+    /// Most loads of global memory between two branches.
     pub(super) loads_run: usize,
 }
 
-/// What NVIDIA's disassembler reads in a file of machine code.
+/// Disassembles machine code with NVIDIA's disassembler.
 pub(super) fn disassemble(nvdisasm: &Path, cubin: &[u8]) -> Result<Vec<Code>, String> {
     let file = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     std::fs::write(file.path(), cubin).map_err(|error| error.to_string())?;
@@ -35,7 +35,7 @@ pub(super) fn disassemble(nvdisasm: &Path, cubin: &[u8]) -> Result<Vec<Code>, St
     Ok(codes(&String::from_utf8_lossy(&said.stdout)))
 }
 
-/// The kernels of a disassembled file, in the file's order.
+/// Parses the kernels of a disassembled file, in the file's order.
 pub(super) fn codes(text: &str) -> Vec<Code> {
     let mut all: Vec<Code> = Vec::new();
     let (mut mma, mut loads) = (0, 0);
@@ -69,10 +69,10 @@ pub(super) fn codes(text: &str) -> Vec<Code> {
     all
 }
 
-/// After these, or before a place that one of them goes to, nothing is on its way together.
+/// Instructions that end a run of overlapping ones, as does a branch target.
 const BRANCHES: [&str; 7] = ["BRA", "BRX", "BSYNC", "BSSY", "WARPSYNC", "EXIT", "BAR"];
 
-/// `/*0040*/  @!P0 LDG.E.128 R4, ... ;`: `LDG.E.128`.
+/// Returns the opcode of a line: `LDG.E.128` for `/*0040*/  @!P0 LDG.E.128 R4, ... ;`.
 fn opcode(line: &str) -> &str {
     let Some((_, instruction)) = line.split_once("*/") else {
         return "";
@@ -81,14 +81,14 @@ fn opcode(line: &str) -> &str {
     instruction.split([' ', ';']).next().unwrap_or_default()
 }
 
-/// What a kernel must at least have between two branches.
+/// Least numbers that a kernel must have between two branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Least {
     mma_run: usize,
     loads_run: usize,
 }
 
-/// A floor for each kind of kernel: what they have today, so that a change that costs it is seen.
+/// Returns the floor for a kind of kernel: its current numbers, so that a regression is noticed.
 fn least(kernel: &str) -> Least {
     let at_least = |mma_run, loads_run| Least { mma_run, loads_run };
     if let Some(dim) = prompt_head(kernel) {
@@ -100,18 +100,18 @@ fn least(kernel: &str) -> Least {
         return at_least(8 * tokens / 128, 0);
     }
     match kernel {
-        // a slice of a warp's part; two of its four tiles in large ones
+        // a slice of a warp's part; in large tiles, two of its four tiles
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_64") => at_least(16, 0),
         _ if kernel.starts_with("gemm_") && kernel.ends_with("_128") => at_least(8, 0),
         // a unit of a strip
         _ if kernel.starts_with("gemv_") => at_least(0, 4),
-        // codes and scales of a page's keys; in other kernels of attention queries hide them
+        // codes and scales of a page's keys; in other attention kernels the queries hide them
         "attend_Q8_0_128_1" => at_least(0, 16),
         _ => at_least(0, 0),
     }
 }
 
-/// What is wrong with a kernel's machine code.
+/// Returns a message if a kernel's machine code is below its floor.
 pub(super) fn fault(code: &Code) -> Option<String> {
     let Least { mma_run, loads_run } = least(&code.kernel);
     let short = |what: &str, expected: usize, got: usize| {
