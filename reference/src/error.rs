@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What can go wrong while reading a model, a golden or a results file.
+/// Error while reading a model, a golden or a results file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,17 +19,17 @@ pub enum Error {
         /// The dequantizer's own error.
         source: octavo_quant::Error,
     },
-    /// `general.architecture` names a model that the oracle does not define.
+    /// `general.architecture` names a model that the oracle does not implement.
     #[error("{file}: general.architecture: expected one of {expected}; got {got:?}")]
     Architecture {
         /// Model file.
         file: String,
-        /// The architectures that it defines.
+        /// Supported architectures.
         expected: String,
-        /// The architecture found.
+        /// Architecture found.
         got: String,
     },
-    /// A file that is no reference.
+    /// The file is not a reference.
     #[error(
         "{file}: not a reference but {got}: expected the file of llama-results, llama-debug \
          --save-logits, llama-perplexity --kl-divergence-base, llama-completion --prompt-cache, \
@@ -39,19 +39,19 @@ pub enum Error {
     NoReference {
         /// The file.
         file: String,
-        /// What it seems to be.
+        /// Description of its apparent content.
         got: String,
     },
-    /// A field of another program's file.
+    /// A field of another program's file is invalid.
     #[error("{file}: {field}: expected {expected}, got {got}")]
     Field {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// Field.
         field: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
-        /// What it is.
+        /// Value found.
         got: String,
     },
     /// A key that the forward pass needs is absent.
@@ -61,7 +61,7 @@ pub enum Error {
         file: String,
         /// Metadata key.
         key: String,
-        /// What it should hold.
+        /// Expected value.
         expected: &'static str,
     },
     /// A key has a value that the forward pass cannot use.
@@ -71,35 +71,36 @@ pub enum Error {
         file: String,
         /// Metadata key.
         key: String,
-        /// What it should hold.
+        /// Expected value.
         expected: String,
-        /// What it holds.
+        /// Value found.
         got: String,
     },
     /// A required tensor is absent.
     #[error("{file}: tensor {tensor:?}: expected dims {expected}, got no such tensor")]
     MissingTensor {
-        /// Where it was looked for.
+        /// File that was searched.
         file: String,
         /// Tensor name.
         tensor: String,
-        /// The dims it should have, as [`Error::Dims`] has them.
+        /// Expected dims, in the order of [`Error::Dims`].
         expected: String,
     },
-    /// A tensor has other dims than the hyperparameters imply.
+    /// A tensor's dims differ from those the hyperparameters imply.
     #[error("{file}: tensor {tensor:?}: expected dims {expected}, got {got:?}")]
     Dims {
-        /// Where the tensor is.
+        /// File with the tensor.
         file: String,
         /// Tensor name.
         tensor: String,
-        /// The dims implied, innermost first for GGUF, outermost first for safetensors; a name
-        /// where any size will do.
+        /// Expected dims, innermost first for GGUF, outermost first for safetensors; a name where
+        /// any size is allowed.
         expected: String,
-        /// The dims found, in the same order.
+        /// Dims found, in the same order.
         got: Vec<u64>,
     },
-    /// A tensor that the forward pass would ignore: the result would not be this model's.
+    /// The file has a tensor that the forward pass would ignore: the result would not be this
+    /// model's.
     #[error(
         "{file}: tensor {tensor:?}: expected only tensors that the {architecture} oracle applies, \
          got this one"
@@ -112,33 +113,33 @@ pub enum Error {
         /// The model's architecture.
         architecture: &'static str,
     },
-    /// A text longer than the positions that have embeddings.
+    /// A text is longer than the table of position embeddings.
     #[error("expected at most {expected} tokens, as many as positions have embeddings; got {got}")]
     Positions {
-        /// Positions.
+        /// Number of positions.
         expected: usize,
-        /// Tokens.
+        /// Number of tokens.
         got: usize,
     },
-    /// An image that a model cannot take.
+    /// A model cannot take an image.
     #[error("image: expected {expected}, got {got}")]
     Image {
-        /// What it should be.
+        /// Expected property.
         expected: String,
-        /// What it is.
+        /// Property found.
         got: String,
     },
-    /// What was written into the tap `ffn_moe_topk` names no expert.
+    /// A value written to the tap `ffn_moe_topk` is not an expert's index.
     #[error("ffn_moe_topk-{layer}: expected experts below {count}, got {got}")]
     Expert {
-        /// The layer.
+        /// Layer.
         layer: usize,
-        /// The experts of a layer.
+        /// Number of experts in a layer.
         count: usize,
-        /// What stands there.
+        /// Value found.
         got: f64,
     },
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("token {index}: expected an id below {n_vocab}, got {id}")]
     Token {
         /// Position in the prompt.
@@ -153,7 +154,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// System error.
         source: std::io::Error,
     },
     /// A golden is not a safetensors file.
@@ -161,49 +162,49 @@ pub enum Error {
     Safetensors {
         /// The golden.
         file: String,
-        /// The reader's error.
+        /// Reader's error.
         source: safetensors::SafeTensorError,
     },
-    /// A golden's summary is not the JSON it should be.
+    /// A golden's summary is not the expected JSON.
     #[error("{file}: expected a summary of a golden: {source}")]
     Summary {
         /// The file.
         file: String,
-        /// The parser's error.
+        /// Parser's error.
         source: serde_json::Error,
     },
-    /// A tensor of a golden or a results file has another element type.
+    /// A tensor of a golden or a results file has the wrong element type.
     #[error("{file}: tensor {tensor:?}: expected type {expected}, got {got}")]
     ElementType {
         /// The file.
         file: String,
         /// Tensor name.
         tensor: String,
-        /// The type it should have.
+        /// Expected type.
         expected: &'static str,
-        /// The type it has.
+        /// Type found.
         got: String,
     },
-    /// A tensor of a golden or a results file holds a value that makes no sense.
+    /// A tensor of a golden or a results file has an invalid value.
     #[error("{file}: tensor {tensor:?}, element {index}: expected {expected}, got {got}")]
     Element {
         /// The file.
         file: String,
         /// Tensor name.
         tensor: String,
-        /// Which element.
+        /// Index of the element.
         index: usize,
-        /// What it should be.
+        /// Expected value.
         expected: String,
-        /// What it is.
+        /// Value found.
         got: String,
     },
-    /// Two arrays that should be compared element by element have other lengths than they should.
+    /// Arrays to compare element by element have different lengths.
     #[error("{what}: expected {expected} values, got {got}")]
     Length {
-        /// Which array.
+        /// Name of the array.
         what: &'static str,
-        /// Length implied by the other arguments.
+        /// Length the other arguments imply.
         expected: usize,
         /// Length found.
         got: usize,

@@ -1,6 +1,6 @@
 //! Goldens: stock llama.cpp's logits for a model and a prompt, in safetensors, beside the logits of
 //! the exact dequantization of that model. Two forms: all logits, or, for large vocabularies, the
-//! most likely tokens. A third holds the vectors of models that turn texts into such.
+//! most likely tokens. A third form holds the vectors of embedding models.
 
 use crate::Error;
 use crate::metrics::{Kl, TopRow, kl_top_rows, log_sum_exp};
@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A golden in either form.
+/// A golden with logits, in either form.
 #[derive(Debug, Clone)]
 pub enum Golden {
     /// All logits of all positions.
@@ -20,24 +20,24 @@ pub enum Golden {
 /// All logits of all positions.
 #[derive(Debug, Clone)]
 pub struct Full {
-    /// The prompt, n ids.
+    /// Prompt, n ids.
     pub tokens: Vec<u32>,
     /// Size of the vocabulary.
     pub n_vocab: usize,
     /// `(n, n_vocab)`: llama.cpp on the file itself, with its quantized activations.
     pub logits: Vec<f32>,
-    /// `(n, n_vocab)`: llama.cpp on the file dequantized to F32. What a perfect engine computes.
+    /// `(n, n_vocab)`: llama.cpp on the file dequantized to F32, the target of a perfect engine.
     pub exact: Vec<f32>,
 }
 
 /// The most likely tokens of all positions.
 #[derive(Debug, Clone)]
 pub struct Top {
-    /// The prompt, n ids.
+    /// Prompt, n ids.
     pub tokens: Vec<u32>,
     /// Size of the vocabulary.
     pub n_vocab: usize,
-    /// How many tokens are kept for each position.
+    /// Tokens stored per position.
     pub k: usize,
     /// llama.cpp on the file itself.
     pub llama_cpp: TopLogits,
@@ -47,7 +47,7 @@ pub struct Top {
     pub at_exact_top: Vec<f32>,
 }
 
-/// One model's side of [`Top`].
+/// One model's data in [`Top`].
 #[derive(Debug, Clone)]
 pub struct TopLogits {
     /// `(n, k)`: most likely first.
@@ -60,11 +60,11 @@ pub struct TopLogits {
     pub last: Vec<f32>,
 }
 
-/// Vectors of a text: of every token, and the one that the model's own pooling makes of them, which
-/// is not normalised.
+/// Embedding vectors of a text: one per token, and the model's own pooling of these, not
+/// normalised.
 #[derive(Debug, Clone)]
 pub struct Embedded {
-    /// The text, n ids, with those that the model adds.
+    /// Text, n ids, including those the model adds.
     pub tokens: Vec<u32>,
     /// Length of a vector.
     pub width: usize,
@@ -98,7 +98,7 @@ impl Golden {
         Self::from_bytes(&read(path)?, &path.display().to_string())
     }
 
-    /// [`Golden::read`] from memory; `name` stands for the file in messages.
+    /// [`Golden::read`] from memory; messages call it `name`.
     ///
     /// # Errors
     /// As [`Golden::read`].
@@ -111,7 +111,7 @@ impl Golden {
         }
     }
 
-    /// The prompt.
+    /// Prompt ids.
     pub fn tokens(&self) -> &[u32] {
         match self {
             Self::Full(golden) => &golden.tokens,
@@ -146,7 +146,8 @@ impl Full {
 }
 
 impl Top {
-    /// KL(exact ‖ llama.cpp), estimated over exact's top tokens ([`crate::metrics::kl_top`]).
+    /// Returns KL(exact ‖ llama.cpp), estimated over exact's top tokens
+    /// ([`crate::metrics::kl_top`]).
     ///
     /// # Errors
     /// None for a golden that was read from a file.
@@ -161,10 +162,10 @@ impl Top {
         )
     }
 
-    /// KL(exact ‖ ours) by the same estimator, for our logits `(n, n_vocab)`.
+    /// Returns KL(exact ‖ ours) by the same estimator, for our logits `(n, n_vocab)`.
     ///
     /// # Errors
-    /// `logits` has another length.
+    /// `logits` has the wrong length.
     pub fn kl(&self, logits: &[f32]) -> Result<Kl, Error> {
         let expected = self.tokens.len() * self.n_vocab;
         if logits.len() != expected {
@@ -207,17 +208,17 @@ impl Top {
 #[derive(Debug, Clone, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
-    /// Length of the prompt in tokens.
+    /// Prompt length in tokens.
     pub n_tokens: usize,
     /// [`crate::metrics::nmse`] of llama.cpp against exact, over all positions.
     pub nmse: f64,
     /// Mean [`crate::metrics::kl_row`] of llama.cpp against exact, whole vocabulary.
     pub mean_kl: f64,
-    /// Share of positions where both have the same most likely token.
+    /// Fraction of positions where both have the same most likely token.
     pub top1_equal: f64,
     /// llama.cpp's five most likely tokens after the last position, with their logits.
     pub top5: Vec<(u32, f64)>,
-    /// The prompt as text: special tokens were not parsed, nothing was added.
+    /// Prompt as text: special tokens were not parsed, nothing was added.
     pub text: String,
 }
 
@@ -256,7 +257,7 @@ impl<'a> File<'a> {
     }
 
     fn embedded(&self) -> Result<Embedded, Error> {
-        // goldens of this form do not say how large the vocabulary is
+        // goldens of this form do not state the vocabulary size
         const ANY_ID: usize = 1 << 31;
         let n = self.len("tokens")?;
         let width = self.second_dim("embd", n, "width")?;
@@ -304,7 +305,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Length of a one-dimensional tensor.
+    /// Returns the length of a one-dimensional tensor.
     fn len(&self, tensor: &str) -> Result<usize, Error> {
         let expected = "[n]";
         match self.shape(tensor, expected)?[..] {
@@ -313,7 +314,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The second dim of a tensor whose first is `n`; `name` says what it counts.
+    /// Returns the second dim of a tensor whose first is `n`; `name` describes it in errors.
     fn second_dim(&self, tensor: &str, n: usize, name: &str) -> Result<usize, Error> {
         let expected = format!("[{n}, {name}]");
         match self.shape(tensor, &expected)?[..] {
@@ -343,7 +344,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The elements of a tensor of four-byte elements, after its shape and type are checked.
+    /// Returns the elements of a tensor of four-byte elements, after checking its shape and type.
     fn words(
         &self,
         tensor: &str,

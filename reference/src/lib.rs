@@ -1,16 +1,16 @@
-//! What Octavo's numbers are compared with.
+//! References that Octavo's numbers are compared with.
 //!
 //! * [`Oracle`]: a plain f64 forward pass, written from the definition of each architecture;
 //! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
-//! * [`results`]: the file that llama.cpp's `llama-results` writes, in and out;
-//! * [`kld_base`]: the file of log-probabilities that `llama-perplexity --kl-divergence-base`
-//!   writes, in and out;
-//! * [`formats`]: what other llama.cpp programs write, and how such files are recognised;
-//! * [`metrics`]: how far two sets of logits are apart.
+//! * [`results`]: the file of llama.cpp's `llama-results`, reader and writer;
+//! * [`kld_base`]: the file of log-probabilities of `llama-perplexity --kl-divergence-base`, reader
+//!   and writer;
+//! * [`formats`]: recognition and readers of other llama.cpp programs' files;
+//! * [`metrics`]: distances between two sets of logits.
 //!
-//! Nothing here is fast on purpose, and nothing here is shared with the engine but the GGUF reader
-//! and the scalar dequantizers: a fault in the engine's graph, kernels or hyperparameters cannot
-//! hide in its own reference.
+//! Nothing here is optimised, on purpose, and nothing is shared with the engine except the GGUF
+//! reader and the scalar dequantizers: a fault in the engine's graph, kernels or hyperparameters
+//! cannot hide in its own reference.
 
 mod error;
 pub mod formats;

@@ -1,9 +1,9 @@
-//! How far two sets of logits are apart. All sums are f64, all logarithms natural, whatever the
-//! type of the logits.
+//! Distances between two sets of logits. All sums are f64 and all logarithms natural, for every
+//! type of logits.
 //!
-//! `exact` stands for the reference throughout, and comes last where a function is not symmetric in
-//! name: NMSE divides by its energy, KL takes the expectation under its probabilities, and its
-//! order is the order that counts.
+//! `exact` is the reference throughout, and comes last in functions whose name is not symmetric:
+//! NMSE divides by its energy, KL takes the expectation under its probabilities, and top-k
+//! comparisons use its order.
 
 use crate::Error;
 use std::cmp::Ordering;
@@ -12,8 +12,8 @@ use std::cmp::Ordering;
 pub trait Logit: Copy + Into<f64> {}
 impl<T: Copy + Into<f64>> Logit for T {}
 
-/// Normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for two equal arrays,
-/// infinite when only `exact` is all zero, NaN if either has one.
+/// Normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for equal arrays, infinite
+/// when only `exact` is all zero, NaN if either contains NaN.
 ///
 /// # Errors
 /// The lengths differ.
@@ -26,7 +26,7 @@ pub fn nmse<A: Logit, B: Logit>(ours: &[A], exact: &[B]) -> Result<f64, Error> {
     Ok(sums.value())
 }
 
-/// [`nmse`], added up value by value.
+/// Accumulator of [`nmse`], value by value.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nmse {
     squares: f64,
@@ -34,29 +34,29 @@ pub struct Nmse {
 }
 
 impl Nmse {
-    /// Takes in one value.
+    /// Adds one value.
     pub fn add(&mut self, ours: f64, exact: f64) {
         self.add_difference(ours - exact, exact);
     }
 
-    /// Takes in one value, of which a difference counts that is not simply `ours - exact`.
+    /// Adds one value with an explicit difference, for cases where it is not simply `ours - exact`.
     pub fn add_difference(&mut self, difference: f64, exact: f64) {
         self.squares += difference * difference;
         self.energy += exact * exact;
     }
 
-    /// Takes in what another has added up.
+    /// Adds another accumulator's sums.
     pub fn merge(&mut self, other: Nmse) {
         self.squares += other.squares;
         self.energy += other.energy;
     }
 
-    /// The sum of squares of all differences.
+    /// Returns the sum of squares of all differences.
     pub fn squares(self) -> f64 {
         self.squares
     }
 
-    /// As [`nmse`].
+    /// Returns the result, as [`nmse`] does.
     pub fn value(self) -> f64 {
         if self.squares == 0.0 {
             0.0
@@ -66,7 +66,7 @@ impl Nmse {
     }
 }
 
-/// `ln Σ e^x` of one row, without overflow.
+/// Returns `ln Σ e^x` of one row, without overflow.
 pub fn log_sum_exp<T: Logit>(row: &[T]) -> f64 {
     let max = row
         .iter()
@@ -81,7 +81,7 @@ pub fn log_sum_exp<T: Logit>(row: &[T]) -> f64 {
         .ln()
 }
 
-/// KL(exact ‖ ours) of one row of logits, in nats.
+/// Returns KL(exact ‖ ours) of one row of logits, in nats.
 ///
 /// # Errors
 /// The lengths differ.
@@ -95,7 +95,7 @@ pub fn kl_row<A: Logit, B: Logit>(ours: &[A], exact: &[B]) -> Result<f64, Error>
     Ok(terms.sum())
 }
 
-/// `p (ln p - ln q)`; nothing where p is 0, even if q is 0 too.
+/// Returns `p (ln p - ln q)`; 0 where p is 0, even if q is 0 too.
 fn kl_term(ln_p: f64, ln_q: f64) -> f64 {
     if ln_p == f64::NEG_INFINITY {
         0.0
@@ -109,14 +109,15 @@ fn kl_term(ln_p: f64, ln_q: f64) -> f64 {
 pub struct Kl {
     /// Mean over rows, in nats.
     pub mean: f64,
-    /// The worst row's, in nats.
+    /// Maximum over rows, in nats.
     pub max: f64,
-    /// The worst row (position in the prompt).
+    /// Row of the maximum (position in the prompt).
     pub max_row: usize,
 }
 
 impl Kl {
-    /// NaN in a row makes mean and max NaN, and that row the worst. No rows: all zero.
+    /// Computes mean and maximum. NaN in a row makes both NaN, and that row the worst. No rows: all
+    /// zero.
     fn of(rows: impl Iterator<Item = Result<f64, Error>>) -> Result<Self, Error> {
         let (mut sum, mut n, mut kl) = (
             0.0,
@@ -140,7 +141,7 @@ impl Kl {
     }
 }
 
-/// [`kl_row`] over `(n_tokens, n_vocab)` logits.
+/// Computes [`kl_row`] over `(n_tokens, n_vocab)` logits.
 ///
 /// # Errors
 /// The lengths differ or are not whole rows.
@@ -148,8 +149,8 @@ pub fn kl<A: Logit, B: Logit>(ours: &[A], exact: &[B], n_vocab: usize) -> Result
     Kl::of(rows(ours, exact, n_vocab)?.map(|(ours, exact)| kl_row(ours, exact)))
 }
 
-/// What a golden keeps of one row of a large vocabulary: the logits of the reference's most likely
-/// tokens, as one model sees them, and that model's log-sum-exp over the whole vocabulary.
+/// A golden's data of one row of a large vocabulary: a model's logits of the reference's most
+/// likely tokens, and its log-sum-exp over the whole vocabulary.
 #[derive(Debug, Clone, Copy)]
 pub struct TopRow<'a> {
     /// Logits at the reference's top ids, in its order.
@@ -159,21 +160,21 @@ pub struct TopRow<'a> {
 }
 
 /// Mass below which the lumped remainder is not resolved. A golden's `lse` is f32: for values of 16
-/// to 32 it is off by up to 1e-6, and so is a remainder computed from it; four of them, since `p`
-/// and `q` each have one.
+/// to 32 it is off by up to 1e-6, and so is a remainder computed from it; the floor is four of
+/// these errors, since `p` and `q` each have one.
 const REMAINDER_FLOOR: f64 = 4e-6;
 
-/// A lower bound of KL(exact ‖ ours) from the reference's top tokens alone.
+/// Returns a lower bound of KL(exact ‖ ours), from the reference's top tokens only.
 ///
 /// Over those ids the terms are exact, `p_i (ln p_i - ln q_i)` with `p_i = e^(logit - lse)`. All
 /// other tokens count as one, with mass `1 - Σ p_i` against `1 - Σ q_i`: merging outcomes can only
-/// lower a divergence, so what is lost is how the two models disagree within the tail. Both
-/// remainders are held above 4e-6, the resolution of a golden's f32 `lse`, so that rounding noise
-/// there counts as agreement.
+/// lower a divergence, so disagreement within the tail is lost. Both remainders are clamped to at
+/// least 4e-6, the resolution of a golden's f32 `lse`, so that rounding noise there counts as
+/// agreement.
 ///
 /// llama.cpp's own error comes from the same function with the golden's `at_exact_top` and `lse`,
-/// and ours with the same ids picked from our rows: equal ids, equal loss, so the two estimates
-/// compare.
+/// and ours with the same ids picked from our rows: equal ids lose equally much, so the two
+/// estimates are comparable.
 ///
 /// # Errors
 /// The lengths differ.
@@ -198,7 +199,7 @@ pub fn kl_top(ours: TopRow<'_>, exact: TopRow<'_>) -> Result<f64, Error> {
     Ok(sum + rest_p * (rest_p / rest_q).ln())
 }
 
-/// [`kl_top`] over the rows of a prompt.
+/// Computes [`kl_top`] over the rows of a prompt.
 ///
 /// # Errors
 /// A row's lengths differ.
@@ -206,8 +207,8 @@ pub fn kl_top_rows<'a>(rows: impl Iterator<Item = (TopRow<'a>, TopRow<'a>)>) -> 
     Kl::of(rows.map(|(ours, exact)| kl_top(ours, exact)))
 }
 
-/// The ids of the `k` highest logits, highest first; ties go to the lower id, and NaN ranks above
-/// everything so that a broken row is seen.
+/// Returns the ids of the `k` highest logits, highest first; ties go to the lower id, and NaN ranks
+/// above everything so that a broken row is noticed.
 pub fn top_k<T: Logit>(row: &[T], k: usize) -> Vec<u32> {
     let mut ids: Vec<usize> = (0..row.len()).collect();
     let order = |&a: &usize, &b: &usize| descending(row[a].into(), row[b].into()).then(a.cmp(&b));
@@ -225,7 +226,7 @@ fn descending(a: f64, b: f64) -> Ordering {
         .then(b.partial_cmp(&a).unwrap_or(Ordering::Equal))
 }
 
-/// Share of rows whose most likely token is the same.
+/// Returns the fraction of rows with the same most likely token.
 ///
 /// # Errors
 /// The lengths differ or are not whole rows.
@@ -245,17 +246,17 @@ pub fn top1_agreement<A: Logit, B: Logit>(
 /// Outcome of [`top_order`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopOrder {
-    /// Rows whose gaps are all wide enough for their order to mean something.
+    /// Rows with gaps wide enough for a meaningful order.
     pub judged: usize,
-    /// Those with the same ids in the same order.
+    /// Judged rows with the same ids in the same order.
     pub equal: usize,
-    /// The first judged row with another order: position, expected ids, ours.
+    /// First judged row with another order: position, expected ids, our ids.
     pub first_difference: Option<(usize, Vec<u32>, Vec<u32>)>,
 }
 
 /// Compares the ordered `k` most likely tokens of every row whose order is decided: in `exact`,
-/// each of the first k logits is more than `gap` above the next one, the (k+1)-th included, since
-/// that is who could take the last place.
+/// each of the first k logits is more than `gap` above the next one, including the (k+1)-th, which
+/// could take the last place.
 ///
 /// # Errors
 /// The lengths differ or are not whole rows.
@@ -292,7 +293,7 @@ pub fn top_order<A: Logit, B: Logit>(
     Ok(order)
 }
 
-/// Pairs of rows, lengths checked.
+/// Pairs the rows, after checking the lengths.
 fn rows<'a, A, B>(
     ours: &'a [A],
     exact: &'a [B],
@@ -337,14 +338,14 @@ mod tests {
 
     #[test]
     fn kl_of_known_distributions() {
-        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2. A shift of all logits
-        // changes nothing.
+        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2. Shifting all logits has no
+        // effect.
         let exact = [3f64.ln() + 100.0, 100.0];
         let by_hand = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
         assert!((kl_row(&[-5.0, -5.0], &exact).unwrap() - by_hand).abs() < 1e-14);
         assert_eq!(kl_row(&exact, &exact).unwrap(), 0.0);
-        // An impossible token under both models adds nothing; under ours alone it is infinitely
-        // bad.
+        // A token impossible under both models adds nothing; one impossible under ours only makes
+        // the divergence infinite.
         let masked = [0.0, f64::NEG_INFINITY];
         assert_eq!(kl_row(&masked, &masked).unwrap(), 0.0);
         assert_eq!(kl_row(&masked, &[0.0, 0.0]).unwrap(), f64::INFINITY);

@@ -2,9 +2,8 @@
 //! `path_model`, the tensors `tokens` (I32) and `logits` (F32, every position), nothing else.
 //!
 //! `logits` is declared with dims `[n_tokens, n_vocab]`, which in GGUF's order would make
-//! `n_tokens` the length of a row; the bytes are one row of `n_vocab` after another all the same.
-//! Files are read and written that way, so that either program can check the other's
-//! (`llama-results --check`).
+//! `n_tokens` the length of a row; but the bytes are consecutive rows of `n_vocab`. Files are read
+//! and written that way, so that either program can check the other's (`llama-results --check`).
 
 use crate::Error;
 use gguf_rs_lite::{Gguf, OpenOptions, TensorData, TensorInfo, TensorType, Writer};
@@ -15,9 +14,9 @@ const MODEL_KEY: &str = "path_model";
 /// Logits of every position of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Results {
-    /// The model's path, as it was given on the command line.
+    /// Path of the model, as given on the command line.
     pub path_model: String,
-    /// The prompt, n ids.
+    /// Prompt, n ids.
     pub tokens: Vec<u32>,
     /// Size of the vocabulary.
     pub n_vocab: usize,
@@ -108,8 +107,8 @@ impl Results {
         }
         let (n_tokens, n_vocab) = (self.tokens.len() as u64, self.n_vocab as u64);
         let tokens: Vec<u8> = self.tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-        // A row at a time: the logits of a long prompt and a large vocabulary are most of the
-        // memory in use here.
+        // A row at a time: the logits of a long prompt and a large vocabulary take most of the
+        // memory used here.
         let logits = TensorData::stream(|out| {
             self.logits.chunks(self.n_vocab.max(1)).try_for_each(|row| {
                 let bytes: Vec<u8> = row.iter().flat_map(|logit| logit.to_le_bytes()).collect();

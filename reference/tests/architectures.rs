@@ -1,5 +1,5 @@
-//! The oracle on small models of every architecture it defines, against stock llama.cpp: its logits
-//! on the exact dequantization, and the names of its graph's nodes in their order.
+//! Compares the oracle on small models of every architecture it implements with stock llama.cpp:
+//! logits of the exact dequantization, and the names of the graph's nodes in order.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures as fixtures;
@@ -8,16 +8,16 @@ use octavo_reference::{Oracle, metrics};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The context that the goldens were made with: it chooses among phi3's factors.
+/// Context length the goldens were made with: it selects phi3's factors.
 const N_CTX: usize = 2048;
 
-/// llama.cpp computes the exact dequantization in f32: above this, the model differs.
+/// Tolerance for llama.cpp's exact dequantization in f32: above it, the model differs.
 const F32_ROUNDING: f64 = 1e-9;
 
-/// It takes GELU from a table of f16, which the oracle does not.
+/// Tolerance with GELU, which llama.cpp reads from a table of f16, unlike the oracle.
 const F16_GELU: f64 = 1e-6;
 
-/// Names of models, and the bound of each.
+/// Names of models, and the tolerance of each.
 const MODELS: &[(&str, f64)] = &[
     ("smollm3", F32_ROUNDING),
     ("granite", F32_ROUNDING),
@@ -64,7 +64,7 @@ fn open(path: &Path) -> Gguf {
     Gguf::open(path, &OpenOptions::default()).unwrap()
 }
 
-/// The files in a folder whose names have an extension, in order.
+/// Returns the files in a folder with this extension, in order.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
@@ -75,7 +75,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The files of a model, without their extension: one of F32, one quantized.
+/// Returns the files of a model, without their extension: one of F32, one quantized.
 fn variants(arch: &Path, name: &str) -> Vec<String> {
     let stems = files(&arch.join("models"), "gguf").into_iter();
     let stems = stems.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned());
@@ -110,7 +110,7 @@ fn logits_agree_with_llama_cpp() {
     }
 }
 
-/// Names of models that turn texts into vectors, and the bound of each.
+/// Names of embedding models, and the tolerance of each.
 const EMBEDDING_MODELS: &[(&str, f64)] = &[
     ("bert", F16_GELU),
     ("nomic-bert", F32_ROUNDING),
@@ -118,7 +118,7 @@ const EMBEDDING_MODELS: &[(&str, f64)] = &[
     ("qwen3-embedding", F32_ROUNDING),
 ];
 
-/// The rows of a model's last vectors.
+/// Returns the rows of a model's last vectors.
 fn vectors(oracle: &Oracle<'_>, tokens: &[u32]) -> Vec<f64> {
     let mut rows = Vec::new();
     oracle
@@ -131,7 +131,7 @@ fn vectors(oracle: &Oracle<'_>, tokens: &[u32]) -> Vec<f64> {
     rows
 }
 
-/// What pooling as the file says makes of them.
+/// Pools the rows as the file says.
 fn pooled(gguf: &Gguf, rows: &[f64], width: usize) -> Vec<f64> {
     let architecture = gguf.str("general.architecture").unwrap().unwrap();
     match gguf.u32(&format!("{architecture}.pooling_type")).unwrap() {
@@ -179,7 +179,7 @@ fn vectors_agree_with_llama_cpp() {
 /// A named value: name, layer, number of values.
 type Node = (String, Option<usize>, usize);
 
-/// What llama.cpp names inside its operations, where the oracle shows the operation's result.
+/// llama.cpp's names inside its operations, where the oracle shows only the operation's result.
 const INSIDE: &[&str] = &[
     "norm",
     "norm_w",
@@ -192,25 +192,25 @@ const INSIDE: &[&str] = &[
     "v_cont",
     "conv_states",
     "conv_input",
-    // falcon-h1 norms twice by the same weights
+    // falcon-h1 applies a norm twice with the same weights
     "ssm_in",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
 ];
 
-/// llama.cpp names them, the list leaves them out: the first for its parentheses, the second
-/// and the third
-/// because they are reshaped views of nodes without names.
+/// Names llama.cpp has but the list lacks: the first because of its parentheses, the second and
+/// third because they are reshaped views of unnamed nodes.
 const UNLISTED: &[&str] = &[
     "ffn_sqr(relu)",
     "ffn_moe_weights_softmax",
     "ffn_moe_probs_masked",
 ];
 
-/// The chosen experts, whose number the list does not have.
+/// Tap of the chosen experts, whose number is not in the list.
 const TOPK: &str = "ffn_moe_topk";
 
-/// A line such as `Qcur-0 MUL_MAT 64x4` of the list, in the oracle's words.
+/// Parses a line such as `Qcur-0 MUL_MAT 64x4` of the list, and translates it to the oracle's
+/// names.
 fn listed(line: &str) -> Option<Node> {
     let mut words = line.split(' ');
     let (name, op, dims) = (words.next()?, words.next()?, words.next()?);
@@ -232,9 +232,9 @@ fn listed(line: &str) -> Option<Node> {
     (!INSIDE.contains(&name)).then(|| (name.into(), layer, len.product()))
 }
 
-/// The nodes of each layer; those before the layers under `None`, those after under the number of
+/// Groups nodes by layer; those before the layers under `None`, those after under the number of
 /// layers. A name without a layer belongs to the layer around it. Between layers that a list leaves
-/// out nothing belongs anywhere.
+/// out, such nodes are dropped.
 fn by_layer(nodes: Vec<Node>, n_layer: usize) -> BTreeMap<Option<usize>, Vec<Node>> {
     let mut layers: BTreeMap<Option<usize>, Vec<Node>> = BTreeMap::new();
     let mut current = Some(None);
@@ -295,11 +295,11 @@ fn taps_have_llama_cpp_s_names_and_order() {
         for (layer, theirs) in &theirs {
             let mut ours = ours[layer].clone();
             if *layer == last {
-                // lists end where llama.cpp's output was cut off
+                // lists end where llama.cpp's output was truncated
                 ours.truncate(theirs.len());
             }
             assert_eq!(names(&ours), names(theirs), "{model}, layer {layer:?}");
-            // in the last layer llama.cpp goes on with the last position only
+            // in the last layer llama.cpp continues with the last position only
             if layer.is_none_or(|layer| layer + 1 < n_layer) {
                 assert_eq!(&ours, theirs, "{model}, layer {layer:?}: sizes");
             }

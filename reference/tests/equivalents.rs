@@ -1,4 +1,4 @@
-//! What no stored golden covers, by models that differ in form and not in numbers.
+//! Tests features without goldens by models that differ in form but must give equal numbers.
 
 use crate::model::Model;
 use gguf_rs_lite::{Gguf, OpenOptions};
@@ -8,7 +8,7 @@ use octavo_reference::{Oracle, Tap};
 
 const TOKENS: &[u32] = &[5, 17, 200, 3, 3, 90, 41, 7];
 
-/// A changed model's logits, in contexts of so many positions.
+/// Returns a changed model's logits, for contexts of `n_ctx` positions.
 fn logits_in(model: Model, n_ctx: Option<usize>) -> Vec<f64> {
     tapped(model, n_ctx, &mut |_, _, _, _| {}).unwrap()
 }
@@ -30,7 +30,7 @@ fn tapped(
     oracle.forward_tapped(TOKENS, tap)
 }
 
-/// The F32 model of a name, changed; nothing where the shared folder is not at hand.
+/// Reads the F32 model of a name and changes it; `None` without the shared folder.
 fn changed(name: &str, change: impl FnOnce(&mut Model)) -> Option<Model> {
     let path = fixtures::shared("arch")?.join(format!("models/{name}-F32.gguf"));
     let mut model = Model::read(path.to_str().unwrap());
@@ -38,7 +38,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Model)) -> Option<Model> {
     Some(model)
 }
 
-/// Equal but for rounding, and not without effect.
+/// Asserts that `a` and `b` are equal up to rounding, and that `other` differs.
 #[track_caller]
 fn assert_equal(a: &[f64], b: &[f64], other: &[f64]) {
     let (error, effect) = (nmse_of(a, b), nmse_of(a, other));

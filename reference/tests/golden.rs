@@ -1,4 +1,4 @@
-//! Reading goldens, and refusing what is not one.
+//! Goldens are read, and other files refused.
 
 use octavo_fixtures as fixtures;
 use octavo_reference::Error;
@@ -7,7 +7,7 @@ use octavo_reference::metrics::{kl, log_sum_exp};
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
 
-/// A golden in memory from `(name, type, shape, elements as little-endian words)`.
+/// Builds a golden in memory from `(name, type, shape, elements as little-endian words)`.
 fn file(tensors: &[(&str, Dtype, &[usize], &[u32])]) -> Vec<u8> {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
@@ -121,8 +121,8 @@ fn an_absent_file_is_named() {
     );
 }
 
-/// The estimate over 32 tokens against the divergence over the whole vocabulary, which numpy found
-/// when the golden was made: below it, as it must be, and not by much.
+/// Compares the estimate over 32 tokens with the divergence over the whole vocabulary, which numpy
+/// computed when the golden was made: it must be below, but not by much.
 #[test]
 fn the_top_form_estimates_the_kl_of_llama_cpp() {
     let Some(shared) = fixtures::shared_dir() else {
@@ -162,7 +162,7 @@ fn the_top_form_estimates_the_kl_of_llama_cpp() {
 
 #[test]
 fn the_top_form_measures_ours_as_it_measures_llama_cpp() {
-    // Two positions, vocabulary of 4, k = 2. llama.cpp's rows and exact's:
+    // Two positions, vocabulary of 4, k = 2: rows of llama.cpp and of exact.
     let llama_cpp = [[3.0f32, 1.0, 2.5, 0.0], [0.0, 0.5, 4.0, 0.25]];
     let exact = [[3.5f32, 1.0, 2.0, 0.0], [0.25, 0.0, 4.0, 0.5]];
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();

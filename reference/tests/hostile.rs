@@ -1,12 +1,11 @@
-//! Files whose keys or tensors contradict each other: an error of one line that names what is
-//! wrong.
+//! Files whose keys or tensors contradict each other give a one-line error that names the fault.
 
 use crate::model::Model;
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, Writer};
 use octavo_fixtures as fixtures;
 use octavo_reference::Oracle;
 
-/// A model of the shared folder, what is done to it, and what the message has to say.
+/// A model of the shared folder, the change made to it, and the part the message must contain.
 type Case = (&'static str, fn(&mut Model), &'static str);
 
 const CASES: &[Case] = &[
@@ -379,7 +378,7 @@ fn contradictions_are_named() {
     }
 }
 
-/// Layers that predict further tokens have no part in the logits, and may hold anything.
+/// Multi-token prediction layers do not affect the logits, and may have any contents.
 #[test]
 fn skipped_layers_change_nothing() {
     let Some(arch) = fixtures::shared("arch") else {
@@ -401,7 +400,7 @@ fn skipped_layers_change_nothing() {
     assert_eq!(logits(&path), logits(&base));
 }
 
-/// One of each block.
+/// Models that together contain every kind of block.
 const MODELS: &[&str] = &[
     "olmo2",
     "phi3",
@@ -428,11 +427,11 @@ const MODELS: &[&str] = &[
     "granitehybrid",
 ];
 
-/// The numbers that are put in place of each number of a file.
+/// Numbers that replace each number of a file.
 pub(crate) const WHOLE: &[u32] = &[0, 1, 2, 3, 5, 1 << 20, u32::MAX];
 pub(crate) const REAL: &[f32] = &[0.0, -1.0, 1e-30, 3.0, 1e30, f32::INFINITY, f32::NAN];
 
-/// Whatever a single number says: an error or logits, but no panic.
+/// Any replaced number gives an error or logits, but no panic.
 #[test]
 fn no_single_number_is_fatal() {
     let Some(arch) = fixtures::shared("arch") else {

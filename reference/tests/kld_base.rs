@@ -1,4 +1,4 @@
-//! The base file of llama-perplexity: byte for byte what it writes, and nothing broken is read.
+//! Base files equal llama-perplexity's byte for byte, and broken ones are refused.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ const SMALL: Shape = Shape {
 };
 const SMALL_TOKENS: [u32; 10] = [0, 1, 2, 0, 1, 2, 2, 2, 1, 0];
 
-/// Two rows for each of two chunks.
+/// Returns logits of two rows for each of two chunks.
 fn small_logits() -> Vec<f32> {
     vec![
         0.0, 1.0, 2.0, 3.0, 3.0, -9.0, 5.0, -50.0, 5.5, 0.25, 0.0, 0.0,
@@ -113,7 +113,7 @@ fn rows_read_back_within_half_a_quantum() {
                 .ln();
         for (id, (&x, ln_p)) in row.iter().zip(stored.iter()).enumerate() {
             let exact = (f64::from(x) - lse).max(max - 16.0 - lse);
-            // half of 16 / 65535, and the rounding of f32 at 32
+            // half of 16 / 65535, plus f32 rounding at 32
             assert!(
                 (exact - f64::from(ln_p)).abs() < 1.23e-4 + 4e-6,
                 "row {at}, id {id}: {exact} {ln_p}"
@@ -134,7 +134,7 @@ fn norms_by_hand() {
     let sum = 2.0 + (-2f64).exp() + (-5f64).exp();
     assert!((norm.ln_sum - sum.ln()).abs() < 1e-7);
     assert!((norm.ln_p(3.0) + sum.ln()).abs() < 1e-7);
-    // longer than the vector lanes, extremes in the rest
+    // longer than the vector lanes, with extremes in the remainder
     let long: Vec<f32> = (0..19)
         .map(|i| if i == 17 { -4.0 } else { i as f32 })
         .collect();
@@ -262,7 +262,7 @@ fn tokens_and_rows_that_make_no_sense_are_refused() {
             ),
             "{x}: {error}"
         );
-        // beyond the first chunk a row is looked at when it is read
+        // beyond the first chunk a row is checked when it is read
         let mut reader =
             Reader::new(Cursor::new(with(last + offset, x)), "f").expect("not seen yet");
         let mut out = Vec::new();
@@ -360,7 +360,7 @@ fn files_are_replaced_whole_or_not_at_all() {
     write(&file("a.kld"), &rows).expect("written");
     assert_eq!(std::fs::read(file("a.kld")).unwrap(), small());
     assert_eq!(Reader::open(&file("a.kld")).expect("sound").shape(), SMALL);
-    // too few rows: the older file stays
+    // too few rows: the older file is unchanged
     assert!(matches!(
         write(&file("a.kld"), &rows[..16]),
         Err(Error::Length { .. })

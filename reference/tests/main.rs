@@ -1,4 +1,4 @@
-//! The oracle and its files from outside.
+//! Tests of the reference crate's public interface.
 
 mod architectures;
 mod equivalents;

@@ -1,4 +1,4 @@
-//! Models that differ from a file in keys or tensors.
+//! Models derived from a file by changing keys or tensors.
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_fixtures as fixtures;
@@ -12,7 +12,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A relative path begins at this package.
+    /// Reads a model; a relative path is resolved from this package.
     pub(crate) fn read(path: &str) -> Self {
         let path = fixtures::workspace_root().join("reference").join(path);
         let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
@@ -30,7 +30,7 @@ impl Model {
         }
     }
 
-    /// Takes a key away.
+    /// Removes a key.
     pub(crate) fn unset(&mut self, key: &str) {
         self.keys.retain(|(old, _)| old != key);
     }
@@ -40,13 +40,12 @@ impl Model {
         self.keys.push((key.into(), value.into()));
     }
 
-    /// Takes a tensor away.
+    /// Removes a tensor.
     pub(crate) fn remove(&mut self, tensor: &str) {
         self.tensors.remove(tensor);
     }
 
-    /// Puts one tensor of all their values, one after another, in place of two that differ in a
-    /// dim.
+    /// Replaces two tensors that differ in one dim by the concatenation of their values.
     pub(crate) fn join(&mut self, parts: &[String; 2], name: &str, dim: usize) {
         let [(mut dims, mut values), other] = parts
             .each_ref()
@@ -56,7 +55,7 @@ impl Model {
         self.tensors.insert(name.into(), (dims, values));
     }
 
-    /// Gives a layer the tensors of another.
+    /// Copies a layer's tensors to another layer.
     pub(crate) fn copy_layer(&mut self, from: usize, to: usize) {
         let prefix = format!("blk.{from}.");
         let copies: Vec<_> = self
@@ -70,7 +69,7 @@ impl Model {
         self.tensors.extend(copies);
     }
 
-    /// A vector of small values that differ.
+    /// Adds a vector of small, distinct values.
     pub(crate) fn add_bias(&mut self, name: &str, len: usize) {
         let values = (0..len)
             .map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 100.0 - 0.5)

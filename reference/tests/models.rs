@@ -1,5 +1,5 @@
-//! The oracle against stock llama.cpp, for every model there is a golden of: those of the
-//! repository always, the large set where it is at hand.
+//! Compares the oracle with stock llama.cpp for every model that has a golden: those of the
+//! repository always, the large set if available.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures as fixtures;
@@ -35,7 +35,7 @@ fn compare(model: &Path, goldens: &Path) -> usize {
         let order = metrics::top_order(&logits, &golden.exact, golden.n_vocab, 5, 1e-3).unwrap();
         assert_eq!(order.first_difference, None, "{} {prompt}", model.display());
         assert!(order.judged > 0);
-        // The metrics themselves, against what numpy found when the golden was made.
+        // The metrics must agree with numpy's results from when the golden was made.
         let close = |ours: f64, numpy: f64| (ours - numpy).abs() <= 1e-4 * numpy + 1e-12;
         let nmse = metrics::nmse(&golden.logits, &golden.exact).unwrap();
         assert!(

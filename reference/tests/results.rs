@@ -1,4 +1,4 @@
-//! The results file, against the one that llama-results writes.
+//! Compares the results file with the one that llama-results writes.
 
 use octavo_fixtures as fixtures;
 use octavo_reference::results::Results;
@@ -68,8 +68,8 @@ fn a_model_or_a_wrong_id_is_not_read() {
     ));
 }
 
-/// Same model, same prompt: our file with llama.cpp's values is llama.cpp's file, and llama.cpp
-/// accepts ours.
+/// For the same model and prompt, our file with llama.cpp's values equals llama.cpp's file, and
+/// llama.cpp accepts ours.
 #[test]
 fn the_layout_is_that_of_llama_results() {
     let Some(program) = fixtures::llama_cpp("llama-results") else {

@@ -1,6 +1,6 @@
-//! What no stored golden covers: the same small models with other keys and tensors (RoPE scaling,
-//! biases, fused QKV, tied output), written as F32 and run by stock llama.cpp on the spot. Skipped
-//! where llama.cpp is not built.
+//! Covers features without goldens: the same small models with other keys and tensors (RoPE
+//! scaling, biases, fused QKV, tied output), written as F32 and run by stock llama.cpp during the
+//! test. Skipped where llama.cpp is not built.
 
 use crate::model::Model;
 use gguf_rs_lite::{Gguf, OpenOptions};
@@ -78,7 +78,7 @@ const VARIANTS: &[Variant] = &[
     }),
 ];
 
-/// Of models of other architectures in the shared folder, with a bound of each.
+/// Variants of other architectures in the shared folder, each with its tolerance.
 const OTHERS: &[(Variant, f64)] = &[
     (
         ("gemma4, scaled experts, no values", "gemma4-Q4_0", |m| {
@@ -211,7 +211,7 @@ fn variants_agree_with_llama_cpp() {
     }
 }
 
-/// NMSE of the oracle against llama.cpp on a changed model.
+/// Returns the NMSE of the oracle against llama.cpp on a changed model.
 fn error_of(program: &Path, name: &str, base: &str, change: fn(&mut Model)) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let (model_path, out) = (dir.path().join("m.gguf"), dir.path().join("r.gguf"));

@@ -1,5 +1,4 @@
-//! Images: the vision towers and the text models behind them, against what stock llama.cpp
-//! recorded.
+//! Images: compares the vision encoders and their text models with stock llama.cpp's recordings.
 
 mod equals;
 mod faults;
@@ -13,23 +12,24 @@ use octavo_fixtures as fixtures;
 use octavo_reference::{ImageRows, Oracle, VisionOracle, metrics};
 use std::collections::BTreeMap;
 
-/// ggml rounds pixels and kernels of patches to f16, and takes GELU by a table of f16: each time by
-/// at most 2^-11 of a value, whose squares add up where the values are summed.
+/// Square of the relative error of f16 rounding. ggml rounds pixels and kernels of patches to f16,
+/// and reads GELU from a table of f16: each time with an error of at most 2^-11 of a value. The
+/// squares add up where the values are summed.
 const F16_SQUARED: f64 = 1.0 / (1u64 << 22) as f64;
 
-/// What those make of rows behind five GELUs: measured up to 6.6e-7, with f16 keys and values up to
-/// 1.6e-6.
+/// Tolerance of rows after five GELUs with that rounding: measured up to 6.6e-7, with f16 keys and
+/// values up to 1.6e-6.
 const EMBEDDINGS: f64 = 2e-6;
 
-/// llama.cpp computes the text model in f32; NMSE measured up to 8e-13.
+/// Tolerance of the text model, which llama.cpp computes in f32; NMSE measured up to 8e-13.
 const F32_ROUNDING: f64 = 2e-12;
 
 /// A recorded prompt.
 struct Prompt {
-    /// That of the models, in the shared one: Qwen3-VL's or Qwen2.5-VL's.
+    /// Folder of the models in the shared one: Qwen3-VL's or Qwen2.5-VL's.
     folder: &'static str,
     name: &'static str,
-    /// For each image the prompt whose golden has its pixels, and its number there.
+    /// For each image the prompt whose golden has its pixels, and its index there.
     images: &'static [(&'static str, usize)],
 }
 
@@ -57,7 +57,7 @@ const PROMPTS: &[Prompt] = &[
     },
 ];
 
-/// Every case, and the rows that the oracle makes of its images.
+/// Runs `check` for every case, with the oracle's rows of its images.
 fn for_each_case(check: impl Fn(&str, &Case, &[ImageRows])) {
     for prompt in PROMPTS {
         let Some(folder) = fixtures::shared(prompt.folder) else {
@@ -81,7 +81,7 @@ fn nmse(ours: &[f64], exact: &[f32]) -> f64 {
     metrics::nmse(ours, exact).unwrap()
 }
 
-/// An error that is no more than `bound`, and said.
+/// Prints an error, and asserts that it is at most `bound`.
 #[track_caller]
 fn assert_within(bound: f64, error: f64, what: &str) {
     println!("{what}: NMSE {error:.1e}");
@@ -105,7 +105,7 @@ fn embeddings_agree_with_llama_cpp() {
     });
 }
 
-/// From pixels to logits, llama.cpp's rounding in the tower included.
+/// From pixels to logits, with llama.cpp's rounding in the encoder included.
 #[test]
 fn logits_agree_with_llama_cpp() {
     for_each_case(|name, case, images| {
@@ -122,7 +122,7 @@ fn logits_agree_with_llama_cpp() {
     });
 }
 
-/// Logits of the exact dequantization, where the text model is not F32.
+/// Name of the logits of the exact dequantization, where the text model is not F32.
 fn exact_name(case: &Case) -> &'static str {
     match case.names("exact").is_empty() {
         true => "logits",
@@ -140,11 +140,11 @@ fn logits(case: &Case, images: &[ImageRows]) -> Vec<f64> {
         .unwrap()
 }
 
-/// The text model alone, given llama.cpp's own rows.
+/// The text model alone, with llama.cpp's own image rows as input.
 #[test]
 fn logits_of_the_same_rows_agree_to_rounding() {
     for_each_case(|name, case, _| {
-        // the first of these has no logits, the second f16 keys and values
+        // the first of these has no logits, the second has f16 keys and values
         if ["vision/two-f16", "vision/two-default"].contains(&name) {
             return;
         }
@@ -164,7 +164,7 @@ fn positions_are_llama_cpp_s() {
     });
 }
 
-/// Greedy, with positions that go on from the prompt's.
+/// Greedy decoding, with positions that continue the prompt's.
 #[test]
 fn generated_tokens_are_llama_cpp_s() {
     for_each_case(|name, case, images| {
@@ -189,11 +189,12 @@ fn generated_tokens_are_llama_cpp_s() {
     });
 }
 
-/// Of Qwen2.5-VL's text model there is only llama.cpp on the F16 file, with its f16 activations.
+/// For Qwen2.5-VL's text model the only recording is llama.cpp on the F16 file, with its f16
+/// activations.
 const GENERATED: f64 = EMBEDDINGS;
 
-/// All taps of a pass over the image of case `one`, by name and block; of those that repeat, the
-/// first.
+/// Returns all taps of a pass over the image of case `one`, by name and block; the first of those
+/// that repeat.
 fn taps_of(mmproj: &gguf_rs_lite::Gguf, image: &golden::Image) -> BTreeMap<String, Vec<f64>> {
     let oracle = VisionOracle::open(mmproj).unwrap();
     let mut taps = BTreeMap::new();
@@ -206,9 +207,9 @@ fn taps_of(mmproj: &gguf_rs_lite::Gguf, image: &golden::Image) -> BTreeMap<Strin
     taps
 }
 
-/// The patches' products are rounded twice, and each block's GELU twice: by what goes in and what
-/// comes out. Norms keep the share of errors in a row, sums with the stream make it smaller. So the
-/// square of a tap's error is at most the sum of those before it.
+/// The patches' products are rounded twice, and each block's GELU twice: input and output. Norms
+/// preserve the relative error of a row, sums with the stream lower it. The square of a tap's error
+/// is therefore at most the sum of those before it.
 #[test]
 fn taps_of_the_tower_agree_with_llama_cpp() {
     let Some(folder) = fixtures::shared("vision") else {
@@ -232,7 +233,7 @@ fn taps_of_the_tower_agree_with_llama_cpp() {
 }
 
 /// The F16 file has the same kernels, rounded as ggml rounds those of the F32 file. With pixels
-/// rounded as well nothing else is, until the first GELU.
+/// rounded as well, no other rounding occurs until the first GELU.
 #[test]
 fn taps_before_a_gelu_agree_to_rounding_where_pixels_and_kernels_are_rounded_too() {
     let Some(folder) = fixtures::shared("vision") else {

@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use super::{bad, whole};
 use crate::Error;
 
-/// Raw floats, and the text where it is there.
+/// Raw floats, and the prompt's tokens if available.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Debug {
-    /// The text's ids, if `NAME-tokens.bin` is there.
+    /// Token ids, if `NAME-tokens.bin` exists.
     pub tokens: Option<Vec<u32>>,
-    /// The file's values.
+    /// Values of the file.
     pub values: Vec<f32>,
-    /// They are `result_norm` of all positions, not logits of the last.
+    /// Whether the values are `result_norm` of all positions, instead of the last position's
+    /// logits.
     pub embeddings: bool,
 }
 
@@ -27,8 +28,8 @@ fn tokens_beside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{stem}-tokens.bin"))
 }
 
-/// Whether a file can be one: whole floats, and either ids beside it or values that logits could
-/// have.
+/// Returns whether a file can have this format: whole floats, and either a file of ids beside it or
+/// values in the range of logits.
 pub(super) fn seems(path: &Path, head: &[u8]) -> bool {
     let whole = std::fs::metadata(path).is_ok_and(|m| m.len() > 0 && m.len().is_multiple_of(4));
     let plausible = |b: &[u8; 4]| {
@@ -41,7 +42,7 @@ pub(super) fn seems(path: &Path, head: &[u8]) -> bool {
 /// Reads the values, and the ids beside them.
 ///
 /// # Errors
-/// Names the file and what is wrong with it.
+/// Names the file and its fault.
 pub fn read(path: &Path) -> Result<Debug, Error> {
     let bytes = whole(path)?;
     if bytes.is_empty() || bytes.len() % 4 != 0 {

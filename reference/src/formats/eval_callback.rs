@@ -7,50 +7,50 @@ use std::path::Path;
 use super::{bad, whole};
 use crate::Error;
 
-/// What every tensor's first line has.
+/// Beginning of every tensor's first line.
 pub(super) const MARK: &str = "common_debug_cb_eval:";
 
-/// How far a printed value is from the one that was printed: half of the last decimal.
+/// Maximum rounding error of a printed value: half of the last decimal.
 pub const PRINTED: f64 = 0.5e-4;
 
-/// One tensor as it was printed.
+/// One printed tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Printed {
     /// llama.cpp's name with the layer, such as `Qcur-0`.
     pub name: String,
-    /// The operation that made it, such as `MUL_MAT`.
+    /// Operation that computed it, such as `MUL_MAT`.
     pub op: String,
-    /// How many tensors of this name came before, views of other shape not counted.
+    /// Number of earlier tensors with this name, not counting views of other shape.
     pub occurrence: usize,
     /// ggml's dims, innermost first.
     pub dims: [usize; 4],
-    /// Indices in dims order, and values.
+    /// Indices in dims order, and value.
     pub values: Vec<([usize; 4], f64)>,
     /// The sum of all values, as llama.cpp adds them up in f32.
     pub sum: Option<f64>,
 }
 
-/// Operations that give a tensor another shape and leave its values.
+/// Operations that change a tensor's shape but not its values.
 const VIEWS: [&str; 6] = ["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "CONT", "NONE"];
 
-/// What has a view's name and is not what is viewed: of an order of all experts the first ones.
+/// Prefix of tensors that are views by name but select values: the first experts of a full sort.
 const CHOICE: &str = "ffn_moe_topk-";
 
-/// Whether a tensor is another one in another shape. What puts the heads of a permuted tensor
-/// beside each other is not: its values have an order of their own, in which they are printed for
+/// Returns whether a tensor is another one in a new shape. A copy that makes the heads of a
+/// permuted tensor contiguous is not: its values are in a new order, in which they are printed for
 /// the first time.
 fn is_view(head: &Header<'_>) -> bool {
     let is_new = head.op == "CONT" && head.first.ends_with(" (permuted)");
     VIEWS.contains(&head.op) && !is_new && !head.name.starts_with(CHOICE)
 }
 
-/// What the file says, views left out.
+/// Contents of the file, without views.
 #[derive(Debug)]
 pub struct Recording {
-    /// In the order in which they were computed.
+    /// Tensors in order of computation.
     pub tensors: Vec<Printed>,
-    /// The tensor in which the file ends, if it is not printed as a whole: the program prints from
-    /// a thread that its end does not wait for. Not one of `tensors`.
+    /// Name of an incompletely printed tensor at the end of the file: the program exits without
+    /// waiting for its printing thread. Not one of `tensors`.
     pub cut_off: Option<String>,
 }
 
@@ -66,7 +66,7 @@ pub fn read(path: &Path) -> Result<Recording, Error> {
     Ok(Recording { tensors, cut_off })
 }
 
-/// The text without the tensor that it ends in, and the name of that.
+/// Splits off an incomplete last tensor; returns the text before it and its name.
 fn split_cut_off(text: &str) -> (&str, Option<String>) {
     let Some(mark) = text.rfind(MARK) else {
         return (text, None);
@@ -86,7 +86,7 @@ fn split_cut_off(text: &str) -> (&str, Option<String>) {
 fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
     let mut all: Vec<Printed> = Vec::new();
     let mut seen: HashMap<String, usize> = HashMap::new();
-    // where the next row goes; `None` while a view or another program's output passes by
+    // position of the next row; `None` while lines of a view or of other output are skipped
     let mut at: Option<[usize; 4]> = None;
     for (number, line) in text.lines().enumerate() {
         let place = || format!("line {}", number + 1);
@@ -122,7 +122,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
         let content = line.trim();
         if let Some(sum) = content.strip_prefix("sum = ") {
             tensor.sum = sum.parse().ok();
-            // a fourth dim repeats values and sum; the sums are each of all values
+            // a fourth dim repeats values and sum; each sum covers all values
             next[3] += 1;
             next[2] = 0;
         } else if content == "...," {
@@ -143,16 +143,16 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
     Ok(all)
 }
 
-/// What is said of a tensor before its values.
+/// First line of a tensor.
 struct Header<'a> {
     name: &'a str,
     op: &'a str,
-    /// The first of what it was made from.
+    /// First operand.
     first: &'a str,
     dims: [usize; 4],
 }
 
-/// `NAME = (TYPE) OP(FIRST{a, b, c, d}, ...) = {a, b, c, d}`.
+/// Parses `NAME = (TYPE) OP(FIRST{a, b, c, d}, ...) = {a, b, c, d}`.
 fn header(head: &str) -> Option<Header<'_>> {
     let (name, rest) = head.split_once(" = (")?;
     let (_, rest) = rest.split_once(')')?;

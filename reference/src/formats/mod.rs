@@ -1,4 +1,4 @@
-//! What stock llama.cpp programs write about a computation, read back: one file for each format.
+//! Readers of the outputs of stock llama.cpp programs: one file for each format.
 
 pub mod debug;
 pub mod eval_callback;
@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::Error;
 use gguf_rs_lite::{Gguf, OpenOptions};
 
-/// The kinds of reference files, told apart by their content.
+/// Kinds of reference files, recognized by their content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `llama-results -o`: a GGUF with tokens and logits of all positions ([`crate::results`]).
@@ -33,16 +33,16 @@ pub enum Kind {
     Debug,
 }
 
-/// The largest reference that is read as a whole; those that are streamed may be larger.
+/// Maximum bytes of a reference that is read as a whole; streamed ones may be larger.
 pub(crate) const MAX_WHOLE: u64 = 1 << 30;
 
-/// How much of a file is looked at to tell what it is.
+/// Bytes inspected to recognize a file.
 const HEAD: u64 = 4096;
 
-/// Says what kind of reference a file is.
+/// Returns the kind of a reference file.
 ///
 /// # Errors
-/// The file cannot be read, or is none of them; the message says what it seems to be.
+/// The file cannot be read, or has none of the formats; the message describes its apparent content.
 pub fn recognize(path: &Path) -> Result<Kind, Error> {
     let file = File::open(path).map_err(|source| Error::Io {
         path: path.into(),
@@ -81,7 +81,7 @@ pub fn recognize(path: &Path) -> Result<Kind, Error> {
     Ok(match () {
         () if head.starts_with(b"_logits_") => Kind::KldBase,
         () if head.starts_with(session::MAGIC) => Kind::Session,
-        // a header's length, then the header, which is JSON
+        // the header's length, then the header, which is JSON
         () if head.len() > 8 && head[4..8] == [0; 4] && head[8] == b'{' => Kind::Golden,
         () if text.contains(eval_callback::MARK) => Kind::EvalCallback,
         () if text.trim_start().starts_with('{') => Kind::Server,
@@ -91,7 +91,7 @@ pub fn recognize(path: &Path) -> Result<Kind, Error> {
     })
 }
 
-/// The bytes of a file that is read as a whole.
+/// Reads a whole file.
 pub(crate) fn whole(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::Io {
         path: path.into(),
@@ -113,7 +113,7 @@ pub(crate) fn whole(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// A field that is not as it should be.
+/// Builds the error for an invalid field.
 pub(crate) fn bad(
     path: &Path,
     field: &str,

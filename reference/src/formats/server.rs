@@ -1,5 +1,5 @@
-//! What llama-server answers with probabilities: `/completion` with `n_probs`,
-//! `/v1/chat/completions` with `logprobs`.
+//! Answers of llama-server with probabilities: `/completion` with `n_probs`, `/v1/chat/completions`
+//! with `logprobs`.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ use crate::Error;
 /// One generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// The token.
+    /// Token id.
     pub id: u32,
     /// Its natural log-probability over the whole vocabulary, before samplers.
     pub logprob: f64,
-    /// The most likely tokens and theirs.
+    /// The most likely tokens and their log-probabilities.
     pub top: Vec<(u32, f64)>,
 }
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The prompt as text, where the answer repeats it.
+    /// Prompt as text, where the answer repeats it.
     pub prompt: Option<String>,
-    /// Tokens of the prompt, where the answer says.
+    /// Number of prompt tokens, where the answer states it.
     pub n_prompt: Option<usize>,
-    /// The tokens in order.
+    /// Generated tokens in order.
     pub tokens: Vec<Generated>,
 }
 

@@ -1,5 +1,5 @@
-//! `llama-completion --prompt-cache FILE`: the prompt's ids and every layer's keys (after the
-//! rotation) and values, as llama.cpp's cache held them before the last token of the prompt.
+//! Prompt caches of `llama-completion --prompt-cache FILE`: the prompt's ids and every layer's keys
+//! (after RoPE) and values, as llama.cpp's cache held them before the last token of the prompt.
 //! Version 10 of the format.
 
 use std::io::Read;
@@ -11,14 +11,14 @@ use gguf_rs_lite::TensorType;
 use super::{bad, whole};
 use crate::Error;
 
-/// "ggsn", as it lies in the file.
+/// "ggsn", in the file's byte order.
 pub(super) const MAGIC: &[u8] = b"nsgg";
 const VERSION: u32 = 10;
 
 /// A prompt's cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
-    /// The prompt's ids; the cache holds all but the last.
+    /// Prompt ids; the cache holds all but the last.
     pub tokens: Vec<u32>,
     /// `general.architecture` of the model.
     pub architecture: String,
@@ -76,7 +76,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// One cache's type.
+    /// Reads the element type of one cache.
     fn element(&mut self, field: &str) -> Result<TensorType, Error> {
         let id = self.u32(field)?;
         let ty = TensorType::all().find(|ty| ty.id() == id);
@@ -180,7 +180,7 @@ fn dequantize(c: &Cursor<'_>, ty: TensorType, bytes: &[u8]) -> Result<Vec<f32>, 
     Ok(out)
 }
 
-/// Cells as rows: type, bytes of a row, rows.
+/// Reads a cache stored as rows: type, bytes of a row, rows.
 fn rows(c: &mut Cursor<'_>, n_cells: usize, field: &str) -> Result<(usize, Vec<f32>), Error> {
     let ty = c.element(field)?;
     let row = c.u64(field)?;
@@ -192,7 +192,7 @@ fn rows(c: &mut Cursor<'_>, n_cells: usize, field: &str) -> Result<(usize, Vec<f
     Ok((values.len() / n_cells.max(1), values))
 }
 
-/// Cells as columns: type, bytes of an element, rows of the matrix, then the matrix.
+/// Reads a transposed cache: type, bytes of an element, rows of the matrix, then the matrix.
 fn columns(c: &mut Cursor<'_>, n_cells: usize) -> Result<(usize, Vec<f32>), Error> {
     let ty = c.element("values")?;
     let size = c.u32("bytes of a value")?;

@@ -1,8 +1,8 @@
-//! Why a base file was refused: one line each, with the file, what was expected and what was found.
+//! Errors of base files: one line each, with the file, the expected and the found value.
 
 use std::io;
 
-/// Why a base file was refused.
+/// Reason why a base file was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,7 +17,7 @@ pub enum Error {
     /// It could not be replaced.
     #[error(transparent)]
     Replace(#[from] gguf_rs_lite::Error),
-    /// It is something else.
+    /// It has another format.
     #[error(
         "{file}: expected a file of log-probabilities (it begins with _logits_), got something else"
     )]
@@ -25,19 +25,19 @@ pub enum Error {
         /// The file.
         file: String,
     },
-    /// A number in the header makes no sense.
+    /// A number in the header is invalid.
     #[error("{file}: {field}: expected {expected}, got {got}")]
     Header {
         /// The file.
         file: String,
-        /// Which number.
+        /// Name of the field.
         field: &'static str,
-        /// What it can be.
+        /// Allowed values.
         expected: &'static str,
-        /// What it is.
+        /// Value found.
         got: i64,
     },
-    /// The file is shorter or longer than its header says.
+    /// The file's length contradicts its header.
     #[error(
         "{file}: expected {expected} bytes for {n_chunks} chunks of {n_ctx} tokens, got {got}: \
          {} ({complete} chunks are complete)",
@@ -48,28 +48,28 @@ pub enum Error {
         file: String,
         /// Bytes that the header implies.
         expected: u64,
-        /// Bytes there are.
+        /// Bytes of the file.
         got: u64,
         /// Chunks in the header.
         n_chunks: usize,
-        /// Tokens of a chunk in the header.
+        /// Tokens per chunk in the header.
         n_ctx: usize,
-        /// Chunks with all their rows.
+        /// Number of chunks with all their rows.
         complete: u64,
     },
-    /// A token outside the vocabulary.
+    /// A token is outside the vocabulary.
     #[error("{file}: token {index}: expected an id below {n_vocab}, got {got}")]
     Token {
         /// The file.
         file: String,
-        /// Which one.
+        /// Index of the token.
         index: u64,
         /// Size of the vocabulary.
         n_vocab: usize,
         /// The id.
         got: i32,
     },
-    /// A row that does not hold log-probabilities.
+    /// A row does not hold log-probabilities.
     #[error(
         "{file}: chunk {chunk}, row {row}: expected log-probabilities, got scale {scale} and \
          lowest value {lowest}"
@@ -77,21 +77,21 @@ pub enum Error {
     Row {
         /// The file.
         file: String,
-        /// Which chunk, from 0.
+        /// Index of the chunk.
         chunk: usize,
-        /// Which of its rows.
+        /// Index of the row in the chunk.
         row: usize,
-        /// The row's scale.
+        /// Scale of the row.
         scale: f32,
-        /// The row's lowest log-probability.
+        /// Lowest log-probability of the row.
         lowest: f32,
     },
-    /// More or fewer bytes than asked for were written.
+    /// The number of bytes written differs from the header's.
     #[error("{file}: expected {expected} bytes of {what}, got {got}")]
     Length {
         /// The file.
         file: String,
-        /// Of what.
+        /// Part of the file.
         what: &'static str,
         /// Bytes that the header implies.
         expected: u64,

@@ -1,8 +1,8 @@
 //! The file of llama-perplexity's `--kl-divergence-base`: the tokens of a text, and for every
-//! scored position the log-probabilities of the whole vocabulary in 16 bits each. Read and written
+//! scored position, the log-probabilities of the whole vocabulary in 16 bits each. Read and written
 //! as a stream, a few rows at a time.
 //!
-//! Host byte order in llama.cpp, little-endian here; no version and no name of a model:
+//! llama.cpp uses host byte order, this crate little-endian. There is no version and no model name:
 //!
 //! | offset | type | field |
 //! |---|---|---|
@@ -12,14 +12,14 @@
 //! | then | rows | for each chunk, `n_ctx - 1 - n_ctx / 2` of them |
 //!
 //! A row: scale and lowest log-probability as f32, then one u16 `q` for each token, padded to an
-//! even number: `ln p = scale * q + lowest`. What is further than 16 nats below the most likely
-//! token is stored as 16 below it. ik_llama.cpp writes the same file with 24 nats ([PR
-//! 325](https://github.com/ikawrakow/ik_llama.cpp/pull/325)) and says so nowhere: the largest
-//! distance that a row can express, `65535 * scale`, shows it.
+//! even number: `ln p = scale * q + lowest`. Values more than 16 nats below the most likely token
+//! are stored as 16 below it. ik_llama.cpp writes the same file with 24 nats ([PR
+//! 325](https://github.com/ikawrakow/ik_llama.cpp/pull/325)) without marking it: only the largest
+//! distance that a row can express, `65535 * scale`, reveals it.
 //!
-//! From equal logits the bytes are equal to llama.cpp's: the arithmetic is its own (f32, an f64 sum
-//! in order, the C library's `expf`). A C library whose `expf` rounds differently can move a row's
-//! lowest value by one ulp.
+//! Equal logits give llama.cpp's bytes: the arithmetic is the same (f32, an f64 sum in order, the C
+//! library's `expf`). A C library whose `expf` rounds differently can move a row's lowest value by
+//! one ulp.
 
 mod error;
 mod reader;
@@ -31,29 +31,30 @@ pub use reader::Reader;
 pub use row::{CUT, Norm, Row, WIDE_CUT, encode};
 pub use writer::{Writer, write_file};
 
-/// How every base file begins.
+/// First bytes of every base file.
 pub const MAGIC: [u8; 8] = *b"_logits_";
 /// Bytes before the tokens.
 const HEADER: u64 = 20;
 
-/// The numbers that decide how long everything is.
+/// Sizes that determine the file's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Tokens of a chunk, at least 3.
+    /// Tokens per chunk, at least 3.
     pub n_ctx: usize,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub n_vocab: usize,
-    /// Chunks.
+    /// Number of chunks.
     pub n_chunks: usize,
 }
 
 impl Shape {
-    /// The first scored position of a chunk: what comes before is context only.
+    /// Returns the first scored position of a chunk: earlier ones are context only.
     pub fn first(&self) -> usize {
         self.n_ctx / 2
     }
 
-    /// Rows of a chunk. Row r is the prediction at position `first() + r`, of the token after it.
+    /// Returns the rows of a chunk. Row r is the prediction at position `first() + r`, for the
+    /// token after it.
     pub fn rows(&self) -> usize {
         (self.n_ctx - 1).saturating_sub(self.first())
     }
@@ -67,12 +68,12 @@ impl Shape {
         self.n_chunks as u64 * self.n_ctx as u64
     }
 
-    /// Bytes of a chunk's rows. No overflow: both factors come from an i32.
+    /// Returns the bytes of a chunk's rows. No overflow: both factors come from an i32.
     fn chunk_bytes(&self) -> u64 {
         self.rows() as u64 * self.row_bytes() as u64
     }
 
-    /// Where the rows of a chunk begin; `None` beyond any file.
+    /// Returns the offset of a chunk's rows; `None` on overflow.
     fn rows_at(&self, chunk: u64) -> Option<u64> {
         let tokens = self.n_tokens().checked_mul(4)?;
         self.chunk_bytes()

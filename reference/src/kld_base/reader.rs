@@ -1,4 +1,4 @@
-//! Base files in.
+//! Reads base files.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,20 +8,20 @@ use std::path::Path;
 use super::row::{self, CUT, WIDE_CUT, row_header};
 use super::{Error, HEADER, MAGIC, Shape};
 
-/// A row's span is its cut up to rounding.
+/// Tolerance between a row's span and its cut, for rounding.
 const SPAN_SLACK: f32 = 0.5;
-/// Log-probabilities are at most 0 up to the rounding of 16 bits.
+/// Tolerance above 0 for log-probabilities, for rounding to 16 bits.
 const LN_P_SLACK: f32 = 0.01;
 
-/// Reads a base file: only what is asked for at a time.
+/// Reads a base file on demand, a few rows at a time.
 #[derive(Debug)]
 pub struct Reader<R> {
     from: R,
     file: String,
     shape: Shape,
-    /// What the first chunk says.
+    /// Cut of the first chunk.
     first_cut: f32,
-    /// What all rows say that were seen.
+    /// Cut of all rows read so far.
     cut: f32,
 }
 
@@ -46,11 +46,11 @@ impl Reader<File> {
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Reads and checks the header, the length and the tokens; `file` is its name in messages.
+    /// Reads and checks the header, the length and the tokens; messages call it `file`.
     ///
     /// # Errors
-    /// Whatever is wrong with it; nothing is allocated by sizes that were not held against the
-    /// file's length.
+    /// Any fault of the file; nothing is allocated by sizes that were not compared with the file's
+    /// length.
     pub fn new(mut from: R, file: &str) -> Result<Reader<R>, Error> {
         let failed = |source| Error::Io {
             file: file.to_owned(),
@@ -102,24 +102,24 @@ impl<R: Read + Seek> Reader<R> {
         Ok(reader)
     }
 
-    /// Its name in messages.
+    /// Name in messages.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// How long everything is.
+    /// Sizes of the file.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// How far below the most likely token its rows go, in nats: 16, or 24 if a row was seen that
-    /// needs it. The first chunk is looked at when the file is opened, the others as they are read.
+    /// Depth of its rows below the most likely token, in nats: 16, or 24 if a row that needs it was
+    /// read. The first chunk is checked when the file is opened, the others as they are read.
     pub fn cut(&self) -> f32 {
         self.cut
     }
 
-    /// The same of a chunk: what its own rows need, or those of the first chunk. No other chunks
-    /// have a part in it, whichever were read before.
+    /// Returns the cut of a chunk: the one its own rows need, or that of the first chunk. It is
+    /// independent of other chunks read before.
     ///
     /// # Errors
     /// As [`Reader::rows`].
@@ -146,7 +146,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(cut)
     }
 
-    /// The tokens of a chunk.
+    /// Returns the tokens of a chunk.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -162,7 +162,7 @@ impl<R: Read + Seek> Reader<R> {
         let mut bytes = vec![0; 4 * self.shape.n_ctx];
         let start = HEADER + 4 * chunk as u64 * self.shape.n_ctx as u64;
         self.read_at(start, &mut bytes)?;
-        // ids were found to be in the vocabulary
+        // ids were checked to be in the vocabulary
         Ok(bytes
             .as_chunks::<4>()
             .0
@@ -171,7 +171,8 @@ impl<R: Read + Seek> Reader<R> {
             .collect())
     }
 
-    /// Some rows of a chunk into `out`, as [`super::Row::new`] takes them, `Shape::row_bytes` each.
+    /// Reads some rows of a chunk into `out`, in the form of [`super::Row::new`],
+    /// `Shape::row_bytes` each.
     ///
     /// # Errors
     /// If they cannot be read or do not hold log-probabilities.
@@ -197,7 +198,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(())
     }
 
-    /// The length was checked, so that this is an offset in the file.
+    /// Returns the offset of a row; the file's length was checked, so this does not overflow.
     fn row_at(&self, chunk: usize, row: usize) -> u64 {
         let start = self.shape.rows_at(chunk as u64).unwrap_or(u64::MAX);
         start.saturating_add(row as u64 * self.shape.row_bytes() as u64)
@@ -214,7 +215,7 @@ impl<R: Read + Seek> Reader<R> {
         })
     }
 
-    /// Gives the cut that a row needs.
+    /// Checks a row, and returns the cut it needs.
     fn check_row(&self, chunk: usize, row: usize, bytes: &[u8]) -> Result<f32, Error> {
         let (scale, lowest) = row_header(bytes);
         let span = 65535.0 * scale;

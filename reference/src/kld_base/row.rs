@@ -1,27 +1,28 @@
-//! One row: logits to 16-bit log-probabilities and back.
+//! Encodes one row of logits as 16-bit log-probabilities, and decodes it.
 
-/// How far below the most likely token llama.cpp stores log-probabilities, in nats.
+/// Depth below the most likely token to which llama.cpp stores log-probabilities, in nats.
 pub const CUT: f32 = 16.0;
-/// The same in ik_llama.cpp.
+/// The same for ik_llama.cpp.
 pub const WIDE_CUT: f32 = 24.0;
 /// Bytes of scale and lowest log-probability.
 pub(super) const HEADER: usize = 8;
 
-/// What the log-probabilities of a row of logits need, found in one pass over it.
+/// Values needed for the log-probabilities of a row of logits, computed in one pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     /// The highest logit.
     pub max: f32,
     /// The lowest logit.
     pub min: f32,
-    /// The lowest id that has the highest logit.
+    /// Lowest id with the highest logit.
     pub argmax: usize,
     /// `ln Σ e^(logit - max)`.
     pub ln_sum: f64,
 }
 
 impl Norm {
-    /// Of one row of finite logits; an empty one has no meaning, and no panic.
+    /// Computes them for one row of finite logits; an empty row gives a meaningless result, but no
+    /// panic.
     pub fn of(logits: &[f32]) -> Norm {
         let (min, max) = extremes(logits);
         let argmax = logits.iter().position(|&x| x == max).unwrap_or(0);
@@ -34,13 +35,13 @@ impl Norm {
         }
     }
 
-    /// The log-probability of a token of this row with that logit.
+    /// Returns the log-probability of a token of this row from its logit.
     pub fn ln_p(&self, logit: f32) -> f64 {
         f64::from(logit) - f64::from(self.max) - self.ln_sum
     }
 }
 
-/// Lowest and highest value; in lanes, so that it compiles to vector code.
+/// Returns the lowest and highest value; in lanes, so that it compiles to vector code.
 fn extremes(row: &[f32]) -> (f32, f32) {
     const LANES: usize = 16;
     let first = row.first().copied().unwrap_or_default();
@@ -61,7 +62,7 @@ fn extremes(row: &[f32]) -> (f32, f32) {
     (all(low, f32::min), all(high, f32::max))
 }
 
-/// One row of a file from one row of logits. `out` is `Shape::row_bytes` long.
+/// Encodes one row of logits. `out` must be `Shape::row_bytes` long.
 ///
 /// # Panics
 /// If it is not.
@@ -92,14 +93,14 @@ pub fn encode(logits: &[f32], norm: &Norm, out: &mut [u8]) {
     }
 }
 
-/// The nearest integer, ties to even: adding 1.5 * 2^23 leaves it in the low bits of the mantissa.
-/// Unlike `round_ties_even` it is a vector instruction on every CPU, and gives llama.cpp's code
-/// where the scale is so small that its inverse overflows.
+/// Returns the nearest integer, ties to even: adding 1.5 * 2^23 leaves it in the low bits of the
+/// mantissa. Unlike `round_ties_even` it is a vector instruction on every CPU, and matches
+/// llama.cpp where the scale is so small that its inverse overflows.
 fn nearest(x: f32) -> u16 {
     (x + 12_582_912.0).to_bits() as u16
 }
 
-/// One row as it lies in a file.
+/// One row as stored in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     scale: f32,
@@ -108,7 +109,7 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The row of a vocabulary of `n_vocab` tokens at the start of these bytes.
+    /// Decodes the row of a vocabulary of `n_vocab` tokens at the start of these bytes.
     ///
     /// # Panics
     /// If there are fewer bytes than that.
@@ -121,7 +122,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The log-probability of a token.
+    /// Returns the log-probability of a token.
     ///
     /// # Panics
     /// If it is outside the vocabulary.
@@ -129,7 +130,7 @@ impl<'a> Row<'a> {
         self.value(self.codes[token])
     }
 
-    /// The log-probabilities of all tokens.
+    /// Iterates over the log-probabilities of all tokens.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = f32> + use<'a> {
         let row = *self;
         self.codes.iter().map(move |&code| row.value(code))

@@ -1,4 +1,4 @@
-//! Base files out.
+//! Writes base files.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -11,16 +11,15 @@ pub struct Writer<W> {
     to: W,
     file: String,
     shape: Shape,
-    /// Bytes of rows that are still to come.
+    /// Bytes of rows not yet written.
     left: u64,
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the header and the tokens of all chunks; `file` is its name in messages.
+    /// Writes the header and the tokens of all chunks; messages call it `file`.
     ///
     /// # Errors
-    /// A shape that a file cannot have, another number of tokens than it implies, or a failed
-    /// write.
+    /// An invalid shape, a number of tokens that differs from it, or a failed write.
     pub fn new(mut to: W, file: &str, shape: Shape, tokens: &[u32]) -> Result<Writer<W>, Error> {
         let failed = |source| Error::Io {
             file: file.to_owned(),
@@ -50,7 +49,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// How long everything is.
+    /// Sizes of the file.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -71,10 +70,10 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Ends the file and gives what it was written to.
+    /// Finishes the file and returns the underlying writer.
     ///
     /// # Errors
-    /// Rows are missing, or a failed write.
+    /// Missing rows, or a failed write.
     pub fn finish(mut self) -> Result<W, Error> {
         if self.left > 0 {
             return Err(self.wrong_length(self.left, 0));
@@ -96,8 +95,8 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Writes a base file under a temporary name; `rows` gives all of its rows, then it is renamed. If
-/// `rows` fails nothing is left behind.
+/// Writes a base file under a temporary name; `rows` must write all of its rows, then it is
+/// renamed. If `rows` fails nothing is left behind.
 ///
 /// # Errors
 /// Those of `rows`, those of [`Writer`], and a file that cannot be replaced.
@@ -107,7 +106,7 @@ pub fn write_file<T, E: From<Error>>(
     tokens: &[u32],
     rows: impl FnOnce(&mut Writer<BufWriter<&mut dyn Write>>) -> Result<T, E>,
 ) -> Result<T, E> {
-    /// Lets the caller's error pass through the function that replaces the file.
+    /// Passes the caller's error through the function that replaces the file.
     struct Either<E>(E);
     impl<E: From<Error>> From<gguf_rs_lite::Error> for Either<E> {
         fn from(error: gguf_rs_lite::Error) -> Self {

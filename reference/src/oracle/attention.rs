@@ -1,5 +1,5 @@
-//! The attention block of a layer: products, norms and rotation of queries and keys, attention, and
-//! the product behind it.
+//! The attention block of a layer: products, norms and RoPE of queries and keys, attention, and the
+//! output projection.
 
 use super::architecture::QkNorm;
 use super::layer::{Layer, whole_norm};
@@ -14,7 +14,7 @@ enum Side {
 }
 
 impl Side {
-    /// What names begin with, of values and, in small letters, of tensors.
+    /// Returns the prefix of names of values, and in lower case of tensors.
     fn letters(self) -> (&'static str, &'static str) {
         match self {
             Self::Query => ("Q", "q"),
@@ -24,7 +24,7 @@ impl Side {
 }
 
 impl Layer<'_, '_> {
-    /// `Wo · attention(h)`.
+    /// Computes `Wo · attention(h)`.
     pub(super) fn attention(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
         if let Some(latent) = &hp.latent {
@@ -92,8 +92,9 @@ impl Layer<'_, '_> {
         heads * self.dims.head_dim
     }
 
-    /// Queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then V and K;
-    /// but K before V where two caches are kept, or none, and where V is a part of a fused product.
+    /// Computes queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then
+    /// V and K; but K before V where llama.cpp has two caches, or none, and where V is part of a
+    /// fused product.
     fn qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let n_kv = self.width_of(Side::Key);
         if self.weights.has(&self.name("attn_qkv.weight")) {
@@ -119,13 +120,14 @@ impl Layer<'_, '_> {
         Ok([q, k, v])
     }
 
-    /// Keys and values, of which llama.cpp makes values first.
+    /// Computes keys and values, values first as in llama.cpp.
     fn key_and_value(&mut self, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let v = self.project("Vcur", "attn_v", self.width_of(Side::Key), h)?;
         Ok([self.query_or_key(Side::Key, h)?, v])
     }
 
-    /// Each head's query, and behind it in the product as many values of the gate.
+    /// Computes each head's query and gate; the product has a head's query followed by as many gate
+    /// values.
     fn query_and_gate(&mut self, h: &[f64]) -> Result<(Vec<f64>, Vec<f64>), Error> {
         let (head_dim, both) = (self.dims.head_dim, 2 * self.dims.head_dim);
         let width = 2 * self.width_of(Side::Query);
@@ -144,7 +146,7 @@ impl Layer<'_, '_> {
         self.tap("attn_gated", width, mixed);
     }
 
-    /// Keys and values of an earlier layer.
+    /// Returns keys and values of an earlier layer.
     fn kept(&self, layer: usize) -> [Vec<f64>; 2] {
         self.shared.kept.get(&layer).cloned().unwrap_or_default()
     }
@@ -166,7 +168,7 @@ impl Layer<'_, '_> {
         self.finish(side, x)
     }
 
-    /// One product and its bias, both tapped under the same name.
+    /// Computes a product and its bias, both tapped under the same name.
     fn project(
         &mut self,
         tap: &str,
@@ -183,7 +185,8 @@ impl Layer<'_, '_> {
         Ok(y)
     }
 
-    /// Rows of `attn_qkv` are those of Q, K and V; the biases may be fused too, or stand apart.
+    /// Computes Q, K and V from `attn_qkv`, whose rows are those of Q, K and V; the biases may be
+    /// fused too, or separate.
     fn fused_qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let (n_q, n_kv) = (self.width_of(Side::Query), self.width_of(Side::Key));
         let width = n_q + 2 * n_kv;
@@ -215,7 +218,7 @@ impl Layer<'_, '_> {
         Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
     }
 
-    /// Norm, rotation and, of queries, scale.
+    /// Applies norm, RoPE and, to queries, the scale.
     fn finish(&mut self, side: Side, mut x: Vec<f64>) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
         let (width, rotates) = (self.width_of(side), self.dims.rotates);
@@ -227,7 +230,7 @@ impl Layer<'_, '_> {
             .map(|both| both[side as usize]);
         if !matches!(hp.qk_norm, QkNorm::None | QkNorm::HeadAfterRotation) {
             x = self.qk_norm(side, &x)?;
-            // what is not rotated has the name of what is
+            // without RoPE, the normed value has the rotated one's name
             let name = rotated.filter(|_| !rotates).unwrap_or(normed);
             self.tap(name, width, &mut x);
         }

@@ -1,21 +1,21 @@
-//! The gated delta net: each head keeps a matrix from keys to values, lets it fade, and corrects
-//! what it says of each new key.
+//! The gated delta net: each head's state is a matrix from keys to values, which decays, and is
+//! corrected by the error of its prediction for each new key.
 
 use super::hparams::State;
 use super::layer::Layer;
 use super::math::{Activation, add_bias, columns, convolve, dot, rms_norm, sigmoid, softplus};
 use crate::Error;
 
-/// What a recurrence reads.
+/// Inputs of the recurrence.
 struct Inputs {
-    /// Rows of `groups` heads.
+    /// Queries and keys, in rows of `groups` heads.
     q: Vec<f64>,
     k: Vec<f64>,
-    /// Rows of `heads` heads.
+    /// Values, in rows of `heads` heads.
     v: Vec<f64>,
-    /// Logarithm of what is left of the state, by token and head.
+    /// Logarithm of the state's decay, by token and head.
     fading: Vec<f64>,
-    /// How far the state is corrected, by token and head.
+    /// Learning rate (beta) of the correction, by token and head.
     correction: Vec<f64>,
 }
 
@@ -40,8 +40,8 @@ impl Layer<'_, '_> {
         Ok(out)
     }
 
-    /// Queries, keys and values together, and the gate of the result. Old files have one matrix for
-    /// all, whose rows go by heads of keys.
+    /// Computes queries, keys and values together, and the gate of the result. Old files have one
+    /// matrix for all, with rows grouped by key head.
     fn delta_products(&mut self, state: &State, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let (n_embd, inner) = (self.hp.n_embd, state.inner);
         let keys = state.groups * state.size;
@@ -98,7 +98,7 @@ impl Layer<'_, '_> {
         })
     }
 
-    /// Heads of length 1.
+    /// L2-normalizes each head.
     fn unit_heads(&self, state: &State, x: &[f64]) -> Vec<f64> {
         let heads = x.chunks(state.size).flat_map(|head| {
             let length = (dot(head, head) + self.hp.norm_eps).sqrt();
@@ -107,8 +107,8 @@ impl Layer<'_, '_> {
         heads.collect()
     }
 
-    /// How the state of each head fades, and how far it is corrected. Some files have one matrix
-    /// for both, whose rows go by heads of keys.
+    /// Computes the decay of each head's state, and its learning rate. Some files have one matrix
+    /// for both, with rows grouped by key head.
     fn rates(&mut self, state: &State, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let (n_embd, heads) = (self.hp.n_embd, state.heads);
         let both = self.weights.has(&self.name("ssm_ba.weight"));
@@ -143,7 +143,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// `M ← e^g M`, then `M += β(v − M k) kᵀ`, of which the query reads `M q / √size`.
+/// Runs `M ← e^g M`, then `M += β(v − M k) kᵀ`; the result is `M q / √size`.
 fn recurrence(state: &State, grouped: bool, inputs: &Inputs) -> Vec<f64> {
     let (size, heads, groups) = (state.size, state.heads, state.groups);
     let mut out = vec![0.0; inputs.v.len()];

@@ -1,5 +1,5 @@
 //! Mixtures of experts: each token goes through the experts that a router chooses for it, and
-//! through a shared one where there is one.
+//! through a shared one if there is one.
 
 use super::architecture::{Gating, Norm};
 use super::hparams::{Groups, LayerExperts, Routing};
@@ -7,7 +7,7 @@ use super::layer::Layer;
 use super::math::{add_bias, add_into, columns, rms_norm, scale, sigmoid, softmax_rows};
 use crate::Error;
 
-/// The smallest sum that weights are divided by, as in llama.cpp: the smallest normal f16.
+/// Smallest divisor of weights, as in llama.cpp: the smallest normal f16.
 const SMALLEST_SUM: f64 = 6.103515625e-5;
 
 /// The experts of every token, best first, and their weights: `(n_tokens, used)`.
@@ -32,7 +32,7 @@ impl Layer<'_, '_> {
         Ok(out)
     }
 
-    /// The chosen experts on `h`, where the router reads something else.
+    /// Applies the chosen experts to `h`; the router reads `router_input`.
     fn routed_by(
         &mut self,
         routing: &Routing,
@@ -46,7 +46,7 @@ impl Layer<'_, '_> {
         Ok(out)
     }
 
-    /// A dense block and a mixture, each between norms of its own, on the same stream.
+    /// Applies a dense block and a mixture to the same stream, each between norms of its own.
     pub(super) fn dense_beside_experts(&mut self, x: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let h = self.norm(beside("ffn_norm", "ffn_norm_1"), x)?;
@@ -74,7 +74,7 @@ impl Layer<'_, '_> {
             .flat_map(|row| best(row, used))
             .map(|id| id as f64)
             .collect();
-        // a caller that writes here chooses the experts
+        // a caller that writes to this tap chooses the experts
         self.tap("ffn_moe_topk", used, &mut top);
         let ids = top.iter().map(|&id| self.expert(routing, id));
         let ids: Vec<usize> = ids.collect::<Result<_, _>>()?;
@@ -98,12 +98,12 @@ impl Layer<'_, '_> {
         })
     }
 
-    /// What the router makes of each token: the weights of the experts come from these.
+    /// Computes the router's probabilities for each token, the source of the experts' weights.
     fn router_probs(&mut self, routing: &Routing, h: &[f64]) -> Result<Vec<f64>, Error> {
         let count = routing.count;
         let mut x = self.product("ffn_gate_inp", self.hp.n_embd, count, h)?;
         let bias = self.bias("ffn_gate_inp", count)?;
-        // Logits that nothing happens to have the name of probabilities.
+        // Untransformed logits are named as probabilities.
         let named = routing.gating != Gating::SoftmaxOfChosen;
         if named || bias.is_some() {
             self.tap("ffn_moe_logits", count, &mut x);
@@ -123,8 +123,8 @@ impl Layer<'_, '_> {
         Ok(x)
     }
 
-    /// What experts are chosen by: their probabilities, with a bias and without the worse groups
-    /// where the model has these.
+    /// Returns the scores experts are chosen by: their probabilities, with a bias and without the
+    /// worse groups, if the model has these.
     fn selection(&mut self, routing: &Routing, probs: &[f64]) -> Result<Vec<f64>, Error> {
         let count = routing.count;
         let mut scores = probs.to_vec();
@@ -168,7 +168,7 @@ impl Layer<'_, '_> {
         w
     }
 
-    /// The weighted sum of what the chosen experts make of each token.
+    /// Computes the weighted sum of the chosen experts' results for each token.
     fn routed(
         &mut self,
         routing: &Routing,
@@ -210,7 +210,8 @@ impl Layer<'_, '_> {
         Ok(out)
     }
 
-    /// Each row of `x` times the matrix of its expert, and that expert's bias where there is one.
+    /// Multiplies each row of `x` with its expert's matrix, and adds that expert's bias, if there
+    /// is one.
     fn expert_product(
         &mut self,
         what: &str,
@@ -253,7 +254,7 @@ impl Layer<'_, '_> {
         Ok(y)
     }
 
-    /// The expert that every token goes through.
+    /// Applies the shared expert.
     fn shared(&mut self, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let mut out = self.dense("_shexp", n_ff, h)?;
@@ -284,16 +285,16 @@ fn beside(tensor: &'static str, tap: &'static str) -> Norm {
     }
 }
 
-/// The indices of the `n` greatest values, greatest first, of equal ones the lower index first.
+/// Returns the indices of the `n` greatest values, greatest first, the lower index first on ties.
 fn best(row: &[f64], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..row.len()).collect();
-    // adding 0 makes both zeros equal in the total order, which also places what is no number
+    // adding 0 makes both zeros equal in the total order, which also orders NaN
     order.sort_by(|&a, &b| (row[b] + 0.0).total_cmp(&(row[a] + 0.0)));
     order.truncate(n);
     order
 }
 
-/// Leaves the groups whose two best experts together are best.
+/// Masks all groups except those with the largest sums of their two best experts.
 fn mask_groups(row: &mut [f64], groups: Groups) {
     let size = row.len() / groups.count;
     let sum_of_two = |group: &[f64]| best(group, 2).iter().map(|&i| group[i]).sum::<f64>();

@@ -6,8 +6,8 @@ use super::math::{Activation, add_bias, columns};
 use crate::Error;
 
 impl Layer<'_, '_> {
-    /// `Wdown · (activation(Wgate · h) ⊙ Wup · h)`, or `Wdown · activation(Wup · h)`, or a mixture
-    /// of experts that each are such a block.
+    /// Computes `Wdown · (activation(Wgate · h) ⊙ Wup · h)`, or `Wdown · activation(Wup · h)`, or a
+    /// mixture of experts that are each such a block.
     pub(super) fn feed_forward(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         if let (Some(routing), Some(experts)) = (&self.hp.routing, self.dims.experts) {
             return self.mixture(routing, experts, h);
@@ -19,7 +19,7 @@ impl Layer<'_, '_> {
         Ok(out)
     }
 
-    /// The block whose tensors' names end in `suffix`; its result has no name yet.
+    /// Computes the block of tensors whose names end in `suffix`; its result has no name yet.
     pub(super) fn dense(
         &mut self,
         suffix: &str,

@@ -1,12 +1,13 @@
-//! Attention whose keys and values are made from one narrow row for all heads: either of them are
-//! made from it for each head, or each head's query is turned so that it can read the row itself.
+//! Multi-head latent attention (MLA): keys and values come from one latent row for all heads.
+//! Either they are expanded from it for each head, or each head's query is projected so that it can
+//! read the row itself.
 
 use super::hparams::Latent;
 use super::layer::{Layer, whole_norm};
 use super::math::{Attention, columns};
 use crate::Error;
 
-/// Keys and values that heads read.
+/// Queries, and the keys and values they read.
 struct Memory {
     q: Vec<f64>,
     k: Vec<f64>,
@@ -17,7 +18,7 @@ struct Memory {
 }
 
 impl Layer<'_, '_> {
-    /// `Wo · attention(h)`.
+    /// Computes `Wo · attention(h)`.
     pub(super) fn latent_attention(
         &mut self,
         latent: &Latent,
@@ -50,7 +51,7 @@ impl Layer<'_, '_> {
         self.product("attn_output", width, n_embd, &mixed)
     }
 
-    /// Queries before their rotation.
+    /// Computes queries before RoPE.
     fn latent_queries(&mut self, latent: &Latent, h: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let width = self.dims.n_head * (latent.plain + latent.rotated);
@@ -69,7 +70,7 @@ impl Layer<'_, '_> {
         Ok(q)
     }
 
-    /// The narrow row, normed, and the part of keys that is rotated, before it is.
+    /// Computes the latent row, normed, and the part of keys to be rotated.
     fn narrow_row(&mut self, latent: &Latent, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let width = latent.rank + latent.rotated;
         let mut both = self.product("attn_kv_a_mqa", self.hp.n_embd, width, h)?;
@@ -92,14 +93,15 @@ impl Layer<'_, '_> {
         }
     }
 
-    /// The part of keys that all heads share.
+    /// Rotates the part of keys that all heads share.
     fn rotated_key(&mut self, latent: &Latent, mut k: Vec<f64>) -> Vec<f64> {
         self.rotate_ends(latent, 1, latent.rotated, &mut k);
         self.tap("k_pe", latent.rotated, &mut k);
         k
     }
 
-    /// One key for all heads, the narrow row and what is rotated, whose first part is the value.
+    /// Builds one key for all heads, the latent row and the rotated part; its first part is the
+    /// value.
     fn absorbed(&mut self, latent: &Latent, q: &[f64], h: &[f64]) -> Result<Memory, Error> {
         let (n_head, head_dim) = (self.dims.n_head, latent.plain + latent.rotated);
         let (key_dim, rotated) = (latent.rank + latent.rotated, latent.rotated);
@@ -126,7 +128,7 @@ impl Layer<'_, '_> {
         })
     }
 
-    /// A key and a value for each head.
+    /// Builds a key and a value for each head.
     fn materialised(
         &mut self,
         latent: &Latent,
@@ -161,7 +163,7 @@ impl Layer<'_, '_> {
         })
     }
 
-    /// Each head's part of a row times the matrix of that head.
+    /// Multiplies each head's part of a row with that head's matrix.
     fn by_head(
         &self,
         tensor: &str,
@@ -186,7 +188,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Rows of two arrays, each followed by that of the other.
+/// Joins the rows of two arrays: one of `a`, then one of `b`.
 fn joined(a: &[f64], a_width: usize, b: &[f64], b_width: usize) -> Vec<f64> {
     let rows = a.chunks(a_width).zip(b.chunks(b_width));
     rows.flat_map(|(a, b)| a.iter().chain(b)).copied().collect()

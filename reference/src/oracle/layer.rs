@@ -1,4 +1,4 @@
-//! One layer at work: its norms, and what it adds to the residual stream. Attention and the
+//! Runs one layer: its norms, and its additions to the residual stream. Attention and the
 //! feed-forward block have files of their own.
 
 use super::Tap;
@@ -11,16 +11,16 @@ use super::weights::Weights;
 use crate::Error;
 use std::collections::BTreeMap;
 
-/// What layers have in common, or leave to others.
+/// Values that layers share, or leave to later ones.
 pub(super) struct Shared {
-    /// Keys and values by layer, of layers whose own others read.
+    /// Keys and values of layers that others read, by layer.
     pub(super) kept: BTreeMap<usize, [Vec<f64>; 2]>,
     pub(super) per_layer: Option<PerLayer>,
-    /// Of each row.
+    /// Position of each row.
     pub(super) positions: Vec<Position>,
 }
 
-/// One layer at work.
+/// One layer during a pass.
 pub(super) struct Layer<'l, 't> {
     pub(super) hp: &'l Hparams,
     pub(super) weights: &'l Weights<'l>,
@@ -30,7 +30,7 @@ pub(super) struct Layer<'l, 't> {
     pub(super) tap: &'l mut Tap<'t>,
 }
 
-/// The second norm of large Falcons: attention reads it and not the first.
+/// The second norm of large Falcons: attention reads it instead of the first.
 const ATTN_NORM_2: Norm = Norm {
     tensor: "attn_norm_2",
     tap: "attn_norm_2",
@@ -47,7 +47,7 @@ impl Layer<'_, '_> {
         format!("blk.{}.{tensor}", self.il)
     }
 
-    /// The residual stream `x` through this layer.
+    /// Runs the residual stream `x` through this layer.
     pub(super) fn run(&mut self, x: &mut [f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
         let normed = self.norm_or_copy(architecture.attn_norm, x)?;
@@ -62,14 +62,14 @@ impl Layer<'_, '_> {
                 scale(x, factor);
             }
         }
-        // a stream that is normed at last has no name, or that of the result
+        // with post-norm the stream is unnamed, or has the result's name
         if architecture.sum_norms.is_none() {
             self.tap("l_out", self.hp.n_embd, x);
         }
         Ok(())
     }
 
-    /// Adds what `normed` draws from other tokens.
+    /// Adds the result of attention or a recurrence on `normed`.
     fn add_mixed_tokens(&mut self, x: &mut [f64], normed: &[f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
         let second = self.weights.has(&self.name("attn_norm_2.weight"));
@@ -90,7 +90,7 @@ impl Layer<'_, '_> {
         Ok(())
     }
 
-    /// Adds what the feed-forward block makes, of `normed` where it stands beside attention.
+    /// Adds the feed-forward block's result, on `normed` where it runs parallel to attention.
     fn add_fed(&mut self, x: &mut [f64], normed: &[f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
         let beside = |experts: &Experts| experts.beside_dense && self.dims.experts.is_some();
@@ -109,7 +109,7 @@ impl Layer<'_, '_> {
         self.norm_sum(1, x)
     }
 
-    /// What the layer draws from other tokens.
+    /// Computes attention, a recurrence, or both.
     fn mixed_tokens(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         let (Some(recurrent), Some(state)) = (self.hp.architecture.recurrent, &self.hp.state)
         else {
@@ -134,7 +134,7 @@ impl Layer<'_, '_> {
         add_into(x, &branch);
     }
 
-    /// Norms the stream itself, where the architecture does.
+    /// Norms the stream itself, in architectures that do (post-norm).
     fn norm_sum(&self, which: usize, x: &mut [f64]) -> Result<(), Error> {
         if let Some(tensors) = self.hp.architecture.sum_norms {
             let name = self.name(tensors[which]);
@@ -171,7 +171,7 @@ impl Layer<'_, '_> {
         Ok(h)
     }
 
-    /// One product, times the factor that an NVFP4 file has beside the matrix.
+    /// Computes one product, times the factor that an NVFP4 file stores beside the matrix.
     pub(super) fn product(
         &self,
         tensor: &str,
@@ -181,22 +181,22 @@ impl Layer<'_, '_> {
     ) -> Result<Vec<f64>, Error> {
         let name = self.name(&format!("{tensor}.weight"));
         let mut y = self.weights.matrix(&name, n_in, n_out)?.times(x);
-        // a router's scale is of the norm before it
+        // a router's scale belongs to the norm before it
         if tensor != "ffn_gate_inp" {
             self.weights.scale_product(&self.name(tensor), &mut y)?;
         }
         Ok(y)
     }
 
-    /// The bias that goes with a product, where the file has one.
+    /// Returns the bias of a product, if the file has one.
     pub(super) fn bias(&self, tensor: &str, width: usize) -> Result<Option<Vec<f64>>, Error> {
         self.weights
             .vector(&self.name(&format!("{tensor}.bias")), width)
     }
 }
 
-/// The norm of an architecture over rows of `width`, by `{tensor}.weight` and, for a LayerNorm,
-/// `{tensor}.bias` if that is there.
+/// Applies an architecture's norm to rows of `width`, with `{tensor}.weight` and, for a LayerNorm,
+/// `{tensor}.bias` if it exists.
 pub(super) fn whole_norm(
     hp: &Hparams,
     weights: &Weights<'_>,

@@ -1,25 +1,25 @@
-//! Mamba 2: each value of a head is written to a state that fades, and read from it.
+//! Mamba 2: each value of a head is written to a decaying state, and read from it.
 
 use super::hparams::State;
 use super::layer::Layer;
 use super::math::{Activation, add_bias, columns, convolve, dot, rms_norm_groups, softplus};
 use crate::Error;
 
-/// What the recurrence reads.
+/// Inputs of the recurrence.
 struct Inputs {
     x: Vec<f64>,
-    /// What each group writes by, and reads by.
+    /// Vectors with which each group writes (B) and reads (C) the state.
     write: Vec<f64>,
     read: Vec<f64>,
-    /// By token and head: how much time passes.
+    /// Time step, by token and head.
     step: Vec<f64>,
-    /// Of each head: how fast its state fades, and how much of `x` goes past it.
+    /// Decay rate of each head's state (A), and its factor on the skip connection of `x` (D).
     rate: Vec<f64>,
     past: Vec<f64>,
 }
 
 impl Layer<'_, '_> {
-    /// `beside` attention, the norm may be missing.
+    /// Computes Mamba 2; `beside` attention, the norm may be missing.
     pub(super) fn mamba2(
         &mut self,
         state: &State,
@@ -79,7 +79,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// `s ← e^(Δ A) s + Δ x B`, of which `C` reads `s · C + D x`.
+/// Runs `s ← e^(Δ A) s + Δ x B`; the result is `s · C + D x`.
 fn recurrence(state: &State, inputs: &Inputs) -> Vec<f64> {
     let mut out = vec![0.0; inputs.x.len()];
     if out.is_empty() {

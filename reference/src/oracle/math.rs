@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-/// A weight of `n_in` columns; each row gives one output.
+/// A weight of `n_in` columns; each row yields one output.
 pub(super) struct Matrix {
     pub(super) n_in: usize,
     pub(super) data: Vec<f32>, // (n_out, n_in)
@@ -15,7 +15,8 @@ impl Matrix {
         self.data.get(start..start.checked_add(self.n_in)?)
     }
 
-    /// `y[t][o] = Σ_i w[o][i] · x[t][i]`. A row is widened once and then meets every token.
+    /// Computes `y[t][o] = Σ_i w[o][i] · x[t][i]`. A row is converted to f64 once, then multiplied
+    /// with every token.
     pub(super) fn times(&self, x: &[f64]) -> Vec<f64> {
         let n_out = self.data.len() / self.n_in;
         let mut y = vec![0.0; x.len() / self.n_in * n_out];
@@ -32,7 +33,7 @@ impl Matrix {
     }
 }
 
-/// Eight partial sums, so that the additions do not wait for each other and the compiler may
+/// Dot product with eight partial sums, so that the additions are independent and the compiler may
 /// vectorise them.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
@@ -51,12 +52,12 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + tail
 }
 
-/// `x / sqrt(mean(x²) + eps) ⊙ weight`, for every group of `weight.len()` values.
+/// Computes `x / sqrt(mean(x²) + eps) ⊙ weight`, for every group of `weight.len()` values.
 pub(super) fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
     rms_norm_groups(x, weight.len().max(1), weight, eps)
 }
 
-/// The same for every group of `width` values; the groups of a row take their weights in turn.
+/// Does the same for every group of `width` values; the groups of a row use consecutive weights.
 pub(super) fn rms_norm_groups(x: &[f64], width: usize, weight: &[f64], eps: f64) -> Vec<f64> {
     x.chunks(width)
         .zip(weight.chunks(width).cycle())
@@ -67,8 +68,8 @@ pub(super) fn rms_norm_groups(x: &[f64], width: usize, weight: &[f64], eps: f64)
         .collect()
 }
 
-/// `(x - mean) / sqrt(variance + eps) ⊙ weight`, for every group of `width` values; the groups of a
-/// row take their weights in turn.
+/// Computes `(x - mean) / sqrt(variance + eps) ⊙ weight`, for every group of `width` values; the
+/// groups of a row use consecutive weights.
 pub(super) fn layer_norm(x: &[f64], width: usize, weight: &[f64], eps: f64) -> Vec<f64> {
     x.chunks(width)
         .zip(weight.chunks(width).cycle())
@@ -82,21 +83,21 @@ pub(super) fn layer_norm(x: &[f64], width: usize, weight: &[f64], eps: f64) -> V
         .collect()
 }
 
-/// What makes the feed-forward block more than a product of matrices.
+/// Activation of the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activation {
     Silu,
-    /// By the hyperbolic tangent, as ggml has it.
+    /// Tanh approximation, as in ggml.
     Gelu,
-    /// By the logistic function.
+    /// Sigmoid approximation, as in ggml.
     GeluQuick,
     ReluSquared,
-    /// Steeper, with both sides clamped to 7; it only ever gates, and what it gates gains 1.
+    /// gpt-oss: steeper, with gate and up clamped to 7; always gated, with 1 added to up.
     SiluClamped,
 }
 
 impl Activation {
-    /// The activation of one value.
+    /// Applies the activation to one value.
     pub(super) fn of(self, x: f64) -> f64 {
         match self {
             Self::Silu => x * sigmoid(x),
@@ -113,7 +114,7 @@ impl Activation {
         }
     }
 
-    /// `activation(gate) ⊙ up`.
+    /// Computes `activation(gate) ⊙ up`.
     pub(super) fn gated(self, gate: &[f64], up: &[f64]) -> Vec<f64> {
         let gated = |u: f64| match self {
             Self::SiluClamped => u.clamp(-7.0, 7.0) + 1.0,
@@ -123,7 +124,7 @@ impl Activation {
         pairs.map(|(&g, &u)| self.of(g) * gated(u)).collect()
     }
 
-    /// llama.cpp's name for activated values that gate nothing.
+    /// Returns llama.cpp's name for ungated activations.
     pub(super) fn plain_name(self) -> &'static str {
         match self {
             Self::Silu | Self::SiluClamped => "ffn_silu",
@@ -133,7 +134,7 @@ impl Activation {
         }
     }
 
-    /// llama.cpp's name for the gated product.
+    /// Returns llama.cpp's name for the gated product.
     pub(super) fn gated_name(self) -> &'static str {
         match self {
             Self::Silu => "swiglu",
@@ -149,13 +150,13 @@ pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `ln(1 + exp(x))`, as ggml has it.
+/// Computes `ln(1 + exp(x))`, as in ggml.
 pub(super) fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// Each of `width` columns with a kernel of its own, whose last value meets the current row; before
-/// the first row there are zeros.
+/// Causal convolution: each of `width` columns has its own kernel, whose last value applies to the
+/// current row; rows before the first are zeros.
 pub(super) fn convolve(x: &[f64], width: usize, kernels: &[f64]) -> Vec<f64> {
     let size = kernels.len() / width;
     let mut y = vec![0.0; x.len()];
@@ -170,12 +171,12 @@ pub(super) fn convolve(x: &[f64], width: usize, kernels: &[f64]) -> Vec<f64> {
     y
 }
 
-/// `c · tanh(x / c)`.
+/// Computes `c · tanh(x / c)`.
 pub(super) fn cap(x: f64, c: f64) -> f64 {
     c * (x / c).tanh()
 }
 
-/// Some columns of rows of `width` values.
+/// Returns some columns of rows of `width` values.
 pub(super) fn columns(x: &[f64], width: usize, range: Range<usize>) -> Vec<f64> {
     x.chunks(width)
         .flat_map(|row| &row[range.clone()])
@@ -203,27 +204,27 @@ pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
 /// Attention of one layer.
 #[derive(Debug)]
 pub(super) struct Attention<'a> {
-    /// Of queries and keys.
+    /// Width of a query or key.
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
-    /// Multiplies scores.
+    /// Factor on scores.
     pub(super) scale: f64,
-    /// Then bounds them.
+    /// Soft cap on scores, after that.
     pub(super) cap: Option<f64>,
-    /// How many keys a query sees, its own with them; where it sees later ones, half as many on
-    /// either side.
+    /// Number of keys a query sees, including its own; with bidirectional attention, half as many
+    /// on either side.
     pub(super) window: Option<usize>,
-    /// It sees no later ones.
+    /// Whether later keys are hidden.
     pub(super) causal: bool,
-    /// A score for each head that has no value.
+    /// Attention sinks: one score per head without a value.
     pub(super) sinks: Option<&'a [f64]>,
 }
 
 impl Attention<'_> {
-    /// `softmax(scale · q·k) · v` over the positions that each query sees. Query head `h` reads
-    /// key-value head `h / (n_head / n_head_kv)`.
+    /// Computes `softmax(scale · q·k) · v` over the positions that each query sees. Query head `h`
+    /// reads KV head `h / (n_head / n_head_kv)`.
     pub(super) fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
         let (key_dim, value_dim) = (self.head_dim, self.value_dim);
         let (q_width, out_width) = (self.n_head * key_dim, self.n_head * value_dim);
@@ -249,7 +250,7 @@ impl Attention<'_> {
         out
     }
 
-    /// The positions that the query at `pos` sees of `n`.
+    /// Returns the positions, of `n`, that the query at `pos` sees.
     fn seen(&self, pos: usize, n: usize) -> Range<usize> {
         match (self.causal, self.window) {
             (true, None) => 0..pos + 1,
@@ -268,7 +269,7 @@ impl Attention<'_> {
     }
 }
 
-/// The softmax of scores beside one more, whose own share is left out.
+/// Returns the softmax of scores and a sink, without the sink's share.
 fn softmax_beside(mut scores: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
     let all = scores.iter().copied().chain(sink);
     let max = all.fold(f64::NEG_INFINITY, f64::max);
@@ -278,7 +279,7 @@ fn softmax_beside(mut scores: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
     scores
 }
 
-/// The softmax of every row of `width` values.
+/// Computes the softmax of every row of `width` values.
 pub(super) fn softmax_rows(x: &[f64], width: usize) -> Vec<f64> {
     x.chunks(width)
         .flat_map(|row| softmax_beside(row.to_vec(), None))
@@ -347,7 +348,7 @@ mod tests {
         for window in [Some(2), Some(3)] {
             close(Attention { window, ..all }.run(&q, &k, &v), [4.5, 7.0, 9.0]);
         }
-        // a score of 0 more, beside one, two and three of them
+        // an additional score of 0, beside one, two and three of them
         let sinks = Some(&[0.0][..]);
         close(
             Attention { sinks, ..ONE_HEAD }.run(&q, &k, &v),
@@ -382,7 +383,7 @@ mod tests {
     #[test]
     fn a_convolution_sees_the_latest_rows() {
         let x = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0];
-        // columns of 1, 2, 3 by (4, 5) and of 10, 20, 30 by (0, 1)
+        // columns 1, 2, 3 with kernel (4, 5), and 10, 20, 30 with (0, 1)
         let y = convolve(&x, 2, &[4.0, 5.0, 0.0, 1.0]);
         assert_eq!(y, [5.0, 10.0, 14.0, 20.0, 23.0, 30.0]);
     }

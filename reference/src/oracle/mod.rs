@@ -1,9 +1,9 @@
 //! The model-level oracle: a forward pass written from the definition, in f64, with weights
 //! dequantized to f32.
 //!
-//! One token after another through attention would give the same numbers; all positions go through
-//! together only so that each matrix is dequantized once. There is no cache, no fusion, no
-//! quantized activation and no thread.
+//! Processing token by token would give the same numbers; all positions are processed together only
+//! so that each matrix is dequantized once. There is no cache, no fusion, no quantized activation
+//! and no thread.
 
 mod architecture;
 mod attention;
@@ -51,13 +51,13 @@ pub struct Oracle<'a> {
 }
 
 /// Receives every named intermediate: llama.cpp's name without the layer, the layer, the width of
-/// one row, and `(n_tokens, width)` values. What it writes there is what the pass goes on with: so
-/// a fault is planted, and so routing is forced: `ffn_moe_topk` holds the numbers of experts.
+/// one row, and `(n_tokens, width)` values. The pass continues with any values it writes: this is
+/// how faults are injected, and how routing is forced (`ffn_moe_topk` holds indices of experts).
 pub type Tap<'t> = dyn FnMut(&str, Option<usize>, usize, &mut [f64]) + 't;
 
 impl<'a> Oracle<'a> {
-    /// Reads the hyperparameters and checks that every tensor of the file is one that the forward
-    /// pass applies, with the dims that the hyperparameters imply.
+    /// Reads the hyperparameters and checks that the forward pass uses every tensor of the file,
+    /// with the dims that the hyperparameters imply.
     ///
     /// # Errors
     /// Names the key or tensor that is missing, misshapen or unknown.
@@ -65,8 +65,8 @@ impl<'a> Oracle<'a> {
         Self::open_for(gguf, None)
     }
 
-    /// [`Oracle::open`] for contexts of up to `n_ctx` positions: some models rotate by other
-    /// factors in long contexts. Without a number it is the length that the file names.
+    /// [`Oracle::open`] for contexts of up to `n_ctx` positions: some models use other RoPE factors
+    /// in long contexts. The default is the length the file states.
     ///
     /// # Errors
     /// As [`Oracle::open`].
@@ -95,7 +95,7 @@ impl<'a> Oracle<'a> {
         Ok(oracle)
     }
 
-    /// What divides the angle of each pair, if the file has such a tensor.
+    /// Returns the divisor of each pair's angle, if the file has such a tensor.
     fn rope_divisors(
         &self,
         weights: &Weights<'_>,
@@ -116,24 +116,24 @@ impl<'a> Oracle<'a> {
         Ok(divisors.or(Some(chosen)))
     }
 
-    /// Size of the vocabulary: the length of one row of logits, where there are any.
+    /// Vocabulary size: the length of one row of logits, where there are any.
     pub fn n_vocab(&self) -> usize {
         self.n_vocab
     }
 
-    /// Logits of every position, `(n_tokens, n_vocab)`, positions counted from 0; of a model that
-    /// has none its rows, `(n_tokens, n_embd)`.
+    /// Returns the logits of every position, `(n_tokens, n_vocab)`, with positions counted from 0;
+    /// for a model without logits its rows, `(n_tokens, n_embd)`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, a text longer than the positions that have embeddings, or a
+    /// A token outside the vocabulary, a text longer than the table of position embeddings, or a
     /// tensor that cannot be dequantized.
     pub fn forward(&self, tokens: &[u32]) -> Result<Vec<f64>, Error> {
         self.forward_tapped(tokens, &mut |_, _, _, _| {})
     }
 
-    /// [`Oracle::forward`], showing every intermediate to `tap` in the order of llama.cpp's graph.
-    /// A name may come several times in a layer, as in llama.cpp: `Qcur` after the product, after
-    /// the bias and after the rotation.
+    /// Does the same as [`Oracle::forward`], and passes every intermediate to `tap` in the order of
+    /// llama.cpp's graph. A name may occur several times in a layer, as in llama.cpp: `Qcur` after
+    /// the product, after the bias and after RoPE.
     ///
     /// # Errors
     /// As [`Oracle::forward`].
@@ -141,12 +141,12 @@ impl<'a> Oracle<'a> {
         self.forward_pieces(&[Piece::Tokens(tokens)], tap)
     }
 
-    /// [`Oracle::forward_tapped`] of a prompt with images, at the positions that
-    /// [`Oracle::positions`] gives. Every row, of a token or of an image, sees those before it.
+    /// Does the same as [`Oracle::forward_tapped`] for a prompt with images, at the positions of
+    /// [`Oracle::positions`]. Every row, of a token or of an image, sees those before it.
     ///
     /// # Errors
-    /// As [`Oracle::forward`], and for images: the architecture takes none, or their rows are not
-    /// as many or as wide as they should be.
+    /// As [`Oracle::forward`], and for images: the architecture takes none, or the number or width
+    /// of their rows is wrong.
     pub fn forward_pieces(
         &self,
         pieces: &[Piece<'_>],
@@ -155,10 +155,10 @@ impl<'a> Oracle<'a> {
         self.forward_at(pieces, &Self::positions(pieces), tap)
     }
 
-    /// [`Oracle::forward_pieces`] at other positions, one for each row.
+    /// Does the same as [`Oracle::forward_pieces`] at other positions, one for each row.
     ///
     /// # Errors
-    /// As [`Oracle::forward_pieces`]; also if there are not as many positions as rows.
+    /// As [`Oracle::forward_pieces`]; also if the numbers of positions and rows differ.
     pub fn forward_at(
         &self,
         pieces: &[Piece<'_>],
@@ -209,8 +209,8 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// The rows that a model gives, with the products behind them. Products of means are means of
-    /// products: pooling may come after them.
+    /// Returns the rows of an embedding model, after its last products. These are linear, so
+    /// pooling may come after them.
     fn rows(
         &self,
         weights: &Weights<'_>,
@@ -258,8 +258,9 @@ impl<'a> Oracle<'a> {
         Ok(logits)
     }
 
-    /// Runs the pass over no tokens, with weights that are checked but not read, and looks for
-    /// tensors that it did not ask for. So the list of tensors is written once, in the pass itself.
+    /// Checks the tensors: runs the pass over no tokens, with weights that are checked but not
+    /// read, and looks for tensors it did not request. The list of tensors thus exists only in the
+    /// pass itself.
     fn check_tensors(&self) -> Result<(), Error> {
         let weights = Weights::new(self.gguf, true);
         self.rope_divisors(&weights, None)?;
@@ -276,8 +277,8 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// Whether a tensor belongs to a layer behind those that make logits, or makes keys and values
-    /// in a layer that reads those of another.
+    /// Returns whether a tensor belongs to a multi-token prediction layer, or makes keys and values
+    /// in a layer that reads another layer's.
     fn skips(&self, tensor: &str) -> bool {
         let rest = tensor.strip_prefix("blk.").unwrap_or("");
         let Some((layer, rest)) = rest.split_once('.') else {

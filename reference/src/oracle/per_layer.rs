@@ -1,4 +1,4 @@
-//! Embeddings that tokens have for each layer, beside those that the stream begins with.
+//! Per-layer embeddings of tokens, beside the embeddings at the beginning of the stream.
 
 use super::hparams::Hparams;
 use super::layer::{Layer, whole_norm};
@@ -14,13 +14,13 @@ const POST_NORM: Norm = Norm {
     bare: false,
 };
 
-/// What each layer gets of each token.
+/// Per-layer inputs of each token.
 pub(super) struct PerLayer {
     /// Rows of the table, `(n_tokens, n_layer * width)`, scaled.
     rows: Vec<f64>,
-    /// The stream at its start, from which the other half comes.
+    /// The stream at its start, the source of the other half.
     start: Vec<f64>,
-    /// Both together: made in the first layer, as llama.cpp's graph does.
+    /// Sum of both: computed in the first layer, as in llama.cpp's graph.
     inputs: Option<Vec<f64>>,
 }
 
@@ -33,7 +33,7 @@ impl PerLayer {
         }
     }
 
-    /// The rows of the tokens, which are in the vocabulary.
+    /// Reads the rows of the tokens, which must be in the vocabulary.
     pub(super) fn select(
         hp: &Hparams,
         weights: &Weights<'_>,
@@ -74,7 +74,7 @@ impl PerLayer {
 }
 
 impl Layer<'_, '_> {
-    /// Adds what the layer makes of its own embeddings, gated by the stream.
+    /// Adds the layer's projection of its own embeddings, gated by the stream.
     pub(super) fn add_per_layer(&mut self, x: &mut [f64]) -> Result<(), Error> {
         let hp = self.hp;
         let Some(width) = hp.per_layer_width else {

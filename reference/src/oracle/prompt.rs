@@ -1,4 +1,4 @@
-//! What goes into a model: tokens, and rows of images in their place.
+//! The input of a model: tokens and image rows.
 
 use super::architecture::Sections;
 use super::layer::{Shared, whole_norm};
@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 pub enum Piece<'p> {
     /// Ids of the vocabulary.
     Tokens(&'p [u32]),
-    /// An image, whose rows stand where a text has tokens.
+    /// An image, with rows in place of tokens.
     Image(&'p ImageRows),
 }
 
-/// What a text model is given of an image: rows that count from the left, then from the top. Their
-/// first values, as many as an embedding has, stand for a token's embedding; as many again are
-/// added to what leaves each of the first layers.
+/// The text model's input for an image: rows in raster order. The first `n_embd` values of a row
+/// replace a token's embedding; further parts of that width are added to the output of the first
+/// layers (deepstack).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageRows {
     nx: usize,
@@ -30,10 +30,10 @@ pub struct ImageRows {
 }
 
 impl ImageRows {
-    /// `nx` rows across and `ny` down: `rows` holds `(ny * nx, width)` values.
+    /// Creates `nx` rows across and `ny` down from `rows`, `(ny * nx, width)` values.
     ///
     /// # Errors
-    /// There are no rows, or their number does not divide that of the values.
+    /// There are no rows, or the number of values is not a multiple of theirs.
     pub fn new(nx: usize, ny: usize, rows: Vec<f64>) -> Result<Self, Error> {
         let n_rows = nx.checked_mul(ny).filter(|&n| n > 0);
         if n_rows.is_none_or(|n| rows.is_empty() || !rows.len().is_multiple_of(n)) {
@@ -60,14 +60,14 @@ impl ImageRows {
         self.rows.len() / (self.nx * self.ny)
     }
 
-    /// `(ny * nx, width)` values.
+    /// Returns the `(ny * nx, width)` values.
     pub fn rows(&self) -> &[f64] {
         &self.rows
     }
 }
 
 impl Piece<'_> {
-    /// How many rows of the text model it takes.
+    /// Number of rows of the text model's input.
     pub fn n_rows(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -75,7 +75,7 @@ impl Piece<'_> {
         }
     }
 
-    /// How many positions it takes: an image as many as its longer side has rows.
+    /// Number of positions: for an image the rows along its longer side.
     pub fn n_positions(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -83,7 +83,7 @@ impl Piece<'_> {
         }
     }
 
-    /// The position of each of its rows, where so many positions come before it.
+    /// Returns the position of each of its rows, after `before` earlier positions.
     fn positions(&self, before: usize) -> impl Iterator<Item = Position> {
         (0..self.n_rows()).map(move |row| match self {
             Self::Tokens(_) => [before + row, before + row, before + row, 0],
@@ -99,16 +99,16 @@ impl Piece<'_> {
 pub(super) struct Start {
     /// `(n_rows, n_embd)`
     pub(super) x: Vec<f64>,
-    /// For each of the first layers as much again, which is added to what leaves it: nothing of
-    /// tokens.
+    /// Deepstack values: for each of the first layers `(n_rows, n_embd)`, added to its output; zero
+    /// for tokens.
     pub(super) deep: Vec<Vec<f64>>,
     pub(super) shared: Shared,
 }
 
 impl Oracle<'_> {
-    /// The positions of all rows of a prompt. A token's is the number of positions before it, along
-    /// every axis. An image's rows stand at that number in time, and count on from it down and
-    /// across.
+    /// Returns the positions of all rows of a prompt. A token's is the number of positions before
+    /// it, on every axis. An image's rows have that number in time, and count up from it in height
+    /// and width.
     pub fn positions(pieces: &[Piece<'_>]) -> Vec<Position> {
         let mut before = 0;
         let mut positions = Vec::new();
@@ -119,7 +119,7 @@ impl Oracle<'_> {
         positions
     }
 
-    /// Embeddings of tokens and rows of images, and what is added to them.
+    /// Computes the residual stream before the first layer from tokens and images.
     pub(super) fn embed(
         &self,
         weights: &Weights<'_>,
@@ -141,7 +141,7 @@ impl Oracle<'_> {
         tap(name, None, hp.n_embd, &mut x);
         if hp.architecture.embedded.is_some() {
             x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
-            // llama.cpp's name has a layer's number
+            // llama.cpp's name has a layer number
             tap("inp_norm", Some(0), hp.n_embd, &mut x);
         }
         let shared = Shared {
@@ -183,7 +183,7 @@ impl Oracle<'_> {
         Ok(())
     }
 
-    /// The stream, and what goes to the first layers.
+    /// Returns the stream, and the deepstack values.
     fn rows_of_pieces(
         &self,
         weights: &Weights<'_>,
@@ -221,14 +221,14 @@ impl Oracle<'_> {
         Ok((x, deep))
     }
 
-    /// Adds what types of tokens and positions have to the embeddings of tokens.
+    /// Adds embeddings of token types and positions to those of tokens.
     fn add_embedded(&self, weights: &Weights<'_>, x: &mut [f64]) -> Result<(), Error> {
         let (hp, n_tokens) = (&self.hparams, x.len() / self.hparams.n_embd);
         let Some(rows) = hp.rows else {
             return Ok(());
         };
         if let Some(n) = rows.n_token_types {
-            // every token is of the first type
+            // every token has the first type
             if let Some(types) = weights.rows("token_types.weight", hp.n_embd, n)? {
                 add_bias(x, types.get(..hp.n_embd).unwrap_or(&[]));
             }

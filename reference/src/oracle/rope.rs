@@ -1,11 +1,11 @@
-//! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors
+//! Rotary position embedding (RoPE): plain, linearly scaled, YaRN, and with per-frequency divisors
 //! (`rope_freqs.weight`).
 
-/// Where a row stands: in time, height and width, and a fourth number. In a text the first three
-/// are the number of positions before the row, the fourth is always 0.
+/// Position of a row: time, height, width, and a fourth number. In a text the first three are the
+/// number of positions before the row, the fourth is always 0.
 pub type Position = [usize; 4];
 
-/// Which two elements of a head form the pair that is rotated.
+/// Elements of a head that form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RopePairs {
     /// `2i` and `2i + 1` (llama.cpp's NORM; llama files have their rows permuted for it).
@@ -23,36 +23,36 @@ pub(super) struct Yarn {
     high: f64,
 }
 
-/// What a file says about YaRN.
+/// YaRN's keys in a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct YarnKeys {
-    /// How many times longer contexts have become.
+    /// Context extension factor.
     pub(super) factor: f64,
-    /// The context length of the first training.
+    /// Context length of the original training.
     pub(super) context: f64,
-    /// The ramp lies between so many turns within that context
+    /// Rotations within that context above which a pair keeps its frequency.
     pub(super) beta_fast: f64,
-    /// and so many.
+    /// Rotations within that context below which a pair is fully scaled.
     pub(super) beta_slow: f64,
-    /// Takes part of the magnitude back, if it is not 0.
+    /// Cancels part of the magnitude, if it is not 0.
     pub(super) log_multiplier: f64,
 }
 
-/// The rotation of a layer.
+/// Rotary embedding of a layer.
 #[derive(Debug, Clone)]
 pub(super) struct Rope {
     pub(super) pairs: RopePairs,
-    /// How many leading elements of each head are rotated.
+    /// Number of leading elements of each head that are rotated.
     pub(super) n_rot: usize,
     pub(super) base: f64,
-    /// Multiplies positions: 1 / scaling factor.
+    /// Factor on positions: 1 / scaling factor.
     pub(super) scale: f64,
-    /// Multiplies the rotated vector.
+    /// Factor on the rotated vector.
     pub(super) magnitude: f64,
     pub(super) yarn: Option<Yarn>,
-    /// Divides the angle of each pair; length `n_rot / 2`.
+    /// Divisor of each pair's angle; length `n_rot / 2`.
     pub(super) divisors: Vec<f64>,
-    /// Which part of the position each pair turns by; length `n_rot / 2`.
+    /// Component of the position that rotates each pair; length `n_rot / 2`.
     pub(super) axes: Vec<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Rope {
     /// Adds YaRN's ramp, and its magnitude `m(1) = 1 + 0.1 ln(factor)`, divided by `m` of the
     /// multiplier where there is one.
     pub(super) fn set_yarn(&mut self, keys: YarnKeys) {
-        // The pair index whose wave turns `turns` times within the original context.
+        // Index of the pair that completes `turns` rotations within the original context.
         let pair_of = |turns: f64| {
             self.n_rot as f64 * (keys.context / (turns * 2.0 * std::f64::consts::PI)).ln()
                 / (2.0 * self.base.ln())
@@ -77,7 +77,7 @@ impl Rope {
         }
     }
 
-    /// `(cos, sin)` of every pair at a position, magnitude included.
+    /// Returns `(cos, sin)` of every pair at a position, magnitude included.
     pub(super) fn rotation(&self, at: Position) -> Vec<(f64, f64)> {
         (0..self.n_rot / 2)
             .map(|i| {
@@ -187,7 +187,7 @@ mod tests {
         assert_abs_diff_eq!(r[0].0, 3f64.cos() * magnitude, epsilon = 1e-14);
         let slow = 0.25 * 3.0 * 10_000f64.powf(-126.0 / 128.0);
         assert_abs_diff_eq!(r[63].1, slow.sin() * magnitude, epsilon = 1e-15);
-        // a ramp that begins and ends elsewhere: pair 40 lies on neither's flat parts alike
+        // a ramp with other ends: pair 40 is on neither's flat part
         let usual = rope.rotation(at(3))[40];
         rope.magnitude = 1.0;
         rope.set_yarn(YarnKeys {

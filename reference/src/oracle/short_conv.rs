@@ -6,7 +6,7 @@ use super::math::{columns, convolve};
 use crate::Error;
 
 impl Layer<'_, '_> {
-    /// `Wout · (c ⊙ convolution(b ⊙ x))`, where `Win · h` is b, c and x.
+    /// Computes `Wout · (c ⊙ convolution(b ⊙ x))`, where `Win · h` is b, c and x.
     pub(super) fn short_conv(&mut self, state: &State, h: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let width = 3 * n_embd;
@@ -25,7 +25,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Value by value.
+/// Element-wise product.
 fn product(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a * b).collect()
 }

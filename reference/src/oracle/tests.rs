@@ -1,5 +1,5 @@
-//! Faults planted in the oracle itself: each must show in the numbers, else the comparison with
-//! llama.cpp proves nothing. And the ways in which a model is refused.
+//! Injects faults into the oracle itself: each must change the numbers, otherwise the comparison
+//! with llama.cpp proves nothing. Also tests the refusal of models.
 
 use super::architecture::{Gating, QkNorm};
 use super::*;
@@ -19,7 +19,7 @@ fn golden(path: &str) -> Full {
     Full::read(&octavo_fixtures::committed_goldens().join(path)).unwrap()
 }
 
-/// NMSE against llama.cpp's exact logits, with the fault that `plant` makes.
+/// Returns the NMSE against llama.cpp's exact logits, with the fault that `plant` injects.
 fn error_with(model: &str, golden_path: &str, plant: impl FnOnce(&mut Hparams)) -> f64 {
     let gguf = open(model);
     let mut oracle = Oracle::open(&gguf).unwrap();
@@ -59,8 +59,8 @@ fn a_skipped_query_and_key_norm_shows() {
 
 #[test]
 fn skipped_rope_divisors_show() {
-    // Only slow frequencies are divided, and the prompt is short: small, but far above the error of
-    // a right pass.
+    // Only low frequencies are divided, and the prompt is short: a small error, but far above a
+    // correct pass.
     let error = error_with(LLAMA.0, LLAMA.1, |hp| hp.rope.divisors.fill(1.0));
     assert!(error > 1e-7, "NMSE {error:e}");
 }
@@ -75,7 +75,7 @@ fn rotated_everywhere(hp: &mut Hparams) {
     hp.layers.iter_mut().for_each(|layer| layer.rotates = true);
 }
 
-/// Facts that only some architectures have.
+/// Faults in features of some architectures.
 const FAULTS: &[(&str, Fault)] = &[
     ("smollm3", rotated_everywhere),
     ("cohere2", rotated_everywhere),
@@ -139,7 +139,7 @@ fn wrong_facts_show() {
     }
 }
 
-/// The same of models that give rows.
+/// Faults in embedding models.
 const ROW_FAULTS: &[(&str, Fault)] = &[
     ("bert-F32", rotated_everywhere),
     ("bert-F32", |hp| hp.norm_eps = 1e-1),
@@ -196,7 +196,7 @@ fn no_tokens_give_no_logits_and_a_wrong_token_is_named() {
     assert_eq!(message, "token 1: expected an id below 1024, got 1024");
 }
 
-/// llama.cpp's own order: what `llama-eval-callback -p 1+1= -fa off` prints for a layer of a qwen3
+/// The order is llama.cpp's: that of `llama-eval-callback -p 1+1= -fa off` for a layer of a qwen3
 /// model, without views, reshapes, cache writes, the norms before their weight (`norm-L`) and the
 /// steps inside attention. (Its first line is `embd` in some versions and `inp_embd` in others.)
 #[test]
@@ -237,9 +237,9 @@ fn taps_come_in_the_order_of_the_graph() {
 }
 
 /// The `sum =` lines of `llama-eval-callback -p 1+1= -fa off -ctk f32 -ctv f32 --no-repack -t 1` on
-/// the F32 models are what these taps add up to: a name stands for the tensor that llama.cpp means
-/// by it. (After attention in the last layer, 2, llama.cpp keeps only the last position: nothing to
-/// compare.)
+/// the F32 models equal the sums of these taps: a name means the same tensor as in llama.cpp.
+/// (After attention in the last layer, 2, llama.cpp keeps only the last position, so nothing is
+/// compared there.)
 #[test]
 fn taps_hold_what_llama_cpp_calls_by_that_name() {
     let Some(shared) = octavo_fixtures::shared_dir() else {
@@ -262,7 +262,7 @@ fn taps_hold_what_llama_cpp_calls_by_that_name() {
                 .iter()
                 .filter(|tap| tap.0 == *name && tap.1 == Some(*layer));
             let (_, _, sum, scale) = same.nth(*nth).unwrap();
-            // llama.cpp adds up in f32, one value after another, and prints six decimals.
+            // llama.cpp sums in f32, one value after another, and prints six decimals.
             let bound = 1e-5 * scale + 1e-6;
             assert!(
                 (sum - expected).abs() < bound,

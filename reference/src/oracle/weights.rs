@@ -6,7 +6,7 @@ use gguf_rs_lite::{Gguf, TensorInfo};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-/// Tensors by name, dims checked, dequantized when asked for.
+/// Tensors by name, with dims checked, dequantized on request.
 pub(super) struct Weights<'a> {
     gguf: &'a Gguf,
     /// Check names and dims, and return matrices without values (for a pass over no tokens).
@@ -59,7 +59,7 @@ impl<'a> Weights<'a> {
         Ok(data.map(|data| Matrix { n_in, data }))
     }
 
-    /// One row for each of `n_out` kernels, whose dims are `kernel`.
+    /// Reads one row for each of `n_out` kernels with dims `kernel`.
     pub(super) fn kernels(
         &self,
         name: &str,
@@ -74,7 +74,7 @@ impl<'a> Weights<'a> {
         Ok(Matrix { n_in, data })
     }
 
-    /// The dims of a tensor, if the file has it.
+    /// Returns the dims of a tensor, if the file has it.
     pub(super) fn dims(&self, name: &str) -> Option<&[u64]> {
         self.gguf.tensor(name).map(|info| &info.dims[..])
     }
@@ -94,13 +94,13 @@ impl<'a> Weights<'a> {
             .ok_or_else(|| self.missing(name, format!("[{len}, {n}]")))
     }
 
-    /// `n` rows of `len` values, one after another.
+    /// Reads `n` rows of `len` values.
     pub(super) fn rows(&self, name: &str, len: usize, n: usize) -> Result<Option<Vec<f64>>, Error> {
         let data = self.read(name, &[len as u64, n as u64])?;
         Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
     }
 
-    /// Matrices in one tensor, each of which is dequantized when it is asked for.
+    /// Opens matrices stacked in one tensor, each of which is dequantized on request.
     pub(super) fn experts(
         &self,
         name: &str,
@@ -123,7 +123,7 @@ impl<'a> Weights<'a> {
     }
 
     /// Multiplies products with the matrix of this name by the factor beside it, if there is one.
-    /// That of the inputs is for programs that round these to four bits.
+    /// The factor of the inputs is for programs that round these to four bits.
     pub(super) fn scale_product(&self, matrix: &str, y: &mut [f64]) -> Result<(), Error> {
         self.used
             .borrow_mut()
@@ -146,7 +146,7 @@ impl<'a> Weights<'a> {
         self.dequantize(info, self.gguf.data(info), n).map(Some)
     }
 
-    /// The tensor of a name, if the file has it, with its dims checked.
+    /// Returns the tensor of a name, if the file has it, with its dims checked.
     fn find(&self, name: &str, dims: &[u64]) -> Result<Option<&'a TensorInfo>, Error> {
         let Some(info) = self.gguf.tensor(name) else {
             return Ok(None);
@@ -172,7 +172,7 @@ impl<'a> Weights<'a> {
 }
 
 /// The matrices of all experts of a layer. Rows are whole blocks, so that each expert's bytes can
-/// be read alone.
+/// be read separately.
 pub(super) struct ExpertMatrices<'w> {
     weights: &'w Weights<'w>,
     info: &'w TensorInfo,
@@ -181,7 +181,7 @@ pub(super) struct ExpertMatrices<'w> {
 }
 
 impl ExpertMatrices<'_> {
-    /// The matrix of an expert.
+    /// Reads the matrix of an expert.
     pub(super) fn get(&self, expert: usize) -> Result<Matrix, Error> {
         let n = self.n_in * self.n_out;
         let bytes = self.weights.gguf.data(self.info);
@@ -195,7 +195,7 @@ impl ExpertMatrices<'_> {
     }
 }
 
-/// A tensor may be declared with trailing dims of 1.
+/// Returns whether dims are equal, apart from trailing dims of 1.
 fn same_dims(info: &TensorInfo, dims: &[u64]) -> bool {
     let n = info.dims.len().max(dims.len());
     (0..n).all(|i| info.dims.get(i).unwrap_or(&1) == dims.get(i).unwrap_or(&1))

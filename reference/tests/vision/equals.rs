@@ -1,4 +1,4 @@
-//! Text models with sections against those without: what they make of a text is the same.
+//! Text models with M-RoPE sections give the same results on text as those without.
 
 use crate::model::Model;
 use octavo_fixtures as fixtures;
@@ -8,7 +8,7 @@ use super::faults::written;
 
 const TOKENS: &[u32] = &[5, 17, 200, 3, 3, 90, 41, 7];
 
-/// Gives a model the name of another architecture.
+/// Changes a model's architecture name.
 fn rename(model: &mut Model, from: &str, to: &str) {
     model.set("general.architecture", to);
     for (key, _) in &mut model.keys {
@@ -18,12 +18,12 @@ fn rename(model: &mut Model, from: &str, to: &str) {
     }
 }
 
-/// Sections in which every pair has an axis, also where the axes take turns.
+/// Returns sections in which every pair has an axis, also with interleaved axes.
 fn sections(n_pairs: i32) -> Vec<i32> {
     vec![(n_pairs + 2) / 3, (n_pairs + 1) / 3, n_pairs / 3, 0]
 }
 
-/// An image of one row is a token at that place: its embedding, and nothing for the first layers.
+/// Converts tokens to images of one row: the token's embedding, and zeros for deepstack.
 fn as_images(model: &Model, parts: usize) -> Vec<ImageRows> {
     let (dims, values) = &model.tensors["token_embd.weight"];
     let width = dims[0] as usize;

@@ -1,5 +1,5 @@
-//! Mistakes that an implementation may make, each planted in the model, in what goes into it or in
-//! an intermediate value: every one must show, else agreement proves nothing.
+//! Injects plausible implementation mistakes into the model, its input or an intermediate value:
+//! every one must change the result, otherwise agreement proves nothing.
 
 mod prompt;
 mod tower;
@@ -7,11 +7,11 @@ mod tower;
 use crate::model::Model;
 use gguf_rs_lite::{Gguf, OpenOptions};
 
-/// Far above what llama.cpp's rounding makes of the rows of images, [`super::EMBEDDINGS`]. GELU by
-/// the error function does not show: it differs by less than that.
+/// Minimum error of a fault, far above llama.cpp's rounding of image rows, [`super::EMBEDDINGS`].
+/// Exact GELU (erf) is not detected: it differs by less than that.
 const SHOWS: f64 = 5e-5;
 
-/// Runs a change of a model in memory from a file of its own.
+/// Writes a changed model to a file of its own and runs `run` on it.
 pub(super) fn written<T>(model: Model, run: impl FnOnce(&Gguf) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
@@ -19,7 +19,7 @@ pub(super) fn written<T>(model: Model, run: impl FnOnce(&Gguf) -> T) -> T {
     run(&Gguf::open(&path, &OpenOptions::default()).unwrap())
 }
 
-/// Puts row `from(i)` where row `i` is, of rows of `width` values.
+/// Moves row `from(i)` to row `i`, for rows of `width` values.
 fn permute(x: &mut [f64], width: usize, from: impl Fn(usize) -> usize) {
     let old = x.to_vec();
     for (i, row) in x.chunks_mut(width).enumerate() {
@@ -27,7 +27,7 @@ fn permute(x: &mut [f64], width: usize, from: impl Fn(usize) -> usize) {
     }
 }
 
-/// Rotates every head of every row by the angle of row and pair.
+/// Rotates every head of every row by `angle(row, pair)`.
 fn rotate(x: &mut [f64], [width, head_dim]: [usize; 2], angle: impl Fn(usize, usize) -> f64) {
     let half = head_dim / 2;
     for (row, values) in x.chunks_mut(width).enumerate() {

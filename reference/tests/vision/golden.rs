@@ -6,7 +6,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// One prompt with images, as llama.cpp computed it.
+/// One prompt with images and llama.cpp's results.
 pub(crate) struct Case {
     folder: PathBuf,
     about: Value,
@@ -19,7 +19,7 @@ pub(crate) struct Array {
     pub(crate) values: Vec<f32>,
 }
 
-/// The pixels of an image, normalised.
+/// Normalised pixels of an image.
 pub(crate) struct Image {
     width: usize,
     height: usize,
@@ -35,13 +35,13 @@ impl Image {
         }
     }
 
-    /// The same with other values.
+    /// Applies `change` to every value.
     pub(crate) fn map(mut self, change: impl Fn(f32) -> f32) -> Self {
         self.values.iter_mut().for_each(|x| *x = change(*x));
         self
     }
 
-    /// Blue, green, red.
+    /// Reverses the colours to blue, green, red.
     pub(crate) fn reverse_colours(mut self) -> Self {
         let planes: Vec<_> = self.values.chunks(self.width * self.height).collect();
         self.values = [planes[2], planes[1], planes[0]].concat();
@@ -77,7 +77,7 @@ impl Case {
         words.map(i32::from_le_bytes).collect()
     }
 
-    /// Names of arrays that begin with `prefix`, without it.
+    /// Returns the names of arrays that begin with `prefix`, without it.
     pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
         let file = SafeTensors::deserialize(&self.bytes).unwrap();
         let names = file.names().into_iter();
@@ -92,7 +92,7 @@ impl Case {
         positions.map(|at| at.map(|x| x as usize)).collect()
     }
 
-    /// The ids of the prompt's tokens, and 0 for rows of images.
+    /// Returns the ids of the prompt's tokens, and 0 for image rows.
     pub(crate) fn tokens(&self) -> Vec<u32> {
         let tokens = self.integers("tokens").into_iter();
         tokens.map(|id| id.max(0) as u32).collect()
@@ -107,7 +107,7 @@ impl Case {
         self.about[key].as_str().unwrap()
     }
 
-    /// The text model and the vision tower.
+    /// Opens the text model and the vision encoder.
     pub(crate) fn models(&self) -> [Gguf; 2] {
         let model = match self.folder.ends_with("q25") {
             true => "vl-q25",
@@ -127,7 +127,7 @@ impl Case {
         self.about["chunks"].as_array().unwrap()
     }
 
-    /// The sides of each image, in pixels.
+    /// Returns the sides of each image, in pixels.
     fn sizes(&self) -> Vec<[usize; 2]> {
         let chunks = self.chunks().iter();
         let sizes = chunks.filter_map(|chunk| chunk["resized"].as_array());
@@ -140,7 +140,7 @@ impl Case {
         self.sizes().len()
     }
 
-    /// An image, of which the golden may hold the bytes before they were normalised.
+    /// Reads an image; the golden may store the bytes before normalisation.
     pub(crate) fn image(&self, index: usize) -> Image {
         let [width, height] = self.sizes()[index];
         let name = format!("image{index}.pixels");
@@ -177,7 +177,7 @@ impl Case {
         values.collect()
     }
 
-    /// llama.cpp's rows of an image.
+    /// Returns llama.cpp's rows of an image.
     pub(crate) fn rows(&self, index: usize) -> ImageRows {
         let [_, mmproj] = self.models();
         let patch = mmproj.u32("clip.vision.patch_size").unwrap().unwrap() as usize;
@@ -192,7 +192,7 @@ impl Case {
         (0..self.n_images()).map(|index| self.rows(index)).collect()
     }
 
-    /// The prompt: `tokens` are this case's, perhaps with more behind.
+    /// Returns the prompt: `tokens` are this case's, possibly followed by more.
     pub(crate) fn pieces<'p>(&self, tokens: &'p [u32], images: &'p [ImageRows]) -> Vec<Piece<'p>> {
         let (mut rest, mut images) = (tokens, images.iter());
         let mut pieces = Vec::new();

@@ -1,5 +1,5 @@
-//! Every named value of the towers, against the graph that stock llama.cpp prints on the spot.
-//! Skipped where llama.cpp is not built.
+//! Compares every named value of the vision encoders with the graph that stock llama.cpp prints
+//! during the test. Skipped where llama.cpp is not built.
 
 use super::golden::Case;
 use octavo_fixtures as fixtures;
@@ -9,14 +9,14 @@ use octavo_reference::metrics::Nmse;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Parts of other values have names, but no numbers of their own in what is printed.
+/// Names of views of other values, without printed numbers of their own.
 const VIEWS: &[&str] = &["Qcur", "Kcur", "Vcur"];
 
-/// What a block adds to the stream may be smaller than the stream, whose errors it carries:
+/// Tolerance of a block's addition, which may be smaller than the stream whose errors it carries:
 /// measured up to 2.2e-6 of the few values that are printed.
 const BRANCH: f64 = 1e-5;
 
-/// What llama.cpp prints of an image's way through the tower: values with a name.
+/// Runs llama.cpp on an image and returns the named values it prints of the encoder.
 fn printed(program: &Path, folder: &Path, model: [&str; 2], image: &str) -> Vec<Printed> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("graph.txt");
@@ -37,12 +37,12 @@ fn printed(program: &Path, folder: &Path, model: [&str; 2], image: &str) -> Vec<
         .unwrap();
     assert!(status.success(), "{status}");
     let mut tensors = eval_callback::read(&path).unwrap().tensors;
-    // values without a name have that of what they are made from, or a number
+    // unnamed values have the name of their source, or a number
     tensors.retain(|tensor| !tensor.name.starts_with("node_") && !tensor.name.contains('('));
     tensors
 }
 
-/// NMSE of the values that are printed, as far as rounding to decimals does not explain it.
+/// Returns the NMSE of the printed values, minus the effect of rounding to decimals.
 fn error(ours: &[f64], theirs: &Printed) -> f64 {
     let mut nmse = Nmse::default();
     for ([a, b, c, _], value) in &theirs.values {
@@ -88,7 +88,7 @@ fn values_are_those_of_llama_cpp_s_graph_in_its_order() {
                 }
             })
             .unwrap();
-        // the program may end before all that it printed is written
+        // the program may exit before all of its output is written
         let mut runs = (0..5).map(|_| printed(&program, &folder, files, image));
         let theirs = runs.find(|all| all.len() >= ours.len());
         let theirs = theirs.unwrap_or_else(|| printed(&program, &folder, files, image));

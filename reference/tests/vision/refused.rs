@@ -1,5 +1,4 @@
-//! Towers and prompts that contradict themselves: an error of one line that names what is wrong,
-//! whatever it is.
+//! Contradictory vision encoders and prompts give a one-line error that names the fault.
 
 use super::faults::written;
 use super::golden::Case;
@@ -10,7 +9,7 @@ use octavo_fixtures as fixtures;
 use octavo_reference::{Error, ImageRows, Oracle, Piece, Pixels, VisionOracle};
 use std::path::Path;
 
-/// The projector of the tower, what is done to it, and what the message has to say.
+/// Projector of the encoder, change made to it, and the part the message must contain.
 type Contradiction = (&'static str, fn(&mut Model), &'static str);
 
 const QWEN3: &str = "vision/vl-a-mmproj-F32.gguf";
@@ -127,7 +126,8 @@ fn contradictions_of_a_tower_are_named() {
     }
 }
 
-/// A file for pictures and sounds names the projector of each, and its other tensors stay unread.
+/// A file with image and audio encoders names the projector of each, and its other tensors are not
+/// read.
 #[test]
 fn an_audio_encoder_beside_the_tower_is_left_alone() {
     let Some(base) = fixtures::shared(QWEN25) else {
@@ -221,7 +221,7 @@ fn rows_that_a_text_model_cannot_take_are_refused() {
     }
 }
 
-/// Sections that are no sections, and more layers with rows of images than there are layers.
+/// Invalid sections, and more deepstack layers than there are layers.
 #[test]
 fn contradictions_of_a_text_model_are_named() {
     let Some(path) = fixtures::shared("vision/vl-a-text-F32.gguf") else {
@@ -262,7 +262,7 @@ fn contradictions_of_a_text_model_are_named() {
     }
 }
 
-/// Whatever a single number says: an error or rows, but no panic.
+/// Any replaced number gives an error or rows, but no panic.
 #[test]
 fn no_single_number_of_a_tower_is_fatal() {
     let (mut refused, mut computed) = (0, 0);

@@ -1,4 +1,4 @@
-//! Rows of facts that others differ from, and those these differ from in turn.
+//! Architectures from which others derive.
 
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
@@ -34,7 +34,7 @@ pub(super) const fn bare(tensor: &'static str, tap: &'static str) -> Option<Norm
     })
 }
 
-/// The row that the others differ from.
+/// The base of all others.
 pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     norm: NormKind::Rms,
@@ -83,7 +83,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     },
 };
 
-/// Softmax over all experts, as wide as a dense block.
+/// Softmax over all experts, each as wide as a dense block.
 pub(super) const MIXTRAL: Experts = Experts {
     required: false,
     gating: Gating::Softmax,
@@ -97,7 +97,7 @@ pub(super) const MIXTRAL: Experts = Experts {
     beside_dense: false,
 };
 
-/// The same with a width of their own.
+/// The same with a separate expert width.
 pub(super) const NARROW: Experts = Experts {
     required: true,
     dense_width: false,
@@ -126,7 +126,7 @@ pub(super) const QWEN3_VL: Architecture = Architecture {
     ..QWEN3
 };
 
-/// LayerNorm, biases everywhere, and nothing gated.
+/// LayerNorm, biases everywhere, no gates.
 pub(super) const STARCODER2: Architecture = Architecture {
     name: "starcoder2",
     norm: NormKind::Layer,
@@ -205,7 +205,7 @@ pub(super) const OLMO2: Architecture = Architecture {
     ..QWEN2
 };
 
-/// Norms of sums, biases everywhere; rows in place of logits.
+/// Norms of the residual sums, biases everywhere; rows instead of logits.
 pub(super) const BERT: Architecture = Architecture {
     name: "bert",
     causal: false,
@@ -255,7 +255,7 @@ pub(super) const FALCON: Architecture = Architecture {
     ..STARCODER2
 };
 
-/// Delta nets, and attention that a gate scales.
+/// Gated delta nets, and gated attention.
 pub(super) const QWEN35: Architecture = Architecture {
     name: "qwen35",
     ffn_norm: norm("post_attention_norm", "attn_post_norm"),

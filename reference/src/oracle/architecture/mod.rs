@@ -1,4 +1,4 @@
-//! What tells one architecture from another: facts that the shared blocks follow.
+//! Differences between architectures, as data that the shared blocks follow.
 
 mod families;
 mod rows;
@@ -14,87 +14,90 @@ pub(super) struct Architecture {
     /// `general.architecture`.
     pub(super) name: &'static str,
     pub(super) norm: NormKind,
-    /// Tokens see those before them, and the last rows become logits. Otherwise they see all of
-    /// their text, and the rows are what the model gives.
+    /// Causal attention, and the last rows become logits. Otherwise attention is bidirectional, and
+    /// the rows are the output.
     pub(super) causal: bool,
-    /// What is added to the embeddings of tokens before all is normed.
+    /// Embeddings added to those of tokens, before the norm.
     pub(super) embedded: Option<Embedded>,
-    /// Before attention; without it attention reads the residual stream itself.
+    /// Norm before attention; without it attention reads the residual stream itself.
     pub(super) attn_norm: Option<Norm>,
-    /// After attention, before the residual is added.
+    /// Norm after attention, before the residual is added.
     pub(super) attn_post_norm: Option<Norm>,
-    /// Before the feed-forward block.
+    /// Norm before the feed-forward block.
     pub(super) ffn_norm: Option<Norm>,
-    /// After it, before the residual is added.
+    /// Norm after it, before the residual is added.
     pub(super) ffn_post_norm: Option<Norm>,
-    /// Tensors that norm the stream after attention was added to it, and after the feed-forward
-    /// block was.
+    /// Tensors that norm the stream after attention has been added, and after the feed-forward
+    /// block has.
     pub(super) sum_norms: Option<[&'static str; 2]>,
-    /// Attention and feed-forward read the same norm, and the stream gains both.
+    /// Attention and feed-forward read the same norm, and both are added to the stream.
     pub(super) parallel: bool,
-    /// Keys and values are made from one narrow row that all heads share.
+    /// Multi-head latent attention (MLA): keys and values come from one latent row that all heads
+    /// share.
     pub(super) latent: bool,
-    /// What some layers have that keep a state in place of keys and values.
+    /// Kind of recurrent layers, if any.
     pub(super) recurrent: Option<Recurrent>,
-    /// Layers have a feed-forward block.
+    /// Whether layers have a feed-forward block.
     pub(super) feeds_forward: bool,
-    /// The norm behind the last layer.
+    /// Tensor of the norm after the last layer.
     pub(super) output_norm: Option<&'static str>,
     pub(super) rope_pairs: RopePairs,
-    /// Every dimension of a head has to turn.
+    /// Every dimension of a head must be rotated.
     pub(super) whole_rotation: bool,
-    /// How `rope.dimension_sections` shares out the pairs among the axes of pictures. Architectures
-    /// that do take images.
+    /// M-RoPE: the distribution of pairs to image axes by `rope.dimension_sections`. Architectures
+    /// that have it take images.
     pub(super) sections: Sections,
-    /// Images may have more rows, for the first layers' ends: `n_deepstack_layers` says how many.
+    /// Image rows may have additional parts for the first layers (deepstack); `n_deepstack_layers`
+    /// states for how many.
     pub(super) deepstack: bool,
     pub(super) rotated: Rotated,
-    /// `rope_factors_long` and `_short` apply whatever `rope.scaling.type` says.
+    /// `rope_factors_long` and `_short` apply for any `rope.scaling.type`.
     pub(super) long_factors: bool,
     pub(super) qk_norm: QkNorm,
-    /// In which layers attention sees the latest keys only, if in any.
+    /// Layers with a sliding window, if any.
     pub(super) windows: Option<Windows>,
     pub(super) score_scale: ScoreScale,
-    /// Values are normed too, by no weights; without `attn_v` they are what keys are made from.
+    /// Values are normed too, without weights; without `attn_v` they are the product that keys come
+    /// from.
     pub(super) normed_values: bool,
-    /// The last layers may have no keys and values of their own, and each token may have an
-    /// embedding for each layer: keys say so.
+    /// Depending on keys, the last layers have no keys and values of their own, and each token has
+    /// an embedding for each layer.
     pub(super) shared_layers: bool,
-    /// Scores are capped: the default of `attn_logit_softcapping`.
+    /// Cap on scores: the default of `attn_logit_softcapping`.
     pub(super) score_cap: Option<f64>,
-    /// The default of `final_logit_softcapping`.
+    /// Default of `final_logit_softcapping`.
     pub(super) logit_cap: Option<f64>,
-    /// A score for each head that takes part in the softmax but has no value.
+    /// Attention sinks: a score for each head that takes part in the softmax but has no value.
     pub(super) sinks: bool,
     pub(super) up: Up,
     pub(super) activation: Activation,
     pub(super) experts: Option<Experts>,
-    /// `layer_output_scale` multiplies what leaves a layer, where the file has it.
+    /// `layer_output_scale` multiplies a layer's output, where the file has it.
     pub(super) output_scale: bool,
     pub(super) scales: Scales,
     pub(super) names: Names,
 }
 
-/// How llama.cpp names values that not all architectures show, or not by one name.
+/// llama.cpp's names of values that only some architectures name, or name differently.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
-    /// The embeddings as they are in the file.
+    /// Embeddings as stored in the file.
     pub(super) embedding: &'static str,
-    /// The projected attention.
+    /// Attention after the output projection.
     pub(super) attn_out: Option<&'static str>,
-    /// The stream between attention and feed-forward.
+    /// Stream between attention and feed-forward.
     pub(super) residual: Option<&'static str>,
-    /// The feed-forward block's result has a name.
+    /// Whether the feed-forward block's result is named.
     pub(super) ffn_out: bool,
-    /// The embeddings after their scale, if they show before it.
+    /// Embeddings after their scale, if both are named.
     pub(super) scaled_embedding: Option<&'static str>,
-    /// A gate for what attention makes comes with the queries, and has this name.
+    /// Gate of attention's result, for architectures whose query projection yields one.
     pub(super) query_gate: Option<&'static str>,
-    /// Queries are scaled before attention, and then named so.
+    /// Scaled queries, for architectures that scale queries before attention.
     pub(super) scaled_query: Option<&'static str>,
     /// Queries and keys after their norm.
     pub(super) qk_normed: [&'static str; 2],
-    /// And after their rotation.
+    /// Queries and keys after RoPE.
     pub(super) rotated: Option<[&'static str; 2]>,
     /// Logits before their bias.
     pub(super) unbiased_logits: Option<&'static str>,
@@ -102,14 +105,15 @@ pub(super) struct Names {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NormKind {
-    /// Divided by the root mean square.
+    /// RMS norm: divides by the root mean square.
     Rms,
-    /// Mean taken off, divided by the standard deviation, with a bias where the file has one.
+    /// LayerNorm: subtracts the mean, divides by the standard deviation, with a bias where the file
+    /// has one.
     Layer,
 }
 
 impl NormKind {
-    /// The key of what is added to the mean square or the variance.
+    /// Returns the key of epsilon, which is added to the mean square or the variance.
     pub(super) fn epsilon_key(self) -> &'static str {
         match self {
             Self::Rms => "attention.layer_norm_rms_epsilon",
@@ -118,7 +122,8 @@ impl NormKind {
     }
 }
 
-/// The first type of tokens is added to each token's embedding, and what its position has.
+/// Embeddings added to each token's: that of the first token type and, if `positions`, of its
+/// position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Embedded {
     pub(super) positions: bool,
@@ -129,9 +134,9 @@ pub(super) struct Embedded {
 pub(super) struct Norm {
     pub(super) tensor: &'static str,
     pub(super) tap: &'static str,
-    /// llama.cpp's name says which layer.
+    /// Whether llama.cpp's name has the layer's number.
     pub(super) numbered: bool,
-    /// The tensor's name does not end in `.weight`.
+    /// Whether the tensor's name lacks `.weight`.
     pub(super) bare: bool,
 }
 
@@ -139,64 +144,64 @@ pub(super) struct Norm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QkNorm {
     None,
-    /// Each head, by the same weights.
+    /// Each head, with shared weights.
     Head,
-    /// As `Head`, in files that have the weights.
+    /// As `Head`, if the file has the weights.
     HeadIfPresent,
-    /// As `Head`, after the rotation.
+    /// As `Head`, after RoPE.
     HeadAfterRotation,
-    /// Each head by weights of its own, in models of so many layers or more.
+    /// Each head with weights of its own, in models of this many layers or more.
     EachHeadFrom(usize),
     /// All heads together.
     Whole,
 }
 
-/// Layers that keep a state.
+/// Kinds of recurrent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recurrent {
-    /// A gated delta net, in three of four layers if no key says otherwise. Heads of values that
-    /// share one of keys follow each other, or lie as many apart as there are heads of keys.
+    /// Gated delta net, by default in three of four layers. If `grouped`, value heads that share a
+    /// key head are consecutive; otherwise they are as far apart as there are key heads.
     DeltaNet { grouped: bool },
-    /// A short convolution between gates, in layers without heads for keys.
+    /// Short convolution between gates, in layers without KV heads.
     ShortConv,
-    /// Mamba 2, in layers without heads for keys.
+    /// Mamba 2, in layers without KV heads.
     Mamba2,
-    /// Mamba 2 beside attention, in every layer.
+    /// Mamba 2 parallel to attention, in every layer.
     Mamba2Beside,
 }
 
-/// Which pairs turn by which axis of a picture: by time, by height, by width, or by a fourth
-/// number that is 0 in texts and pictures alike.
+/// M-RoPE axis of each pair: time, height, width, or a fourth number that is 0 in texts and images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sections {
-    /// One position for all.
+    /// One position for all pairs.
     None,
-    /// The axes take pairs in turn, as long as they have some left; the rest is the fourth's.
+    /// Pairs go to the axes in turn, as long as these have some left; the rest belongs to the
+    /// fourth.
     Interleaved,
-    /// The axes' pairs follow each other.
+    /// The axes' pairs are consecutive.
     Blocks,
 }
 
-/// What scores are multiplied by.
+/// Factor on scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScoreScale {
-    /// The root of a head's width divides them, if `attention.scale` says nothing.
+    /// `attention.scale`, or else `1 / sqrt(head_dim)`.
     Width,
-    /// In models of so many layers it is the width that a head would have without
-    /// `attention.key_length`: llama.cpp knows the largest Gemmas by it.
+    /// In models of this many layers, 1 over the root of the head width without
+    /// `attention.key_length`: llama.cpp recognizes the largest Gemmas by their layers.
     WideAt(usize),
     One,
 }
 
-/// The layers in which queries and keys are rotated.
+/// Layers with RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rotated {
     All,
-    /// Not in each fourth.
+    /// All but every fourth.
     ThreeOfFour,
-    /// Where some layers have windows, only those.
+    /// Only those with windows, if there are any.
     Windowed,
-    /// In none if `rope.scaling.finetuned` is false.
+    /// None if `rope.scaling.finetuned` is false.
     IfFinetuned,
     Never,
 }
@@ -205,60 +210,60 @@ pub(super) enum Rotated {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Windows {
     pub(super) length: WindowLength,
-    /// Of each so many layers the last has no window, if no key says otherwise.
+    /// Default period: the last layer of each period has no window.
     pub(super) period: usize,
-    /// Only models of so many layers have windows.
+    /// Number of layers of the only models with windows.
     pub(super) only_of: Option<usize>,
     pub(super) rope: WindowRope,
-    /// Heads of windowed layers have widths of their own, and they alone ignore `rope_freqs`.
+    /// Heads of windowed layers have their own widths, and only they ignore `rope_freqs`.
     pub(super) own_heads: bool,
 }
 
-/// Where the number of keys in a window comes from.
+/// Source of the window length in keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WindowLength {
-    /// From the key.
+    /// A required key.
     Required,
-    /// From the key; without it, or if it is 0, there are no windows.
+    /// An optional key; without it, or if it is 0, there are no windows.
     Optional,
-    /// From the key, or else this.
+    /// A key with this default.
     Default(usize),
 }
 
-/// The rotation in windowed layers.
+/// RoPE of windowed layers.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WindowRope {
-    /// That of the others.
+    /// The same as in other layers.
     Same,
-    /// The same, but for `rope.freq_base_swa` if it is there.
+    /// The same, except for `rope.freq_base_swa` if set.
     Based,
-    /// `rope.freq_base_swa` or else this base, not scaled.
+    /// `rope.freq_base_swa` or this default base, without scaling.
     Local(f64),
-    /// The base of the others, not scaled and of magnitude 1.
+    /// The base of other layers, without scaling and with magnitude 1.
     Plain,
 }
 
-/// What the feed-forward block multiplies its input by first.
+/// First projections of the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Up {
     /// `ffn_gate` and `ffn_up`.
     Gated,
-    /// `ffn_up`, whose rows are those of a gate and then those that it gates.
+    /// `ffn_up`, with the gate's rows and then those of up.
     Fused,
-    /// `ffn_up`, not gated.
+    /// `ffn_up`, ungated.
     Plain,
 }
 
-/// Factors that the formulas of llama do not have.
+/// Factors that LLaMA does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
     None,
-    /// Embeddings by the root of their width.
+    /// Embeddings times the root of their width.
     Embedding,
-    /// Logits by `logit_scale`.
+    /// Logits times `logit_scale`.
     Logits,
-    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which may have to be
-    /// there.
+    /// Embeddings and both branches times keys; logits divided by `logit_scale`, which may be
+    /// required.
     Granite {
         divisor_required: bool,
     },
@@ -269,41 +274,42 @@ pub(super) enum Scales {
 /// Mixtures of experts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Experts {
-    /// Every file has them.
+    /// Whether every file has them.
     pub(super) required: bool,
     pub(super) gating: Gating,
-    /// `expert_gating_func` may say otherwise.
+    /// `expert_gating_func` is read.
     pub(super) keyed_gating: bool,
-    /// `expert_weights_scale` may say what weights are multiplied by.
+    /// `expert_weights_scale` is read, a factor on the weights.
     pub(super) keyed_scale: bool,
     pub(super) weights_norm: WeightsNorm,
-    /// An expert is as wide as a dense block; otherwise `expert_feed_forward_length` says how wide.
+    /// An expert is as wide as a dense block; otherwise `expert_feed_forward_length` states the
+    /// width.
     pub(super) dense_width: bool,
-    /// `exp_probs_b` has to be there.
+    /// `exp_probs_b` is required.
     pub(super) selection_bias: bool,
-    /// There is a shared expert whose result a gate scales: names of the gate, of its sigmoid and
-    /// of the scaled result.
+    /// Names of the shared expert's gate, of its sigmoid and of the gated result, where the expert
+    /// has a gate.
     pub(super) shared_gate: Option<[&'static str; 3]>,
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,
-    /// They stand beside a dense block, and the router reads a norm of its own.
+    /// They run beside a dense block, and the router has a norm of its own.
     pub(super) beside_dense: bool,
 }
 
-/// What becomes of the router's logits.
+/// Function applied to the router's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gating {
     Softmax,
     Sigmoid,
-    /// Softmax over the chosen ones only.
+    /// Softmax over the chosen experts only.
     SoftmaxOfChosen,
 }
 
-/// Whether the weights of the chosen experts are made to add up to 1.
+/// Whether the weights of the chosen experts are normalized to sum 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WeightsNorm {
     Always,
     Never,
-    /// If `expert_weights_norm` says so.
+    /// As `expert_weights_norm` says.
     Keyed,
 }

@@ -1,4 +1,4 @@
-//! A row of facts for each architecture: what differs from its family.
+//! One entry per architecture: its differences from its family.
 
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
@@ -12,7 +12,7 @@ use super::{
     Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
-/// The architectures that the oracle defines.
+/// Architectures the oracle implements.
 pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         whole_rotation: true,

@@ -1,24 +1,24 @@
-//! Which layers are mixtures of experts, and how experts are chosen.
+//! Layers with mixtures of experts, and their routing.
 
 use super::super::architecture::{Architecture, Experts, Gating, WeightsNorm};
 use super::keys::Keys;
 use crate::Error;
 
-/// How a layer's experts are chosen and weighted.
+/// Choice and weighting of a layer's experts.
 #[derive(Debug)]
 pub(in super::super) struct Routing {
     pub(in super::super) count: usize,
     pub(in super::super) gating: Gating,
-    /// The weights of the chosen ones are made to add up to 1,
+    /// The weights of the chosen experts are normalized to sum 1.
     pub(in super::super) normed: bool,
-    /// and then multiplied.
+    /// Factor on the weights, after that.
     pub(in super::super) scale: f64,
     pub(in super::super) groups: Option<Groups>,
-    /// Something is added to what they are chosen by.
+    /// A bias is added to the scores experts are chosen by.
     pub(in super::super) selection_bias: bool,
 }
 
-/// Experts come in groups of equal size, and only the best groups are chosen from.
+/// Group-limited routing: experts come in groups of equal size, and only the best groups are used.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Groups {
     pub(in super::super) count: usize,
@@ -28,15 +28,15 @@ pub(in super::super) struct Groups {
 /// The experts of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct LayerExperts {
-    /// How many a token goes through.
+    /// Experts used per token.
     pub(in super::super) used: usize,
-    /// Of one expert.
+    /// Width of one expert.
     pub(in super::super) n_ff: usize,
-    /// Of an expert that every token goes through besides, if there is one.
+    /// Width of the shared expert, if there is one.
     pub(in super::super) n_ff_shared: Option<usize>,
 }
 
-/// The routing, if the file has experts, and those of each layer.
+/// Reads the routing, if the file has experts, and the experts of each layer.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -90,8 +90,8 @@ pub(super) fn read(
     Ok((Some(routing), layers))
 }
 
-/// The width of an expert in each layer: of a dense block that all the chosen ones make up, if no
-/// key says otherwise.
+/// Reads the width of an expert in each layer, by default that of a dense block divided by the
+/// number of chosen experts.
 fn read_widths(keys: &Keys<'_>, n_ff: &[usize], used: &[usize]) -> Result<Vec<usize>, Error> {
     if let Some(widths) = keys.per_layer("expert_feed_forward_length", n_ff.len())? {
         return Ok(widths);
@@ -116,7 +116,7 @@ fn read_shared_width(
     if let Some(width) = keyed.filter(|&width| width > 0) {
         return Ok(Some(width));
     }
-    // a gated one is always there, and no key counts it
+    // a gated shared expert is always there, and no key counts it
     if facts.shared_gate.is_some() {
         return Ok(Some(n_ff));
     }

@@ -1,4 +1,4 @@
-//! The factors of a model, from its keys.
+//! Reads the factors of a model.
 
 use super::super::architecture::{Architecture, Scales, ScoreScale};
 use super::heads::Heads;
@@ -9,7 +9,7 @@ use crate::Error;
 #[derive(Debug)]
 pub(in super::super) struct Factors {
     pub(in super::super) embedding: f64,
-    /// Of both branches, before they are added to the stream.
+    /// Factor on both branches, before they are added to the stream.
     pub(in super::super) residual: f64,
     pub(in super::super) logits: f64,
 }
@@ -53,7 +53,7 @@ pub(super) fn read(
     Ok(factors)
 }
 
-/// What scores are multiplied by.
+/// Reads the factor on scores.
 pub(super) fn read_score_scale(
     keys: &Keys<'_>,
     architecture: &Architecture,

@@ -1,4 +1,4 @@
-//! How many heads layers have, and how wide these are.
+//! Number and width of the heads in each layer.
 
 use super::super::architecture::{Architecture, Recurrent};
 use super::MAX_WIDTH;
@@ -11,7 +11,7 @@ pub(super) struct Heads {
     pub(super) n_head: Vec<usize>,
     pub(super) n_head_kv: Vec<usize>,
     pub(super) dim: usize,
-    /// In layers with a window.
+    /// Head width in layers with a window.
     pub(super) window_dim: usize,
 }
 
@@ -51,13 +51,13 @@ impl Heads {
     }
 }
 
-/// Query heads and key-value heads of each layer.
+/// Reads the query heads and KV heads of each layer.
 fn read_counts(
     keys: &Keys<'_>,
     architecture: &Architecture,
     n_layer: usize,
 ) -> Result<(Vec<usize>, Vec<usize>), Error> {
-    // layers without heads for keys keep a state
+    // layers without KV heads are recurrent
     let headless = matches!(
         architecture.recurrent,
         Some(Recurrent::ShortConv | Recurrent::Mamba2)
@@ -78,7 +78,7 @@ fn read_counts(
     Ok((n_head, n_head_kv))
 }
 
-/// Values of a head, keys and values alike, by the keys that end so.
+/// Reads the width of a head, the same for keys and values, from the keys with this ending.
 fn read_dim(
     keys: &Keys<'_>,
     ending: &str,
@@ -106,7 +106,7 @@ fn read_dim(
     Ok(head_dim)
 }
 
-/// Bounds what the heads of a layer have together.
+/// Bounds the total width of a layer's heads.
 pub(super) fn check_width(
     keys: &Keys<'_>,
     key: &str,

@@ -1,4 +1,4 @@
-//! Keys below an architecture's prefix, checked.
+//! Checked reading of keys below an architecture's prefix.
 
 use crate::Error;
 use gguf_rs_lite::{Gguf, Value};
@@ -36,12 +36,12 @@ impl Keys<'_> {
         }
     }
 
-    /// An integer that may be 0.
+    /// Reads an integer that may be 0.
     pub(in super::super) fn integer(&self, key: &str) -> Result<Option<usize>, Error> {
         Ok(self.gguf.u32(&self.name(key))?.map(|v| v as usize))
     }
 
-    /// A positive integer; zero heads or layers would divide by zero later.
+    /// Reads a positive integer; zero heads or layers would divide by zero later.
     pub(in super::super) fn optional_count(&self, key: &str) -> Result<Option<usize>, Error> {
         match self.integer(key)? {
             Some(0) => Err(self.bad(key, "at least 1", 0)),
@@ -57,7 +57,7 @@ impl Keys<'_> {
         Ok(self.gguf.bool(&self.name(key))?)
     }
 
-    /// A float key, or an integer one such as a context length.
+    /// Reads a float key, or an integer one such as a context length.
     pub(in super::super) fn number(&self, key: &str) -> Result<Option<f64>, Error> {
         let name = self.name(key);
         let value = match self.gguf.get(&name) {
@@ -72,12 +72,12 @@ impl Keys<'_> {
         }
     }
 
-    /// A factor: 0 stands for none, as in llama.cpp.
+    /// Reads a factor: 0 counts as missing, as in llama.cpp.
     pub(in super::super) fn factor(&self, key: &str) -> Result<Option<f64>, Error> {
         Ok(self.number(key)?.filter(|&v| v != 0.0))
     }
 
-    /// A count for each layer: one value for all, or an array with at least one for each.
+    /// Reads a count for each layer: one value for all, or an array with at least one for each.
     pub(in super::super) fn per_layer(
         &self,
         key: &str,
@@ -86,7 +86,7 @@ impl Keys<'_> {
         self.per_layer_from(1, key, n_layer)
     }
 
-    /// The same, of counts that may be as low as `least`: 0 or 1.
+    /// Does the same for counts that may be as low as `least`: 0 or 1.
     pub(in super::super) fn per_layer_from(
         &self,
         least: usize,
@@ -121,7 +121,7 @@ impl Keys<'_> {
             .ok_or_else(|| self.missing(key))
     }
 
-    /// The values for the first `n_layer` layers, if the key has an array.
+    /// Returns the values for the first `n_layer` layers, if the key has an array.
     pub(in super::super) fn array(
         &self,
         key: &str,

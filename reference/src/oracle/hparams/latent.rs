@@ -1,4 +1,4 @@
-//! Attention by one narrow row for all heads: its widths and its scale, from their keys.
+//! Reads the widths and the scale of multi-head latent attention (MLA).
 
 use super::super::architecture::Architecture;
 use super::MAX_WIDTH;
@@ -9,24 +9,25 @@ use crate::Error;
 /// The widths of latent attention.
 #[derive(Debug)]
 pub(in super::super) struct Latent {
-    /// Of the row that queries are made from, where that is not the stream.
+    /// Width of the low-rank row of queries (`q_lora_rank`), where they have one.
     pub(in super::super) query_rank: Option<usize>,
-    /// Of the row that keys and values are made from.
+    /// Width of the latent row of keys and values (`kv_lora_rank`).
     pub(in super::super) rank: usize,
-    /// What is not rotated of a head's query or key: it comes first.
+    /// Dimensions of a head's query or key without RoPE; they come first.
     pub(in super::super) plain: usize,
-    /// What is: the keys of all heads have it in common.
+    /// Rotated dimensions; all heads share those of the key.
     pub(in super::super) rotated: usize,
-    /// A head's value.
+    /// Width of a head's value.
     pub(in super::super) value: usize,
-    /// Heads read the row itself, by a matrix for queries and one for values.
+    /// Weights are absorbed: heads read the latent row itself, with one matrix for queries and one
+    /// for values.
     pub(in super::super) absorbed: bool,
 }
 
 const KEY: [&str; 2] = ["attention.key_length_mla", "attention.key_length"];
 const VALUE: [&str; 2] = ["attention.value_length_mla", "attention.value_length"];
 
-/// The first key that the file has; 0 stands for none.
+/// Returns the first key that is set; 0 counts as missing.
 fn keyed<'k>(keys: &Keys<'_>, names: [&'k str; 2]) -> Result<Option<(&'k str, usize)>, Error> {
     for name in names {
         if let Some(value) = keys.integer(name)?.filter(|&value| value > 0) {
@@ -36,7 +37,7 @@ fn keyed<'k>(keys: &Keys<'_>, names: [&'k str; 2]) -> Result<Option<(&'k str, us
     Ok(None)
 }
 
-/// The width of a head's query and key before anything is absorbed.
+/// Reads the width of a head's query and key before weight absorption.
 pub(super) fn read_key_dim(
     keys: &Keys<'_>,
     n_embd: usize,
@@ -82,7 +83,7 @@ pub(super) fn read(
     }))
 }
 
-/// Files of smaller models may have the key without the tensors.
+/// Reads the rank of queries. Files of smaller models may have the key without the tensors.
 fn read_query_rank(keys: &Keys<'_>) -> Result<Option<usize>, Error> {
     const RANK: &str = "attention.q_lora_rank";
     if keys.gguf.tensor("blk.0.attn_q_a.weight").is_none() {
@@ -95,8 +96,8 @@ fn read_query_rank(keys: &Keys<'_>) -> Result<Option<usize>, Error> {
     Ok(Some(rank))
 }
 
-/// What longer contexts make of scores, beside the root of a head's width: the square of what they
-/// make of the magnitude, and of what the multiplier, stored as a tenth, makes.
+/// Reads the factor on scores: beside `1 / sqrt(width)`, the square of the YaRN magnitude and of
+/// the multiplier's term. The key stores a tenth of the multiplier.
 pub(super) fn read_score_scale(
     keys: &Keys<'_>,
     head_dim: usize,

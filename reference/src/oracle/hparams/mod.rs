@@ -24,31 +24,31 @@ pub(super) use recurrent::State;
 use rope::Contexts;
 pub(super) use rows::Rows;
 
-/// Bounds the tables that are allocated from a key alone, before any tensor's dims confirm it.
+/// Maximum size of tables allocated from a key alone, before any tensor's dims confirm it.
 pub(super) const MAX_WIDTH: usize = 1 << 20;
 
-/// What differs from layer to layer.
+/// Per-layer hyperparameters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerDims {
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
-    /// Values of a head.
+    /// Head width.
     pub(super) head_dim: usize,
-    /// The layer whose keys and values this one reads, if it has none.
+    /// Layer whose keys and values this one reads, if it has none of its own.
     pub(super) kv_from: Option<usize>,
     pub(super) n_ff: usize,
-    /// A query sees this many keys, its own with them; without it all up to its own. Where it sees
-    /// later ones too, it sees those at most half as far away; without it all there are.
+    /// Number of keys a query sees, including its own; `None` is all up to its own. With
+    /// bidirectional attention, keys at most half as far away on either side; `None` is all.
     pub(super) window: Option<usize>,
-    /// A state stands in place of keys and values.
+    /// Whether the layer is recurrent, without keys and values.
     pub(super) recurrent: bool,
-    /// Queries and keys are rotated.
+    /// Whether queries and keys are rotated.
     pub(super) rotates: bool,
-    /// In place of the dense block.
+    /// Experts, replacing the dense block.
     pub(super) experts: Option<LayerExperts>,
 }
 
-/// Queries grow with the position: by `1 + strength · ln(1 + ⌊position / length⌋)`.
+/// Position-dependent scale of queries: `1 + strength · ln(1 + ⌊position / length⌋)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Temperature {
     pub(super) strength: f64,
@@ -62,33 +62,33 @@ pub(super) struct Hparams {
     pub(super) n_embd: usize,
     pub(super) norm_eps: f64,
     pub(super) rope: Rope,
-    /// That of layers with a window.
+    /// RoPE of layers with a window.
     pub(super) window_rope: Rope,
     pub(super) contexts: Contexts,
-    /// Some layers have windows, or could have: llama.cpp then keeps two caches.
+    /// Some layers have windows, or could have: llama.cpp then has two caches.
     pub(super) has_windows: bool,
     pub(super) layers: Vec<LayerDims>,
-    /// How experts are chosen, where layers have them.
+    /// Routing of experts, where layers have them.
     pub(super) routing: Option<Routing>,
-    /// What recurrent layers keep, where there are any.
+    /// State of recurrent layers, if there are any.
     pub(super) state: Option<State>,
-    /// Attention by one narrow row for all heads, where the architecture has it.
+    /// Multi-head latent attention, where the architecture has it.
     pub(super) latent: Option<Latent>,
-    /// Layers behind these that predict further tokens and have no part in the logits.
+    /// Number of multi-token prediction layers after these; they do not affect the logits.
     pub(super) n_skipped: usize,
-    /// The width of the embeddings that tokens have for each layer, if they have any.
+    /// Width of the per-layer embeddings of tokens, if there are any.
     pub(super) per_layer_width: Option<usize>,
-    /// What the norm of queries and keys covers.
+    /// Extent of the norm of queries and keys.
     pub(super) qk_norm: QkNorm,
-    /// Multiplies scores.
+    /// Factor on scores.
     pub(super) score_scale: f64,
     pub(super) score_cap: Option<f64>,
     pub(super) logit_cap: Option<f64>,
     pub(super) temperature: Option<Temperature>,
-    /// What a model has whose tokens see all of their text, and which gives no logits.
+    /// Numbers of a bidirectional model that returns rows instead of logits.
     pub(super) rows: Option<Rows>,
     pub(super) factors: Factors,
-    /// How many layers add rows of images to what leaves them, the first ones.
+    /// Number of first layers to whose output image rows are added (deepstack).
     pub(super) n_deepstack: usize,
 }
 
@@ -162,7 +162,7 @@ impl Hparams {
         })
     }
 
-    /// The rotation of a layer, if it has one.
+    /// Returns the RoPE of a layer, if it has one.
     pub(super) fn rope_of(&self, layer: &LayerDims) -> Option<&Rope> {
         let rope = match layer.window {
             Some(_) => &self.window_rope,
@@ -185,7 +185,7 @@ fn read_architecture(gguf: &Gguf) -> Result<&'static Architecture, Error> {
     })
 }
 
-/// Layers that make logits, and layers behind them that predict further tokens.
+/// Reads the number of layers, and of multi-token prediction layers after them.
 fn read_layer_counts(keys: &Keys<'_>) -> Result<(usize, usize), Error> {
     let n_block = keys.count("block_count")?;
     let n_tensors = keys.gguf.tensors().len();
@@ -201,8 +201,8 @@ fn read_layer_counts(keys: &Keys<'_>) -> Result<(usize, usize), Error> {
     Ok((n_block - n_skipped, n_skipped))
 }
 
-/// Layers that images have rows for. The last layer is not one of them: llama.cpp drops rows in it
-/// before it would add those.
+/// Reads the number of deepstack layers. The last layer cannot be one of them: llama.cpp drops rows
+/// in it before it would add the image rows.
 fn read_n_deepstack(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -225,7 +225,7 @@ fn read_norm_eps(keys: &Keys<'_>, architecture: &Architecture) -> Result<f64, Er
     keys.number(key)?.ok_or_else(|| keys.missing(key))
 }
 
-/// Which layers rotate queries and keys.
+/// Returns a function that tells which layers rotate queries and keys.
 fn read_rotated<'w>(
     keys: &Keys<'_>,
     architecture: &Architecture,

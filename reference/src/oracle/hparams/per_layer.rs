@@ -1,4 +1,4 @@
-//! Layers that read what others keep, and embeddings that tokens have for each layer.
+//! Layers that share the keys and values of others, and per-layer embeddings of tokens.
 
 use super::super::architecture::Architecture;
 use super::keys::Keys;
@@ -8,8 +8,8 @@ use crate::Error;
 const SHARED: &str = "attention.shared_kv_layers";
 const WIDTH: &str = "embedding_length_per_layer_input";
 
-/// Lets the last layers read keys and values of the last two that have some: windowed ones those of
-/// the second to last, the others those of the last.
+/// Lets the last layers read keys and values of the last two that have their own: windowed ones
+/// those of the second to last, the others those of the last.
 pub(super) fn share(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -41,7 +41,7 @@ pub(super) fn share(
     Ok(())
 }
 
-/// The width of a token's embedding for one layer, if there are such.
+/// Reads the width of a token's embedding for one layer, if there are per-layer embeddings.
 pub(super) fn read_width(
     keys: &Keys<'_>,
     architecture: &Architecture,

@@ -1,4 +1,4 @@
-//! Layers that keep a state: which they are, and how large it is.
+//! Recurrent layers: their choice and the size of their state.
 
 use super::super::architecture::{Architecture, Recurrent};
 use super::MAX_WIDTH;
@@ -7,26 +7,26 @@ use super::keys::Keys;
 use crate::Error;
 use gguf_rs_lite::Value;
 
-/// Bounds the values of a state.
+/// Maximum values of a state.
 const MAX_STATE: usize = 1 << 24;
 
 const LAYERS: &str = "attention.recurrent_layers";
 
-/// What a recurrent layer keeps.
+/// State of a recurrent layer.
 #[derive(Debug)]
 pub(in super::super) struct State {
-    /// How many rows a convolution sees, the latest with them.
+    /// Rows a convolution covers, including the latest.
     pub(in super::super) kernel: usize,
-    /// Values of all heads together.
+    /// Total width of all heads.
     pub(in super::super) inner: usize,
-    /// What each value of a head is spread over.
+    /// State size: the number of values each value of a head expands to.
     pub(in super::super) size: usize,
     pub(in super::super) heads: usize,
-    /// Heads of a group have what reads and writes the state in common.
+    /// Groups of heads that share the vectors that write and read the state.
     pub(in super::super) groups: usize,
 }
 
-/// The state, and which layers have it.
+/// Reads the state's sizes, and which layers have one.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -54,7 +54,7 @@ pub(super) fn read(
     Ok((Some(state), layers))
 }
 
-/// All layers but each fourth, or as the keys say.
+/// Reads the recurrent layers: by default all but every fourth.
 fn read_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
     if let Some(values) = keys.array(LAYERS, n_layer)? {
         let flags = values.iter().map(|value| match value {
@@ -68,7 +68,7 @@ fn read_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
     Ok((1..=n_layer).map(|n| !n.is_multiple_of(interval)).collect())
 }
 
-/// How many rows a convolution sees.
+/// Reads the kernel of a convolution, in rows.
 fn read_kernel(keys: &Keys<'_>, key: &str) -> Result<usize, Error> {
     let kernel = keys.count(key)?;
     if kernel > MAX_WIDTH {
@@ -106,7 +106,7 @@ fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
     Ok(state)
 }
 
-/// Bounds what is allocated, and sums and products of these numbers with it.
+/// Bounds the allocations, and with them sums and products of these numbers.
 fn check_sizes(keys: &Keys<'_>, state: &State) -> Result<(), Error> {
     for (key, value) in [
         ("ssm.inner_size", Some(state.inner)),

@@ -1,4 +1,4 @@
-//! The rotation, from its keys.
+//! Reads the rotary embedding.
 
 use super::super::architecture::{Architecture, Sections, WindowRope};
 use super::super::rope::{Rope, YarnKeys};
@@ -9,7 +9,7 @@ use gguf_rs_lite::Value;
 
 const SECTIONS: &str = "rope.dimension_sections";
 
-/// The rotation of layers without and with a window.
+/// Reads the RoPE of layers without and with a window.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -87,7 +87,7 @@ fn read_n_rot(
         let expected = format!("an even count within the head width {head_dim}");
         return Err(keys.bad(key, expected, n_rot));
     }
-    // Files for pictures turn pairs by several positions each.
+    // Files of multimodal models rotate pairs by several positions each.
     if architecture.sections == Sections::None && keys.array(SECTIONS, 0)?.is_some() {
         let expected = "no sections: a text has one position for each token";
         return Err(keys.bad(SECTIONS, expected, "an array"));
@@ -95,7 +95,8 @@ fn read_n_rot(
     Ok(n_rot)
 }
 
-/// The axis of each pair. Where there are more pairs than the sections count, these begin again.
+/// Reads the axis of each pair. Where there are more pairs than the sections count, the sections
+/// repeat.
 fn read_axes(keys: &Keys<'_>, sections: Sections, n_pairs: usize) -> Result<Vec<usize>, Error> {
     let values = keys
         .array(SECTIONS, 4)?
@@ -117,7 +118,7 @@ fn read_axes(keys: &Keys<'_>, sections: Sections, n_pairs: usize) -> Result<Vec<
     Ok((0..n_pairs).map(axis).collect())
 }
 
-/// The axis of the pair at `place` among those that the sections count.
+/// Returns the axis of the pair at `place` among those that the sections count.
 fn axis_of(sections: Sections, counts: &[usize], place: usize) -> usize {
     const FOURTH: usize = 3;
     match sections {
@@ -141,11 +142,11 @@ fn read_magnitude(keys: &Keys<'_>) -> Result<f64, Error> {
 /// Context lengths that choose between long and short factors.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Contexts {
-    /// The model has such factors, if its file has the tensors.
+    /// Whether the model has such factors, if its file has the tensors.
     pub(in super::super) choose_factors: bool,
-    /// What the model was first trained for: long factors are for more.
+    /// Context length of the original training: long factors apply to longer ones.
     pub(in super::super) original: Option<f64>,
-    /// What it is said to reach.
+    /// Extended context length.
     pub(in super::super) trained: Option<f64>,
 }
 
@@ -163,7 +164,7 @@ pub(super) fn read_contexts(
     })
 }
 
-/// The rotation with a base, scaled as the keys say.
+/// Builds a RoPE with this base, scaled as the keys say.
 fn scaled(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -198,7 +199,8 @@ fn scaled(
                     .ok_or_else(|| keys.missing("context_length"))?,
                 beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
-                // with latent attention it scales scores, and the magnitude is taken back whole
+                // with latent attention the multiplier scales scores, and cancels the magnitude
+                // completely
                 log_multiplier: match or("rope.scaling.yarn_log_multiplier", 0.0)? {
                     multiplier if architecture.latent && multiplier != 0.0 => 1.0,
                     multiplier => multiplier,
@@ -231,9 +233,9 @@ mod tests {
         };
         let interleaved = |counts| axes(Sections::Interleaved, counts);
         assert_eq!(interleaved([4, 3, 3, 0]), "thwthwthwt");
-        // a third axis that is short leaves places to no axis, and so does a fourth section
+        // a short third axis leaves pairs without an axis, and so does a fourth section
         assert_eq!(interleaved([3, 3, 1, 2]), "thwth-th-");
-        // real files: of 24, 20, 20 the last turn of heights and widths is left over
+        // real files: with 24, 20, 20 the last height and width pairs are left over
         assert_eq!(&interleaved([24, 20, 20, 0])[57..], "thwt--t");
         assert_eq!(axes(Sections::Blocks, [2, 3, 1, 1]), "tthhhw-");
     }

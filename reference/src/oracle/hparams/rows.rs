@@ -1,4 +1,4 @@
-//! What models have that give a row for each token in place of logits.
+//! Numbers of embedding models, which return a row for each token instead of logits.
 
 use super::super::architecture::Architecture;
 use super::MAX_WIDTH;
@@ -10,15 +10,15 @@ const TOKEN_TYPES: &str = "tokenizer.ggml.token_type_count";
 /// Numbers of such models.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Rows {
-    /// How many positions have an embedding, where positions are embedded.
+    /// Size of the position embedding table, if there is one.
     pub(in super::super) n_positions: Option<usize>,
-    /// How many types of tokens have one, where types are embedded.
+    /// Number of token types with embeddings, if they have any.
     pub(in super::super) n_token_types: Option<usize>,
-    /// Width between the two products behind the last norm, if there are any.
+    /// Width between the two products after the last norm, if there are any.
     pub(in super::super) dense: Option<usize>,
 }
 
-/// Nothing of an architecture whose tokens see only what lies before them.
+/// Reads them; `None` for causal architectures.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -56,7 +56,7 @@ fn read_token_types(keys: &Keys<'_>) -> Result<usize, Error> {
         })
 }
 
-/// From a row's width to another and back.
+/// Reads the width between the two products.
 fn read_dense(keys: &Keys<'_>, n_embd: usize) -> Result<Option<usize>, Error> {
     let Some(width) = keys.optional_count("dense_2_feat_out")? else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Which layers have a sliding window, and how long it is.
+//! Layers with a sliding window, and its length.
 
 use super::super::architecture::{Architecture, WindowLength};
 use super::keys::Keys;
@@ -8,7 +8,7 @@ use gguf_rs_lite::Value;
 const LENGTH: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// The window of each layer; nothing where the architecture or the file has none.
+/// Reads the window of each layer; `None` if the architecture or the file has none.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
@@ -36,7 +36,8 @@ pub(super) fn read(
     Ok(Some(windowed.into_iter().map(window).collect()))
 }
 
-/// Whether each layer has a window: an array says it, or a period whose last layer has none.
+/// Returns whether each layer has a window: from an array, or from a period whose last layer has
+/// none.
 fn read_pattern(keys: &Keys<'_>, period: usize, n_layer: usize) -> Result<Vec<bool>, Error> {
     if let Some(values) = keys.array(PATTERN, n_layer)? {
         let flags = values.iter().map(|value| match value {

@@ -1,4 +1,4 @@
-//! A block of a tower.
+//! A block of a vision encoder.
 
 use super::super::math::{Activation, Attention, add_into, columns, layer_norm, rms_norm};
 use super::super::rope::RopePairs;
@@ -6,23 +6,23 @@ use super::Tower;
 use super::hparams::Kind;
 use crate::Error;
 
-/// What angles fall with. No key says otherwise.
+/// RoPE base; no key stores it.
 const ROPE_BASE: f64 = 10_000.0;
 
-/// Two products with an activation between, `n_in` to `n_inner` to `n_out`.
+/// A feed-forward block, `n_in` to `n_inner` to `n_out`.
 pub(super) struct FeedForward<'n> {
     pub(super) up: &'n str,
-    /// Gates what `up` makes.
+    /// Gate of `up`, if there is one.
     pub(super) gate: Option<&'n str>,
     pub(super) down: &'n str,
     pub(super) dims: [usize; 3],
     pub(super) activation: Activation,
-    /// The block of the names.
+    /// Block number in names.
     pub(super) block: Option<usize>,
 }
 
 impl Tower<'_, '_> {
-    /// The residual stream `x`, `(n_patches, n_embd)`, through a block.
+    /// Runs the residual stream `x`, `(n_patches, n_embd)`, through a block.
     pub(super) fn block(&mut self, block: usize, x: &mut [f64]) -> Result<(), Error> {
         let (n_embd, own) = (self.hp.n_embd, Some(block));
         let name = |tensor: &str| format!("v.blk.{block}.{tensor}");
@@ -49,8 +49,8 @@ impl Tower<'_, '_> {
         Ok(())
     }
 
-    /// The norm of rows of `width` values. `names` has what llama.cpp calls the result of an RMS
-    /// norm, and that of a LayerNorm, whose values before the bias are `norm_w`.
+    /// Norms rows of `width` values. `names` are llama.cpp's names of an RMS norm's result and of a
+    /// LayerNorm's; the latter's values before the bias are `norm_w`.
     pub(super) fn norm(
         &mut self,
         tensor: &str,
@@ -74,7 +74,7 @@ impl Tower<'_, '_> {
         Ok(h)
     }
 
-    /// What every patch draws from those that it sees.
+    /// Computes attention over the patches that each patch sees.
     fn attention(&mut self, block: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
         let (n_embd, own) = (self.hp.n_embd, Some(block));
         let [mut q, mut k, mut v] = self.qkv(block, h)?;
@@ -114,7 +114,7 @@ impl Tower<'_, '_> {
         Ok(mixed)
     }
 
-    /// Queries, keys and values with their biases: of one matrix or of three.
+    /// Computes queries, keys and values with their biases, from one matrix or from three.
     fn qkv(&self, block: usize, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let n_embd = self.hp.n_embd;
         let name = |tensor: &str| format!("v.blk.{block}.{tensor}");
@@ -129,8 +129,8 @@ impl Tower<'_, '_> {
         }
     }
 
-    /// Rotates every head by the place of its patch: the first half of its pairs by the row, the
-    /// second by the column, both beginning with the fastest.
+    /// Applies 2D RoPE to every head: the first half of its pairs is rotated by the patch's row,
+    /// the second by its column, both beginning with the highest frequency.
     fn rotate(&self, x: &mut [f64]) {
         let head_dim = self.hp.head_dim();
         let quarter = head_dim / 4;
@@ -148,8 +148,8 @@ impl Tower<'_, '_> {
         }
     }
 
-    /// `Wdown · (activation(Wgate · x) ⊙ Wup · x)` or `Wdown · activation(Wup · x)`, with biases
-    /// everywhere. The result has no name yet.
+    /// Computes `Wdown · (activation(Wgate · x) ⊙ Wup · x)` or `Wdown · activation(Wup · x)`, with
+    /// biases everywhere. The result has no name yet.
     pub(super) fn feed_forward(
         &mut self,
         feed: &FeedForward<'_>,
@@ -179,7 +179,7 @@ impl Tower<'_, '_> {
         Ok(out)
     }
 
-    /// A product, shown before its bias and after it.
+    /// Computes a product, tapped before and after its bias.
     fn biased(
         &mut self,
         name: &str,

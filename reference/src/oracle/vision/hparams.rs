@@ -1,21 +1,21 @@
-//! The numbers of a vision tower, straight from its GGUF keys.
+//! The numbers of a vision encoder, straight from its GGUF keys.
 
 use super::super::hparams::{Keys, MAX_WIDTH};
 use super::super::math::Activation;
 use crate::Error;
 use gguf_rs_lite::Gguf;
 
-/// The towers that the oracle defines, by what is behind them.
+/// Vision encoders the oracle implements, by projector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// LayerNorm, a table of positions, attention to all patches.
+    /// LayerNorm, a table of position embeddings, full attention.
     Qwen3,
-    /// RMS norm, gated blocks, attention within windows in most blocks.
+    /// RMS norm, gated blocks, window attention in most blocks.
     Qwen25,
 }
 
 impl Kind {
-    /// llama.cpp's name of the projector.
+    /// Returns llama.cpp's name of the projector.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Qwen3 => "qwen3vl_merger",
@@ -24,33 +24,33 @@ impl Kind {
     }
 }
 
-/// Attention within squares of the image.
+/// Window attention.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Windows {
-    /// Rows of the text model along a side of such a square.
+    /// Side of a window in image tokens.
     pub(super) side: usize,
-    /// Each block whose number, counted from 1, this divides sees the whole image.
+    /// Every n-th block has full attention instead.
     pub(super) whole_every: usize,
 }
 
-/// Everything the tower needs that is not a tensor.
+/// Everything the encoder needs that is not a tensor.
 #[derive(Debug)]
 pub(super) struct Hparams {
     pub(super) kind: Kind,
-    /// Width of a patch's row.
+    /// Embedding width of a patch.
     pub(super) n_embd: usize,
     pub(super) n_ff: usize,
     pub(super) n_block: usize,
     pub(super) n_head: usize,
-    /// Pixels along a side of a patch.
+    /// Side of a patch in pixels.
     pub(super) patch: usize,
-    /// Width of a row of the text model.
+    /// Embedding width of the text model.
     pub(super) n_projected: usize,
     pub(super) norm_eps: f64,
-    /// Of the blocks. The projectors' is GELU.
+    /// Activation of the blocks; the projectors use GELU.
     pub(super) activation: Activation,
     pub(super) windows: Option<Windows>,
-    /// Blocks behind which rows for the text model's first layers are made.
+    /// Blocks whose results are also projected, for the text model's first layers (deepstack).
     pub(super) deepstack: Vec<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Hparams {
         };
         let n_embd = read_width(&keys, "embedding_length")?;
         let n_head = keys.count("attention.head_count")?;
-        // a quarter of a head turns by each of two axes, in pairs
+        // each of the two axes rotates half of a head, in pairs
         if !n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(4) {
             let expected = format!("heads of a multiple of 4 values of {n_embd}");
             return Err(keys.bad("attention.head_count", expected, n_head));
@@ -95,12 +95,12 @@ impl Hparams {
         })
     }
 
-    /// Values of a head.
+    /// Width of a head.
     pub(super) fn head_dim(&self) -> usize {
         self.n_embd / self.n_head
     }
 
-    /// Width of the rows of two by two patches together.
+    /// Width of the concatenated rows of 2 x 2 patches.
     pub(super) fn n_merged(&self) -> usize {
         4 * self.n_embd
     }
@@ -127,7 +127,7 @@ fn check_file(gguf: &Gguf) -> Result<(), Error> {
     }
 }
 
-/// Files that also have an audio encoder name the projector of each.
+/// Reads the projector's type. Files that also have an audio encoder name the projector of each.
 fn read_kind(gguf: &Gguf) -> Result<Kind, Error> {
     const BOTH: &str = "clip.projector_type";
     const VISION: &str = "clip.vision.projector_type";
@@ -180,7 +180,7 @@ fn read_activation(gguf: &Gguf) -> Result<Activation, Error> {
     }
 }
 
-/// Windows are 112 pixels wide.
+/// Reads the windows, which are 112 pixels wide.
 fn read_windows(keys: &Keys<'_>, kind: Kind, patch: usize) -> Result<Option<Windows>, Error> {
     const SIDE: usize = 112;
     if kind == Kind::Qwen3 {
@@ -193,7 +193,7 @@ fn read_windows(keys: &Keys<'_>, kind: Kind, patch: usize) -> Result<Option<Wind
     }
 }
 
-/// A key names these blocks too, but llama.cpp goes by the tensors.
+/// Returns the deepstack blocks. A key names these too, but llama.cpp goes by the tensors.
 fn deepstack_blocks(gguf: &Gguf, n_block: usize) -> Vec<usize> {
     let has = |block: &usize| {
         let name = format!("v.deepstack.{block}.fc1.weight");

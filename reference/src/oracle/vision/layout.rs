@@ -1,26 +1,27 @@
-//! Where the rows of a tower are in the image.
+//! The order of a vision encoder's rows in the image.
 
 use std::ops::Range;
 
-/// The order of a tower's rows. Two by two patches become one row of the text model, and follow
-/// each other: upper left, upper right, lower left, lower right. Such squares go from the left,
-/// then from the top; where there are windows, first all those of a window.
+/// The order of a vision encoder's rows. The 2 x 2 patches of an image token are consecutive: upper
+/// left, upper right, lower left, lower right. Image tokens go from left to right, then from top to
+/// bottom; with windows, window by window.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
-    /// Squares of two by two patches across.
+    /// Image tokens per row.
     pub(super) nx: usize,
-    /// And down.
+    /// Rows of image tokens.
     pub(super) ny: usize,
     /// Row and column of each patch.
     pub(super) places: Vec<[usize; 2]>,
-    /// The patches of each window; without windows all patches are in one.
+    /// Range of patches of each window; a single one without window attention.
     pub(super) windows: Vec<Range<usize>>,
-    /// For every square, counted from the left, then from the top: which one it is in the tower.
+    /// Index in the encoder's order of every image token, in raster order.
     pub(super) raster: Vec<usize>,
 }
 
 impl Layout {
-    /// `side`: squares along a side of a window. Windows at the right and below may be smaller.
+    /// Creates the layout; windows have `side` image tokens per side. Those at the right and bottom
+    /// edges may be smaller.
     pub(super) fn new(nx: usize, ny: usize, side: Option<usize>) -> Self {
         let side = side.unwrap_or(nx.max(ny).max(1));
         let mut layout = Self {
@@ -52,7 +53,7 @@ impl Layout {
         self.windows.push(start..self.places.len());
     }
 
-    /// Patches across and down.
+    /// Patches per row and per column.
     pub(super) fn patches(&self) -> [usize; 2] {
         [2 * self.nx, 2 * self.ny]
     }
@@ -81,7 +82,7 @@ mod tests {
         let layout = Layout::new(3, 3, Some(2));
         assert_eq!(layout.windows, [0..16, 16..24, 24..32, 32..36]);
         assert_eq!(layout.raster, [0, 1, 4, 2, 3, 5, 6, 7, 8]);
-        // the second window is the third column of squares
+        // the second window is the third column of image tokens
         assert_eq!(
             layout.places[16..24].concat(),
             [0, 4, 0, 5, 1, 4, 1, 5, 2, 4, 2, 5, 3, 4, 3, 5]

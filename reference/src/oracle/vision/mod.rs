@@ -1,9 +1,9 @@
-//! The vision towers of Qwen3-VL and Qwen2.5-VL, with the projector behind them: from normalised
-//! pixels to the rows that the text model is given.
+//! The vision encoders of Qwen3-VL and Qwen2.5-VL, with their projectors: from normalised pixels to
+//! rows of the text model.
 //!
-//! The formulas are those of llama.cpp's libmtmd without what ggml rounds: it computes the patches'
-//! products from f16 pixels and kernels, and GELU by a table of f16. So its results are within an
-//! NMSE of 2e-6 of these.
+//! The formulas are those of llama.cpp's libmtmd without ggml's rounding: it computes the patches'
+//! products from f16 pixels and kernels, and GELU by a table of f16. Its results are therefore
+//! within an NMSE of 2e-6 of these.
 
 mod blocks;
 mod hparams;
@@ -20,25 +20,25 @@ use hparams::Hparams;
 use layout::Layout;
 pub use prepare::{Prepared, Rgb};
 
-/// A file of a vision tower (llama.cpp's `mmproj`), opened for the plain f64 forward pass.
+/// A file of a vision encoder (llama.cpp's `mmproj`), opened for the plain f64 forward pass.
 #[derive(Debug)]
 pub struct VisionOracle<'a> {
     gguf: &'a Gguf,
     hparams: Hparams,
 }
 
-/// An image as the tower takes it: scaled to its size, and normalised.
+/// An encoder's input: an image resized and normalised.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'p> {
-    /// Of a row.
+    /// Pixels per row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
     /// `(3, height, width)`: planes of red, green and blue.
     pub values: &'p [f32],
 }
 
-/// One image on its way through the tower.
+/// State of a pass over one image.
 struct Tower<'w, 't> {
     hp: &'w Hparams,
     weights: &'w Weights<'w>,
@@ -51,7 +51,7 @@ impl Tower<'_, '_> {
         (self.tap)(name, block, width, x);
     }
 
-    /// `W · x + b`.
+    /// Computes `W · x + b`.
     fn linear(
         &self,
         tensor: &str,
@@ -85,9 +85,8 @@ impl Tower<'_, '_> {
 }
 
 impl<'a> VisionOracle<'a> {
-    /// Reads the hyperparameters and checks that every tensor of the tower is one that the forward
-    /// pass applies, with the dims that they imply. Tensors of an audio encoder in the same file
-    /// are left alone.
+    /// Reads the hyperparameters and checks that the forward pass uses every tensor of the encoder,
+    /// with the dims that they imply. Tensors of an audio encoder in the same file are ignored.
     ///
     /// # Errors
     /// Names the key or tensor that is missing, misshapen or unknown.
@@ -98,35 +97,35 @@ impl<'a> VisionOracle<'a> {
         Ok(oracle)
     }
 
-    /// Width of the text model that the projector is for.
+    /// Embedding width of the text model that the projector is for.
     pub fn text_width(&self) -> usize {
         self.hparams.n_projected
     }
 
-    /// How many blocks have rows of their own for the text model's first layers.
+    /// Number of blocks with an additional projection for the text model's first layers.
     pub fn n_deepstack(&self) -> usize {
         self.hparams.deepstack.len()
     }
 
-    /// An image's sides are multiples of so many pixels.
+    /// Required divisor of an image's sides, in pixels.
     pub fn side_unit(&self) -> usize {
         2 * self.hparams.patch
     }
 
-    /// The rows of an image: one for every two by two patches, `text_width *
-    /// (1 + n_deepstack)` wide.
+    /// Returns the rows of an image: one for every 2 x 2 patches, `text_width * (1 + n_deepstack)`
+    /// wide.
     ///
     /// # Errors
-    /// The image's sides are no multiples of [`VisionOracle::side_unit`], there are not as many
-    /// pixels as they say, or a tensor cannot be dequantized.
+    /// The image's sides are not multiples of [`VisionOracle::side_unit`], they contradict the
+    /// number of pixels, or a tensor cannot be dequantized.
     pub fn encode(&self, pixels: Pixels<'_>) -> Result<ImageRows, Error> {
         self.encode_tapped(pixels, &mut |_, _, _, _| {})
     }
 
-    /// [`VisionOracle::encode`], showing every intermediate to `tap` by llama.cpp's name and the
-    /// number of its block, in the order in which llama.cpp computes them. What the tap writes
-    /// there is what the pass goes on with. Rows are patches in the tower's order: two by two, and
-    /// where it has windows, these one after another. Behind the projector they are merged.
+    /// Does the same as [`VisionOracle::encode`], and passes every intermediate to `tap` with
+    /// llama.cpp's name and its block number, in llama.cpp's order. The pass continues with any
+    /// values the tap writes. Rows are patches in the encoder's order: 2 x 2, and with windows,
+    /// window by window. After the projector they are merged.
     ///
     /// # Errors
     /// As [`VisionOracle::encode`].
@@ -159,8 +158,8 @@ impl<'a> VisionOracle<'a> {
         Ok(Layout::new(width / unit, height / unit, side))
     }
 
-    /// The pass, from pixels to rows of the text model,
-    /// `(ny * nx, text_width * (1 + n_deepstack))`.
+    /// Runs the pass, from pixels to rows of the text model, `(ny * nx, text_width * (1 +
+    /// n_deepstack))`.
     fn pass(
         &self,
         weights: &Weights<'_>,
@@ -185,8 +184,8 @@ impl<'a> VisionOracle<'a> {
         tower.project(&x, &kept)
     }
 
-    /// As the text model's oracle does it: a pass over no patches, with weights that are checked
-    /// but not read.
+    /// Checks the tensors like the text model's oracle: a pass over no patches, with weights that
+    /// are checked but not read.
     fn check_tensors(&self) -> Result<(), Error> {
         let weights = Weights::new(self.gguf, true);
         let nothing = Pixels {

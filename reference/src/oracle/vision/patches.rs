@@ -1,4 +1,4 @@
-//! From pixels to the rows that the first block reads.
+//! Patch embedding: from pixels to the rows that the first block reads.
 
 use super::super::math::add_into;
 use super::hparams::Kind;
@@ -8,8 +8,8 @@ use crate::Error;
 const POSITIONS: &str = "v.position_embd.weight";
 
 impl Tower<'_, '_> {
-    /// `W₀ · p + W₁ · p`, one row for every patch: the kernels are those of two frames, and of a
-    /// picture both frames are the same. Qwen3-VL adds a bias and what the table has for the place.
+    /// Computes `W₀ · p + W₁ · p`, one row per patch: the kernels are those of two video frames,
+    /// and an image is both frames. Qwen3-VL adds a bias and a position embedding.
     pub(super) fn embed(&mut self, pixels: Pixels<'_>) -> Result<Vec<f64>, Error> {
         let (patch, n_embd) = (self.hp.patch, self.hp.n_embd);
         let values = self.patch_values(pixels);
@@ -26,7 +26,8 @@ impl Tower<'_, '_> {
         Ok(x)
     }
 
-    /// The pixels of every patch, `(n_patches, 3 * patch * patch)`: of each colour row by row.
+    /// Returns the pixels of every patch, `(n_patches, 3 * patch * patch)`: colour by colour, row
+    /// by row.
     fn patch_values(&self, pixels: Pixels<'_>) -> Vec<f64> {
         let patch = self.hp.patch;
         let mut values = Vec::with_capacity(pixels.values.len());
@@ -42,9 +43,9 @@ impl Tower<'_, '_> {
         values
     }
 
-    /// What the table has for the place of every patch, `(n_patches, n_embd)`. The table is a
-    /// square grid. It is stretched over the image so that corners meet corners, and read between
-    /// four entries.
+    /// Returns the position embedding of every patch, `(n_patches, n_embd)`. The table is a square
+    /// grid, stretched over the image so that corners meet corners, and interpolated between four
+    /// entries.
     fn positions(&self) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let side = self.table_side()?;
@@ -66,7 +67,7 @@ impl Tower<'_, '_> {
         Ok(x)
     }
 
-    /// Entries along a side of the table.
+    /// Returns the entries per side of the table.
     fn table_side(&self) -> Result<usize, Error> {
         let n_embd = self.hp.n_embd as u64;
         let dims = self.weights.dims(POSITIONS);
@@ -86,7 +87,7 @@ impl Tower<'_, '_> {
     }
 }
 
-/// The two entries of `n` that place `i` of `count` lies between, and how much of each it has.
+/// Returns the two entries, of `n`, around position `i` of `count`, with their weights.
 fn between(i: usize, count: usize, n: usize) -> [(usize, f64); 2] {
     let source = match count {
         0 | 1 => i as f64 * n as f64,

@@ -1,35 +1,35 @@
-//! From an image's bytes to normalised pixels: its size, scaling as Pillow does, and black around
-//! it. What is not computed in f32 or in whole numbers here is not in llama.cpp either, so that the
-//! pixels of both have the same bits.
+//! Image preprocessing, from bytes to normalised pixels: size, resampling as in Pillow, and black
+//! padding. It uses f32 or integers exactly where llama.cpp does, so that the pixels of both are
+//! bit-identical.
 
 use super::super::hparams::Keys;
 use super::{Pixels, VisionOracle};
 use crate::Error;
 
-/// An image as it was decoded.
+/// A decoded image.
 #[derive(Debug, Clone, Copy)]
 pub struct Rgb<'p> {
-    /// Of a row.
+    /// Pixels per row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
     /// `(height, width, 3)`: red, green and blue.
     pub bytes: &'p [u8],
 }
 
-/// An image in the size that it gets, normalised.
+/// An image resized and normalised.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {
-    /// Of a row.
+    /// Pixels per row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
     /// `(3, height, width)`: planes of red, green and blue.
     pub values: Vec<f32>,
 }
 
 impl Prepared {
-    /// What the tower takes.
+    /// Returns the encoder's input.
     pub fn pixels(&self) -> Pixels<'_> {
         Pixels {
             width: self.width,
@@ -39,7 +39,7 @@ impl Prepared {
     }
 }
 
-/// One plane of bytes.
+/// One colour plane of bytes.
 struct Plane {
     width: usize,
     height: usize,
@@ -47,11 +47,11 @@ struct Plane {
 }
 
 impl VisionOracle<'_> {
-    /// Scales an image to whole squares of patches, of which there are at least and at most so
-    /// many, and normalises it by the mean and the deviation of the file.
+    /// Resizes an image to whole image tokens, with their number within `limits`, and normalises it
+    /// by the file's mean and standard deviation.
     ///
     /// # Errors
-    /// There are not as many bytes as the sides say, or the file lacks one of the two.
+    /// The number of bytes contradicts the sides, or the file lacks mean or deviation.
     pub fn prepare(&self, image: Rgb<'_>, limits: [usize; 2]) -> Result<Prepared, Error> {
         let expected = image.width.saturating_mul(image.height).saturating_mul(3);
         if image.bytes.len() != expected || expected == 0 {
@@ -104,7 +104,7 @@ impl VisionOracle<'_> {
     }
 }
 
-/// The sides that an image gets, both whole `unit`s.
+/// Returns the sides to resize to, both multiples of `unit`.
 fn size(sides: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2] {
     let unit = unit as f32;
     let [w, h] = sides.map(|side| side as f32);
@@ -124,7 +124,7 @@ fn size(sides: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2]
 }
 
 impl Plane {
-    /// Scaled by one factor until it fits, in the middle of black.
+    /// Scales by one factor until the image fits, and centres it on black.
     fn fitted(self, width: usize, height: usize) -> Plane {
         if (self.width, self.height) == (width, height) {
             return self;
@@ -148,7 +148,7 @@ impl Plane {
         }
     }
 
-    /// Rows and columns exchanged.
+    /// Transposes the plane.
     fn turned(&self) -> Plane {
         let (width, height) = (self.height, self.width);
         let at = |i: usize| self.bytes[i % width * self.width + i / width];
@@ -159,7 +159,7 @@ impl Plane {
         }
     }
 
-    /// Its rows scaled to so many pixels.
+    /// Resamples its rows to `to` pixels.
     fn across(self, to: usize) -> Plane {
         if to == self.width {
             return self;
@@ -181,11 +181,11 @@ impl Plane {
     }
 }
 
-/// Bits behind the point of a weight.
+/// Fraction bits of a weight.
 const FRACTION: u32 = 22;
 const ONE: i64 = 1 << FRACTION;
 
-/// The first pixel that becomes part of pixel `out`, and the weights of it and those that follow.
+/// Returns the first input pixel of output pixel `out`, and the weights from there on.
 fn kernel(out: usize, from: usize, to: usize) -> (usize, Vec<i64>) {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
@@ -203,7 +203,7 @@ fn kernel(out: usize, from: usize, to: usize) -> (usize, Vec<i64>) {
     (first, weights.iter().map(fixed).collect())
 }
 
-/// Keys' polynomials with a = -1/2.
+/// Keys' cubic convolution with a = -1/2.
 fn bicubic(x: f64) -> f64 {
     const A: f64 = -0.5;
     match x.abs() {

@@ -1,4 +1,4 @@
-//! From patches to rows of the text model.
+//! Projector: from patches to rows of the text model.
 
 use super::super::math::Activation;
 use super::Tower;
@@ -6,10 +6,10 @@ use super::blocks::FeedForward;
 use crate::Error;
 
 impl Tower<'_, '_> {
-    /// The rows of the text model, `(n_squares, n_projected * (1 + n_deepstack))`: what the last
-    /// block made, and then what the blocks in `kept` did. Rows of two by two patches are one row,
-    /// which is the same values in the same order: those of the last block after they are normed,
-    /// the others before.
+    /// Computes the rows of the text model, `(n_tokens, n_projected * (1 + n_deepstack))`: the
+    /// projected result of the last block, then those of the blocks in `kept`. The rows of 2 x 2
+    /// patches are merged into one, which only reinterprets the array: for the last block after the
+    /// norm, for the others before it.
     pub(super) fn project(
         &mut self,
         x: &[f64],
@@ -42,7 +42,7 @@ impl Tower<'_, '_> {
         }
     }
 
-    /// Rows side by side, those of each square of patches where it is in the image.
+    /// Joins the parts of each row, and sorts the rows into raster order.
     fn in_raster_order(&self, parts: &[Vec<f64>]) -> Vec<f64> {
         let width = self.hp.n_projected;
         let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! In what the text model is given, seen in logits.
+//! Faults in the text model's input, detected in logits.
 
 use super::super::golden::Case;
 use super::super::{F32_ROUNDING, nmse};
@@ -7,15 +7,14 @@ use gguf_rs_lite::Gguf;
 use octavo_fixtures as fixtures;
 use octavo_reference::{ImageRows, Oracle, Tap};
 
-/// What goes into the text model.
+/// Input of the text model.
 struct Input {
     images: Vec<ImageRows>,
     positions: Vec<[usize; 4]>,
 }
 
 impl Input {
-    /// Changes the rows of each image: numbers of rows across and down, the values, and their
-    /// width.
+    /// Changes the rows of each image; `change` gets the values and the width of a row.
     fn change_rows(&mut self, change: impl Fn(&mut [f64], usize)) {
         for image in &mut self.images {
             let (nx, ny, width) = (image.nx(), image.ny(), image.width());
@@ -25,7 +24,7 @@ impl Input {
         }
     }
 
-    /// Changes each row's embedding and its two parts behind it.
+    /// Changes each row's embedding and the two deepstack parts after it.
     fn change_parts(&mut self, change: fn(&mut [&mut [f64]])) {
         self.change_rows(|rows, width| {
             for row in rows.chunks_mut(width) {
@@ -85,7 +84,7 @@ const INPUT_FAULTS: &[(&str, InputPlant)] = &[
     }),
 ];
 
-/// NMSE of the logits of `two` with llama.cpp's rows, changed.
+/// Returns the NMSE of the logits of `two` with llama.cpp's rows, changed.
 fn logits_error(case: &Case, text: &Gguf, plant: InputPlant, tap: &mut Tap<'_>) -> f64 {
     let tokens = case.tokens();
     let mut input = Input {
@@ -111,13 +110,13 @@ fn faults_in_the_prompt_show() {
     for (what, plant) in INPUT_FAULTS {
         let error = error(*plant);
         println!("{what}: NMSE {error:.1e}");
-        // one pair has the fourth position, and turns slowly
+        // a single pair uses the fourth position, at a low frequency
         let least = if what.contains("fourth") { 1e-8 } else { SHOWS };
         assert!(error > least, "{what}: NMSE {error:e}");
     }
 }
 
-/// The text model's rotation done again, right and wrong.
+/// Recomputes the text model's RoPE, correctly and wrongly.
 #[test]
 fn other_sections_show() {
     let Some(folder) = fixtures::shared("vision") else {
@@ -131,7 +130,7 @@ fn other_sections_show() {
         let mut tap = |name: &str, _: Option<usize>, width: usize, x: &mut [f64]| match name {
             "Qcur_normed" | "Kcur_normed" => normed = Some(x.to_vec()),
             "Qcur" | "Kcur" => {
-                // the first of that name is not rotated yet
+                // the first value of that name is not rotated yet
                 if let Some(before) = normed.take() {
                     x.copy_from_slice(&before);
                     let angle = |row: usize, pair: usize| {

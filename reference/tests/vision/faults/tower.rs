@@ -1,4 +1,4 @@
-//! In the towers, seen in the rows of an image.
+//! Faults in the vision encoders, detected in the rows of an image.
 
 use super::super::golden::{Case, Image};
 use super::super::{EMBEDDINGS, nmse};
@@ -12,7 +12,7 @@ fn model(folder: &Path, name: &str) -> Model {
     Model::read(folder.join(name).to_str().unwrap())
 }
 
-/// The error of an image's rows with a fault in the tower or in the image.
+/// Returns the error of an image's rows with a fault in the encoder or in the image.
 fn tower_error(
     folder: &Path,
     file: &str,
@@ -40,7 +40,7 @@ fn copy(model: &mut Model, from: &str, to: &str) {
     model.tensors.insert(to.into(), tensor);
 }
 
-/// Gives the deepstack layers of blocks to other blocks.
+/// Moves the deepstack layers of some blocks to other blocks.
 fn move_deepstack(model: &mut Model, from: [usize; 2], to: [usize; 2]) {
     let mut moved = Vec::new();
     for (from, to) in from.into_iter().zip(to) {
@@ -56,7 +56,7 @@ fn move_deepstack(model: &mut Model, from: [usize; 2], to: [usize; 2]) {
     model.tensors.extend(moved);
 }
 
-/// A table of rows by columns as one of columns by rows.
+/// Transposes a table of position embeddings.
 fn transpose_positions(model: &mut Model) {
     let (dims, values) = model.tensors.get_mut("v.position_embd.weight").unwrap();
     let (width, side) = (dims[0] as usize, (dims[1] as usize).isqrt());
@@ -92,7 +92,7 @@ const TOWER_FAULTS: &[(&str, Plant)] = &[
     }),
 ];
 
-/// The same of Qwen2.5-VL.
+/// The same for Qwen2.5-VL.
 const WINDOW_FAULTS: &[(&str, Plant)] = &[
     ("attention to the whole image everywhere", |m| {
         m.set("clip.vision.n_wa_pattern", 1u32);
@@ -148,24 +148,24 @@ fn colours_in_another_order_show() {
     assert!(error > SHOWS, "NMSE {error:e}");
 }
 
-/// Patches across and down of the image that faults are planted in.
+/// Patches per row and per column of the image used for faults.
 const PATCHES: [usize; 2] = [12, 8];
 
-/// Where the tower has the patch that is number `i` from the left, then from the top.
+/// Returns the index in the encoder's order of the patch with raster index `i`.
 fn in_tower(i: usize) -> usize {
     let (y, x) = (i / PATCHES[0], i % PATCHES[0]);
     let square = y / 2 * (PATCHES[0] / 2) + x / 2;
     4 * square + y % 2 * 2 + x % 2
 }
 
-/// Row and column of the patch that is number `i` in the tower.
+/// Returns row and column of the patch with index `i` in the encoder's order.
 fn place(i: usize) -> [usize; 2] {
     let (square, within) = (i / 4, i % 4);
     let (y, x) = (square / (PATCHES[0] / 2), square % (PATCHES[0] / 2));
     [2 * y + within / 2, 2 * x + within % 2]
 }
 
-/// Angles of the tower's heads: rows come first, and frequencies fall with `4 * i`.
+/// Returns RoPE angles of the encoder's heads: rows come first, and frequencies fall with `4 * i`.
 fn tower_angle(row: usize, pair: usize, first: usize, fall: f64) -> f64 {
     const HEAD: f64 = 32.0;
     let (half, i) = (pair / 8, pair % 8);
@@ -173,7 +173,7 @@ fn tower_angle(row: usize, pair: usize, first: usize, fall: f64) -> f64 {
     along as f64 * 10_000f64.powf(-fall * i as f64 / HEAD)
 }
 
-/// What a tap does to a value of a name and a width.
+/// Change of a tapped value, given its name and width.
 type Change = fn(&str, usize, &mut [f64]);
 
 const ORDER_FAULTS: &[(&str, Change)] = &[
@@ -211,7 +211,7 @@ fn patches_in_another_order_show() {
     }
 }
 
-/// The tower's rotation done again, right and wrong.
+/// Recomputes the encoder's RoPE, correctly and wrongly.
 #[test]
 fn other_angles_in_a_tower_show() {
     let Some(folder) = fixtures::shared("vision") else {
@@ -241,7 +241,7 @@ fn other_angles_in_a_tower_show() {
     }
 }
 
-/// The table read as if the middle of each patch counted, and not corners.
+/// Interpolates the table between patch centres instead of corners.
 #[test]
 fn positions_between_middles_show() {
     let Some(folder) = fixtures::shared("vision") else {
@@ -271,7 +271,7 @@ fn positions_between_middles_show() {
     assert!(middles > SHOWS, "NMSE {middles:e}");
 }
 
-/// Adds what a table of eight by eight has for a place.
+/// Adds the position embedding from a table of eight by eight.
 fn add_position(
     x: &mut [f64],
     table: &[f32],
@@ -290,7 +290,7 @@ fn add_position(
     }
 }
 
-/// Rows of a deepstack layer whose norm takes each patch alone, as that of the merger does.
+/// Applies a deepstack layer's norm to each patch separately, as the merger's does.
 #[test]
 fn a_norm_before_the_merge_shows() {
     let Some(folder) = fixtures::shared("vision") else {
@@ -331,7 +331,7 @@ fn a_norm_before_the_merge_shows() {
     assert!(alone > SHOWS, "NMSE {alone:e}");
 }
 
-/// Takes the mean off and divides by the deviation, of every `width` values.
+/// Subtracts the mean and divides by the standard deviation, for every `width` values.
 fn norm(x: &mut [f64], width: usize) {
     for row in x.chunks_mut(width) {
         let n = width as f64;
