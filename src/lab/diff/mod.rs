@@ -39,7 +39,7 @@ pub use tolerance::Tolerance;
 /// Reasons two computations could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// One of the two failed.
+    /// The engine failed in one of the two executions.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
     /// The vision tower failed, or cannot take the image.

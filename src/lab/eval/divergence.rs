@@ -83,8 +83,8 @@ impl ChunkDivergence {
     }
 }
 
-/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
-/// model.
+/// Divergence of a model from a base, over the tokens scored so far. "Q" in llama-perplexity's
+/// names is the model.
 /// Each chunk is summed by itself and the chunks' sums are added in text order, so that every digit
 /// is the same however chunks are distributed over processes.
 /// digit is the same wherever a chunk was read.

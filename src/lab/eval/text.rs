@@ -1,4 +1,4 @@
-//! A text as chunks of tokens.
+//! Splits a text into chunks of tokens.
 
 use std::io::{Read, Seek};
 use std::ops::Range;

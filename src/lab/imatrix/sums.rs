@@ -105,7 +105,7 @@ fn added((a, a_rest): (f64, f64), (b, b_rest): (f64, f64)) -> (f64, f64) {
 /// Sums over chunks of a text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sums {
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     chunk: usize,
     chunks: usize,
     totals: BTreeMap<String, Total>,

@@ -111,8 +111,8 @@ pub enum Progress<'a> {
     Done {
         /// Conversion of the tensor.
         change: &'a Change,
-        /// For AWQ groups converted to Q4_1 blocks, the largest difference from rounding `-zero *
-        /// scale` to f16, in steps of the group's scale. Scales and codes are exact.
+        /// For AWQ groups converted to Q4_1 blocks, the largest difference from rounding
+        /// `-zero * scale` to f16, in steps of the group's scale. Scales and codes are exact.
         rounding: Option<f32>,
     },
 }

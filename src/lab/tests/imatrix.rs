@@ -343,8 +343,8 @@ fn each_expert_has_sums_of_its_own() {
     );
 }
 
-/// The shared matrix was made with `llama-imatrix -m tiny-qwen3-f16.gguf -f calibration.txt -c 256
-/// --chunks 20`.
+/// The shared matrix was made with
+/// `llama-imatrix -m tiny-qwen3-f16.gguf -f calibration.txt -c 256 --chunks 20`.
 ///
 /// llama.cpp rounds activations to f16 before multiplying them with f16 weights, an error of 2^-11
 /// each; sums over thousands of squares computed from those may differ by twice that.

@@ -3,9 +3,10 @@
 //!
 //! `quantize_mix.txt` has one line for each model and target: the number of tensors of each type,
 //! and a digest of all types. It records the output of `llama-quantize --dry-run` (llama.cpp of
-//! October 2026) for these models. To regenerate it: `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo
-//! test --release -p octavo-lab quantize_mix`, where FOLDER has llama-quantize. Where the reference
-//! llama.cpp is built, its output is compared with the file.
+//! October 2026) for these models. To regenerate it:
+//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-lab quantize_mix`,
+//! where FOLDER has llama-quantize. Where the reference llama.cpp is built, its output is compared
+//! with the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -172,8 +173,9 @@ fn ours(model: &Gguf, importance: Option<&Importance>, target: Target) -> Vec<(S
         .collect()
 }
 
-/// Parses the dry run's lines `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB
-/// -> 0.001 MiB (q4_K)`; an unchanged tensor has no type at the end.
+/// Parses the dry run's lines
+/// `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB -> 0.001 MiB (q4_K)`; an
+/// unchanged tensor has no type at the end.
 fn theirs(
     program: &Path,
     model: &Path,

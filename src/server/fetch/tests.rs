@@ -178,7 +178,7 @@ fn only_public_addresses_are_asked_unless_they_are_named() {
             "{host}: {error}"
         );
     }
-    // with named hosts only, nothing else is asked, whatever its address
+    // if only named hosts are allowed, no other host is contacted, whatever its address
     let named = fetcher(&["example.org", "localhost:1"], RootCertStore::empty());
     for host in ["127.0.0.1", "localhost", "1.1.1.1"] {
         let error = fetch(&named, &[format!("http://{host}:{port}/picture")]).expect_err(host);

@@ -17,8 +17,8 @@ struct Style<'a> {
     ascii: bool,
 }
 
-/// Implements the filter `tojson(value, ensure_ascii=False, indent=None, separators=None,
-/// sort_keys=False)`.
+/// Implements the filter
+/// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     type Given = Option<Value>;
     let (ascii, indent, separators, sort, options): (Given, Given, Given, Given, Kwargs) =

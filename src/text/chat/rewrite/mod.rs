@@ -86,7 +86,7 @@ const DEEP_TESTS: [&str; 17] = [
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// The guarded form of a template.
+/// Returns the guarded form of a template.
 pub(super) fn rewrite(source: &str) -> Result<String> {
     // Jinja reads every line break as a line feed.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");

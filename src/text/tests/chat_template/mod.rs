@@ -24,7 +24,7 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
-/// Prints the probe conversations by which the engine detects the features that a template
+/// Prints the probe conversations by which `ChatTemplate` detects the features that a template
 /// supports: without it, a snippet would seem to lack features, and get adapted conversations.
 const TAKES_ALL: &str = "{% if messages|length != 4 %}{{ messages }}{% endif %}";
 

@@ -1,8 +1,8 @@
 //! Parses the subset of regular expressions that pre-tokenizers use, into a tree.
 //!
-//! Supports literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy `? * +
-//! {m} {m,n}`, look-ahead and `$`. No look-behind, captures or back-references: whether a pattern
-//! matches at a position depends only on the following text.
+//! Supports literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy
+//! `? * + {m} {m,n}`, look-ahead and `$`. No look-behind, captures or back-references: whether a
+//! pattern matches at a position depends only on the following text.
 
 use crate::tokenizer::unicode::{CategorySet, LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL};
 

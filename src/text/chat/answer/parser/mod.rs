@@ -44,7 +44,7 @@ pub struct AnswerParser {
     at: usize,
     /// Start of white space that may belong to a marker.
     blank: Option<usize>,
-    /// Bytes before the buffer, and bytes that were read again.
+    /// Bytes of the answer before the buffer; `reread` counts bytes that were read again.
     before: usize,
     reread: usize,
     place: Place,
