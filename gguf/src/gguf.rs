@@ -52,7 +52,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn n_elements(&self) -> u64 {
         // an info that came from a file has a representable size
         layout::elements(&self.dims).unwrap_or(u64::MAX)
@@ -150,12 +150,12 @@ impl Gguf {
         })
     }
 
-    /// Path of the (first) file, for messages: control characters are escaped.
+    /// Returns the path of the (first) file, for messages: control characters are escaped.
     pub fn name(&self) -> &str {
         self.parts.first().map_or("", |p| &p.name)
     }
 
-    /// Paths of all files, for messages.
+    /// Returns the paths of all files, for messages.
     pub fn part_names(&self) -> impl Iterator<Item = &str> {
         let mut seen = HashSet::new();
         self.parts
@@ -171,17 +171,17 @@ impl Gguf {
             .any(|p| matches!(p.bytes, Bytes::Shared(..) | Bytes::Made { .. }))
     }
 
-    /// GGUF version, 2 or 3.
+    /// Returns the GGUF version, 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Alignment of tensor data in bytes: `general.alignment`, 32 without it.
+    /// Returns the alignment of tensor data in bytes: `general.alignment`, 32 without it.
     pub fn alignment(&self) -> u32 {
         self.alignment
     }
 
-    /// Total bytes of all files.
+    /// Returns the total bytes of all files.
     pub fn file_bytes(&self) -> u64 {
         self.parts
             .iter()
@@ -366,7 +366,7 @@ impl Gguf {
             .map_or(Ok(()), |part| part.bytes.check())
     }
 
-    /// Path of the file that holds a tensor, for messages.
+    /// Returns the path of the file that holds a tensor, for messages.
     pub fn part_name(&self, tensor: &TensorInfo) -> &str {
         self.parts.get(tensor.part).map_or("", |part| &part.name)
     }

@@ -164,7 +164,7 @@ const PAGE: usize = if cfg!(target_arch = "x86_64") {
 };
 
 impl Bytes {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Bytes::Made { len, .. } => *len,

@@ -115,7 +115,7 @@ impl NewFile {
         })
     }
 
-    /// Current, temporary path.
+    /// Returns the current, temporary path.
     pub fn path(&self) -> &Path {
         self.temporary.path()
     }
@@ -269,7 +269,7 @@ fn same_file(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Other systems offer no file numbers to compare.
+/// Returns true: other systems offer no file numbers to compare.
 #[cfg(not(unix))]
 fn same_file(_: &Metadata, _: &Metadata) -> bool {
     true
@@ -343,7 +343,8 @@ fn create(folder: &Path, name: &OsStr) -> io::Result<(Temporary, File)> {
     }
 }
 
-/// Best effort: files that cannot be listed, locked or removed stay.
+/// Removes left-over temporary files. Best effort: files that cannot be listed, locked or removed
+/// stay.
 fn remove_left_over(folder: &Path, name: &OsStr) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if is_temporary_of(name, &entry.file_name())

@@ -44,7 +44,8 @@ pub(crate) fn remove_left_over(path: PathBuf) {
     }
 }
 
-/// Best effort: the failure that led here matters more than one to remove a file.
+/// Removes a file or folder. Best effort: the failure that led here matters more than one to remove
+/// a file.
 fn remove(path: &Path) {
     match path.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => drop(fs::remove_dir_all(path)),
@@ -107,7 +108,7 @@ impl Temporary {
         Ok((temporary, file))
     }
 
-    /// Current path.
+    /// Returns the current path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -138,7 +139,7 @@ impl Drop for Temporary {
 #[cfg(unix)]
 use crate::map::tidy_up_at_the_end;
 
-/// On other systems there is no signal to wait for.
+/// Does nothing: on other systems there is no signal to wait for.
 #[cfg(not(unix))]
 fn tidy_up_at_the_end() {}
 

@@ -137,12 +137,12 @@ impl TensorType {
         self.row().1
     }
 
-    /// Elements in one block: 1 for plain types, 32 to 256 for quantized ones.
+    /// Returns the elements in one block: 1 for plain types, 32 to 256 for quantized ones.
     pub fn block_len(self) -> usize {
         self.row().2 as usize
     }
 
-    /// Bytes in one block.
+    /// Returns the bytes in one block.
     pub fn block_bytes(self) -> usize {
         self.row().3 as usize
     }

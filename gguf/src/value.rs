@@ -69,7 +69,8 @@ impl ValueType {
         }
     }
 
-    /// Bytes of one element in a file; `None` for strings and arrays, whose size varies.
+    /// Returns the bytes of one element in a file; `None` for strings and arrays, whose size
+    /// varies.
     pub fn size(self) -> Option<u64> {
         match self {
             V::U8 | V::I8 | V::Bool => Some(1),
@@ -211,12 +212,12 @@ impl<'a> Array<'a> {
         Array { elem, len, bytes }
     }
 
-    /// Type of the elements; never [`ValueType::Array`].
+    /// Returns the type of the elements; never [`ValueType::Array`].
     pub fn elem_type(&self) -> ValueType {
         self.elem
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }

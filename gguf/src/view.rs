@@ -27,7 +27,7 @@ impl SharedFile {
         })
     }
 
-    /// Path, for messages: control characters are escaped.
+    /// Returns the path, for messages: control characters are escaped.
     pub fn name(&self) -> &str {
         &self.name
     }

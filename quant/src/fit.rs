@@ -55,7 +55,7 @@ fn apart<const N: usize, const L: usize>(levels: &[Lanes<L>; N]) -> [[u8; N]; L]
     std::array::from_fn(|g| std::array::from_fn(|i| levels[i][g] as u8))
 }
 
-/// [`nearest_int`], clamped, as a float.
+/// Rounds with [`nearest_int`], clamps, and returns a float.
 fn nearest_within(v: f32, low: i32, high: i32) -> f32 {
     nearest_int(v).clamp(low, high) as f32
 }
@@ -161,8 +161,9 @@ pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -
     (scale, levels)
 }
 
-/// Like [`symmetric_groups`] with weights `x^2`, but moves one level at a time instead of trying
-/// scales, for at most five rounds. A group without a move in one round is skipped in later ones.
+/// Fits like [`symmetric_groups`] with weights `x^2`, but moves one level at a time instead of
+/// trying scales, for at most five rounds. A group without a move in one round is skipped in later
+/// ones.
 pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(
     half: i32,
     x: &[Lanes<L>; N],

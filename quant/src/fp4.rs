@@ -5,9 +5,9 @@
 //! | MXFP4 | 32 | `e` 1, `qs` 16 | E8M0: `2^(e - 127)` |
 //! | NVFP4 | 64 = 4 x 16 | `d` 4, `qs` 32 (8 per group) | E4M3 without its sign bit, bias 7 |
 //!
-//! In a group of 2n values byte `j` of `qs` has value `j` (low half) and value `j + n` (high half).
-//! The tables hold E2M1 values doubled, which makes them integers, so the scales here are halved;
-//! both are exact, except that the smallest MXFP4 scales become subnormal.
+//! In a group of 2n values byte `j` of `qs` has value `j` (low nibble) and value `j + n` (high
+//! nibble). The tables hold E2M1 values doubled, which makes them integers, so the scales here are
+//! halved; both are exact, except that the smallest MXFP4 scales become subnormal.
 
 use crate::bits::{encode_blocks, nibble32};
 use crate::format::{Format, block_format};

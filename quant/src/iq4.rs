@@ -41,8 +41,8 @@ fn nearest(v: f32) -> u8 {
     upper - u8::from(v - low < high - v)
 }
 
-/// Returns the scale of 32 values with the least weighted error, of 16 scales around the one that
-/// maps the extreme to the lowest level.
+/// Returns the weighted sums of values times their levels, and of these levels squared, for an
+/// inverse scale: their quotient is the scale with the least error for these levels.
 fn sums(x: &[f32; 32], w: &[f32; 32], id: f32) -> (f32, f32) {
     let (mut xq, mut q2) = (0.0f32, 0.0f32);
     for (x, w) in x.iter().zip(w) {
@@ -53,7 +53,8 @@ fn sums(x: &[f32; 32], w: &[f32; 32], id: f32) -> (f32, f32) {
     (xq, q2)
 }
 
-/// Stores values `j` and `j + 16` in byte `j`.
+/// Returns the scale of 32 values with the least weighted error, of 16 scales around the one that
+/// maps the extreme to the lowest level.
 fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     let max = extreme(x);
     if max.abs() < NEGLIGIBLE {
@@ -84,8 +85,7 @@ fn inverse(d: f32) -> f32 {
     if d != 0.0 { 1.0 / d } else { 0.0 }
 }
 
-/// Compares with an exhaustive search over the levels, from below the lowest to above the highest,
-/// with the neighbours of every step.
+/// Stores values `j` and `j + 16` in byte `j`.
 fn put_group(qs: &mut [u8], x: &[f32; 32], id: f32) {
     for (j, q) in qs.iter_mut().enumerate() {
         *q = nearest(id * x[j]) | nearest(id * x[j + 16]) << 4;
@@ -103,8 +103,8 @@ pub(crate) fn quantize_iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut
     });
 }
 
-/// A block of IQ4_NL as ggml stores keys and values (`quantize_row_iq4_nl_ref`): the extreme has
-/// the lowest level, and no other scale is tried.
+/// Encodes a block of IQ4_NL as ggml does for keys and values (`quantize_row_iq4_nl_ref`): the
+/// extreme gets the lowest level, and no other scale is tried.
 pub fn iq4_nl_at_once(x: &[f32; 32]) -> [u8; 18] {
     let max = extreme(x);
     let mut b = [0; 18];
@@ -156,8 +156,8 @@ pub(crate) fn quantize_iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut
 mod tests {
     use super::*;
 
-    /// By trying all levels, from below the lowest to above the highest, with the neighbours of
-    /// every step.
+    /// Compares with an exhaustive search over the levels, from below the lowest to above the
+    /// highest, with the neighbours of every step.
     #[test]
     fn nearest_is_the_level_of_least_distance() {
         let levels = IQ4_LEVELS.map(f32::from);

@@ -134,7 +134,8 @@ impl<const D: usize> Grid<D> {
         }
     }
 
-    /// Like [`Grid::nearest`] with the error of `scale * (2 * l + 1)` for `x`, weighted by `w`.
+    /// Does the same as [`Grid::nearest`] with the error of `scale * (2 * l + 1)` for `x`, weighted
+    /// by `w`.
     fn nearest_scaled(&self, at: &[u8; D], scale: f32, x: &[f32; D], w: &[f32; D]) -> (u16, bool) {
         let (start, len) = match self.place(at) {
             Place::On(index) => return (index, true),
@@ -288,8 +289,8 @@ pub(crate) fn take_signs(x: &mut [f32; 8]) -> u8 {
     signs
 }
 
-/// Like [`take_signs`] with an even number of signs: if it is odd, the value that costs the least
-/// error keeps the wrong sign.
+/// Does the same as [`take_signs`] with an even number of signs: if it is odd, the value that costs
+/// the least error keeps the wrong sign.
 pub(crate) fn take_even_signs(x: &mut [f32; 8], w: &[f32; 8]) -> u8 {
     let cost: [f32; 8] = std::array::from_fn(|i| w[i] * x[i] * x[i]);
     let mut signs = take_signs(x);

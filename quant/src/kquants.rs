@@ -10,7 +10,7 @@
 //! | Q6_K | `ql` 128, `qh` 64, `scales` i8 x 16, `d` f16 | 16 x 16 | `(d * sc) * (q - 32)` |
 //! | Q8_K | `d` f32, `qs` i8 x 256, `bsums` i16 x 16 | - | `d * q` |
 //!
-//! Where the bits of value `i` (0..256) are:
+//! Places of the bits of value `i` (0..256):
 //!
 //! | bits | byte | bits in the byte |
 //! |---|---|---|

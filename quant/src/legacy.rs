@@ -181,7 +181,7 @@ pub(crate) fn quantize_q5_1(row: &[f32], importance: Option<&[f32]>, out: &mut V
     });
 }
 
-/// [`fit::affine`] with the minimum's own sign, which these formats store.
+/// Fits with [`fit::affine`], and returns the minimum with its own sign, which these formats store.
 fn weighted_affine(max: u8, x: &[f32; 32], w: &[f32; 32]) -> (f32, f32, [u8; 32]) {
     let (d, minus_min, levels) = fit::affine(max, x, w, &WEIGHTED);
     (d, -minus_min, levels)

@@ -98,7 +98,7 @@ impl Golden {
         Self::from_bytes(&read(path)?, &path.display().to_string())
     }
 
-    /// [`Golden::read`] from memory; messages call it `name`.
+    /// Does the same as [`Golden::read`] from memory; messages call it `name`.
     ///
     /// # Errors
     /// As [`Golden::read`].
@@ -111,7 +111,7 @@ impl Golden {
         }
     }
 
-    /// Prompt ids.
+    /// Returns the prompt ids.
     pub fn tokens(&self) -> &[u32] {
         match self {
             Self::Full(golden) => &golden.tokens,
@@ -119,7 +119,7 @@ impl Golden {
         }
     }
 
-    /// Size of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
         match self {
             Self::Full(golden) => golden.n_vocab,

@@ -12,8 +12,8 @@ use std::cmp::Ordering;
 pub trait Logit: Copy + Into<f64> {}
 impl<T: Copy + Into<f64>> Logit for T {}
 
-/// Normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for equal arrays, infinite
-/// when only `exact` is all zero, NaN if either contains NaN.
+/// Returns the normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for equal
+/// arrays, infinite when only `exact` is all zero, NaN if either contains NaN.
 ///
 /// # Errors
 /// The lengths differ.

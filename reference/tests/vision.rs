@@ -122,7 +122,7 @@ fn logits_agree_with_llama_cpp() {
     });
 }
 
-/// Name of the logits of the exact dequantization, where the text model is not F32.
+/// Returns the name of the logits of the exact dequantization, where the text model is not F32.
 fn exact_name(case: &Case) -> &'static str {
     match case.names("exact").is_empty() {
         true => "logits",

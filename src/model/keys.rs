@@ -58,7 +58,7 @@ pub struct Entry {
 pub(super) struct PerLayer(Vec<usize>);
 
 impl PerLayer {
-    /// The same count in `n_layer` layers.
+    /// Creates the same count for `n_layer` layers.
     pub(super) fn same(value: usize, n_layer: usize) -> PerLayer {
         PerLayer(vec![value; n_layer])
     }

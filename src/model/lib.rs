@@ -1,6 +1,6 @@
-//! From a file's metadata to a model that a backend can execute: validated hyperparameters, weights
-//! bound to typed fields, and the forward pass as a list of named ops. Depends on no backend; reads
-//! no weight data beyond norms and biases.
+//! Loads a model from a file into a form that a backend can execute: validated hyperparameters,
+//! weights bound to typed fields, and the forward pass as a list of named ops. Depends on no
+//! backend; reads no weight data beyond norms and biases.
 
 mod arch;
 mod blocks;
@@ -30,13 +30,13 @@ pub use weights::{Layer, Pieces, TensorBinder, Tensors, VecId, WeightId, WeightR
 
 /// The input of a backend: a graph, its weights, and the tables and caches it refers to.
 pub trait Network {
-    /// The operations.
+    /// Returns the operations.
     fn graph(&self) -> &Graph;
-    /// Matrices and vectors the operations use.
+    /// Returns the matrices and vectors the operations use.
     fn tensors(&self) -> &Tensors;
-    /// Tables of rotary embeddings.
+    /// Returns the tables of rotary embeddings.
     fn ropes(&self) -> &[Rope];
-    /// Groups of the cache's layers.
+    /// Returns the groups of the cache's layers.
     fn caches(&self) -> &[CacheGroup];
 }
 

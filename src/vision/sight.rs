@@ -73,7 +73,7 @@ impl Viewer {
     }
 }
 
-/// SHA-256 of an image file, its cache key.
+/// Returns the SHA-256 of an image file, its cache key.
 fn digest(file: &[u8]) -> [u8; 32] {
     Sha256::digest(file).into()
 }
@@ -129,7 +129,7 @@ impl Sight {
         &self.engine
     }
 
-    /// Maximum bytes of an image file.
+    /// Returns the maximum bytes of an image file.
     pub fn most_bytes(&self) -> usize {
         self.most_bytes
     }

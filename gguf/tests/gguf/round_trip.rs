@@ -55,7 +55,7 @@ fn value() -> impl Strategy<Value = OwnedValue> {
     ]
 }
 
-/// Type, dims and seed of the bytes.
+/// Generates type, dims and a seed of the bytes.
 fn tensor() -> impl Strategy<Value = (TensorType, Vec<u64>, u8)> {
     let types: Vec<_> = TensorType::all().collect();
     let dims = prop::collection::vec(0u64..4, 0..4);

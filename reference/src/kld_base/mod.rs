@@ -59,7 +59,7 @@ impl Shape {
         (self.n_ctx - 1).saturating_sub(self.first())
     }
 
-    /// Bytes of a row.
+    /// Returns the bytes of a row.
     pub fn row_bytes(&self) -> usize {
         row::HEADER + 2 * self.n_vocab.next_multiple_of(2)
     }

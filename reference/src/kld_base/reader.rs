@@ -102,18 +102,19 @@ impl<R: Read + Seek> Reader<R> {
         Ok(reader)
     }
 
-    /// Name in messages.
+    /// Returns the name in messages.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Sizes of the file.
+    /// Returns the sizes of the file.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Depth of its rows below the most likely token, in nats: 16, or 24 if a row that needs it was
-    /// read. The first chunk is checked when the file is opened, the others as they are read.
+    /// Returns the depth of its rows below the most likely token, in nats: 16, or 24 if a row that
+    /// needs it was read. The first chunk is checked when the file is opened, the others as they
+    /// are read.
     pub fn cut(&self) -> f32 {
         self.cut
     }

@@ -49,7 +49,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Sizes of the file.
+    /// Returns the sizes of the file.
     pub fn shape(&self) -> Shape {
         self.shape
     }

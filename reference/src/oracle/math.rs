@@ -33,8 +33,8 @@ impl Matrix {
     }
 }
 
-/// Dot product with eight partial sums, so that the additions are independent and the compiler may
-/// vectorise them.
+/// Computes the dot product with eight partial sums, so that the additions are independent and the
+/// compiler may vectorise them.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
     let tail: f64 = a8
@@ -155,8 +155,8 @@ pub(super) fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// Causal convolution: each of `width` columns has its own kernel, whose last value applies to the
-/// current row; rows before the first are zeros.
+/// Applies a causal convolution: each of `width` columns has its own kernel, whose last value
+/// applies to the current row; rows before the first are zeros.
 pub(super) fn convolve(x: &[f64], width: usize, kernels: &[f64]) -> Vec<f64> {
     let size = kernels.len() / width;
     let mut y = vec![0.0; x.len()];
@@ -184,7 +184,7 @@ pub(super) fn columns(x: &[f64], width: usize, range: Range<usize>) -> Vec<f64> 
         .collect()
 }
 
-/// `x *= factor`.
+/// Computes `x *= factor`.
 pub(super) fn scale(x: &mut [f64], factor: f64) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
@@ -196,7 +196,7 @@ pub(super) fn add_bias(x: &mut [f64], bias: &[f64]) {
     }
 }
 
-/// `x += y`.
+/// Computes `x += y`.
 pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }

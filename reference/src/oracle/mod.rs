@@ -65,8 +65,8 @@ impl<'a> Oracle<'a> {
         Self::open_for(gguf, None)
     }
 
-    /// [`Oracle::open`] for contexts of up to `n_ctx` positions: some models use other RoPE factors
-    /// in long contexts. The default is the length the file states.
+    /// Does the same as [`Oracle::open`] for contexts of up to `n_ctx` positions: some models use
+    /// other RoPE factors in long contexts. The default is the length the file states.
     ///
     /// # Errors
     /// As [`Oracle::open`].
@@ -116,7 +116,7 @@ impl<'a> Oracle<'a> {
         Ok(divisors.or(Some(chosen)))
     }
 
-    /// Vocabulary size: the length of one row of logits, where there are any.
+    /// Returns the vocabulary size: the length of one row of logits, where there are any.
     pub fn n_vocab(&self) -> usize {
         self.n_vocab
     }

@@ -45,17 +45,17 @@ impl ImageRows {
         Ok(Self { nx, ny, rows })
     }
 
-    /// Rows across.
+    /// Returns the number of rows across.
     pub fn nx(&self) -> usize {
         self.nx
     }
 
-    /// Rows down.
+    /// Returns the number of rows down.
     pub fn ny(&self) -> usize {
         self.ny
     }
 
-    /// Values of a row.
+    /// Returns the width of a row.
     pub fn width(&self) -> usize {
         self.rows.len() / (self.nx * self.ny)
     }
@@ -67,7 +67,7 @@ impl ImageRows {
 }
 
 impl Piece<'_> {
-    /// Number of rows of the text model's input.
+    /// Returns the number of rows of the text model's input.
     pub fn n_rows(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -75,7 +75,7 @@ impl Piece<'_> {
         }
     }
 
-    /// Number of positions: for an image the rows along its longer side.
+    /// Returns the number of positions: for an image the rows along its longer side.
     pub fn n_positions(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),

@@ -25,7 +25,7 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Element-wise product.
+/// Multiplies element by element.
 fn product(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a * b).collect()
 }

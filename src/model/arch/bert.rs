@@ -37,8 +37,8 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     see_all(k, h, None)
 }
 
-/// Embeddings of tokens, of the first token type (used for every token) and, where there is no
-/// RoPE, of positions; then the norm of their sum.
+/// Binds the embeddings of tokens, of the first token type (used for every token) and, where there
+/// is no RoPE, of positions; and the norm of their sum.
 fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     let n_embd = b.h.n_embd();
     let positions = match b.h.arch.spec().embeds_positions {

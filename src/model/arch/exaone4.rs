@@ -15,7 +15,7 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
-    // llama.cpp goes by the number of layers: smaller models have the key and no windows
+    // llama.cpp decides by the number of layers: smaller models have the key and no windows
     if h.n_layer() != 64 || !windows(k, h, 4, Some(4096))? {
         return Ok(());
     }

@@ -135,7 +135,7 @@ pub(super) struct Spec {
     pub(super) pairing: Pairing,
     /// The whole head must be rotated.
     pub(super) full_rotary: bool,
-    /// How RoPE splits pairs among image axes (M-RoPE), for models with images.
+    /// M-RoPE sections: the split of RoPE pairs among image axes, for models with images.
     pub(super) sections: Option<Sections>,
     /// LongRoPE is allowed: one of two lists of angle divisors, chosen by context length.
     pub(super) longrope: bool,
@@ -248,7 +248,7 @@ const DECODER: Spec = Spec {
 };
 
 impl Arch {
-    /// Every supported architecture.
+    /// Returns every supported architecture.
     pub fn all() -> &'static [Arch] {
         &ALL
     }
@@ -257,7 +257,7 @@ impl Arch {
         self.0
     }
 
-    /// The name in `general.architecture`.
+    /// Returns the name in `general.architecture`.
     pub fn name(self) -> &'static str {
         self.spec().name
     }

@@ -6,7 +6,7 @@ use super::{Graph, GraphError, Node, Op, ValueId};
 use crate::hparams::CacheGroup;
 use crate::weights::{Tensors, VecId, WeightId};
 
-/// See [`Graph::validate`].
+/// Checks a graph; see [`Graph::validate`].
 pub(super) fn all(
     graph: &Graph,
     tensors: &Tensors,

@@ -120,12 +120,12 @@ impl LayerHparams {
         self.scores.window.filter(|_| self.scores.causal)
     }
 
-    /// Total width of all query heads.
+    /// Returns the total width of all query heads.
     pub fn q_width(&self) -> usize {
         self.n_head * self.head_dim
     }
 
-    /// Total width of all key (or value) heads.
+    /// Returns the total width of all key (or value) heads.
     pub fn kv_width(&self) -> usize {
         self.n_head_kv * self.head_dim
     }

@@ -1,5 +1,5 @@
-//! Hyperparameters: read from the metadata, checked in one pass before any tensor is looked at,
-//! each with its source (file or default).
+//! Hyperparameters: read from the metadata, checked in one pass before any tensor is read, each
+//! with its source (file or default).
 //!
 //! Numbers come from the file. Keys that may be missing have documented defaults (the table in
 //! `Hparams::from_gguf`), which the report shows as such; everything else that changes results is
@@ -226,22 +226,22 @@ impl Hparams {
         &self.warnings
     }
 
-    /// Embedding width.
+    /// Returns the embedding width.
     pub fn n_embd(&self) -> usize {
         self.n_embd.value
     }
 
-    /// Number of layers.
+    /// Returns the number of layers.
     pub fn n_layer(&self) -> usize {
         self.n_layer.value
     }
 
-    /// Vocabulary size.
+    /// Returns the vocabulary size.
     pub fn n_vocab(&self) -> usize {
         self.n_vocab.value
     }
 
-    /// Context length the model was trained for.
+    /// Returns the context length the model was trained for.
     pub fn n_ctx_train(&self) -> usize {
         self.context_length.value
     }
@@ -260,13 +260,13 @@ impl Hparams {
         }
     }
 
-    /// Epsilon of every norm.
+    /// Returns the epsilon of every norm.
     pub fn norm_eps(&self) -> f32 {
         self.norm_eps.value
     }
 
-    /// Width of the row given for an image token: its embedding and the deepstack features; 0 for
-    /// text-only models.
+    /// Returns the width of the row given for an image token: its embedding and the deepstack
+    /// features; 0 for text-only models.
     pub fn picture_width(&self) -> usize {
         match self.arch.spec().sections {
             Some(_) => (1 + self.n_deepstack) * self.n_embd(),
@@ -311,7 +311,7 @@ impl Hparams {
             .sum::<usize>()
     }
 
-    /// Bytes of a sequence's recurrent state, over all layers.
+    /// Returns the bytes of a sequence's recurrent state, over all layers.
     pub fn state_bytes(&self) -> u64 {
         let Some(sizes) = self.recurrent else {
             return 0;

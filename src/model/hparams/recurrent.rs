@@ -30,7 +30,7 @@ pub struct RecurrentHparams {
 }
 
 impl RecurrentHparams {
-    /// Total width of all queries, or of all keys.
+    /// Returns the total width of all queries, or of all keys.
     pub fn key_width(&self) -> usize {
         self.groups * self.state_size
     }
@@ -46,7 +46,7 @@ impl RecurrentHparams {
         before * (self.inner + 2 * self.key_width()) + matrices
     }
 
-    /// Width of a value head.
+    /// Returns the width of a value head.
     pub fn value_dim(&self) -> usize {
         self.inner / self.heads
     }

@@ -29,7 +29,7 @@ fn one_expert_is_the_feed_forward_block() {
     assert!(f.error().contains("llama.expert_used_count"));
 }
 
-/// A file of two layers and a multi-token prediction layer, which may have any tensors.
+/// Returns a file of two layers and a multi-token prediction layer, which may have any tensors.
 fn with_prediction() -> File {
     let mut f = with_head_norms(File::new("exaone4", 2), 2);
     for l in 0..2 {

@@ -1,4 +1,4 @@
-//! Small files, and the shared models.
+//! Builds small files, and opens the shared models.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_model::{Error, Model};
@@ -10,7 +10,7 @@ pub(crate) use octavo_fixtures::tiny::{File, Val};
 pub(crate) trait Load {
     fn load(&self) -> Result<Model, Error>;
 
-    /// The error of a file that must not load, as text.
+    /// Returns the error of a file that must not load, as text.
     fn error(&self) -> String {
         match self.load() {
             Ok(_) => panic!("the file loads"),

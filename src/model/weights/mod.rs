@@ -485,7 +485,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// A matrix.
+    /// Returns a matrix.
     pub fn matrix(&self, id: WeightId) -> &WeightRef {
         self.tensors.matrix(id)
     }

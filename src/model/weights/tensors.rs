@@ -43,18 +43,18 @@ pub struct Pieces {
 }
 
 impl WeightRef {
-    /// Bytes of one row.
+    /// Returns the bytes of one row.
     pub fn row_bytes(&self) -> usize {
         // the reader refused rows that are not whole blocks or do not fit in memory
         self.ty.row_bytes(self.cols).map_or(0, |b| b as usize)
     }
 
-    /// Bytes of all rows.
+    /// Returns the bytes of all rows.
     pub fn n_bytes(&self) -> usize {
         self.rows as usize * self.row_bytes()
     }
 
-    /// Byte offset of the first row in the tensor.
+    /// Returns the byte offset of the first row in the tensor.
     pub fn offset(&self) -> usize {
         self.row_start as usize * self.row_bytes()
     }

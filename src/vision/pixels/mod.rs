@@ -67,7 +67,7 @@ impl Prepared {
 }
 
 impl Picture {
-    /// Width and height.
+    /// Returns width and height.
     pub fn size(&self) -> Size {
         Size {
             width: self.width,

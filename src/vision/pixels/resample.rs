@@ -128,7 +128,7 @@ impl Taps {
     }
 }
 
-/// Keys' cubic convolution kernel.
+/// Evaluates Keys' cubic convolution kernel.
 fn cubic(x: f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {

@@ -21,7 +21,7 @@ pub struct TokenLimits {
 }
 
 impl Default for TokenLimits {
-    /// llama.cpp's limits for these encoders.
+    /// Returns llama.cpp's limits for these encoders.
     fn default() -> TokenLimits {
         TokenLimits { min: 8, max: 4096 }
     }

@@ -37,7 +37,7 @@ impl Bmp {
     }
 }
 
-/// Colours of few bits for a pixel of a 4 x 3 image.
+/// Returns the colours, of few bits, of a pixel in a 4 x 3 image.
 fn colours(row: usize, x: usize) -> [u32; 3] {
     [row * 4 + x, 31 - row * 5 - x, x * 9 + row].map(|n| n as u32)
 }

@@ -240,7 +240,7 @@ fn damaged_files_are_refused_or_read() {
     assert!(refused > 100 && read > 20, "{refused} refused, {read} read");
 }
 
-/// Pillow's bicubic for a single pixel: both passes by the formula.
+/// Computes a single pixel of Pillow's bicubic: both passes by the formula.
 fn slow(picture: &Picture, to: Size, x: usize, y: usize) -> [u8; 3] {
     let weights = |from: usize, to: usize, out: usize| -> Vec<(usize, i64)> {
         if from == to {

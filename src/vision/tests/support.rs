@@ -144,7 +144,7 @@ impl Family {
     }
 }
 
-/// Normalised mean squared error of the values.
+/// Returns the normalised mean squared error of the values.
 pub(crate) fn nmse<T: Logit>(got: &[f32], expected: &[T]) -> f64 {
     metrics::nmse(got, expected).expect("as many values")
 }

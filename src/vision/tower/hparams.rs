@@ -181,17 +181,17 @@ impl Hparams {
         &self.entries
     }
 
-    /// Width of a head.
+    /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.n_head
     }
 
-    /// Number of values of a patch's pixels.
+    /// Returns the number of values of a patch's pixels.
     pub fn patch_values(&self) -> usize {
         3 * self.patch * self.patch
     }
 
-    /// Side of an image token in pixels.
+    /// Returns the side of an image token in pixels.
     pub fn unit(&self) -> usize {
         MERGE * self.patch
     }
@@ -300,7 +300,7 @@ fn windows(k: &mut Keys<'_>, patch: usize) -> Result<Windows, Error> {
     }
 }
 
-/// Returns the deepstack blocks. A key names these too, but llama.cpp goes by the tensors.
+/// Returns the deepstack blocks. A key names these too, but llama.cpp decides by the tensors.
 fn deepstack(gguf: &Gguf, n_block: usize) -> Vec<usize> {
     let has = |block: &usize| {
         let name = format!("v.deepstack.{block}.fc1.weight");

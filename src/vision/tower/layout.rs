@@ -58,7 +58,7 @@ impl Layout {
         self.windows.push(self.places.len());
     }
 
-    /// Patches per row and per column.
+    /// Returns the patches per row and per column.
     pub fn patches(&self) -> [usize; 2] {
         [MERGE * self.nx, MERGE * self.ny]
     }

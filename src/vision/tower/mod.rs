@@ -72,7 +72,7 @@ impl Tower {
         Layout::new(nx, ny, side)
     }
 
-    /// Width of an output row: an embedding and the deepstack features.
+    /// Returns the width of an output row: an embedding and the deepstack features.
     pub fn width(&self) -> usize {
         (1 + self.hparams.deepstack.len()) * self.hparams.n_projected
     }

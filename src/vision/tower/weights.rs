@@ -162,7 +162,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Width of the concatenated patches of an image token.
+    /// Returns the width of the concatenated patches of an image token.
     fn merged(&self) -> usize {
         MERGE * MERGE * self.h.n_embd
     }

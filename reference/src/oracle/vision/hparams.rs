@@ -95,12 +95,12 @@ impl Hparams {
         })
     }
 
-    /// Width of a head.
+    /// Returns the width of a head.
     pub(super) fn head_dim(&self) -> usize {
         self.n_embd / self.n_head
     }
 
-    /// Width of the concatenated rows of 2 x 2 patches.
+    /// Returns the width of the concatenated rows of 2 x 2 patches.
     pub(super) fn n_merged(&self) -> usize {
         4 * self.n_embd
     }
@@ -193,7 +193,7 @@ fn read_windows(keys: &Keys<'_>, kind: Kind, patch: usize) -> Result<Option<Wind
     }
 }
 
-/// Returns the deepstack blocks. A key names these too, but llama.cpp goes by the tensors.
+/// Returns the deepstack blocks. A key names these too, but llama.cpp decides by the tensors.
 fn deepstack_blocks(gguf: &Gguf, n_block: usize) -> Vec<usize> {
     let has = |block: &usize| {
         let name = format!("v.deepstack.{block}.fc1.weight");

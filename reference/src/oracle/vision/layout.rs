@@ -53,7 +53,7 @@ impl Layout {
         self.windows.push(start..self.places.len());
     }
 
-    /// Patches per row and per column.
+    /// Returns the patches per row and per column.
     pub(super) fn patches(&self) -> [usize; 2] {
         [2 * self.nx, 2 * self.ny]
     }

@@ -97,17 +97,18 @@ impl<'a> VisionOracle<'a> {
         Ok(oracle)
     }
 
-    /// Embedding width of the text model that the projector is for.
+    /// Returns the embedding width of the text model that the projector is for.
     pub fn text_width(&self) -> usize {
         self.hparams.n_projected
     }
 
-    /// Number of blocks with an additional projection for the text model's first layers.
+    /// Returns the number of blocks with an additional projection for the text model's first
+    /// layers.
     pub fn n_deepstack(&self) -> usize {
         self.hparams.deepstack.len()
     }
 
-    /// Required divisor of an image's sides, in pixels.
+    /// Returns the required divisor of an image's sides, in pixels.
     pub fn side_unit(&self) -> usize {
         2 * self.hparams.patch
     }

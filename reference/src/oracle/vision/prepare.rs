@@ -203,7 +203,7 @@ fn kernel(out: usize, from: usize, to: usize) -> (usize, Vec<i64>) {
     (first, weights.iter().map(fixed).collect())
 }
 
-/// Keys' cubic convolution with a = -1/2.
+/// Evaluates Keys' cubic convolution with a = -1/2.
 fn bicubic(x: f64) -> f64 {
     const A: f64 = -0.5;
     match x.abs() {

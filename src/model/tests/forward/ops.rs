@@ -110,8 +110,8 @@ fn gelu(x: f64) -> f64 {
     x / 2.0 * (1.0 + z.tanh())
 }
 
-/// Causal convolution: the last row of weights applies to the token's own value, the others to the
-/// rows before it.
+/// Applies a causal convolution: the last row of weights applies to the token's own value, the
+/// others to the rows before it.
 pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
     let width = x[0].len();
     let kernel = weight.len() / width;
@@ -125,7 +125,7 @@ pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
         .collect()
 }
 
-/// Linear attention, with one row of state for each value of a head.
+/// Computes linear attention, with one row of state for each value of a head.
 pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
     let (heads, d) = (decay[0].len(), how.key_dim);
     let n = v[0].len() / heads;

@@ -3,8 +3,8 @@
 use super::{Row, broken};
 use crate::support::{File, Load, Val};
 
-/// A file with heads of 24, values of 16 and a latent row of 32, absorbed, with experts after the
-/// first layer.
+/// Returns a file with heads of 24, values of 16 and a latent row of 32, absorbed, with experts
+/// after the first layer.
 fn absorbed() -> File {
     let mut f = File::new("deepseek2", 2);
     for (key, n) in [
@@ -56,8 +56,8 @@ fn absorbed() -> File {
     f
 }
 
-/// The same with keys and values expanded for each head, as in old files, and queries without a
-/// low-rank row.
+/// Returns the same with keys and values expanded for each head, as in old files, and queries
+/// without a low-rank row.
 fn materialised() -> File {
     let mut f = absorbed();
     for key in ["attention.key_length_mla", "attention.value_length_mla"] {

@@ -120,7 +120,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Number of rotated pairs of a head.
+    /// Returns the number of rotated pairs of a head.
     fn n_pairs(&self) -> usize {
         self.h.ropes[0].n_rot.value / 2
     }

@@ -24,7 +24,7 @@ fn add(f: &mut File, l: usize, tensors: &[(&str, &[u32])]) {
 
 const ATTENTION: [&str; 4] = ["attn_q", "attn_k", "attn_v", "attn_output"];
 
-/// A file with a delta net in the first of two layers.
+/// Returns a file with a delta net in the first of two layers.
 fn qwen(arch: &'static str) -> File {
     let mut f = File::new(arch, 2);
     f.set("full_attention_interval", Val::U32(2));
