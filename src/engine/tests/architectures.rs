@@ -1,9 +1,9 @@
 //! Logits of small models of every architecture against stock llama.cpp's, on every instruction
-//! set, for prompt and generation kernels.
+//! set, for prefill and decode kernels.
 //!
-//! As in `goldens.rs`: F32 models are held against llama.cpp itself, the others against the exact
-//! logits, beside llama.cpp's own error. In a mixture of experts a rounding can send a token to
-//! another expert, so that mixtures are judged by their median position.
+//! As in `goldens.rs`: F32 models are compared with llama.cpp itself, the others with the exact
+//! logits, next to llama.cpp's own error. In a mixture of experts a rounding can send a token to
+//! another expert, so mixtures are judged by their median position.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,14 +24,14 @@ const F32_NMSE: f64 = 1e-9;
 /// Errors below these are rounding noise of the recorded f32 logits themselves.
 const NMSE_FLOOR: f64 = 1e-9;
 
-/// A model file and the folder with its goldens.
+/// A model file and the folder of its goldens.
 struct Recorded {
     name: String,
     model: PathBuf,
     goldens: PathBuf,
 }
 
-/// Every model of an architecture that is supported, but embedding models, which have no logits.
+/// Returns every model of a supported architecture, except embedding models, which have no logits.
 fn recorded(shared: &Path) -> Vec<Recorded> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(shared.join("arch/models")).expect("a folder of models") {
@@ -59,7 +59,7 @@ fn recorded(shared: &Path) -> Vec<Recorded> {
     all
 }
 
-/// What decides how closely a model can be held.
+/// Traits that decide the tolerance of a model's errors.
 struct Traits {
     gelu: bool,
     experts: bool,
@@ -80,7 +80,7 @@ fn median(mut x: Vec<f64>) -> f64 {
     x[x.len() / 2]
 }
 
-/// NMSE of all positions, or of the median one.
+/// Returns the NMSE over all positions, or of the median one for mixtures.
 fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
     if !traits.experts {
         return nmse(ours, exact).expect("same length");
@@ -92,8 +92,8 @@ fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
     )
 }
 
-/// Runs every golden of one model; says what does not hold, and adds what its errors are as a ratio
-/// to llama.cpp's.
+/// Runs every golden of one model; returns the failures, and adds its errors as ratios to
+/// llama.cpp's.
 fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Vec<String> {
     let engine = load(&recorded.model, isa, true);
     let traits = Traits::of(&engine);
@@ -116,7 +116,7 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Ve
             if got.is_nan() || got > limit {
                 faults.push(format!("{what}: NMSE {got:.2e}, allowed {limit:.0e}"));
             }
-            // no order is asked of logits that are closer than the error that is allowed
+            // logits closer than the allowed error may be in any order
             let gap = if traits.gelu { 5e-3 } else { 1e-4 };
             let order = top_order(&ours, &golden.logits, golden.n_vocab, 5, gap);
             let order = order.expect("same length");

@@ -1,5 +1,5 @@
-//! Beam search on the built-in model, held against one that is written from its definition: it
-//! reads every text anew, alone, and sorts all that could follow.
+//! Beam search on the built-in model, compared with one written from its definition: it computes
+//! every text from the start, alone, and sorts all that could follow.
 
 mod pages;
 
@@ -50,10 +50,10 @@ fn search(prompt: &[u32], options: &Options, width: usize, length_penalty: f64) 
     }
 }
 
-/// A text on its way, and the sum of its log-probabilities.
+/// Tokens of an unfinished text, and the sum of their log-probabilities.
 type Beam = (Vec<u32>, f64);
 
-/// What a search must find, from the definition: tokens, sums and scores.
+/// The expected result of a search by definition: tokens, sums and scores.
 struct Oracle<'a> {
     engine: &'a Engine,
     prompt: &'a [u32],
@@ -63,7 +63,7 @@ struct Oracle<'a> {
 }
 
 impl Oracle<'_> {
-    /// Log-probabilities of all tokens after a text.
+    /// Returns the log-probabilities of all tokens after a text.
     fn logprobs(&self, said: &[u32]) -> Vec<f64> {
         let mut session = self.engine.session();
         let read = session.eval(self.prompt, Role::Prompt, Wanted::Last);
@@ -88,7 +88,7 @@ impl Oracle<'_> {
         logits.iter().map(|logit| logit - most - sum.ln()).collect()
     }
 
-    /// Whether the last of these tokens ends a text.
+    /// Returns whether the last of these tokens ends a text.
     fn ends(&self, tokens: &[u32]) -> bool {
         let tokenizer = self.engine.tokenizer();
         let last = tokens.last().expect("a token");
@@ -143,7 +143,7 @@ impl Oracle<'_> {
     }
 }
 
-/// Runs a batch to its end; what came of each of its requests.
+/// Runs a batch to its end; returns the results of each of its requests.
 fn run(batch: &mut Batch) -> BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> {
     let mut all: BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> = BTreeMap::new();
     while !batch.is_empty() {

@@ -1,9 +1,9 @@
-//! Constraints that demand nothing for a while.
+//! Constraints that allow everything for a while.
 
 use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
 use octavo_engine::sequence::{Bounds, Computed, Options, Sequence, Vocabulary, Want};
 
-/// Every token is its own letter; 0 ends the text.
+/// A vocabulary whose tokens are letters; 0 ends the text.
 struct Letters;
 
 impl Vocabulary for Letters {
@@ -20,7 +20,7 @@ impl Vocabulary for Letters {
     }
 }
 
-/// Demands nothing for so many tokens, and then an `a`.
+/// Allows everything for this many tokens, and then only an `a`.
 #[derive(Debug)]
 struct Waits(usize);
 

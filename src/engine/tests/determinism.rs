@@ -1,5 +1,5 @@
-//! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of
-//! pages in the cache, and the history of a session.
+//! The same bits, whatever the number of threads, the batches of the prompt, the pages in the
+//! cache, and the history of a session.
 
 mod guesses;
 mod layers;
@@ -23,8 +23,8 @@ fn committed_models() -> Vec<ModelSource> {
         .collect()
 }
 
-/// One model of each architecture; where they are at hand, also one whose weights no packed kernel
-/// takes, and one with YaRN whose heads are wider than the model.
+/// Returns one model of each architecture; if the large fixtures are there, also one whose weights
+/// no packed kernel takes, and one with YaRN whose heads are wider than the model.
 fn models() -> Vec<ModelSource> {
     let more = ["IQ4_XS", "Q8_0"].into_iter().zip(["tiny", "rnd"]);
     let more = more.filter_map(|(ty, kind)| shared(&format!("models/{kind}-qwen3-{ty}.gguf")));
@@ -49,7 +49,7 @@ fn options(isa: Isa, threads: usize, batch: usize) -> EngineOptions {
     }
 }
 
-/// A prompt that depends on the vocabulary alone.
+/// Returns a prompt that depends on the vocabulary alone.
 fn prompt(engine: &Engine) -> Vec<u32> {
     let n = engine.hparams().n_vocab();
     (0..PROMPT)
@@ -61,7 +61,7 @@ fn most_likely(logits: &[f32]) -> u32 {
     top_logits(logits, 1)[0].0
 }
 
-/// All logits of a prompt and of a greedy generation after it, as bits.
+/// Returns all logits of a prompt and of a greedy generation after it, as bits.
 fn timeline(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
     let read = session
         .eval(prompt, Role::Prompt, Wanted::All)
@@ -78,7 +78,7 @@ fn timeline(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32
     (tokens, bits)
 }
 
-/// Threads and batch; the last has more threads than most machines that test have CPUs.
+/// Threads and batch; the last has more threads than most test machines have CPUs.
 const GRID: [(usize, usize); 11] = [
     (1, 1),
     (1, 7),
@@ -93,9 +93,9 @@ const GRID: [(usize, usize); 11] = [
     (8, 16),
 ];
 
-/// One model of each kind that other architectures bring: windows and caps, sinks and experts,
-/// blocks beside each other, positions that scale queries, fused tensors, norms behind blocks,
-/// layer norms, states of three kinds.
+/// One model of each feature that other architectures have: sliding windows and logit caps, sinks
+/// and experts, parallel blocks, position-dependent query scales, fused tensors, norms after
+/// blocks, layer norms, three kinds of recurrent states.
 #[test]
 fn threads_and_batches_change_nothing_in_other_architectures() {
     let names = [
@@ -176,7 +176,7 @@ fn threads_and_batches_change_nothing() {
                     timeline(&mut engine.session(), &prompt, GENERATED)
                 };
                 let expected = run(1, 512);
-                // the whole grid for what runs unless asked otherwise; its corners for the rest
+                // the whole grid for the default options; its corners for the rest
                 let every = if kv_type == KvType::F16.both() && repack {
                     1
                 } else {
@@ -198,8 +198,8 @@ fn threads_and_batches_change_nothing() {
     }
 }
 
-/// A conversation's length: the pages of one timeline lie among those of others, in the order in
-/// which they were freed.
+/// The length of a conversation: the pages of one sequence lie among those of others, in the order
+/// in which they were freed.
 #[test]
 fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
     const LONG: usize = 260;
@@ -215,8 +215,8 @@ fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
             let prompt = prompt(&engine);
             let expected = timeline(&mut engine.session(), &prompt, LONG);
             let engine = load(&source, &options(4, 3, 7));
-            // pages go to three sessions by turns; what two of them free is a comb, and the third
-            // keeps its teeth
+            // three sessions take pages alternately; two of them free theirs, and the third keeps
+            // every third page in use
             let mut others = [engine.session(), engine.session(), engine.session()];
             for page in prompt.chunks(16).cycle().take(12) {
                 for session in &mut others {
@@ -299,7 +299,7 @@ fn where_pages_lie_and_who_else_is_there_changes_nothing() {
         );
         let prompt = prompt(&engine);
         let expected = timeline(&mut engine.session(), &prompt, GENERATED);
-        // two neighbours take and free pages by turns, so that this one's pages are scattered
+        // two neighbours take and free pages alternately, so that this one's pages are scattered
         let (mut left, mut right, mut middle) =
             (engine.session(), engine.session(), engine.session());
         let mut bits = Vec::new();

@@ -1,8 +1,8 @@
 //! Vectors of small embedding models against stock llama.cpp's, on every instruction set; and the
-//! same bits whatever else is computed beside them.
+//! same bits whatever else is computed in the batch.
 //!
-//! As in `architectures.rs`: F32 models are held against llama.cpp itself, the others against the
-//! exact vectors, beside llama.cpp's own error.
+//! As in `architectures.rs`: F32 models are compared with llama.cpp itself, the others with the
+//! exact vectors, next to llama.cpp's own error.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ use octavo_text::tokenizer::EncodeOptions;
 use crate::goldens::{designed_for, geometric_mean};
 use octavo_engine::backend::{Role, TapView};
 
-/// The models, and what llama.cpp's own error on their F32 files may be taken for: it takes GELU
-/// from a table of halves.
+/// The models, and upper bounds of llama.cpp's own error on their F32 files: it takes GELU from a
+/// table of halves.
 const MODELS: [(&str, f64); 4] = [
     ("bert", 1e-6),
     ("nomic-bert", 1e-9),
@@ -40,7 +40,7 @@ fn load(path: &Path, isa: IsaChoice, threads: usize) -> Engine {
         .expect("the model loads")
 }
 
-/// The vectors of some texts, computed together, not normalized.
+/// Returns the vectors of some texts, computed together, not normalized.
 fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
     let mut batch = Batch::new(engine, BatchOptions::default());
     let mut add = |text: &&[u32]| {
@@ -72,7 +72,7 @@ fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
     vectors
 }
 
-/// What does not hold of one golden; adds our errors as ratios to llama.cpp's.
+/// Returns the failures of one golden; adds our errors as ratios to llama.cpp's.
 fn check(engine: &Engine, path: &Path, limit: Option<f64>, ratios: &mut Vec<f64>) -> Vec<String> {
     let golden = Embedded::read(path).expect("a golden");
     let mut faults = Vec::new();
@@ -138,7 +138,7 @@ fn vectors_are_those_of_llama_cpp() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// The ids that llama.cpp cut the texts into, those that the model adds among them.
+/// Compares token ids with llama.cpp's, including those that the model adds.
 #[test]
 fn texts_are_cut_as_llama_cpp_cuts_them() {
     let Some(goldens) = shared("arch/goldens") else {
@@ -242,7 +242,7 @@ fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
     assert!(matches!(error, Err(Error::NoLogits { .. })));
 }
 
-/// The bits of a text's last rows, as its steps show them.
+/// Returns the bits of a text's last rows, as taps of its steps show them.
 fn shown(engine: &Engine, text: &[u32]) -> Vec<u32> {
     let mut bits = Vec::new();
     let tap = engine.model().graph.hidden_tap();
@@ -255,7 +255,7 @@ fn shown(engine: &Engine, text: &[u32]) -> Vec<u32> {
     bits
 }
 
-/// Steps for vectors end before the logits, and show nothing on the way.
+/// Steps for vectors end before the logits, and pass nothing to taps on the way.
 #[test]
 fn vectors_are_the_rows_that_the_model_ends_with() {
     let mut sources = vec![ModelSource::Demo];
@@ -272,7 +272,7 @@ fn vectors_are_the_rows_that_the_model_ends_with() {
             ..EngineOptions::default()
         };
         let engine = Engine::load(&source, &options, &mut |_| {});
-        // towers and drafts are no models by themselves
+        // vision encoders and drafts are no models by themselves
         let Ok(engine) = engine else { continue };
         if !engine.model().graph.has_logits() || !engine.hparams().is_causal() {
             continue;
@@ -285,7 +285,7 @@ fn vectors_are_the_rows_that_the_model_ends_with() {
             assert!(bits == shown(&engine, text), "{source:?}");
             rows
         });
-        // beside another one, the last row alone
+        // beside another text, the last row alone
         let last = embed(&engine, &[&text, &text[..1]], Pooling::Last);
         let width = engine.hparams().n_embd();
         assert!(last[0] == all[all.len() - width..], "{source:?}");
@@ -293,8 +293,8 @@ fn vectors_are_the_rows_that_the_model_ends_with() {
     }
 }
 
-/// On a busy machine a thread may be off its CPU for long: the others take its work over, which no
-/// step could that showed its values. They waited instead, and spun.
+/// On a busy machine a thread may be off its CPU for long. The others take its work over, which
+/// they cannot do in steps that pass values to taps: there they wait and spin.
 #[test]
 fn threads_go_on_without_a_late_one_in_steps_for_vectors() {
     let pool = SharedPool::from(Pool::unreliable(2, 7, 20).expect("threads"));

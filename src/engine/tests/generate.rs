@@ -21,14 +21,15 @@ use proptest::prelude::*;
 #[error("the step was told to fail")]
 struct Broken;
 
-/// Says a fixed script: after `n` generated tokens comes `script[n]`, then always the last one.
+/// A model with a fixed script: after `n` generated tokens comes `script[n]`, then always the last
+/// one.
 struct Script {
     script: Vec<u32>,
     n_vocab: usize,
     n_ctx: usize,
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Every call: how many tokens, and as what.
+    /// Every call: number of tokens, and their role.
     calls: Vec<(usize, Role)>,
     fail_at: Option<usize>,
 }
@@ -99,7 +100,7 @@ impl Lm for Script {
     }
 }
 
-/// Token 0 ends the text, token 1 is a control token; the others are the pieces given.
+/// Token 0 ends the text, token 1 is a control token; the others are the given pieces.
 struct Pieces(BTreeMap<u32, Vec<u8>>);
 
 impl Pieces {
@@ -136,7 +137,7 @@ impl Vocabulary for Pieces {
 struct Seen {
     pieces: Vec<String>,
     progress: Vec<(usize, usize)>,
-    /// Answers "cancelled" from this question on.
+    /// Number of polls after which it answers "cancelled".
     cancel_after: Option<usize>,
     asked: Cell<usize>,
     pipe_closed: bool,

@@ -1,8 +1,8 @@
-//! Logits against stock llama.cpp's, for every recorded model, on every instruction set, for prompt
-//! and generation kernels.
+//! Logits against stock llama.cpp's, for every recorded model, on every instruction set, for
+//! prefill and decode kernels.
 //!
-//! F32 models are held against llama.cpp itself. All others are held against the exact logits
-//! (llama.cpp on the file dequantized to F32), and our error is put beside llama.cpp's own.
+//! F32 models are compared with llama.cpp itself. All others are compared with the exact logits
+//! (llama.cpp on the file dequantized to F32), and our error with llama.cpp's own.
 
 use std::path::{Path, PathBuf};
 
@@ -13,16 +13,16 @@ use octavo_kernels::{Isa, KvType, KvTypes, PromptBits, kernel_name};
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, nmse, top_order};
 
-/// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
+/// Upper bound of llama.cpp's own error on F32 models against an f64 forward pass.
 const F32_NMSE: f64 = 1e-10;
 /// Errors below these are rounding noise of the recorded f32 logits themselves.
 const NMSE_FLOOR: f64 = 1e-9;
 const KL_FLOOR: f64 = 1e-7;
 
-/// The error of prompts in 8 bits, as a ratio to llama.cpp's.
+/// Error of prefill in 8 bits, as a ratio to llama.cpp's.
 const EIGHT_BITS: f64 = 0.5;
 
-/// A model file and the folder with its goldens.
+/// A model file and the folder of its goldens.
 struct Recorded {
     model: PathBuf,
     goldens: PathBuf,
@@ -68,7 +68,7 @@ pub(crate) fn geometric_mean(x: &[f64]) -> f64 {
     (x.iter().map(|r| r.ln()).sum::<f64>() / x.len().max(1) as f64).exp()
 }
 
-/// How logits are computed.
+/// Options for computing logits.
 #[derive(Clone, Copy)]
 struct Way {
     isa: Isa,
@@ -80,7 +80,7 @@ struct Way {
 }
 
 impl Way {
-    /// As exact as there is.
+    /// The most exact options.
     fn of(isa: Isa, role: Role) -> Way {
         Way {
             isa,
@@ -165,7 +165,8 @@ fn check(recorded: &Recorded, way: Way) -> Ratios {
     ratios
 }
 
-/// The error that kernels are designed for, as a ratio to llama.cpp's. Asked for is 1.
+/// Returns the error that kernels are designed for, as a ratio to llama.cpp's. The required ratio
+/// is 1.
 pub(crate) fn designed_for(isa: Isa, role: Role) -> f64 {
     // bf16 rounds inputs to about 1e-3 of themselves, integers of 15 bits to about 1e-4
     if role == Role::Prompt && isa.prompt_rounding().products > 5e-4 {
@@ -219,7 +220,7 @@ fn prompts_on_every_instruction_set() {
     }
 }
 
-/// Attention of prompts rounds where the cache does.
+/// Prefill attention rounds its inputs if the cache does.
 #[test]
 fn prompts_with_a_cache_of_halves() {
     for isa in Isa::ALL {
@@ -230,10 +231,10 @@ fn prompts_with_a_cache_of_halves() {
     }
 }
 
-/// Logits with keys and values in types of their own are near those with both in f32: as parts of
-/// their squares they are off by no more than keys and values are together, since attention adds up
-/// many of these, whose errors are their own, and is only a part of what a layer adds. A cache that
-/// is read as another type than it was written as gives other logits altogether.
+/// Logits with keys and values in different types are near those with both in f32: relative to
+/// their squares, their error is at most that of keys and values together, because attention sums
+/// up many of these, with independent errors, and is only a part of what a layer adds. A cache that
+/// is read as another type than it was written as gives very different logits.
 #[test]
 fn a_cache_of_two_types_costs_what_these_round() {
     let mut held = 0;
@@ -272,7 +273,7 @@ fn a_cache_of_two_types_costs_what_these_round() {
     assert!(held >= 4 * PAIRS.len(), "{held} are too few");
 }
 
-/// Types that are rotated, and that are not, as keys and as values.
+/// Types that are rotated and types that are not, as keys and as values.
 const PAIRS: [KvTypes; 9] = {
     use KvType::{Bf16, F8E4M3, F16, F32, Iq4Nl, Q4_0, Q5_0, Q5_1, Q8_0};
     const fn pair(k: KvType, v: KvType) -> KvTypes {
@@ -291,7 +292,7 @@ const PAIRS: [KvTypes; 9] = {
     ]
 };
 
-/// As far from exact as llama.cpp, whose scales serve eight times as many values.
+/// The error is as large as llama.cpp's, whose scales serve eight times as many values.
 #[test]
 fn prompts_in_eight_bits() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.has_byte_prompts()) {
@@ -317,7 +318,7 @@ fn rows_as_in_the_file() {
     });
 }
 
-/// The same comparison must fail for a model that is not quite the one recorded.
+/// The same comparison must fail for a model that differs slightly from the recorded one.
 #[test]
 fn a_wrong_token_is_seen() {
     let model = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
@@ -330,7 +331,7 @@ fn a_wrong_token_is_seen() {
     assert!(error > 1e-3, "NMSE {error:e}");
 }
 
-/// A real model, where it is at hand: `OCTAVO_SMOLLM2` names the file (README says how to get it).
+/// A real model, if `OCTAVO_SMOLLM2` names its file (README says how to get it).
 #[test]
 fn smollm2() {
     let Some(shared) = shared_dir() else { return };

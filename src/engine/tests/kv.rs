@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use octavo_engine::kv::{BlockPool, BlockTable, OutOfPages, PAGE, PageCopy, PageId};
 use proptest::prelude::*;
 
-/// What a backend does with pages: 16 numbers each, written and copied.
+/// A backend's pages: 16 numbers each, written and copied.
 #[derive(Default)]
 struct Storage(HashMap<PageId, [u64; PAGE]>);
 
@@ -22,7 +22,7 @@ impl Storage {
         self.0.entry(page).or_default()[i] = value;
     }
 
-    /// All that was not given back.
+    /// Returns all positions whose pages were not freed.
     fn read(&self, table: &BlockTable) -> Vec<u64> {
         (table.passed() * PAGE..table.len())
             .map(|p| {
@@ -33,7 +33,7 @@ impl Storage {
     }
 }
 
-/// A table and what it should hold.
+/// A table and its expected contents.
 type Sequence = (BlockTable, Vec<u64>);
 
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..80)
 }
 
-/// Every sequence reads its own history, counts equal owners, and no page is lost.
+/// Checks that every sequence reads its own history, reference counts match, and no page is lost.
 fn check(pool: &BlockPool, storage: &Storage, seqs: &[Sequence]) {
     let mut owners: HashMap<PageId, u32> = HashMap::new();
     for (table, expected) in seqs {
@@ -145,7 +145,7 @@ proptest! {
                 }
                 Step::Truncate { seq, n } => {
                     let (table, expected) = &mut seqs[seq % n_seqs];
-                    // what was given back is gone
+                    // freed pages are gone
                     let n = if n < table.passed() * PAGE { 0 } else { n };
                     table.truncate(&mut pool, n);
                     expected.truncate(n);
@@ -212,7 +212,7 @@ fn a_fork_that_ends_on_a_page_boundary_copies_nothing() {
     let mut b = a.fork(&mut pool);
     assert_eq!(b.reserve(&mut pool, PAGE + 1), Ok(vec![]));
     assert_eq!(a.pages()[0], b.pages()[0]);
-    // a partly written page is copied by whoever writes first; the other then owns it alone
+    // a partly written page is copied by the first that writes to it; the other then owns it alone
     b.advance(PAGE + 1);
     let mut c = b.fork(&mut pool);
     let shared = b.pages()[1];

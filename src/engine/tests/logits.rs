@@ -15,7 +15,7 @@ pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
     )
 }
 
-/// The same with prompts in so many bits, and keys and values of a type.
+/// Loads the same with prefill in these bits, and keys and values of these types.
 pub(crate) fn load_in(
     (prompt_bits, kv_type): (PromptBits, KvTypes),
     model: &Path,
@@ -34,7 +34,7 @@ pub(crate) fn load_in(
         .expect("the model loads")
 }
 
-/// All logits of a prompt; generation kernels run token by token, as a generation would.
+/// Returns all logits of a prompt; decode kernels run token by token, as in a generation.
 pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
     let mut session = engine.session();
     match role {
@@ -56,5 +56,5 @@ pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
     }
 }
 
-/// llama.cpp's error on F32 models where it takes GELU from a table of halves.
+/// Upper bound of llama.cpp's error on F32 models where it takes GELU from a table of halves.
 pub(crate) const GELU_NMSE: f64 = 1e-6;

@@ -1,5 +1,5 @@
-//! Several ranks, here threads of one process, compute the bits that one computes: nothing is added
-//! up across them.
+//! Several tensor parallel ranks, here threads of one process, compute the same bits as one:
+//! nothing is summed across them.
 
 use std::path::PathBuf;
 
@@ -13,21 +13,21 @@ use crate::world::{self, assert_same_shown, shown};
 /// More than two pages, and no multiple of a kernel's tile.
 const PROMPT: usize = 37;
 
-/// A dozen pages more: a bit that differs is kept, and read for all that follows.
+/// A dozen pages more: a bit that differs is cached, and read for all that follows.
 const GENERATED: usize = 200;
 
 fn options(isa: Isa, ctx: usize) -> EngineOptions {
     EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(1),
-        // prompts come in several steps
+        // the prompt takes several steps
         batch: Some(17),
         ctx: Some(ctx),
         ..EngineOptions::default()
     }
 }
 
-/// What `run` makes of an engine that so many ranks compute on CPUs.
+/// Returns the result of `run` on an engine of this many ranks on CPUs.
 fn on_ranks<T>(
     ranks: usize,
     source: &ModelSource,
@@ -37,12 +37,13 @@ fn on_ranks<T>(
     world::on_ranks(ranks, source, options, open_gpu, run)
 }
 
-/// All logits of a prompt and of what is generated after it, as bits.
+/// Returns all logits of a prompt and of a generation after it, as bits.
 fn bits(engine: &Engine, generated: usize) -> Vec<u32> {
     world::bits(engine, PROMPT, 1 + generated)
 }
 
-/// Compares one rank with several, for all instruction sets; the numbers of ranks that work.
+/// Compares one rank with several, for all instruction sets; returns the numbers of ranks that
+/// work.
 fn compare(source: &ModelSource, generated: usize) -> Vec<usize> {
     let mut possible = Vec::new();
     for isa in Isa::available() {
@@ -55,7 +56,7 @@ fn compare(source: &ModelSource, generated: usize) -> Vec<usize> {
     possible
 }
 
-/// All model files of a folder.
+/// Returns all model files of a folder.
 fn models(folder: PathBuf) -> Vec<ModelSource> {
     let files = std::fs::read_dir(folder).expect("a folder of models");
     let mut files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
@@ -75,7 +76,7 @@ fn ranks_change_no_bit_of_recorded_models() {
     all.extend(shared("models").into_iter().flat_map(models));
     let on_two = |source: &&ModelSource| compare(source, GENERATED).contains(&2);
     let several = all.iter().filter(on_two).count();
-    // some have one key head, and so one rank
+    // some have one KV head, and so one rank
     let expected = if all.len() > 3 { 30 } else { 2 };
     assert!(several >= expected, "{several} of {} on 2 ranks", all.len());
 }
@@ -88,7 +89,7 @@ fn ranks_change_no_bit_of_other_architectures() {
     let (mut on, mut without_attention) = ([0; 5], 0);
     for source in models(folder) {
         let engine = Engine::load(&source, &options(Isa::available()[0], PROMPT), &mut |_| {});
-        // those that read a text whole have no logits
+        // models that are not causal have no logits
         let Some(engine) = engine.ok().filter(|engine| engine.check_logits().is_ok()) else {
             continue;
         };
@@ -120,7 +121,7 @@ fn refusals_say_what_would_work() {
         line.ends_with("3 ranks: expected 1 or 2, which divide its key heads"),
         "{line}"
     );
-    // a part of the layers, or whatever turns out to work
+    // a part of the layers, or the automatic choice
     for (device, gpu_layers) in [
         (DeviceChoice::Cuda(0), Some(1)),
         (
@@ -143,7 +144,7 @@ fn refusals_say_what_would_work() {
     }
 }
 
-/// A section that gathers is done once, whoever of a rank's threads is late.
+/// Each gather is done once, whichever thread of a rank is late.
 #[test]
 fn late_threads_of_a_rank_change_nothing() {
     let isa = Isa::available()[0];
@@ -164,7 +165,7 @@ fn late_threads_of_a_rank_change_nothing() {
     });
 }
 
-/// Ranks that cannot read each other's memory, as those of several processes.
+/// Ranks that cannot read each other's memory, like those of several processes.
 #[derive(Debug)]
 struct Apart(Threads);
 
@@ -211,7 +212,7 @@ fn ranks_that_are_apart_change_no_bit() {
     }
 }
 
-/// What is shown of a step on several ranks are whole rows, and one rank's.
+/// Taps of a step on several ranks get whole rows, the same as on one rank.
 #[test]
 fn taps_show_whole_rows() {
     let options = options(Isa::available()[0], 64);

@@ -19,7 +19,7 @@ fn sampler(config: SamplerConfig, n_vocab: usize) -> Sampler {
     Sampler::new(config, n_vocab).expect("valid settings")
 }
 
-/// Every token that `n` draws produce, sorted.
+/// Returns every token that `n` draws produce, sorted.
 fn support(config: &SamplerConfig, logits: &[f32], n: usize) -> Vec<u32> {
     let mut s = sampler(config.clone(), logits.len());
     let mut seen: Vec<u32> = (0..n)
@@ -30,7 +30,7 @@ fn support(config: &SamplerConfig, logits: &[f32], n: usize) -> Vec<u32> {
     seen
 }
 
-/// Softmax in f64, by the definition.
+/// Computes softmax in f64, by definition.
 fn softmax(logits: &[f64]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let e: Vec<f64> = logits.iter().map(|l| (l - max).exp()).collect();
@@ -38,7 +38,7 @@ fn softmax(logits: &[f64]) -> Vec<f64> {
     e.iter().map(|x| x / sum).collect()
 }
 
-/// The chain's result as probabilities over the vocabulary: full sorts, no shortcuts.
+/// Returns the chain's result as probabilities over the vocabulary: full sorts, no shortcuts.
 ///
 /// `slack` moves the cut-offs of min-p and top-p: above 0 they keep more, so that a cut decided by
 /// rounding is allowed.
@@ -49,7 +49,7 @@ fn oracle(config: &SamplerConfig, logits: &[f32], recent: &[u32], slack: f64) ->
     }
     let recent = &recent[recent.len().saturating_sub(config.penalty_window)..];
     for stage in &config.order {
-        // most likely first, equal ones by id; what was removed is at minus infinity
+        // most likely first, equal ones by id; removed tokens are at minus infinity
         let mut ids: Vec<usize> = (0..l.len()).collect();
         ids.sort_by(|&a, &b| l[b].total_cmp(&l[a]).then(a.cmp(&b)));
         let p = softmax(&l);

@@ -1,4 +1,4 @@
-//! The scheduler and the tree of prefixes on random schedules, with a device that only remembers:
+//! The scheduler and the prefix tree on random schedules, with a device that only stores values:
 //! each position holds a number that depends on every token before it, on their roles and on the
 //! salt, as real keys and values do.
 
@@ -13,7 +13,7 @@ use octavo_engine::schedule::{Job, Plan, RequestId, Scheduler, Settings};
 use octavo_kernels::Role;
 use proptest::prelude::*;
 
-/// What a position holds, given what the one before it holds.
+/// Returns the value of a position, given the value of the one before it.
 fn mix(before: u64, token: u32, role: Role) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, token, role == Role::Generated).hash(&mut hasher);
@@ -26,13 +26,13 @@ fn root(salt: Option<&str>) -> u64 {
     hasher.finish()
 }
 
-/// What a model would say next. Few tokens, so that texts meet again.
+/// Returns the model's next token. There are few tokens, so that texts coincide often.
 fn next(value: u64) -> u32 {
     (value % 3) as u32
 }
 
-/// Which beams, by their places, go on with which tokens: up to so many of all that could be, as
-/// what they hold says.
+/// Returns the parent beam, by index, and the token of each new beam: at most `width` of all
+/// possible ones, depending on their values.
 fn followers(values: &[u64], width: usize) -> Vec<(usize, u32)> {
     let token = |parent: usize| (0..3u32).map(move |token| (parent, token));
     let mut all: Vec<(usize, u32)> = (0..values.len()).flat_map(token).collect();
@@ -48,12 +48,12 @@ struct Asked {
     n: usize,
     salt: Option<String>,
     wants_all: bool,
-    /// Beams at most; none of them is said aloud.
+    /// Maximum number of beams; their tokens are not handed out.
     beams: usize,
 }
 
 impl Asked {
-    /// Pages that it may need at once.
+    /// Returns the number of pages that it may need at once.
     fn pages(&self) -> usize {
         let common = match self.beams {
             1 => 0,
@@ -62,7 +62,7 @@ impl Asked {
         common + self.beams * ((self.prompt.len() + self.n).div_ceil(PAGE) - common)
     }
 
-    /// What its beams say after each step if nobody else is there.
+    /// Returns the tokens of its beams after each step if it runs alone.
     fn beams_alone(&self) -> Vec<Vec<Vec<u32>>> {
         let read = |value, token: &u32| mix(value, *token, Role::Prompt);
         let value = self.prompt.iter().fold(root(self.salt.as_deref()), read);
@@ -84,7 +84,7 @@ impl Asked {
         steps
     }
 
-    /// What it says if nobody else is there.
+    /// Returns its tokens if it runs alone.
     fn alone(&self) -> Vec<u32> {
         let read = |value, token: &u32| mix(value, *token, Role::Prompt);
         let mut value = self.prompt.iter().fold(root(self.salt.as_deref()), read);
@@ -109,23 +109,23 @@ enum Act {
     Round,
 }
 
-/// What is done wrong on purpose.
+/// A fault introduced on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
     /// Pages are not copied before one of two owners writes.
     NoCopies,
-    /// Beams that nothing follows are not given up.
+    /// Beams without a follower are not freed.
     KeepLosers,
-    /// Pages of generated tokens stand in for a prompt's.
+    /// Pages of generated tokens are reused for a prompt.
     AnyRole,
     /// The state after a full page is that at the end of the step.
     LateStates,
-    /// Pages are given back that a token still looks at.
+    /// Pages are freed that a token still attends to.
     ShortWindow,
 }
 
-/// What a beam has said, and what its last position holds, once that is known.
+/// Tokens of a beam, and the value of its last position, once it is known.
 type Beam = (Vec<u32>, Option<u64>);
 
 struct World {
@@ -133,14 +133,14 @@ struct World {
     scheduler: Scheduler,
     /// By group and page.
     store: HashMap<(usize, PageId), [u64; PAGE]>,
-    /// What recurrent layers keep: what the last position holds.
+    /// Recurrent states: the value of the last position.
     states: HashMap<PageId, u64>,
     n_states: u32,
-    /// Of each group, how many positions a token looks back at.
+    /// Sliding window of each group, in positions.
     windows: [usize; GROUPS],
     asked: BTreeMap<RequestId, Asked>,
     said: BTreeMap<RequestId, Vec<u32>>,
-    /// Of each group.
+    /// Beams of each group.
     beams: BTreeMap<RequestId, Vec<Beam>>,
     sequences: usize,
     next_id: RequestId,
@@ -149,7 +149,7 @@ struct World {
 
 const GROUPS: usize = 2;
 
-/// As many states as an engine has for a timeline: one to go on from, those that a step leaves, and
+/// As many states as an engine has per sequence: one to go on from, those that a step writes, and
 /// those to go back to.
 const STATES: u32 = (1 + WRITES + CHECKPOINTS) as u32;
 
@@ -206,7 +206,7 @@ impl World {
         self.asked.insert(id, asked);
     }
 
-    /// The n-th of the requests that are there.
+    /// Returns the n-th of the requests that are there.
     fn pick(&self, n: usize) -> Option<RequestId> {
         let all: Vec<_> = self.asked.keys().copied().collect();
         (!all.is_empty()).then(|| all[n % all.len()])
@@ -237,7 +237,7 @@ impl World {
 
     fn fork(&mut self, of: RequestId) {
         let said = self.said[&of].clone();
-        // beams have said nothing aloud
+        // tokens of beams are not handed out
         if said.is_empty() {
             return;
         }
@@ -248,8 +248,8 @@ impl World {
         self.said.insert(id, said);
     }
 
-    /// A step of each role; whether anything was computed, or somebody began whose prompt came from
-    /// the cache as a whole.
+    /// Takes a step of each role; returns whether anything was computed, or a request began whose
+    /// whole prompt was cached.
     fn round(&mut self) -> bool {
         let before = self.running();
         let oldest = before.first().copied();
@@ -353,7 +353,7 @@ impl World {
         plan.shares.iter().map(|share| share.n).sum()
     }
 
-    /// Takes the beams of a group a token further, if all are computed.
+    /// Advances the beams of a group by a token, if all are computed.
     fn follow(&mut self, group: RequestId) {
         if !self.scheduler.is_level(group) {
             return;
@@ -378,14 +378,14 @@ impl World {
         self.scheduler.regroup(&mut self.ledger, group, &next);
     }
 
-    /// A request's next token; it ends when it has said what it was asked for.
+    /// Takes a request's next token; ends the request when it has all tokens it asked for.
     fn say(&mut self, id: RequestId, token: u32, len: usize) {
         let (asked, said) = (
             &self.asked[&id],
             self.said.get_mut(&id).expect("it is there"),
         );
         if len < asked.prompt.len() + said.len() {
-            // a prompt all of whose outputs are wanted, read for the second time
+            // a prompt that needs all outputs, computed for the second time
             return;
         }
         said.push(token);
@@ -398,7 +398,7 @@ impl World {
         }
     }
 
-    /// What holds between any two steps.
+    /// Checks the invariants between any two steps.
     fn check(&self) {
         let mut owners = vec![HashMap::<PageId, u32>::new(); GROUPS];
         for job in self.scheduler.jobs() {
@@ -424,7 +424,7 @@ impl World {
     }
 }
 
-/// What the last position of a timeline holds. All that the next token looks at is there.
+/// Returns the value of a sequence's last position. All that the next token attends to is there.
 fn last_value(
     store: &HashMap<(usize, PageId), [u64; PAGE]>,
     timeline: &Timeline,

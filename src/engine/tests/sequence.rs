@@ -1,5 +1,5 @@
-//! A sequence driven by hand, and a batch of them on the built-in model: whoever drives it, and
-//! beside whom, it says the same.
+//! A sequence driven by hand, and a batch of them on the built-in model: a text is the same
+//! whatever its caller and its neighbours.
 
 use octavo_engine::generate::{Observer, generate};
 use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
@@ -11,7 +11,7 @@ use octavo_engine::{
 use octavo_kernels::Role;
 use octavo_text::tokenizer::EncodeOptions;
 
-/// Every token is its own letter; 0 ends the text.
+/// A vocabulary whose tokens are letters; 0 ends the text.
 struct Letters;
 
 impl Vocabulary for Letters {
@@ -173,7 +173,7 @@ fn ids(engine: &Engine, text: &str) -> Vec<u32> {
         .expect("it fits")
 }
 
-/// What each says alone.
+/// Returns the text of each prompt alone.
 fn alone() -> Vec<Vec<u32>> {
     let engine = engine(1, 512);
     (0..)
@@ -198,7 +198,7 @@ fn alone() -> Vec<Vec<u32>> {
 #[test]
 fn a_batch_says_what_each_says_alone() {
     let expected = alone();
-    // prompts in one piece, and a few tokens at a time beside those that generate already
+    // prompts in one step, and a few tokens at a time beside requests that generate already
     for batch in [512, 3] {
         let engine = engine(PROMPTS.len(), batch);
         let mut together = Batch::new(&engine, BatchOptions::default());
@@ -208,7 +208,7 @@ fn a_batch_says_what_each_says_alone() {
             together
                 .add(Request::new(&ids(&engine, text), &options(seed)))
                 .expect("there is room");
-            // the next one comes when the others are under way
+            // the next request comes when the others are running
             together
                 .step(&mut |id, event| note(id, event, &mut tokens, &mut shown))
                 .expect("a step");
@@ -260,7 +260,7 @@ fn who_leaves_gives_its_pages_back() {
 
 #[test]
 fn who_finds_no_pages_waits_for_them() {
-    // two sequences, and pages for both; a session of the same engine takes those of one
+    // two sequences, and pages for both; a session of the same engine takes the pages of one
     let engine = engine(2, 512);
     let mut session = engine.session();
     session
@@ -334,7 +334,7 @@ fn who_is_told_of_an_event_may_use_the_engine() {
     assert!(told > 0);
 }
 
-/// Wants so many `a`, and then the end.
+/// Requires this many `a`, and then the end.
 #[derive(Clone, Debug)]
 struct Wants(usize);
 
@@ -364,7 +364,7 @@ fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
         min_tokens: 7,
         ..usual.clone()
     };
-    // an end that may be chosen is
+    // an end that may be chosen is chosen
     for (options, tokens) in [
         (usual, vec![1, 1, 0]),
         (no_end, vec![1, 1]),
@@ -382,7 +382,8 @@ fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
     }
 }
 
-/// The text of tokens that are each the likeliest in turn, and which stop string ended it.
+/// Returns the text of tokens that are each the most likely in turn, and the stop string that ended
+/// it.
 fn said(options: &Options, ids: &[usize]) -> (String, Option<usize>) {
     let mut s = sequence(&[1], options);
     for &id in ids {
@@ -419,11 +420,11 @@ fn nothing_ends_a_text_before_its_fewest_tokens() {
     assert_eq!(said(&options(3, &stops, &[]), &ids), ended("abca", Some(1)));
     assert_eq!(said(&options(6, &stops, &[]), &ids), ended("abcabc", None));
     assert_eq!(said(&options(0, &[], &[2]), &ids), ended("a", None));
-    // the second likeliest is the lowest id of the others that may be chosen
+    // the second most likely is the lowest id of the others that may be chosen
     assert_eq!(said(&options(2, &[], &[2]), &ids), ended("aaca", None));
 }
 
-/// Allows everything for so many tokens, and gives up then.
+/// Allows everything for this many tokens, and fails then.
 #[derive(Debug)]
 struct GivesUp(usize);
 

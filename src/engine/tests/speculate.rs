@@ -1,4 +1,4 @@
-//! Guesses change no text: over models that say what all tokens before tell them to.
+//! Draft tokens change no text: tested on models whose next token depends on all tokens before.
 
 use std::convert::Infallible;
 
@@ -10,14 +10,15 @@ use proptest::prelude::*;
 
 const N_VOCAB: usize = 12;
 
-/// Repeats itself most of the time, and otherwise says what a hash of all tokens before says.
+/// A model that repeats itself most of the time, and otherwise picks a token by a hash of all
+/// before.
 struct Parrot {
     tokens: Vec<u32>,
     n_ctx: usize,
     most_outputs: usize,
-    /// How far it goes back where it is told to forget: to a multiple of so many tokens.
+    /// Granularity of truncation: it goes back to a multiple of this many tokens.
     stride: usize,
-    /// Of 16 tokens so many come of the hash.
+    /// How many of 16 tokens come from the hash.
     whims: u64,
     seed: u64,
     steps: usize,
@@ -65,7 +66,7 @@ impl Lm for Parrot {
 
     fn truncate(&mut self, n: usize) {
         if n < self.tokens.len() {
-            // as a recurrent layer does, which has no state in between
+            // like a recurrent layer, which has no state in between
             let kept = n / self.stride * self.stride;
             self.tokens.truncate(kept.max(PROMPT.len().min(n)));
         }

@@ -1,5 +1,5 @@
 //! Small models of the shared folder with other keys and tensors: the engine against its oracle,
-//! and what changes nothing against the model as it is.
+//! and changes without effect against the original model.
 
 use std::path::Path;
 
@@ -62,14 +62,14 @@ impl File {
         self.keys.push((self.full(key), value.into()));
     }
 
-    /// Says a number for each layer of the file, if it says it once.
+    /// Replaces a key's number by a list of it, one for each layer of the file.
     fn spread(&mut self, key: &str) {
         if let (Some(n), Some(layers)) = (self.get(key), self.get("block_count")) {
             self.set(key, vec![n; layers as usize]);
         }
     }
 
-    /// An F32 tensor of numbers that differ.
+    /// Adds an F32 tensor of different numbers.
     fn add(&mut self, name: String, dims: &[u64]) {
         let n: u64 = dims.iter().product();
         let value = |i: u64| ((i * 37 + 11) % 101) as f32 / 100.0 - 0.5;
@@ -78,7 +78,7 @@ impl File {
         self.tensors.push(tensor);
     }
 
-    /// Biases of the products that have queries, and gates behind them.
+    /// Adds biases to the products that make queries, and to gates after them.
     fn add_query_biases(&mut self) {
         let queries = |t: &(String, Vec<u64>, _, _)| {
             let layer = t.0.strip_suffix(".attn_q.weight")?;
@@ -91,8 +91,8 @@ impl File {
         }
     }
 
-    /// Factors beside the matrices whose names have this part, as NVFP4 files have them: one, or
-    /// one for each expert; and those of inputs, which nobody reads.
+    /// Adds scales for the matrices whose names have this part, as NVFP4 files have them: one, or
+    /// one for each expert; and those of inputs, which are not read.
     fn add_scales(&mut self, part: &str) {
         let scaled = |t: &(String, Vec<u64>, _, _)| {
             let stem = t.0.strip_suffix(".weight")?;
@@ -108,7 +108,7 @@ impl File {
         }
     }
 
-    /// One more layer, which predicts further tokens.
+    /// Adds one more layer, for multi-token prediction.
     fn add_prediction(&mut self) {
         let (n, width) = (self.get("block_count"), self.get("embedding_length"));
         let (n, width) = (n.expect("a number"), width.expect("a number"));
@@ -140,12 +140,12 @@ impl File {
     }
 }
 
-/// Enough tokens for every window of these models to end.
+/// Returns enough tokens to exceed every window of these models.
 fn tokens() -> Vec<u32> {
     (0..40).map(|i| (i * 37 + 5) % 250).collect()
 }
 
-/// The engine's logits of a changed model, and the oracle's.
+/// Returns the engine's logits of a changed model, and the oracle's.
 fn both(base: &Path, change: fn(&mut File)) -> (Vec<f32>, Vec<f64>) {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("m.gguf");
@@ -159,10 +159,10 @@ fn both(base: &Path, change: fn(&mut File)) -> (Vec<f32>, Vec<f64>) {
     (ours, exact)
 }
 
-/// A model's name, and what is done to it.
+/// A model's name, and a change to it.
 type Variant = (&'static str, fn(&mut File));
 
-/// Nothing that llama.cpp would hear.
+/// Changes that llama.cpp would ignore.
 const UNHEARD: &[&str] = &[
     "ernie4_5-moe",
     "gpt-oss",
@@ -196,7 +196,7 @@ const SAME: &[Variant] = &[
     }),
 ];
 
-/// What says another thing than the model as it is.
+/// Changes with an effect on logits.
 const OTHERS: &[Variant] = &[
     ("gemma3", |f| f.set("attention.sliding_window", 0_u32)),
     ("command-r", |f| f.unset("logit_scale")),
@@ -240,8 +240,8 @@ const OTHERS: &[Variant] = &[
     ("qwen3next", widen_shared),
 ];
 
-/// Takes the key away that says how wide the expert is that sees every token, and makes it as wide
-/// as a feed-forward block.
+/// Removes the key with the width of the shared expert, and makes that expert as wide as a
+/// feed-forward block.
 fn widen_shared(f: &mut File) {
     f.unset("expert_shared_feed_forward_length");
     let (n_ff, width) = (f.get("feed_forward_length"), f.get("embedding_length"));
@@ -259,7 +259,7 @@ fn widen_shared(f: &mut File) {
     }
 }
 
-/// How far the engine is from the oracle; the latter takes GELU as it is defined.
+/// Returns the maximum error of the engine against the oracle, which computes GELU exactly.
 fn limit(model: &str) -> f64 {
     match model {
         "gemma3" => crate::logits::GELU_NMSE,
@@ -306,7 +306,7 @@ fn what_says_another_thing_is_heard_as_the_oracle_hears_it() {
     }
 }
 
-/// llama.cpp's own logits of a file with factors of every kind.
+/// Compares the logits of a file with scales of every kind with llama.cpp's own.
 #[test]
 fn scales_beside_matrices_are_llama_cpps() {
     let Some(variants) = shared("arch2/variants") else {

@@ -1,4 +1,4 @@
-//! Models on several ranks, which are threads of one process, and what is looked at of them.
+//! Models on several ranks, which are threads of one process, and comparisons of their results.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,7 +9,7 @@ use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, EngineOptions, Error, ModelSource, Wanted};
 use octavo_kernels::{Collective, Threads};
 
-/// What `run` makes of an engine that so many ranks compute; `open` is for ranks with GPUs.
+/// Returns the result of `run` on an engine of this many ranks; `open` is for ranks with GPUs.
 pub(crate) fn on_ranks<T>(
     ranks: usize,
     source: &ModelSource,
@@ -20,7 +20,7 @@ pub(crate) fn on_ranks<T>(
     on_links(Threads::new(ranks), source, options, open, run)
 }
 
-/// As [`on_ranks`], which reach each other by these.
+/// As [`on_ranks`], for ranks that communicate over these links.
 pub(crate) fn on_links<T>(
     links: Vec<impl Collective + 'static>,
     source: &ModelSource,
@@ -46,7 +46,7 @@ pub(crate) fn on_links<T>(
     })
 }
 
-/// Compares what one rank computes with what several do; which of these numbers of ranks work.
+/// Compares one rank with several; returns which of these numbers of ranks work.
 pub(crate) fn compare(
     (source, options, open): (&ModelSource, &EngineOptions, Open),
     ranks: impl IntoIterator<Item = usize>,
@@ -68,8 +68,8 @@ pub(crate) fn compare(
     possible
 }
 
-/// All logits of a prompt of so many tokens and, after it, of `steps` steps whose tokens are the
-/// best of the step before, the prompt's step among them; as bits.
+/// Returns all logits of a prompt of this many tokens and of `steps` steps, counting the prompt's,
+/// each of whose tokens is the argmax of the step before; as bits.
 pub(crate) fn bits(engine: &Engine, prompt: usize, steps: usize) -> Vec<u32> {
     let n = engine.hparams().n_vocab();
     let prompt = (0..prompt).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
@@ -87,7 +87,7 @@ pub(crate) fn bits(engine: &Engine, prompt: usize, steps: usize) -> Vec<u32> {
     bits
 }
 
-/// A value that a step showed.
+/// A value that a step passed to a tap.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Shown {
     tap: String,
@@ -96,7 +96,7 @@ pub(crate) struct Shown {
     bits: Vec<u32>,
 }
 
-/// All that a step of five tokens shows.
+/// Returns all values that a step of five tokens passes to a tap.
 pub(crate) fn shown(engine: &Engine) -> Vec<Shown> {
     let mut all = Vec::new();
     let mut tap = |view: &TapView<'_>| {
@@ -111,10 +111,10 @@ pub(crate) fn shown(engine: &Engine) -> Vec<Shown> {
     all
 }
 
-/// That two engines show the same.
+/// Checks that two engines pass the same values to taps.
 ///
 /// # Panics
-/// If they do not; with the name of the first value that differs.
+/// If they do not, with the name of the first value that differs.
 pub(crate) fn assert_same_shown(got: &[Shown], expected: &[Shown]) {
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(expected) {

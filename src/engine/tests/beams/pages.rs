@@ -1,10 +1,10 @@
-//! The pages that beams take and give back, beside others and with few of them.
+//! Pages that beams take and free, beside other requests and when pages are short.
 
 use super::*;
 
 const PAGE: usize = octavo_engine::kv::PAGE;
 
-/// Searches and others beside each other, the searches at the places that are divisible by 2.
+/// Returns searches and other requests, with the searches at even indices.
 fn requests(engine: &Engine) -> Vec<Request> {
     let request = |i: usize| {
         let text = format!("{} {}", PROMPTS[i % 3], &PROMPTS[1][..i * 5]);
@@ -57,7 +57,7 @@ fn it_finds_the_same_beside_any_others_and_with_few_pages() {
         let mut numbers = Vec::new();
         for (i, request) in requests(&engine).into_iter().enumerate() {
             numbers.push(together.add(request).expect("there is room"));
-            // some come when the others are under way
+            // some arrive when the others are running
             for _ in 0..i {
                 together
                     .step(&mut |id, event| note(id, event, &mut all))
@@ -101,7 +101,7 @@ fn whoever_is_preempted_alone_gets_by_with_the_pages_of_its_beams() {
             ..BatchOptions::default()
         };
         let mut batch = Batch::new(&engine, options_of_batch);
-        // older, so the search gives way until it has ended
+        // it is older, so the search is preempted until it has ended
         let longer = Options {
             max_tokens: Some(60),
             ..options.clone()

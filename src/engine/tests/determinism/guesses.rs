@@ -1,4 +1,4 @@
-//! The same with guesses of what comes next, right or wrong.
+//! The same with draft tokens, accepted or not.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use octavo_engine::{Batch, BatchOptions, Event, Request, Totals};
 
 use super::*;
 
-/// What every request says, in the order of the requests and of their texts, and what was counted.
+/// Returns the texts of every request, in order of the requests and their choices, and the counts.
 pub(super) fn together(
     engine: &Engine,
     prompts: &[(usize, Vec<u32>)],
@@ -54,8 +54,9 @@ pub(super) fn together(
     (said.into_values().collect(), batch.snapshot().totals)
 }
 
-/// Texts that repeat themselves and others, alone and together, with and without room, with guesses
-/// of their own and of a draft that is right now and then: the same model on another cache.
+/// Texts that repeat themselves and others, alone and together, with and without room, with draft
+/// tokens from lookup and from a draft model that is right now and then: the same model on another
+/// cache.
 #[test]
 fn guesses_change_nothing() {
     let names = [

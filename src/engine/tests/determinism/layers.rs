@@ -1,4 +1,4 @@
-//! The same where states are kept, windows pass, and layers differ.
+//! The same where recurrent states are kept, windows pass, and layers differ.
 
 use octavo_engine::speculate::Lookup;
 use octavo_fixtures::tiny::File;
@@ -6,8 +6,8 @@ use octavo_fixtures::tiny::File;
 use super::guesses::together;
 use super::*;
 
-/// A session goes back to where a state was kept, and says the same from there, also where the
-/// tokens before it were read in other steps.
+/// A session goes back to a checkpoint of its state, and continues the same from there, also if the
+/// tokens before it were computed in other steps.
 #[test]
 fn going_back_changes_nothing_where_states_are_kept() {
     let names = [
@@ -54,13 +54,13 @@ fn going_back_changes_nothing_where_states_are_kept() {
     }
 }
 
-/// Layers with a window hold no more of a long text than the window and what a session can go back,
-/// and the text is the same whatever it is cut into.
+/// Layers with a window hold no more of a long text than the window and the distance that a session
+/// can go back, and the text is the same whatever batches it is cut into.
 #[test]
 fn windows_give_pages_back_and_change_nothing() {
-    /// Of all models here.
+    /// Window of all models here, in positions.
     const WINDOW: usize = 24;
-    /// That a session can always go back, with windows or without.
+    /// Positions that a session can always go back, with windows or without.
     const BACK: usize = 64;
     for name in [
         "gemma3-F32",
@@ -91,7 +91,7 @@ fn windows_give_pages_back_and_change_nothing() {
                 };
                 assert!(pages <= most.div_ceil(PAGE), "{name}: {pages} pages");
             }
-            // a little way back it goes on from there, and from far away it begins anew
+            // a little way back it continues from there, and from far away it starts over
             for (asked, left) in [(340, 340), (100, 0)] {
                 assert_eq!(session.truncate(asked), left, "{name}");
                 let again = expected.0.iter().skip(left.saturating_sub(300));
@@ -121,9 +121,9 @@ fn windows_give_pages_back_and_change_nothing() {
     }
 }
 
-/// States are shared with the pages of prompts that begin alike, forked with the texts of one
-/// prompt, and computed again after a preemption. Pages that windows have passed are given back,
-/// and are needed again by texts that go on from an earlier place.
+/// States are shared along with the pages of common prefixes, forked with the texts of one prompt,
+/// and recomputed after a preemption. Pages behind windows are freed, and are needed again by texts
+/// that continue from an earlier position.
 #[test]
 fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass() {
     let names = [
@@ -164,7 +164,8 @@ fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass
         for (sessions, pages, lookup) in [
             (1, None, Lookup::Auto),
             (4, None, Lookup::Auto),
-            // guesses end some texts early, at times so many that there are pages for the others
+            // draft tokens end some texts early, sometimes so many that there are pages for the
+            // others
             (4, Some(11), Lookup::Off),
             (4, Some(11), Lookup::Auto),
             (8, Some(26), Lookup::Auto),

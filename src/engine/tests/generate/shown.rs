@@ -1,4 +1,4 @@
-//! What is shown of a text: nothing of a stop string, characters as a whole, no control tokens.
+//! Text that is handed out: no part of a stop string, whole characters, no control tokens.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn a_stop_string_across_tokens_is_never_shown() {
         (out.tokens.len(), seen.pieces.as_slice()),
         (3, &["hello ".to_owned()][..])
     );
-    // what was held back is shown if the stop never comes
+    // text that was held back is handed out if the stop string never completes
     let (out, _) = run(&[2, 3, 0], &v, &options);
     assert_eq!((out.text.as_str(), out.finish), ("hello </", Finish::Stop));
     let (out, _) = run(

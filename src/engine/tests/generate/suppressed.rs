@@ -7,8 +7,8 @@ use octavo_kernels::Role;
 
 use super::*;
 
-/// A model of the file, and the first token that it generates, greedy, and with logit bias for
-/// another one.
+/// Loads a model of the file, and returns it with its first generated token, greedy, with this
+/// logit bias.
 fn first(file: &File, bias: Vec<(u32, f32)>) -> (Engine, u32) {
     let folder = tempfile::TempDir::new().expect("a folder");
     let path = folder.path().join("model.gguf");
@@ -42,7 +42,7 @@ fn suppressed_tokens_are_never_chosen() {
     assert_eq!(largest, best, "nothing is suppressed yet");
 
     let key = "tokenizer.ggml.suppress_tokens";
-    // what is no token of the vocabulary is left out
+    // ids outside the vocabulary are ignored
     let of = |id: u32| Val::from(vec![-1, i32::MAX, id as i32]);
     file.set(key, of(third));
     assert_eq!(

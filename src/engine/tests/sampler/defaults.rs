@@ -1,4 +1,4 @@
-//! Settings that are open, and who fills them.
+//! Open settings, and the sources that fill them.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::sample::{SamplerDefaults, Stage};
@@ -59,7 +59,7 @@ fn a_file_recommends_what_its_keys_say_and_nonsense_is_passed_over() {
         let key = format!("general.sampling.{key}:");
         assert!(warnings.iter().any(|line| line.contains(&key)), "{key}");
     }
-    // what is given comes first, then the file, then the defaults
+    // explicit settings come first, then the file, then the defaults
     let given = SamplerDefaults {
         top_k: Some(3),
         ..SamplerDefaults::default()

@@ -1,4 +1,4 @@
-//! What holds of any logits with any settings.
+//! Properties of any logits with any settings.
 
 use super::*;
 

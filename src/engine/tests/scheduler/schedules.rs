@@ -1,9 +1,9 @@
-//! Random schedules, the faults that they see, and a long one.
+//! Random schedules, the faults that they detect, and a long one.
 
 use super::*;
 
 fn asked() -> impl Strategy<Value = Asked> {
-    // long common beginnings, some of them of what a model says
+    // long common prefixes, some of them of generated tokens
     let stem = (0..3usize, 0..70usize).prop_map(|(stem, n)| -> Vec<u32> {
         let first = Asked {
             prompt: vec![1; 16 * stem + 1],
@@ -116,7 +116,7 @@ fn faults_are_seen() {
         wants_all: false,
         beams: 1,
     };
-    // goes on from what the first one said
+    // continues the output of the first one
     let said = first.alone().into_iter().take(50);
     let second = Asked {
         prompt: first.prompt.iter().copied().chain(said).collect(),
@@ -159,7 +159,7 @@ fn faults_are_seen() {
     }
 }
 
-/// 64 requests that generate and some that are read, on 4,096 pages.
+/// 64 requests in decode and some in prefill, on 4,096 pages.
 #[test]
 fn a_round_of_many_takes_little_time() {
     let settings = Settings {
@@ -204,7 +204,7 @@ fn a_round_of_many_takes_little_time() {
     assert!(each < Duration::from_millis(2), "{each:?} a round");
 }
 
-/// Computes a plan in so much time, with nothing in it.
+/// Computes a plan in this much time, without contents.
 fn take(
     scheduler: &mut Scheduler,
     ledger: &mut Ledger,
@@ -223,8 +223,7 @@ fn take(
     (at, plan.shares.iter().map(|share| share.n).sum())
 }
 
-/// Beside a text that is generated, on a machine so slow that no piece of a prompt keeps to the
-/// target.
+/// Beside a text in decode, on a machine so slow that no chunk of a prompt meets the target.
 #[test]
 fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
     let settings = Settings {
