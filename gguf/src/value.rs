@@ -255,25 +255,25 @@ impl<'a> Array<'a> {
     }
 
     typed! {
-        /// The values of an array of u8; `None` for another type.
+        /// Returns the values of an array of u8; `None` for another type.
         u8s: U8, u8;
-        /// The values of an array of i8; `None` for another type.
+        /// Returns the values of an array of i8; `None` for another type.
         i8s: I8, i8;
-        /// The values of an array of u16; `None` for another type.
+        /// Returns the values of an array of u16; `None` for another type.
         u16s: U16, u16;
-        /// The values of an array of i16; `None` for another type.
+        /// Returns the values of an array of i16; `None` for another type.
         i16s: I16, i16;
-        /// The values of an array of u32; `None` for another type.
+        /// Returns the values of an array of u32; `None` for another type.
         u32s: U32, u32;
-        /// The values of an array of i32; `None` for another type.
+        /// Returns the values of an array of i32; `None` for another type.
         i32s: I32, i32;
-        /// The values of an array of f32; `None` for another type.
+        /// Returns the values of an array of f32; `None` for another type.
         f32s: F32, f32;
-        /// The values of an array of u64; `None` for another type.
+        /// Returns the values of an array of u64; `None` for another type.
         u64s: U64, u64;
-        /// The values of an array of i64; `None` for another type.
+        /// Returns the values of an array of i64; `None` for another type.
         i64s: I64, i64;
-        /// The values of an array of f64; `None` for another type.
+        /// Returns the values of an array of f64; `None` for another type.
         f64s: F64, f64;
     }
 }

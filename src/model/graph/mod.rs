@@ -119,7 +119,7 @@ impl Graph {
     /// Returns the name of [`Graph::hidden`].
     ///
     /// # Panics
-    /// If it has no name, which builders give it.
+    /// If it has no name; builders always give it one.
     pub fn hidden_tap(&self) -> Tap {
         let node = self.nodes.iter().find(|node| node.out == self.hidden);
         let tap = node.and_then(|node| node.tap);
