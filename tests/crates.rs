@@ -1,9 +1,9 @@
-//! What the crates may need of each other and of others, as Cargo sees it.
+//! Dependencies that the crates may have on each other and on others, as Cargo sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// What `cargo tree` prints of each crate, with these arguments.
+/// Returns what `cargo tree` prints of each crate, with these arguments.
 fn tree(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .current_dir(octavo_fixtures::workspace_root())
@@ -19,7 +19,7 @@ fn tree(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Everything that a crate needs to be built, itself included.
+/// Returns everything that a crate needs to be built, itself included.
 fn needs(package: &str) -> BTreeSet<String> {
     tree(&["--edges", "normal", "--format", "{p}", "--package", package])
         .lines()
@@ -28,15 +28,15 @@ fn needs(package: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Every crate that is built for these packages, with the features it is built with.
+/// Returns every crate that is built for these packages, with the features it is built with.
 fn features(edges: &str, packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let format = ["--format", "{p}|{f}", "--edges", edges];
     let lines = tree(&[&format, packages].concat());
-    // a line without anything stands between packages
+    // packages are separated by an empty line
     for line in lines.lines().filter(|line| !line.is_empty()) {
         let (name, features) = line.split_once('|').expect("a crate and its features");
-        // behind the features stands whether the crate was shown before
+        // the features are followed by a mark if the crate was shown before
         let features = features.split(' ').next().unwrap_or_default();
         let names = features.split(',').filter(|feature| !feature.is_empty());
         all.entry(name.to_owned())
@@ -52,7 +52,7 @@ fn the_engine_needs_nothing_of_a_command_line() {
     for foreign in ["clap", "rustyline", "indicatif", "ctrlc", "plotters"] {
         assert!(!engine.contains(foreign), "octavo-engine needs {foreign}");
     }
-    // and the test would see it
+    // and the test would see a violation
     assert!(needs("octavo-llm").contains("clap") && engine.contains("octavo-kernels"));
 }
 
@@ -73,14 +73,14 @@ fn nothing_flows_backwards() {
         ours("octavo-kernels"),
         set(&["gguf-rs-lite", "octavo-quant"])
     );
-    // what the engine is held against shares nothing with it but the formats
+    // the reference that the engine is compared with shares only the formats with it
     assert_eq!(
         ours("octavo-reference"),
         set(&["gguf-rs-lite", "octavo-quant"])
     );
     assert!(!ours("octavo-model").contains("octavo-engine"));
     assert!(!ours("octavo-engine").contains("octavo-lab"));
-    // the engine knows rows in the place of tokens, and no pixel
+    // the engine knows embeddings in place of tokens, and no pixels
     assert!(!ours("octavo-engine").contains("octavo-vision"));
     assert!(!ours("octavo-server").contains("octavo-lab"));
     assert!(!needs("octavo-server").contains("clap"));

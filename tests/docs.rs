@@ -1,6 +1,6 @@
-//! What the documentation names exists: every path in backticks and every link to a file, in the
-//! Markdown files and in the comments of Rust files, and every identifier such as `Type::method` in
-//! the Markdown files. Only the changelog may name what no longer exists.
+//! Checks that names in the documentation exist: every path in backticks and every link to a file,
+//! in the Markdown files and in the comments of Rust files, and every identifier such as
+//! `Type::method` in the Markdown files. Only the changelog may name things that no longer exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,14 +11,14 @@ use octavo_model::Arch;
 /// Endings that make a name a file of this repository, with or without a folder before it.
 const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".cu", ".cuh", ".sh"];
 
-/// Folders that are not the repository's own: builds, and large fixtures.
+/// Folders outside the repository: builds, and large fixtures.
 const SKIPPED: [&str; 2] = ["target", "shared"];
 
-/// Parts of a path that stand for any name, or for the folder of large fixtures, which need not be
-/// there.
+/// Parts of a path that stand for any name, or for the folder of large fixtures, which may be
+/// absent.
 const PLACEHOLDERS: [&str; 5] = ["NAME", "NAME.rs", "DIR", "MODEL", "shared"];
 
-/// Files and folders of the repository, by their paths from its root, and what they say.
+/// Files and folders of the repository, by their paths from its root, and the words in them.
 #[derive(Default)]
 pub(super) struct Tree {
     pub(super) files: BTreeSet<String>,
@@ -64,7 +64,7 @@ impl Tree {
         self.files.contains(path) || self.folders.contains(path)
     }
 
-    /// The folder of the crate that a file belongs to.
+    /// Returns the folder of the crate that a file belongs to.
     fn crate_of<'a>(&self, file: &'a str) -> &'a str {
         let mut folders = ancestors(file);
         folders
@@ -72,9 +72,9 @@ impl Tree {
             .unwrap_or("")
     }
 
-    /// Whether `named` is there, seen from `file`: from the root, from its folder or one above it
-    /// in its crate, or from the crate's sources. A name without a folder may be anywhere in the
-    /// crate; a text that belongs to no crate but the root's may name any file.
+    /// Returns whether `named` exists, seen from `file`: from the root, from its folder or one
+    /// above it in its crate, or from the crate's sources. A name without a folder may be anywhere
+    /// in the crate; a text that belongs to no crate but the root's may name any file.
     fn finds(&self, named: &str, file: &str) -> bool {
         let own = self.crate_of(file);
         let sources = join(own, "src");
@@ -90,12 +90,12 @@ impl Tree {
     }
 }
 
-/// The folders that a file is in, the nearest first, the root last.
+/// Returns the folders that a file is in, the nearest first, the root last.
 fn ancestors(file: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(parent(file), |folder| parent(folder))
 }
 
-/// The folder that something is in; the root, which is "", is in none.
+/// Returns the parent folder; none for the root, which is "".
 fn parent(path: &str) -> Option<&str> {
     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
     (!path.is_empty()).then_some(folder)
@@ -108,7 +108,7 @@ fn join(folder: &str, name: &str) -> String {
     }
 }
 
-/// A path without `.` and `..`; `None` if it leads out of the repository.
+/// Returns a path without `.` and `..`; `None` if it leads out of the repository.
 fn normal(path: &str) -> Option<String> {
     let mut parts = Vec::new();
     for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -125,11 +125,12 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// What stands in backticks or is linked to, each with its line; code blocks are left out.
+/// Returns the texts in backticks and the targets of links, each with its line; code blocks are
+/// skipped.
 fn spans(text: &str) -> Vec<(usize, String)> {
     let mut all = Vec::new();
     let mut fenced = false;
-    // a span that is open at the end of a line goes on in the next one
+    // a span that is open at the end of a line continues in the next one
     let mut open: Option<(usize, String)> = None;
     for (at, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -167,7 +168,7 @@ fn add_links(line: usize, text: &str, all: &mut Vec<(usize, String)>) {
     }
 }
 
-/// The path that a span names, if it looks like one of this repository.
+/// Returns the path that a span names, if it looks like one of this repository.
 fn as_path(span: &str) -> Option<&str> {
     let span = span.split('#').next().unwrap_or("");
     let plain = |c: char| is_word(c) || matches!(c, '.' | '/' | '-' | '+');
@@ -177,11 +178,11 @@ fn as_path(span: &str) -> Option<&str> {
         && span.chars().all(plain)
         && !outside.iter().any(|start| span.starts_with(start))
         && !span.split('/').any(|part| PLACEHOLDERS.contains(&part));
-    // an ending alone names no file
+    // an ending alone is not a file
     (is_ours && !ENDINGS.contains(&span)).then_some(span)
 }
 
-/// The last name of `path::to::item`, if a span is that.
+/// Returns the last name of `path::to::item`, if a span is one.
 fn as_item(span: &str) -> Option<&str> {
     let names = span.trim_end_matches(['(', ')', '!']);
     let (_, last) = names.rsplit_once("::")?;
@@ -189,13 +190,13 @@ fn as_item(span: &str) -> Option<&str> {
     names.split("::").all(is_name).then_some(last)
 }
 
-/// What a line of Rust says if it is a comment, and the end of a line.
+/// Returns the text of a Rust line if it is a comment, and a line break.
 fn comment(line: &str) -> String {
     let comment = line.trim().strip_prefix("//").unwrap_or("");
     format!("{}\n", comment.trim_start_matches(['/', '!']))
 }
 
-/// What a file names that is not there, a line for each.
+/// Returns a line for each name in a file that does not exist.
 fn offenders(file: &str, text: &str, tree: &Tree) -> Vec<String> {
     let is_text = file.ends_with(".md");
     let comments: String;
@@ -241,7 +242,7 @@ fn what_the_documentation_names_exists() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Lines of code, without comments and blank ones.
+/// Counts the lines of code, without comments and blank ones.
 fn code_lines(text: &str) -> usize {
     let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
     text.lines().map(str::trim).filter(is_code).count()
@@ -266,11 +267,11 @@ fn every_architecture_is_listed_with_its_lines() {
         let row = format!("{}: {lines}", arch.name());
         assert!(said.contains(&row), "docs/architectures.md: expected {row}");
     }
-    // and a line for the names of columns, and one for the sum
+    // plus a line for the names of columns, and one for the sum
     assert_eq!(said.len(), Arch::all().len() + 2, "{said:?}");
 }
 
-/// A repository of two crates.
+/// Returns a repository of two crates.
 fn small() -> Tree {
     let set = |all: &[&str]| all.iter().map(|path| (*path).to_owned()).collect();
     Tree {

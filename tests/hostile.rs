@@ -1,6 +1,6 @@
-//! Files broken in every way that we could think of, through all that the program does with a file:
+//! Files that are broken in many ways, passed through everything that the program does with a file:
 //! whatever is wrong, the answer is a result or one line that names the file, soon, and without
-//! memory that the file does not pay for.
+//! more memory than the size of the file justifies.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl Observer for Silent {
     }
 }
 
-/// A file on disk that is broken again and again.
+/// A file on disk that is overwritten with broken contents again and again.
 struct Bench {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -48,9 +48,9 @@ impl Bench {
         }
     }
 
-    /// Does everything with a file; gives what was refused. `what` names the case when it fails.
+    /// Does everything with a file; returns the errors. `what` names the case if it fails.
     fn examine(&mut self, bytes: &[u8], what: &dyn Fn() -> String) -> Vec<String> {
-        // another file each time: what an earlier case still maps must not change under it
+        // another file each time: an earlier case may still have the old one mapped
         std::fs::remove_file(&self.path).ok();
         std::fs::write(&self.path, bytes).expect("written");
         self.cases += 1;
@@ -60,7 +60,7 @@ impl Bench {
         self.slowest = self.slowest.max(took);
         assert!(took < Duration::from_secs(10), "{}: took {took:?}", what());
         for error in &errors {
-            // names are as the file has them; the command line takes control characters out
+            // names are as in the file; the command line strips control characters
             let sound = !error.is_empty() && error.chars().count() < 600;
             assert!(
                 sound && error.contains("model.gguf"),
@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-/// All that the program does with a file, each step on its own as far as it can go.
+/// Does everything that the program does with a file, each step on its own as far as it can go.
 fn examine(path: &Path, turn: usize) -> Vec<String> {
     let mut errors: Vec<String> = Vec::new();
     let source = ModelSource::Path(path.to_owned());
@@ -100,7 +100,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
             }
         }
     }
-    // what the model is computed with changes from case to case
+    // the options of the computation change from case to case
     let isas = Isa::available();
     let options = EngineOptions {
         isa: IsaChoice::Only(isas[turn % isas.len()]),
@@ -130,8 +130,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         return errors;
     };
     ids.truncate(24);
-    // a vocabulary may name more tokens than there are rows: that is an error of its own, not of
-    // the file
+    // a vocabulary may have more tokens than there are rows: an error of its own, not of the file
     ids.retain(|&id| (id as usize) < engine.hparams().n_vocab());
     if ids.is_empty() {
         return errors;
@@ -141,7 +140,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         Ok(logits) => {
             assert!(logits.data.iter().all(|x| x.is_finite()) && logits.rows() == ids.len())
         }
-        // names the value that is not finite, and the command line names the model
+        // the error names the value that is not finite, and the command line names the model
         Err(error) => return [errors, vec![format!("model.gguf: {error}")]].concat(),
     }
     let options = Options {
@@ -165,7 +164,7 @@ fn keep<T, E: Display>(result: Result<T, E>, errors: &mut Vec<String>) -> Option
     result.map_err(|error| errors.push(error.to_string())).ok()
 }
 
-/// Where the directory ends and the data begins.
+/// Returns where the header ends and the data begins.
 fn header_len(file: &[u8]) -> usize {
     let gguf =
         gguf_rs_lite::Gguf::from_bytes(file.to_vec(), "sound", &Default::default()).expect("sound");
@@ -251,7 +250,7 @@ fn flipped_bits_and_nasty_numbers_end_well() {
     for arch in ARCHS {
         let sound = File::running(arch).bytes();
         let header = header_len(&sound);
-        // every seventh byte of the directory, and seeded places everywhere
+        // every seventh byte of the header, and seeded places everywhere
         let places = (0..header).step_by(7).chain((0..500).map(|_| usize::MAX));
         for place in places.collect::<Vec<_>>() {
             let mut bytes = sound.clone();
@@ -270,7 +269,7 @@ fn flipped_bits_and_nasty_numbers_end_well() {
     assert!(bench.refused * 4 > bench.cases, "too mild");
 }
 
-/// What no key should hold, unless it is what it holds.
+/// Returns values that no key should accept, unless it has them already.
 fn values() -> Vec<Val> {
     let mut values: Vec<Val> = [0, 1, 3, 7, 1 << 16, 1 << 31, u32::MAX]
         .map(Val::U32)
@@ -363,9 +362,9 @@ fn every_key_with_every_value_is_used_or_named() {
     bench.report("keys");
 }
 
-/// A refusal says which key, or what else it no longer agrees with.
+/// Checks that an error names the key, or the other thing that it no longer agrees with.
 fn check_named(bench: &mut Bench, file: &File, key: &str, how: &str) {
-    // the writer itself refuses an alignment that no file may have
+    // the writer itself refuses an invalid alignment
     let Some(bytes) = file.try_bytes() else {
         return;
     };
@@ -377,7 +376,7 @@ fn check_named(bench: &mut Bench, file: &File, key: &str, how: &str) {
             "chat template",
             "not finite",
             "one for each token",
-            // what a number of experts asks for
+            // the key that the number of experts makes necessary
             "expert_used_count",
         ]
         .iter()

@@ -1,6 +1,6 @@
 //! Files, functions and lines of code stay small enough to be read: no file over 500 lines, no
-//! function over 80, no line over 100 columns. Rust is as rustfmt leaves it, and C++, shell and
-//! JavaScript are indented likewise: a function ends at the brace that stands below its beginning.
+//! function over 80, no line over 100 columns. Rust is formatted by rustfmt, and C++, shell and
+//! JavaScript are indented likewise: a function ends at the brace below its beginning.
 
 use std::fs;
 
@@ -10,12 +10,12 @@ const FILE_LINES: usize = 500;
 const FUNCTION_LINES: usize = 80;
 const COLUMNS: usize = 100;
 
-/// How a language's files are called, and its functions found.
+/// File names and functions of a language.
 struct Language {
     endings: &'static [&'static str],
-    /// The name of the function that a line begins, if it does.
+    /// Returns the name of the function that a line begins, if it does.
     function: fn(&str) -> Option<&str>,
-    /// Whether a function ends where indentation does, and not with a brace.
+    /// Whether a function ends by indentation, and not with a brace.
     by_indentation: bool,
 }
 
@@ -54,7 +54,7 @@ enum Measure {
     File,
 }
 
-/// What may be longer in a file or folder, and why.
+/// An exception for a file or folder, with its reason.
 struct Excuse {
     of: &'static str,
     measure: Measure,
@@ -79,14 +79,14 @@ const EXCUSES: [Excuse; 3] = [
     },
 ];
 
-/// Something too long.
+/// A file, function or line that is too long.
 #[derive(Debug)]
 struct Offence {
     measure: Measure,
     text: String,
 }
 
-/// The rest of a line behind all of these words that it begins with.
+/// Returns the rest of a line after all of these words that it begins with.
 fn behind<'a>(line: &'a str, words: &[&str]) -> &'a str {
     let mut rest = line.trim_start();
     while let Some(less) = words.iter().find_map(|word| rest.strip_prefix(word)) {
@@ -95,7 +95,7 @@ fn behind<'a>(line: &'a str, words: &[&str]) -> &'a str {
     rest
 }
 
-/// The name at the beginning of a text, if there is one.
+/// Returns the name at the beginning of a text, if there is one.
 fn name(text: &str) -> Option<&str> {
     let name = text
         .split(|c: char| !c.is_alphanumeric() && c != '_')
@@ -112,7 +112,7 @@ fn rust_function(line: &str) -> Option<&str> {
     name(behind(rest, &words).strip_prefix("fn ")?)
 }
 
-/// A type and a name, or what makes a kernel, before the parameters.
+/// Finds a type and a name, or a macro that makes a kernel, before the parameters.
 fn cpp_function(line: &str) -> Option<&str> {
     let (before, parameters) = line.split_once('(')?;
     if ["KERNEL", "KERNEL_OF"].contains(&before) {
@@ -136,7 +136,7 @@ fn shell_function(line: &str) -> Option<&str> {
         .then_some(called)
 }
 
-/// One that is declared, or that a constant is.
+/// Finds a function that is declared, or assigned to a constant.
 fn script_function(line: &str) -> Option<&str> {
     let rest = behind(line, &["export ", "async "]);
     if let Some(declared) = rest.strip_prefix("function ") {
@@ -150,11 +150,11 @@ fn indentation(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// How many lines a function has that ends before the first line of code that is no further in.
+/// Counts the lines of a function that ends before the next code at its own indentation.
 fn lines_indented(lines: &[&str]) -> usize {
     let level = indentation(lines[0]);
     let is_outside = |line: &&str| {
-        // parameters of lines of their own end where the function begins
+        // parameters on lines of their own end at the function's indentation
         let is_empty = line.trim().is_empty() || line.trim_start().starts_with(')');
         !is_empty && indentation(line) <= level
     };
@@ -164,12 +164,12 @@ fn lines_indented(lines: &[&str]) -> usize {
     last.map_or(1, |at| at + 1)
 }
 
-/// How many lines an item has that the first of these begins.
+/// Counts the lines of an item that the first of these begins.
 fn lines_of_item(lines: &[&str]) -> usize {
     let level = indentation(lines[0]);
     let is_end = |line: &&str| {
         let is_body = indentation(line) == level && line.trim_start().starts_with('}');
-        // what only says that there is a function has no body
+        // a mere declaration has no body
         is_body || indentation(line) == level && line.ends_with(';')
     };
     if lines[0].ends_with(['}', ';']) {
@@ -179,7 +179,7 @@ fn lines_of_item(lines: &[&str]) -> usize {
     rest.map_or(lines.len(), |at| at + 2)
 }
 
-/// What is too long in a file.
+/// Returns everything that is too long in a file.
 fn offenders(language: &Language, file: &str, text: &str) -> Vec<Offence> {
     let lines: Vec<&str> = text.lines().collect();
     let mut wrong = Vec::new();
@@ -189,7 +189,7 @@ fn offenders(language: &Language, file: &str, text: &str) -> Vec<Offence> {
     }
     for (at, line) in lines.iter().enumerate() {
         let (place, width) = (format!("{file}:{}", at + 1), line.chars().count());
-        // a table's rows cannot be cut
+        // rows of a table cannot be wrapped
         let is_row = ["//! |", "/// |"]
             .iter()
             .any(|row| line.trim_start().starts_with(row));
@@ -247,14 +247,14 @@ fn files_functions_and_lines_are_short() {
     }
 }
 
-/// What is said of a file.
+/// Returns the messages about a file.
 fn said(file: &str, text: &str) -> Vec<String> {
     let language = language(file).expect("an ending that is listed");
     let offences = offenders(language, file, text);
     offences.into_iter().map(|offence| offence.text).collect()
 }
 
-/// A function of so many lines, at a level of indentation.
+/// Returns a function of this many lines, at a level of indentation.
 fn of_lines(head: &str, level: usize, lines: usize) -> String {
     let indent = "    ".repeat(level);
     let body = format!("{indent}    let x = {{ 1 }};\n").repeat(lines - 2);
@@ -275,7 +275,7 @@ fn planted_lengths_are_seen() {
         let longer = fits + &of_lines(head, level, FUNCTION_LINES + 1);
         assert_eq!(said("a.rs", &longer), ["a.rs:81: `f`: 81 lines"]);
     }
-    // where parameters take lines of their own, and behind a function without a body
+    // parameters on lines of their own, and after a function without a body
     let declared = "    fn g(\n        x: u8,\n    ) -> u8;\n\n    fn h(x: u8);\n";
     assert_eq!(said("a.rs", declared), [""; 0]);
     let split = "    fn f(\n        x: u8,\n    ) -> u8\n    where\n        u8: Copy,\n    {\n";
@@ -297,8 +297,8 @@ fn planted_lengths_are_seen() {
     );
 }
 
-/// A file's name, a function's first and last line in its language, and what looks like the first
-/// and is none.
+/// A file's name, a function's first and last line in its language, and a line that looks like a
+/// first line and is none.
 const OTHERS: [(&str, &str, &str, &str); 9] = [
     (
         "a.cuh",
@@ -359,7 +359,7 @@ fn planted_lengths_are_seen_in_every_language() {
         let line = [format!("{file}:1: {} columns", COLUMNS + 1)];
         assert_eq!(said(file, &"x".repeat(COLUMNS + 1)), line);
     }
-    // parameters of lines of their own, and what follows a function that is not its
+    // parameters on lines of their own, and code after a function that is not part of it
     let body = "    x = y\n".repeat(FUNCTION_LINES - 3);
     let fits = format!("def f(\n    a,\n):\n{body}\n\nx = y\n");
     assert_eq!(said("a.py", &fits), [""; 0]);

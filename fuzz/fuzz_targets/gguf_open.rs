@@ -1,5 +1,5 @@
-//! Opens any bytes as a GGUF file. What opens must be consistent, and survive being written and
-//! opened again.
+//! Opens any bytes as a GGUF file. A file that opens must be consistent, and survive being written
+//! and opened again.
 #![no_main]
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, Value, Writer};
@@ -31,7 +31,8 @@ fn look(file: &Gguf) {
     }
 }
 
-/// The file as the writer writes it. Bytes, because a NaN among the values is not equal to itself.
+/// Returns the file as the writer writes it. Bytes, because a NaN among the values is not equal to
+/// itself.
 fn rewrite(file: &Gguf) -> Vec<u8> {
     let mut writer = Writer::new();
     for (key, value) in file.keys() {

@@ -19,7 +19,7 @@ impl Observer for Nobody {
     }
 }
 
-/// The built-in model's answer, through sessions, pages and sampling.
+/// The built-in model generates, through sessions, pages and sampling.
 #[test]
 fn the_demo_model_generates() {
     let Some(device) = device() else { return };
@@ -68,7 +68,7 @@ fn the_demo_model_generates() {
     assert!(out.text.starts_with('2'), "{}", out.text);
 }
 
-/// Tensor by tensor, and every tensor: within the bounds that follow from what halves round.
+/// Every tensor is compared, within the bounds that follow from the rounding to halves.
 #[test]
 fn every_tensor_is_within_its_bound_of_the_cpus() {
     let of_file = |name: &str| {
@@ -84,7 +84,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
     ]
     .map(of_file)
     .to_vec();
-    // weights that are floats for the most part
+    // most of their weights are floats
     models.extend(["llama", "qwen2", "qwen3"].map(|arch| (arch.to_owned(), small(arch))));
     for (name, (gguf, model)) in models {
         let Some(device) = device() else { return };
@@ -131,9 +131,9 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
     }
 }
 
-/// The device goes on with the experts of the oracle, which chose them the other way round: the
-/// choice differs, and nothing that follows from it, on a device alone and where it has only the
-/// last layers.
+/// The device continues with the experts of the oracle, which chose them in reverse: the choice
+/// differs, and nothing that follows from it, on a device alone and where it has only the last
+/// layers.
 #[test]
 fn a_mixture_goes_on_with_the_experts_that_another_chose() {
     let Some(path) = shared("arch/models/qwen3moe-F32.gguf") else {

@@ -1,4 +1,4 @@
-//! Logits against the exact ones (llama.cpp on the file dequantized to F32), our error beside
+//! Logits against the exact ones (llama.cpp on the file dequantized to F32), and our error next to
 //! llama.cpp's own.
 
 use std::path::{Path, PathBuf};
@@ -18,18 +18,19 @@ use crate::logits::GELU_NMSE;
 
 use super::{Sequences, both, device, limits, open, shim};
 
-/// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the
-/// recorded f32 logits themselves are off.
+/// Maximum errors, the same as for the CPU's kernels, which compute with the same integers: a tenth
+/// of llama.cpp's error, or the error of the recorded f32 logits themselves.
 const OF_THEIRS: f64 = 0.1;
 pub(crate) const NMSE_FLOOR: f64 = 1e-9;
 const KL_FLOOR: f64 = 1e-7;
-/// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
+/// Upper bound of llama.cpp's own error on F32 models against an f64 forward pass.
 const F32_NMSE: f64 = 1e-10;
 
-/// What halves may add to a prompt's logits: every product's output is off by the rounding of its
-/// inputs, independently of the others, and the residual stream keeps what each of them adds.
-/// Attention's queries and weights are rounded like one more product. What linear attention writes
-/// and reads is a product of four values or more, each of them off by as much.
+/// Returns the error that halves (f16) may add to the logits of a prefill: every product's output
+/// has the rounding error of its inputs, independently of the others, and the residual stream sums
+/// all of these. Attention's queries and weights are rounded like one more product. Values that
+/// linear attention writes and reads are products of four values or more, each with as large an
+/// error.
 pub(crate) fn of_halves(model: &Model) -> f64 {
     let rounded = |op: &Op| match op {
         Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Attention { .. } => 1,
@@ -107,7 +108,7 @@ fn check(
     }
 }
 
-/// Both roles on the short prompts of a model, whose last `gpu_layers` run on the device.
+/// Checks both roles on the short prompts of a model, with its last `gpu_layers` on the device.
 fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usize) {
     let folder = goldens.join(model.file_stem().expect("a name"));
     let summary = read_summary(&folder.join("summary.json")).expect("a summary");
@@ -132,7 +133,7 @@ fn the_committed_goldens_hold() {
     }
 }
 
-/// Prompts by the kernels of warps that multiply in groups, which a GPU has or has not.
+/// Prefill by the warp-group (WGMMA) kernels, which only some GPUs have.
 #[test]
 fn the_goldens_hold_where_warps_multiply_in_groups() {
     for model in [
@@ -150,7 +151,7 @@ fn the_goldens_hold_where_warps_multiply_in_groups() {
     }
 }
 
-/// On two devices, at every layer where a model can be cut.
+/// On two devices, split at every layer where a model can be.
 #[test]
 fn the_goldens_hold_for_every_split() {
     for (model, n_layer) in [
@@ -165,7 +166,7 @@ fn the_goldens_hold_for_every_split() {
     }
 }
 
-/// Floats, types of every plane, and types that have no kernels of their own.
+/// Floats, types of every plane, and types without kernels of their own.
 #[test]
 fn the_shared_goldens_hold() {
     let Some(shared) = shared_dir() else { return };
@@ -179,7 +180,7 @@ fn the_shared_goldens_hold() {
     }
 }
 
-/// Every kind of block that other architectures bring, within windows and beyond them.
+/// Every kind of block that other architectures have, within windows and beyond them.
 #[test]
 fn other_architectures_hold() {
     let Some(shared) = shared_dir() else { return };
@@ -214,7 +215,7 @@ fn other_architectures_hold() {
     }
 }
 
-/// Rows of models whose tokens see all of their text, with all layers on the device and with some.
+/// Vectors of models that are not causal, with all layers on the device and with some.
 #[test]
 fn embedding_models_hold() {
     let Some(shared) = shared_dir() else { return };
@@ -237,7 +238,7 @@ fn embedding_models_hold() {
     }
 }
 
-/// The rows of a golden, within what halves may add to exact ones.
+/// Compares the vectors of a golden: within the error that halves may add to exact ones.
 fn hold_rows(
     name: &str,
     model: &(Arc<Gguf>, Model),
@@ -263,7 +264,7 @@ fn hold_rows(
     );
 }
 
-/// Layers that share keys and values are on one device.
+/// Layers that share keys and values must be on one device.
 #[test]
 fn layers_that_share_are_not_divided() {
     let Some(path) = octavo_fixtures::shared("arch/models/gemma4-F32.gguf") else {

@@ -1,6 +1,6 @@
 //! Models on the CUDA backend, whose kernels run on the CPU here (or on a GPU, see
 //! `kernels/tests/common/device.rs`): logits against the goldens, pages, neighbours, captured
-//! generation.
+//! decode.
 
 #[path = "../../kernels/tests/common/device.rs"]
 mod machine;
@@ -31,12 +31,12 @@ use octavo_model::Model;
 
 use octavo_fixtures::tiny::File;
 
-/// What tests run on, if there is any.
+/// Returns the device that tests run on, if there is one.
 fn device() -> Option<Box<dyn Device>> {
     machine::machine(env!("CARGO_TARGET_TMPDIR")).map(machine::Machine::boxed)
 }
 
-/// The CPU as a GPU, if there is a C++ compiler.
+/// Returns the CPU as a GPU, if there is a C++ compiler.
 fn shim() -> Option<Shim> {
     machine::shim(env!("CARGO_TARGET_TMPDIR"), Sources::default())
 }
@@ -47,7 +47,7 @@ fn open(model: &Path) -> (Arc<Gguf>, Model) {
     (gguf, model)
 }
 
-/// For steps of so many rows of so many sequences.
+/// Returns the limits for steps of this many rows of this many sequences.
 fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
     let n_pages = sequences * positions.div_ceil(PAGE_POSITIONS) + 1;
     Limits {
@@ -60,7 +60,8 @@ fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
     }
 }
 
-/// The CPU's kernels in models on two devices: the best of those that are as exact as a device's.
+/// Returns the CPU's instruction set in models on two devices: the best of those that are as exact
+/// as a device.
 fn isa() -> Isa {
     let exact = |isa: &Isa| isa.prompt_rounding().products < cuda::prompt_rounding().products;
     Isa::available()
@@ -70,7 +71,7 @@ fn isa() -> Isa {
         .expect("the portable kernels are")
 }
 
-/// For both parts of a model whose last `gpu_layers` run on a device.
+/// Returns the options for both parts of a model whose last `gpu_layers` run on a device.
 fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> split::Options {
     let cpu = cpu::Options {
         isa: isa(),
@@ -96,7 +97,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
     }
 }
 
-/// A model on a device.
+/// Prepares a model on a device.
 fn prepare<D: Device>(
     device: D,
     (gguf, model): &(Arc<Gguf>, Model),
@@ -114,14 +115,14 @@ fn prepare<D: Device>(
     Cuda::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
 }
 
-/// A model of two layers.
+/// Makes a model of two layers.
 fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
     let gguf = Arc::new(File::running(arch).gguf());
     let model = Model::load(&gguf).expect("a model");
     (gguf, model)
 }
 
-/// The same, and one in which a layer has each of its key heads twice: two groups of layers.
+/// Makes the same model twice, once with each KV head of a layer duplicated: two groups of layers.
 fn same_in_two_groups(arch: &'static str) -> [(Arc<Gguf>, Model); 2] {
     let one = File::running(arch);
     let mut two = one.clone();
@@ -133,29 +134,28 @@ fn same_in_two_groups(arch: &'static str) -> [(Arc<Gguf>, Model); 2] {
     })
 }
 
-/// Token ids that repeat late.
+/// Returns token ids that do not repeat soon.
 fn text(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
 }
 
-/// Timelines on one executable: how long they are, and which pages they have.
+/// Sequences on one executable: their lengths and pages.
 struct Sequences {
     lengths: Vec<usize>,
     tables: Vec<Vec<u32>>,
-    /// Where the state of each is: one of two slots, of which a step reads one and writes the
-    /// other.
+    /// Slot of each one's recurrent state: a step reads one of two slots and writes the other.
     states: Vec<u32>,
 }
 
 impl Sequences {
-    /// So many of up to `positions`, with pages in the order of their numbers.
+    /// Creates `n` sequences of up to `positions`, with consecutive pages.
     fn new(n: usize, positions: usize) -> Sequences {
         let pages = positions.div_ceil(PAGE_POSITIONS);
         let table = |s: usize| (s * pages..(s + 1) * pages).map(|p| p as u32).collect();
         Sequences::on(vec![0; n], (0..n).map(table).collect())
     }
 
-    /// As long as these, on these pages.
+    /// Creates sequences of these lengths, on these pages.
     fn on(lengths: Vec<usize>, tables: Vec<Vec<u32>>) -> Sequences {
         let states = (0..lengths.len() as u32).map(|s| 2 * s).collect();
         Sequences {
@@ -165,7 +165,7 @@ impl Sequences {
         }
     }
 
-    /// Runs new tokens of every sequence in one step; all logits of each of them.
+    /// Runs new tokens of every sequence in one step; returns all logits of each of them.
     fn run(
         &mut self,
         executable: &mut dyn Executable,

@@ -1,5 +1,5 @@
-//! Pictures on the CUDA backend: the tower's rows and the text model's logits against llama.cpp's
-//! goldens.
+//! Images on the CUDA backend: the vision encoder's embeddings and the text model's logits against
+//! llama.cpp's goldens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use safetensors::SafeTensors;
 
 use super::device;
 
-/// As on CPUs, though inputs of a device's products are halves: each is off by 2.8e-4 on average,
-/// which squared is less than llama.cpp's own distance from exact numbers.
+/// Maximum error, the same as on CPUs, although inputs of a device's products are halves: each has
+/// an error of 2.8e-4 on average, which squared is less than llama.cpp's own error.
 const BOUND: f64 = 2e-6;
 
-/// Cells of a picture, at most.
+/// Maximum number of tokens of an image.
 const CELLS: usize = 128;
 
 fn options(limits: Limits) -> Options {
@@ -116,7 +116,8 @@ fn pictures_are_llama_cpps_on_a_device() {
         let off = nmse(&got, &floats(&golden, "logits")).expect("as many logits");
         println!("{model}: logits {off:e}");
         assert!(off <= BOUND, "{model}: logits {off:e}");
-        // generated tokens turn by other positions than their cells': replayed launches read both
+        // generated tokens have RoPE positions other than their indices: replayed launches read
+        // both
         let expected = golden
             .tensor("generated")
             .expect("it goes on")

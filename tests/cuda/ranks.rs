@@ -1,5 +1,5 @@
-//! Models on several ranks, here threads of one process, each with a device of its own: they
-//! compute the bits that one device computes.
+//! Models on several tensor parallel ranks, here threads of one process, each with a device of its
+//! own: they compute the bits that one device computes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,31 +21,31 @@ use crate::world::{self, assert_same_shown, on_ranks, shown};
 /// More than a page, and no multiple of a kernel's tile.
 const PROMPT: usize = 19;
 
-/// Over the next border of pages; all but the first of them are replayed.
+/// Past the next page boundary; all but the first are replayed.
 const GENERATED: usize = 16;
 
 fn options() -> EngineOptions {
     EngineOptions {
         device: DeviceChoice::Cuda(0),
         threads: Some(1),
-        // prompts come in several steps
+        // the prompt takes several steps
         batch: Some(11),
         ctx: Some(PROMPT + GENERATED),
         ..EngineOptions::default()
     }
 }
 
-/// Whether ranks have GPUs.
+/// Returns whether ranks have GPUs.
 fn on_gpus() -> bool {
     std::env::var("OCTAVO_TEST_DEVICE").is_ok_and(|device| device == "gpu")
 }
 
-/// Whether gathers are a GPU's own.
+/// Returns whether GPUs gather by themselves.
 fn by_nccl() -> bool {
     on_gpus() && cfg!(feature = "nccl")
 }
 
-/// A rank's device: a GPU of its own if tests run on GPUs, as far as there are so many.
+/// Opens a rank's device: if tests run on GPUs a GPU of its own, as far as there are enough.
 fn open(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
     if on_gpus() {
         return open_gpu(link, first);
@@ -59,7 +59,7 @@ fn open(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
     }))
 }
 
-/// An engine on one device, which is no rank.
+/// Loads an engine on one device, without ranks.
 fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>) -> Engine {
     let engine = Engine::load_on(source, options, |gguf, model, limits| {
         let on = cuda::Options {
@@ -80,12 +80,12 @@ fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>)
     engine.unwrap_or_else(|error| panic!("{source:?}: {error}"))
 }
 
-/// All logits of a prompt and of what is generated after it, as bits.
+/// Returns all logits of a prompt and of a generation after it, as bits.
 fn bits(engine: &Engine) -> Vec<u32> {
     world::bits(engine, PROMPT, GENERATED)
 }
 
-/// Compares one device with those of several ranks; the numbers of ranks that work.
+/// Compares one device with those of several ranks; returns the numbers of ranks that work.
 fn compare(source: &ModelSource) -> Vec<usize> {
     let options = options();
     let Some(device) = device() else {
@@ -95,10 +95,10 @@ fn compare(source: &ModelSource) -> Vec<usize> {
     world::compare((source, &options, open), 2..=4, &expected, bits)
 }
 
-/// Of each of three ranks.
+/// Lengths of each of three ranks' parts.
 const LENS: [[usize; 3]; 3] = [[5, 5, 5], [3, 70, 1], [4, 0, 9]];
 
-/// What a rank's device has of gathers of these lengths, where rank `r` sends `100 r`, `100 r + 1`
+/// Returns a rank's results of gathers of these lengths, where rank `r` sends `100 r`, `100 r + 1`
 /// and so on.
 fn gathered(link: Arc<dyn Collective>) -> Vec<Vec<f32>> {
     let (rank, opened) = (link.rank(), open(&*link, 0).expect("a device"));
@@ -124,12 +124,12 @@ fn gathered(link: Arc<dyn Collective>) -> Vec<Vec<f32>> {
         let floats = bytes.as_chunks::<4>().0.iter();
         floats.map(|bytes| f32::from_le_bytes(*bytes)).collect()
     });
-    // what a device has captured ends before the others are left
+    // the device's captures must end before it leaves the other ranks
     drop(device);
     gathered.into()
 }
 
-/// Parts may be of other lengths, and of none.
+/// Parts may have different lengths, also 0.
 #[test]
 fn ranks_with_devices_gather_parts_of_any_length() {
     if device().is_none() {
@@ -169,8 +169,8 @@ fn ranks_with_devices_change_no_bit() {
     }
 }
 
-/// Experts, recurrent layers, windows, biases, sinks, what is scaled and capped; all that are
-/// divided in ways of their own.
+/// Experts, recurrent layers, windows, biases, sinks, scales and caps: everything that is divided
+/// in a way of its own.
 #[test]
 fn other_architectures_change_no_bit_on_ranks() {
     let Some(folder) = shared("arch/models") else {
@@ -199,8 +199,8 @@ fn other_architectures_change_no_bit_on_ranks() {
     );
 }
 
-/// Captured or not, ranks say what one device says, which only looks for the largest logit; and
-/// gathers are in what is replayed, unless GPUs gather through the host.
+/// Captured or not, ranks generate the same as one device, which computes only the argmax; and
+/// gathers are part of the replay, unless GPUs gather through the host.
 #[test]
 fn ranks_with_devices_generate_what_one_does() {
     static REPLAYS: AtomicUsize = AtomicUsize::new(0);
@@ -245,14 +245,15 @@ fn ranks_with_devices_generate_what_one_does() {
                 "{described}"
             );
         });
-        // of each rank: the first token comes of the prompt, the second runs without
+        // for each rank: the first token comes from the prompt, the second is computed without a
+        // replay
         let replayed = graphs && (by_nccl() || !on_gpus());
         let expected = if replayed { 2 * (TOKENS - 2) } else { 0 };
         assert_eq!(REPLAYS.load(Ordering::Relaxed), expected, "{graphs}");
     }
 }
 
-/// What is shown of a step on several ranks are whole rows, and one device's.
+/// Taps of a step on several ranks get whole rows, the same as on one device.
 #[test]
 fn ranks_with_devices_show_whole_rows() {
     let Some(one) = device() else { return };
@@ -272,13 +273,13 @@ fn ranks_with_devices_divide_the_weights() {
     on_ranks(2, &source, &options(), open, |engine| {
         let part = engine.expect("the model loads").memory();
         assert_eq!(part.kv, whole.kv / 2);
-        // the table of embeddings is whole on each
+        // each rank has the whole embedding table
         let most = whole.packed * 3 / 4;
         assert!(part.packed <= most, "{} of {}", part.packed, whole.packed);
     });
 }
 
-/// A rank without a device is told, and nobody waits for it.
+/// A rank without a device reports it, and no other rank waits for it.
 #[test]
 fn a_rank_without_a_device_ends_the_loading_of_all() {
     fn none(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {

@@ -1,4 +1,4 @@
-//! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether
+//! Results of a step do not depend on pages, neighbours, the batches of a prompt, or whether
 //! launches are captured.
 
 use std::collections::HashSet;
@@ -38,7 +38,7 @@ fn logits_depend_on_no_page_order() {
     }
 }
 
-/// Three prompts and a token for each, together, one by one, and in two parts.
+/// Runs three prompts and a token for each, together, one by one, and in two parts.
 pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: impl Display) {
     let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
     let mut together = Sequences::new(3, 48);
@@ -73,8 +73,8 @@ fn logits_depend_on_no_neighbour_and_no_cut() {
     drop(device);
 }
 
-/// A generation over ten page boundaries: captured for one sequence and, of another length, for two
-/// in one of four places; and never captured.
+/// A generation over ten page boundaries: captured for one sequence and, with another length, for
+/// two in one of four places; and never captured.
 #[test]
 fn captured_generation_crosses_page_boundaries_like_any_other() {
     let Some(device) = device() else { return };
@@ -124,8 +124,8 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
     }
 }
 
-/// The fault that captured generation is known for: block tables that stay what they were at the
-/// capture. Kernels see it; if they are not to look, the text goes wrong.
+/// The typical fault of captured decode: block tables stay what they were at the capture. Kernels
+/// detect it; without their checks, the text is wrong.
 #[test]
 fn a_stale_block_table_is_seen_at_the_first_new_page() {
     let model = small("llama");
@@ -183,8 +183,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
     assert_eq!(first, Some(16));
 }
 
-/// A step that is looked at runs every operation by itself; others do several at once. Nobody may
-/// see a difference.
+/// A step with taps runs every operation separately; others fuse several. No value may differ.
 #[test]
 fn what_is_done_together_changes_no_number() {
     for (i, arch) in ["qwen3", "llama", "qwen2", "qwen3"].into_iter().enumerate() {
@@ -225,8 +224,7 @@ fn what_is_done_together_changes_no_number() {
     }
 }
 
-/// What is found on the device is what a look at all logits finds, captured or not, and logits stay
-/// what they are.
+/// The argmax found on the device is that of all logits, captured or not, and logits stay the same.
 #[test]
 fn the_largest_logit_is_found_where_it_is() {
     for graphs in [false, true] {
@@ -274,8 +272,8 @@ fn the_largest_logit_is_found_where_it_is() {
     }
 }
 
-/// Tokens whose outputs nobody wants leave the same keys and values as any others, in both roles
-/// and whichever way outputs are asked for.
+/// Tokens without outputs leave the same keys and values as any others, in both roles and for both
+/// kinds of outputs.
 #[test]
 fn tokens_without_outputs_are_remembered_like_any_others() {
     let last = |role, wanted: bool, best: bool| {
@@ -325,8 +323,7 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
     }
 }
 
-/// How many launches a layer takes when a token is generated: gaps between them cost as much as
-/// reading weights.
+/// Launches that a layer takes per decode step: gaps between them cost as much as reading weights.
 #[test]
 fn layers_take_few_launches() {
     for name in [
@@ -338,7 +335,7 @@ fn layers_take_few_launches() {
         let (gguf, model) = open(&workspace_root().join(format!("reference/{name}.gguf")));
         let layers = &model.weights.layers;
         let ty = |id| model.weights.matrix(id).ty;
-        // products of one input are one launch where their weights are of one type
+        // products of one input are one launch if their weights are of one type
         let types = |ids: &[WeightId]| ids.iter().map(|id| ty(*id)).collect::<HashSet<_>>().len();
         let most: usize = layers
             .iter()

@@ -1,4 +1,4 @@
-//! Models whose first layers run on the CPU and whose last ones on a device.
+//! Models whose first layers run on the CPU and whose last layers run on a device.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::steps::no_neighbour_and_no_cut;
 use super::watched::Watched;
 use super::{Sequences, both, device, limits, open, shim, small, text};
 
-/// One of two layers on the device.
+/// Prepares a model with one of its two layers on the device.
 fn halved<D: Device>(
     device: D,
     (gguf, model): &(Arc<Gguf>, Model),
@@ -30,7 +30,7 @@ fn halved<D: Device>(
     Split::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
 }
 
-/// Tensor by tensor against the CPU, as a device alone is.
+/// Every tensor is compared with the CPU's, as for a device alone.
 #[test]
 fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
     let models = [
@@ -69,7 +69,7 @@ fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
     }
 }
 
-/// Prompts and generated tokens, on weights that are floats for the most part.
+/// Prefill and decode, on weights that are floats for the most part.
 #[test]
 fn logits_are_the_cpus() {
     for arch in ["llama", "qwen2", "qwen3"] {
@@ -146,8 +146,8 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
     }
 }
 
-/// Over ten page boundaries: captured, alone and in buckets that have rows too many; and never
-/// captured.
+/// A generation over ten page boundaries: captured, alone and in buckets with surplus rows; and
+/// never captured.
 #[test]
 fn captured_generation_goes_on_from_new_rows_each_time() {
     let Some(device) = device() else { return };
@@ -213,7 +213,7 @@ fn logits_depend_on_no_neighbour_and_no_cut() {
     no_neighbour_and_no_cut(&mut split, "on two devices");
 }
 
-/// A prompt's part that wants nothing still fills both caches.
+/// A part of a prompt without outputs still fills both caches.
 #[test]
 fn rows_that_are_not_wanted_are_cached() {
     let Some(device) = device() else { return };
@@ -253,7 +253,7 @@ fn a_page_is_copied_in_both_parts() {
     sequence.run(&mut split, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut split, Role::Generated, &[&[9]]);
     split.copy_page(0, 0, 3).expect("it copies");
-    // what was there is overwritten
+    // the old contents are overwritten
     Sequences::on(vec![0], vec![vec![0]]).run(&mut split, Role::Prompt, &[&text(16)[..9]]);
     let mut other = Sequences::on(vec![20], vec![vec![3, 1]]);
     assert_eq!(other.run(&mut split, Role::Generated, &[&[9]]), expected);
@@ -284,7 +284,7 @@ fn all_layers_need_one_device_and_none_the_other() {
     );
     assert!(split.n_pages() == 2 && split.weight_bytes() > 0);
 
-    // where nothing is for a GPU, none is looked for
+    // with no layers for a GPU, none is opened
     let options = EngineOptions {
         device: DeviceChoice::Cuda(1 << 20),
         gpu_layers: Some(0),
@@ -299,7 +299,7 @@ fn all_layers_need_one_device_and_none_the_other() {
     );
 }
 
-/// Loading is told as one, and a device's share is its own.
+/// Progress is reported for both parts as one, and the device's memory is its own.
 #[test]
 fn progress_and_memory_are_those_of_the_parts() {
     let Some(device) = device() else { return };

@@ -1,4 +1,4 @@
-//! A device that counts what is asked of it, and one with a fault.
+//! A device that counts the calls to it, and one with a fault.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,22 +9,22 @@ pub(crate) struct Watched {
     pub(crate) device: Box<dyn Device>,
     pub(crate) allocations: usize,
     pub(crate) uploads: usize,
-    /// How often something was waited for.
+    /// Number of waits for a result.
     pub(crate) downloads: usize,
     pub(crate) host_buffers: usize,
     pub(crate) recordings: usize,
     pub(crate) replays: usize,
-    /// Replays of several devices together, some of which nobody can ask.
+    /// Replays of several devices together, for those that a test cannot reach.
     pub(crate) all_replays: Option<&'static AtomicUsize>,
     /// Uploads when the last replay began.
     replayed_after: usize,
-    /// Whether the block tables of later steps are lost: so many last bytes of what is uploaded
-    /// stay what they were when the launches were captured.
+    /// Whether the block tables of later steps are lost: this many last bytes of each upload stay
+    /// what they were when the launches were captured.
     pub(crate) stale: Option<usize>,
     captured: Vec<u8>,
-    /// What was uploaded last.
+    /// Bytes of the last upload.
     pub(crate) last: Vec<u8>,
-    /// Names of the kernels of the last recording.
+    /// Names of the kernels in the last recording.
     pub(crate) recorded: Vec<String>,
 }
 

@@ -3,7 +3,7 @@
 use super::hostile::Folder;
 use serde_json::{Value, json};
 
-/// What AutoAWQ wrote before transformers had names for it, and JSON as Python writes it.
+/// Settings of AutoAWQ before transformers had names for them, and JSON as Python writes it.
 #[test]
 fn what_other_programs_write_is_read() {
     let folder = Folder::new();
@@ -22,7 +22,7 @@ fn what_other_programs_write_is_read() {
     is_read(&|c| c["quantization_config"]["version"] = json!("GEMM"));
     let own = json!({ "zero_point": true, "q_group_size": 128, "w_bit": 4 });
     is_read(&|c| c["quantization_config"] = own.clone());
-    // beside config.json
+    // in a file beside config.json
     let beside = folder.path.join("quant_config.json");
     std::fs::write(&beside, own.to_string()).expect("written");
     let without = |c: &mut Value| {
@@ -46,7 +46,7 @@ fn what_other_programs_write_is_read() {
         folder.with("config.json", without).is_err(),
         "nothing says how weights lie"
     );
-    // a byte order mark, and numbers that JSON has no words for
+    // a byte order mark, and numbers that JSON cannot express
     let path = folder.path.join("config.json");
     let text = std::fs::read_to_string(&path).expect("there");
     let text = text.replacen(
@@ -56,7 +56,7 @@ fn what_other_programs_write_is_read() {
     );
     std::fs::write(&path, &text).expect("written");
     folder.open().map(drop).unwrap_or_else(|e| panic!("{e}"));
-    // a setting that must be a number goes by no such word
+    // a setting that must be a number does not accept such a word
     let mut said: Value =
         serde_json::from_str(&text[3..].replace("Infinity", "1").replace("NaN", "1"))
             .expect("JSON");

@@ -1,4 +1,4 @@
-//! Folders with one thing wrong: one line that says where.
+//! Folders with one thing wrong: the error is one line that says where.
 
 use super::*;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// A sound AWQ folder.
+    /// Makes a valid AWQ folder.
     pub(super) fn new() -> Folder {
         let dir = TempDir::new().expect("a folder");
         Folder::of(&with_matrices(
@@ -40,7 +40,7 @@ impl Folder {
         serde_json::from_slice(&std::fs::read(self.path.join(name)).expect("there")).expect("JSON")
     }
 
-    /// Opens with a file changed, and puts it back.
+    /// Opens the folder with a file changed, and restores it.
     pub(super) fn with(
         &self,
         name: &str,
@@ -72,7 +72,7 @@ fn what_is_not_supported_is_refused_by_name() {
     folder.open().expect("sound");
     let config =
         |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("config.json", says, change);
-    // other words lie where gemv has them
+    // gemv packing has words in other places
     folder.refuses("config.json", &[], |c| {
         c["quantization_config"]["version"] = json!("gemv")
     });
@@ -167,7 +167,7 @@ fn tokenizers_that_are_not_supported_are_refused_by_name() {
     });
 }
 
-/// As many tokens end a generation as the folder names: GGUF has keys for three.
+/// Any number of tokens ends a generation, although GGUF has keys for three.
 #[test]
 fn any_number_of_tokens_ends_a_generation() {
     let folder = Folder::new();
@@ -184,7 +184,7 @@ fn any_number_of_tokens_ends_a_generation() {
     }
 }
 
-/// Modules that are to stay plain, and are not; or are to be quantized, and are not.
+/// Modules that are to stay plain but are quantized, and the reverse.
 #[test]
 fn modules_are_what_the_settings_say() {
     let folder = Folder::new();
@@ -274,7 +274,7 @@ fn files_that_are_missing_or_elsewhere_are_named() {
     }
 }
 
-/// The header of the safetensors file, changed and put back with the data behind it.
+/// Changes the header of the safetensors file, and keeps the data after it.
 fn with_header(folder: &Folder, change: impl FnOnce(&mut Value)) {
     let path = folder.path.join("model.safetensors");
     let bytes = std::fs::read(&path).expect("there");
@@ -291,7 +291,7 @@ fn with_header(folder: &Folder, change: impl FnOnce(&mut Value)) {
     std::fs::write(&path, new).expect("written");
 }
 
-/// What is done to a header, and what the error says.
+/// A change to a header, and parts of the error.
 type Case<'a> = (&'a dyn Fn(&mut Value), &'a [&'a str]);
 
 #[test]
@@ -346,7 +346,7 @@ fn tensors_of_other_shapes_types_or_places_are_refused() {
     }
 }
 
-/// Bytes at seeded places of every file: an error of one line, or a model that runs.
+/// Damage at seeded places of every file gives an error of one line, or a model that runs.
 #[test]
 fn damage_ends_well() {
     let names = [
@@ -381,7 +381,7 @@ fn damage(folder: &Folder, names: &[&str], turns: usize) {
         let sound = std::fs::read(&path).expect("there");
         for turn in 0..turns {
             let mut bytes = sound.clone();
-            // the head of the weights: what follows are numbers
+            // the beginning of the weights file: the rest is numbers
             let reach = bytes.len().min(9000);
             match turn % 3 {
                 0 => bytes.truncate(below(bytes.len())),
@@ -404,7 +404,7 @@ fn damage(folder: &Folder, names: &[&str], turns: usize) {
     folder.open().expect("sound again");
 }
 
-/// Lengths beyond the file, numbers of too many bytes, groups in groups, and a file of nothing but
+/// Lengths beyond the file, numbers of too many bytes, nested groups, and a file of nothing but
 /// tokens.
 #[test]
 fn models_of_tokens_that_lie_about_lengths_are_refused() {

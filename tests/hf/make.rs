@@ -1,11 +1,11 @@
-//! Folders that are made here: scales that were searched for cost less than rounding.
+//! Making AWQ folders: searched scales have less error than plain rounding.
 
 use super::*;
 use gguf_rs_lite::Writer;
 use octavo_lab::awq::{Activations, Error, Options, quantized};
 use octavo_reference::metrics::kl;
 
-/// Text of the kind that the demo model was trained on, none of it twice.
+/// Returns text of the kind that the demo model was trained on, without repetition.
 fn text(seed: u32, sentences: usize) -> String {
     let animals = ["fox", "dog", "cat", "bird", "frog", "horse"];
     let colours = ["red", "blue", "small", "old", "white"];
@@ -97,8 +97,7 @@ fn searched_scales_cost_less_than_rounding() {
     );
 }
 
-/// Without rounding, scales change nothing but the last digits: what divides is what was
-/// multiplied.
+/// Without rounding, scales change nothing but the last digits: the divisors cancel the factors.
 #[test]
 fn scales_cancel() {
     let dir = TempDir::new().expect("a folder");
@@ -138,7 +137,7 @@ fn scales_cancel() {
     assert!(moved > 0, "some scales are not 1");
 }
 
-/// The model with the rows of Q, K and V in one tensor.
+/// Makes the model with the rows of Q, K and V in one tensor.
 fn fused(model: &Gguf, path: &Path) {
     let mut writer = Writer::new();
     for (key, value) in model.keys() {

@@ -1,5 +1,4 @@
-//! Hugging Face folders: the same model as the GGUF file, AWQ's numbers, and folders that are
-//! broken.
+//! Hugging Face folders: the same model as the GGUF file, AWQ's numbers, and broken folders.
 
 mod foreign;
 mod hostile;
@@ -26,7 +25,7 @@ use crate::logits::{load, logits};
 const TEXT: &str =
     "Tell me about a red fox: it's 12345 miles away,\n\n  isn't it? Über façade 你好 🙂 <|im_end|>";
 
-/// The committed models of all three architectures.
+/// Returns the committed models of all three architectures.
 fn models() -> Vec<PathBuf> {
     let root = workspace_root().join("reference");
     [
@@ -42,14 +41,14 @@ fn open(path: &Path) -> Gguf {
     Gguf::open(path, &OpenOptions::default()).expect("a sound file")
 }
 
-/// A model's tensors, without frequencies that follow from no rule: the models are random.
+/// Returns a model's tensors, without random frequencies, which no setting describes.
 fn tensors(gguf: &Gguf) -> impl Iterator<Item = &TensorInfo> {
     gguf.tensors()
         .iter()
         .filter(|t| t.name != "rope_freqs.weight")
 }
 
-/// The model with all matrices in one type.
+/// Makes the model with all matrices in one type.
 fn with_matrices(gguf: &Gguf, dir: &TempDir, ty: TensorType) -> Gguf {
     let path = dir.path().join(format!("{ty}.bin"));
     let mut bytes = Vec::new();
@@ -118,7 +117,7 @@ fn a_folder_is_the_file_that_it_was_made_of() {
     }
 }
 
-/// The tokenizer.json that is written means the same to the library that such files are made for.
+/// The tokenizers library, for which tokenizer.json is written, reads the same tokens from it.
 #[test]
 fn the_tokenizers_library_reads_the_same_tokens() {
     for model in models() {
@@ -158,7 +157,7 @@ fn the_tokenizers_library_reads_the_same_tokens() {
     }
 }
 
-/// Weights in several files with an index are those of one.
+/// Weights in several files with an index are the same as in one.
 #[test]
 fn several_files_are_one_model() {
     let dir = TempDir::new().expect("a folder");
@@ -176,7 +175,7 @@ fn several_files_are_one_model() {
     let mut map = serde_json::Map::new();
     for part in 0..2 {
         let name = format!("model-{part}.safetensors");
-        // every other tensor: the parts of a weight lie in different files
+        // every other tensor: the parts of a weight are in different files
         let tensors: Vec<_> = all
             .tensors()
             .into_iter()
@@ -201,8 +200,7 @@ fn several_files_are_one_model() {
     }
 }
 
-/// LLaMA 3's frequencies are settings in a folder and a tensor in a file, the same numbers either
-/// way.
+/// LLaMA 3's frequencies are settings in a folder and a tensor in a file, with the same numbers.
 #[test]
 fn frequencies_come_back() {
     let dir = TempDir::new().expect("a folder");
@@ -241,7 +239,7 @@ fn frequencies_come_back() {
     );
 }
 
-/// A value with its type, and with what is in it if it is an array.
+/// Formats a value with its type, and with its elements if it is an array.
 fn shown(value: Value<'_>) -> String {
     match value {
         Value::Array(array) => format!("{value:?} {:?}", array.iter().collect::<Vec<_>>()),
@@ -249,7 +247,7 @@ fn shown(value: Value<'_>) -> String {
     }
 }
 
-/// Every key that changes results is the same, and so is how text becomes tokens.
+/// Checks that every key that affects results is the same, and so is tokenization.
 fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
     let arch = gguf
         .str("general.architecture")
@@ -279,7 +277,7 @@ fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
     );
 }
 
-/// NMSE, and positions whose first choice is another.
+/// Returns the NMSE, and the number of positions with another first choice.
 fn against(engine: &Engine, golden: &Full, role: Role) -> (f64, usize) {
     let ours = logits(engine, &golden.tokens, role);
     let rows = ours
@@ -289,8 +287,8 @@ fn against(engine: &Engine, golden: &Full, role: Role) -> (f64, usize) {
     (nmse(&ours, &golden.exact).expect("as many logits"), other)
 }
 
-/// llama.cpp's logits of the exact dequantization: every instruction set, prompts and generation,
-/// and the folder converted to F32.
+/// llama.cpp's logits of the exact dequantization: every instruction set, prefill and decode, and
+/// the folder converted to F32.
 #[test]
 fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
     let Some(goldens) = shared("goldens/awq") else {
@@ -329,7 +327,7 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
     }
 }
 
-/// Writes a folder as a file; gives the tensors and their rounding.
+/// Writes a folder as a file; returns the tensors and their rounding.
 fn convert(
     view: &Gguf,
     to: Option<TensorType>,
@@ -347,7 +345,7 @@ fn convert(
     rounded
 }
 
-/// Q4_1 keeps codes and scales and rounds nothing but minima, by what it reports; F32 is exact; F16
+/// Q4_1 keeps codes and scales and rounds only minima, by the error it reports; F32 is exact; F16
 /// rounds.
 #[test]
 fn conversions_keep_the_numbers() {
@@ -394,7 +392,7 @@ fn conversions_keep_the_numbers() {
                 {
                     let step = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
                     let allowed = |v: f32| match (rounding, t.ty) {
-                        // the product's rounding is of f32
+                        // the product is rounded to f32
                         (Some(r), _) => r * step + v.abs().max(16.0 * step) * f32::EPSILON,
                         (None, TensorType::F16) => v.abs() / 1024.0 + 1e-7,
                         (None, _) => 0.0,

@@ -1,5 +1,5 @@
-//! SentencePiece's vocabularies: llama.cpp's token ids through either file, the same as the GGUF
-//! file's and the tokenizers library's, and files that say what cannot be done.
+//! SentencePiece's vocabularies: llama.cpp's token ids from either file, the same as the GGUF
+//! file's and the tokenizers library's, and files that cannot be converted.
 
 mod refused;
 
@@ -18,7 +18,7 @@ impl RowSource for Zeros {
     }
 }
 
-/// A model of one small layer without any weights to speak of, around a vocabulary.
+/// Makes a model of one small layer with hardly any weights, around a vocabulary.
 pub(super) fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) -> Gguf {
     let n_vocab = vocabulary
         .array("tokenizer.ggml.tokens")
@@ -63,7 +63,7 @@ pub(super) fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) ->
     view.open().expect("a sound model")
 }
 
-/// A folder with one file of the tokenizer, with the other, and with both.
+/// Makes a folder with one file of the tokenizer, with the other, and with both.
 fn folders(dir: &TempDir, model: &Gguf) -> Vec<(PathBuf, &'static str)> {
     let routes = [
         ("both", ""),
@@ -86,7 +86,7 @@ fn tokenizer(folder: &Path) -> Tokenizer {
         .expect("a tokenizer")
 }
 
-/// A vocabulary of a few tokens, whose scores make "abc" of "▁ab" and "c".
+/// Makes a vocabulary of a few tokens, whose scores make "abc" of "▁ab" and "c".
 pub(super) fn small() -> Gguf {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -129,7 +129,7 @@ pub(super) fn small() -> Gguf {
 }
 
 /// Seeded text of everything that is hard: runs of spaces, bytes without tokens, special tokens,
-/// marks of spaces.
+/// space marks.
 struct Texts(u64);
 
 impl Texts {
@@ -183,7 +183,7 @@ impl Texts {
     }
 }
 
-/// The vocabularies, in models.
+/// Returns the vocabularies, in models.
 fn vocabularies() -> Vec<(String, Gguf)> {
     let Some(folder) = shared("vocabs") else {
         return Vec::new();
@@ -253,8 +253,8 @@ fn either_file_gives_the_tokens_of_llama_cpp() {
     }
 }
 
-/// The library that tokenizer.json is made for reads the same from it, in every way to put a space
-/// before texts.
+/// The tokenizers library, for which tokenizer.json is written, reads the same from it, with every
+/// way to add a space to texts.
 #[test]
 fn the_tokenizers_library_agrees() {
     for (name, model) in vocabularies() {
@@ -275,12 +275,12 @@ fn the_tokenizers_library_agrees() {
                 let theirs =
                     tokenizers::Tokenizer::from_file(dir.path().join("both/tokenizer.json"))
                         .expect("read");
-                // that a text is one of many is all that tokenizer.model cannot say
+                // tokenizer.model can express all schemes but a space before every part of a text
                 let all = !(route == "model" && scheme == "always");
                 let mut texts = Texts(7);
                 for _ in 0..if all { 2000 } else { 0 } {
                     let text = texts.next();
-                    // what eats spaces eats other white space, too, in their library
+                    // tokens that strip spaces also strip other white space in their library
                     if text.contains("|>") && name.contains("phi") {
                         continue;
                     }

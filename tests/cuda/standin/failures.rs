@@ -15,8 +15,8 @@ use octavo_model::Model;
 
 use super::{cache, driver, limits, small, text};
 
-/// Out of memory, a stub of the library, no code for the device, a spoilt capture, a kernel that
-/// failed (which every later call repeats), and whatever else there is.
+/// Out of memory, a stub of the library, no code for the device, an invalidated capture, a kernel
+/// that failed (which every later call repeats), and any other error.
 const CODES: [i32; 6] = [2, 34, 209, 901, 719, 999];
 
 /// Calls that only make things faster.
@@ -43,7 +43,7 @@ struct Controls(Library);
 
 impl Controls {
     fn new() -> Controls {
-        // SAFETY: the stand-in, which does nothing when it is opened but read its settings.
+        // SAFETY: this is the stand-in, which only reads its settings when it is opened.
         Controls(unsafe { Library::new("libcuda.so.1") }.expect("a stand-in"))
     }
 
@@ -60,18 +60,18 @@ impl Controls {
     }
 
     fn number(&self, function: &[u8]) -> u64 {
-        // SAFETY: both functions that are asked for have this type.
+        // SAFETY: both requested functions have this type.
         unsafe {
             let number = self.0.get::<unsafe extern "C" fn() -> u64>(function);
             number.expect("a stand-in")()
         }
     }
 
-    /// Names of the calls so far.
+    /// Returns the names of the calls so far.
     fn names(&self) -> Vec<String> {
         let calls = self.number(b"octavo_standin_calls\0");
         let name = |call| {
-            // SAFETY: the type is that of the function in device.cpp, which gives a constant.
+            // SAFETY: the type is that of the function in device.cpp, which returns a constant.
             unsafe {
                 let name = self
                     .0
@@ -86,7 +86,7 @@ impl Controls {
     }
 }
 
-/// Loads a model, reads a prompt, generates three tokens; all logits.
+/// Loads a model, computes a prompt, generates three tokens; returns all logits.
 fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
     let one_line = |error: &dyn std::fmt::Display| error.to_string();
     let gpu = Gpu::open(0, Some(cache())).map_err(|e| one_line(&e))?;
@@ -130,14 +130,15 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
 #[ignore = "runs on the stand-in"]
 fn sweep() {
     let (controls, model) = (Controls::new(), small("llama"));
-    // what is compiled once is read from then on
+    // the compiled code is cached, so later runs read it
     life(&model).expect("nothing fails");
     controls.number(b"octavo_standin_settle\0");
     controls.configure("trace=1");
     let expected = life(&model).expect("nothing fails");
     let names = controls.names();
     assert_eq!(controls.number(b"octavo_standin_settle\0"), 0, "left over");
-    // unless all are asked for, a call fails with one of the codes, and its neighbour with another
+    // unless all are asked for, each call fails with one of the codes, and its neighbour with
+    // another
     let all = std::env::var_os("OCTAVO_STANDIN_SWEEP").is_some_and(|v| v == "all");
     let mut runs = 0;
     let (mut errors, mut same, mut wrong) = (0, 0, BTreeMap::<String, usize>::new());

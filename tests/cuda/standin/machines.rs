@@ -9,14 +9,14 @@ use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use super::super::on_standin::nvrtc;
 use super::{Driver, driver, octavo, run};
 
-/// What `inspect --devices` says of GPUs.
+/// Returns the lines of `inspect --devices` about GPUs.
 fn listed(command: &mut Command) -> Vec<String> {
     let text = run(command.args(["inspect", "--devices"])).text("inspect");
     let lines = text.lines().filter(|line| line.starts_with("cuda"));
     lines.map(str::to_owned).collect()
 }
 
-/// The built-in model's answer, of enough tokens for captures, without what is said beside it.
+/// Returns the built-in model's output, of enough tokens for captures.
 fn answer(command: &mut Command) -> String {
     let arguments = ["run", "-p", "1+1=", "-n", "8", "--ignore-eos"];
     let text = run(command.args(arguments).args(["--device", "cuda"])).text("run");
@@ -27,7 +27,8 @@ fn answer(command: &mut Command) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Every generation of GPUs, with the oldest and the newest driver that runs the compiler's code.
+/// Every generation of GPUs, with the oldest and the newest driver that can run the compiler's
+/// output.
 #[test]
 fn gpus_are_used_with_every_driver_and_compiler_that_fit() {
     let fits = "runs the kernels' self-test";
@@ -122,7 +123,7 @@ fn a_gpu_that_is_not_there_is_refused_by_number() {
     assert!(!ended.ok && ended.text.contains(says), "{}", ended.text);
 }
 
-/// Where no folder is the user's, everything is compiled at every start.
+/// Without a cache folder of the user, everything is compiled at every start.
 #[test]
 fn code_that_nobody_keeps_is_compiled() {
     let Some(driver) = driver() else { return };
@@ -131,7 +132,7 @@ fn code_that_nobody_keeps_is_compiled() {
     assert!(lines[0].ends_with("self-test"), "{lines:?}");
 }
 
-/// What files fill is not free on such a GPU, and still to be had.
+/// Memory used by the file cache does not count as free on such a GPU, but can be allocated.
 #[test]
 fn memory_that_files_fill_is_free_where_a_gpu_has_no_other() {
     let Some(driver) = driver() else { return };
@@ -149,7 +150,7 @@ fn memory_that_files_fill_is_free_where_a_gpu_has_no_other() {
     assert!(shared.contains('2'), "{shared}");
 }
 
-/// Page-locked memory and captures are for speed alone.
+/// Page-locked memory and captures only make things faster, so they may fail.
 #[test]
 fn what_is_only_faster_may_fail() {
     let Some(driver) = driver() else { return };
@@ -179,7 +180,7 @@ fn folders_of_code_may_be_shared_damaged_or_closed() {
         let lines = listed(command);
         assert!(lines[0].ends_with("self-test"), "{what}: {lines:?}");
     };
-    // both compile, and one of them comes first
+    // both compile, and one of them finishes first
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| works(&mut with(dir.path()), "two at a time"));
@@ -206,7 +207,7 @@ fn folders_of_code_may_be_shared_damaged_or_closed() {
         &mut with("/proc/nowhere".as_ref()),
         "a folder that cannot be",
     );
-    // as on a full disk: a file ends where there is no more room
+    // like a full disk: a file ends where there is no more room
     let full = tempfile::TempDir::new().expect("a folder");
     let script = "ulimit -f 8; trap '' XFSZ; exec \"$0\" inspect --devices";
     let mut shell = driver.command("/bin/sh".as_ref(), "");
@@ -218,7 +219,7 @@ fn folders_of_code_may_be_shared_damaged_or_closed() {
     assert_eq!(left, 0, "no part of a file stays");
 }
 
-/// A GPU that cannot be used leaves the CPU's batch, and one that can has its own.
+/// An unusable GPU leaves the CPU's default batch size, a usable one has its own.
 #[test]
 fn batches_are_those_of_what_computes() {
     let Some(driver) = driver() else { return };

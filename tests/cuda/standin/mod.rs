@@ -1,5 +1,5 @@
-//! Models through the driver's real caller, on a stand-in for the driver: the tests of this folder
-//! again, and what only a driver can do to them.
+//! Models through the code that calls the real driver, on a stand-in for the driver: the tests of
+//! this folder again, and failures that only a driver can cause.
 
 mod failures;
 mod machines;
@@ -15,17 +15,17 @@ use super::on_standin::{Driver, run};
 use super::{Sequences, limits, prepare, small, text};
 use octavo_engine::backend::Role;
 
-/// A stand-in, if there are the compilers that it takes.
+/// Returns a stand-in, if the compilers that it needs are there.
 fn driver() -> Option<Driver> {
     Driver::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// The program, on the stand-in.
+/// Returns a command for the program, on the stand-in.
 fn octavo(driver: &Driver, settings: &str) -> Command {
     driver.command(Path::new(env!("CARGO_BIN_EXE_octavo")), settings)
 }
 
-/// Opens a GPU, with the code that other tests left.
+/// Opens a GPU, with the compiled kernels of other tests.
 fn gpu(ordinal: usize) -> Gpu {
     Gpu::open(ordinal, Some(cache())).expect("a stand-in")
 }
@@ -35,7 +35,7 @@ fn cache() -> octavo_kernels::cuda::Cache {
     octavo_kernels::cuda::Cache::new(dir)
 }
 
-/// Goldens, devices that share a model, captures, pages, neighbours: whenever work runs.
+/// Goldens, devices that share a model, captures, pages, neighbours: whenever the work runs.
 #[test]
 fn models_run_through_the_driver() {
     let Some(driver) = driver() else { return };
@@ -89,7 +89,7 @@ fn long_generation() {
     println!("{TOKENS} tokens, all alike");
 }
 
-/// Ranks with GPUs of their own gather through the host, or by NCCL where the program is built with
+/// Ranks with GPUs of their own gather through the host, or by NCCL if the program is built with
 /// it.
 #[test]
 fn ranks_run_through_the_driver() {
@@ -102,7 +102,7 @@ fn ranks_run_through_the_driver() {
     }
 }
 
-/// Two GPUs of one process, each with its own context and its own thread.
+/// Two GPUs of one process, each with its own context and thread, are independent.
 #[test]
 fn two_gpus_do_not_meet() {
     let Some(driver) = driver() else { return };

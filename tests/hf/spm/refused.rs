@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A folder without `tokenizer.model`, of the small vocabulary.
+/// Makes a folder without `tokenizer.model`, of the small vocabulary.
 fn by_json() -> Folder {
     let folder = Folder::of(&small());
     std::fs::remove_file(folder.path.join("tokenizer.model")).expect("there");
@@ -31,7 +31,7 @@ fn merges_that_scores_cannot_express_are_refused_by_name() {
             .position(|m| *m == merge)
             .expect("there")
     };
-    // "abc" has to be made of something where scores know no better
+    // by scores, "abc" must be made of some two parts
     refuses(
         &[
             "model.merges",
@@ -139,7 +139,7 @@ fn what_scores_and_spaces_cannot_express_is_refused_by_name() {
 const TRAINER: u8 = 0x12;
 const NORMALIZER: u8 = 0x1A;
 
-/// Fields, what they say, and what is said of them.
+/// Fields, their values, and parts of the error.
 const OTHER_KINDS: [(u8, &[u8], &str); 10] = [
     (
         TRAINER,
@@ -185,7 +185,7 @@ const OTHER_KINDS: [(u8, &[u8], &str); 10] = [
     ),
 ];
 
-/// Fields behind the others replace them: what the model says of itself, and what is refused of it.
+/// Fields at the end override earlier ones: values in the model, and the errors about them.
 #[test]
 fn models_of_another_kind_are_refused_by_name() {
     let folder = Folder::of(&small());

@@ -3,33 +3,33 @@
 use super::names::{GEMMA, PHI3, POST_NORMED, WRAPPED_GEMMA};
 use super::*;
 
-/// A file, and what a folder of the same model says.
+/// A file, and the settings and names of a folder of the same model.
 pub(super) struct Case {
-    /// Its name, and F32 if that says no type.
+    /// Name of the file; F32 unless the name has a type.
     pub(super) file: &'static str,
-    /// What else becomes of the file first.
+    /// Change that is made to the file first.
     pub(super) made: Option<fn(&Gguf) -> Gguf>,
     pub(super) model_type: &'static str,
     pub(super) config: fn() -> Value,
-    /// GGUF's names and Hugging Face's; a dash stands before tensors that are no modules'.
+    /// GGUF's names and Hugging Face's; a dash marks tensors that belong to no module.
     pub(super) names: &'static [&'static str],
     pub(super) layers: &'static str,
     pub(super) head_dim: usize,
     pub(super) turned: bool,
     pub(super) plus_one: bool,
-    /// The end of the norm that is an exception.
+    /// Suffix of the norm that is an exception.
     pub(super) plain_norm: &'static str,
-    /// The layer of the file that predicts a further token.
+    /// Layer of the file for multi-token prediction.
     pub(super) ahead: Option<usize>,
-    /// Gates, what they gate, the tensor of both, and whether rows take turns.
+    /// Gate, up matrix, the tensor of both, and whether their rows alternate.
     pub(super) joined: &'static [(&'static str, &'static str, &'static str, bool)],
-    /// Tensors that follow from no setting, being random.
+    /// Tensors that follow from no setting, because they are random.
     pub(super) dropped: &'static [&'static str],
-    /// Tensors that are settings.
+    /// Tensors that are settings in folders.
     pub(super) settings: &'static [&'static str],
     /// Keys that a folder sets to another value, because it follows from others.
     pub(super) set: &'static [(&'static str, f32)],
-    /// Keys that folders do not say: gpt-oss has no width but that of experts.
+    /// Keys that folders do not have: gpt-oss has no width but that of experts.
     pub(super) other_keys: &'static [&'static str],
 }
 
@@ -52,7 +52,7 @@ pub(super) const LLAMA: Case = Case {
     other_keys: &[],
 };
 
-/// What most of the files say.
+/// Returns the settings that most of the files have.
 fn base() -> Value {
     json!({
         "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -90,7 +90,7 @@ impl Case {
         }
     }
 
-    /// Whether transformers adds one to the weights of this tensor.
+    /// Returns whether transformers adds one to the weights of this tensor.
     pub(super) fn adds_one(&self, name: &str) -> bool {
         self.plus_one && name.ends_with("norm.weight") && !name.ends_with(self.plain_norm)
     }

@@ -1,8 +1,8 @@
-//! Gated delta nets: Qwen3-Next and Qwen 3.5, and what transformers' weights are of them.
+//! Gated delta nets: Qwen3-Next and Qwen 3.5, and transformers' weights of them.
 
 use super::*;
 
-/// Names inside of layers, but for experts.
+/// Names inside layers, except for experts.
 const LAYER: &str = "attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
     attn_v=self_attn.v_proj attn_output=self_attn.o_proj attn_q_norm=self_attn.q_norm \
     attn_k_norm=self_attn.k_norm attn_qkv=linear_attn.in_proj_qkv attn_gate=linear_attn.in_proj_z \
@@ -19,7 +19,7 @@ const FUSED: &str = "gate_up=-mlp.experts.gate_up_proj ffn_down_exps=-mlp.expert
 const AHEAD: &str = "nextn.eh_proj=mtp.fc nextn.enorm=mtp.pre_fc_norm_embedding \
     nextn.hnorm=mtp.pre_fc_norm_hidden nextn.shared_head_norm=mtp.norm";
 const ENDS: &str = "token_embd=model.embed_tokens output_norm=model.norm output=lm_head";
-/// With pictures around the text.
+/// Names in vision-language models.
 const WRAPPED: &str = "token_embd=model.language_model.embed_tokens \
     output_norm=model.language_model.norm output=lm_head";
 
@@ -137,7 +137,7 @@ fn set(config: &mut Value, more: Value) {
     all.extend(more);
 }
 
-/// What stands in a folder in place of the file's tensors of delta nets.
+/// Replaces the file's tensors of delta nets by those of a folder.
 pub(super) fn folders(case: &Case, file: &mut BTreeMap<String, Tensor>) {
     let config = (case.config)();
     let config = config.get("text_config").unwrap_or(&config);
@@ -175,17 +175,17 @@ pub(super) fn folders(case: &Case, file: &mut BTreeMap<String, Tensor>) {
     }
 }
 
-/// Decays are kept as logarithms.
+/// Converts a decay to its logarithm, as folders have it.
 fn logarithm(v: f32) -> f32 {
     f64::from(-v).ln() as f32
 }
 
-/// A decay that folders can have, rounded as its logarithm is.
+/// Rounds a decay to one that folders can have, by way of its logarithm.
 pub(super) fn rounded_decay(v: f32) -> f32 {
     -(f64::from(logarithm(v)).exp() as f32)
 }
 
-/// Heads that take turns stand together: [a b a b] becomes [a a b b].
+/// Groups heads that alternate: [a b a b] becomes [a a b b].
 fn grouped(t: &mut Tensor, before: usize, [values, keys]: [usize; 2], width: usize) {
     let row = t.values.len() / t.shape[0];
     let old = t.values.split_off(before * row);
@@ -207,7 +207,7 @@ fn turned(t: &Tensor) -> Tensor {
     }
 }
 
-/// Makes one matrix of queries, keys, values and gates, which has those of a key head together.
+/// Makes one matrix of queries, keys, values and gates, grouped by key head.
 fn together(file: &mut BTreeMap<String, Tensor>, [keys, query, key, values]: [usize; 4]) {
     for layer in 0..8 {
         let name = |part: &str| format!("blk.{layer}.{part}.weight");

@@ -1,4 +1,4 @@
-//! Gemma 4, with parts of tokens for each layer, and with experts beside the dense.
+//! Gemma 4, with per-layer embeddings, and with experts beside the dense feed-forward block.
 
 use super::*;
 
@@ -80,8 +80,8 @@ fn ropes() -> Value {
     })
 }
 
-/// What the small files have none of: wider feed-forward blocks where keys and values are another
-/// layer's, factors on experts, and tokens that are printed though they are special.
+/// Features that the small files lack: wider feed-forward blocks where keys and values are another
+/// layer's, factors on experts, and special tokens that are visible.
 #[test]
 fn what_published_folders_say_more_is_read() {
     let Some(models) = shared("arch/models") else {

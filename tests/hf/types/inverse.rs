@@ -1,10 +1,10 @@
-//! What transformers' weights are, of a GGUF file's.
+//! Inverse of the conversion: transformers' weights of a GGUF file.
 
 use super::*;
 
 type Tensors = BTreeMap<String, Tensor>;
 
-/// The folder's tensors.
+/// Returns the folder's tensors.
 pub(super) fn tensors(case: &Case, file: Tensors) -> Tensors {
     let mut all = Tensors::new();
     let mut file = file;
@@ -51,7 +51,7 @@ pub(super) fn tensors(case: &Case, file: Tensors) -> Tensors {
     all
 }
 
-/// Hugging Face's name; `{}` stands for an expert's number.
+/// Returns Hugging Face's name; `{}` stands for an expert's number.
 fn named(case: &Case, name: &str) -> String {
     let (stem, suffix) = name.rsplit_once('.').expect("a suffix");
     let find = |stem: &str| {
@@ -92,7 +92,8 @@ fn named(case: &Case, name: &str) -> String {
     }
 }
 
-/// Rows of a head: in GGUF neighbours turn together, here the first half with the second.
+/// Permutes the rows of heads back: in GGUF neighbours are rotated together, here the first half
+/// with the second.
 fn turned_back(t: &Tensor, head_dim: usize) -> Tensor {
     let width = t.values.len() / t.shape[0];
     let mut values = vec![0.0; t.values.len()];
@@ -107,7 +108,7 @@ fn turned_back(t: &Tensor, head_dim: usize) -> Tensor {
     }
 }
 
-/// Four query heads and two key heads as Falcon keeps them: two queries, their key, their value.
+/// Fuses four query heads and two KV heads as Falcon does: two queries, their key, their value.
 fn grouped(t: &Tensor, head_dim: usize) -> Tensor {
     let head: Vec<&[f32]> = t.values.chunks(head_dim * t.shape[1]).collect();
     let values = [0, 1, 4, 6, 2, 3, 5, 7].map(|h| head[h].to_vec()).concat();
@@ -117,7 +118,7 @@ fn grouped(t: &Tensor, head_dim: usize) -> Tensor {
     }
 }
 
-/// Makes one tensor of gates and of what they gate.
+/// Joins gate and up matrices into one tensor.
 fn join(case: &Case, file: &mut Tensors) {
     for (gate, up, to, interleaved) in case.joined {
         for suffix in ["weight", "bias"] {
@@ -179,7 +180,7 @@ fn transposed(t: &Tensor) -> Tensor {
     }
 }
 
-/// Codes and scales of a file's blocks in place of experts' matrices in the folder.
+/// Replaces experts' matrices in the folder by the codes and scales of a file's blocks.
 pub(super) fn with_blocks(model: &Gguf, folder: &Path) {
     let path = folder.join("model.safetensors");
     let old = std::fs::read(&path).expect("there");

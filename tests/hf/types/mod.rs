@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use cases::{CASES, Case};
 
-/// All of them.
+/// Returns all cases.
 fn all() -> impl Iterator<Item = &'static Case> {
     let all = [
         CASES,
@@ -37,20 +37,20 @@ fn all() -> impl Iterator<Item = &'static Case> {
     all.into_iter().flatten()
 }
 
-/// The first of a `model_type`.
+/// Returns the first case of a `model_type`.
 fn case(model_type: &str) -> &'static Case {
     let found = all().find(|case| case.model_type == model_type);
     found.unwrap_or_else(|| panic!("no case of {model_type}"))
 }
 
-/// Values of a tensor, and its shape as Hugging Face has it.
+/// Values of a tensor, and its shape in Hugging Face's order.
 #[derive(Clone)]
 struct Tensor {
     shape: Vec<usize>,
     values: Vec<f32>,
 }
 
-/// A file's tensors as numbers.
+/// Returns a file's tensors as numbers.
 fn numbers(gguf: &Gguf) -> BTreeMap<String, Tensor> {
     let read = |t: &TensorInfo| {
         let mut values = vec![0.0; t.n_elements() as usize];
@@ -65,8 +65,8 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// The file with numbers that folders can have: norms less one and more one are rounded, and some
-/// keys follow from others.
+/// Returns the file with numbers that folders can have: norms less one and more one are rounded,
+/// and some keys follow from others.
 fn expected(case: &Case, model: &Gguf, path: &Path) -> Gguf {
     let mut writer = Writer::new();
     for (key, value) in model.keys() {
@@ -92,8 +92,8 @@ fn expected(case: &Case, model: &Gguf, path: &Path) -> Gguf {
     open(path)
 }
 
-/// The folder of a case: the vocabulary of the file, written as other folders' are, and settings
-/// and tensors by hand.
+/// Makes the folder of a case: the vocabulary of the file, written as for other folders, and
+/// settings and tensors by hand.
 fn folder(case: &Case, model: &Gguf, dir: &TempDir) -> PathBuf {
     let path = dir.path().join("model");
     hf::write(&model_around(model, |_| {}), &path).expect("a tokenizer");
@@ -157,7 +157,7 @@ fn save_as(dtype: safetensors::Dtype, tensors: &BTreeMap<String, Tensor>, folder
         .expect("written");
 }
 
-/// Shapes without ones at their ends, which mean nothing.
+/// Returns a shape without ones at its end, which mean nothing.
 fn trimmed(t: &TensorInfo) -> &[u64] {
     let ones = t.dims.iter().rev().take_while(|d| **d == 1).count();
     &t.dims[..t.dims.len() - ones]
@@ -190,7 +190,7 @@ fn same_settings(case: &Case, ours: &Gguf, theirs: &Gguf, what: &str) {
     }
     let [a, b] = [ours, theirs].map(|g| Tokenizer::from_gguf(g).expect("a tokenizer"));
     let encode = |t: &Tokenizer| {
-        // llama.cpp has Gemma 4's texts begin with BOS, whatever a file says
+        // llama.cpp begins Gemma 4's texts with BOS, whatever a file says
         let options = match arch {
             "gemma4" => EncodeOptions::PIECE,
             _ => EncodeOptions::PROMPT,
@@ -221,7 +221,7 @@ fn folders_of_every_type_are_their_files() {
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         same_tensors(&view, &expected, &what);
         same_settings(case, &view, &expected, &what);
-        // other types open before anything here can run them
+        // other types can be opened although no architecture here runs them
         let arch = expected.str("general.architecture").expect("a string");
         if !Arch::all().iter().any(|known| Some(known.name()) == arch) {
             let error = hf::check(&view)
@@ -245,7 +245,7 @@ fn folders_of_every_type_are_their_files() {
     }
 }
 
-/// MXFP4 blocks are the file's, whose codes stand in another order.
+/// MXFP4 blocks are the file's, although their codes are in another order in the folder.
 #[test]
 fn blocks_of_gpt_oss_are_the_files() {
     let Some(models) = shared("arch/models") else {

@@ -1,8 +1,8 @@
-//! What a row cannot say is refused by name.
+//! Settings that a row cannot express are refused by name.
 
 use super::*;
 
-/// Opens the folder of a case with other settings.
+/// Opens the folder of a case with other settings; returns the error.
 fn refusal(model_type: &str, change: fn(&mut Value)) -> Option<String> {
     let models = shared("arch/models")?;
     let case = case(model_type);
@@ -22,7 +22,7 @@ fn refusal(model_type: &str, change: fn(&mut Value)) -> Option<String> {
 
 type Change = fn(&mut Value);
 
-/// Types, what is said of them, and the settings that it is said of.
+/// Types, parts of the error, and the change that causes it.
 const SETTINGS: &[(&str, &[&str], Change)] = &[
     ("smollm3", &["no_rope_layers", "layer 0"], |c| {
         c["no_rope_layers"] = json!([0, 1, 1, 1, 1]);
@@ -193,7 +193,7 @@ fn alpha_is_another_base() {
     hf::check(&view).expect("a model");
 }
 
-/// Heads of delta nets are those that the settings say.
+/// Errors name the head sizes of delta nets that the settings give.
 #[test]
 fn delta_nets_of_other_shapes_are_named() {
     let Some(models) = shared("arch/models") else {
@@ -222,8 +222,8 @@ fn delta_nets_of_other_shapes_are_named() {
     }
 }
 
-/// A tensor is not taken for another that has its name where nothing stands around the language
-/// model.
+/// A tensor is not mistaken for another one of the same name in a folder where the language model
+/// is not nested.
 #[test]
 fn tensors_with_one_name_are_refused() {
     let Some(models) = shared("arch/models") else {

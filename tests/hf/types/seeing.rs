@@ -1,4 +1,4 @@
-//! Text models of those that see pictures: settings and names, for the small files.
+//! Text models of vision-language models: settings and names, for the small files.
 
 use super::cases::{LLAMA, with};
 use super::*;
@@ -53,7 +53,7 @@ const QWEN25: Case = Case {
     ..LLAMA
 };
 
-/// The settings that both small text models have in common.
+/// Returns the settings that both small text models have in common.
 fn small() -> Value {
     with(
         json!({ "hidden_size": 256, "intermediate_size": 256, "max_position_embeddings": 4096,
@@ -82,7 +82,7 @@ fn qwen25() -> Value {
     set(all, "vision_config", towers::qwen25())
 }
 
-/// The small mixture, its heads turned by the axes of pictures.
+/// Makes the small mixture, with heads rotated by the axes of images.
 fn qwen3vlmoe(mixture: &Gguf) -> Gguf {
     let mut writer = Writer::new();
     for (key, value) in mixture.keys() {

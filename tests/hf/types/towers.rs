@@ -1,4 +1,4 @@
-//! Vision towers in folders: made of the small towers by hand, the same as the files they were, and
+//! Vision encoders in folders: made of the small mmproj files by hand, the same as these files, and
 //! refused by name.
 
 use super::seeing::CASES;
@@ -6,13 +6,13 @@ use super::*;
 use crate::cli::{bad, good};
 use octavo_vision::Tower;
 
-/// The two towers: where they are, and the folder's `model_type`.
+/// The two vision encoders: their files, and the folder's `model_type`.
 const TOWERS: [(&str, &str); 2] = [
     ("vision/vl-a-mmproj-F32.gguf", "qwen3_vl"),
     ("vision/q25/vl-q25-mmproj-F32.gguf", "qwen2_5_vl"),
 ];
 
-/// The settings of the first one.
+/// Returns the settings of the first one.
 pub(super) fn qwen3() -> Value {
     json!({ "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2,
         "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
@@ -20,14 +20,14 @@ pub(super) fn qwen3() -> Value {
         "hidden_act": "gelu_pytorch_tanh" })
 }
 
-/// And of the second.
+/// Returns the settings of the second one.
 pub(super) fn qwen25() -> Value {
     json!({ "depth": 3, "hidden_size": 32, "intermediate_size": 72, "num_heads": 2,
         "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_chans": 3,
         "fullatt_block_indexes": [2], "window_size": 112, "hidden_act": "silu" })
 }
 
-/// What a folder calls a tower's tensors, of those that are one to one.
+/// A folder's names of a vision encoder's tensors, of those that map one to one.
 const NAMES: &str = "v.patch_embd.bias=patch_embed.proj.bias v.position_embd=pos_embed ln1=norm1 \
     ln2=norm2 attn_qkv=attn.qkv attn_out=attn.proj";
 const NAMES_OF_QWEN3: &str = "ffn_up=mlp.linear_fc1 ffn_down=mlp.linear_fc2 v.post_ln=merger.norm \
@@ -35,7 +35,7 @@ const NAMES_OF_QWEN3: &str = "ffn_up=mlp.linear_fc1 ffn_down=mlp.linear_fc2 v.po
 const NAMES_OF_QWEN25: &str = "ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj \
     v.post_ln=merger.ln_q mm.0=merger.mlp.0 mm.2=merger.mlp.2";
 
-/// The folder's tensors of a tower.
+/// Returns the folder's tensors of a vision encoder.
 fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
     let mut file = numbers(tower);
     let mut all = BTreeMap::new();
@@ -75,7 +75,7 @@ fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
     };
     let pairs = NAMES.split_whitespace().chain(more.split_whitespace());
     let names: BTreeMap<&str, &str> = pairs.filter_map(|pair| pair.split_once('=')).collect();
-    // the second block whose rows are projected is number 1 of the list
+    // the second block with projected outputs is number 1 of the list
     let listed = |block: usize| block - 1;
     for (name, tensor) in file {
         let (stem, suffix) = name.rsplit_once('.').expect("a suffix");
@@ -97,7 +97,7 @@ fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
     prefixed.collect()
 }
 
-/// What is taken from colours, and what they are divided by.
+/// Returns the mean that is subtracted from channels, and the divisor.
 fn colours(tower: &Gguf) -> Value {
     let three = |key: &str| -> Vec<f32> {
         let Some(gguf_rs_lite::Value::Array(all)) = tower.get(key) else {
@@ -115,7 +115,7 @@ fn colours(tower: &Gguf) -> Value {
     })
 }
 
-/// A folder of a text model and a tower, in one of two ways of naming.
+/// A folder of a text model and a vision encoder, in one of two naming schemes.
 struct Both {
     dir: TempDir,
     folder: PathBuf,
@@ -123,7 +123,7 @@ struct Both {
 }
 
 impl Both {
-    /// `None` where the shared folder is absent.
+    /// Creates it; `None` if the shared folder is absent.
     fn new(model_type: &str, dtype: safetensors::Dtype) -> Option<Both> {
         let models = shared("arch/models")?;
         let file = TOWERS.iter().find(|tower| tower.1 == model_type);
@@ -149,7 +149,7 @@ impl Both {
         hf::open_tower(&self.folder, &OpenOptions::default())
     }
 
-    /// Changes a file of settings.
+    /// Changes a settings file.
     fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
         let path = self.folder.join(name);
         let text = std::fs::read(&path).expect("there");
@@ -159,8 +159,8 @@ impl Both {
     }
 }
 
-/// A folder of a text model and a tower, for as long as the folder around it is kept; `None` where
-/// the shared folder is absent.
+/// Makes a folder of a text model and a vision encoder, which lives as long as the temporary
+/// folder; `None` if the shared folder is absent.
 pub(crate) fn seeing_folder() -> Option<(TempDir, PathBuf)> {
     let both = Both::new("qwen3_vl", safetensors::Dtype::F32)?;
     Some((both.dir, both.folder))
@@ -176,19 +176,19 @@ fn towers_of_folders_are_their_files() {
         same_tensors(&view, &both.tower, model_type);
         for (key, value) in both.tower.keys() {
             let ours = view.get(key);
-            // the converter says it of all tensors, and a folder is called otherwise
+            // the converter derives it from all tensors, and a folder has another name
             if !["general.file_type", "general.name"].contains(&key) {
                 assert_eq!(ours.map(shown), Some(shown(value)), "{model_type}: {key}");
             }
         }
         Tower::load(&view).expect("a tower");
-        // what a folder's text is has nothing of the tower
+        // the folder's text model has nothing of the vision encoder
         hf::check(&hf::open(&both.folder, &OpenOptions::default()).expect("read")).expect("text");
     }
 }
 
-/// Types as llama.cpp's converter chooses them: vectors and positions in F32, and kernels of
-/// patches in F16 or F32.
+/// Types are chosen as by llama.cpp's converter: vectors and position embeddings are F32, patch
+/// kernels F16 or F32.
 #[test]
 fn towers_have_the_converters_types() {
     use safetensors::Dtype;
@@ -238,7 +238,7 @@ fn a_folder_becomes_a_pair_of_files() {
         error.contains("expected another file than the model's"),
         "{error}"
     );
-    // however it is written
+    // however the path is written
     let other = at("model/../model.gguf");
     let error = bad(
         &["convert", &folder, &model, "--mmproj", &other, "--force"],
@@ -267,7 +267,7 @@ fn a_folder_becomes_a_pair_of_files() {
         let logits = dumped.tensor("logits").expect("dumped");
         dumped.data(logits).to_vec()
     };
-    // a folder is its own tower
+    // a folder is its own vision encoder
     let of_folder = logits(&folder, &folder, "a.gguf");
     assert!(
         of_folder == logits(&model, &tower, "b.gguf"),
@@ -277,7 +277,7 @@ fn a_folder_becomes_a_pair_of_files() {
 
 type Change = fn(&mut Value);
 
-/// Types, what is named and expected, and the settings of which this is said.
+/// Types, the named key or tensor, the expectation, and the change that causes the error.
 const SETTINGS: &[(&str, &str, &str, Change)] = &[
     ("qwen3_vl", "model_type", "one of qwen2_5_vl", |c| {
         c["model_type"] = json!("qwen2_vl");
@@ -306,7 +306,7 @@ const SETTINGS: &[(&str, &str, &str, Change)] = &[
     ("qwen3_vl", "deepstack_visual_indexes", "each larger", |c| {
         c["vision_config"]["deepstack_visual_indexes"] = json!([2, 1]);
     }),
-    // nothing says where the second list of tensors belongs
+    // no setting says where the second list of tensors belongs
     (
         "qwen3_vl",
         "deepstack_merger_list.1",
@@ -354,7 +354,7 @@ fn towers_that_cannot_be_read_are_refused_by_name() {
         error.contains("image_std") && error.contains("three colours"),
         "{error}"
     );
-    // the other file counts, whatever the first says
+    // the other file counts, whatever the first one has
     let other = json!({ "image_processor": { "image_std": [1.0, 2.0, 4.0] } });
     let path = both.folder.join("processor_config.json");
     std::fs::write(&path, other.to_string()).expect("written");

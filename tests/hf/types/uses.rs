@@ -1,4 +1,4 @@
-//! What else takes folders: they are quantized and weighed as their files are.
+//! Other uses of folders: they are quantized and measured like their files.
 
 use super::*;
 use crate::cli::{bad, good, json};
@@ -46,7 +46,7 @@ fn folders_are_quantized_and_weighed_as_their_files() {
             let args = ["quant-report", text(model), "-f", text(&prose), "-c", "16"];
             let mut report = json(&[&args[..], &["--types", "Q8_0", "--json"]].concat());
             let q8_0 = report["types"][0].as_object_mut().expect("figures");
-            // the clock's
+            // rates depend on the clock
             q8_0.retain(|key, _| !key.ends_with("_rate"));
             json!(q8_0)
         });
@@ -61,12 +61,12 @@ fn folders_are_quantized_and_weighed_as_their_files() {
     }
 }
 
-/// What does not depend on how files are laid out.
+/// Returns the figures that do not depend on how files are laid out.
 fn figures(of: &Value) -> [&Value; 4] {
     ["ppl", "mean_kl", "max_kl", "same_top"].map(|key| &of[key])
 }
 
-/// AWQ's groups of a folder are those of the file that it converts to.
+/// AWQ groups made of a folder are those made of the file that it converts to.
 #[test]
 fn folders_become_awq_as_their_files() {
     let dir = TempDir::new().expect("a folder");
