@@ -84,7 +84,7 @@ fn nothing_flows_backwards() {
     assert!(!ours("octavo-engine").contains("octavo-vision"));
     assert!(!ours("octavo-server").contains("octavo-lab"));
     assert!(!needs("octavo-server").contains("clap"));
-    // a command line has rules too, without a server
+    // the command line uses grammars too, without the server
     assert!(!ours("octavo-grammar").contains("octavo-server"));
     assert!(!ours("octavo-engine").contains("octavo-grammar"));
     assert!(

@@ -32,7 +32,7 @@ impl Tree {
         let mut tree = Tree::default();
         tree.add_folder(root, "");
         let code = tree.files.iter().filter(|path| path.ends_with(".rs"));
-        // this file plants names that do not exist
+        // this file has names that do not exist, on purpose
         for path in code.filter(|path| *path != "tests/docs.rs") {
             let text = fs::read_to_string(root.join(path)).expect("source is UTF-8");
             let lines = text
@@ -305,7 +305,7 @@ fn what_exists_is_found() {
             "//! `exec/plan.rs`, `plan.rs`, `README.md`",
         ),
         ("README.md", "`Executor::step`, `exec::Executor::step()`"),
-        // no paths of ours
+        // not paths of this repository
         (
             "README.md",
             "`~/x/y.rs` `/proc/self` `https://a.b/c.rs` `a / b` `src/NAME.rs` `.rs`",

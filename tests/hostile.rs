@@ -311,7 +311,7 @@ fn values() -> Vec<Val> {
     values
 }
 
-/// Keys that change the computation and that the sound files leave to their defaults.
+/// Keys that change the computation and that the valid files leave to their defaults.
 const OPTIONAL: [&str; 13] = [
     "attention.key_length",
     "attention.value_length",

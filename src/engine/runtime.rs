@@ -19,7 +19,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) before: &'a [u32],
     /// The new tokens, at least one.
     pub(crate) tokens: &'a [u32],
-    /// Which of `tokens` need outputs.
+    /// Range of `tokens` that needs outputs.
     pub(crate) wanted: Range<usize>,
     /// Whether only the argmax of these outputs is needed.
     pub(crate) only_argmax: bool,

@@ -347,7 +347,8 @@ impl Sequence {
         let before = is_early.then(|| self.stops.clone());
         let mut pushed = self.stops.push(&whole);
         if let (Some(mut before), Some(_)) = (before, pushed.stop) {
-            // a stop string that comes too early is text, and what follows is searched anew
+            // a stop string that comes too early is ordinary text, and the search starts anew after
+            // it
             pushed.text = before.finish() + &whole;
             pushed.stop = None;
             self.stops = StopMatcher::new(&self.options.stop)?;
@@ -360,8 +361,8 @@ impl Sequence {
     /// Ends it; returns the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
         self.drop_guesses();
-        // A text that is cut inside a character ends before it; one that its model ends there has
-        // a broken character.
+        // A text cut inside a character by a limit ends before it; one that the model ends there
+        // has a broken character.
         let tail = match finish {
             Finish::Stop => self.utf8.finish(),
             Finish::Length | Finish::ContextFull | Finish::Cancelled => String::new(),

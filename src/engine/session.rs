@@ -10,7 +10,7 @@ use crate::kv::Timeline;
 use crate::pictures::{Shown, cells_before, holds, is_cell};
 use crate::runtime::{Entry, Output, Value};
 
-/// Which of the new tokens to return logits for.
+/// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// None: only the KV cache is filled.

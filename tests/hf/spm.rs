@@ -275,7 +275,7 @@ fn the_tokenizers_library_agrees() {
                 let theirs =
                     tokenizers::Tokenizer::from_file(dir.path().join("both/tokenizer.json"))
                         .expect("read");
-                // tokenizer.model can express all schemes but a space before every part of a text
+                // tokenizer.model can express all schemes but `always`
                 let all = !(route == "model" && scheme == "always");
                 let mut texts = Texts(7);
                 for _ in 0..if all { 2000 } else { 0 } {

@@ -21,7 +21,7 @@ use octavo_model::{Network, WeightRef};
 /// How to run on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Element type of the cache.
+    /// Element types of the cache.
     pub kv_type: KvTypes,
     /// Largest step, and size of the cache.
     pub limits: Limits,

@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn only_the_best_may_end_a_text_and_the_first_of_equals_is_kept() {
         let mut all = search(1, 1.0, &Options::default());
-        // the end is second best, though better than what the text comes to
+        // ending is second best and so dropped, although it would score better than the final text
         assert_eq!(step(&mut all, &[1.0, 1.5, 0.0, 0.0, 0.0]), [(0, 1)]);
         assert_eq!(
             step(&mut all, &[0.0; 5]),
@@ -274,8 +274,8 @@ mod tests {
     fn a_search_goes_on_while_what_goes_on_is_better_than_the_worst_that_was_found() {
         // an end and another token are equally likely after one that was nearly certain
         let (certain, even) = ([-9.0, 9.0, 0.0, 0.0, 0.0], [9.0, 9.0, 0.0, 0.0, 0.0]);
-        // where length counts little, each end is as good as what goes on and worse than the last;
-        // where it counts much, it is better, up to the end of the context
+        // with a small penalty each ended text scores like the beam that goes on, and worse than
+        // the one before; with a large one it scores better, up to the end of the context
         for (penalty, steps) in [(1.0, 3), (2.0, 8)] {
             let mut search = search(2, penalty, &Options::default());
             step(&mut search, &certain);

@@ -89,7 +89,7 @@ impl PrefixTree {
     ) -> Option<NodeId> {
         let children = match at {
             Some(node) => Some(&self.node(node).children),
-            // a salt is rare, and looked up once a request
+            // salts are rare, and looked up only once per request
             None => self.roots.get(&salt.map(Box::from)),
         };
         children?.get(key).copied()

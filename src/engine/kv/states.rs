@@ -36,7 +36,7 @@ impl StatePool {
 /// A state, and the number of positions before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Positions.
+    /// Number of positions before it.
     pub len: usize,
     /// Slot that holds it.
     pub slot: PageId,

@@ -16,9 +16,9 @@ pub struct PageCopy {
 /// them. The first pages may have been freed because no token attends to them any more; the others
 /// keep their places.
 ///
-/// A step goes `reserve(end)`, do the copies, write positions `len..end`, `advance(end)`. A table
-/// must be given back with [`BlockTable::clear`]: it cannot free its pages when dropped, because it
-/// does not own the pool.
+/// A step calls `reserve(end)`, copies pages, writes positions `len..end` and calls `advance(end)`.
+/// A table must be freed with [`BlockTable::clear`]: dropping it does not free its pages, because
+/// it does not own the pool.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     /// Places at the beginning whose pages were freed.

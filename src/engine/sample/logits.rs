@@ -184,7 +184,7 @@ mod tests {
             );
             for at in [0, len / 2, len - 1] {
                 values[at] = 3.0;
-                // an equal one behind it
+                // an equal one after it
                 values[len - 1] = 3.0;
                 assert_eq!(argmax(&values), Some(at as u32), "of {len}");
                 values[len - 1] = -9.0;

@@ -213,7 +213,8 @@ pub(super) fn counted(mean: f64, seen: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Odds<const N: usize> {
     chances: [f64; N],
-    /// Number of draft tokens behind each rate, and at first those that it stands for.
+    /// Number of draft tokens that each rate is the mean of; at first a weight of its initial
+    /// value.
     seen: [f64; N],
 }
 
@@ -237,7 +238,7 @@ impl<const N: usize> Odds<N> {
     }
 }
 
-/// Maximum number of draft tokens behind a rate: texts change.
+/// Maximum number of draft tokens that a rate is the mean of, because texts change.
 pub(super) const MOST_SEEN: f64 = 16.0;
 
 #[cfg(test)]

@@ -278,7 +278,7 @@ fn the_best_are_told_and_no_more_than_asked_for() {
         ..search(&prompt, &at_most(6), 4, 1.0)
     };
     assert_eq!(alone(&engine, two), all[..2]);
-    // nothing is drawn
+    // sampling settings have no effect
     let drawn = Options {
         sampler: SamplerConfig {
             temperature: 1.5,

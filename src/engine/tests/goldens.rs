@@ -92,7 +92,7 @@ impl Way {
     }
 }
 
-/// Runs every golden of one model and returns our errors as ratios to llama.cpp's (none for F32
+/// Runs every golden of one model; returns our errors as ratios to llama.cpp's (none for F32
 /// models).
 fn check(recorded: &Recorded, way: Way) -> Ratios {
     let Way {

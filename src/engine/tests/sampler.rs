@@ -392,7 +392,7 @@ fn draws_follow_the_distribution() {
 
 #[test]
 fn a_seed_means_the_same_draws_for_ever() {
-    // the draws themselves are the generator's outputs, seen through a uniform distribution
+    // with a uniform distribution the draws show the generator's outputs
     let config = SamplerConfig {
         seed: 1_234_567,
         ..sampling()

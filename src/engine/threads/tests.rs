@@ -147,7 +147,7 @@ fn quotas_of_version_2() {
         with("0::/../c\n", &[root, ("sys/fs/c/cpu.max", "1 1")]),
         "3 threads: a quota of 2.5 CPUs"
     );
-    // no quota limits what is not allowed anyway
+    // a quota of more CPUs than are allowed has no effect
     let files = [
         ("proc/self/cgroup", "0::/\n"),
         ("proc/self/mountinfo", mounts),

@@ -168,7 +168,7 @@ fn sweep() {
                 }
             }
             let left = controls.number(b"octavo_standin_settle\0");
-            // cudarc's: it retains a context, and keeps it if its next question is not answered
+            // cudarc retains a context, and does not release it if its next call fails
             let of_cudarc = name == "cuDeviceGetAttribute"
                 && i > 0
                 && names[i - 1] == "cuDevicePrimaryCtxRetain";

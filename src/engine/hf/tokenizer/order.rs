@@ -21,7 +21,7 @@ pub(super) struct Token<'a> {
     pub(super) cut: bool,
 }
 
-/// Ranks of pairs.
+/// Ranks of merges.
 pub(super) type Ranks<'a> = HashMap<(&'a str, &'a str), u32>;
 
 /// Reason that no scores are equivalent to the merges.

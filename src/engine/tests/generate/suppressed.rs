@@ -1,4 +1,4 @@
-//! Tokens that a file wants never to be chosen.
+//! Tokens that the model file suppresses.
 
 use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};

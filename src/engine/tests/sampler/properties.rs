@@ -3,7 +3,7 @@
 use super::*;
 
 fn any_logits() -> impl Strategy<Value = Vec<f32>> {
-    // eighths give many exact ties; the long case passes the sorted front of top-p
+    // eighths give many exact ties; the long case exceeds the sorted front of top-p
     prop_oneof![
         prop::collection::vec((-40i32..40).prop_map(|i| i as f32 / 8.0), 1..40),
         prop::collection::vec(-20.0f32..20.0, 1..40),
