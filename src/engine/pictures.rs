@@ -12,7 +12,7 @@ use octavo_kernels::{GivenRows, Turns};
 /// First id of image tokens.
 pub(crate) const FIRST_CELL: u32 = 1 << 31;
 
-/// Returns whether an id is an image token, and no token of a vocabulary.
+/// Returns whether an id is an image token rather than a token of a vocabulary.
 pub fn is_cell(id: u32) -> bool {
     id >= FIRST_CELL
 }
@@ -24,7 +24,7 @@ pub struct Picture {
     pub nx: usize,
     /// Rows of image tokens.
     pub ny: usize,
-    /// `[ny][nx][width]` embeddings of the model's
+    /// Embeddings, `[ny][nx][width]`; `width` is the model's
     /// [`picture_width`](octavo_model::Hparams::picture_width).
     pub rows: Vec<f32>,
     /// Digest of the input that the embeddings were computed from.

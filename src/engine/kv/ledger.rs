@@ -88,7 +88,7 @@ pub struct Ledger {
     pools: Vec<BlockPool>,
     /// Sliding window of each group.
     windows: Vec<Window>,
-    /// Slots for states of recurrent layers, of models with some.
+    /// Slots for states of recurrent layers; `None` if the model has no such layers.
     states: Option<StatePool>,
     tree: PrefixTree,
     evicted: u64,
@@ -107,7 +107,7 @@ impl Ledger {
         }
     }
 
-    /// Adds slots for states of recurrent layers; none if 0, for models without such.
+    /// Adds slots for states of recurrent layers; 0 for models without such layers.
     pub fn with_states(self, slots: u32) -> Ledger {
         Ledger {
             states: (slots > 0).then(|| StatePool::new(slots)),
@@ -125,8 +125,7 @@ impl Ledger {
         self.pools.first().map_or(0, BlockPool::capacity)
     }
 
-    /// Returns the page counts of the group with the fewest pages to be had; groups differ only
-    /// where their pages do.
+    /// Returns the page counts of the group with the fewest available pages.
     pub fn counts(&self) -> PageCounts {
         let count = |pool: &BlockPool| PageCounts {
             free: pool.free_pages(),
@@ -141,7 +140,8 @@ impl Ledger {
         tightest.unwrap_or_default()
     }
 
-    /// Returns the number of pages that could be had in each group, counting those to evict.
+    /// Returns the number of pages available in each group, counting cached ones that can be
+    /// evicted.
     pub fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + counts.cached
@@ -251,10 +251,11 @@ impl Ledger {
         }
     }
 
-    /// Adopts cached pages that hold what follows in a history, up to position `end` at most;
-    /// returns how many positions that are. Only for a sequence all of whose pages are full and
-    /// cached. With recurrent layers, it ends at a page after which their state is cached; with
-    /// windows, where their pages are. Pages behind a window are not adopted.
+    /// Adopts cached pages that hold the next tokens of a history, up to position `end` at most;
+    /// returns the number of positions adopted. Only for a sequence whose pages are all full and
+    /// cached. With recurrent layers, the adopted prefix ends at a page whose state is cached; with
+    /// windows, at one for which the window's pages are cached. Pages behind a window are not
+    /// adopted.
     pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
         let before = timeline.len;
         let nodes = self.adoptable(timeline, history, end);

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Maximum number of tokens drafted at a time.
 pub const MOST_GUESSES: usize = 15;
 
-/// Rows up to which steps are measured apart.
+/// Largest step, in rows, whose time is measured separately for its size.
 const ROWS: usize = 64;
 /// Initial guess of an extra row's cost, as a fraction of a one-row step.
 const ROW: f64 = 0.3;
@@ -19,8 +19,8 @@ const PLAIN: usize = 3;
 /// Steps with drafts after which one without is measured again: this baseline may have changed
 /// since, and was slower than usual if the machine had other work then.
 const MOST_AGAIN: usize = 24;
-/// The same at first, doubling each time, where drafting would not be worth its time if steps
-/// without drafts took half of their measured time.
+/// First such interval, which doubles each time up to [`MOST_AGAIN`], while drafting would not be
+/// worth its time if steps without drafts took half of their measured time.
 const FIRST_AGAIN: usize = 4;
 /// Weight of a faster step without drafts in their mean: a slow one may be so by chance.
 const NEWS_OF_FASTER: f64 = 0.5;
