@@ -115,7 +115,7 @@ fn gathered(link: Arc<dyn Collective>) -> Vec<Vec<f32>> {
         device
             .upload_floats(gather.mine, &mine)
             .expect("it is uploaded");
-        // SAFETY: both allocations have room for so many floats, and the first was written.
+        // SAFETY: both allocations have room for these floats, and the first was written.
         unsafe { ranks.all_gather(&mut *device, &gather) }.expect("it is gathered");
         let mut bytes = vec![0; 4 * total];
         device

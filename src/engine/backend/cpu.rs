@@ -264,8 +264,9 @@ fn start(threads: usize) -> Result<Pool, Error> {
     Ok(pool)
 }
 
-/// Packs every matrix, of so many experts, into its kernel's layout, in the order of the file, and
-/// releases the file's pages behind it. Returns also a tensor of each file that is read later.
+/// Packs every matrix into its kernel's layout, in the order of the file, and releases the file's
+/// pages after it; `ids` has the number of experts that a matrix stacks. Also returns a tensor of
+/// each file that is still read later.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &dyn Network,

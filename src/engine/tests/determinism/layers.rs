@@ -164,7 +164,7 @@ fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass
         for (sessions, pages, lookup) in [
             (1, None, Lookup::Auto),
             (4, None, Lookup::Auto),
-            // draft tokens end some texts early, sometimes so many that there are pages for the
+            // draft tokens end some texts in fewer steps, which can leave enough pages for the
             // others
             (4, Some(11), Lookup::Off),
             (4, Some(11), Lookup::Auto),
