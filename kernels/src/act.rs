@@ -71,7 +71,7 @@ pub(crate) struct ActRow {
     pub(crate) fsum32: *const f32,
 }
 
-/// What is known of the activations that share a scale with as many codes.
+/// Scale and sums of the activations that share a scale with `GROUP` codes.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupSums {
     pub(crate) scale: f32,
@@ -85,7 +85,7 @@ impl ActRow {
     /// Scale and sums of group `g` of `GROUP` values, 16 or 32.
     ///
     /// # Safety
-    /// The row has that group, and nobody writes it.
+    /// The row has that group, and no thread writes it.
     #[inline(always)]
     pub(crate) unsafe fn group<const GROUP: usize>(&self, g: usize) -> GroupSums {
         let (isum, fsum) = if GROUP == ACT_GROUP {
@@ -103,7 +103,7 @@ impl ActRow {
         }
     }
 
-    /// What begins so many groups later.
+    /// The activations from group `group` on.
     pub(crate) fn at_group(&self, group: usize) -> ActRow {
         ActRow {
             q: self.q.wrapping_add(group * ACT_GROUP / 4),
@@ -115,10 +115,11 @@ impl ActRow {
         }
     }
 
-    /// Copies so many groups from another place.
+    /// Copies `groups` groups from another row.
     ///
     /// # Safety
-    /// Both are as long as that; nobody writes the one or touches the other meanwhile.
+    /// Both have at least `groups` groups; no thread writes the source or touches the destination
+    /// meanwhile.
     pub(crate) unsafe fn copy_from(&self, from: &ActRow, groups: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -132,7 +133,7 @@ impl ActRow {
     }
 }
 
-/// What activations are brought into, before a product reads them.
+/// Form that activations are converted to before a product reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Integers with scales.

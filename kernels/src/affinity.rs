@@ -1,9 +1,9 @@
-//! Which CPUs threads run on.
+//! CPU affinity of threads.
 
 use std::io;
 
-/// Keeps the calling thread on these CPUs, and with it the threads that it starts from now on. What
-/// they write first lies in the memory of their own NUMA node then.
+/// Pins the calling thread to these CPUs, and the threads that it starts from now on. Pages they
+/// touch first are then allocated on their own NUMA node.
 ///
 /// # Errors
 /// If the system refuses, or has no such call.
@@ -17,7 +17,7 @@ pub fn stay_on(cpus: &[usize]) -> io::Result<()> {
         mask[cpu / BITS] |= 1 << (cpu % BITS);
     }
     let bytes = size_of_val(&mask[..]);
-    // SAFETY: the mask has so many bytes, which the call reads; 0 is the calling thread.
+    // SAFETY: the mask has `bytes` bytes, which the call reads; 0 is the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) };
     match result {
         0 => Ok(()),

@@ -11,9 +11,9 @@ pub(crate) struct Ahead {
     second_cache: bool,
 }
 
-/// For CPUs that nobody has measured, and for the one where this was the best: a thread of a Xeon
-/// reads some 10 GB/s, so 2 KiB are 200 ns, more than its memory takes to answer, and two streams'
-/// worth is a twelfth of its first cache (48 KiB), so that nothing is driven out before it is read.
+/// For CPUs without measurements, and for the one where this was the best: a thread of a Xeon reads
+/// some 10 GB/s, so 2 KiB are 200 ns, more than its memory takes to answer, and two streams' worth
+/// is a twelfth of its first cache (48 KiB), so that nothing is driven out before it is read.
 const NEAR: Ahead = Ahead {
     bytes: 2 << 10,
     second_cache: false,
@@ -28,7 +28,7 @@ const FAR: Ahead = Ahead {
 };
 
 impl Ahead {
-    /// What suits this CPU.
+    /// The prefetch distance for this CPU.
     pub(crate) fn here() -> Ahead {
         if is_amd() { FAR } else { NEAR }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes that somebody else owns: a mapped file, usually.
+/// Bytes owned elsewhere, usually in a mapped file.
 pub trait Bytes: Send + Sync {
     /// Always the same bytes.
     fn bytes(&self) -> &[u8];

@@ -1,5 +1,5 @@
-//! What threads can know of each other: how much time another one has had on a CPU, which tells a
-//! thread that is at work from one that has been taken off; and which CPU it was on last.
+//! Observations of other threads: the CPU time one has had, which tells a running thread from a
+//! descheduled one; and the CPU it last ran on.
 
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(crate) struct ThreadClock(AtomicI64);
 const NONE: i64 = i64::MIN;
 
 impl ThreadClock {
-    /// Nobody's yet.
+    /// A clock not yet bound to a thread.
     pub(crate) fn new() -> ThreadClock {
         ThreadClock(AtomicI64::new(NONE))
     }
@@ -28,13 +28,13 @@ impl ThreadClock {
     }
 }
 
-/// Which CPU a thread was on when it last said so. Others look at it while they wait only: on lines
-/// of its own.
+/// CPU that a thread last reported running on. Other threads read it only while they wait, so it
+/// has cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct LastCpu(AtomicI32);
 
 impl LastCpu {
-    /// Nobody's yet.
+    /// No CPU reported yet.
     pub(crate) fn new() -> LastCpu {
         LastCpu(AtomicI32::new(UNKNOWN))
     }

@@ -1,6 +1,6 @@
-//! Operations that a kernel can do together: which they are, and that nobody but they reads what
-//! is written between them. Found once for a program; each executor takes those groups that it has
-//! kernels for, and does the operations of the others one by one. No number changes by it.
+//! Finds groups of operations that one kernel can do together, because nothing outside the group
+//! reads the values between them. Found once for a program; each executor takes those groups that
+//! it has kernels for, and does the operations of the others one by one. Results do not change.
 
 use crate::op::{Activation, CacheLayer, Op};
 use crate::program::{Attend, Program, Slot};
@@ -12,7 +12,7 @@ pub(crate) struct Group {
     pub(crate) last: usize,
 }
 
-/// What they come to. `x` is a product's input, `w` its matrix.
+/// Fused operation of a group. `x` is a product's input, `w` its matrix.
 pub(crate) enum Kind {
     /// `out = W x + to`.
     AddInto {
@@ -64,11 +64,11 @@ pub(crate) struct Heads {
     pub(crate) k: Chain,
     pub(crate) v: Chain,
     pub(crate) cache: CacheLayer,
-    /// Which table of angles turns queries and keys.
+    /// Number of the angle table that rotates queries and keys.
     pub(crate) rope: usize,
 }
 
-/// What becomes of a product before it is a head's queries, keys or values.
+/// Operations between a product and a head's queries, keys or values.
 #[derive(Clone, Copy)]
 pub(crate) struct Chain {
     x: Slot,
@@ -315,12 +315,12 @@ fn chain(program: &Program, at: usize) -> Option<Chain> {
     Some(chain)
 }
 
-/// Whether nobody reads a slot's value after operation `last`, which writes `out`.
+/// Whether nothing reads a slot's value after operation `last`, which writes `out`.
 fn is_gone(program: &Program, slot: Slot, out: Slot, last: usize) -> bool {
     slot == out || is_unread(program, slot, last + 1)
 }
 
-/// Whether nobody reads from a slot what is there before operation `from`.
+/// Whether no operation from `from` on reads the slot's earlier value.
 fn is_unread(program: &Program, slot: Slot, from: usize) -> bool {
     for instruction in &program.ops[from..] {
         if instruction.reads_slot(slot) {
@@ -333,9 +333,9 @@ fn is_unread(program: &Program, slot: Slot, from: usize) -> bool {
     slot != program.output
 }
 
-/// The matrices of the products that read a slot's value of operation `from` on, if nobody else
-/// does, and if nothing between them has an input of products of its own: one place for these is
-/// enough then, and nobody needs the value itself.
+/// The matrices of the products that read a slot's value from operation `from` on, if nothing else
+/// does, and if no operation between them needs a product input of its own: one prepared input is
+/// enough then, and the value itself is not needed.
 fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize>> {
     let mut readers = Vec::new();
     let mut others = false;

@@ -4,7 +4,7 @@
 /// The largest order.
 pub const HADAMARD_ORDER: usize = 256;
 
-/// What makes a transform of this order a rotation: `1 / sqrt(order)`.
+/// Factor that makes a transform of this order orthonormal: `1 / sqrt(order)`.
 pub(crate) fn factor(order: usize) -> f32 {
     1.0 / (order as f32).sqrt()
 }

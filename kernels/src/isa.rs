@@ -1,4 +1,4 @@
-//! What this CPU can do, as a value: detected once or demanded, printed, passed down.
+//! Instruction sets of this CPU, as a value: detected once or requested, printed, passed down.
 
 use crate::kv::{KvType, KvTypes};
 use crate::prompt_bits::PromptBits;
@@ -37,11 +37,11 @@ impl Rounding {
     }
 }
 
-/// What is known of an instruction set: its row in the list.
+/// Row of the list of instruction sets.
 struct Spec {
     isa: Isa,
     name: &'static str,
-    /// What its fastest multiply-adds work on.
+    /// Operands of its fastest multiply-adds.
     arithmetic: &'static str,
     prompt_rounding: Rounding,
     byte_prompts: bool,
@@ -153,18 +153,18 @@ impl Isa {
         self.spec().name
     }
 
-    /// What its fastest multiply-adds work on, for people.
+    /// Operands of its fastest multiply-adds, for display.
     pub fn arithmetic(self) -> &'static str {
         self.spec().arithmetic
     }
 
-    /// What its prompt kernels round beyond f32, for models of quantized weights.
+    /// Rounding of its prompt kernels beyond f32, for models of quantized weights.
     pub fn prompt_rounding(self) -> Rounding {
         self.spec().prompt_rounding
     }
 
-    /// The same of kernels that round to so many bits where they can, with keys and values of
-    /// these types.
+    /// The same for kernels that round to `bits` where they can, with keys and values of these
+    /// types.
     pub fn prompt_rounding_in(self, bits: PromptBits, kv_types: KvTypes) -> Rounding {
         let mut sixteen = self.prompt_rounding();
         if kv_types.has(KvType::F32) && sixteen.attention == INT16.attention {
@@ -213,7 +213,7 @@ impl Isa {
         Isa::available().into_iter().max().unwrap_or(Isa::Scalar)
     }
 
-    /// What people may choose, in words.
+    /// The accepted names, for error messages.
     pub fn names() -> String {
         format!("auto, {}", names(&Isa::ALL))
     }
@@ -230,7 +230,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// What the user asked for.
+/// Instruction set to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IsaChoice {
     /// The best this CPU offers.
@@ -251,7 +251,7 @@ pub enum IsaError {
     Missing {
         /// The instruction set asked for.
         wanted: Isa,
-        /// What the CPU offers.
+        /// Instruction sets of this CPU.
         offered: Vec<Isa>,
     },
     /// No kernels of this name.

@@ -1,5 +1,5 @@
-//! Storage of keys and values in pages of 16 positions, and of what recurrent layers keep. Who owns
-//! which page or state is decided elsewhere.
+//! Storage of keys and values in pages of 16 positions, and of the states of recurrent layers.
+//! Ownership of pages and states is decided elsewhere.
 
 mod cells;
 mod codes;
@@ -123,7 +123,7 @@ impl KvStore {
         })
     }
 
-    /// With room for so many states of parts of these lengths.
+    /// Adds room for `slots` states, each with parts of these lengths in floats.
     ///
     /// # Errors
     /// If the system does not have that much memory.
@@ -230,8 +230,8 @@ struct HalfPages {
     _keep: Option<Arc<MmapRaw>>,
 }
 
-// SAFETY: nothing is read or written but by kernels that get pointers from `bases`, and by `write`,
-// whose callers write elements that nobody else touches.
+// SAFETY: pages are accessed only by kernels that get pointers from `bases`, and by `write`, whose
+// callers write elements that no other thread touches.
 unsafe impl Sync for GroupPages {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
 unsafe impl Send for GroupPages {}

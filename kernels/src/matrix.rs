@@ -117,7 +117,7 @@ impl Matrix {
     /// As [`Matrix::new`].
     ///
     /// # Panics
-    /// If the rows are not those of so many experts: a bug in whoever asks.
+    /// If the rows do not divide evenly among `experts` experts: a bug in the caller.
     pub fn of_experts(
         isa: Isa,
         (ty, rows, cols): (TensorType, usize, usize),
@@ -187,7 +187,7 @@ impl Matrix {
         })
     }
 
-    /// The same matrix with kernels that round prompts to so many bits, where there are any.
+    /// The same matrix with kernels that round prompts to `bits`, where there are any.
     #[must_use]
     pub fn with_prompt_bits(mut self, bits: PromptBits) -> Matrix {
         let packed = self.kernels.and_then(|_| (self.table.packed)(self.ty));
@@ -255,7 +255,7 @@ impl Matrix {
         }
     }
 
-    /// What the kernels for prompts subtract from every code of a panel.
+    /// Zero point that the prompt kernels subtract from every code of a panel.
     pub(crate) fn panel_offset(&self) -> i32 {
         self.kernels.map_or(0, |kernels| kernels.prompt.offset)
     }
@@ -296,7 +296,7 @@ impl Matrix {
         self.expert_strips() * self.experts
     }
 
-    /// What a matrix unit does of generated tokens.
+    /// Matrix-unit kernels for generated tokens, if any.
     pub(crate) fn tiled(&self) -> Option<TiledKernels> {
         match self.kernels?.gemv {
             Gemv::Codes(kernels) => kernels.tiled,
@@ -393,7 +393,7 @@ impl Matrix {
     }
 }
 
-/// Kernels that round prompts to so many bits, where there are any.
+/// Replaces the prompt kernels by those that round to `bits`, where there are any.
 fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
     let prompt = match bits {
         PromptBits::Eight => kernels.prompt_bytes.unwrap_or(kernels.prompt),
@@ -402,7 +402,7 @@ fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
     Packed { prompt, ..kernels }
 }
 
-/// The kernels that run for a tensor of type `ty` on `isa`, with prompts in so many bits.
+/// Name of the kernels that run for a tensor of type `ty` on `isa`, with prompts rounded to `bits`.
 pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> String {
     let table = isa.table();
     let form = |tokens: &ActivationForm| match tokens.form {
@@ -441,8 +441,9 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> 
     }
 }
 
-/// Bytes of a source that a thread packs, and lets go of, at a time: few enough that all have work
-/// to the end, and so many that letting go, which interrupts every other thread, is rare.
+/// Bytes of a source that a thread packs and then releases at a time: small enough that all threads
+/// have work to the end, and large enough that releasing, which interrupts every other thread, is
+/// rare.
 const PIECE: std::ops::Range<usize> = 128 << 10..2 << 20;
 
 /// Fills `memory`, which has room for all strips of `r` rows; every `expert_rows` rows begin with a
@@ -487,8 +488,8 @@ fn pack_strips(
                 end = at.end;
                 let from = source.rows(at, &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
-                // SAFETY: the kernels are those of a CPU that has the instruction set: whoever
-                // asked for the matrix has an `Isa`, which is one that was detected.
+                // SAFETY: the kernels are those of a CPU that has the instruction set: the matrix
+                // was made with an `Isa`, which is one that was detected.
                 unsafe { (kernels.pack)(&rows, to) };
             }
             source.passed(start..end);

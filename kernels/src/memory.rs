@@ -13,8 +13,8 @@ pub(crate) const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
 /// Bytes of a mapping that many weights share.
 const SHARED: usize = 32 * LARGE;
 
-/// What a mapping leaves to all that is small and allocated afterwards: a vector that cannot grow
-/// ends the program, while a mapping that is refused is an error that says what was wanted.
+/// Bytes a mapping leaves for small allocations made afterwards: a vector that cannot grow ends the
+/// program, while a refused mapping is an error that names the requested size.
 const HEADROOM: usize = if cfg!(miri) { 0 } else { 16 << 20 };
 /// Mappings from here on look whether they leave that.
 const SMALL: usize = 64 << 10;
@@ -23,12 +23,12 @@ const SMALL: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no memory for {}", Size(Some(*bytes)))]
 pub struct NoMemory {
-    /// What was refused.
+    /// Size of the refused request.
     pub bytes: usize,
 }
 
-/// Whether the system has this much memory now, and some more for all that is small. What cannot
-/// fail in an orderly way, as a thread that starts, comes after this question.
+/// Checks that the system has this much memory now, plus headroom for small allocations. To be
+/// called before operations that cannot fail in an orderly way, such as starting a thread.
 ///
 /// # Errors
 /// [`NoMemory`] if it has not.
@@ -94,7 +94,7 @@ pub fn lock_limit() -> Option<u64> {
     None
 }
 
-/// What the system says of large pages, and what it gives.
+/// Large-page setting of the system, and whether it takes effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargePages {
     /// Its setting: `always`, `madvise` or `never`.
@@ -180,8 +180,9 @@ impl Memory {
         })
     }
 
-    /// As [`Memory::zeroed`], for what lives as long as its neighbours: together they fill large
-    /// pages, which none of them would. What is freed is not used again before all of a mapping is.
+    /// As [`Memory::zeroed`], for buffers that live as long as their neighbours: together they fill
+    /// large pages, which none of them would alone. Freed parts are not reused before the whole
+    /// mapping is free.
     pub(crate) fn in_shared_mapping(bytes: usize) -> Option<Memory> {
         static CURRENT: Mutex<(Weak<MmapRaw>, usize)> = Mutex::new((Weak::new(), 0));
         if bytes == 0 || bytes > SHARED / 4 {
@@ -233,7 +234,7 @@ impl Memory {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// What keeps the memory there.
+    /// The mapping, to keep the memory alive.
     pub(crate) fn keep(&self) -> Option<Arc<MmapRaw>> {
         self.map.clone()
     }
@@ -254,8 +255,8 @@ impl Memory {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: `len` initialised bytes from `at` on are in the map, and nobody else writes this
-        // part of it.
+        // SAFETY: `len` initialised bytes from `at` on are in the map, and no other thread writes
+        // this part of it.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 

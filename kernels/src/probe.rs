@@ -1,5 +1,5 @@
-//! What this machine can do at most: how fast threads read memory, and how many multiplications
-//! they finish.
+//! Peak rates of this machine: how fast threads read memory, and how many multiplications they
+//! finish.
 //!
 //! Both loops (`generic/probe.rs`) are stamped for each instruction set, so that a kernel is held
 //! against what its own vectors can reach. The best of a few passes counts: a limit is what was
@@ -111,7 +111,7 @@ fn slowest(pool: &mut Pool, work: &(dyn Fn(usize) -> f32 + Sync)) -> f64 {
         .fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// A panic under a lock is passed on by the pool, so that nobody sees half a value.
+/// Locks a mutex. The pool passes on a panic under a lock, so that no thread sees half a value.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

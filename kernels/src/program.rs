@@ -1,4 +1,4 @@
-//! What a step executes: a flat list of operations over numbered buffers.
+//! The program of a step: a flat list of operations over numbered buffers.
 
 mod check;
 mod rows;
@@ -37,7 +37,7 @@ pub type ProgramOp = Op<Slot, usize, Arc<[f32]>, RowTable>;
 /// element is never over one of its inputs.
 #[derive(Clone)]
 pub struct Instruction {
-    /// What is computed.
+    /// Operation and its operands.
     pub op: ProgramOp,
     /// The slot written; none for [`Op::KvWrite`].
     pub out: Option<Slot>,
@@ -94,7 +94,7 @@ impl Instruction {
         self.op.inputs().any(|input| input == slot)
     }
 
-    /// What is read of what other operations write.
+    /// Resources read that other operations write.
     pub(crate) fn reads(&self) -> Vec<Resource> {
         let mut all: Vec<_> = self.op.inputs().map(Resource::Slot).collect();
         match self.op {
@@ -108,7 +108,7 @@ impl Instruction {
         all
     }
 
-    /// What is written.
+    /// Resources written.
     pub(crate) fn writes(&self) -> Vec<Resource> {
         match self.op {
             Op::KvWrite { cache, .. } => vec![Resource::Kv(cache)],
@@ -120,7 +120,7 @@ impl Instruction {
     }
 }
 
-/// What threads share, for the order of reading and writing.
+/// Resources shared by threads, for the order of reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     /// A buffer.
@@ -148,8 +148,8 @@ impl Resource {
     }
 }
 
-/// A compiled model, without the weights of its products: whoever executes it has them in a layout
-/// of its own.
+/// A compiled model, without the weights of its products: executors hold them in layouts of their
+/// own.
 pub struct Program {
     /// In order.
     pub ops: Vec<Instruction>,
@@ -169,8 +169,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// How many experts each of so many matrices has, one below the other: 1 for those that
-    /// ordinary products multiply with.
+    /// Number of experts stacked in each of `matrices` matrices: 1 for those of ordinary products.
     pub fn experts(&self, matrices: usize) -> Vec<usize> {
         let mut experts = vec![1; matrices];
         for instruction in &self.ops {
@@ -221,7 +220,7 @@ impl Program {
         before.map(|rope| rope.frequencies.len()).sum()
     }
 
-    /// Rows that a step of so many has in a slot, of which so many are wanted.
+    /// Rows of a slot in a step of `rows` tokens, of which `wanted` have outputs.
     pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
         self.slots[slot].rows.count(rows, wanted)
     }

@@ -24,35 +24,34 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Which values of a piece one of so many ranks has.
+    /// Values of a piece that `rank` of `ranks` holds.
     pub fn of(self, rank: usize, ranks: usize) -> Range<usize> {
         let grains = self.grains();
         let at = |rank: usize| (grains * rank / ranks * self.grain).min(self.width);
         at(rank)..at(rank + 1)
     }
 
-    /// How many values of so many rows each of the ranks has.
+    /// Number of values that each rank holds, for `rows` rows.
     pub fn lens(self, rows: usize, ranks: usize) -> Vec<usize> {
         let parts = (0..ranks).map(|rank| self.of(rank, ranks));
         parts.map(|part| rows * self.pieces * part.len()).collect()
     }
 
-    /// What is divided: with fewer of them than ranks, some would have nothing.
+    /// Number of grains to divide: with fewer of them than ranks, some ranks would have none.
     pub fn grains(self) -> usize {
         self.width.div_ceil(self.grain)
     }
 
-    /// Whether the ranks' parts of so many rows, side by side, are the rows already.
+    /// Whether the ranks' parts of `rows` rows, side by side, are the rows already.
     pub(crate) fn is_in_order(self, rows: usize) -> bool {
         rows * self.pieces == 1
     }
 }
 
-/// Whether a program gathers the parts of the rank that it is for, the first of both numbers, of so
-/// many.
+/// Checks that a program gathers the parts of its own rank, given as `[rank, ranks]`.
 ///
 /// # Panics
-/// If it does not: a bug in whoever compiled it.
+/// If it does not: a bug in its compiler.
 pub(crate) fn check(program: &Program, rank: Option<[usize; 2]>) {
     for instruction in &program.ops {
         if let Op::AllGather { x, cut } = instruction.op {
@@ -64,8 +63,8 @@ pub(crate) fn check(program: &Program, rank: Option<[usize; 2]>) {
     }
 }
 
-/// How the ranks that compute a program together reach each other. All of them call the same
-/// functions in the same order, each from one thread at a time; whoever calls waits for the others.
+/// Communication between the ranks that compute a program together. All of them call the same
+/// functions in the same order, each from one thread at a time; every call waits for the others.
 ///
 /// There are no errors here: where a rank is lost, the others cannot go on, and an implementation
 /// ends the program, or panics.
@@ -73,7 +72,7 @@ pub trait Collective: Debug + Send + Sync {
     /// How many ranks there are.
     fn ranks(&self) -> usize;
 
-    /// Which of them this is.
+    /// Number of this rank.
     fn rank(&self) -> usize;
 
     /// Puts what each rank gives side by side, in their order: `lens` says how much that is, of
@@ -85,7 +84,7 @@ pub trait Collective: Debug + Send + Sync {
         None
     }
 
-    /// What rank 0 says; it may be long before it does.
+    /// Sends rank 0's words to all ranks, which may wait long for them.
     fn broadcast(&self, words: &mut Vec<u32>);
 
     /// This rank cannot go on, and says why in a line: the others must not wait for it.

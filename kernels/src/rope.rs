@@ -2,7 +2,7 @@
 //! magnitude. Every variant (linear scaling, YaRN, divisors in the file) only changes the table, so
 //! that kernels know none of them.
 
-/// Which two dimensions of a head turn together.
+/// Pairs of a head's dimensions that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Neighbours: (2i, 2i + 1). GGUF's llama, whose converter permutes the weights so.

@@ -6,8 +6,8 @@
 //!
 //! # Safety of every operation
 //! Each is `unsafe` for one reason: the outermost kernel, which alone carries `#[target_feature]`,
-//! guarantees that the CPU has the instruction set, and whoever passes a pointer guarantees that
-//! the stated number of elements behind it is readable (or writable). Nothing needs alignment.
+//! guarantees that the CPU has the instruction set, and the caller that passes a pointer guarantees
+//! that the stated number of elements behind it is readable (or writable). Nothing needs alignment.
 
 use crate::act::Act4;
 

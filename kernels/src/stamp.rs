@@ -8,7 +8,7 @@ mod prompts;
 
 pub(crate) use prompts::{by_bytes, by_pairs};
 
-/// What the stamped functions name.
+/// Names that the stamped functions use.
 pub(crate) mod prelude {
     pub(crate) use crate::act::{ActRow, Form};
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
@@ -43,7 +43,7 @@ macro_rules! detected {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use detected;
 
-/// A kernel for a type of the cache, and so many rows, if it has a number of them.
+/// Selects a kernel for a type of the cache, and a number of rows if the kernel is generic over it.
 macro_rules! by_kv_type {
     ($ty:expr, $($kernel:ident)::+ $(, $rows:literal)?) => {
         match $ty {
@@ -61,7 +61,7 @@ macro_rules! by_kv_type {
 }
 pub(crate) use by_kv_type;
 
-/// What a thread does before and after a step where nothing needs doing.
+/// Does nothing, before and after a step, for instruction sets that need no setup.
 pub(crate) unsafe fn nothing() {}
 
 /// Stamps the outermost functions of one instruction set. They alone carry target features.

@@ -1,4 +1,4 @@
-//! Storage of what recurrent layers keep of a sequence: slots of one size. Who owns which slot is
+//! Storage of recurrent state: slots of one size, one sequence's state each. Ownership of slots is
 //! decided elsewhere.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use memmap2::MmapRaw;
 
 use crate::memory::{Memory, NoMemory};
 
-/// So many slots, each with the parts of a sequence's state one after the other.
+/// State slots, each with the parts of a sequence's state one after the other.
 #[derive(Default)]
 pub(crate) struct StateStore {
     /// Floats of each part.
@@ -17,7 +17,7 @@ pub(crate) struct StateStore {
 }
 
 impl StateStore {
-    /// Room for so many states. The system hands out memory as slots are first written.
+    /// Reserves room for `slots` states. The system hands out memory as slots are first written.
     pub(crate) fn new(parts: &[usize], slots: usize) -> Result<StateStore, NoMemory> {
         let floats = parts.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
         let bytes = floats
@@ -66,7 +66,7 @@ pub(crate) struct States {
     _keep: Option<Arc<MmapRaw>>,
 }
 
-// SAFETY: only a pointer; whoever dereferences what `part` gives says which floats are whose.
+// SAFETY: only a pointer; callers that dereference the result of `part` say which floats are whose.
 unsafe impl Sync for States {}
 // SAFETY: as for `Sync`: the pointer belongs to no thread.
 unsafe impl Send for States {}

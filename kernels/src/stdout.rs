@@ -1,13 +1,13 @@
 //! Whether standard output was closed when the process began. Rust's runtime opens the null device
-//! in its place before `main`, which cannot be told from one that somebody asked for, so this looks
+//! in its place before `main`, which cannot be told from one that the user asked for, so this looks
 //! before that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the process began without a standard output: what it prints reaches nobody, without an
-/// error. Always false on other systems than Linux.
+/// Whether the process began without a standard output: its output is lost, without an error.
+/// Always false on other systems than Linux.
 pub fn stdout_was_closed() -> bool {
     WAS_CLOSED.load(Ordering::Relaxed)
 }

@@ -1,5 +1,5 @@
-//! Which kernel runs for (operation, format): a table of functions, of which every instruction set
-//! has one (`stamp.rs` makes it, `isa.rs` lists them).
+//! Kernel dispatch by operation and format: a table of functions, one for every instruction set
+//! (`stamp.rs` makes it, `isa.rs` lists them).
 
 use crate::act::{ActRow, Form};
 use crate::generic::batch::BatchKernels;
@@ -24,7 +24,7 @@ pub(crate) struct Packed {
 /// How prompts are multiplied with one weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct PromptKernels {
-    /// What activations are brought into.
+    /// Form that activations are converted to.
     pub(crate) activations: &'static ActivationForm,
     /// Slice of a strip as a panel.
     pub(crate) panel: unsafe fn(*const u8, usize, usize, *mut f32),
@@ -66,21 +66,21 @@ pub(crate) enum Gemv {
     Float(FloatKernels),
 }
 
-/// One strip, of so many weights a row, times rows of activations: the first row's, and floats to
-/// the next one's, as for the results.
+/// Kernel that multiplies one strip, given its weights per row, by rows of activations; activations
+/// and results are each a first row and a stride in floats.
 pub(crate) type FloatKernel = unsafe fn(*const u8, usize, (*const f32, usize), (*mut f32, usize));
 
 /// How activations are multiplied with float weights.
 #[derive(Clone, Copy)]
 pub(crate) struct FloatKernels {
     pub(crate) row: FloatKernel,
-    /// So many rows.
+    /// For `at_once` rows.
     pub(crate) rows: FloatKernel,
     pub(crate) at_once: usize,
 }
 
-/// Strips of so many weights a row times rows of activations, the first of which is given and
-/// which follow each other; results in rows, and floats from one to the next.
+/// Kernel that multiplies strips, given their weights per row, by consecutive rows of activations;
+/// results in rows at a stride in floats.
 pub(crate) type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 
 /// How integer activations are multiplied with one weight format.
@@ -99,14 +99,14 @@ pub(crate) struct CodeKernels {
 pub(crate) struct TiledKernels {
     /// Rows from which on it is the faster one.
     pub(crate) fewest: usize,
-    /// Bytes of so many rows of so many activations in tiles.
+    /// Bytes of rows of activations in tiles, from the number of rows and their length.
     pub(crate) bytes: fn(usize, usize) -> usize,
     /// Codes that share a scale: formats with equally many read the same tiles.
     pub(crate) group: usize,
     /// Writes rows of `k` activations, the first and how many, as tiles.
     pub(crate) pack: unsafe fn(&ActRow, usize, usize, *mut u8),
-    /// Two strips, and bytes from one to the next, of `k` weights a row times so many rows in
-    /// tiles; results in rows, and floats from one to the next.
+    /// Multiplies two strips, a stride in bytes apart, of `k` weights a row, by a number of rows in
+    /// tiles; results in rows at a stride in floats.
     #[allow(
         clippy::type_complexity,
         reason = "each pair is an address and its stride or length"
@@ -124,16 +124,16 @@ pub(crate) struct PromptAttention {
     pub(crate) takes: fn(&KvShape) -> bool,
     /// Query rows of a [`Block`](attention::Block), at most.
     pub(crate) rows: usize,
-    /// Bytes of scratch, for heads of so many values.
+    /// Bytes of scratch, from the values of a head.
     pub(crate) scratch: fn(usize) -> usize,
-    /// What brings keys, and values, of a type into the scratch.
+    /// Kernels that convert keys, and values, of a type into the scratch.
     pub(crate) keys: fn(KvType) -> attention::PackSpan,
     pub(crate) values: fn(KvType) -> attention::PackSpan,
     /// Attends to what these two bring there.
     pub(crate) attend: unsafe fn(&attention::Block<'_>, [attention::PackSpan; 2], *mut u8),
 }
 
-/// Norms values by weights, with an epsilon, so many at a time.
+/// Normalizes a number of values by weights, with an epsilon.
 pub(crate) type Norm = unsafe fn(*const f32, *const f32, f32, usize, *mut f32);
 
 /// Every kernel of one instruction set.
@@ -153,7 +153,7 @@ pub(crate) struct Table {
     pub(crate) leave: unsafe fn(),
     /// Query rows taken at a time, most first.
     pub(crate) queries: &'static [usize],
-    /// For so many query rows, one of `queries`, and pages of these types.
+    /// Kernels for a number of query rows, one of `queries`, and pages of these types.
     pub(crate) attention: fn(usize, KvTypes) -> attention::SpanKernels,
     /// Instead of the former, for prompts.
     pub(crate) prompt_attention: Option<PromptAttention>,

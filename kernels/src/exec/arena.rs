@@ -1,5 +1,5 @@
-//! Buffers of a step. There are several sets of them, the pool's places: whoever is left behind
-//! finishes in the old set what it was doing, while the others have gone on in another.
+//! Buffers of a step. There are several sets of them, one per place of the pool: a thread left
+//! behind finishes its work in the old set while the others have moved on to another.
 
 mod shared;
 
@@ -100,7 +100,7 @@ struct Arena {
     /// Parts of rows from all ranks.
     parts: Floats,
     progress: Progress,
-    /// What there is room for, and where.
+    /// The extent this has room for, and the view of the buffers.
     extent: Option<Extent>,
     view: View,
 }
@@ -189,7 +189,7 @@ fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
 }
 
 impl Arena {
-    /// Makes room for a step, of which nothing is done. What was there may be lost.
+    /// Makes room for a step of which nothing is done yet. Earlier contents may be lost.
     fn reserve(&mut self, model: &Model, extent: &Extent) {
         if self.extent == Some(*extent) {
             self.progress.reserve(0, 0);
@@ -285,7 +285,7 @@ impl Arenas {
     /// Where the buffers of a place are.
     ///
     /// # Safety
-    /// Nobody reserves room in that place while the result is used: this thread is in it.
+    /// No thread reserves room in that place while the result is used: this thread is in it.
     pub(super) unsafe fn view(&self, place: usize) -> &View {
         let arena = &self.arenas[place];
         // SAFETY: the caller's promise.
@@ -310,7 +310,7 @@ impl Arenas {
         for task in &section.tasks {
             self.counters[place][task.op].store(0, Ordering::Relaxed);
         }
-        // SAFETY: no other thread is in this place, so that nobody else has a reference to its
+        // SAFETY: no other thread is in this place, so no other thread has a reference to its
         // progress.
         let progress = unsafe { &mut (*self.arenas[place].get()).progress };
         progress.resumed = mark_of(number);
@@ -329,8 +329,8 @@ impl Arenas {
     /// no memory for that.
     ///
     /// # Safety
-    /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the
-    /// section writes, which can be repeated, and of that no item that is done.
+    /// No other thread is in the place `to`. Threads in `from` write only the section's outputs,
+    /// and none of the items already done; the section can be repeated.
     pub(super) unsafe fn carry(
         &self,
         model: &Model,
@@ -345,7 +345,7 @@ impl Arenas {
             return false;
         }
         // SAFETY: the caller's promise: this thread is alone there, and reads from the other place
-        // what nobody writes. Both have room for the whole step.
+        // only values that no thread writes. Both have room for the whole step.
         unsafe {
             self.carry_items(model, extent, number, from, to);
             let (from, to) = (self.view(from), self.view(to));
@@ -359,8 +359,8 @@ impl Arenas {
                     Resource::Angles => copy(from.angles, to.angles, values),
                     Resource::Codes(i) => to.codes[i].copy_from(&from.codes[i], values / ACT_GROUP),
                     Resource::Tiles => copy(from.tiles, to.tiles, values),
-                    // pieces are joined in the section that makes them, parts are there for one
-                    // that nobody repeats; the cache and states are the same in all places
+                    // pieces are joined in the section that makes them, parts are for a section
+                    // that is never repeated; the cache and states are the same in all places
                     Resource::Pieces | Resource::Parts | Resource::Kv(_) | Resource::State(_) => {}
                 }
             }
@@ -384,7 +384,8 @@ impl Arenas {
         to: usize,
     ) {
         let mark = mark_of(number);
-        // SAFETY: the caller's promise: nobody writes what is done, or anything in the other place.
+        // SAFETY: the caller's promise: no thread writes finished items, or anything in the other
+        // place.
         unsafe {
             (*self.arenas[to].get()).progress.resumed = mark;
             let (done, now_done) = (&self.progress(from).done, &self.progress(to).done);
@@ -420,7 +421,7 @@ impl Arenas {
     }
 }
 
-/// What stands for a section where items are marked as done.
+/// Mark of a section, stored for each of its items that is done.
 pub(super) fn mark_of(section: usize) -> u32 {
     section as u32 + 1
 }

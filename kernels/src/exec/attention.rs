@@ -235,10 +235,10 @@ impl Part<'_> {
         }
     }
 
-    /// Attention of generated tokens in pieces of [`PIECE`] positions, counted from position 0,
-    /// each one thread's; those wholly before a row's window are left out. Whoever finishes the
-    /// last one of a row and KV head joins them, and brings them into integers if there is a place
-    /// for these.
+    /// Computes attention of generated tokens in pieces of [`PIECE`] positions, counted from
+    /// position 0, one piece per thread; pieces wholly before a row's window are left out. The
+    /// thread that finishes the last piece of a row and KV head joins them, and quantizes the
+    /// result to integers if there is a place for these.
     ///
     /// # Safety
     /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
@@ -258,7 +258,8 @@ impl Part<'_> {
             * (0..self.rows.len())
                 .map(|row| pieces_of(row).len())
                 .sum::<usize>();
-        // those of one row are alike; those of several may not be, and whoever is first takes more
+        // the pieces of one row take equally long; those of several may not, and the fastest thread
+        // takes more
         let fixed = if self.rows.len() == 1 { count } else { 0 };
         // a row, and how many there are before it
         let (mut row, mut before) = (0, 0);
@@ -301,7 +302,7 @@ impl Part<'_> {
             let finished = counter.fetch_add(stands_for as u32, Ordering::AcqRel) as usize;
             if (finished + stands_for).is_multiple_of(pieces.end) {
                 let groups = self.width(out) / n_kv / ACT_GROUP;
-                // SAFETY: all pieces are complete, and nobody else has finished the last one.
+                // SAFETY: all pieces are complete, and no other thread has finished the last one.
                 unsafe {
                     for head in head_kv * heads..(head_kv + 1) * heads {
                         let sink = sink_of(sinks, head);
@@ -344,8 +345,8 @@ impl Part<'_> {
         }
     }
 
-    /// Where the result of a piece is, for a row and one of all its heads, of which so many share
-    /// one of keys.
+    /// Address of a piece's result, for a row and one of its query heads; `heads` of them share one
+    /// KV head.
     fn piece_at(
         &self,
         kv: KvShape,
@@ -359,7 +360,7 @@ impl Part<'_> {
     /// Joins the pieces of a row and head.
     ///
     /// # Safety
-    /// They are complete, and nobody else has this row and head of the output.
+    /// They are complete, and no other thread has this row and head of the output.
     unsafe fn merge_pieces(
         &self,
         (kv, heads): (KvShape, usize),

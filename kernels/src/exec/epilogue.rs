@@ -1,15 +1,16 @@
-//! What a product does with its results while they are near, instead of operations of their own.
+//! Operations that a product applies to its results while they are still in the cache, instead of
+//! running them separately.
 
 use super::{Form, Matrix, Role, Slot};
 use crate::fuse::{Group, Kind};
 use crate::op::Activation;
 
-/// Operations whose inputs nobody else reads, done by the product that makes them.
+/// Operations whose inputs are read by nothing else, done by the product that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epilogue {
     /// This product is a gate, and that of the same input with another matrix what it gates.
     Gate {
-        /// Which of the matrices.
+        /// Index of the up matrix.
         up: usize,
         act: Activation,
         out: Slot,
@@ -26,7 +27,7 @@ impl Epilogue {
     }
 }
 
-/// What the product that a group begins with does besides, if this executor takes the group.
+/// The epilogue of a group's first product, if this executor fuses the group.
 pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option<Epilogue> {
     // what follows may be written over the input, unless products of other rows still read it as it
     // is

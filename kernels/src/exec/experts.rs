@@ -60,7 +60,7 @@ impl Experts {
         most
     }
 
-    /// Floats of the inputs of so many rows in tiles.
+    /// Floats that the inputs of `rows` rows take in tiles.
     pub(super) fn tile_floats(&self, role: Role, rows: usize) -> usize {
         let is_tiled = self.tiled[usize::from(role == Role::Generated)];
         let floats = || tile_floats(rows, self.used, self.count, self.cols);
@@ -93,7 +93,7 @@ impl ByExpert {
         }
     }
 
-    /// Floats that they take, of so many rows with so many experts each.
+    /// Floats that they take in tiles, for `rows` rows with `used` experts each.
     pub(super) fn tile_floats(self, used: usize, rows: usize) -> usize {
         tile_floats(rows, used, self.experts, self.cols)
     }
@@ -108,7 +108,8 @@ pub(super) struct ExpertProduct<'a> {
     pub(super) out: Slot,
 }
 
-/// Where results go before they are in their rows: whole strips of so many rows.
+/// Destination of results before they are copied to their rows: whole strips of `width` floats a
+/// row.
 #[derive(Clone, Copy)]
 struct Near {
     at: *mut f32,
@@ -158,7 +159,7 @@ impl Part<'_> {
     unsafe fn sort(&self, product: &ExpertProduct<'_>, tile: usize, grouping: &mut Grouping) {
         let ids = product.ids;
         let n = self.n_rows(ids) * self.width(ids);
-        // SAFETY: they are finished, and there are so many.
+        // SAFETY: they are finished, and the buffer holds `n` values.
         let ids = unsafe { self.view.buffers[ids].read(0, n) };
         // no more than sums have room for: where an expert is chosen once a row, that is all of
         // its rows
@@ -166,7 +167,7 @@ impl Part<'_> {
         grouping.sort(ids, product.matrix.experts(), most, tile);
     }
 
-    /// Which row of `cols` values of the input a choice is multiplied with.
+    /// The row of the input, `cols` values wide, that a choice is multiplied with.
     fn input_of(&self, product: &ExpertProduct<'_>, choice: u32) -> usize {
         if self.width(product.x) == product.matrix.cols {
             choice as usize / self.width(product.ids)
@@ -180,7 +181,7 @@ impl Part<'_> {
     unsafe fn tile_by_expert(&self, product: &ExpertProduct<'_>) {
         let tokens = product.matrix.prompt(self.extent.role).0;
         let (k, nt) = (product.matrix.cols, tokens.tile);
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let Scratch { grouping, rows, .. } = unsafe { self.scratches.of(self.w.thread) };
         // SAFETY: as the caller's.
         unsafe { self.sort(product, nt, grouping) };
@@ -220,7 +221,7 @@ impl Part<'_> {
     unsafe fn expert_gemm(&self, product: &ExpertProduct<'_>) {
         let matrix = product.matrix;
         let tokens = matrix.prompt(self.extent.role).0;
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
             grouping,
@@ -240,7 +241,7 @@ impl Part<'_> {
             let (run, first) = (&runs[unit / turns], unit % turns * at_once);
             let choices = &grouping.choices[run.first..][..run.len];
             let item = |choice: u32, pair: usize| choice as usize * n_pairs + pair;
-            // nobody writes once more what is done: others may be reading it
+            // finished items are never written again: other threads may be reading them
             let (mut mine, mut n_mine) = ([0; UNITS], 0);
             for pair in first..n_pairs.min(first + at_once) {
                 if choices
@@ -290,7 +291,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::expert_matmul`].
     unsafe fn expert_gemv(&self, product: &ExpertProduct<'_>) {
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
             grouping,
@@ -308,8 +309,8 @@ impl Part<'_> {
         } = grouping;
         let pairs = product.matrix.expert_strips().div_ceil(STRIP_PAIR);
         let units = runs.len() * pairs;
-        // as in `Part::gemv`, each thread has one long stream, and the last strips go to whoever is
-        // first; but rows make some experts take longer than others
+        // as in `Part::gemv`, each thread has one long stream, and the last strips go to the first
+        // thread that is free; but rows make some experts take longer than others
         let fixed = match (self.w.size, self.n_rows(product.x)) {
             (1, _) => units,
             (_, 1) => units * 15 / 16,
@@ -353,8 +354,8 @@ impl Part<'_> {
             at: strip.as_mut_ptr(),
             width: columns.width,
         };
-        // SAFETY: kernels are of this CPU, strips are whole, and the input is finished. Whole
-        // strips of results of so many rows have room in the scratch.
+        // SAFETY: kernels are of this CPU, strips are whole, and the input is finished. The scratch
+        // has room for whole strips of these rows' results.
         unsafe {
             let packed = matrix.packed_strips().expect(PACKED);
             match packed.gemv {
@@ -390,7 +391,7 @@ impl Part<'_> {
             self.view.codes[product.task.reads_codes].at_group(row * groups)
         };
         // SAFETY: the input is finished; copies of rows are in this thread's scratch, which has
-        // room for so many.
+        // room for all of them.
         unsafe {
             if choices.len() > 1 && strips.len() == batch::STRIPS {
                 let rows = codes.view();

@@ -32,7 +32,7 @@ pub(super) struct Frame {
     pub(super) ends: Vec<usize>,
     /// Of programs that keep states: the sequences' rows, and where their states are.
     pub(super) spans: Vec<Span>,
-    /// What [`Op::Input`] gives.
+    /// Input values of [`Op::Input`].
     pub(super) input: Vec<f32>,
     /// Rows in the place of embeddings, [`Row::given`] counts them.
     pub(super) given: Vec<f32>,
@@ -100,7 +100,7 @@ impl Frame {
     /// Shows the result of an operation, and puts what the tap gives in its place.
     ///
     /// # Safety
-    /// *Taps*: the operation is complete in that place, where nobody else reads or writes
+    /// *Taps*: the operation is complete in that place, where no other thread reads or writes
     /// meanwhile.
     ///
     /// # Panics
@@ -117,7 +117,8 @@ impl Frame {
         };
         if let Some(instead) = tap(at, rows, width, shown) {
             assert_eq!(instead.len(), rows * width, "values in place of others");
-            // SAFETY: as above; nobody looks at what was shown any more, nor at anything else here.
+            // SAFETY: as above; the tap no longer borrows these values, and no other thread reads
+            // or writes them.
             unsafe { buffer.write(0, rows * width) }.copy_from_slice(&instead);
         }
     }
@@ -129,8 +130,8 @@ impl Work for Frame {
     }
 
     fn run(&self, member: &Member<'_>) {
-        // SAFETY: this thread is in that place, where nobody makes room before it has left; and the
-        // scratch of its number is its own.
+        // SAFETY: this thread is in that place, where no thread reserves room before it has left;
+        // and the scratch of its number is its own.
         let (view, progress) = unsafe {
             self.scratches
                 .of(member.thread)
@@ -193,8 +194,8 @@ impl Work for Frame {
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
-        // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked
-        // on in `from`, which writes nothing that it reads, or else it could not be repeated.
+        // SAFETY: the pool has found that no thread is in `to`, and that the section is being
+        // worked on in `from`; it writes nothing that it reads, or it could not be repeated.
         unsafe {
             self.arenas
                 .carry(&self.model, &self.extent, section, from, to)

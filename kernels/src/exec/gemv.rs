@@ -36,8 +36,8 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Items*: pairs of strips.
     pub(super) unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
-        // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are
-        // equally fast.
+        // Each thread has one long stream. The last strips go to the first thread that is free: no
+        // two CPUs are equally fast.
         let strips = product.matrix.strips();
         let pairs = strips.div_ceil(STRIP_PAIR);
         let fixed = if self.w.size == 1 {
@@ -58,7 +58,7 @@ impl Part<'_> {
             width: product.matrix.rows,
             cols: product.matrix.cols,
         };
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         unsafe { self.scratches.of(self.w.thread) }.tiled.forget();
         self.take_items(product.task.op, fixed, pairs, |pair| {
             if self.is_done(pair) {
@@ -191,8 +191,8 @@ impl Part<'_> {
         }
     }
 
-    /// A pair of strips, of so many bytes each, times several rows of a product's input, by
-    /// vectors or by the matrix unit.
+    /// Multiplies a pair of strips, each of the given bytes, by several rows of a product's input,
+    /// with vectors or the matrix unit.
     ///
     /// # Safety
     /// As [`Part::multiply`].

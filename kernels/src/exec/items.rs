@@ -1,5 +1,5 @@
-//! The parts in which threads take the work of long tasks. What is done of them is not done again
-//! when a section is taken over.
+//! Work items: the units in which threads take long tasks. Finished items are not repeated when a
+//! section is taken over.
 
 use super::epilogue::Epilogue;
 use super::plan::{Phase, Task};
@@ -12,21 +12,21 @@ pub(super) struct Items {
 }
 
 enum Kind {
-    /// Columns of all rows of a slot, so many at a time.
+    /// Columns of all rows of a slot, `at_once` columns at a time.
     Columns {
         slot: Slot,
         rows: usize,
         width: usize,
         at_once: usize,
     },
-    /// Columns of the results of one expert of a row, so many at a time; `parts` times.
+    /// Columns of the results of one expert of a row, `at_once` at a time; `parts` times.
     Experts {
         slot: Slot,
         n: usize,
         at_once: usize,
         parts: usize,
     },
-    /// Rows of a slot, so many at a time, and of those the part of one KV head.
+    /// Rows of a slot, `block` at a time, and of those the part of one KV head.
     Blocks {
         slot: Slot,
         rows: usize,
@@ -192,8 +192,7 @@ impl Items {
     }
 }
 
-/// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query
-/// heads.
+/// Prompt tokens per attention item, for a KV head shared by `heads` query heads.
 pub(super) fn block_tokens(model: &Model, heads: usize) -> usize {
     match model.prompt_attention {
         Some(kernels) => (kernels.rows / heads).max(1),

@@ -18,7 +18,7 @@ const NEAR_BYTES: usize = 1 << 19;
 pub(super) struct StripPairs<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) up: Option<&'a Matrix>,
-    /// Which of the strips: all, or those of an expert.
+    /// Range of strips to multiply: all, or those of one expert.
     pub(super) strips: Range<usize>,
     /// Rows that these have.
     pub(super) rows: usize,
@@ -74,7 +74,7 @@ impl<'a> StripPairs<'a> {
     }
 }
 
-/// What strips are multiplied with, in tiles, and where the results go.
+/// Activations in tiles that strips are multiplied by, and the destination of the results.
 pub(super) struct Tokens {
     pub(super) x: *const f32,
     pub(super) m: usize,
@@ -83,8 +83,8 @@ pub(super) struct Tokens {
     pub(super) y: Option<(*mut f32, usize)>,
 }
 
-/// Pairs that go through a slice of activations together, of so many that each thread has: a slice
-/// of many activations serves several pairs once it is there.
+/// Pairs of strips that share each slice of activations, out of the `each` pairs of a thread: a
+/// slice of many activations serves several pairs once it is cached.
 pub(super) fn pairs_at_once(tokens: &ActivationForm, m: usize, cols: usize, each: usize) -> usize {
     let many = m * cols * tokens.bytes > NEAR_BYTES;
     if many && cols > tokens.slice {
@@ -217,7 +217,7 @@ impl Part<'_> {
         let turns = pairs.count().div_ceil(at_once);
         self.take_items(product.task.op, 0, turns, |turn| {
             let turn = turn * at_once..((turn + 1) * at_once).min(pairs.count());
-            // nobody writes once more what is done: others may be reading it
+            // finished items are never written again: other threads may be reading them
             let mut mine = [0; UNITS];
             let mut n_mine = 0;
             for pair in turn.filter(|pair| !self.is_done(*pair)) {

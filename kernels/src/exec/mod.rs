@@ -14,14 +14,14 @@
 //!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
 //!   other item (`items.rs`).
 //! - *Scratch*: that of a thread's number is its own.
-//! - *Ranks*: one member calls on the other ranks, in a section that nobody repeats, and what they
-//!   give is its alone until the section ends.
+//! - *Ranks*: one member exchanges values with the other ranks, in a section that is never
+//!   repeated, and only that member touches the received values until the section ends.
 //! - *Taps*: a result is shown, and other values are put in its place, in a section of its own, in
 //!   which thread 0 alone touches buffers.
-//! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over
-//!   copies items from there that are finished, which nobody writes again.
+//! - *Places*: a member that was left behind stays in a place that no other member uses; the member
+//!   taking over copies finished items from there, which are never written again.
 //!
-//! Whoever borrows from a buffer borrows exactly the values that it reads or writes.
+//! Every borrow of a buffer covers exactly the values that are read or written.
 
 mod arena;
 mod attention;
@@ -78,8 +78,8 @@ const STRIP_PAIR: usize = 2;
 /// gives a core less than the matrix unit eats.
 const UNITS: usize = 8;
 /// Generated tokens that a pair of strips passes by at a time: their integers, `2 * GENERATED_ROWS`
-/// bytes for each input, stay in the second cache (128 KiB for 1024 inputs), and the weights come
-/// apart once for so many.
+/// bytes for each input, stay in the second cache (128 KiB for 1024 inputs), and the weights are
+/// unpacked once for all of them.
 const GENERATED_ROWS: usize = 64;
 /// Floats of a strip's panel, in any form: see [`gemm::KC`] for the cache that two of them fit.
 const PANEL_FLOATS: usize = gemm::KC * MAX_R;
@@ -90,8 +90,8 @@ const QUERY_BLOCK: usize = 32;
 /// vision tower, is far less than what is kept of all rows. Whole windows and cells of four rows.
 const STAGE_ROWS: usize = 512;
 
-/// What a tap sees: number of the operation, rows, width, values `[rows][width]`. What it gives, if
-/// anything, are as many values that stand in their place from there on.
+/// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
+/// values, as many of them, they replace the operation's result.
 pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) -> Option<Vec<f32>> + Send + 'a;
 
 /// A step, all of its rows.
@@ -122,7 +122,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// All rows, so many at a time.
+    /// Ranges of all rows, at most `at_once` rows each.
     fn parts(&self, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let n = self.rows.len();
         let starts = (0..n).step_by(at_once.max(1));
@@ -178,7 +178,7 @@ impl Executor {
     /// to itself or share with others.
     ///
     /// # Panics
-    /// If the program's numbers contradict each other: a bug in whoever compiled it.
+    /// If the program's numbers contradict each other: a bug in its compiler.
     pub fn new(
         isa: Isa,
         program: Program,
@@ -336,7 +336,7 @@ impl Executor {
             *stage = stage.start.min(end)..stage.end.min(end);
         }
         stages.retain(|stage| !stage.is_empty());
-        // nobody else's step comes between the parts of this one
+        // no other caller's step runs between the parts of this one
         let shared = self.pool.clone();
         let mut pool = shared.lock();
         for sections in stages {
@@ -350,7 +350,7 @@ impl Executor {
         let first = whole.parts(at_once).next().map(|part| whole.extent(&part));
         if let Some(extent) = first.filter(Extent::is_part) {
             // the output begins where the first part's does
-            // SAFETY: the step has ended in this place, and nobody is at work in this executor's
+            // SAFETY: the step has ended in this place, and no thread is at work in this executor's
             // buffers there before its next one.
             unsafe { self.arenas.reserve(self.place, &self.model, &extent) };
         }
@@ -403,7 +403,7 @@ impl Executor {
         let frame = Arc::new(frame);
         self.keep_clear_of(&frame, pool);
         let place = pool.place();
-        // SAFETY: between steps nobody is in the pool's place.
+        // SAFETY: between steps no thread is in the pool's place.
         unsafe { self.arenas.reserve(place, &self.model, &frame.extent) };
         let shown = frame.clone();
         let mut after = |section: usize| {
@@ -433,7 +433,8 @@ impl Executor {
     ) -> Vec<T> {
         let width = self.model.program.slots[self.model.program.output].width;
         let outputs = self.step(step, kv, None);
-        // SAFETY: they lie where the step ended, and nobody is at work there before the next one.
+        // SAFETY: they lie where the step ended, and no thread is at work there before the next
+        // one.
         let outputs = unsafe { std::slice::from_raw_parts(outputs.as_ptr(), outputs.len()) };
         let rows = outputs.len() / width;
         let row = |i: usize| of(&outputs[i * width..(i + 1) * width]);

@@ -1,4 +1,4 @@
-//! What an executor knows from the beginning, and what follows from it for a step's size.
+//! State an executor fixes when it is built, and the buffer sizes derived from it for a step.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ranks::Threads;
 
-/// What stays the same in all steps.
+/// State that is the same for all steps.
 pub(super) struct Model {
     pub(super) isa: Isa,
     pub(super) table: &'static Table,
@@ -23,8 +23,8 @@ pub(super) struct Model {
     pub(super) experts: Experts,
     /// See [`Model::plan`].
     pub(super) plans: [Plan; 4],
-    /// What attends for prompts instead of the vector kernels. Models of float weights keep their
-    /// accuracy: they get it where products are in bf16 as well.
+    /// Attention kernels for prompts that replace the vector kernels. Models of float weights use
+    /// them only where their products are in bf16 as well, so as not to lose accuracy.
     pub(super) prompt_attention: Option<&'static PromptAttention>,
     /// The other ranks, if there are any.
     pub(super) ranks: Option<Arc<dyn Collective>>,

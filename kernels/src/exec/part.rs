@@ -18,8 +18,8 @@ pub(super) struct Part<'a> {
     pub(super) counters: &'a [AtomicUsize],
     /// See [`super::arena::Progress::pieces`].
     pub(super) finished_pieces: &'a [AtomicU32],
-    /// Which items of the task are done: those that have this section's `mark`. Of a step with taps
-    /// nothing is noted.
+    /// Marks of the task's items: an item is done if its mark is this section's `mark`. Steps with
+    /// taps record none.
     pub(super) done: &'a [AtomicU32],
     /// Whether any can be done before this member begins; see [`super::arena::Progress::resumed`].
     pub(super) resumed: bool,
@@ -29,8 +29,8 @@ pub(super) struct Part<'a> {
 
 impl Part<'_> {
     /// Takes items of an operation's task, `count` in all, until there are no more or this member
-    /// has to stop. Of the first ones, so many as `fixed`, every member has its share; the others
-    /// go to whoever is first.
+    /// has to stop. The first `fixed` items are divided evenly among the members; each of the
+    /// others goes to the first member that is free.
     pub(super) fn take_items(
         &self,
         op: usize,
@@ -90,7 +90,7 @@ impl Part<'_> {
     /// writing the others.
     ///
     /// # Safety
-    /// These values are finished: nobody writes them while the result is used.
+    /// These values are finished: no thread writes them while the result is used.
     pub(super) unsafe fn row(&self, slot: Slot, r: usize, part: Range<usize>) -> &[f32] {
         let width = self.width(slot);
         assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
@@ -101,8 +101,8 @@ impl Part<'_> {
     /// Values `part` of row `r` of a buffer.
     ///
     /// # Safety
-    /// These values are the calling thread's: nobody else reads or writes them while the result is
-    /// used.
+    /// These values are the calling thread's: no other thread reads or writes them while the result
+    /// is used.
     #[allow(
         clippy::mut_from_ref,
         reason = "the values belong to the caller, not to this"
@@ -118,8 +118,8 @@ impl Part<'_> {
     ///
     /// # Safety
     /// Every member of the team runs the same tasks, section by section, in a place that has room
-    /// for the step. What a task reads was finished in earlier sections, or by this member where
-    /// tasks divide their values alike.
+    /// for the step. The inputs of a task were finished in earlier sections, or by this member
+    /// where tasks divide their values alike.
     pub(super) unsafe fn run(&self, task: &Task) {
         let at = task.op;
         let instruction = &self.model.program.ops[at];

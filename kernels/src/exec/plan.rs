@@ -1,4 +1,4 @@
-//! What the threads do between two barriers: operations of a program gathered into sections.
+//! Sections, the work between two barriers: a program's operations gathered into sections.
 //!
 //! A section ends where a thread may read what another one writes, or write what another one reads
 //! or writes. It does not end between operations that divide their rows in the same way: there each
@@ -33,14 +33,14 @@ pub(super) struct Stages {
     pub(super) kept: Vec<bool>,
 }
 
-/// What is done between two barriers.
+/// Work done between two barriers.
 #[derive(Default)]
 pub(super) struct Section {
     pub(super) tasks: Vec<Task>,
     /// It can be done again from its inputs: it writes nothing that it reads, and nothing that
     /// outlives the step.
     pub(super) can_repeat: bool,
-    /// What it, or sections after it, read of what earlier ones wrote.
+    /// Resources written by earlier sections that this or later sections read.
     pub(super) carried: Vec<Resource>,
     /// Inputs of products that earlier sections have brought into another form.
     pub(super) ready: Vec<Ready>,
@@ -71,7 +71,7 @@ pub(super) struct Task {
     pub(super) codes: Option<usize>,
 }
 
-/// Which part of an operation.
+/// Part of an operation that a task executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Before all operations: cosines and sines of all positions.
@@ -80,8 +80,8 @@ pub(super) enum Phase {
     Prepare(Form),
     /// The operation itself.
     Whole(Option<Epilogue>),
-    /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a
-    /// head joins them.
+    /// Attention of generated tokens, in pieces of the positions; the thread that finishes the last
+    /// piece of a head joins them.
     Pieces,
     /// Ranks hand each other their parts of rows, which one thread does.
     Exchange,
@@ -95,7 +95,7 @@ pub(super) enum Phase {
 pub(super) enum Division {
     /// By row and head of a width.
     Heads { head_dim: usize, width: usize },
-    /// By so many rows.
+    /// By blocks of `grain` rows.
     Rows { grain: usize },
     /// In a way of its own.
     Own,
@@ -112,7 +112,7 @@ impl Division {
     }
 }
 
-/// What an open section reads and writes, and by which division.
+/// Resources that an open section reads or writes, each with its division.
 type Uses = Vec<(Resource, Division)>;
 
 impl Plan {

@@ -21,8 +21,8 @@ impl Part<'_> {
         }
         let (ranks, n) = (self.ranks(), rows * self.width(x));
         let lens = cut.lens(rows, ranks.ranks());
-        // SAFETY: the input is finished, and nobody else is at the other values in this section;
-        // both hold whole rows of the result.
+        // SAFETY: the input is finished, and no other thread touches the other values in this
+        // section; both hold whole rows of the result.
         unsafe {
             let mine = self.view.buffers[x].read(0, n);
             if let Some(ranks) = self.model.ranks_that_show(self.extent.role) {
@@ -58,13 +58,13 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// This row is the caller's, and nobody writes parts meanwhile.
+    /// This row is the caller's, and no thread writes parts meanwhile.
     unsafe fn join_row(&self, row: usize, cut: Cut, out: Slot) {
         let (rows, ranks) = (self.n_rows(out), self.ranks().ranks());
         let mut before = 0;
         for rank in 0..ranks {
             let len = cut.pieces * cut.of(rank, ranks).len();
-            // SAFETY: the caller's promise; `exchange` has brought so many values.
+            // SAFETY: the caller's promise; `exchange` has received that many values.
             unsafe {
                 let part = self.view.parts.read(before + row * len, len);
                 self.join(rank, part, row..row + 1, cut, out);

@@ -11,9 +11,9 @@ const COLUMNS: usize = 64;
 
 impl Part<'_> {
     /// # Safety
-    /// As [`Part::run`]. *Shares* of sequences and columns. States are read by the operation that
-    /// writes them alone, in a section that cannot be repeated, so that nobody is left behind in
-    /// it; and no sequence of a step writes a slot that is read in it (`Program::rows`).
+    /// As [`Part::run`]. *Shares* of sequences and columns. Only the operation that writes a state
+    /// reads it, in a section that cannot be repeated, so no thread is left behind in it; and no
+    /// sequence of a step writes a slot that is read in it (`Program::rows`).
     pub(super) unsafe fn causal_conv(&self, x: Slot, weight: &[f32], state: usize, out: Slot) {
         let width = self.width(x);
         let kernel = weight.len() / width;

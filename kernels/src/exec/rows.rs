@@ -171,7 +171,7 @@ impl Part<'_> {
         }
     }
 
-    /// What is given in the place of a row's embedding, if something is.
+    /// The given row that replaces row `r`'s embedding, if any.
     fn given_row(&self, r: usize) -> Option<&[f32]> {
         let width = self.model.program.given;
         self.rows[r]
@@ -421,8 +421,8 @@ impl Part<'_> {
             let page = self.tables[seq][cache.group][pos / PAGE];
             let part = head * shape.head_dim..(head + 1) * shape.head_dim;
             // SAFETY: one thread has this row and head, sequences do not share pages they write to,
-            // and the store is read only in later sections: nobody is left behind in this one, and
-            // who was in an earlier step does not read what this one writes
+            // and the store is read only in later sections: no thread is left behind in this one,
+            // and a thread of an earlier step does not read what this one writes
             // (`Executor::keep_clear_of`).
             unsafe {
                 let kv = (self.row(k, r, part.clone()), self.row(v, r, part));

@@ -1,4 +1,4 @@
-//! What each thread needs to itself during a step.
+//! Scratch memory of each thread during a step.
 
 use std::cell::UnsafeCell;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
 use crate::memory::Floats;
 use crate::table::{MAX_R, TiledKernels};
 
-/// What one thread needs to itself.
+/// Scratch memory of one thread.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub(super) panel: Floats,
@@ -25,14 +25,14 @@ pub(super) struct Scratch {
     pub(super) tiled: Tiled,
     /// Of [`PromptAttention`](crate::table::PromptAttention).
     pub(super) attention: Floats,
-    /// Which rows each expert has.
+    /// Rows routed to each expert.
     pub(super) grouping: Grouping,
     /// Rows of an expert, one after the other: as integers, and as they are.
     pub(super) codes: Codes,
     pub(super) rows: Floats,
     /// Scores of the groups of experts.
     pub(super) scores: Vec<f32>,
-    /// What there is room for.
+    /// The extent this has room for.
     extent: Option<Extent>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Tiled {
     pace: [Pace; 2],
 }
 
-/// What products took lately, on vectors and on the matrix unit.
+/// Recent times of products on vectors and on the matrix unit.
 ///
 /// Two threads of a CPU share one unit, and the other one may be a stranger's: the unit takes two
 /// to four times as long then, which is longer than vectors take. Results are the same, so the
@@ -95,8 +95,8 @@ impl Tiled {
         }
     }
 
-    /// `m` rows of `k` activations in tiles. They are made once, until somebody forgets them or
-    /// asks for those of other groups.
+    /// `m` rows of `k` activations in tiles. They are made once, and again only after `forget` or
+    /// for kernels of another group length.
     ///
     /// # Safety
     /// `x` is the first of the rows, which are finished, and the same ones each time; the kernels

@@ -42,7 +42,7 @@ pub(crate) trait Format {
     const HIGH: usize;
     /// Bits in the top plane: 0 or 1.
     const TOP: usize;
-    /// What the codes of the low plane stand for, if not for themselves.
+    /// Values of the low plane's codes; `None` if the codes are the values.
     const TABLE: Option<[u8; 16]>;
     /// Weights that share a scale: 16 or 32.
     const GROUP: usize;
@@ -52,7 +52,7 @@ pub(crate) trait Format {
     const MIN: bool;
     /// How the GPU's kernels have its scales; `None` if there are no such kernels.
     const GPU: Option<GpuScales>;
-    /// What is read once a block: its f16 scales.
+    /// F16 scales of a block, read once per block.
     type BlockScales<S: Simd>: Copy;
 
     /// The codes of one block of a row as it lies in the file, in the order of k, unsigned.
@@ -248,7 +248,7 @@ macro_rules! family {
         /// The rows of this family.
         pub(super) static ROWS: &[Row] = &[$(Row::$row::<$name>()),*];
 
-        /// What `visitor` makes of the format of `ty`, if it is one of this family.
+        /// Visits the format of `ty`, if it is one of this family.
         pub(super) fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
             match ty {
                 $(TensorType::$name => Some(visitor.$row::<$name>()),)*
@@ -265,7 +265,7 @@ macro_rules! families {
 
         static FAMILIES: [&[Row]; [$(stringify!($family)),*].len()] = [$($family::ROWS),*];
 
-        /// What `visitor` makes of the packed form of `ty`, if it has one.
+        /// Visits the packed form of `ty`, if it has one.
         pub(crate) fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
             None$(.or_else(|| $family::visit(ty, visitor)))*
         }
@@ -290,7 +290,7 @@ pub(crate) trait Float {
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
 }
 
-/// What is known of a format when its type is not: its numbers, as [`Format`] describes them.
+/// Properties of a format whose type is known only at run time, as [`Format`] describes them.
 pub(crate) struct Row {
     pub(crate) ty: TensorType,
     /// `None`: a plain float type.

@@ -8,7 +8,7 @@
 //! `NQ` query rows share every load of K and V: the heads of a group, and for prompts several
 //! tokens. A row's result does not depend on its neighbours: spans are counted from position 0, and
 //! positions that a row does not see, beyond its own or before its window, have weight zero, which
-//! leaves its sums as they are, bit for bit. What no row sees is not read.
+//! leaves its sums as they are, bit for bit. Positions that no row sees are not read.
 
 pub(crate) mod pairs;
 mod seen;
@@ -60,7 +60,7 @@ impl QueryRows<'_> {
     /// The scores, then weights, of a row.
     ///
     /// # Safety
-    /// There is the row, and nobody else has its scores.
+    /// There is the row, and no other thread has its scores.
     #[inline(always)]
     unsafe fn scores(&self, row: usize) -> *mut f32 {
         // SAFETY: the caller's promise.
@@ -114,15 +114,15 @@ pub(crate) struct Span {
     at: usize,
     /// At most [`SPAN_POSITIONS`].
     len: usize,
-    /// What any row sees, counted from there.
+    /// Positions that any row sees, counted from there.
     seen: Seen,
 }
 
-/// What is done with a span for some query rows, `NQ` at a time.
+/// Kernel that processes a span for some query rows, `NQ` at a time.
 pub(crate) type SpanKernel = unsafe fn(&mut QueryRows<'_>, Span);
 
-/// The kernels of so many query rows at a time: one for keys and one for values, each of its type
-/// of the cache, so that two types need no kernel of their own.
+/// The kernels for a number of query rows at a time: one for keys and one for values, each of its
+/// cache type, so that a pair of types needs no kernel of its own.
 #[derive(Clone, Copy)]
 pub(crate) struct SpanKernels {
     /// See [`score`].

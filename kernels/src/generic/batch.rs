@@ -12,7 +12,7 @@ use crate::simd::Simd;
 use crate::table::CodeKernel;
 use std::mem::MaybeUninit;
 
-/// k of a panel, if there are so many: a multiple of every block length.
+/// k of a panel, at most: a multiple of every block length.
 pub(crate) const CHUNK: usize = 256;
 /// Strips of a panel.
 pub(crate) const STRIPS: usize = 2;
@@ -34,8 +34,8 @@ pub(crate) struct Panel {
     scales: [[f32; SCALE_FLOATS]; STRIPS],
 }
 
-/// What unpacks part of a strip: its first block, how many blocks, the panel, and which of its
-/// strips.
+/// Kernel that unpacks part of a strip, given its first block, the number of blocks, the panel, and
+/// the strip's index within it.
 pub(crate) type Unpack = unsafe fn(*const u8, usize, *mut Panel, usize);
 
 /// How the codes of one format are multiplied with several rows.
@@ -62,13 +62,13 @@ pub(crate) struct Chunk {
     pub(crate) x: (ActRow, usize),
     /// Rows.
     pub(crate) m: usize,
-    /// What is added to: `2 R` floats of each row, and floats from there to the next row's.
+    /// Sums to add to: `2 R` floats of each row, and the stride between rows in floats.
     pub(crate) sums: (*mut f32, usize),
-    /// What memory is asked for meanwhile: in so many bytes of two strips comes the next panel.
+    /// Memory to prefetch meanwhile: the next panel of two strips, and its bytes in each.
     pub(crate) next: ([*const u8; STRIPS], usize),
 }
 
-/// What is subtracted from the codes that [`unpack`] leaves.
+/// Offset subtracted from the codes that [`unpack`] leaves.
 pub(crate) const fn offset<S: Simd, F: Format>() -> i32 {
     // a format that subtracts both has no kernel here
     assert!(!F::MIN || (F::OFFSET == 0 && F::FITS_I8));
@@ -83,7 +83,7 @@ const fn flips<S: Simd, F: Format>() -> bool {
 /// Unpacks blocks of a strip, as [`Unpack`] says.
 ///
 /// # Safety
-/// `block` has so many blocks, with no more than [`CHUNK`] weights a row; `panel` has room.
+/// `block` has `blocks` blocks, with no more than [`CHUNK`] weights a row; `panel` has room.
 #[inline(always)]
 pub(crate) unsafe fn unpack<S: Simd, F: Format>(
     block: *const u8,
@@ -163,7 +163,8 @@ pub(crate) unsafe fn multiply<S: Simd, const GROUP: usize, const MIN: bool>(a: &
     }
 }
 
-/// Rows to take next of so many. One row alone waits for its own sums: rather 3 and 2 than 4 and 1.
+/// Rows to take next out of `left`. One row alone waits for its own sums: rather 3 and 2 than 4 and
+/// 1.
 fn rows_at_once(left: usize) -> usize {
     match left {
         0..=ROWS => left,
@@ -265,7 +266,7 @@ unsafe fn load_codes<S: Simd>(at: *const u8) -> [S::I; 2] {
 /// # Safety
 /// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is the first of `m`
 /// rows of `k` activations, one after the other; `out` has room for `2 R` floats in each of `m`
-/// rows that are so many floats apart, `r` being `R`. The kernels are of this CPU.
+/// rows, at a stride in floats; `r` is `R`. The kernels are of this CPU.
 pub(crate) unsafe fn strips(
     kernels: &BatchKernels,
     (strips, strip_bytes, r): (*const u8, usize, usize),

@@ -217,8 +217,8 @@ unsafe fn tile<
     }
 }
 
-/// So many turns of a loop; longer ones are known to the processor, not to the compiler, which
-/// would unroll them until registers run out.
+/// `turns`, hidden from the compiler for longer loops, which it would unroll until registers run
+/// out.
 #[inline(always)]
 fn not_unrolled(turns: usize) -> usize {
     if turns > 2 {

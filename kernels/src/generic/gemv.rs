@@ -14,15 +14,16 @@ use crate::simd::Simd;
 /// and a [`Panel`](super::batch::Panel) is faster.
 pub(crate) const FEW: usize = 3;
 
-/// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. What is unpacked
-/// serves all rows, and stays in registers; no row's results depend on the others.
+/// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. Unpacked codes
+/// serve all rows, and stay in registers; no row's results depend on the others.
 ///
 /// Two strips are two streams for the memory to bring, and more of them in flight is what a thread
 /// is limited by.
 ///
 /// # Safety
 /// `strips` holds `N * k / F::K` packed blocks, `x` is the first of `M` rows of `k` activations,
-/// one after the other, `out` has N R writable floats for each, so many floats apart.
+/// one after the other, `out` is a pointer and a stride in floats: N R writable floats for each
+/// row.
 #[inline(always)]
 // an index keeps the sums in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
@@ -45,8 +46,8 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
         let mut sums = [[S::zero(); N]; M];
         for b in 0..blocks {
             let block = strips.add(b * block_bytes);
-            // what will be read so many bytes from now: after a strip's end comes the next one that
-            // is not being read
+            // prefetch the bytes `blocks_ahead` blocks from now: after a strip's end comes the next
+            // one that is not being read
             let is_last = b + blocks_ahead >= blocks;
             let end = usize::from(is_last) * (N - 1) * strip_bytes;
             let soon = block.wrapping_add(blocks_ahead * block_bytes + end);
@@ -100,7 +101,8 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
     }
 }
 
-/// Adds 16 codes times 16 activations of each row, from so many fours on, to its running integers.
+/// Adds the products of 16 codes and 16 activations of each row, from group of four `at` on, to its
+/// running integers.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see `strips`
 unsafe fn half<S: Simd, F: Format, const H: usize, const M: usize>(

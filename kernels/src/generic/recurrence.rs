@@ -1,5 +1,5 @@
-//! What goes from token to token: short convolutions, and matrices that are written to and read
-//! from. Each value has one fixed order of sums, so that any cut into steps gives the same bits.
+//! Recurrent state updates: short convolutions, and matrices that are written to and read from.
+//! Each value has one fixed order of sums, so that any cut into steps gives the same bits.
 
 use crate::op::STATE_LANES;
 use crate::simd::Simd;
@@ -21,10 +21,11 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Values from `i` on of the row so many after the first of those before; `None` for zeros.
+    /// Values from `i` on of row `row`, counted from the first of the rows before; `None` for
+    /// zeros.
     ///
     /// # Safety
-    /// The row exists, and has so many values.
+    /// The row exists, and has more than `i` values.
     unsafe fn row(&self, row: usize, i: usize) -> Option<*const f32> {
         let own = row.checked_sub(self.kernel - 1);
         // SAFETY: the caller's promise.
@@ -39,11 +40,11 @@ impl Columns {
 }
 
 impl Columns {
-    /// Copies the rows that count for the one after so many rows, from the second on, to where the
-    /// next step finds them, so many floats from one to the next.
+    /// Copies the `kernel - 1` rows before row `after` to where the next step finds them, `stride`
+    /// floats apart.
     ///
     /// # Safety
-    /// As [`convolve`]; there are so many rows, and room where they go.
+    /// As [`convolve`]; there are `after` rows, and room at the destination.
     pub(crate) unsafe fn keep(&self, after: usize, to: *mut f32, stride: usize) {
         for j in 0..self.kernel - 1 {
             // SAFETY: the caller's promise.
@@ -144,7 +145,7 @@ fn by_sums(keys: usize, mut each: impl FnMut(usize, usize)) {
     }
 }
 
-/// What the state holds for the first token's key.
+/// Value that the state recalls for the first token's key.
 ///
 /// # Safety
 /// As [`linear_attention`]; there are lanes from `first` on, and a token.
@@ -222,7 +223,7 @@ unsafe fn total<S: Simd>([a, b, c, d]: [S::F; SUMS]) -> S::F {
 /// `n` floats, and zeros in the lanes behind them.
 ///
 /// # Safety
-/// There are so many, at most as many as lanes.
+/// `n` floats can be read; `n` is at most the number of lanes.
 #[inline(always)]
 unsafe fn some<S: Simd>(p: *const f32, n: usize) -> S::F {
     // SAFETY: the caller's promise; a part goes through a whole local vector.

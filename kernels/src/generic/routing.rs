@@ -1,4 +1,4 @@
-//! Which experts of a mixture a token is given to, with which weights, and what comes of them.
+//! Expert routing: the experts and weights of a token, and the combination of their results.
 
 use crate::op::TopGroups;
 use crate::simd::{Simd, exp};

@@ -14,7 +14,7 @@ pub(crate) struct Cell {
     pub(crate) slot: usize,
 }
 
-/// Rounds so many floats to halves.
+/// Kernel that rounds a number of floats to halves.
 type ToF16 = unsafe fn(*const f32, usize, *mut u16);
 
 /// How elements of a position follow each other in a page of one head.
@@ -30,8 +30,8 @@ impl GroupPages {
     /// Stores one head's key and value at a position.
     ///
     /// # Safety
-    /// Nobody else reads or writes this layer, head, page and slot meanwhile.
-    /// `to_f16` rounds so many floats to halves.
+    /// No other thread reads or writes this layer, head, page and slot meanwhile. `to_f16` rounds
+    /// the given number of floats to halves.
     pub(crate) unsafe fn write(&self, cell: Cell, (k, v): (&[f32], &[f32]), to_f16: ToF16) {
         let s = &self.shape;
         assert!(cell.layer < s.n_layer && cell.head < s.n_head_kv);

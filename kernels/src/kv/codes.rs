@@ -6,8 +6,8 @@ use octavo_quant::TensorType;
 /// Makes codes of values, and gives their scale in f16, and their minimum if they have one.
 pub(super) type Encode = fn(&[f32; SCALE_GROUP], &mut [u8; SCALE_GROUP]) -> [u16; 2];
 
-/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite
-/// makes the scale so.
+/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. Values that are not
+/// finite make the scale NaN.
 pub(super) fn q8_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
     let finite = x.iter().all(|v| v.is_finite());
@@ -19,8 +19,8 @@ pub(super) fn q8_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
     [half::f16::from_f32(scale).to_bits(), 0]
 }
 
-/// Floats of 8 bits, OCP's E4M3: an f16 scale, 240 of which are the largest value, and codes. What
-/// is not finite makes the scale so.
+/// Floats of 8 bits, OCP's E4M3: an f16 scale, 240 of which are the largest value, and codes.
+/// Values that are not finite make the scale NaN.
 ///
 /// Values are divided by the scale as it is stored, so that what rounds the scale costs nothing.
 /// 240, the last number of its octave, leaves room for that: where a scale has very few bits, the
@@ -52,7 +52,8 @@ fn to_e4m3(x: f32) -> u8 {
 }
 
 /// ggml's Q4_0: an f16 scale, -8 of which are the value that is farthest from 0, the positive one
-/// of two, and codes that count from there, two in a byte. What is not finite makes the scale so.
+/// of two, and codes that count from there, two in a byte. Values that are not finite make the
+/// scale NaN.
 pub(super) fn q4_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let most = |of: fn(f32) -> f32| x.iter().fold(0f32, |m, v| m.max(of(*v)));
     let (largest, positive) = (most(f32::abs), most(|v| v));
@@ -80,7 +81,7 @@ pub(super) fn q4_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
 const NOT_FINITE: [u16; 2] = [half::f16::NAN.to_bits(); 2];
 
 /// ggml's Q5_0: the low four bits of all codes, two in a byte as in Q4_0, and then the fifth ones,
-/// from the lowest bit of 4 bytes on. What is not finite makes the scale so.
+/// from the lowest bit of 4 bytes on. Values that are not finite make the scale NaN.
 pub(super) fn q5_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let block: [u8; 22] = block(TensorType::Q5_0, x);
     codes[..16].copy_from_slice(&block[6..]);
@@ -91,7 +92,7 @@ pub(super) fn q5_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
     }
 }
 
-/// ggml's Q5_1: as Q5_0, codes counting from a minimum. What is not finite makes it so.
+/// ggml's Q5_1: as Q5_0, codes counting from a minimum. Values that are not finite make both NaN.
 pub(super) fn q5_1(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let block: [u8; 24] = block(TensorType::Q5_1, x);
     codes[..16].copy_from_slice(&block[8..]);
@@ -102,7 +103,7 @@ pub(super) fn q5_1(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
     }
 }
 
-/// ggml's IQ4_NL, as it stores keys and values. What is not finite makes the scale so.
+/// ggml's IQ4_NL, as it stores keys and values. Values that are not finite make the scale NaN.
 pub(super) fn iq4_nl(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     if !x.iter().all(|v| v.is_finite()) {
         return NOT_FINITE;
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// What is left of values in codes of this scale.
+    /// Values decoded from codes of this scale.
     fn decoded(codes: &[u8], scale: f32) -> Vec<f32> {
         let value = |code: &u8| scale * e4m3::value(*code).expect("no code is of no number");
         codes.iter().map(value).collect()

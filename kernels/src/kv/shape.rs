@@ -61,7 +61,7 @@ impl HalfShape {
         self.n_head_kv * self.head_bytes()
     }
 
-    /// Bytes of so many pages of so many layers; `None` if that overflows.
+    /// Bytes of `n_pages` pages of `n_layer` layers; `None` if that overflows.
     pub(super) fn bytes(&self, n_layer: usize, n_pages: usize) -> Option<usize> {
         let pages = n_layer.checked_mul(n_pages)?;
         self.ty

@@ -45,7 +45,7 @@ impl KvType {
         KvType::Iq4Nl,
     ];
 
-    /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
+    /// Bytes of `values` values, whole heads that the type [takes](KvType::takes).
     pub fn bytes(self, values: usize) -> Option<usize> {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 => values.checked_mul(self.bits() / 8),
@@ -91,7 +91,7 @@ impl KvType {
         self == KvType::Q5_1
     }
 
-    /// Whether heads of so many values can be stored.
+    /// Whether heads of `head_dim` values can be stored.
     pub fn takes(self, head_dim: usize) -> bool {
         self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
     }
@@ -105,14 +105,14 @@ impl KvType {
         }
     }
 
-    /// What storing changes, as a part of the root mean square of a head's values: half a unit in
-    /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
-    /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four
-    /// bits, what is as large as that value and of the other sign is off by a whole step. Of
-    /// five with a minimum, there are 31 steps from the smallest value to the largest, which are
-    /// 8 times the rms apart at most, and the minimum is rounded too. Levels of uneven distances
-    /// are 24 of 127 parts of the largest value apart at most.) Codes that are floats count in
-    /// their scale as it is stored, so that it adds nothing.
+    /// Rounding error of storing, as a fraction of the root mean square of a head's values: half a
+    /// unit in the last place; for codes, the rms of a uniform error of up to half the distance
+    /// between two of them, for a largest value that is the square root of 32 times the rms at
+    /// most. (With four bits, a value as large as that one and of the other sign is off by a whole
+    /// step. With five and a minimum, there are 31 steps from the smallest value to the largest,
+    /// which are 8 times the rms apart at most, and the minimum is rounded too. Levels of uneven
+    /// distances are 24 of 127 parts of the largest value apart at most.) Codes that are floats
+    /// count in their scale as it is stored, so that it adds nothing.
     pub fn rounding(self) -> f64 {
         match self {
             KvType::F16 => 1.0 / 2048.0,
@@ -187,13 +187,13 @@ pub struct KvTypes {
 }
 
 impl KvTypes {
-    /// Bytes of so many values as keys and as many as values, whole heads that both types
+    /// Bytes of `values` values as keys and as many as values, whole heads that both types
     /// [take](KvType::takes).
     pub fn bytes(self, values: usize) -> Option<usize> {
         self.k.bytes(values)?.checked_add(self.v.bytes(values)?)
     }
 
-    /// Whether heads of so many values can be stored.
+    /// Whether heads of `head_dim` values can be stored.
     pub fn takes(self, head_dim: usize) -> bool {
         self.k.takes(head_dim) && self.v.takes(head_dim)
     }

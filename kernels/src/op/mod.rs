@@ -1,6 +1,6 @@
-//! The operations of a forward pass, once for all who speak of them: a model's graph, the programs
-//! that executors run, and whoever looks at either. What they are about is a parameter: a graph
-//! names values and weights, a program has buffers and numbers.
+//! The operations of a forward pass, defined once for a model's graph, for the programs that
+//! executors run, and for code that inspects either. Operand types are parameters: a graph names
+//! values and weights, a program has buffers and numbers.
 //!
 //! Where the result goes stands outside an operation, in a graph's node or an [`Instruction`].
 //!
@@ -26,8 +26,8 @@ pub enum Op<V, M, C, T> {
     Constant { values: C },
     /// Rows of the table, one per position of the step's tokens.
     EmbedPositions { table: T },
-    /// `x` and, in rows that are given in the place of an embedding, so many of what was given from
-    /// value `from` on.
+    /// `x`, plus, in rows given in place of an embedding, the given values from `from` on, as many
+    /// as `x` is wide.
     AddGiven { x: V, from: usize },
     /// Rows that come with the step, where another program computed what is before this one.
     Input,
@@ -84,8 +84,8 @@ pub enum Op<V, M, C, T> {
         from: usize,
         width: usize,
     },
-    /// Pieces of `a` and of `b` in turn, so many values of each: `a` is whole pieces, and `b` has
-    /// as many, or one that follows each of them.
+    /// Pieces of `a` and of `b` alternately, `each` values of either: `a` is whole pieces, and `b`
+    /// has as many, or one that follows each of them.
     Concat { a: V, b: V, each: [usize; 2] },
     /// Every value with those at its place in the rows of the sequence's tokens before it, weighed
     /// and added. `weight` has a row for each token that counts, the oldest first and the value's
@@ -107,9 +107,9 @@ pub enum Op<V, M, C, T> {
     },
     /// Softmax of every row.
     Softmax { x: V },
-    /// Places of the `n` largest values of every row, the largest first and of equal ones the lower
-    /// place; as floats. What is not a number counts as the largest, so that it stays to be seen.
-    /// With groups, only values of the best groups count.
+    /// Indices of the `n` largest values of every row, the largest first and of equal ones the
+    /// lower index; as floats. NaN counts as the largest, so that it stays visible. With groups,
+    /// only values of the best groups count.
     TopK {
         x: V,
         n: usize,
@@ -132,7 +132,7 @@ pub enum Op<V, M, C, T> {
     AllGather { x: V, cut: Cut },
 }
 
-/// Which values [`Op::TopK`] chooses from: a row is cut into `count` groups of equally many values,
+/// Groups that [`Op::TopK`] chooses from: a row is cut into `count` groups of equally many values,
 /// the sum of a group's two best values is its score, and those of the `used` best groups count, of
 /// equal ones those of the lower group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,7 +148,7 @@ pub struct TopGroups {
 pub struct Recurrence {
     /// Values of a query or key.
     pub key_dim: usize,
-    /// Which query and key a head of values has.
+    /// Mapping of value heads to query and key heads.
     pub heads: KeyHeads,
     /// The delta rule: `a` is what the faded matrix answers to the key already, so that the new
     /// value takes the old one's place. Otherwise it is nothing.
@@ -157,7 +157,7 @@ pub struct Recurrence {
     pub scale: f32,
 }
 
-/// Which of fewer queries and keys a head of values has.
+/// Mapping of value heads to fewer query and key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyHeads {
     /// Neighbours share one: head `h` of `n` has key `h / (n / keys)`.
@@ -167,7 +167,7 @@ pub enum KeyHeads {
 }
 
 impl KeyHeads {
-    /// The key of head `h` of `heads`, of so many keys.
+    /// The key of head `h` of `heads`, out of `keys` keys.
     pub fn key_of(self, h: usize, heads: usize, keys: usize) -> usize {
         match self {
             KeyHeads::Grouped => h / (heads / keys),
@@ -180,7 +180,7 @@ impl KeyHeads {
 /// `[head][values / 16][key_dim][16]`.
 pub const STATE_LANES: usize = 16;
 
-/// Floats of the state of [`Op::LinearAttention`]: so many heads, each from keys to values of these
+/// Floats of the state of [`Op::LinearAttention`]: `heads` matrices from keys to values of these
 /// lengths.
 pub fn matrix_state(heads: usize, key_dim: usize, value_dim: usize) -> Option<usize> {
     let values = value_dim.checked_next_multiple_of(STATE_LANES)?;
@@ -191,9 +191,9 @@ pub fn matrix_state(heads: usize, key_dim: usize, value_dim: usize) -> Option<us
 /// one block table for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheLayer {
-    /// Which group.
+    /// Index of the group.
     pub group: usize,
-    /// Which of the group's layers.
+    /// Index of the layer in its group.
     pub layer: usize,
 }
 
@@ -238,8 +238,8 @@ pub struct Scores {
     pub scale: f32,
     /// `cap * tanh(score / cap)` of every scaled score; positive.
     pub cap: Option<f32>,
-    /// A query at position `q` sees the keys at positions above `q - window`: so many with its own.
-    /// At least 1. Where attention is not causal, it sees those at most `window / 2` away.
+    /// A query at position `q` sees the keys at positions above `q - window`: `window` of them with
+    /// its own. At least 1. Where attention is not causal, it sees those at most `window / 2` away.
     pub window: Option<usize>,
     /// A query sees no later position; otherwise all of its sequence, which is one step then.
     pub causal: bool,
@@ -276,7 +276,7 @@ impl Scores {
         }
     }
 
-    /// The positions that a query at `position` sees of a sequence that has so many.
+    /// The positions that a query at `position` sees of a sequence of `len` positions.
     pub(crate) fn seen(self, position: usize, len: usize) -> Range<usize> {
         let first = self.before().map_or(0, |n| position.saturating_sub(n));
         let end = self.after().map_or(len, |n| position.saturating_add(n + 1));
@@ -287,7 +287,7 @@ impl Scores {
 /// Rows of a picture that become one: two by two.
 pub const MERGED_ROWS: usize = 4;
 
-/// Which rows a value has.
+/// Rows that a value has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowSet {
     /// One per token of the step.
@@ -299,7 +299,7 @@ pub enum RowSet {
 }
 
 impl RowSet {
-    /// How many rows that are, of so many tokens, so many of them wanted.
+    /// Number of rows, for `tokens` tokens with outputs wanted for `wanted` of them.
     pub fn count(self, tokens: usize, wanted: usize) -> usize {
         match self {
             RowSet::All => tokens,
@@ -314,7 +314,7 @@ impl RowSet {
 pub struct ValueShape {
     /// Numbers per row; 0 for the result of [`Op::KvWrite`], which has no storage.
     pub width: usize,
-    /// Which rows.
+    /// Rows that it has.
     pub rows: RowSet,
 }
 
@@ -447,7 +447,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     }
 }
 
-/// What [`Op::ScaleByPosition`] multiplies a position with.
+/// Factor by which [`Op::ScaleByPosition`] scales the values at `position`.
 pub(crate) fn scale_at(position: usize, rate: f32, step: usize) -> f32 {
     (1.0 + f64::from(rate) * ((1 + position / step) as f64).ln()) as f32
 }

@@ -1,10 +1,10 @@
-//! Which operands fit an operation, and what shape its result has.
+//! Validation of an operation's operands, and the shape of its result.
 
 mod rules;
 
 use super::{CacheLayer, CacheShape, MatrixShape, Op, ValueShape};
 
-/// What the shape of a result follows from; `None` for what does not exist.
+/// Shapes of operands, from which a result's shape follows; `None` for operands that do not exist.
 pub trait Shapes<V, M, C, T> {
     /// A value that was written before.
     fn value(&self, value: V) -> ValueShape;
@@ -26,7 +26,7 @@ pub trait Shapes<V, M, C, T> {
     fn state(&self, state: usize) -> Option<usize>;
 }
 
-/// What is wrong with an operation's operands.
+/// Error in an operation's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum ShapeError {
@@ -145,10 +145,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
 }
 
 impl ValueShape {
-    /// That `got` is this.
+    /// Checks that `got` equals this shape.
     ///
     /// # Errors
-    /// Which of the two is another.
+    /// If the width or the rows differ.
     pub fn expect(self, got: ValueShape) -> Result<(), ShapeError> {
         rules::same("result", self.width, got.width)?;
         rules::same_rows(self, got).map(|_| ())

@@ -35,7 +35,7 @@ pub type Translated<X, V, M, C, T> = Op<
     <X as Translate<V, M, C, T>>::Table,
 >;
 
-/// What a field says in the other words, by what it names.
+/// Translates a field according to the kind of operand that it names.
 macro_rules! word {
     ($to:ident, as_is, $field:expr) => {
         $field

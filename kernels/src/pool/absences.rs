@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(super) struct Absences {
     /// Of a sequence of pseudo-random numbers.
     state: AtomicU64,
-    /// One of so many sections is late.
+    /// On average one in this many sections is late.
     one_of: u64,
 }
 

@@ -1,9 +1,9 @@
 //! Sleeping until something that other threads publish has changed.
 //!
-//! Whoever publishes rings afterwards; whoever waits looks again once it has said that it sleeps.
-//! Between the two steps of each there is a sequentially consistent fence, so that either the
-//! ringing thread sees the sleeper, or the sleeper sees what was published: no wake-up is lost.
-//! Ringing costs a fence and a load where nobody sleeps.
+//! A publisher rings after publishing; a waiting thread looks again after it has said that it
+//! sleeps. Between the two steps of each there is a sequentially consistent fence, so that either
+//! the ringing thread sees the sleeper, or the sleeper sees the published value: no wake-up is
+//! lost. Ringing costs a fence and a load where no thread sleeps.
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence};
 

@@ -4,10 +4,10 @@
 /// Stands in the gate where a section would: no step is running.
 pub(super) const END: u64 = 0xffff;
 
-/// What the gate says. As a word: changing 1, epoch 27, section 16, size 10, arrived 10 bits.
+/// State of the gate. As a word: changing 1, epoch 27, section 16, size 10, arrived 10 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gate {
-    /// Somebody is changing who the members are; nobody else may touch the gate.
+    /// A thread is changing the members; no other thread may write the gate.
     pub(super) changing: bool,
     /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to
     /// mistake one for another, and what it compares is its own last membership.
@@ -19,7 +19,7 @@ pub(super) struct Gate {
     pub(super) arrived: u64,
 }
 
-/// So many before they begin again.
+/// Epochs wrap around after this many.
 pub(super) const EPOCHS: u64 = 1 << 27;
 
 impl Gate {
@@ -63,9 +63,9 @@ pub(super) struct Membership {
     pub(super) rank: usize,
     /// Members.
     pub(super) size: usize,
-    /// Which set of buffers.
+    /// Index of the set of buffers.
     pub(super) place: usize,
-    /// What to do next.
+    /// Section to work on next.
     pub(super) section: usize,
 }
 
@@ -83,7 +83,7 @@ impl Membership {
         }
     }
 
-    /// The gate as long as nobody has arrived.
+    /// The gate before any member has arrived.
     pub(super) fn gate(&self) -> Gate {
         let (section, size) = (self.section as u64, self.size as u64);
         Gate {
@@ -95,7 +95,7 @@ impl Membership {
         }
     }
 
-    /// What identifies its section of its epoch.
+    /// Identifier of its epoch and section.
     pub(super) fn turn(&self) -> u64 {
         self.gate().turn()
     }

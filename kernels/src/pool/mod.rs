@@ -1,12 +1,13 @@
 //! A persistent pool of threads that does [`Work`] section by section, on quiet machines and on
 //! busy ones.
 //!
-//! On a quiet machine all threads take part in everything, and whoever waits for another spins: a
-//! section takes microseconds, waking a sleeping thread tens of them. On a busy one a thread may be
-//! taken off its CPU at any moment, for as long as a hundred sections. Those that wait see it by
-//! its clock, which stands still, and go on without it (`team.rs` has the rules); it takes part
-//! again when it is back. Who cannot go on sleeps, so that the CPU is free for the one that is
-//! waited for. Nothing here ever yields: that would hand a whole time slice to somebody else.
+//! On a quiet machine all threads take part in everything, and waiting threads spin: a section
+//! takes microseconds, waking a sleeping thread tens of them. On a busy one a thread may be
+//! descheduled at any moment, for as long as a hundred sections. The waiting threads notice by its
+//! CPU clock, which stands still, and go on without it (`team.rs` has the rules); it takes part
+//! again when it is back. A thread that cannot go on sleeps, so that the CPU is free for the one
+//! that is waited for. Nothing here ever yields: that would hand a whole time slice to another
+//! process.
 //!
 //! No result may depend on who did what, so that all of this is about time alone.
 
@@ -18,7 +19,7 @@ mod shared;
 mod team;
 mod wait;
 
-/// What the rules of the team are made of; tests put a model checker's twins in their place.
+/// Primitives of the team's rules; tests substitute a model checker's versions.
 mod sync {
     pub(super) use std::sync::atomic::{
         AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence,
@@ -43,33 +44,33 @@ pub use shared::SharedPool;
 pub(crate) use team::PLACES;
 use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
 
-/// What a pool does: sections, one after the other, each divided among the members of the team.
+/// Work of a pool: sections, one after the other, each divided among the members of the team.
 pub(crate) trait Work: Send + Sync {
     /// How many there are; at least one.
     fn sections(&self) -> usize;
 
-    /// A member's part of its section. All members of the team run this, and nobody runs the next
-    /// section before they have; but for members that were left behind, who do it in a place where
-    /// nobody else is. It may return before it has done all when [`Member::must_stop`] has said so.
+    /// Runs a member's part of its section. All members of the team run this, and no thread runs
+    /// the next section before they have; except that members left behind run it in a place with no
+    /// other thread. It may return before it has done all when [`Member::must_stop`] has said so.
     fn run(&self, member: &Member<'_>);
 
     /// Whether a section can be done again from the beginning, in another place, while late members
     /// are still at it.
     fn can_repeat(&self, section: usize) -> bool;
 
-    /// Brings what a section and those after it read from one place to another where nobody is.
-    /// Late members are still writing what the section writes: that must not be read. `false` if it
-    /// cannot be done now.
+    /// Copies the inputs of a section and of those after it from one place to another, which no
+    /// thread uses. Late members are still writing the section's outputs, which must not be read.
+    /// `false` if it cannot be done now.
     fn carry(&self, section: usize, from: usize, to: usize) -> bool;
 
-    /// The only member has stopped in the middle of a section, which can be repeated, and nobody
-    /// else is in that place: the section is run once more there, by more members. What is done
-    /// need not be done again.
+    /// Prepares to run a section again in the same place, with more members: its only member has
+    /// stopped in the middle of it, it can be repeated, and no other thread is in that place.
+    /// Finished work need not be repeated.
     fn resume(&self, section: usize, place: usize);
 
-    /// What it costs to carry a section elsewhere: as long as that a late member is waited for.
-    /// Whoever waits a time for what may never come, and then pays the same, has paid at most twice
-    /// what was necessary.
+    /// Cost of carrying a section to another place, which is also how long a late member is waited
+    /// for. Waiting as long as the alternative costs, and then paying for it, at most doubles the
+    /// necessary time.
     fn patience(&self, _section: usize) -> Duration {
         Duration::ZERO
     }
@@ -91,7 +92,7 @@ pub(crate) struct Member<'a> {
     stopped: Cell<bool>,
     /// The thread's number in the pool: no other thread has it.
     pub(crate) thread: usize,
-    /// Which section.
+    /// Number of the section.
     pub(crate) section: usize,
     /// Number among the members, below `size`.
     pub(crate) rank: usize,
@@ -109,9 +110,9 @@ impl Member<'_> {
         at(self.rank)..at(self.rank + 1)
     }
 
-    /// Whether to stop where it is: the team has gone on without this member, whose results are of
-    /// no use any more, or there is somebody to share the rest of the section with. To be asked
-    /// between two parts of a section.
+    /// Whether to stop here: the team has gone on without this member, whose results are no longer
+    /// needed, or another thread can share the rest of the section. To be asked between two parts
+    /// of a section.
     pub(crate) fn must_stop(&self) -> bool {
         if let Some(absences) = self.absences {
             // asked many times in a section
@@ -129,10 +130,10 @@ impl Member<'_> {
     }
 }
 
-/// What all threads of a pool see.
+/// State shared by all threads of a pool.
 struct Shared {
     team: Team,
-    /// One for each thread, of which the first is whoever calls the pool.
+    /// One for each thread; the first is that of the pool's caller.
     clocks: Box<[ThreadClock]>,
     /// Where each was when it began its section.
     cpus: Box<[LastCpu]>,
@@ -148,7 +149,7 @@ struct Shared {
     taken_over: AtomicU64,
     /// Sections that were divided again.
     divided_again: AtomicU64,
-    /// What a thread panicked with.
+    /// Payload of a thread's panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// For tests: how threads go missing.
     absences: Option<Absences>,
@@ -159,7 +160,7 @@ struct Job {
     /// The first epoch of the step that it belongs to.
     epoch: u64,
     work: Option<Arc<dyn Work>>,
-    /// All threads are wanted in the next step: nobody goes to sleep before it.
+    /// All threads are wanted in the next step: none goes to sleep before it.
     gathers: bool,
 }
 
@@ -312,8 +313,8 @@ impl Pool {
         }
     }
 
-    /// Runs `work` on whatever threads are there. It must see to it that all is done whoever comes,
-    /// for example by handing out tasks; it gets the number of the thread.
+    /// Runs `work` on the available threads, with the number of each. `work` must complete
+    /// whichever threads take part, for example by handing out tasks.
     ///
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
@@ -324,8 +325,8 @@ impl Pool {
         });
     }
 
-    /// As [`Pool::run_tasks`], of tasks that take long together. Whoever is not there when they
-    /// begin does none of them, so sleeping threads are woken first, and waited for a moment.
+    /// As [`Pool::run_tasks`], for tasks that take long together. Threads absent at the start do
+    /// none of them, so sleeping threads are woken first, and waited for a moment.
     ///
     /// # Panics
     /// As [`Pool::run_tasks`].

@@ -11,7 +11,7 @@ use super::Pool;
 pub struct SharedPool(Arc<Mutex<Pool>>);
 
 impl SharedPool {
-    /// The pool, for as long as nobody else shall have it.
+    /// Locks the pool for exclusive use.
     pub fn lock(&self) -> MutexGuard<'_, Pool> {
         // a pool stays usable when its work panics
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -15,7 +15,7 @@ impl Team {
     }
 
     pub(super) fn give_up(&self, seat: &CachePadded<Seat>, membership: u64) {
-        // if somebody else was faster, then it was the same that they did
+        // if another thread was faster, it did the same
         let _ =
             seat.0
                 .membership
@@ -46,8 +46,7 @@ impl Team {
             })
     }
 
-    /// The section that runs, if late members can be left behind: there is a place that nobody is
-    /// in.
+    /// The running section, if late members can be left behind: there is an unused place.
     pub(in super::super) fn overdue(&self) -> Option<Overdue> {
         let gate = self.gate();
         let running = !gate.changing && gate.section != END;
@@ -136,7 +135,7 @@ impl Team {
     /// Ends a step in which a thread panicked, once every thread has given up its seat.
     pub(in super::super) fn abandon(&self) {
         self.leave(0);
-        // nobody gets a seat from here on
+        // no thread gets a seat from here on
         let gate = loop {
             let gate = self.gate();
             if !gate.changing

@@ -1,5 +1,4 @@
-//! Who works on a step, which section of it, and where: the rules by which threads join, meet and
-//! are left behind.
+//! Membership and progress of a step: the rules by which threads join, meet and are left behind.
 //!
 //! A step is a list of *sections*. The *team* divides the tasks of a section among its members;
 //! when the last member has arrived, the team goes on to the next. A machine that is busy with
@@ -11,10 +10,10 @@
 //! with a late member in it is not entered by anybody. A member that works alone does not let
 //! others wait for the end of a section: it stops in the middle, and divides the rest among all.
 //!
-//! All of this hangs on one word, the *gate*: an epoch that changes whenever the members change,
-//! the section, how many members there are and how many have arrived. Who changes members sets a
-//! flag in it first, which keeps everybody else from changing the gate; then writes the *seats*
-//! (who belongs to which epoch, with which rank); then the new gate. A thread is a member while its
+//! All of this relies on one word, the *gate*: an epoch that changes whenever the members change,
+//! the section, the number of members and how many have arrived. To change the members, a thread
+//! first sets a flag in it, which keeps all others from changing the gate; then it writes the
+//! *seats* (each thread's epoch and rank), and then the new gate. A thread is a member while its
 //! seat names the gate's epoch.
 
 #[path = "takeover.rs"] // the model checker's test reads this file from elsewhere
@@ -35,7 +34,7 @@ pub(super) const MOST_SECTIONS: usize = END as usize;
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// What one thread says of itself, and what the team says of it.
+/// Flags a thread publishes about itself, and the membership the team assigns to it.
 struct Seat {
     /// The last [`Membership`], or zero: this thread touches no place.
     membership: AtomicU64,
@@ -51,7 +50,7 @@ impl Seat {
     }
 }
 
-/// What there is to do after a section.
+/// Outcome of finishing a section, or of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// This.
@@ -70,7 +69,7 @@ pub(super) enum Next {
 #[derive(Clone, Copy)]
 pub(super) struct Overdue {
     gate: Gate,
-    /// Which.
+    /// Number of the section.
     pub(super) section: usize,
 }
 
@@ -95,7 +94,7 @@ pub(super) struct Team {
     joining: CachePadded<AtomicIsize>,
     /// Where threads sleep until the gate changes, or a seat is given up.
     pub(super) bell: Bell,
-    /// A thread panicked: nobody may wait for it.
+    /// A thread panicked: the others must not wait for it.
     pub(super) poisoned: AtomicBool,
 }
 
@@ -130,7 +129,7 @@ impl Team {
         Gate::of(self.gate.0.load(Ordering::SeqCst))
     }
 
-    /// Writes the gate while nobody else may, and tells those who wait.
+    /// Writes the gate while no other thread may, and tells the waiting threads.
     fn open(&self, gate: Gate) {
         self.gate.0.store(gate.word(), Ordering::SeqCst);
         self.tell(gate);
@@ -153,7 +152,7 @@ impl Team {
         self.gate().section == END
     }
 
-    /// Where the team is, or was when the last step ended. Nobody else is there.
+    /// The team's place, or the one where the last step ended. No other thread is there.
     pub(super) fn place(&self) -> usize {
         self.place.load(Ordering::Relaxed)
     }
@@ -165,8 +164,8 @@ impl Team {
             last.section == END && !last.changing,
             "the last step is done"
         );
-        // nobody else changes the gate between steps, but those who ask look at it beside their
-        // seats
+        // no other thread changes the gate between steps, but threads asking for a seat read it
+        // along with their seats
         self.gate.0.store(
             Gate {
                 changing: true,
@@ -230,8 +229,8 @@ impl Team {
 
     /// Asks for a seat, which this thread must not have.
     pub(super) fn ask_in(&self, id: usize) {
-        // in this order, so that who counts askers finds one: a member that works alone would stop
-        // for nobody
+        // in this order, so that a reader of the count finds an asker: otherwise a member that
+        // works alone would stop for none
         self.seats[id].0.wants.store(true, Ordering::SeqCst);
         self.joining.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -242,20 +241,20 @@ impl Team {
         self.joining.0.fetch_sub(1, Ordering::SeqCst);
         let withdrawn = self.seats[id].0.wants.swap(false, Ordering::SeqCst);
         if !withdrawn {
-            // whoever gave the seat has counted it as well
+            // the thread that gave the seat has counted it as well
             self.joining.0.fetch_add(1, Ordering::SeqCst);
         }
         withdrawn
     }
 
-    /// What a thread that has asked for a seat has to do.
+    /// The next action of a thread that has asked for a seat.
     pub(super) fn answer(&self, id: usize) -> Next {
         let gate = self.gate();
         let seat = self.seats[id].0.membership.load(Ordering::SeqCst);
         if gate.changing {
-            // whoever ends a step in which a thread panicked keeps the gate until all seats are
-            // given up, also those that nobody has sat down on yet. The seat was looked at before:
-            // it is of the step that is poisoned
+            // the thread that ends a step in which a thread panicked keeps the gate until all seats
+            // are given up, also those that no thread has taken yet. The seat was read before: it
+            // belongs to the poisoned step
             if seat != 0 && self.poisoned.load(Ordering::SeqCst) {
                 self.leave(id);
                 return Next::LeftBehind;
@@ -427,7 +426,7 @@ impl Team {
         self.look(id, member)
     }
 
-    /// What a member that was told to wait has to do now.
+    /// The next action of a member that was told to wait.
     pub(super) fn look(&self, id: usize, member: &Membership) -> Next {
         // the usual case, without the gate, whose line belongs to those who arrive: the same
         // members go on
@@ -484,7 +483,7 @@ impl Team {
             .all(|seat| seat.0.wants.load(Ordering::SeqCst))
     }
 
-    /// Whether somebody is changing who the members are.
+    /// Whether a thread is changing the members.
     pub(super) fn is_changing(&self) -> bool {
         self.gate().changing
     }

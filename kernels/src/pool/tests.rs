@@ -59,7 +59,7 @@ impl Sums {
         unsafe { *self.places[place][section % 2][item].0.get() }
     }
 
-    /// What the last section leaves in every item.
+    /// Value that the last section leaves in every item.
     fn expected(&self) -> u64 {
         (0..self.sections).fold(1, |value, section| {
             (0..ITEMS as u64)
@@ -106,17 +106,17 @@ impl Work for Sums {
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
-        // SAFETY: nobody is in `to`.
+        // SAFETY: no thread is in `to`.
         unsafe { *self.resumed[to].0.get() = NEVER };
         for item in 0..ITEMS {
-            // SAFETY: nobody is in `to`.
+            // SAFETY: no thread is in `to`.
             unsafe { *self.places[to][section % 2][item].0.get() = self.get(from, section, item) };
         }
         true
     }
 
     fn resume(&self, section: usize, place: usize) {
-        // SAFETY: nobody else is there.
+        // SAFETY: no other thread is there.
         unsafe { *self.resumed[place].0.get() = section as u64 };
     }
 
@@ -130,7 +130,7 @@ fn check(pool: &mut Pool, work: Sums) -> usize {
     let work = Arc::new(work);
     let begin = pool.place();
     for item in 0..ITEMS {
-        // SAFETY: no step is running, and nobody is in this place.
+        // SAFETY: no step is running, and no thread is in this place.
         unsafe { *work.places[begin][0][item].0.get() = 1 };
     }
     let mut seen = Vec::new();
@@ -174,7 +174,7 @@ fn a_late_thread_is_left_behind_and_comes_back() {
     }
 }
 
-/// A section that a single member does not finish before somebody else wants to take part.
+/// A section that a single member does not finish before another thread wants to take part.
 #[derive(Default)]
 struct Patient {
     stopped: AtomicBool,
@@ -310,8 +310,8 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
     }
 }
 
-/// A thread that a busy machine keeps away may have a seat that it does not know of when another
-/// one panics, say for want of memory: nobody may wait for it to work.
+/// A thread kept away by a busy machine may have a seat that it does not know of when another one
+/// panics, say for want of memory: no thread may wait for it to work.
 #[test]
 fn a_step_that_panicked_ends_though_a_thread_has_not_seen_its_seat() {
     let team = Team::new(2);

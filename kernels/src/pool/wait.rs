@@ -19,10 +19,10 @@ const LOOK: Duration = Duration::from_micros(100);
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 /// A look after so long says nothing: this thread was gone itself.
 const OLD_LOOK: Duration = Duration::from_micros(200);
-/// What costs so much is not carried elsewhere because two threads have to take turns on one CPU:
-/// every time slice of three milliseconds would begin with waiting for so long and then carrying.
-/// Whoever sleeps instead leaves its share of the CPU to all who want it, which is a third of what
-/// the two have beside one other process.
+/// Above this cost a section is not carried elsewhere because two threads share a CPU: every time
+/// slice of three milliseconds would begin with waiting that long and then carrying. A thread that
+/// sleeps instead leaves its share of the CPU to all who want it, which is a third of the time that
+/// the two get beside one other process.
 const DEAR: Duration = Duration::from_micros(400);
 /// A thread that was left behind stays away for a while where carrying a section elsewhere costs
 /// more than this.
@@ -43,7 +43,7 @@ const WITHOUT_CLOCKS: Duration = Duration::from_millis(if cfg!(miri) { 200 } els
 const SPIN: Duration = Duration::from_millis(50);
 /// How long threads spin between steps at first: a few times what a caller takes to choose a token.
 pub(super) const IDLE_SPIN: Duration = Duration::from_micros(400);
-/// What that follows from.
+/// Assumed time between steps that this spin follows from.
 pub(super) const IDLE_GAP: Duration = Duration::from_micros(100);
 /// Between steps so far apart, spinning is a waste.
 const LONG_GAP: Duration = Duration::from_micros(500);
@@ -68,15 +68,15 @@ pub(super) fn idle_spin(usual: Duration) -> Duration {
     }
 }
 
-/// What one thread has seen of those it waits for.
+/// Observations by one thread of those it waits for.
 struct Patience {
     since: Instant,
     last_look: Option<Instant>,
-    /// What clocks said at the last look, by thread.
+    /// Clocks at the last look, by thread.
     clocks: Vec<(usize, Option<Duration>)>,
 }
 
-/// What waiting has come to.
+/// Verdict on the threads that are waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Spin,
@@ -85,7 +85,7 @@ enum Verdict {
     /// The same, since this thread has their CPU: they come back once it sleeps, which is cheaper
     /// than to do without.
     Displaced,
-    /// Somebody is at work, but it takes long.
+    /// One of them is at work, but it takes long.
     Long,
 }
 
@@ -102,8 +102,9 @@ impl Patience {
         (self.since, self.last_look) = (Instant::now(), None);
     }
 
-    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is
-    /// asked late, but at those whose CPU this thread has if it is cheaper to give that back.
+    /// Decides how to go on waiting. Clocks are not read before `patience` has passed, which is
+    /// evaluated late, except those of threads on this thread's CPU, if giving the CPU back is
+    /// cheaper.
     fn judge(&mut self, shared: &Shared, patience: impl Fn() -> Duration) -> Verdict {
         let now = Instant::now();
         let waited = now - self.since;
@@ -228,7 +229,7 @@ impl Shared {
         done
     }
 
-    /// Waits while somebody changes who the members are.
+    /// Waits while another thread changes the members.
     pub(super) fn wait_for_changes(&self) {
         let start = Instant::now();
         let over = || !self.team.is_changing() || self.team.poisoned.load(Ordering::SeqCst);
@@ -292,7 +293,8 @@ impl Shared {
         }
     }
 
-    /// A turn of waiting for a seat in a step that runs: the end of a section, or nobody at work.
+    /// One iteration of waiting for a seat in a running step, which comes at the end of a section
+    /// or when no member is at work.
     fn wait_to_join(&self, id: usize, patience: &mut Patience) {
         let overdue = || {
             let overdue = self.team.overdue()?;
@@ -327,7 +329,7 @@ impl Shared {
     /// Whether a thread that has asked for a seat may sleep until the next step; it does not ask
     /// any more then.
     fn may_sleep(&self, id: usize) -> bool {
-        // under the lock, so that nobody who was counted as waiting withdraws after that
+        // under the lock, so that no thread that was counted as waiting withdraws after that
         let job = locked(&self.job);
         !job.gathers && self.team.withdraw(id)
     }

@@ -9,7 +9,7 @@ impl Program {
     /// Whether its numbers fit each other and matrices of these shapes.
     ///
     /// # Panics
-    /// If they do not: a bug in whoever compiled it.
+    /// If they do not: a bug in the program's compiler.
     pub(crate) fn check(&self, matrices: &[MatrixShape]) {
         let sound = |kv: &KvShape| kv.head_dim > 0 && kv.head_dim.is_multiple_of(2);
         assert!(self.caches.iter().all(sound), "heads of an even width");
@@ -45,7 +45,7 @@ impl Program {
     }
 }
 
-/// What an operation's shape follows from in a program.
+/// Shapes of an operation's operands in a program.
 struct Operands<'a> {
     program: &'a Program,
     matrices: &'a [MatrixShape],

@@ -8,13 +8,13 @@ use crate::rope::Turns;
 /// One token of a step.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
-    /// Which of the step's sequences.
+    /// Index of its sequence in the step.
     pub(crate) seq: usize,
     pub(crate) token: u32,
     pub(crate) pos: usize,
     /// By what its pairs turn.
     pub(crate) turns: Turns,
-    /// Which of the step's given rows stands in the place of its embedding.
+    /// Index of the given row that replaces its embedding.
     pub(crate) given: Option<usize>,
     /// Positions of its sequence at the end of the step.
     pub(crate) end: usize,
@@ -77,8 +77,8 @@ impl Program {
         widest
     }
 
-    /// Notes in a sequence's rows which of them are given, there being so many in the step before;
-    /// how many there are with these.
+    /// Assigns a sequence's given rows to its tokens, numbered from `before` on, the count of
+    /// earlier sequences; returns the count with these.
     ///
     /// # Panics
     /// If they are not whole rows for this program, or of tokens that are not there.
@@ -99,7 +99,7 @@ impl Program {
     }
 }
 
-/// What a program and its cache have room for.
+/// Limits of a program and its cache.
 struct Limits {
     /// Rows of the table of embeddings, and of that of positions.
     vocabulary: Option<usize>,
@@ -209,7 +209,7 @@ fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
 /// Whether the states of a step are in order.
 ///
 /// # Panics
-/// If they are not: a bug in whoever made the step.
+/// If they are not: a bug in the step's caller.
 fn check_states(step: &Step<'_>) {
     let (mut read, mut written) = (Vec::new(), Vec::new());
     for s in step.seqs {

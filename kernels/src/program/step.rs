@@ -24,7 +24,7 @@ pub struct Sequence<'a> {
     /// new tokens. Where all layers of a group attend in windows, pages that lie wholly before the
     /// first token's are never looked at: any number may stand for them.
     pub tables: &'a [&'a [u32]],
-    /// Which of `tokens` need outputs.
+    /// Range of `tokens` to compute outputs for.
     pub wanted: Range<usize>,
     /// Where its state is, for programs that keep one.
     pub states: StateUse<'a>,
@@ -33,8 +33,8 @@ pub struct Sequence<'a> {
     pub turns: &'a [Turns],
     /// Rows in the place of embeddings, in order.
     pub given: &'a [GivenRows<'a>],
-    /// Where blocks of attention end: after so many of `tokens`, in order, the last after all of
-    /// them; empty where all are one.
+    /// Ends of attention blocks, as numbers of `tokens` from the start, in order, the last after
+    /// all of them; empty where all are one.
     pub blocks: &'a [usize],
 }
 
@@ -62,7 +62,7 @@ pub struct StateUse<'a> {
 /// A state that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateWrite {
-    /// After so many tokens of the step.
+    /// Number of the step's tokens after which it is written.
     pub after: usize,
     /// Where it goes. No other sequence of the step reads or writes there.
     pub slot: u32,
@@ -75,7 +75,7 @@ pub struct Step<'a> {
     pub role: Role,
     /// Every sequence at most once.
     pub seqs: &'a [Sequence<'a>],
-    /// What [`Op::Input`](crate::Op::Input) gives, `[rows][width]`; empty for programs without one.
+    /// Values of [`Op::Input`](crate::Op::Input), `[rows][width]`; empty for programs without one.
     pub input: &'a [f32],
 }
 

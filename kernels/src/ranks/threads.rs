@@ -1,13 +1,14 @@
 //! Ranks that are threads of one process: one for each NUMA node, and what tests compute with in
 //! the place of processes.
 //!
-//! Each rank has a place of its own, which nobody else writes. It brings something there, counts
-//! up, and takes from the places of the others when they have counted as far. A place holds two
-//! things, so that nobody has to wait until all have taken: who brings the third knows that all
-//! have taken the first, since they have brought the second.
+//! Each rank has a place of its own, which no other rank writes. It puts a message there,
+//! increments a counter, and reads the places of the others when their counters have reached the
+//! same value. A place holds two messages, so that no rank has to wait until all have read one: a
+//! rank that writes its third knows that all have read the first, since they have written their
+//! second.
 //!
-//! What is large is not brought but shown: the others read it where it lies, and its owner waits
-//! until all have.
+//! Large data is not copied but shown: the others read it where it lies, and its owner waits until
+//! all have.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -18,8 +19,9 @@ use crate::pool::Bell;
 
 /// Turns of a spinning loop between two looks at the time.
 const TURNS: usize = 32;
-/// Ranks are a little apart at most where each has its CPUs, and waking a thread takes several tens
-/// of microseconds. Where they take turns on CPUs, whoever waits leaves its own at once.
+/// Time to spin before sleeping. Ranks with their own CPUs are a little apart at most, and waking a
+/// thread takes several tens of microseconds. Where ranks share CPUs, a waiting rank gives its own
+/// up at once.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// One of several ranks in one process.
@@ -34,13 +36,13 @@ struct Meeting {
     places: Vec<Place>,
     /// How long to look before sleeping.
     spin: Duration,
-    /// Who will not come any more, and why.
+    /// Message of the first rank that left.
     gone: OnceLock<String>,
-    /// Rings when somebody has brought something, or is gone.
+    /// Rings when a rank has written a message, or has left.
     bell: Bell,
 }
 
-/// What a rank brings. On lines of its own: others look at it while they wait.
+/// Messages of one rank. On cache lines of its own: others poll it while they wait.
 #[derive(Default)]
 #[repr(align(128))]
 struct Place {
@@ -48,7 +50,7 @@ struct Place {
     times: AtomicU64,
     /// The last of that, and the one before.
     brought: [RwLock<Vec<u32>>; 2],
-    /// What it shows: nothing when it is not in [`Threads::show`].
+    /// Values it shows; `None` outside [`Threads::show`].
     shown: RwLock<Option<Shown>>,
     /// How often it had brought something when it last had taken what all showed.
     taken: AtomicU64,
@@ -60,8 +62,8 @@ struct Shown {
     len: usize,
 }
 
-// SAFETY: whoever reads the values holds the lock that they are shown under, and whoever shows them
-// has borrowed them until it has had that lock to itself.
+// SAFETY: readers of the values hold the lock that they are shown under, and the owner has borrowed
+// them until it has had that lock to itself.
 unsafe impl Send for Shown {}
 // SAFETY: as above; they are only read.
 unsafe impl Sync for Shown {}
@@ -77,7 +79,7 @@ impl Drop for Hides<'_> {
 }
 
 impl Threads {
-    /// So many ranks.
+    /// Makes `ranks` connected ranks.
     pub fn new(ranks: usize) -> Vec<Threads> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let meeting = Arc::new(Meeting {
@@ -164,7 +166,7 @@ impl Threads {
 }
 
 impl Meeting {
-    /// Waits until somebody has come.
+    /// Waits until a message has come.
     fn wait(&self, has_come: impl Fn() -> bool) {
         let mut start = None;
         loop {
@@ -175,7 +177,7 @@ impl Meeting {
                 std::hint::spin_loop();
             }
             let gone = self.gone.get();
-            // whoever left may have come before
+            // the rank that left may have sent its message before
             if let Some(why) = gone.filter(|_| !has_come()) {
                 panic!("{why}");
             }

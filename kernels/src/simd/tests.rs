@@ -5,7 +5,7 @@ use crate::generic::pairs::tests::both_ways_agree;
 use crate::portable::Portable;
 use std::collections::BTreeMap;
 
-/// What `S` makes of 16 lanes, by operation; `x` holds numbers that halves can come near.
+/// Results of `S` on 16 lanes, by operation; `x` holds numbers in the range of halves.
 fn results<S: Simd>(
     a: &[i32; 16],
     b: &[i32; 16],

@@ -107,8 +107,8 @@ macro_rules! by_pairs {
 }
 pub(crate) use by_pairs;
 
-/// Quantized prompts in 8-bit integers, where vectors have [`ByteDots`](crate::simd::ByteDots):
-/// tiles of so many tokens.
+/// Quantized prompts in 8-bit integers, where vectors have [`ByteDots`](crate::simd::ByteDots): in
+/// tiles of `$width` tokens.
 macro_rules! by_bytes {
     ($simd:ty, [] $(, [$($feature:tt),+])?) => {
         fn prompt_bytes<F: Format>() -> Option<PromptKernels> {

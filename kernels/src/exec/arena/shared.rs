@@ -22,7 +22,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// - They are inside the allocation.
-    /// - Nobody writes any of them while the result is used.
+    /// - No thread writes any of them while the result is used.
     pub(in crate::exec) unsafe fn read<'a>(self, at: usize, len: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.0.add(at), len) }
@@ -32,7 +32,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// - They are inside the allocation.
-    /// - Nobody else reads or writes any of them while the result is used. To borrow more than
+    /// - No other thread reads or writes any of them while the result is used. To borrow more than
     ///   these, a whole row of which this thread has a part, would already count as access to the
     ///   others.
     pub(in crate::exec) unsafe fn write<'a>(self, at: usize, len: usize) -> &'a mut [T] {

@@ -1,5 +1,5 @@
-//! Which experts a row is given to, and what becomes of their results: all that is done row by row,
-//! before the products and after them.
+//! Expert routing and the combination of the experts' results: the work done row by row, before and
+//! after the expert products.
 
 use super::super::{Operands, Part, Slot};
 use crate::exec::scratch::Scratch;
@@ -27,7 +27,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
     pub(in crate::exec) unsafe fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) {
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let Scratch { scores, .. } = unsafe { self.scratches.of(self.w.thread) };
         for r in self.w.share(self.n_rows(x), 1) {
             // SAFETY: this row is of this member's share, and its input is finished.

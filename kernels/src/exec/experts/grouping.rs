@@ -35,8 +35,8 @@ impl Grouping {
         self.ends.reserve(more(self.ends.len(), experts));
     }
 
-    /// Sorts the choices by expert, and those of one expert into runs of `most`; tiles are so many
-    /// rows.
+    /// Sorts the choices by expert, and those of one expert into runs of at most `most`; a tile is
+    /// `tile` rows.
     pub(super) fn sort(&mut self, ids: &[f32], experts: usize, most: usize, tile: usize) {
         let Grouping {
             choices,

@@ -12,7 +12,7 @@ pub(super) struct Step {
     pub(super) task: Task,
     pub(super) reads: Vec<Resource>,
     pub(super) writes: Vec<Resource>,
-    /// What stands ready before it.
+    /// Product inputs already prepared before it.
     pub(super) ready: Vec<Ready>,
 }
 
@@ -83,7 +83,7 @@ struct Steps<'a> {
     matrices: &'a [Matrix],
     table: &'a Table,
     role: Role,
-    /// What stands ready after the last step.
+    /// Product inputs prepared after the last step.
     ready: Vec<Ready>,
     list: Vec<Step>,
 }
@@ -169,8 +169,8 @@ impl Steps<'_> {
         }
     }
 
-    /// Parts of rows come from the other ranks, and then all threads bring them into rows; of few
-    /// rows, whoever has got them.
+    /// Exchanges parts of rows with the other ranks. For prompts, all threads then join them into
+    /// rows; for generated tokens, the exchanging thread does.
     fn all_gather(&mut self, at: usize, x: Slot, out: Slot) {
         let (parts, out) = (Resource::Parts, Resource::Slot(out));
         let reads = vec![Resource::Slot(x)];
@@ -248,7 +248,7 @@ impl Steps<'_> {
         Resource::Codes(last.map_or(0, |i| (i + 1) % CODES))
     }
 
-    /// Whether whoever writes values of `x` in the last step writes all the values that share a
+    /// Whether each writer of values of `x` in the last step writes all the values that share a
     /// scale.
     fn last_step_makes_groups_of(&self, x: Slot) -> bool {
         let step = self
@@ -288,7 +288,8 @@ impl Steps<'_> {
         }
     }
 
-    /// How rows are divided by whoever makes a product's input, so that they can go on with them.
+    /// How the preparation of a product's input divides rows, so that the threads that made the
+    /// rows can continue with them.
     fn rows_of_preparation(&self, w: usize) -> Division {
         match self.matrices[w].reads(self.role) {
             Form::Floats => Division::Own,
@@ -320,8 +321,8 @@ impl Steps<'_> {
             {
                 heads(weight.len(), width(*x))
             }
-            // as the next product's input is divided, so that whoever has normed rows goes on with
-            // them
+            // as the next product's input is divided, so that the thread that normalized a row
+            // continues with it
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
                 if weight.len() == width(*x) =>
             {

@@ -19,8 +19,8 @@
 //! [`LARGEST`], and the weights of a row sum up to at most [`TOTAL`].
 //!
 //! A row's result does not depend on its neighbours: positions it does not see, beyond its own or
-//! before its window, have weight zero, and spans of 128 are counted from position 0. What no row
-//! sees is not read.
+//! before its window, have weight zero, and spans of 128 are counted from position 0. Positions
+//! that no row sees are not read.
 
 mod packing;
 mod products;
@@ -79,7 +79,7 @@ struct Parts {
     d: usize,
     /// `[ROOM][d / 2]`
     q: *mut i32,
-    /// What scores of a row are multiplied with, and its products of pairs of pairs.
+    /// Scales of the rows' scores, and their products of pairs of pairs.
     q_scales: *mut f32,
     q_products: *mut i32,
     /// See the head of this module.
@@ -97,7 +97,7 @@ struct Parts {
     /// `[ROOM][SPAN / 2]`
     weights: *mut i32,
     w_products: *mut i32,
-    /// What a row's sums so far, and its integers, are multiplied with.
+    /// Factors of the rows' sums so far, and of their integers.
     corrections: *mut f32,
     w_scales: *mut f32,
     /// `[ROOM][d]`
@@ -156,7 +156,7 @@ struct Soon<'a> {
 }
 
 impl<'a> Soon<'a> {
-    /// Those of the first span of some positions, asked for so many times.
+    /// The first span of some positions, requested in `times` parts.
     #[inline(always)]
     fn new(pages: &'a Pages<'a>, positions: std::ops::Range<usize>, times: usize) -> Soon<'a> {
         let end = positions.end.min(positions.start + SPAN);

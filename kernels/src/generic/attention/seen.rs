@@ -1,4 +1,4 @@
-//! Which positions count for a row of queries.
+//! Ranges of positions that query rows attend to.
 
 use crate::simd::Simd;
 

@@ -91,9 +91,8 @@ pub(crate) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
     }
 }
 
-/// What a row's weighted sums are multiplied with in the end, and then divided by, out of the
-/// softmax's maximum and sum, and the sink of the row's head: minus infinity where there is none,
-/// which changes no bit.
+/// Factor and then divisor of a row's weighted sums at the end, from the softmax's maximum and sum,
+/// and the sink of the row's head: minus infinity where there is none, which changes no bit.
 pub(crate) fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
     let top = max.max(sink);
     let weight = (max - top).exp();

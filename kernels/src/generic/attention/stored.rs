@@ -84,7 +84,7 @@ pub(crate) trait Stored {
         }
     }
 
-    /// What elements stand for that have this scale and this minimum.
+    /// Values of elements with this scale and this minimum.
     ///
     /// # Safety
     /// Of the instruction set only.
@@ -155,7 +155,7 @@ impl F8E4M3 {
     /// it makes 480; none is ever stored.
     ///
     /// # Safety
-    /// So many bytes can be read.
+    /// One byte for each lane can be read.
     #[inline(always)]
     unsafe fn load<S: Simd>(bytes: *const u8) -> S::F {
         // SAFETY: the caller's promise.

@@ -30,7 +30,7 @@ impl Rows {
     }
 }
 
-/// Which two pairs Winograd's products take together.
+/// The two pairs that Winograd's products take together.
 #[derive(Clone, Copy)]
 pub(crate) struct Twos {
     /// Pairs from the first to the second of them.
@@ -53,7 +53,7 @@ pub(crate) const fn winograd_rows(rows: usize) -> usize {
 /// Adds the products of `pairs` pairs of panels and rows.
 ///
 /// # Safety
-/// Panels have so many vectors, rows so many pairs.
+/// Panels have `pairs` vectors, rows `pairs` pairs.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 pub(crate) unsafe fn add_dots<S: Simd, const MS: usize, const W: usize>(

@@ -1,4 +1,4 @@
-//! What each operation demands of its operands' shapes, and the shape that follows from them.
+//! Each operation's constraints on its operands' shapes, and the shape of its result.
 
 use super::super::{
     CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, TopGroups, ValueShape, matrix_state,
@@ -33,7 +33,7 @@ pub(super) fn bias(x: ValueShape, bias: usize) -> Result<ValueShape, ShapeError>
     Ok(x)
 }
 
-/// Of a row that is given, of so many values, those from `from` on are added.
+/// Shape of adding the values from `from` on of given rows, each of `given` values.
 pub(super) fn given(x: ValueShape, from: usize, given: usize) -> Result<ValueShape, ShapeError> {
     at_most("given values of a row", given, from + x.width)?;
     of_all(x)
@@ -167,7 +167,7 @@ pub(super) fn convolution(
     of_all(x)
 }
 
-/// Whether queries, keys, values, decays and rates fit each other and a state of so many values.
+/// Checks that queries, keys, values, decays and rates fit each other and a state of `kept` values.
 pub(super) fn linear_attention(
     how: &Recurrence,
     [q, k, v, decay, rate]: [ValueShape; 5],
@@ -279,7 +279,7 @@ pub(super) fn expert_sum(x: ValueShape, weights: ValueShape) -> Result<ValueShap
     })
 }
 
-/// Which part of them a rank has is for its executor to know.
+/// Shape of one rank's input. The executor knows the rank's own part.
 pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeError> {
     some("values that stay together", cut.grain)?;
     whole("pieces of a row", cut.pieces, x.width)?;
@@ -290,7 +290,7 @@ pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeErr
     })
 }
 
-/// What follows only from rows of all tokens.
+/// Shape of a result that requires rows of all tokens.
 fn of_all(x: ValueShape) -> Result<ValueShape, ShapeError> {
     match x.rows {
         RowSet::All => Ok(x),

@@ -9,7 +9,7 @@ use super::*;
 const RANKS: usize = 4;
 const TIMES: usize = if cfg!(miri) { 10 } else { 2_000 };
 
-/// What a rank brings so many times: as many values as nobody else.
+/// The values that `rank` sends the `time`-th time; every rank sends a different number of them.
 fn part(rank: usize, time: usize) -> Vec<f32> {
     let len = (rank * 5 + time * 3) % 7;
     (0..len)
@@ -86,7 +86,7 @@ fn nobody_waits_for_who_has_left() {
     });
 }
 
-/// Whoever shows something keeps it until nobody reads it, also where a rank is lost meanwhile.
+/// Checks that shown values stay until no rank reads them, also where a rank is lost meanwhile.
 #[test]
 fn what_is_shown_stays_until_nobody_reads_it() {
     let long = if cfg!(miri) { 20_000 } else { 10_000 };

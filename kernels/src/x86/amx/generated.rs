@@ -68,9 +68,9 @@ struct Chunk {
     x: (*const Group, usize),
     /// Rows.
     m: usize,
-    /// What is added to: 16 floats of each row, and floats from there to the next row's.
+    /// Sums to add to: 16 floats of each row, and the stride between rows in floats.
     out: (*mut f32, usize),
-    /// What memory is asked for meanwhile: so many bytes become the next panel of this strip.
+    /// Memory to prefetch meanwhile: the bytes that become the next panel of this strip.
     next: (*const u8, usize),
 }
 
@@ -113,7 +113,7 @@ const fn largest_code<F: Format>() -> u32 {
     largest
 }
 
-/// Bytes of so many rows of `k` activations.
+/// Bytes of `rows` rows of `k` activations.
 fn bytes(rows: usize, k: usize) -> usize {
     rows.div_ceil(TOKENS) * (k / ACT_GROUP) * size_of::<Group>()
 }
@@ -203,7 +203,7 @@ unsafe fn planes(q: __m512i) -> (__m512i, __m512i) {
     }
 }
 
-/// What a format's codes are as bf16, for up to six bits.
+/// A format's codes as bf16, for up to six bits.
 struct Codes<F>(std::marker::PhantomData<F>);
 
 impl<F: Format> Codes<F> {
@@ -250,7 +250,7 @@ impl<F: Format> Codes<F> {
 /// Unpacks blocks of a strip to tiles and scales.
 ///
 /// # Safety
-/// `block` has so many blocks, with no more than [`CHUNK`] weights a row; the CPU has AVX-512.
+/// `block` has `blocks` blocks, with no more than [`CHUNK`] weights a row; the CPU has AVX-512.
 #[inline(always)]
 unsafe fn unpack<F: Format>(block: *const u8, blocks: usize, panel: *mut Panel) {
     let block_bytes = F::BLOCK_BYTES * Avx512::R;
@@ -304,8 +304,8 @@ unsafe fn write_half<F: Format>(tile: *mut __m512i, codes: [__m512i; 4]) -> *mut
 ///
 /// # Safety
 /// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is what [`pack`] made
-/// of `m` rows of `k` activations; `out` has room for 32 floats in each of `m` rows that are so
-/// many floats apart. The CPU has AMX, and its tiles are configured.
+/// of `m` rows of `k` activations; `out` has room for 32 floats in each of `m` rows, at a stride in
+/// floats. The CPU has AMX, and its tiles are configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 unsafe fn strips<F: Format>(
     (strips, strip_bytes): (*const u8, usize),

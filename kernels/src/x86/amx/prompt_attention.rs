@@ -9,7 +9,7 @@
 //! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`:
 //! neighbouring rows of either become one row of a B tile. A row's result does not depend on its
 //! neighbours: positions it does not see, beyond its own or before its window, have weight zero,
-//! and spans of 128 are counted from position 0. What no row sees is not read.
+//! and spans of 128 are counted from position 0. Positions that no row sees are not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use crate::generic::attention::{Block, PAGE, PackSpan, Pages, Seen, Stored, last_factors};
@@ -366,7 +366,7 @@ unsafe fn pack_key_page<E: Stored>(page: Option<*const u8>, d: usize, p: usize, 
     }
 }
 
-/// Values of page `p` of a span of so many steps, or zeros.
+/// Packs the values of page `p` of a span of `steps` steps, or zeros.
 ///
 /// # Safety
 /// `v` has room for it.

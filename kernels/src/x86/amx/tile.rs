@@ -90,7 +90,7 @@ pub(super) struct TileBlock {
     pub(super) panel: TileRows,
     /// Tiles of k, 1 or more.
     pub(super) steps: usize,
-    /// What the products are added to; zero without it.
+    /// Sums to add the products to; zero without them.
     pub(super) from: Option<Sums>,
     pub(super) to: Sums,
 }

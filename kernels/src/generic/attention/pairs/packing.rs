@@ -84,7 +84,7 @@ fn scale_of_length(squares: f32) -> f32 {
     }
 }
 
-/// What makes integers of values of a scale: zero where it underflows, or is NaN.
+/// Factor that converts values of a scale to integers: zero where it underflows, or is NaN.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     if scale >= f32::MIN_POSITIVE {

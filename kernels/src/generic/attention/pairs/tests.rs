@@ -16,7 +16,7 @@ fn base(x: &[f32]) -> Base {
     }
 }
 
-/// What brings pages of floats into integers, for Winograd's products or not.
+/// Kernels that convert pages of floats to integers, for Winograd's products or not.
 fn packing<S: Simd, const WINOGRAD: bool>() -> [PackSpan; 2] {
     /// See [`PackSpan`].
     unsafe fn pack<S: Simd, const KEYS: bool, const WINOGRAD: bool>(
@@ -70,7 +70,7 @@ impl Heads {
         }
     }
 
-    /// What the kernel makes of them, in tiles of three rows.
+    /// Attention by the kernel, in tiles of three rows.
     fn attend<S: Simd>(&self, winograd: bool) -> Vec<[f32; D]> {
         let pages = self.k.len().div_ceil(PAGE);
         let (mut k, mut v) = (vec![0.0; pages * PAGE * D], vec![0.0; pages * PAGE * D]);
@@ -227,7 +227,7 @@ fn values_of_any_size<S: Simd>(name: &str) {
     heads.hold::<S>(&format!("{name}: values of zeros"));
 }
 
-/// What is not finite reaches whoever sees it, and nobody else.
+/// Checks that a non-finite value reaches only the rows that see it.
 fn what_is_not_finite<S: Simd>(name: &str) {
     let heads = Heads::random(4, 140);
     let clean = heads.attend::<S>(true);

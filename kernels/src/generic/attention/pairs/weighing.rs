@@ -86,7 +86,7 @@ impl Parts {
     /// The scores of a row in the span.
     ///
     /// # Safety
-    /// They are there, and nobody else uses them.
+    /// They are there, and no other thread uses them.
     #[inline(always)]
     unsafe fn scores<'a>(self, row: usize) -> &'a mut [f32] {
         // SAFETY: the caller's promise.

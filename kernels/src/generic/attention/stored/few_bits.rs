@@ -4,7 +4,7 @@
 //! 16 bytes of every 32 values    byte i: the low four bits of values i and i + 16
 //! 4 more, of five bits           bit i of them all: the fifth bit of value i
 //! ```
-//! What keys have in a byte, they have in a row of 16, one for each position of the page.
+//! For keys, each of these bytes is a row of 16, one for each position of the page.
 
 use super::{PAGE, SCALE_GROUP, Stored};
 use crate::simd::Simd;
@@ -16,7 +16,7 @@ const HALF: usize = SCALE_GROUP / 2;
 /// The low four bits of value `d` of a head, or of values from there on, of `S::R` bytes.
 ///
 /// # Safety
-/// So many bytes can be read.
+/// One byte for each lane can be read.
 #[inline(always)]
 unsafe fn low_bits<S: Simd>(bytes: *const u8, d: usize) -> S::I {
     // SAFETY: the caller's promise.
@@ -34,7 +34,7 @@ const fn fits<S: Simd>() {
     assert!(S::R <= HALF);
 }
 
-/// What a code of four bits stands for, before scales.
+/// Level of a four-bit code, before scales.
 pub(crate) trait Levels {
     /// # Safety
     /// Of the instruction set only.
@@ -55,8 +55,8 @@ impl Levels for Even {
 /// Those of ggml's IQ4_NL.
 pub(crate) struct Uneven;
 
-/// What is added to levels to make bytes of them, whose lowest is zero: so is what a look-up makes
-/// of the three upper bytes of a lane.
+/// Offset that makes the lowest level zero, so that levels fit unsigned bytes and the three upper
+/// bytes of a looked-up lane are zero.
 const ABOVE: i32 = -(IQ4_LEVELS[0] as i32);
 
 const LEVELS_ABOVE: [u8; 16] = {
