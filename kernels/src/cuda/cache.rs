@@ -1,4 +1,4 @@
-//! Compiled kernels on disk: compiling them all takes seconds, reading them nothing.
+//! Cache of compiled kernels on disk: compiling them all takes seconds, reading them almost none.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -7,32 +7,33 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, HEADERS, Module};
 
-/// Where code came from.
+/// Source of a kernel image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivered {
-    /// It was there.
+    /// Read from the cache.
     Cached,
-    /// It was compiled now.
+    /// Compiled now.
     Compiled,
 }
 
-/// A folder of images, each named by the hash of everything that it was made from, and followed by
-/// its own hash.
+/// A folder of kernel images, each named by the hash of all its inputs, and followed by its own
+/// hash.
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
 }
 
-/// Bytes of a SHA-256.
+/// Bytes of a SHA-256 hash.
 const HASH: usize = 32;
 
 impl Cache {
-    /// In this folder, which need not exist.
+    /// Creates a cache in a folder, which need not exist.
     pub fn new(dir: impl Into<PathBuf>) -> Cache {
         Cache { dir: dir.into() }
     }
 
-    /// The user's: `$XDG_CACHE_HOME/octavo/kernels`, or under `~/.cache`; none without a home.
+    /// Returns the user's cache: `$XDG_CACHE_HOME/octavo/kernels`, or `~/.cache/octavo/kernels`;
+    /// none without a home folder.
     pub fn of_user() -> Option<Cache> {
         let absolute = |name: &str| {
             std::env::var_os(name)
@@ -44,7 +45,7 @@ impl Cache {
         Some(Cache::new(base.join("octavo/kernels")))
     }
 
-    /// The file for a module, compiled by a compiler with these options.
+    /// Returns the file of a module compiled by this compiler with its options.
     pub fn path(&self, module: Module, compiler: &str) -> PathBuf {
         let mut hash = Sha256::new();
         let (file, text) = module.file();
@@ -56,7 +57,7 @@ impl Cache {
             .into_iter()
             .chain(HEADERS.iter().flat_map(|h| [h.0, h.1]));
         for part in parts {
-            // with its length, so that no two lists of parts read the same
+            // hash the length too, so that no two lists of parts collide
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -64,12 +65,11 @@ impl Cache {
         self.dir.join(format!("{name}.cubin"))
     }
 
-    /// Loads the image at `path`, or one that is compiled now and kept there. A file that is
-    /// damaged, or that `load` refuses, is replaced. A folder that cannot be written costs time,
-    /// and nothing else.
+    /// Loads the image at `path`, or compiles it and stores it there. A file that is damaged, or
+    /// that `load` rejects, is replaced. If the folder is not writable, only time is lost.
     ///
     /// # Errors
-    /// What `compile` says, or `load` of what was just compiled.
+    /// If `compile` fails, or `load` of a newly compiled image.
     pub fn get<T>(
         path: &Path,
         compile: impl FnOnce() -> Result<Vec<u8>, Error>,
@@ -80,13 +80,13 @@ impl Cache {
         }
         let image = compile()?;
         let loaded = load(&image)?;
-        // the next start compiles again, then
+        // on failure, the next start compiles again
         let _ = write(path, &image);
         Ok((loaded, Delivered::Compiled))
     }
 }
 
-/// An undamaged image.
+/// Reads an image, if it is undamaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let at = bytes.len().checked_sub(HASH)?;
@@ -94,7 +94,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (Sha256::digest(&bytes).as_slice() == hash).then_some(bytes)
 }
 
-/// Under another name first: whoever reads at the same time sees all of it or nothing.
+/// Writes an image under a temporary name first, so that concurrent readers see the whole file or
+/// none.
 fn write(path: &Path, image: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;

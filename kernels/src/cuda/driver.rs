@@ -13,18 +13,18 @@ use super::params::Pair;
 use super::pinned::{Ring, Staged, bind_in_the_end};
 use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, Task, launch};
 
-/// Bytes that are not given to models: code, captured launches, and what the driver wants later.
+/// Bytes of device memory kept back for code, CUDA graphs and later allocations of the driver.
 const RESERVED: u64 = 256 << 20;
-/// What share of the machine's memory is not given to models where a GPU has no other: everything
-/// else that runs there lives in it.
+/// Fraction (1/16) of memory kept back on an integrated GPU, which shares the machine's memory with
+/// everything else that runs.
 const RESERVED_SHARE: u64 = 16;
-/// Buffers that small uploads pass through, step records above all, and their bytes: a step may be
-/// written down while those before it wait for their turn.
+/// Number and bytes of staging buffers for small uploads, mainly step records: several, so that a
+/// step's record can be written while earlier steps are still queued.
 const SMALL: (usize, usize) = (4, 256 << 10);
-/// Likewise for pieces of all others: one is filled while the other is copied.
+/// Number and bytes of staging buffers for chunks of larger uploads: one is filled while the other
+/// is copied.
 const LARGE: (usize, usize) = (2, 8 << 20);
-/// Bytes of the largest buffer for downloads that is pinned: memory that is locked is missing
-/// elsewhere.
+/// Bytes of the largest pinned download buffer: pinned memory is lost to everything else.
 const MOST_PINNED: usize = 256 << 20;
 
 /// A GPU that passed its self-test.
@@ -34,27 +34,27 @@ pub struct Gpu {
     cache: Option<Cache>,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<String, sys::CUfunction>,
-    /// Address and length.
+    /// Address and bytes of each allocation.
     memory: Vec<(Ptr, usize)>,
     recordings: Vec<CudaGraph>,
-    /// What uploads pass through, from the first of each kind on.
+    /// Staging buffers, allocated on the first upload of each size class.
     small: Option<Ring<Staged>>,
     large: Option<Ring<Staged>>,
-    /// The driver has no page-locked memory for uploads to pass through.
+    /// Pinned memory could not be allocated: uploads are not staged.
     unstaged: bool,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
 }
 
 // SAFETY: modules, functions and graphs belong to the context and not to a thread; each call binds
-// the context first, and takes the whole struct, so that no two happen at the same time.
+// the context first and borrows the whole struct, so that no two run at the same time.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
-    /// Opens a GPU and runs a small kernel on it, whose results are checked.
+    /// Opens a GPU and checks the results of a small kernel on it.
     ///
     /// # Errors
-    /// One line that says what is missing.
+    /// One line that names what is missing.
     pub fn open(ordinal: usize, cache: Option<Cache>) -> Result<Gpu, Error> {
         let all = gpus::gpus()?;
         let n = all.len();
@@ -66,8 +66,8 @@ impl Gpu {
         guarded(|| {
             let context =
                 CudaContext::new(ordinal).map_err(driver_error("cuDevicePrimaryCtxRetain"))?;
-            // SAFETY: there is one stream, and it is ours: nothing needs ordering across streams,
-            // and events would be recorded inside of captures.
+            // SAFETY: there is only one stream, our own, so that nothing needs ordering across
+            // streams; and events would be recorded inside captures.
             unsafe { context.disable_event_tracking() };
             let stream = context
                 .new_stream()
@@ -94,18 +94,18 @@ impl Gpu {
         })
     }
 
-    /// What it is.
+    /// Returns the GPU's properties.
     pub fn info(&self) -> &GpuInfo {
         &self.info
     }
 
-    /// On which everything happens.
+    /// Returns the stream that all work is enqueued on.
     #[cfg(feature = "nccl")]
     pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Frees everything that was allocated, and what was recorded over it.
+    /// Frees all allocations, and the recordings that use them.
     ///
     /// # Errors
     /// If the device fails.
@@ -115,12 +115,12 @@ impl Gpu {
         self.free().map_err(driver_error("cuMemFree"))
     }
 
-    /// Frees everything, whatever fails; nothing runs any more. The context must be bound.
+    /// Frees everything, continuing past errors. The stream must be idle and the context bound.
     fn free(&mut self) -> Result<(), DriverError> {
         self.recordings.clear();
         let mut freed = Ok(());
         for (at, _) in self.memory.drain(..) {
-            // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
+            // SAFETY: allocated here, freed once, and not in use: the stream is idle.
             freed = freed.and(unsafe { result::free_sync(at.0) });
         }
         freed
@@ -139,7 +139,7 @@ impl Gpu {
             period: x.len() as u64,
         });
         let mut got = vec![0; bytes.len()];
-        // SAFETY: both allocations have 1000 floats, and the first was written.
+        // SAFETY: both allocations hold 1000 floats, and the first was written.
         unsafe { self.launch(&launch)? };
         self.download(out, &mut got)?;
         let right = got
@@ -168,7 +168,7 @@ impl Gpu {
         }
         let arch = self.info.arch();
         let compile = || self.nvrtc.compile(module, &arch).map(|c| c.cubin);
-        // SAFETY: an image that NVRTC made; the driver checks what it is given.
+        // SAFETY: an image made by NVRTC; the driver validates it.
         let load = |image: &[u8]| unsafe {
             result::module::load_data(image.as_ptr().cast())
                 .map_err(driver_error("cuModuleLoadData"))
@@ -195,7 +195,7 @@ impl Gpu {
         if launch.shared > 0 {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = i32::try_from(launch.shared).expect("far below 2^31");
-            // SAFETY: a kernel of this module, all of whose launches ask for as much.
+            // SAFETY: a kernel of this module, all of whose launches request the same amount.
             unsafe { result::function::set_function_attribute(function, most, bytes) }
                 .map_err(driver_error("cuFuncSetAttribute"))?;
         }
@@ -203,34 +203,36 @@ impl Gpu {
         Ok(function)
     }
 
-    /// Copies at the call, for lack of page-locked memory.
+    /// Copies without staging, for lack of pinned memory.
     fn upload_unstaged(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller checked the range on the device. Memory that is not page-locked has
-        // been read when this returns.
+        // SAFETY: the caller checked the range on the device. Pageable memory has been read when
+        // this returns.
         unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
             .map_err(driver_error("cuMemcpyHtoDAsync"))
     }
 
-    /// Waits for everything, and once more where that failed: cudarc asks other things first. Only
-    /// a device that failed has not stopped to read and write then, and it does so no more.
+    /// Synchronizes the stream, and once more where that failed: cudarc may return an earlier error
+    /// before it waits. If the second call fails too, the device itself failed and no longer reads
+    /// or writes.
     fn wait(&self) -> Result<(), Error> {
         let waited = self.stream.synchronize();
         if waited.is_err() {
-            // SAFETY: the stream lives. The first error is the one that is told.
+            // SAFETY: the stream is alive. The first error is the one reported.
             let _ = unsafe { result::stream::synchronize(self.stream.cu_stream()) };
         }
         waited.map_err(driver_error("cuStreamSynchronize"))
     }
 
-    /// Ends a capture that may not have ended: cudarc asks other things first.
+    /// Ends a capture that may still be active: cudarc may return an earlier error before it ends
+    /// it.
     fn abandon_capture(&self) {
-        // SAFETY: the stream lives. Where nothing is captured any more this is an error, which says
-        // what is known.
+        // SAFETY: the stream is alive. Without an active capture this returns an error, as
+        // expected.
         if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) } {
-            // SAFETY: just made, and nobody else has it; where it stays, that is a few bytes.
+            // SAFETY: just created, with no other owner; if this fails, a few bytes leak.
             let _ = unsafe { result::graph::destroy(graph) };
         }
     }
@@ -267,7 +269,7 @@ impl Device for Gpu {
         if !self.info.integrated {
             return Ok((free as u64).saturating_sub(RESERVED));
         }
-        // what files fill is not free there, and files give way
+        // the page cache does not count as free memory there, but is reclaimed on demand
         let available = gpus::available().unwrap_or(0).max(free as u64);
         let reserved = RESERVED.max(all as u64 / RESERVED_SHARE);
         Ok(available.min(all as u64).saturating_sub(reserved))
@@ -275,7 +277,7 @@ impl Device for Gpu {
 
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
         self.bind()?;
-        // SAFETY: a size; the driver refuses none at all.
+        // SAFETY: only a size is passed; it is not 0, which the driver rejects.
         let at =
             unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver_error("cuMemAlloc"))?;
         self.memory.push((Ptr(at), bytes));
@@ -288,7 +290,7 @@ impl Device for Gpu {
         if self.unstaged {
             return self.upload_unstaged(to, bytes);
         }
-        // never inside of a capture: `record` captures launches and nothing else
+        // never during a capture: `record` captures launches and gathers only
         let (ring, (n, size)) = match bytes.len() <= SMALL.1 {
             true => (&mut self.small, SMALL),
             false => (&mut self.large, LARGE),
@@ -299,7 +301,7 @@ impl Device for Gpu {
                 let buffers = (0..n).map(|_| Staged::new(&self.context, &self.stream, size));
                 match buffers.collect::<Result<_, _>>() {
                     Ok(buffers) => ring.insert(Ring::new(buffers)),
-                    // page-locked memory is for speed alone
+                    // pinned memory is only an optimization
                     Err(_) => {
                         self.unstaged = true;
                         return self.upload_unstaged(to, bytes);
@@ -317,12 +319,12 @@ impl Device for Gpu {
         self.bind()?;
         let mut copied = Ok(());
         for (from, bytes) in copies.iter_mut().filter(|(_, bytes)| !bytes.is_empty()) {
-            // SAFETY: inside an allocation; the stream is waited for below, while the bytes are
-            // borrowed.
+            // SAFETY: inside an allocation; the stream is synchronized below, while the bytes are
+            // still borrowed.
             let copy = unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) };
             copied = copied.and(copy.map_err(driver_error("cuMemcpyDtoHAsync")));
         }
-        // whatever happened: copies that were begun write to the caller's memory
+        // synchronize even after an error: copies already begun write to the caller's memory
         copied.and(self.wait())
     }
 
@@ -330,7 +332,7 @@ impl Device for Gpu {
         if floats > MOST_PINNED / 4 {
             return Ok(HostBuffer::plain(floats));
         }
-        // page-locked memory is for speed alone
+        // pinned memory is only an optimization
         Ok(HostBuffer::pinned(&self.context, floats).unwrap_or_else(|_| HostBuffer::plain(floats)))
     }
 
@@ -338,7 +340,7 @@ impl Device for Gpu {
         self.inside(from, bytes)?;
         self.inside(to, bytes)?;
         self.bind()?;
-        // SAFETY: both inside allocations.
+        // SAFETY: both ranges are inside allocations.
         unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.cu_stream()) }
             .map_err(driver_error("cuMemcpyDtoDAsync"))
     }
@@ -353,8 +355,8 @@ impl Device for Gpu {
         let function = self.function(launch)?;
         let [x, y, z] = launch.grid;
         let mut params = [launch.params.as_ptr().cast_mut().cast()];
-        // SAFETY: the launch table gives a kernel its own struct; the addresses in it are the
-        // caller's promise.
+        // SAFETY: the launch table passes each kernel its own struct; the caller guarantees the
+        // addresses in it.
         unsafe {
             let stream = self.stream.cu_stream();
             result::launch_kernel(
@@ -373,7 +375,7 @@ impl Device for Gpu {
         self.bind()?;
         for task in &tasks {
             match task {
-                // a capture cannot load code
+                // code cannot be loaded during a capture
                 Task::Launch(launch) => self.function(launch).map(|_| ())?,
                 Task::Gather(gather) if gather.by.is_enqueued() => {}
                 Task::Gather(_) => {
@@ -386,11 +388,11 @@ impl Device for Gpu {
         self.stream
             .begin_capture(mode)
             .map_err(driver_error("cuStreamBeginCapture"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let started = tasks
             .iter()
             .try_for_each(|task| unsafe { task.start(self) });
-        // whatever happened: a stream that goes on capturing refuses everything else
+        // end the capture even after an error: a capturing stream refuses everything else
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         if graph.is_err() {
             self.abandon_capture();
@@ -416,8 +418,8 @@ impl Device for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Errors cannot be told to anybody any more. None keeps the rest from being freed: others
-        // may use the context, and then it stays.
+        // Errors cannot be reported any more, and none keeps the rest from being freed. If the
+        // context cannot be bound, nothing is: others may use the context, which then stays.
         if !bind_in_the_end(&self.context) {
             return;
         }
@@ -426,7 +428,7 @@ impl Drop for Gpu {
         let _ = self.free();
         bind_in_the_end(&self.context);
         for (_, module) in self.modules.drain() {
-            // SAFETY: loaded here, unloaded once; its functions go with this struct.
+            // SAFETY: loaded here, unloaded once; its functions are dropped with this struct.
             let _ = unsafe { result::module::unload(module) };
         }
     }

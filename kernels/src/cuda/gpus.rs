@@ -1,7 +1,7 @@
-//! Which GPUs NVIDIA's driver offers, and what keeps them from being used.
+//! GPUs that NVIDIA's driver reports, and reasons that they cannot be used.
 //!
-//! cudarc panics where the driver's library is missing, so everything starts with a look whether it
-//! is there, and no failure is more than one line.
+//! cudarc panics without the driver's library, so its presence is checked first. Every error is a
+//! single line.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,43 +10,44 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::Error;
 
-/// Oldest generation with everything that the kernels use: Ampere.
+/// Oldest compute capability with all features that the kernels use: Ampere.
 const OLDEST: (i32, i32) = (8, 0);
 
-/// What a GPU is.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number, which opens it.
+    /// Index that opens it.
     pub ordinal: usize,
-    /// The vendor's name.
+    /// Product name.
     pub name: String,
     /// Compute capability.
     pub capability: (i32, i32),
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// CUDA version of the driver.
     pub driver: (i32, i32),
-    /// It has no memory of its own, but the machine's.
+    /// It shares the machine's memory instead of having its own.
     pub integrated: bool,
-    /// What the driver answered where it does not say what this is; everything else is empty then.
+    /// Driver's error if its properties could not be read; the other fields are then placeholders.
     pub fault: Option<String>,
 }
 
 impl GpuInfo {
-    /// The architecture to compile for. Hopper's has instructions that no other generation has.
+    /// Architecture to compile for. Hopper's is `sm_90a`, with its architecture-specific
+    /// instructions.
     pub fn arch(&self) -> String {
         let own = if self.is_wide() { "a" } else { "" };
         format!("sm_{}{}{own}", self.capability.0, self.capability.1)
     }
 
-    /// Whether its warps multiply in groups of four: Hopper's do.
+    /// Whether it has warpgroup matrix multiply (groups of four warps): Hopper only.
     pub(super) fn is_wide(&self) -> bool {
         self.capability == (9, 0)
     }
 
-    /// Whether the kernels run on it at all.
+    /// Checks that the kernels can run on it.
     pub(super) fn check(&self) -> Result<(), Error> {
         if let Some(fault) = &self.fault {
             let message = format!("GPU {}: {fault}", self.ordinal);
@@ -76,12 +77,12 @@ pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error 
     }
 }
 
-/// What happens inside of cudarc when the driver lacks a function is a panic; here it is an error.
+/// Runs `f` and turns the panic of cudarc about a function missing from the driver into an error.
 pub(super) fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     guarded_of("NVIDIA's driver", f)
 }
 
-/// As [`guarded`], of another library.
+/// As [`guarded`], for another library.
 pub(super) fn guarded_of<T>(
     library: &str,
     f: impl FnOnce() -> Result<T, Error>,
@@ -92,12 +93,12 @@ pub(super) fn guarded_of<T>(
     })
 }
 
-/// Every GPU that the driver offers, usable or not.
+/// Lists every GPU of the driver, usable or not.
 ///
 /// # Errors
 /// [`Error::Unavailable`] if there is no driver or no GPU.
 pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
-    // SAFETY: opens the driver's library, whose start-up code is NVIDIA's.
+    // SAFETY: opens the driver's library, which runs NVIDIA's initialization code.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
     }
@@ -110,7 +111,7 @@ pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
             return Err(none("it counts none".to_owned()));
         }
         let mut version = 0;
-        // SAFETY: one integer is written.
+        // SAFETY: writes one integer.
         unsafe { sys::cuDriverGetVersion(&raw mut version) }
             .result()
             .map_err(driver_error("cuDriverGetVersion"))?;
@@ -131,7 +132,7 @@ pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
     })
 }
 
-/// Bytes that the machine has for programs that ask for them, with what files give back.
+/// Reads the machine's available memory in bytes, including reclaimable page cache.
 pub(super) fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -144,7 +145,7 @@ pub(super) fn available() -> Option<u64> {
 fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
     use sys::CUdevice_attribute_enum as Attribute;
     let device = result::device::get(ordinal as i32)?;
-    // SAFETY: the device was just given to us.
+    // SAFETY: the driver just returned this device.
     let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
     let capability = (
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -206,7 +207,7 @@ mod tests {
             error,
             "GPU 1 (Old) has compute capability 7.5: expected 8.0 or newer"
         );
-        // only Hopper's own instructions are asked for by name
+        // only Hopper gets its architecture-specific target
         let arch = |capability| info(capability).arch();
         assert_eq!(
             (arch((8, 6)), arch((9, 0)), arch((12, 0))),

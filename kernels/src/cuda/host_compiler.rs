@@ -1,4 +1,4 @@
-//! The system's C++ compiler, which makes libraries of what runs on the CPU in tests.
+//! Builds shared libraries with the system's C++ compiler, for code that tests run on the CPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,11 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// Compilers in the order in which they are tried.
+/// Compilers, in the order tried.
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 const TRIED: &str = "c++, g++, clang++";
-/// Contraction off as on the device; every warning but the one about pragmas, which are NVRTC's.
+/// Floating-point contraction is off, as on the device; all warnings are on except for unknown
+/// pragmas, which are meant for NVRTC.
 const FLAGS: [&str; 9] = [
     "-std=c++17",
     "-O2",
@@ -25,39 +26,39 @@ const FLAGS: [&str; 9] = [
     "-Wno-unknown-pragmas",
 ];
 
-/// A compiler that runs.
+/// A working compiler.
 pub(super) struct HostCompiler(&'static str);
 
-/// What becomes one library.
+/// Input of one library.
 pub(super) struct Unit<'a> {
-    /// For errors.
+    /// Name in errors.
     pub(super) name: &'a str,
-    /// The text that is compiled, which includes some of the files.
+    /// Source text to compile, which includes some of the files.
     pub(super) text: String,
-    /// Name and text of each.
+    /// Name and text of each file.
     pub(super) files: &'a [(String, String)],
-    /// Beside those that everything is compiled with.
+    /// Flags in addition to `FLAGS`.
     pub(super) flags: &'a [&'a str],
 }
 
-/// What is done with a library happens one at a time: it is built once, and the threads of a block
-/// are its globals. A library is opened once, however many devices there are.
+/// Locks by library path. All use of a library is serialized: it is built once, and the threads of
+/// a block are its globals. A library is opened only once, however many devices there are.
 static RUNNING: Mutex<Vec<(PathBuf, &'static Mutex<()>)>> = Mutex::new(Vec::new());
 
-/// The lock of a library.
+/// Returns the lock of a library.
 pub(super) fn running(path: &Path) -> &'static Mutex<()> {
     let mut all = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, one)) = all.iter().find(|(p, _)| p == path) {
         return one;
     }
-    // as long-lived as the library, of which there are a handful
+    // leaked, as are the libraries, of which there are only a few
     let one: &'static Mutex<()> = Box::leak(Box::default());
     all.push((path.to_owned(), one));
     one
 }
 
 impl HostCompiler {
-    /// The first that there is.
+    /// Finds the first compiler that runs.
     pub(super) fn find() -> Result<HostCompiler, Error> {
         let runs = |name: &&str| {
             Command::new(name)
@@ -70,13 +71,13 @@ impl HostCompiler {
         Ok(HostCompiler(found))
     }
 
-    /// Its name.
+    /// Returns its name.
     pub(super) fn name(&self) -> &'static str {
         self.0
     }
 
-    /// The library of a unit, in `dir`: named after all that it is made from, and compiled if it is
-    /// not there.
+    /// Returns the library of a unit in `dir`, named by the hash of all its inputs, and compiles it
+    /// if it is missing.
     pub(super) fn library(&self, dir: &Path, unit: &Unit<'_>) -> Result<PathBuf, Error> {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -123,7 +124,7 @@ impl HostCompiler {
         let mut command = Command::new(self.0);
         command.args(FLAGS).arg("-o").arg(&out).arg(&source);
         command.args(unit.flags);
-        // or every `fmaf` is a call
+        // otherwise every `fmaf` is a function call
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("fma") {
             command.arg("-mfma");
@@ -136,7 +137,7 @@ impl HostCompiler {
                 log: String::from_utf8_lossy(&output.stderr).into_owned(),
             });
         }
-        // renamed, so that tests that run beside this one see all of it or nothing
+        // renamed, so that concurrent tests see the whole file or none
         fs::rename(&out, path).map_err(io(path))
     }
 }

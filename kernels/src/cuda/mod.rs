@@ -1,14 +1,14 @@
-//! The CUDA backend: kernels, how they are built, found and launched, and programs that run on
-//! them.
+//! The CUDA backend: the kernels, the code that compiles, finds and launches them, and the executor
+//! that runs programs on them.
 //!
-//! The kernels are `cuda/*.cu`: C++ without headers that NVRTC compiles for the very device, at run
-//! time, and any host compiler for the CPU, in tests (`shim`). What a launch is ([`Launch`]) is
-//! worked out once, in `launch`, and handed to a [`Device`]: a GPU behind cudarc, or the shim.
-//! Everything that changes from step to step is read from device memory. [`Executor`] runs programs
-//! on either.
+//! The kernels are `cuda/*.cu`: header-free C++ that NVRTC compiles at run time for the exact
+//! device, and that any host compiler builds for the CPU in tests (`shim`). Each launch
+//! ([`Launch`]) is determined once, in `launch`, and passed to a [`Device`]: a GPU through cudarc,
+//! or the shim. Everything that changes from step to step is read from device memory. [`Executor`]
+//! runs programs on either.
 //!
-//! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when
-//! they are asked for.
+//! CUDA is needed neither to build this nor to start the program: libraries are opened on first
+//! use.
 
 mod cache;
 mod driver;
@@ -43,22 +43,22 @@ use std::path::{Path, PathBuf};
 
 use crate::kv::KvTypes;
 
-/// Address in a device's memory; 0 is none.
+/// Address in device memory; 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Ptr(pub u64);
 
 impl Ptr {
-    /// No address.
+    /// Null address.
     pub const NULL: Ptr = Ptr(0);
 
-    /// So many bytes further.
+    /// Adds `bytes` to the address.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Ptr {
         Ptr(self.0 + bytes)
     }
 
-    /// So many bytes further, or none if it is none.
+    /// Adds `bytes`; a null address stays null.
     #[must_use]
     pub fn or_offset(self, bytes: u64) -> Ptr {
         if self == Ptr::NULL {
@@ -69,92 +69,92 @@ impl Ptr {
     }
 }
 
-/// Why something could not be done on a GPU: one line each.
+/// Reason that a GPU operation failed, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The machine has nothing of NVIDIA's.
+    /// NVIDIA's driver is not installed.
     #[error("NVIDIA's driver (libcuda.so.1) was not found")]
     NoDriver,
-    /// There is no usable GPU; says why.
+    /// No usable GPU or compiler, and the reason.
     #[error("{0}")]
     Unavailable(String),
-    /// A kernel that does not compile: a fault of the program, or of a compiler too old for it.
+    /// A kernel failed to compile: a bug, or a compiler too old for it.
     #[error("{module}: {compiler} does not compile it: {log}")]
     Compile {
-        /// The module.
+        /// Module name.
         module: String,
-        /// Which compiler.
+        /// Compiler name and version.
         compiler: String,
-        /// What it said.
+        /// Compiler log.
         log: String,
     },
-    /// No C++ compiler, for the shim.
+    /// No C++ compiler for the shim.
     #[error("no C++ compiler: none of {tried} runs")]
     NoCompiler {
-        /// Names that were tried.
+        /// Names tried.
         tried: &'static str,
     },
-    /// A kernel did what it must not.
+    /// A kernel misbehaved.
     #[error("kernel {kernel}: {message}")]
     Kernel {
-        /// Its name.
+        /// Name.
         kernel: String,
-        /// What happened.
+        /// Description.
         message: String,
     },
-    /// The driver refused a call.
+    /// A driver call failed.
     #[error("{call}: {message}")]
     Driver {
-        /// What was asked for.
+        /// Function called.
         call: &'static str,
-        /// Its answer.
+        /// Error message.
         message: String,
     },
-    /// A weight that no kernel takes.
+    /// A weight that no kernel supports.
     #[error("tensor {name}: expected {expected}, got {got}")]
     Weight {
-        /// Its name.
+        /// Name.
         name: String,
-        /// What the kernels take.
+        /// What the kernels support.
         expected: String,
-        /// Its shape and type.
+        /// Actual shape and type.
         got: String,
     },
-    /// A cache type that comes in groups of values.
+    /// A cache type quantized in groups of 32 values, with heads that are no multiple of 32.
     #[error("KV cache of {types}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
-        /// The types.
+        /// Cache types.
         types: KvTypes,
-        /// Values of the model's heads.
+        /// Values per head.
         head_dim: usize,
     },
-    /// Cache types without kernels.
+    /// Unsupported cache types.
     #[error(
         "KV cache of {0} on a GPU: expected the same type for keys and values, of {names}",
         names = launch::kv_type_names()
     )]
     KvTypes(KvTypes),
-    /// Heads without kernels.
+    /// Unsupported head size.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
-    /// Keys without kernels.
+    /// Unsupported key size of linear attention.
     #[error(
         "linear attention with keys of {0} values: expected at most {max}, on a GPU",
         max = launch::MOST_KEY_DIM
     )]
     KeyDim(usize),
-    /// A block table without a page that a step needs, as kernels saw it: a bug.
+    /// A page that a step needs is missing from its block table, as detected by the kernels: a bug.
     #[error(
         "sequence {sequence}, position {position}: the block table on the GPU lacks one of its \
          pages"
     )]
     MissingPage {
-        /// Which of the step's sequences.
+        /// Index of the sequence in the step.
         sequence: usize,
-        /// Of the token.
+        /// Position of the token.
         position: usize,
     },
-    /// No room.
+    /// Not enough device memory.
     #[error(
         "{device}: {} {needs}, and {} MiB are free{}",
         takes(*part),
@@ -162,50 +162,51 @@ pub enum Error {
         room_for(*fitting)
     )]
     TooLarge {
-        /// Which device.
+        /// Device description.
         device: String,
-        /// How many of the model's layers, if not the whole.
+        /// Number of the model's last layers, unless it is the whole model.
         part: Option<usize>,
-        /// What they take.
+        /// Bytes required.
         needs: Needs,
-        /// What there is, in bytes.
+        /// Bytes free.
         free: u64,
-        /// How many layers would fit, as far as that is known.
+        /// Number of layers that would fit, if known.
         fitting: Option<usize>,
     },
-    /// A file.
+    /// A file operation failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// Path.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A library.
+    /// A library could not be loaded or used.
     #[error("{library}: {message}")]
     Library {
-        /// Which.
+        /// Path.
         library: String,
-        /// The loader's answer.
+        /// Error message.
         message: String,
     },
 }
 
-/// What the loader says of a library: libloading's own words are no more than the call that failed.
+/// Error of a library that failed to load, with the loader's message: libloading's own text only
+/// names the call that failed.
 fn library_error(path: &Path, error: &libloading::Error) -> Error {
     use std::error::Error as _;
     let said = error
         .source()
         .map_or_else(|| error.to_string(), ToString::to_string);
     let library = path.display().to_string();
-    // the loader names the library first, as the error does
+    // the loader's message begins with the path, and so does our error
     let own = said.strip_prefix(&library);
     let own = own.and_then(|own| own.strip_prefix(": "));
     let message = own.unwrap_or(&said).to_owned();
     Error::Library { library, message }
 }
 
-/// Who takes memory, to be followed by how much: the model, or so many of its layers.
+/// Subject and verb of a message about memory use: the model, or its last `layers` layers.
 pub fn takes(layers: Option<usize>) -> String {
     match layers {
         None => "the model takes".to_owned(),
@@ -214,7 +215,7 @@ pub fn takes(layers: Option<usize>) -> String {
     }
 }
 
-/// How many layers there would be room for, where a model does not fit.
+/// Suffix of the message about a model that does not fit: how many layers would.
 fn room_for(fitting: Option<usize>) -> String {
     match fitting {
         Some(1) => ", enough for the last layer".to_owned(),
@@ -223,43 +224,43 @@ fn room_for(fitting: Option<usize>) -> String {
     }
 }
 
-/// A list of launches and gathers that a device keeps, by its number there.
+/// A captured list of launches and gathers on a device (a CUDA graph), by its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording(usize);
 
-/// Memory and launches: a GPU, or the CPU pretending to be one.
+/// A GPU, or the CPU emulating one: memory and kernel launches.
 ///
-/// Operations happen in the order in which they are asked for.
+/// Operations run in the order of the calls.
 pub trait Device: Send {
-    /// What it is, for people.
+    /// Human-readable description.
     fn describe(&self) -> String;
 
-    /// How many blocks run at a time, as far as grids follow from it.
+    /// Number of multiprocessors, which determines grid sizes.
     fn multiprocessors(&self) -> u32;
 
-    /// Whether its warps multiply in groups: prompts have kernels of their own there.
+    /// Whether it has warpgroup matrix multiply (Hopper): prefill has separate kernels there.
     fn is_wide(&self) -> bool;
 
-    /// Bytes of memory that are free.
+    /// Returns the free memory in bytes.
     ///
     /// # Errors
     /// If the device fails.
     fn free_bytes(&self) -> Result<u64, Error>;
 
-    /// Memory of so many bytes at a multiple of 256, with any contents. It lives as long as the
-    /// device.
+    /// Allocates uninitialized memory of `bytes` bytes, aligned to 256 bytes. It lives as long as
+    /// the device.
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is no room.
+    /// [`Error::Driver`] if memory is exhausted.
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error>;
 
-    /// Copies to the device. The bytes may change when this returns.
+    /// Copies to the device. The caller may reuse `bytes` when this returns.
     ///
     /// # Errors
     /// If the range is not inside an allocation of this device.
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error>;
 
-    /// As [`Device::upload`], of floats.
+    /// Copies floats to the device, as [`Device::upload`].
     ///
     /// # Errors
     /// As there.
@@ -270,14 +271,14 @@ pub trait Device: Send {
         self.upload(to, bytes)
     }
 
-    /// Copies from the device, when everything before has happened: from each address as many bytes
-    /// as there is room for. Waits once for all of them.
+    /// Copies from the device after all earlier operations, filling each slice from its address.
+    /// Synchronizes once for all copies.
     ///
     /// # Errors
     /// If a range is not inside an allocation of this device, or something before failed.
     fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error>;
 
-    /// As [`Device::download_all`], of one range.
+    /// Copies one range from the device, as [`Device::download_all`].
     ///
     /// # Errors
     /// As there.
@@ -285,49 +286,50 @@ pub trait Device: Send {
         self.download_all(&mut [(from, bytes)])
     }
 
-    /// Memory of the host for so many floats that downloads are fast into.
+    /// Allocates host memory for `floats` floats that downloads into fast (pinned on a GPU).
     ///
     /// # Errors
-    /// If the driver has none.
+    /// If the driver cannot allocate it.
     fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
         Ok(HostBuffer::plain(floats))
     }
 
-    /// Copies inside of the device, between ranges that do not overlap.
+    /// Copies within the device, between ranges that do not overlap.
     ///
     /// # Errors
     /// If a range is not inside an allocation of this device.
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error>;
 
-    /// Builds a module's kernels, which otherwise happens when one of them is launched.
+    /// Compiles and loads a module's kernels, instead of on their first launch.
     ///
     /// # Errors
     /// If the module cannot be built.
     fn build(&mut self, module: Module) -> Result<(), Error>;
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The addresses in the parameters are allocations of this device and as large as the kernel's
-    /// comments say for these sizes, and what is read was written.
+    /// The addresses in the parameters must point into allocations of this device that are as large
+    /// as the kernel's comments require for these sizes, and all that is read must have been
+    /// written.
     ///
     /// # Errors
     /// If the kernel cannot be built or launched.
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error>;
 
-    /// Keeps what it is to do, to be replayed with one call. Nothing runs.
+    /// Captures tasks, to be replayed with one call, without running them.
     ///
     /// # Safety
-    /// As [`Task::start`] for each of them, whenever they are replayed.
+    /// As [`Task::start`] for each of them, at every replay.
     ///
     /// # Errors
-    /// If a kernel cannot be built, or the device cannot keep the list.
+    /// If a kernel cannot be built, or the capture fails.
     unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error>;
 
-    /// Does what this device keeps, in its order.
+    /// Replays captured tasks in order.
     ///
     /// # Safety
-    /// As for [`Device::record`], now.
+    /// As for [`Device::record`], at this time.
     ///
     /// # Errors
     /// If the device fails.
@@ -376,17 +378,17 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
 
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { (**self).launch(launch) }
     }
 
     unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { (**self).record(tasks) }
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { (**self).replay(recording) }
     }
 }

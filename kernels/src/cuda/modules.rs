@@ -1,4 +1,4 @@
-//! What is compiled: a file, and for most of them a word that specialises it.
+//! Compilation units: a source file and, for most of them, a macro that specializes it.
 
 use super::pack;
 use crate::formats::packed_types;
@@ -6,32 +6,32 @@ use octavo_quant::TensorType;
 use std::fmt;
 use std::sync::LazyLock;
 
-/// A unit of compilation: one `.cu` file, for one format or head size where it has those.
+/// A compilation unit: one `.cu` file, for one weight format or head size where it has those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Module {
-    /// Operations over rows of floats.
+    /// Elementwise operations, norms and the like over rows of floats.
     Rows,
-    /// Forms of activations.
+    /// Conversion of activations to the products' input forms.
     Activations,
-    /// Writing the cache.
+    /// KV cache writes.
     Kv,
-    /// How fast the tensor cores are.
+    /// Benchmark of tensor core speed.
     Probe,
-    /// Rows of weights as floats.
+    /// Embedding lookup: rows of weights as floats.
     Embed(TensorType),
-    /// Generation's products.
+    /// Matrix products of decode.
     Gemv(TensorType),
-    /// Prompts' products.
+    /// Matrix products of prefill.
     Gemm(TensorType),
-    /// Prompts' products where warps multiply in groups; without kernels for any other GPU.
+    /// Matrix products of prefill with warpgroup multiply (Hopper); empty for any other GPU.
     WideGemm(TensorType),
-    /// Operations around mixtures of experts.
+    /// Routing and other operations around mixtures of experts.
     Experts,
-    /// Operations that go from token to token.
+    /// Recurrent operations: causal convolution and linear attention.
     Recurrence,
-    /// Products with experts.
+    /// Matrix products with experts.
     ExpertGemv(TensorType),
-    /// Attention, for heads of so many values.
+    /// Attention, with values per head.
     Attention(usize),
 }
 
@@ -41,10 +41,10 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
     packed_types().filter(own).collect()
 });
 
-/// Head sizes that are compiled in tests; any multiple of 8 up to 256 can be asked for.
+/// Head sizes compiled in tests; any multiple of 8 up to 256 is supported.
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
-/// What the kernels include: name, text.
+/// Headers that the kernels include: name and text.
 pub const HEADERS: [(&str, &str); 18] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
@@ -78,7 +78,7 @@ pub const HEADERS: [(&str, &str); 18] = [
     ),
 ];
 
-/// The files of modules: name, text.
+/// Source files of the modules: name and text.
 const FILES: [(&str, &str); 12] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
@@ -95,7 +95,7 @@ const FILES: [(&str, &str); 12] = [
 ];
 
 impl Module {
-    /// Every module, every format and the usual head sizes.
+    /// Lists every module, with every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
         let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
         all.extend([Module::Experts, Module::Recurrence]);
@@ -107,7 +107,7 @@ impl Module {
         all
     }
 
-    /// Its file's name and text.
+    /// Returns the name and text of its source file.
     pub fn file(self) -> (&'static str, &'static str) {
         FILES[match self {
             Module::Rows => 0,
@@ -125,7 +125,7 @@ impl Module {
         }]
     }
 
-    /// The word that specialises it, and what for.
+    /// Returns the name and value of the macro that specializes it.
     pub fn define(self) -> Option<(&'static str, String)> {
         match self {
             Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,

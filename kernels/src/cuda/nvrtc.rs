@@ -1,10 +1,10 @@
-//! NVRTC, NVIDIA's compiler as a library: found, opened and called when there is a kernel to build,
-//! never before.
+//! NVRTC, NVIDIA's runtime compiler library: found, opened and called only when there is a kernel
+//! to build.
 //!
-//! Our own binding of twelve functions, and not cudarc's, because NVRTC lies in many places (a
-//! toolkit, a wheel of a Python environment, beside the program) of which cudarc looks in none, and
-//! because cubins are wanted: code for the very device, which no driver has to translate or can be
-//! too old for.
+//! This has its own binding of twelve functions instead of cudarc's, because NVRTC may be in many
+//! places (a toolkit, a wheel of a Python environment, next to the program) that cudarc does not
+//! search, and because cubins are needed: code for the exact device, which no driver has to
+//! translate or can be too old for.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use libloading::Library;
 use super::toolkits::Places;
 use super::{Error, HEADERS, Module, library_error};
 
-/// Why it is the default: see `cuda/compat.cuh`. Contraction is off, so that every instantiation
-/// rounds alike.
+/// Compiler options; see `cuda/compat.cuh` for the reasons. Contraction is off, so that every
+/// instantiation rounds alike.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"];
 
 type Program = *mut c_void;
 
-/// The functions, which live as long as the library beside them.
+/// NVRTC's functions, valid as long as the library is open.
 struct Functions {
     create: unsafe extern "C" fn(
         *mut Program,
@@ -42,42 +42,41 @@ struct Functions {
     ptx: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
 }
 
-/// Oldest major version that the kernels are compiled with in tests.
+/// Oldest major version that tests compile the kernels with.
 const OLDEST: i32 = 12;
 
-/// An opened NVRTC. It stays open: what unloading a compiler with threads and handlers of its own
-/// does, nobody tests.
+/// An opened NVRTC. It is never closed: unloading a compiler with threads and handlers of its own
+/// is untested.
 pub struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
-    /// Architectures that it compiles for: 90.
+    /// Architectures that it compiles for, such as 90.
     archs: Vec<i32>,
     path: PathBuf,
 }
 
-/// What [`Nvrtc::find`] found in this process, for a driver's version and an architecture.
+/// Results of [`Nvrtc::find`] in this process, by the driver's CUDA version and the architecture.
 static FOUND: Mutex<Vec<((i32, i32), &'static Nvrtc)>> = Mutex::new(Vec::new());
 
-/// What came out of a compilation.
+/// Result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Code for one architecture.
+    /// Machine code for one architecture.
     pub cubin: Vec<u8>,
-    /// The assembler text that it was made of, in which a test can see what the compiler did with
-    /// the source.
+    /// PTX that it was assembled from, in which tests can see how the source was compiled.
     pub ptx: String,
-    /// What the compiler said: warnings, and what registers each kernel takes.
+    /// Compiler log: warnings, and the registers of each kernel.
     pub log: String,
 }
 
 impl Nvrtc {
-    /// Opens this library.
+    /// Opens the library at `path`.
     ///
     /// # Errors
     /// [`Error::Library`] if it is not an NVRTC.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
-        // NVRTC 13.0 looks for its built-in functions by name alone, and finds them only if they
-        // are loaded already
+        // NVRTC 13.0 looks up its built-in functions' library by bare name, and finds it only if it
+        // is already loaded
         for entry in path
             .parent()
             .and_then(|dir| dir.read_dir().ok())
@@ -88,7 +87,7 @@ impl Nvrtc {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if name.starts_with("libnvrtc-builtins.so") && !name.contains("alt") {
-                // one that does not open is missed when something is compiled
+                // a failure to open it shows when something is compiled
                 load(&entry.path()).ok();
             }
         }
@@ -97,7 +96,7 @@ impl Nvrtc {
         let (functions, version) = {
             macro_rules! symbol {
                 ($name:literal) => {{
-                    // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.1.
+                    // SAFETY: the types match nvrtc.h, unchanged since CUDA 11.1.
                     *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(wrong)?
                 }};
             }
@@ -115,7 +114,7 @@ impl Nvrtc {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 symbol!("nvrtcVersion");
             let (mut major, mut minor) = (0, 0);
-            // SAFETY: two addresses of integers, as nvrtc.h wants.
+            // SAFETY: two pointers to integers, as nvrtc.h requires.
             let code = unsafe { version(&raw mut major, &raw mut minor) };
             if code != 0 {
                 return Err(Error::Library {
@@ -133,9 +132,9 @@ impl Nvrtc {
         })
     }
 
-    /// Opens the first one that is found beside the program, in a toolkit or a Python environment
-    /// that the environment names, under `/usr/local`, near `nvcc` or `python3`, or where the
-    /// loader looks, and that compiles for this capability. A driver of CUDA `newest` runs code of
+    /// Opens the first NVRTC that compiles for this capability, found next to the program, in a
+    /// toolkit or Python environment named by an environment variable, under `/usr/local`, near
+    /// `nvcc` or `python3`, or on the loader's search path. A driver of CUDA `newest` runs code of
     /// that major version and of older ones.
     ///
     /// # Errors
@@ -157,7 +156,7 @@ impl Nvrtc {
                     found.push(((newest, arch), nvrtc));
                     return Ok(nvrtc);
                 }
-                // one may be found by several names
+                // the same library may be found by several names
                 Some(why) if others.iter().any(|other: &String| other.ends_with(&why)) => {}
                 Some(why) => others.push(format!("{}: {why}", path.display())),
             }
@@ -172,7 +171,8 @@ impl Nvrtc {
         )))
     }
 
-    /// Why its code is of no use to a driver of CUDA `newest` with a GPU of this architecture.
+    /// Returns the reason that its code cannot run with a driver of CUDA `newest` on a GPU of this
+    /// architecture.
     fn unfit(&self, newest: i32, arch: i32) -> Option<String> {
         let (major, minor) = self.version;
         if !(OLDEST..=newest).contains(&major) {
@@ -182,17 +182,17 @@ impl Nvrtc {
         (!knows).then(|| format!("version {major}.{minor} does not compile for sm_{arch}"))
     }
 
-    /// Major and minor.
+    /// Returns the major and minor version.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// Where it was found.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Everything that decides what comes out, apart from the sources.
+    /// Returns the cache key: everything except the sources that determines the compiled code.
     pub fn key(&self, arch: &str) -> String {
         format!(
             "nvrtc {}.{} {arch} {}",
@@ -202,10 +202,10 @@ impl Nvrtc {
         )
     }
 
-    /// Compiles a module for an architecture: `sm_90`.
+    /// Compiles a module for an architecture, such as `sm_90`.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the compiler's words.
+    /// [`Error::Compile`] with the compiler's log.
     pub fn compile(&self, module: Module, arch: &str) -> Result<Compiled, Error> {
         let mut options = vec![format!("--gpu-architecture={arch}")];
         options.extend(OPTIONS.map(str::to_owned));
@@ -223,7 +223,7 @@ impl Nvrtc {
         self.compile_source(name, text, &options).map_err(failed)
     }
 
-    /// Compiles a text that may include our headers; what went wrong as the compiler put it.
+    /// Compiles source text that may include our headers; errors are the compiler's log.
     fn compile_source(
         &self,
         name: &str,
@@ -252,8 +252,8 @@ impl Nvrtc {
             program: std::ptr::null_mut(),
             destroy: f.destroy,
         };
-        // SAFETY: strings that end in zero and live to the end of this function, and as many as is
-        // said.
+        // SAFETY: the strings are null-terminated and live to the end of this function, and the
+        // counts are right.
         let created = unsafe {
             let count = names.len() as c_int;
             let program = &raw mut program.program;
@@ -296,14 +296,14 @@ impl Nvrtc {
     }
 }
 
-/// A program that is destroyed in the end.
+/// A program that is destroyed on drop.
 struct Owned {
     program: Program,
     destroy: unsafe extern "C" fn(*mut Program) -> c_int,
 }
 
 impl Owned {
-    /// A text that ends in zero; empty if there is none.
+    /// Reads a null-terminated text; empty if there is none.
     fn string(
         &self,
         size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
@@ -315,19 +315,19 @@ impl Owned {
             .unwrap_or_default()
     }
 
-    /// What a pair of functions of size and contents gives.
+    /// Reads bytes by a pair of functions for size and contents.
     fn text(
         &self,
         size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
         text: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     ) -> Option<Vec<u8>> {
         let mut n = 0;
-        // SAFETY: the program was created, and lives.
+        // SAFETY: the program was created and is alive.
         if unsafe { size(self.program, &raw mut n) } != 0 {
             return None;
         }
         let mut bytes = vec![0u8; n];
-        // SAFETY: as above, with room for what was announced.
+        // SAFETY: as above, with room for the announced size.
         (unsafe { text(self.program, bytes.as_mut_ptr().cast()) } == 0).then_some(bytes)
     }
 }
@@ -341,18 +341,19 @@ impl Drop for Owned {
     }
 }
 
-/// Opens a library for good.
+/// Opens a library and leaks it.
 fn load(path: &Path) -> Result<&'static Library, Error> {
-    // SAFETY: what runs when NVIDIA's library is opened is NVIDIA's; the caller named it, or a
-    // system's path does.
+    // SAFETY: opening runs the initialization code of NVIDIA's library, which the caller named or
+    // which is on a system path.
     let library = unsafe { Library::new(path) }.map_err(|error| library_error(path, &error))?;
     Ok(Box::leak(Box::new(library)))
 }
 
-/// The architectures that a compiler knows; none before CUDA 11.2, which is too old in any case.
+/// Lists the architectures that a compiler supports; none before CUDA 11.2, which is too old in any
+/// case.
 fn architectures(library: &Library) -> Vec<i32> {
     type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
-    // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.2.
+    // SAFETY: the types match nvrtc.h, unchanged since CUDA 11.2.
     let both = unsafe {
         let count = library.get::<Ask>(b"nvrtcGetNumSupportedArchs\0");
         count.and_then(|count| Ok((*count, *library.get::<Ask>(b"nvrtcGetSupportedArchs\0")?)))
@@ -361,12 +362,12 @@ fn architectures(library: &Library) -> Vec<i32> {
         return Vec::new();
     };
     let mut n = 0;
-    // SAFETY: the address of an integer, as nvrtc.h wants.
+    // SAFETY: a pointer to an integer, as nvrtc.h requires.
     if unsafe { count(&raw mut n) } != 0 {
         return Vec::new();
     }
     let mut all = vec![0; usize::try_from(n).unwrap_or(0)];
-    // SAFETY: room for as many as were announced.
+    // SAFETY: room for the announced number of entries.
     match unsafe { list(all.as_mut_ptr()) } {
         0 => all,
         _ => Vec::new(),

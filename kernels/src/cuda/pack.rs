@@ -1,31 +1,31 @@
-//! From rows as they lie in a file to planes as the kernels read them; the layout is described in
-//! `cuda/formats.cuh`.
+//! Repacks weight rows from the file's layout to the planes that the kernels read; the layout is
+//! described in `cuda/formats.cuh`.
 //!
-//! Only the scales of K-quants grow, from 6 bits to 8 (by 3 % of a Q4_K tensor): unpacking them
-//! would cost every thread more than reading them. No value changes.
+//! Only the scales of K-quants grow, from 6 to 8 bits (by 3 % of a Q4_K tensor): unpacking them in
+//! every thread would cost more than reading them. No value changes.
 
 use super::Ptr;
 use super::params::Matrix;
 use crate::formats::{self, Blocks};
 use octavo_quant::TensorType;
 
-/// Columns of a unit.
+/// Columns per unit.
 pub const UNIT: usize = 32;
-/// Rows of a strip.
+/// Rows per strip.
 pub const STRIP: usize = 4;
-/// Units that share what multiplies their scales.
+/// Units that share a super scale, which multiplies their scales.
 const SUPER_UNITS: usize = 8;
 
-/// The numbers of a format in `cuda/formats.cuh`.
+/// Plane sizes of a format, as in `cuda/formats.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Bits a weight in the low plane.
+    /// Bits per weight in the low plane.
     low: usize,
-    /// And in the high plane.
+    /// Bits per weight in the high plane.
     high: usize,
-    /// Bytes of scales for each row and unit.
+    /// Bytes of scales per row and unit.
     scales: usize,
-    /// Bytes for each row and 8 units.
+    /// Bytes of super scales per row and 8 units.
     supers: usize,
 }
 
@@ -39,7 +39,7 @@ fn shape(ty: TensorType) -> Option<Shape> {
         });
     };
     let scales = format.gpu.as_ref()?;
-    // the CPU's planes without those that hold nothing; none has three
+    // the CPU's planes without empty ones; no format has three
     let mut planes = [format.low, format.high, format.top]
         .into_iter()
         .filter(|bits| *bits > 0);
@@ -51,12 +51,12 @@ fn shape(ty: TensorType) -> Option<Shape> {
     })
 }
 
-/// Whether the kernels read this type.
+/// Whether the kernels support this type.
 pub fn is_packed(ty: TensorType) -> bool {
     shape(ty).is_some()
 }
 
-/// The type whose kernels a type takes.
+/// Returns the type whose kernels a type uses.
 pub(super) fn kernels_of(ty: TensorType) -> TensorType {
     let blocks = formats::row(ty).and_then(|row| row.blocks.as_ref());
     blocks
@@ -64,36 +64,36 @@ pub(super) fn kernels_of(ty: TensorType) -> TensorType {
         .map_or(ty, |scales| scales.kernels)
 }
 
-/// Whether it is multiplied with integer activations, not floats.
+/// Whether it is multiplied with integer rather than float activations.
 pub fn has_codes(ty: TensorType) -> bool {
     shape(ty).is_some_and(|s| s.low < 16)
 }
 
-/// Where the planes of a matrix are, each from a multiple of 256 bytes on.
+/// Layout of a matrix in planes, each aligned to 256 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
-    /// Where the high plane, the scales and the supers begin.
+    /// Byte offsets of the high plane, the scales and the super scales.
     at: [usize; 3],
-    /// Bytes of all planes.
+    /// Total bytes of all planes.
     pub bytes: usize,
     rows: usize,
     cols: usize,
     units: usize,
-    /// Rows of an expert, each of which begins with a strip.
+    /// Rows per expert; each expert begins a new strip.
     expert_rows: usize,
     strips: usize,
 }
 
 impl Layout {
-    /// Of a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is
-    /// not whole blocks, or there are 2^31 rows or columns.
+    /// Lays out a tensor of `rows` rows of `cols` values; `None` if no kernel supports the type, a
+    /// row is not whole blocks, or there are 2^31 rows or columns or more.
     pub fn new(ty: TensorType, rows: usize, cols: usize) -> Option<Layout> {
         Layout::of_experts(ty, 1, rows, cols)
     }
 
-    /// The same of `experts` matrices one below the other, with `rows` rows in all; `None` also if
-    /// these are not as many for each.
+    /// Lays out `experts` stacked matrices with `rows` rows in total; also `None` if the rows do
+    /// not divide evenly among the experts.
     pub fn of_experts(ty: TensorType, experts: usize, rows: usize, cols: usize) -> Option<Layout> {
         let shape = shape(ty)?;
         if cols == 0 || !cols.is_multiple_of(ty.block_len()) || rows.max(cols) >= 1 << 31 {
@@ -129,10 +129,10 @@ impl Layout {
         })
     }
 
-    /// As the kernels take it, when the planes are at `base`.
+    /// Returns the kernels' description of the matrix with its planes at `base`.
     pub fn matrix(&self, base: Ptr) -> Matrix {
         let at = |i: usize| base.offset(self.at[i] as u64);
-        // every length was checked to be far below this
+        // all lengths were checked to be far below 2^32
         let n = |n: usize| u32::try_from(n).expect("dimensions were checked");
         Matrix {
             low: base,
@@ -152,17 +152,17 @@ impl Layout {
 pub struct Packed {
     /// All planes.
     pub bytes: Vec<u8>,
-    /// Where they are.
+    /// Layout of the planes.
     pub layout: Layout,
 }
 
-/// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] has none, or the
-/// source is not as long.
+/// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] returns it, or if
+/// the source has another length.
 pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<Packed> {
     pack_experts(ty, 1, rows, cols, source)
 }
 
-/// The same of `experts` matrices one below the other, `rows` rows in all.
+/// Packs `experts` stacked matrices, `rows` rows in total.
 pub fn pack_experts(
     ty: TensorType,
     experts: usize,
@@ -205,7 +205,7 @@ pub fn pack_experts(
         match format {
             Some(format) => planes.put_blocks(format, shape, place, raw),
             None => {
-                // a unit of floats is as many words as a float has bits
+                // a unit of floats has as many words per row as a float has bits
                 for (unit, raw) in raw.chunks(4 * shape.low).enumerate() {
                     for (j, word) in raw.chunks(4).enumerate() {
                         Place { unit, ..place }.put(planes.low, shape.low, j, word);
@@ -226,13 +226,13 @@ struct Planes<'a> {
 }
 
 impl Planes<'_> {
-    /// The blocks of a row, which begins at `place`.
+    /// Writes the blocks of a row that begins at `place`.
     fn put_blocks(&mut self, format: &Blocks, shape: Shape, place: Place, raw: &[u8]) {
         let Some(gpu) = &format.gpu else {
             unreachable!("{}: there is a layout for it", format.ty)
         };
         let len = format.k;
-        // blocks that share a super
+        // blocks that share a super scale
         let together = SUPER_UNITS * UNIT / len;
         let mut codes = [0u8; 256];
         let codes = &mut codes[..len];
@@ -258,7 +258,7 @@ impl Planes<'_> {
     fn put_codes(&mut self, place: Place, format: &Blocks, shape: Shape, codes: &[u8]) {
         match shape.low {
             8 => {
-                // the CPU's kernels want bytes offset by 128, these want them signed
+                // the CPU's kernels need bytes offset by 128, these need them signed
                 let flip = if format.offset == 128 { 0x80 } else { 0 };
                 for (j, c) in codes.chunks_exact(4).enumerate() {
                     let word = [c[0] ^ flip, c[1] ^ flip, c[2] ^ flip, c[3] ^ flip];
@@ -289,7 +289,7 @@ struct Place {
 }
 
 impl Place {
-    /// Word `j` of this row in a plane of `bits` bits a weight.
+    /// Writes word `j` of this row to a plane of `bits` bits per weight.
     fn put(self, plane: &mut [u8], bits: usize, j: usize, word: &[u8]) {
         let word_at = self.row * bits + j;
         let at =
@@ -298,8 +298,8 @@ impl Place {
     }
 }
 
-/// `bits` bits of every code, from bit `from` on: following groups of four codes in ever higher
-/// bits of a word.
+/// Packs `bits` bits of every code, starting at bit `from`: successive groups of four codes fill
+/// successively higher bits of a word.
 fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u8]) {
     let (groups, mask) = (8 / bits, (1u8 << bits) - 1);
     for (j, codes) in codes.chunks_exact(4 * groups).enumerate() {
@@ -328,7 +328,8 @@ mod tests {
         assert!(pack(TensorType::Q4_K, 0, 256, &[]).is_some_and(|p| p.bytes.is_empty()));
     }
 
-    /// What stays is bits: no plane is larger than the file's rows by more than the wider scales.
+    /// Packing only rearranges bits: planes exceed the file's rows by no more than the wider
+    /// scales.
     #[test]
     fn tensors_grow_by_their_scales_alone() {
         for &ty in FORMATS.iter() {
@@ -338,8 +339,8 @@ mod tests {
                 .expect("whole blocks")
                 .bytes
                 .len();
-            // a zero point stands beside each unit of 32, not of 128, and an odd byte beside each
-            // of AWQ's smallest groups
+            // AWQ has a zero point for each unit of 32 instead of 128, and an extra byte for each
+            // of its smallest groups
             let most = if TensorType::AWQ.contains(&ty) {
                 1.06
             } else {

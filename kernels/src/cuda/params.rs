@@ -1,21 +1,22 @@
-//! What kernels are given: each struct is the twin of the one of that name in `cuda/*.cu`, which
-//! asserts its size.
+//! Kernel parameters: each struct mirrors the one of the same name in `cuda/*.cu`, which asserts
+//! its size.
 //!
-//! Shapes and meanings stand there. No struct has padding, so that a launch is plain words.
+//! Shapes and meanings are documented there. No struct has padding, so that its bytes are plain
+//! words.
 
 use super::Ptr;
 
-/// A struct of whole 8-byte words, as a kernel takes it.
+/// A kernel's parameter struct, made of whole 8-byte words.
 ///
 /// # Safety
-/// `#[repr(C)]`, no padding, any bits are a value, at most 8-byte aligned, a multiple of 8 bytes
-/// long.
+/// `#[repr(C)]`, no padding, every bit pattern valid, alignment of at most 8 bytes, and a size that
+/// is a multiple of 8 bytes.
 pub unsafe trait Params: Copy {
-    /// The words.
+    /// Copies the struct to words.
     fn words(&self) -> Vec<u64> {
         let n = size_of::<Self>() / 8;
         let mut words = vec![0u64; n];
-        // SAFETY: as many bytes on both sides, all of them initialised: there is no padding.
+        // SAFETY: both sides have the same number of bytes, all initialized: there is no padding.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 (&raw const *self).cast::<u8>(),
@@ -38,7 +39,7 @@ macro_rules! params {
         const _: () = assert!(size_of::<$name>() == $bytes && $bytes % 8 == 0);
         const _: () = assert!(0 $(+ size_of::<$ty>())* == $bytes, "no padding");
 
-        // SAFETY: checked above; addresses, integers and floats take any bits.
+        // SAFETY: checked above; addresses, integers and floats allow every bit pattern.
         unsafe impl Params for $name {}
     )*};
 }
@@ -58,7 +59,7 @@ params! {
     Arrange, 48 {
         x: Ptr, weight: Ptr, out: Ptr, scales: Ptr, rows: u32, cols: u32, units: u32, eps: f32,
     }
-    /// `gemv.cuh`: one matrix, and what becomes of its product.
+    /// `gemv.cuh`: one matrix, with the addend and the output of its product.
     GemvPart, 64 { w: Matrix, add: Ptr, out: Ptr }
     /// `gemv.cuh`.
     Gemv, 224 {
@@ -81,9 +82,9 @@ params! {
     Given, 48 {
         x: Ptr, given: Ptr, places: Ptr, out: Ptr, rows: u32, width: u32, stride: u32, from: u32,
     }
-    /// `rows.cu`: two operands, element by element.
+    /// `rows.cu`: two operands of an elementwise operation.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
-    /// `rows.cu`: a function of single values.
+    /// `rows.cu`: an elementwise function.
     Unary, 32 { x: Ptr, out: Ptr, n: u64, parameter: f32, unused: u32 }
     /// `rows.cu`.
     Hadamard, 32 { x: Ptr, out: Ptr, n: u64, order: u32, factor: f32 }
@@ -135,7 +136,7 @@ params! {
         turn: Turn, paging: Paging,
         head_dim: u32, unused: u32,
     }
-    /// `recurrence.cu`: a part of the sequences' states.
+    /// `recurrence.cu`: one part of the sequences' states.
     States, 24 { slots: Ptr, spans: Ptr, stride: u64 }
     /// `recurrence.cu`.
     CausalConv, 72 {

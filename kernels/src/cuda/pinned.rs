@@ -1,8 +1,8 @@
-//! Memory of the host that a GPU reads and writes by itself: what is uploaded passes through a few
-//! such buffers in turn, what is downloaded often goes into one that stays.
+//! Pinned host memory, which a GPU reads and writes by DMA: uploads pass through a ring of staging
+//! buffers, and downloads often go to one buffer that stays.
 //!
-//! The driver copies from any other memory too, but in pieces through buffers of its own, while the
-//! caller waits.
+//! The driver copies pageable memory too, but in chunks through its own buffers, while the caller
+//! waits.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -14,23 +14,23 @@ use cudarc::driver::{CudaContext, CudaStream, sys};
 use super::gpus::driver_error;
 use super::{Error, Ptr};
 
-/// A buffer of a [`Ring`].
+/// A staging buffer of a [`Ring`].
 pub(super) trait Staging {
-    /// Bytes it has room for.
+    /// Capacity in bytes.
     fn len(&self) -> usize;
 
-    /// Waits until what was sent last has been read.
+    /// Waits until the device has read the last transfer.
     fn wait(&mut self) -> Result<(), Error>;
 
-    /// Writes down what is sent next, at most [`Staging::len`] bytes. Nothing reads the buffer now.
+    /// Copies the next transfer into the buffer, at most [`Staging::len`] bytes. No transfer may
+    /// still be reading it.
     fn fill(&mut self, bytes: &[u8]);
 
-    /// Begins to copy the first bytes to the device, in the order of everything else that is asked
-    /// of it.
+    /// Starts copying the first `bytes` bytes to the device, in stream order.
     fn send(&mut self, to: Ptr, bytes: usize) -> Result<(), Error>;
 }
 
-/// Buffers that take turns, so that one is filled while others are copied from.
+/// Staging buffers used round-robin, so that one is filled while others are being copied.
 pub(super) struct Ring<S> {
     buffers: Vec<S>,
     next: usize,
@@ -41,8 +41,8 @@ impl<S: Staging> Ring<S> {
         Ring { buffers, next: 0 }
     }
 
-    /// Copies to the device, in as many pieces as it takes. The caller's bytes have been read when
-    /// this returns; what follows on the stream finds them at `to`.
+    /// Copies to the device, in as many chunks as needed. The caller's bytes have been read when
+    /// this returns; later work on the stream sees them at `to`.
     pub(super) fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         let mut done = 0;
         while done < bytes.len() {
@@ -59,21 +59,21 @@ impl<S: Staging> Ring<S> {
     }
 }
 
-/// Binds a context for what is freed in the end. What went wrong in a drop before, cudarc tells
-/// whoever binds next, and does not bind: once.
+/// Binds a context for freeing resources in `drop`. cudarc reports an error of an earlier drop to
+/// the next bind, which then does not bind, so this tries twice.
 pub(super) fn bind_in_the_end(context: &CudaContext) -> bool {
     (0..2).any(|_| context.bind_to_thread().is_ok())
 }
 
-/// Page-locked memory of the host, zero at first.
+/// Pinned host memory, initially zero.
 struct Pinned {
     at: NonNull<u8>,
     bytes: usize,
-    /// The memory belongs to it.
+    /// Context that owns the memory.
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory has one owner, and is freed by any thread that binds the context, which `drop`
+// SAFETY: the memory has one owner, and any thread that binds the context may free it, which `drop`
 // does.
 unsafe impl Send for Pinned {}
 
@@ -81,11 +81,11 @@ impl Pinned {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Pinned, DriverError> {
         context.bind_to_thread()?;
         let bytes = bytes.max(1);
-        // SAFETY: a size that is not 0, in the bound context. Cached memory (no flags): the host
-        // may read it.
+        // SAFETY: the size is not 0, and the context is bound. No flags, so the memory is cached:
+        // the host may read it.
         let at = unsafe { result::malloc_host(bytes, 0)? };
         let at = NonNull::new(at.cast::<u8>()).expect("the driver gave memory");
-        // SAFETY: just allocated, of so many bytes.
+        // SAFETY: just allocated with `bytes` bytes.
         unsafe { at.write_bytes(0, bytes) };
         Ok(Pinned {
             at,
@@ -98,19 +98,19 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if bind_in_the_end(&self.context) {
-            // SAFETY: allocated by `new`, freed once. No copy is under way: `Staged` waits for its
-            // own before this is dropped, and downloads end before they return. An error cannot be
-            // told to anybody any more.
+            // SAFETY: allocated by `new`, freed once. No copy is in flight: `Staged` waits for its
+            // own before this is dropped, and downloads finish before they return. An error cannot
+            // be reported any more.
             let _ = unsafe { result::free_host(self.at.as_ptr().cast::<c_void>()) };
         }
     }
 }
 
-/// A buffer whose copies to a GPU are followed by an event.
+/// A staging buffer with an event recorded after each copy to the GPU.
 pub(super) struct Staged {
     memory: Pinned,
     event: sys::CUevent,
-    /// A copy was begun, and the event recorded behind it.
+    /// Whether a copy was started and the event recorded after it.
     sent: bool,
     stream: Arc<CudaStream>,
 }
@@ -148,7 +148,7 @@ impl Staging for Staged {
                 .context
                 .bind_to_thread()
                 .map_err(driver_error("cuCtxSetCurrent"))?;
-            // SAFETY: the event lives as long as this, and was recorded.
+            // SAFETY: the event lives as long as `self`, and was recorded.
             unsafe { result::event::synchronize(self.event) }
                 .map_err(driver_error("cuEventSynchronize"))?;
             self.sent = false;
@@ -161,7 +161,8 @@ impl Staging for Staged {
             bytes.len() <= self.memory.bytes && !self.sent,
             "a buffer that is too small, or still read"
         );
-        // SAFETY: there is room, and nobody else has the memory: the device has read what was sent.
+        // SAFETY: the bytes fit, and nothing else accesses the memory: the device has read the last
+        // transfer.
         unsafe {
             self.memory
                 .at
@@ -177,17 +178,17 @@ impl Staging for Staged {
             .bind_to_thread()
             .map_err(driver_error("cuCtxSetCurrent"))?;
         let stream = self.stream.cu_stream();
-        // SAFETY: so many bytes are there, and nobody writes them before `wait`; the caller checked
-        // the range on the device.
+        // SAFETY: the buffer has `bytes` bytes, and nothing writes to them before `wait`; the
+        // caller checked the range on the device.
         let copied = unsafe {
             let bytes = std::slice::from_raw_parts(self.memory.at.as_ptr(), bytes);
             result::memcpy_htod_async(to.0, bytes, stream)
         };
         copied.map_err(driver_error("cuMemcpyHtoDAsync"))?;
-        // SAFETY: the event lives as long as this, on a stream of the same context.
+        // SAFETY: the event lives as long as `self`, on a stream of the same context.
         let recorded = unsafe { result::event::record(self.event, stream) };
         if recorded.is_err() {
-            // nothing else says when the copy is done
+            // without the event, only synchronizing shows that the copy is done
             let _ = self.stream.synchronize();
         }
         recorded.map_err(driver_error("cuEventRecord"))?;
@@ -198,7 +199,7 @@ impl Staging for Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // errors cannot be told to anybody any more; a device that fails reads nothing
+        // errors cannot be reported any more; a device that failed reads nothing
         let _ = self.wait();
         if bind_in_the_end(&self.memory.context) {
             // SAFETY: created by `new`, destroyed once.
@@ -207,7 +208,7 @@ impl Drop for Staged {
     }
 }
 
-/// Floats on the host that a device downloads to: pinned where that makes it faster.
+/// Host buffer of floats for downloads: pinned where that makes them faster.
 pub struct HostBuffer(Memory);
 
 enum Memory {
@@ -216,40 +217,40 @@ enum Memory {
 }
 
 impl HostBuffer {
-    /// Memory like any other, of so many zeros.
+    /// Allocates pageable memory of `len` zeros.
     pub fn plain(len: usize) -> HostBuffer {
         HostBuffer(Memory::Plain(vec![0.0; len]))
     }
 
-    /// Page-locked memory of so many zeros.
+    /// Allocates pinned memory of `len` zeros.
     pub(super) fn pinned(context: &Arc<CudaContext>, len: usize) -> Result<HostBuffer, Error> {
         let memory = Pinned::new(context, 4 * len).map_err(driver_error("cuMemHostAlloc"))?;
         Ok(HostBuffer(Memory::Pinned { memory, len }))
     }
 
-    /// Floats there are.
+    /// Returns the number of floats.
     pub fn len(&self) -> usize {
         self.floats().len()
     }
 
-    /// Whether there are none.
+    /// Whether it has no floats.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them.
+    /// Returns all floats.
     pub fn floats(&self) -> &[f32] {
         match &self.0 {
             Memory::Plain(values) => values,
-            // SAFETY: the allocation has so many floats, begins at a page, was zeroed, and is
-            // borrowed with this.
+            // SAFETY: the allocation has `len` floats, is page-aligned, was zeroed, and is borrowed
+            // together with `self`.
             Memory::Pinned { memory, len } => unsafe {
                 std::slice::from_raw_parts(memory.at.as_ptr().cast(), *len)
             },
         }
     }
 
-    /// The bytes of the first `n`, to be downloaded to.
+    /// Returns the bytes of the first `n` floats as a download target.
     ///
     /// # Panics
     /// If there are fewer.
@@ -259,7 +260,8 @@ impl HostBuffer {
             Memory::Plain(values) => values.as_mut_ptr().cast::<u8>(),
             Memory::Pinned { memory, .. } => memory.at.as_ptr(),
         };
-        // SAFETY: the bytes of these floats, for which all bits are values, borrowed with this.
+        // SAFETY: the bytes of these floats, for which every bit pattern is valid, borrowed
+        // together with `self`.
         unsafe { std::slice::from_raw_parts_mut(at, 4 * n) }
     }
 }
@@ -270,11 +272,11 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    /// A device that copies as late as it may: when somebody waits.
+    /// A device that copies as late as allowed: when `wait` is called.
     #[derive(Default)]
     struct Lazy {
         memory: Vec<u8>,
-        /// Waits so far.
+        /// Number of waits.
         waits: usize,
     }
 
@@ -282,7 +284,7 @@ mod tests {
         device: Rc<RefCell<Lazy>>,
         bytes: Vec<u8>,
         sent: Option<(usize, usize)>,
-        /// A fault: does not wait.
+        /// Whether it skips waiting, as a planted fault.
         careless: bool,
     }
 
@@ -312,15 +314,15 @@ mod tests {
         }
 
         fn send(&mut self, to: Ptr, bytes: usize) -> Result<(), Error> {
-            // a copy that was forgotten still happens, of what is there now
+            // a copy not waited for still happens, with the buffer's current contents
             self.arrive();
             self.sent = Some((to.0 as usize, bytes));
             Ok(())
         }
     }
 
-    /// What arrives when `uploads` pass through `n` buffers of `len` bytes, and how often one was
-    /// waited for.
+    /// Runs `uploads` through `n` buffers of `len` bytes; returns the device's memory and the
+    /// number of waits.
     fn through(n: usize, len: usize, uploads: &[Vec<u8>], careless: bool) -> (Vec<u8>, usize) {
         let total = uploads.iter().map(Vec::len).sum();
         let device = Rc::new(RefCell::new(Lazy {

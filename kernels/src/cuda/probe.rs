@@ -1,21 +1,21 @@
-//! What a GPU reaches, for speeds to be held against.
+//! Measures the peak bandwidth and FLOP rate of a GPU, as limits to compare kernels with.
 
 use std::time::Instant;
 
 use super::params::Peak;
 use super::{Device, Error, launch};
 
-/// Each measurement takes at least so long.
+/// Minimum duration of a measurement in seconds.
 const SECONDS: f64 = 0.2;
 
-/// Runs `work`, of so many units, until a time has passed; units a second.
+/// Runs `work`, of `units` units each, for at least `seconds`; returns units per second.
 fn rate<D: Device + ?Sized>(
     device: &mut D,
     units: f64,
     seconds: f64,
     mut work: impl FnMut(&mut D) -> Result<(), Error>,
 ) -> Result<f64, Error> {
-    // a copy waits for everything before
+    // a download waits for all earlier work
     let wait = device.alloc(4)?;
     device.upload(wait, &[0; 4])?;
     let settle = |device: &mut D| device.download(wait, &mut [0; 4]);
@@ -35,11 +35,11 @@ fn rate<D: Device + ?Sized>(
     }
 }
 
-/// GB/s (1e9 bytes) that memory is read and written with, by a copy of `bytes`, each byte counted
-/// twice.
+/// Measures memory bandwidth in GB/s (1e9 bytes) by a copy of `bytes`, counting each byte as read
+/// and written.
 ///
 /// # Errors
-/// If the device has not the room, or fails.
+/// If the device lacks the memory, or fails.
 pub fn copy_bandwidth<D: Device + ?Sized>(device: &mut D, bytes: usize) -> Result<f64, Error> {
     let (from, to) = (device.alloc(bytes)?, device.alloc(bytes)?);
     let copied = rate(device, 2.0 * bytes as f64, SECONDS, |device| {
@@ -48,9 +48,9 @@ pub fn copy_bandwidth<D: Device + ?Sized>(device: &mut D, bytes: usize) -> Resul
     Ok(copied / 1e9)
 }
 
-/// GFLOP/s of products of halves on tensor cores that add up in floats, by a kernel that does
-/// `rounds` rounds of them and nothing else. Hopper's cores can do more with instructions that only
-/// Hopper has.
+/// Measures the GFLOP/s of tensor core products of f16 with f32 accumulation, by a kernel that runs
+/// `rounds` rounds of them and nothing else. Hopper's tensor cores reach more with instructions
+/// that only Hopper has.
 ///
 /// # Errors
 /// If the device fails, or its sums are wrong.
@@ -66,7 +66,7 @@ pub fn flops_peak<D: Device + ?Sized>(device: &mut D, rounds: u32) -> Result<f64
         },
         blocks,
     );
-    // a warp's product is of 16 x 16 by 16 x 8
+    // a warp multiplies 16 x 16 by 16 x 8
     let flops = 2.0
         * 16.0
         * 16.0
@@ -74,13 +74,13 @@ pub fn flops_peak<D: Device + ?Sized>(device: &mut D, rounds: u32) -> Result<f64
         * f64::from(launch::PEAK_SUMS)
         * f64::from(rounds)
         * (threads / 32) as f64;
-    // SAFETY: there is a float for each thread.
+    // SAFETY: `out` has 4 bytes for each thread.
     let measured = rate(device, flops, SECONDS, |device| unsafe {
         device.launch(&launch)
     })?;
     let mut sums = vec![0; 4 * threads];
     device.download(out, &mut sums)?;
-    // below 2^24 sums of so many ones are exact
+    // sums of ones are exact below 2^24
     let begun_with: u32 = (0..launch::PEAK_SUMS).sum();
     let expected = (16 * 4 * launch::PEAK_SUMS * rounds + 4 * begun_with) as f32;
     if sums

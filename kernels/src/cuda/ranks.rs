@@ -1,9 +1,9 @@
-//! Ranks whose programs run on devices: how parts of rows get from the memory of one's device into
-//! that of the others'.
+//! Tensor parallel ranks on devices: all-gather of parts of rows between the memories of their
+//! devices.
 //!
-//! A gather stands in the list of what a device does, between launches. One that devices do by
-//! themselves is captured with them, and the host waits for nothing; what goes through the host
-//! works everywhere, and waits for everything before it.
+//! A gather is a task between a device's launches. One that devices run by themselves is captured
+//! with the launches, without waiting on the host; one through the host works everywhere, but waits
+//! for all earlier work.
 
 #[cfg(feature = "nccl")]
 mod nccl;
@@ -17,30 +17,30 @@ pub use nccl::Nccl;
 use super::{Device, Error, HostBuffer, Launch, Ptr};
 use crate::ranks::Collective;
 
-/// Parts of rows, of which each rank brings its own and takes all.
+/// An all-gather: each rank contributes its part of rows and receives all parts.
 #[derive(Clone, Debug)]
 pub struct Gather {
     /// This rank's part.
     pub mine: Ptr,
-    /// Where all parts go, side by side in the order of ranks. It has nothing of `mine`.
+    /// Destination of all parts, concatenated in rank order. It does not overlap `mine`.
     pub all: Ptr,
-    /// Floats of each part.
+    /// Length of each part in floats.
     pub lens: Vec<usize>,
-    /// Who does it.
+    /// Implementation that runs it.
     pub by: Arc<dyn DeviceCollective>,
 }
 
-/// Something that a device does, in the order in which it is asked for.
+/// A unit of work enqueued on a device, in call order.
 #[derive(Clone, Debug)]
 pub enum Task {
     /// Runs a kernel.
     Launch(Launch),
-    /// Brings the parts of all ranks together.
+    /// Gathers the parts of all ranks.
     Gather(Gather),
 }
 
 impl Task {
-    /// Has a device do it.
+    /// Starts the task on a device.
     ///
     /// # Safety
     /// As [`Device::launch`], or [`DeviceCollective::all_gather`].
@@ -48,7 +48,7 @@ impl Task {
     /// # Errors
     /// If the device fails.
     pub unsafe fn start(&self, device: &mut dyn Device) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
                 Task::Launch(launch) => device.launch(launch),
@@ -58,37 +58,37 @@ impl Task {
     }
 }
 
-/// How the ranks that compute a program together reach the memory of each other's devices. All of
-/// them ask for the same gathers in the same order.
+/// Communication between the devices of tensor parallel ranks. All ranks must request the same
+/// gathers in the same order.
 pub trait DeviceCollective: Debug + Send + Sync {
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Which of them this is.
+    /// Returns this rank's index.
     fn rank(&self) -> usize;
 
-    /// Whether devices do it by themselves, in the order of what else they were asked for, so that
-    /// it is captured like a launch.
+    /// Whether gathers are enqueued on the device, in order with its other work, so that they can
+    /// be captured like launches.
     fn is_enqueued(&self) -> bool;
 
-    /// Brings the parts of all ranks together. What the device does next finds them; it may not be
-    /// done when this returns.
+    /// Gathers the parts of all ranks. Later work on the device sees the result; it may not be
+    /// complete when this returns.
     ///
     /// # Safety
-    /// Both ranges are in allocations of this device, and do not overlap; this rank's part was
+    /// Both ranges are in allocations of this device and do not overlap; this rank's part was
     /// written.
     ///
     /// # Errors
-    /// If the device fails, or the others cannot be reached.
+    /// If the device fails, or the other ranks cannot be reached.
     unsafe fn all_gather(&self, device: &mut dyn Device, gather: &Gather) -> Result<(), Error>;
 }
 
-/// Gathers in the host's memory: works with any devices, and any way to reach the others.
+/// Gathers through host memory: works with any devices and any connection between ranks.
 #[derive(Clone, Debug)]
 pub struct ThroughHost(Arc<dyn Collective>);
 
 impl ThroughHost {
-    /// Among these ranks.
+    /// Creates it for these ranks.
     pub fn new(ranks: Arc<dyn Collective>) -> ThroughHost {
         ThroughHost(ranks)
     }

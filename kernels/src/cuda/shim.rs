@@ -1,6 +1,7 @@
-//! The kernels on the CPU: compiled by the system's C++ compiler, run thread by thread. For tests.
+//! Runs the kernels on the CPU for tests: compiled by the system's C++ compiler, run thread by
+//! thread.
 //!
-//! `cuda/host/shim.h` says what this proves and what it cannot.
+//! `cuda/host/shim.h` describes what this can and cannot prove.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -15,28 +16,28 @@ use super::{
     Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording, Task, library_error,
 };
 
-/// In which order the threads of a block run, and the lanes of a warp.
+/// Order in which the threads of a block and the lanes of a warp run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// First thread first.
     Forward,
     /// Last thread first.
     Backward,
-    /// Another order each time, from a seed.
+    /// A new pseudorandom order each time, from a seed.
     Random(u64),
 }
 
 impl Schedule {
-    /// One of each.
+    /// One schedule of each kind.
     pub const ALL: [Schedule; 3] = [Schedule::Forward, Schedule::Backward, Schedule::Random(1)];
 }
 
-/// The kernels' sources and the shim's, which a test may change before they are compiled.
+/// Sources of the kernels and the shim, which a test may modify before they are compiled.
 #[derive(Clone, Debug)]
 pub struct Sources {
     /// File name, relative to `cuda/`, and text.
     pub files: Vec<(String, String)>,
-    /// Which formats' kernels are built, where a test needs few of them.
+    /// Weight formats to build kernels for; a test may need only a few.
     pub formats: Vec<TensorType>,
 }
 
@@ -75,7 +76,7 @@ impl Default for Sources {
 }
 
 impl Sources {
-    /// Replaces a text that stands exactly once in a file.
+    /// Replaces a text that occurs exactly once in a file.
     ///
     /// # Panics
     /// If it does not.
@@ -94,8 +95,8 @@ impl Sources {
     }
 }
 
-/// All modules of one file in one library: they share its includes, and a library is compiled in
-/// about a second.
+/// A library with all modules of one source file: they share its includes, and a library takes
+/// about a second to compile.
 struct Built {
     library: Library,
     running: &'static Mutex<()>,
@@ -110,7 +111,7 @@ struct Built {
     ) -> *const c_char,
 }
 
-/// A device that is the CPU.
+/// A device that runs kernels on the CPU.
 pub struct Shim {
     compiler: HostCompiler,
     sources: Sources,
@@ -118,15 +119,15 @@ pub struct Shim {
     built: HashMap<&'static str, Built>,
     memory: Vec<Block>,
     recordings: Vec<Vec<Task>>,
-    /// Of the launches from now on.
+    /// Thread order of subsequent launches.
     pub schedule: Schedule,
-    /// Bytes that allocations may take, all together.
+    /// Total bytes that may be allocated.
     pub capacity: u64,
-    /// Prompts are multiplied as on a GPU whose warps do that in groups.
+    /// Whether prefill uses the kernels of a GPU with warpgroup matrix multiply.
     pub wide: bool,
 }
 
-/// An allocation between fences that nothing may write; everything is NaN at first.
+/// An allocation between guard regions that nothing may write; initially all NaN.
 struct Block {
     bytes: Vec<u8>,
     at: usize,
@@ -136,15 +137,15 @@ struct Block {
 const FENCE: usize = 512;
 const POISON: u8 = 0xff;
 
-/// Byte `i` around allocations: words that are NaN as floats and as pairs of halves, but each
-/// another one. A kernel that reads one where it should not, and writes what comes of it, would
-/// otherwise write what is there.
+/// Returns byte `i` of the guard regions: words that are NaN both as floats and as pairs of halves,
+/// each different. Otherwise a kernel that reads one by mistake and writes the result would leave
+/// it unchanged.
 fn fence(i: usize) -> u8 {
     [(i / 4) as u8, 0x7f, 0xff, 0xff][i % 4]
 }
 
 impl Shim {
-    /// A device whose libraries are kept in `dir`.
+    /// Creates a device that keeps its libraries in `dir`.
     ///
     /// # Errors
     /// [`Error::NoCompiler`] if there is no C++ compiler.
@@ -162,7 +163,7 @@ impl Shim {
         })
     }
 
-    /// The library with the modules of a file, opened if it is not yet.
+    /// Opens the library of a module's file, unless it is open.
     fn open(&mut self, module: Module) -> Result<(), Error> {
         let (file, _) = module.file();
         if self.built.contains_key(file) {
@@ -170,10 +171,9 @@ impl Shim {
         }
         let path = self.compile(file)?;
         let wrong = |error: libloading::Error| library_error(&path, &error);
-        // SAFETY: the library was made by `compile` from our sources and does nothing when it is
-        // opened.
+        // SAFETY: `compile` built the library from our sources, and it runs nothing when opened.
         let library = unsafe { Library::new(&path) }.map_err(wrong)?;
-        // SAFETY: the type is that of the function in shim.cpp.
+        // SAFETY: the type matches the function in shim.cpp.
         let launch = *unsafe { library.get(b"octavo_shim_launch\0") }.map_err(wrong)?;
         self.built.insert(
             file,
@@ -217,7 +217,7 @@ impl Shim {
         self.compiler.library(&self.dir, &unit)
     }
 
-    /// The libraries of all modules, for others to open.
+    /// Builds the libraries of all modules and returns their paths.
     ///
     /// # Errors
     /// If one does not compile.
@@ -228,7 +228,7 @@ impl Shim {
         files.into_iter().map(|file| self.compile(file)).collect()
     }
 
-    /// The allocation that has this range.
+    /// Finds the allocation that contains a range, and the offset in it.
     fn find(&mut self, at: Ptr, len: usize) -> Result<(&mut Block, usize), Error> {
         let wrong = || Error::Driver {
             call: "copy",
@@ -315,7 +315,7 @@ impl Device for Shim {
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
         let tasks = std::mem::take(&mut self.recordings[recording.0]);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let result = tasks
             .iter()
             .try_for_each(|task| unsafe { task.start(self) });
@@ -331,7 +331,7 @@ impl Device for Shim {
             message,
         };
         let name = format!("{}\0", launch.kernel);
-        // SAFETY: only its address is used, and handed to the shim, which knows its type.
+        // SAFETY: only its address is used, and passed to the shim, which knows its type.
         let kernel: libloading::Symbol<'_, *const c_void> =
             unsafe { built.library.get(name.as_bytes()) }
                 .map_err(|error| failed(error.to_string()))?;
@@ -342,8 +342,8 @@ impl Device for Shim {
         };
         let message = {
             let _one = built.running.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the kernel is of this library and its parameters are of its own struct, by
-            // the launch table; the addresses in them are the caller's promise.
+            // SAFETY: by the launch table, the kernel is in this library and the parameters are its
+            // own struct; the caller guarantees the addresses in them.
             unsafe {
                 let params = launch.params.as_ptr().cast();
                 let message = (built.launch)(

@@ -1,6 +1,6 @@
-//! A stand-in for NVIDIA's driver (`libcuda.so.1`), for tests: what calls the driver runs without a
-//! GPU, in a process that finds this library in its place, also by the name of NCCL (`libnccl.so`).
-//! `cuda/standin/standin.h` says what it checks and what it cannot show.
+//! A stand-in for NVIDIA's driver (`libcuda.so.1`), for tests: code that calls the driver runs
+//! without a GPU in a process that loads this library instead, also under the name of NCCL
+//! (`libnccl.so`). `cuda/standin/standin.h` describes what it checks and what it cannot show.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +11,7 @@ use super::Error;
 use super::host_compiler::{HostCompiler, Unit, running};
 use super::shim::{Shim, Sources};
 
-/// Its sources: file name, relative to `cuda/`, and text.
+/// Sources: file name, relative to `cuda/`, and text.
 const FILES: [(&str, &str); 11] = [
     (
         "standin/standin.h",
@@ -59,7 +59,8 @@ const FILES: [(&str, &str); 11] = [
     ),
 ];
 
-/// It stays once it was opened: whoever only looks whether it is there closes it again.
+/// Compiler flags. The library stays loaded once opened, because callers that only check for its
+/// presence close it again.
 const FLAGS: [&str; 5] = [
     "-fvisibility=hidden",
     "-Wl,-soname,libcuda.so.1",
@@ -68,14 +69,14 @@ const FLAGS: [&str; 5] = [
     "-ldl",
 ];
 
-/// A stand-in that was built, and the kernels that it runs.
+/// A built stand-in and the kernels that it runs.
 pub struct StandIn {
     dir: PathBuf,
     kernels: Vec<PathBuf>,
 }
 
 impl StandIn {
-    /// Builds it and every kernel, unless they are in `dir` already.
+    /// Builds it and all kernels, unless they are already in `dir`.
     ///
     /// # Errors
     /// [`Error::NoCompiler`] if there is no C++ compiler.
@@ -97,15 +98,15 @@ impl StandIn {
         Ok(StandIn { dir: own, kernels })
     }
 
-    /// The folder in which a loader finds it.
+    /// Returns the folder to add to the loader's search path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Variables of a process that is to find it.
+    /// Returns the environment variables for a process to find it.
     ///
     /// # Panics
-    /// If a path has a colon in it.
+    /// If a path contains a colon.
     pub fn environment(&self) -> [(&'static str, OsString); 2] {
         let listed = |paths: &mut dyn Iterator<Item = PathBuf>| {
             std::env::join_paths(paths).expect("a path without a colon")
@@ -123,7 +124,7 @@ impl StandIn {
     }
 }
 
-/// Gives a library the driver's name, in a folder of its own.
+/// Links a library under the driver's and NCCL's names in a folder of its own.
 fn named(library: &Path, dir: &Path) -> Result<(), Error> {
     let io = |path: &Path| {
         let path = path.to_owned();
@@ -137,10 +138,10 @@ fn named(library: &Path, dir: &Path) -> Result<(), Error> {
         return Ok(());
     }
     fs::create_dir_all(dir).map_err(io(dir))?;
-    // under another name first, for processes that look at the same time; the first one's stays
+    // under a temporary name first, for concurrent processes; the first one's file stays
     let part = dir.join(format!("part-{}", std::process::id()));
     fs::copy(library, &part).map_err(io(&part))?;
-    // one file, which is one library under both names
+    // one file, so that it is one library under both names
     let named = link(&part, &path)
         .and_then(|()| link(&path, &nccl))
         .map_err(io(&nccl));
@@ -148,7 +149,7 @@ fn named(library: &Path, dir: &Path) -> Result<(), Error> {
     named
 }
 
-/// Gives a file another name, unless that is taken.
+/// Creates a hard link, unless the name exists.
 fn link(file: &Path, name: &Path) -> std::io::Result<()> {
     match fs::hard_link(file, name) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),

@@ -1,18 +1,18 @@
-//! Where NVRTC may lie: toolkits, Python's packages, what variables name.
+//! Locations to search for NVRTC: toolkits, Python packages, and environment variables.
 
 use std::path::{Path, PathBuf};
 
-/// Where an NVRTC may lie, before it is looked for.
+/// Roots of the search for NVRTC.
 pub(super) struct Places {
-    /// The program's own folder.
+    /// Folder of this executable.
     beside: Option<PathBuf>,
-    /// Toolkits that the environment names.
+    /// Toolkits named by environment variables.
     toolkits: Vec<PathBuf>,
-    /// Python environments that it names.
+    /// Python environments named by environment variables.
     environments: Vec<PathBuf>,
-    /// Where toolkits are installed: `cuda`, `cuda-12.9`.
+    /// Folder with installed toolkits, such as `cuda` and `cuda-12.9`.
     local: PathBuf,
-    /// Folders of programs.
+    /// Folders of `PATH`.
     path: Vec<PathBuf>,
 }
 
@@ -39,8 +39,8 @@ impl Places {
         }
     }
 
-    /// Toolkits that were installed, the default first, then the newest; and the one whose compiler
-    /// is on the path.
+    /// Lists installed toolkits: the default, then the newest first, then those of `nvcc` on the
+    /// path.
     fn installed(&self) -> Vec<PathBuf> {
         let mut versions: Vec<(Vec<u32>, PathBuf)> = entries(&self.local)
             .filter_map(|path| {
@@ -62,8 +62,9 @@ impl Places {
         all
     }
 
-    /// What a program on the path belongs to, the folder above its own: of the program, and of what
-    /// it is a link to. The programs of a Python environment are links to those of another.
+    /// Returns the prefixes of a program on the path, that is, the parents of its folder: for the
+    /// program itself and for each link that it resolves through. The programs of a Python
+    /// environment link to those of another.
     fn prefixes(&self, program: &str) -> Vec<PathBuf> {
         const LINKS: usize = 8;
         let found = self
@@ -73,12 +74,12 @@ impl Places {
             .find(|path| path.is_file());
         let next = |path: &PathBuf| Some(path.parent()?.join(std::fs::read_link(path).ok()?));
         let links = std::iter::successors(found, next).take(LINKS);
-        // a link may lead up and down again, through folders that are links themselves
+        // a link may lead through `..` and folders that are links themselves
         let above = |path: PathBuf| Some(path.parent()?.canonicalize().ok()?.parent()?.to_owned());
         links.filter_map(above).collect()
     }
 
-    /// In the order in which they are tried.
+    /// Lists candidate libraries in search order.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
         const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         let mut dirs: Vec<PathBuf> = self.beside.iter().cloned().collect();
@@ -95,13 +96,13 @@ impl Places {
             .flat_map(|dir| NAMES.map(|name| dir.join(name)))
             .collect();
         all.retain(|path| path.exists());
-        // by name alone: wherever the loader looks
+        // bare names, for the loader's search path
         all.extend(NAMES.map(PathBuf::from));
         all
     }
 }
 
-/// Folders that may be those of CUDA toolkits, in the order in which they are tried.
+/// Lists possible folders of CUDA toolkits, in search order.
 pub fn toolkits() -> Vec<PathBuf> {
     let places = Places::of_process();
     let installed = places.installed();
@@ -116,7 +117,7 @@ fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
         .map(|entry| entry.path())
 }
 
-/// The libraries of a toolkit.
+/// Returns the library folders of a toolkit.
 fn of_toolkit(root: &Path) -> [PathBuf; 5] {
     [
         "lib64",
@@ -128,8 +129,8 @@ fn of_toolkit(root: &Path) -> [PathBuf; 5] {
     .map(|lib| root.join(lib))
 }
 
-/// NVIDIA's libraries among a Python's packages, for Debian's Python also where it puts what the
-/// system does not own.
+/// Lists the folders of NVIDIA's libraries among Python packages, including Debian's folder for
+/// packages that the system does not own.
 fn of_python(root: &Path) -> Vec<PathBuf> {
     let packages = |python: PathBuf| {
         ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia"))
@@ -203,7 +204,7 @@ mod tests {
                 .expect("in the tree");
             relative.push(folder.to_str().expect("text").to_owned());
         }
-        // python3 and python are programs of one environment
+        // `python3` and `python` belong to the same environment
         relative.dedup();
         assert_eq!(relative, folders);
     }

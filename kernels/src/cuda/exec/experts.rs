@@ -1,5 +1,5 @@
-//! Launches of the operations around mixtures of experts. Which experts a row is given to stays on
-//! the device: no launch depends on it.
+//! Launches of the operations around mixtures of experts. The choice of experts stays on the
+//! device: no launch depends on it.
 
 use super::launches::{List, Scene, small};
 use crate::cuda::launch::Form;
@@ -21,7 +21,7 @@ impl Scene<'_> {
 
     pub(super) fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) -> Launch {
         let width = self.width(x);
-        // without groups each value is one, and all are used
+        // without groups, each value is a group of its own, and all are used
         let (count, used) = groups.map_or((width, width), |groups| (groups.count, groups.used));
         let p = TopK {
             x: self.slot(x),
@@ -56,7 +56,7 @@ impl Scene<'_> {
         })
     }
 
-    /// The parts of `x`, as many as there are weights, each times its own.
+    /// Sums the parts of each row of `x`, each times its weight.
     pub(super) fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) -> Launch {
         launch::weighted_sum(&WeightedSum {
             x: self.slot(x),
@@ -68,7 +68,7 @@ impl Scene<'_> {
         })
     }
 
-    /// Operation `at`, whose bias has so many values.
+    /// Adds expert biases, operation `at`, with `values` bias values in total.
     pub(super) fn expert_bias(
         &self,
         at: usize,
@@ -89,7 +89,8 @@ impl Scene<'_> {
         })
     }
 
-    /// A product with experts. Prompts go this way too: a row's numbers are the same in both roles.
+    /// Multiplies by expert matrices. Prefill uses this as well: a row's results are the same in
+    /// both phases.
     pub(super) fn expert_product(&self, x: Slot, w: usize, ids: Slot, out: Slot, list: &mut List) {
         let (ty, matrix) = self.matrix(self.plan.weights[w]);
         let experts = self.plan.placed[self.plan.weights[w]].experts;
@@ -98,7 +99,7 @@ impl Scene<'_> {
         let (input, sharing) = if self.width(x) == cols {
             (self.input(x, form, list), used)
         } else {
-            // an input for each expert of a row: no other product reads them so
+            // each expert of a row has its own input, a form that no other product reads
             self.arrange_as((self.rows(x) * used, cols), x, form, None, list);
             list.ready = None;
             (self.at(self.plan.activations), 1)

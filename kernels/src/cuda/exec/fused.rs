@@ -1,5 +1,4 @@
-//! Launches of operations that one kernel does together: the groups of `fuse.rs` for which there
-//! are kernels.
+//! Launches of fused operations: those groups of `fuse.rs` that have kernels.
 
 use super::launches::{List, Ready, Scene, kernels_of, small};
 use super::products::{Gated, Product};
@@ -10,12 +9,12 @@ use crate::fuse::{self, Chain, Group, Kind};
 use crate::program::Slot;
 
 impl Scene<'_> {
-    /// The launches of a group that begins with operation `at`; `false`, and none, if there is no
-    /// kernel for it here.
+    /// Adds the launches of a group that begins with operation `at`; adds none and returns `false`
+    /// if there is no kernel for it here.
     pub(super) fn fused(&self, at: usize, group: &Group, list: &mut List) -> bool {
         match group.kind {
             Kind::AddInto { x, w, to, out } => self.add_into(x, w, to, out, list),
-            // rows keep their order: as many as there are, are they themselves
+            // selected rows keep their order: if all are selected, nothing changes
             Kind::AddSelected { x, w, to, out } if self.shape.rows == self.shape.wanted => {
                 self.add_into(x, w, to, out, list);
             }
@@ -80,7 +79,7 @@ impl Scene<'_> {
         true
     }
 
-    /// The form in which all products with these matrices want their input, if it is the same.
+    /// Returns the input form of all products with these matrices, if it is the same.
     fn one_form(&self, readers: &[usize]) -> Option<Form> {
         let mut forms = readers.iter().map(|w| self.form(self.stored(*w)));
         let first = forms.next()?;
@@ -106,7 +105,7 @@ impl Scene<'_> {
             rope,
         } = heads;
         let kv = self.program.cache(*cache);
-        // products have a place of their own: the slots of one chain may be another's
+        // the products have a buffer of their own: slots of one chain may be reused by another
         let rows = self.rows(*x);
         let mut room = self.at(self.plan.heads);
         let mut group = |chain: &Chain| {

@@ -1,4 +1,4 @@
-//! From a program's operations to launches: a list that follows from a step's shape alone.
+//! Translates a program's operations to a list of launches, which depends on a step's shape alone.
 
 use std::sync::Arc;
 
@@ -14,62 +14,62 @@ use crate::program::{Program, Slot};
 use crate::rope::Pairing;
 use octavo_quant::TensorType;
 
-/// Everything that a list depends on.
+/// Everything that the list of launches depends on.
 pub(super) struct Scene<'a> {
     pub(super) program: &'a Program,
-    /// By the operation that each begins with.
+    /// Groups to fuse, by their first operation.
     pub(super) groups: &'a [Option<Group>],
     pub(super) plan: &'a Plan,
-    /// Of a program that gathers.
+    /// Communication with the other ranks, for programs that gather.
     pub(super) ranks: Option<&'a Arc<dyn DeviceCollective>>,
-    /// The arena.
+    /// Address of the arena.
     pub(super) base: Ptr,
     pub(super) n_pages: usize,
     pub(super) multiprocessors: u32,
-    /// Whether its warps multiply in groups.
+    /// Whether the device has warpgroup matrix multiply.
     pub(super) wide: bool,
     pub(super) shape: Shape,
     pub(super) record: Addresses,
 }
 
-/// One operation's launches.
+/// Launches of one operation or fused group.
 pub(super) struct Part {
-    /// The operation, or the last of those that were done together.
+    /// The operation, or the last of a fused group.
     pub(super) op: usize,
-    /// What ranks gather before.
+    /// All-gather that precedes the launches.
     pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
 }
 
 impl Part {
-    /// All of it, in order.
+    /// Returns all tasks in order.
     pub(super) fn tasks(self) -> impl Iterator<Item = Task> {
         let launches = self.launches.into_iter().map(Task::Launch);
         self.gather.map(Task::Gather).into_iter().chain(launches)
     }
 }
 
-/// An input of products that is there in their form.
+/// An input of products that was already converted to their form.
 #[derive(Clone, Copy)]
 pub(super) struct Ready {
     pub(super) slot: Slot,
     pub(super) form: Form,
     pub(super) at: Ptr,
-    /// Made together with the slot's value, by the operations that are being looked at.
+    /// Whether the operations now being translated also write the slot.
     pub(super) new: bool,
 }
 
-/// The launches of some operations, while they are put together.
+/// Launches of some operations, under construction.
 pub(super) struct List {
-    /// Comes before the launches.
+    /// All-gather that precedes the launches.
     pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
     pub(super) ready: Option<Ready>,
 }
 
 impl Scene<'_> {
-    /// All launches. With `fuse`, operations that follow each other are done together where there
-    /// is a kernel for that; no number changes.
+    /// Returns all launches. With `fuse`, consecutive operations are fused where there is a kernel
+    /// for it; no result changes.
     pub(super) fn all(&self, fuse: bool) -> Vec<Part> {
         let mut parts = Vec::with_capacity(self.program.ops.len());
         let mut ready = None;
@@ -102,7 +102,7 @@ impl Scene<'_> {
         parts
     }
 
-    /// Where each row's largest output is.
+    /// Returns the launches that compute each row's argmax.
     pub(super) fn best(&self) -> Vec<Launch> {
         let (slot, rows) = (self.program.output, self.shape.wanted);
         if rows == 0 {
@@ -158,7 +158,7 @@ impl Scene<'_> {
         )
     }
 
-    /// The type in which a product's weight is multiplied.
+    /// Returns the type in which a product's weight is stored.
     pub(super) fn stored(&self, w: usize) -> TensorType {
         self.plan.placed[self.plan.weights[w]].source.stored()
     }
@@ -175,7 +175,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Keys and values of a layer.
+    /// Returns the addresses of a layer's keys and values.
     pub(super) fn pages(&self, cache: CacheLayer) -> (Ptr, Ptr) {
         let start = self.plan.pages[cache.group];
         let halves = self.program.cache(cache).halves();
@@ -186,7 +186,7 @@ impl Scene<'_> {
     }
 }
 
-/// The type of a cache as kernels have it.
+/// Returns a cache's type for the choice of kernels.
 pub(super) fn kernels_of(kv: KvShape) -> KvType {
     launch::kv_type(kv.types).expect("a plan is made of caches that there are kernels for")
 }

@@ -1,4 +1,4 @@
-//! Fills an executor's memory: weights are packed by several threads while others are uploaded.
+//! Fills an executor's device memory; several threads pack weights while others are uploaded.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,7 +10,7 @@ use crate::cuda::{Device, Error, Ptr};
 use crate::program::Program;
 use octavo_quant::TensorType;
 
-/// Brings every weight into its place; see [`Executor::new`](super::Executor::new) for `progress`.
+/// Packs and uploads every weight; see [`Executor::new`](super::Executor::new) for `progress`.
 pub(super) fn weights(
     device: &mut impl Device,
     plan: &Plan,
@@ -27,15 +27,14 @@ pub(super) fn weights(
     let mut done = 0;
     progress(None, done, total);
     let next = AtomicUsize::new(0);
-    // a weight waits until it is fetched: no more of them are in memory than there are threads, and
-    // one
+    // a rendezvous channel: at most one packed weight per thread, plus one, is in memory
     let (sender, receiver) = mpsc::sync_channel(0);
     thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some(placed) = plan.placed.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    // nobody listens any more after an error
+                    // the receiver is gone after an error
                     if sender.send((placed, packed(placed))).is_err() {
                         return;
                     }
@@ -43,7 +42,8 @@ pub(super) fn weights(
             });
         }
         drop(sender);
-        // owned here, so that it is gone, and threads that wait are free, when an error ends this
+        // owned here, so that it is dropped, and waiting threads are released, when an error
+        // returns early
         let receiver = receiver;
         for (placed, packed) in &receiver {
             device.upload(base.offset(placed.at), &packed.bytes)?;
@@ -76,7 +76,7 @@ fn packed(placed: &Placed) -> Packed {
     packed.expect("the plan checked type and size")
 }
 
-/// Norm weights, biases, sinks, and the cosines and sines of every position.
+/// Uploads norm weights, biases, sinks, and the RoPE cosines and sines of every position.
 pub(super) fn constants(
     device: &mut impl Device,
     program: &Program,

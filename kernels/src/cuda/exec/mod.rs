@@ -1,10 +1,10 @@
 //! Runs a [`Program`] on a [`Device`].
 //!
-//! Everything a model needs lies in one allocation that is made when it is loaded: weights, cache,
-//! buffers for the largest step. A step writes the step record (`record`), runs launches that
-//! follow from its shape alone (`launches`), and reads the outputs. Nothing is allocated in
-//! between, and no address ever changes; so the launches of generated tokens are captured once for
-//! each number of sequences, and replayed.
+//! All that a model needs is in one allocation (the arena) made at load time: weights, KV cache,
+//! and buffers for the largest step. A step writes the step record (`record`), runs launches that
+//! depend on its shape alone (`launches`), and reads the outputs. Nothing is allocated in between
+//! and no address changes, so decode launches are captured once per number of sequences and
+//! replayed.
 
 mod experts;
 mod fused;
@@ -33,76 +33,77 @@ use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
 use crate::program::{Program, Row, StateUse, Step};
 
-/// How often a shape of generated tokens has come.
+/// Progress of capturing the launches of a decode shape.
 enum Seen {
-    /// Its launches ran one by one: what a device loads when a kernel first runs is there.
+    /// It ran once without a graph, so that all that a device loads lazily is loaded.
     Once,
-    /// They are replayed.
+    /// Its launches are captured and replayed.
     Recorded(Recording),
 }
 
-/// How a program is prepared, and runs.
+/// Options for preparing and running a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// The largest step, and the cache.
+    /// Sizes of the largest step and of the cache.
     pub limits: Limits,
-    /// Record the launches of generated tokens and replay them.
+    /// Capture the launches of decode steps and replay them.
     pub capture: bool,
-    /// Let kernels check every page number, and end a step whose tables lack a page with an error.
+    /// Check every page number in the kernels, and fail a step whose block tables lack a page.
     pub check_pages: bool,
-    /// Threads that pack weights.
+    /// Number of threads that pack weights.
     pub threads: usize,
 }
 
 /// Runs one program on one device.
 pub struct Executor<D: Device> {
     device: D,
-    /// The other ranks, if there are any. It ends after the device, with what that has captured.
+    /// Communication with the other tensor parallel ranks, if any. Dropped after the device, which
+    /// may have captured its work.
     ranks: Option<Arc<dyn DeviceCollective>>,
     program: Program,
-    /// By the operation that each begins with.
+    /// Groups to fuse, by their first operation.
     groups: Vec<Option<Group>>,
     limits: Limits,
     plan: Plan,
-    /// The arena.
+    /// Address of the arena.
     base: Ptr,
     record: Record,
     tile_rows: usize,
-    /// Whether generation is captured.
+    /// Whether decode steps are captured.
     capture: bool,
-    /// Why it is not, although it was asked for.
+    /// Reason that they are not, although requested.
     refused: Option<Error>,
     check_pages: bool,
     seen: HashMap<Work, Seen>,
-    /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the
-    /// beginning, and grows where more is asked for.
+    /// Outputs of the last step, or values for a tap. Sized for decode at first, and grown on
+    /// demand.
     values: HostBuffer,
-    /// What kernels say in the step record, words as floats.
+    /// Results that kernels write to the step record: words, read as floats.
     told: HostBuffer,
 }
 
-/// What decides a step's launches: its shape, and whether the largest outputs are looked for.
+/// Key of a step's launches: its shape, and whether to compute the argmax.
 type Work = (Shape, bool);
 
 impl<D: Device> Executor<D> {
-    /// What a model takes on a device.
+    /// Computes the memory that a model takes on a device.
     ///
     /// # Errors
-    /// As [`Executor::new`], for what the kernels do not take.
+    /// As [`Executor::new`], for unsupported weights, cache types, heads or keys.
     pub fn needs(program: &Program, sources: &[Source], limits: &Limits) -> Result<Needs, Error> {
         Ok(Plan::new(program, sources, limits)?.needs)
     }
 
-    /// Packs and uploads the weights and builds every kernel. `progress` is told which weight is
-    /// done (by its number in `sources`), bytes of the file done, and bytes in all.
+    /// Packs and uploads the weights and builds every kernel. `progress` is called with the weight
+    /// just done (an index in `sources`), the bytes of the file done, and the total bytes.
     ///
     /// # Errors
-    /// [`Error::Weight`], [`Error::KvType`], [`Error::HeadDim`] or [`Error::KeyDim`] for what the
-    /// kernels do not take, [`Error::TooLarge`] if the device has not the room, and the device's
-    /// own errors.
+    /// [`Error::Weight`], [`Error::KvType`], [`Error::KvTypes`], [`Error::HeadDim`] or
+    /// [`Error::KeyDim`] for what the kernels do not support, [`Error::TooLarge`] if memory is
+    /// insufficient, and the device's own errors.
     ///
     /// # Panics
-    /// If the program's numbers contradict each other: a bug in whoever compiled it.
+    /// If the program's sizes are inconsistent: a bug in its compilation.
     pub fn new(
         device: D,
         program: Program,
@@ -113,14 +114,14 @@ impl<D: Device> Executor<D> {
         Executor::of_rank(device, None, program, sources, setup, progress)
     }
 
-    /// As [`Executor::new`], of a program that several ranks compute together: this one with parts
-    /// of their matrices.
+    /// As [`Executor::new`], for one rank of a tensor parallel program, with its shards of the
+    /// matrices.
     ///
     /// # Errors
     /// As [`Executor::new`].
     ///
     /// # Panics
-    /// As [`Executor::new`], and if the program gathers other parts than those of this rank.
+    /// As [`Executor::new`], and if the program gathers parts other than this rank's.
     pub fn of_rank(
         mut device: D,
         ranks: Option<Arc<dyn DeviceCollective>>,
@@ -181,8 +182,8 @@ impl<D: Device> Executor<D> {
         Ok(executor)
     }
 
-    /// Builds every kernel that a step may need, so that the first one does not wait for a
-    /// compiler.
+    /// Builds every kernel that a step may need, so that the first step does not wait for
+    /// compilation.
     fn build(&mut self) -> Result<(), Error> {
         for generated in [false, true] {
             let shape = Shape {
@@ -209,30 +210,31 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// Whether generation is captured; why it is not although it was asked for, once that is known.
+    /// Whether decode steps are captured, or the reason that they are not although requested, once
+    /// known.
     ///
     /// # Errors
-    /// What the device said when it was to keep launches.
+    /// The device's error when it tried to capture launches.
     pub fn captures(&self) -> Result<bool, &Error> {
         self.refused.as_ref().map_or(Ok(self.capture), Err)
     }
 
-    /// What it takes of the device's memory.
+    /// Returns its device memory.
     pub fn memory(&self) -> Needs {
         self.plan.needs
     }
 
-    /// Groups of the cache's layers.
+    /// Returns the number of groups of cache layers.
     pub fn cache_groups(&self) -> usize {
         self.program.caches.len()
     }
 
-    /// Room for states; 0 for programs without.
+    /// Returns the number of state slots; 0 for programs without states.
     pub fn n_states(&self) -> usize {
         match self.program.states.is_empty() {
             true => 0,
@@ -240,21 +242,21 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// The largest step.
+    /// Returns the limits of a step and the cache.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
-    /// all rows, if the program does not select any. `tap` sees the result of every operation
-    /// before the next one runs, and may put other values in its place.
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`, or
+    /// of all rows if the program selects none. `tap` sees the result of every operation before the
+    /// next one runs, and may replace its values.
     ///
     /// # Errors
     /// If the device fails.
     ///
     /// # Panics
     /// If the step does not fit the program, the cache or the limits, if it keeps more than
-    /// [`MOST_KEPT`] states of a sequence, or if `tap` gives more or fewer values than it saw.
+    /// [`MOST_KEPT`] states of a sequence, or if `tap` returns another number of values.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
         let (rows, wanted) = self.start(step, tap, false)?;
         let output = self.program.output;
@@ -264,8 +266,8 @@ impl<D: Device> Executor<D> {
         Ok(&self.values.floats()[..n * self.program.slots[output].width])
     }
 
-    /// Runs a step and returns where each wanted row's largest output is, the first of equal ones;
-    /// none of a row with an output that is not finite. The outputs stay on the device.
+    /// Runs a step and returns the argmax of each wanted row's outputs, the first of equal ones;
+    /// `None` for a row with a non-finite output. The outputs stay on the device.
     ///
     /// # Errors
     /// If the device fails.
@@ -288,7 +290,8 @@ impl<D: Device> Executor<D> {
             .collect())
     }
 
-    /// Writes a step's record and begins to run it; its rows, and how many of them are wanted.
+    /// Writes a step's record and starts running it; returns its rows and the number of wanted
+    /// ones.
     fn start(
         &mut self,
         step: &Step<'_>,
@@ -345,10 +348,10 @@ impl<D: Device> Executor<D> {
         Ok((rows, wanted.len()))
     }
 
-    /// Whether there is room for the states of a step.
+    /// Checks that the states of a step fit.
     ///
     /// # Panics
-    /// If there is not: a bug in whoever made the step.
+    /// If they do not: a bug in the caller.
     fn check_states(&self, step: &Step<'_>) {
         for StateUse { from, to } in step.seqs.iter().map(|s| s.states) {
             assert!(
@@ -364,10 +367,10 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// Whether every page that the step's rows needed was in the tables that the kernels saw; what
-    /// they said was read.
+    /// Checks that the block tables had every page that the step's rows needed, from the results
+    /// already downloaded.
     fn check_pages(&self, rows: &[Row]) -> Result<(), Error> {
-        // one more than a row that needed a page which no table had
+        // 1 + the index of a row whose page was missing; 0 if none
         let missing = self.told.floats()[0].to_bits() as usize;
         match missing
             .checked_sub(1)
@@ -382,7 +385,7 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// Copies a page of every layer of a group, keys and values.
+    /// Copies a page's keys and values in every layer of a group.
     ///
     /// # Errors
     /// If the device fails.

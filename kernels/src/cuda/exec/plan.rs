@@ -1,5 +1,5 @@
-//! What an executor keeps on its device, and where: worked out before anything is allocated, so
-//! that a model that does not fit is refused with numbers.
+//! Layout of an executor's device memory, computed before anything is allocated, so that a model
+//! that does not fit is refused with numbers.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,61 +19,61 @@ use crate::op::{Op, scale_at};
 use crate::program::{Program, ProgramOp};
 use crate::rope::Rope;
 
-/// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
-/// is too much.
+/// Rows whose split attention is merged at a time: partial sums of all rows would take too much
+/// memory.
 pub(super) const ATTEND_ROWS: usize = 64;
-/// Parts of a row's positions that blocks take: fixed, so that a row's numbers depend on nothing
-/// but its length, and so many that one row of a usual model keeps a large device busy.
+/// Number of splits of a row's positions: fixed, so that a row's results depend on nothing but its
+/// length, and large enough that one row of a typical model keeps a large device busy.
 pub(super) const SPLITS: usize = launch::MOST_SPLITS as usize;
-/// Every piece of the arena begins at such a multiple.
+/// Alignment of each piece of the arena in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// The largest step, and the cache.
+/// Sizes of the largest step and of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tokens of a step.
+    /// Tokens per step.
     pub rows: usize,
-    /// Tokens of a step with outputs.
+    /// Tokens with outputs per step.
     pub wanted: usize,
-    /// Sequences of a step.
+    /// Sequences per step.
     pub sequences: usize,
-    /// Positions of a sequence.
+    /// Positions per sequence.
     pub positions: usize,
-    /// Pages of the cache.
+    /// Pages in the KV cache.
     pub n_pages: usize,
-    /// Slots of states; none are needed by a program that keeps none.
+    /// Recurrent state slots; programs without states need none.
     pub states: usize,
 }
 
 impl Limits {
-    /// Pages of the longest sequence.
+    /// Returns the pages of the longest sequence.
     pub(super) fn max_pages(&self) -> usize {
         self.positions.div_ceil(crate::PAGE_POSITIONS)
     }
 
-    /// Positions that tables of angles and the like are made for: those of whole pages.
+    /// Returns the number of positions in RoPE and other tables: a multiple of the page size.
     pub(super) fn table_positions(&self) -> usize {
         self.max_pages() * crate::PAGE_POSITIONS
     }
 }
 
-/// A weight as it lies in the file.
+/// A weight as stored in the file.
 #[derive(Clone)]
 pub struct Source {
-    /// Its name there.
+    /// Tensor name.
     pub name: String,
     /// Element type.
     pub ty: TensorType,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: usize,
     /// `rows` rows of whole blocks.
     pub bytes: Arc<dyn Bytes>,
 }
 
 impl Source {
-    /// The type of the kernels that multiply it: its own, or floats where it has none.
+    /// Returns the type stored on the device: its own, or F32 if that has no kernels.
     pub(super) fn stored(&self) -> TensorType {
         if is_packed(self.ty) {
             self.ty
@@ -113,7 +113,7 @@ impl Source {
     }
 }
 
-/// Bytes that a model takes on a device.
+/// Device memory that a model takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// Weights, in the kernels' layout.
@@ -122,12 +122,12 @@ pub struct Needs {
     pub kv: u64,
     /// States of sequences.
     pub states: u64,
-    /// Everything that a step writes.
+    /// Step buffers.
     pub buffers: u64,
 }
 
 impl Needs {
-    /// All of them.
+    /// Returns the sum of all.
     pub fn total(&self) -> u64 {
         self.weights
             .saturating_add(self.kv)
@@ -154,13 +154,13 @@ impl fmt::Display for Needs {
     }
 }
 
-/// Hands out pieces of a range that begins at 0.
+/// Bump allocator of offsets, from 0 up.
 #[derive(Default)]
 struct Arena(u64);
 
 impl Arena {
-    /// As many bytes as the product of `factors`; more than can be counted is at least more than
-    /// there is.
+    /// Takes the product of `factors` in bytes; saturates on overflow, which is more than any
+    /// device has.
     fn take(&mut self, factors: &[usize]) -> u64 {
         let bytes = factors
             .iter()
@@ -174,21 +174,21 @@ impl Arena {
     }
 }
 
-/// A weight's place.
+/// A weight and its place in the arena.
 pub(super) struct Placed {
     pub(super) source: Source,
-    /// Matrices one below the other: 1 for an ordinary one.
+    /// Number of stacked expert matrices: 1 for an ordinary one.
     pub(super) experts: usize,
     pub(super) layout: Layout,
     pub(super) at: u64,
 }
 
-/// Places of a table's cosines and sines, of all positions.
+/// Offsets of a RoPE table's cosines and sines for all positions.
 #[derive(Clone, Copy)]
 pub(super) struct Angles {
     pub(super) cosines: u64,
     pub(super) sines: u64,
-    /// Along which axis each pair turns, if not all along the first.
+    /// Offset of each pair's position axis, unless all use the first.
     pub(super) axes: Option<u64>,
 }
 
@@ -204,39 +204,39 @@ impl Angles {
     }
 }
 
-/// Places of everything, as distances from the arena's beginning.
+/// Offsets of everything in the arena, in bytes.
 pub(super) struct Plan {
-    /// Every weight once.
+    /// Distinct weights.
     pub(super) placed: Vec<Placed>,
-    /// Which of them a product multiplies with.
+    /// Index into `placed` of each product's weight.
     pub(super) weights: Vec<usize>,
-    /// Which of them an operation looks rows up in.
+    /// Index into `placed` of each embedding table, by operation.
     pub(super) tables: HashMap<usize, usize>,
-    /// Values that an operation brings, by operation: see [`vector_of`].
+    /// Constant vectors by operation; see [`vector_of`].
     pub(super) vectors: HashMap<usize, u64>,
-    /// For each table of angles.
+    /// RoPE tables.
     pub(super) angles: Vec<Angles>,
-    /// For each group of the cache's layers: keys of its first layer, its values, keys of the
-    /// second and so on, all pages of each.
+    /// For each group of cache layers: all pages of the first layer's keys, of its values, of the
+    /// second layer's keys, and so on.
     pub(super) pages: Vec<u64>,
-    /// Where each part of a state is in the first slot; the others follow at equal distances.
+    /// Offset of each part of a state in the first slot; other slots follow at a fixed stride.
     pub(super) state_parts: Vec<u64>,
     pub(super) slots: Vec<u64>,
-    /// Rows that are given in the place of embeddings.
+    /// Embedding inputs.
     pub(super) given: u64,
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
     pub(super) scales: u64,
-    /// Integers of what is gated.
+    /// Integer form of gate outputs.
     pub(super) gated: u64,
-    /// Products on their way to be queries, keys and values.
+    /// QKV products before biases, norms and RoPE.
     pub(super) heads: u64,
-    /// Partial sums of attention, and their maxima and totals.
+    /// Partial sums of split attention, and their softmax maxima and totals.
     pub(super) sums: u64,
     pub(super) states: u64,
-    /// Parts of the search for the largest outputs.
+    /// Partial results of argmax.
     pub(super) parts: u64,
-    /// The ranks' parts of rows, side by side.
+    /// Gathered parts of rows from all ranks, concatenated.
     pub(super) gathered: u64,
     pub(super) record: u64,
     pub(super) needs: Needs,
@@ -244,7 +244,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// # Errors
-    /// For what the kernels do not take: a weight, the cache's type, the size of heads.
+    /// For what the kernels do not support: a weight, a cache type, a head or key size.
     pub(super) fn new(
         program: &Program,
         sources: &[Source],
@@ -321,7 +321,7 @@ impl Plan {
     }
 }
 
-/// Whether kernels take the cache's types, and the sizes of heads and keys.
+/// Checks that kernels support the cache types and the sizes of heads and keys.
 fn check(program: &Program) -> Result<(), Error> {
     for &KvShape {
         types, head_dim, ..
@@ -347,7 +347,7 @@ fn check(program: &Program) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes room for all slots of states; answers where the parts of the first one are.
+/// Allocates all state slots; returns the offsets of the parts of the first one.
 fn place_states(program: &Program, limits: &Limits, arena: &mut Arena) -> Vec<u64> {
     let mut before = 0usize;
     let parts: Vec<usize> = program
@@ -364,8 +364,8 @@ fn place_states(program: &Program, limits: &Limits, arena: &mut Arena) -> Vec<u6
     parts.into_iter().map(at).collect()
 }
 
-/// The values that an operation reads besides its inputs and matrices: a norm's weights, a bias, or
-/// factors by position, of so many.
+/// Returns the constant vector that an operation reads besides its inputs and matrices: norm
+/// weights, a bias, or the factors of `positions` positions.
 pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32]>> {
     if let Op::ScaleByPosition { rate, step, .. } = *op {
         let factors = (0..positions).map(|position| scale_at(position, rate, step));
@@ -374,7 +374,7 @@ pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32
     op.vector().map(|values| Cow::Borrowed(&values[..]))
 }
 
-/// Places of what a model brings: matrices, tables and vectors.
+/// Places of a model's constants: matrices, tables and vectors.
 struct Constants {
     placed: Vec<Placed>,
     weights: Vec<usize>,
@@ -423,8 +423,8 @@ impl Constants {
         Ok(constants)
     }
 
-    /// Which of the placed weights this is, which may be there already: an output that is the
-    /// embedding once more is one weight.
+    /// Places a weight and returns its index; a weight already placed is shared, such as an output
+    /// tied to the embedding.
     fn place(
         &mut self,
         source: &Source,
@@ -450,7 +450,7 @@ impl Constants {
     }
 }
 
-/// What the largest operations of a kind need.
+/// Largest sizes that operations of each kind need.
 #[derive(Default)]
 struct Widest {
     activation_bytes: usize,

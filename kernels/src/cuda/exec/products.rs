@@ -1,4 +1,4 @@
-//! Launches of products, and of what brings their inputs into the kernels' forms.
+//! Launches of matrix products, and of the kernels that convert their inputs.
 
 use super::launches::{List, Ready, Scene, small};
 use crate::cuda::launch::Form;
@@ -8,10 +8,10 @@ use crate::cuda::{Ptr, launch};
 use crate::op::Activation;
 use crate::program::Slot;
 
-/// Matrices of a launch of `gemv`, at most.
+/// Maximum number of matrices per launch of `gemv`.
 const GEMV_PARTS: usize = 3;
 
-/// A product: with which weight, what is added, and where it goes.
+/// A product: its weight, its addend, and its output.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) w: usize,
@@ -20,7 +20,7 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// Nothing is added.
+    /// Creates a product without an addend.
     pub(super) fn alone(w: usize, out: Ptr) -> Product {
         Product {
             w,
@@ -30,24 +30,24 @@ impl Product {
     }
 }
 
-/// Two products of one input, one of which is a gate, and what becomes of them.
+/// A gate product and an up product of one input, with activation and output.
 pub(super) struct Gated {
     pub(super) gate: usize,
     pub(super) up: usize,
     pub(super) act: Activation,
     pub(super) out: Slot,
-    /// The form in which the result is read, if it is the same everywhere.
+    /// Form in which all readers want the result, if it is the same.
     pub(super) wanted: Option<Form>,
 }
 
 impl Scene<'_> {
-    /// Brings rows, normed with a weight and an epsilon first where those are given, into a form of
-    /// products' inputs.
+    /// Converts rows to an input form of products, after a norm if its weight and epsilon are
+    /// given.
     pub(super) fn arrange(&self, x: Slot, form: Form, norm: Option<(Ptr, f32)>, list: &mut List) {
         self.arrange_as((self.rows(x), self.width(x)), x, form, norm, list);
     }
 
-    /// The same of a slot's values as rows of another width.
+    /// As [`Scene::arrange`], viewing a slot's values as rows of another width.
     pub(super) fn arrange_as(
         &self,
         (rows, cols): (usize, usize),
@@ -77,7 +77,7 @@ impl Scene<'_> {
         });
     }
 
-    /// Where an input of products is in a form of theirs, after it was brought there if it was not.
+    /// Returns the address of an input in a form of products, converting it first if necessary.
     pub(super) fn input(&self, x: Slot, form: Form, list: &mut List) -> Ptr {
         if let Some(ready) = list.ready.filter(|r| (r.slot, r.form) == (x, form)) {
             return ready.at;
@@ -93,8 +93,8 @@ impl Scene<'_> {
         at
     }
 
-    /// Products of one input: those of the same type together, where that is one reading of weights
-    /// after the other.
+    /// Adds products of one input; in decode, up to `GEMV_PARTS` matrices of the same type share a
+    /// launch.
     pub(super) fn products(&self, x: Slot, products: &[Product], list: &mut List) {
         if self.rows(x) == 0 {
             return;
@@ -139,14 +139,14 @@ impl Scene<'_> {
         list.launches.push(gemm(ty, &p, self.multiprocessors));
     }
 
-    /// The gate and what it gates, of one input, in the form that is wanted of it.
+    /// Adds the gate and up products of one input, with the activation, in the wanted form.
     pub(super) fn gated(&self, x: Slot, gated: &Gated, list: &mut List) {
         if self.rows(x) == 0 {
             return;
         }
         let to = self.slot(gated.out);
         let pair = [gated.gate, gated.up].map(|w| Product::alone(w, to));
-        // the other buffer: while some blocks write it, others still read their input
+        // a separate buffer: while some blocks write it, others still read their input
         let integers = self.at(self.plan.gated);
         let wanted = gated.wanted.filter(|wanted| *wanted == Form::Integers);
         let integers_to = wanted.map_or(Ptr::NULL, |_| integers);
@@ -161,8 +161,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Launches of `gemv` for any number of rows, of products with weights of one type. `gated`:
-    /// the two products are a gate and what it gates, and integers go there, if anywhere.
+    /// Adds launches of `gemv` for any number of rows, with weights of one type. `gated`: the two
+    /// products are gate and up, and the integer form goes to the pointer, unless it is null.
     fn gemv(
         &self,
         x: Slot,

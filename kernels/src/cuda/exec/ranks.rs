@@ -1,4 +1,4 @@
-//! Rows of which each rank has computed a part.
+//! All-gather of rows of which each rank has computed a part.
 
 use super::launches::{List, Scene, small};
 use crate::cuda::params::JoinParts;
@@ -8,8 +8,8 @@ use crate::program::{Program, Slot};
 use crate::ranks::Cut;
 
 impl Scene<'_> {
-    /// Hands the other ranks this one's part of some rows, takes theirs, and brings all of them
-    /// into rows.
+    /// Gathers the ranks' parts of some rows, and arranges them as rows where they are not
+    /// contiguous.
     pub(super) fn all_gather(&self, x: Slot, cut: Cut, out: Slot, list: &mut List) {
         let ranks = self
             .ranks
@@ -40,7 +40,7 @@ impl Scene<'_> {
     }
 }
 
-/// Floats of all ranks' parts of the widest rows that a program gathers, of so many in a slot.
+/// Returns the floats of the largest all-gather of a program; `rows_of` gives the rows of a slot.
 pub(super) fn gathered_floats(program: &Program, rows_of: impl Fn(Slot) -> usize) -> usize {
     let gathers = program.ops.iter();
     let gathers = gathers.filter(|i| matches!(i.op, Op::AllGather { .. }));

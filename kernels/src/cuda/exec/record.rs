@@ -1,6 +1,6 @@
-//! The step record: everything that changes from step to step, in one piece of device memory that
-//! is written before each of them. Launches know only where it is, so that those which were
-//! captured once serve for good.
+//! The step record: everything that changes from step to step, in one piece of device memory
+//! written before each step. Launches know only its address, so that captured ones can be replayed
+//! for any step.
 
 use super::plan::Limits;
 use crate::cuda::Ptr;
@@ -8,19 +8,19 @@ use crate::cuda::launch::TILE_QUERIES;
 use crate::cuda::params::Paging;
 use crate::program::{Program, Role, Row, StateUse, Step};
 
-/// What decides a step's launches: sizes, and nothing of the contents.
+/// Sizes that determine a step's launches, independent of its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub(super) generated: bool,
     pub(super) rows: usize,
     pub(super) wanted: usize,
     pub(super) sequences: usize,
-    /// Of a prompt's attention on tensor cores.
+    /// Tiles of prefill attention on tensor cores.
     pub(super) tiles: usize,
 }
 
 impl Shape {
-    /// Of a step as it is, its prompts' attention being cut to tiles of `tile_rows` rows.
+    /// Returns the exact shape of a step, with prefill attention in tiles of `tile_rows` rows.
     pub(super) fn of(step: &Step<'_>, tile_rows: usize) -> Shape {
         let generated = step.role == Role::Generated;
         let tiles = step
@@ -38,8 +38,8 @@ impl Shape {
         }
     }
 
-    /// The shape that serves generated tokens of `n` sequences, one each, all with outputs: exactly
-    /// so many up to 8, then the next power of two.
+    /// Returns the shape for decoding `n` sequences, one token each, all with outputs: exactly `n`
+    /// up to 8, then the next power of two.
     pub(super) fn bucket(n: usize) -> Shape {
         let rows = if n <= 8 { n } else { n.next_power_of_two() };
         Shape {
@@ -52,40 +52,41 @@ impl Shape {
     }
 }
 
-/// States of a sequence that one step keeps, at most.
+/// Maximum number of states of a sequence that one step keeps.
 pub const MOST_KEPT: usize = 4;
 
-/// Words of what `recurrence.cu` calls a `Span`.
+/// Words of a `Span` in `recurrence.cu`.
 const SPAN: usize = 3 + 2 * MOST_KEPT;
 
-/// The slot of a sequence that begins with zeros.
+/// Slot number of a sequence whose initial state is zero.
 const NO_SLOT: u32 = u32::MAX;
 
-/// The place of a row that is not given; no table has such a token.
+/// Index of a row without an embedding input; as a token it is in no table.
 const NOT_GIVEN: u32 = u32::MAX;
 
-/// Rows of a tile of attention on tensor cores, for so many query heads of a KV head.
+/// Returns the rows per tile of attention on tensor cores, with `heads_per_kv` query heads per KV
+/// head.
 pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
     (TILE_QUERIES / heads_per_kv.max(1)).max(1)
 }
 
-/// Bytes of a step record, and where its arrays are for a shape.
+/// Contents of a step record, and the layout of its arrays for a shape.
 pub(super) struct Record {
     bytes: Vec<u8>,
     max_pages: usize,
     /// Groups of the cache's layers.
     groups: usize,
-    /// Whether sequences have states.
+    /// Whether sequences have recurrent states.
     has_states: bool,
-    /// Pages there are, if kernels are to check them.
+    /// Number of pages in the cache, if kernels are to check page numbers.
     n_pages: Option<u32>,
 }
 
-/// Words before everything else: what kernels say of missing pages. Behind it is where they say
-/// which outputs are largest, so that both are read together.
+/// Words at the beginning, where kernels report missing pages. The argmax results follow, so that
+/// both are read together.
 const MISSING: usize = 1;
 
-/// Words before each array of a shape's record.
+/// Offset of each array of a record, in words.
 struct Arrays {
     best: usize,
     tokens: usize,
@@ -103,7 +104,7 @@ struct Arrays {
     end: usize,
 }
 
-/// With so many words of a span of each sequence, and of all its block tables.
+/// Lays out a record with `span` and `tables_each` words per sequence.
 fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let Shape {
         rows,
@@ -144,43 +145,43 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     }
 }
 
-/// Addresses of a record's arrays.
+/// Device addresses of a record's arrays.
 pub(super) struct Addresses {
-    /// The largest of each wanted row's outputs, and the word before it: a row, counted from 1,
-    /// without a page.
+    /// Argmax of each wanted row's outputs; the word before it is a row, counted from 1, that lacks
+    /// a page.
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
-    /// Positions of the rows along the axes by which pairs turn.
+    /// RoPE positions of the rows along each axis.
     pub(super) turns: Ptr,
-    /// Which of the given rows stands in the place of each row's embedding.
+    /// Index of the embedding input that replaces each row's embedding.
     pub(super) given: Ptr,
-    /// Positions of the rows' sequences, with this step's.
+    /// Positions in each row's sequence, including this step's.
     pub(super) ends: Ptr,
-    /// The first positions of the rows' blocks, and those behind the last.
+    /// First position of each row's block, and the position after its last.
     pub(super) blocks: Ptr,
     pub(super) block_ends: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
-    /// Of programs that keep states: the sequences' rows, and where their states are.
+    /// Rows and state slots of the sequences, for programs with states.
     pub(super) spans: Ptr,
-    /// For the first group of the cache's layers.
+    /// Paging of the first group of cache layers.
     first: Paging,
-    /// Bytes of a group's tables.
+    /// Bytes of a group's block tables.
     tables: u64,
 }
 
 impl Addresses {
-    /// Positions of the rows.
+    /// Returns the positions of the rows.
     pub(super) fn positions(&self) -> Ptr {
         self.first.positions
     }
 
-    /// Which sequence each row is of.
+    /// Returns the sequence index of each row.
     pub(super) fn sequences(&self) -> Ptr {
         self.first.sequences
     }
 
-    /// Where a group's rows find their pages.
+    /// Returns the paging parameters of a group.
     pub(super) fn paging(&self, group: usize) -> Paging {
         let mut paging = self.first;
         paging.tables = paging.tables.offset(self.tables * group as u64);
@@ -189,8 +190,8 @@ impl Addresses {
 }
 
 impl Record {
-    /// For steps of these limits. With `check`, kernels compare every page number with the number
-    /// of pages.
+    /// Creates a record for steps within these limits. With `check`, kernels compare every page
+    /// number with the number of pages.
     pub(super) fn new(limits: &Limits, program: &Program, check: bool) -> Record {
         let n_pages =
             check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
@@ -203,7 +204,7 @@ impl Record {
         }
     }
 
-    /// Bytes of the largest.
+    /// Returns the bytes of the largest record.
     pub(super) fn most_bytes(limits: &Limits, program: &Program) -> usize {
         let &Limits {
             rows,
@@ -213,7 +214,7 @@ impl Record {
         } = limits;
         let span = if program.states.is_empty() { 0 } else { SPAN };
         let each = limits.max_pages().saturating_mul(program.caches.len());
-        // a tile has at least a row
+        // a tile has at least one row
         (MISSING + 12 * rows + 2 * wanted)
             .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
@@ -224,7 +225,7 @@ impl Record {
         arrays(shape, span, self.groups * self.max_pages)
     }
 
-    /// Where the arrays of a record of this shape are, when it is at `base`.
+    /// Returns the addresses of the arrays of a record of this shape at `base`.
     pub(super) fn addresses(&self, shape: &Shape, base: Ptr) -> Addresses {
         let a = self.arrays(shape);
         let at = |words: usize| base.offset(4 * words as u64);
@@ -253,9 +254,9 @@ impl Record {
         }
     }
 
-    /// Writes down a step in a shape that has room for it. Rows that the step does not have are
-    /// padding, each a sequence of its own without positions: position -1, whose keys and values go
-    /// nowhere and which attends to nothing, and a state that begins with zeros and is not kept.
+    /// Writes a step in a shape that has room for it. Excess rows are padding, each a sequence of
+    /// its own without positions: position -1, whose keys and values are not stored and which
+    /// attends to nothing, and a state that is initially zero and is not kept.
     pub(super) fn fill(
         &mut self,
         shape: &Shape,
@@ -267,13 +268,13 @@ impl Record {
         let a = self.arrays(shape);
         self.bytes.clear();
         self.bytes.resize(4 * a.end, 0);
-        // what no sequence has is no page
+        // unused table entries are no page
         self.bytes[4 * a.tables..].fill(if self.n_pages.is_some() { u8::MAX } else { 0 });
         let mut put = |at: usize, value: u32| {
             self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes())
         };
         for (r, row) in rows.iter().enumerate() {
-            // what is given is no token of the table
+            // a row with an embedding input has no token in the table
             put(a.tokens + r, row.given.map_or(row.token, |_| NOT_GIVEN));
             put(a.positions + r, small(row.pos));
             put(a.given + r, row.given.map_or(NOT_GIVEN, small));
@@ -335,8 +336,8 @@ fn small(n: usize) -> u32 {
     u32::try_from(n).expect("rows and positions are numbered in 31 bits")
 }
 
-/// For each sequence of a shape: its first row, how many it has, the slot with its state, and after
-/// how many rows which slot gets one; no state is kept after 0 rows.
+/// Yields for each sequence of a shape: its first row, number of rows, the slot with its state, and
+/// pairs of a row count and the slot that gets the state after it; 0 rows keep no state.
 fn spans(shape: &Shape, step: &Step<'_>) -> impl Iterator<Item = u32> {
     let padding = StateUse::default();
     let of_step = step.seqs.iter().map(|s| (s.tokens.len(), s.states));

@@ -1,5 +1,4 @@
-//! Launches of operations that go from token to token of a sequence, and keep a state between
-//! steps.
+//! Launches of recurrent operations, which keep a state of each sequence between steps.
 
 use super::launches::{Scene, small};
 use crate::cuda::params::{CausalConv, LinearAttention, States};
@@ -8,7 +7,7 @@ use crate::op::KeyHeads;
 use crate::program::{Recurrent, Slot};
 
 impl Scene<'_> {
-    /// A convolution with so many weights, which is operation `at`.
+    /// Returns a causal convolution with `weights` weights, operation `at`.
     pub(super) fn causal_conv(
         &self,
         at: usize,
@@ -52,7 +51,7 @@ impl Scene<'_> {
         launch::linear_attention(&p, small(self.shape.sequences))
     }
 
-    /// A part of the sequences' states.
+    /// Returns one part of the sequences' states.
     fn states(&self, part: usize) -> States {
         States {
             slots: self.at(self.plan.state_parts[part]),

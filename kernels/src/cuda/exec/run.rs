@@ -1,4 +1,4 @@
-//! Runs a step's launches and gathers: one by one, from a recording, or with a look at every
+//! Runs a step's launches and gathers: one by one, by replaying a recording, or with a tap on every
 //! result.
 
 use super::launches::{Part, Scene};
@@ -25,7 +25,7 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// Everything that a step does.
+    /// Returns all tasks of a step.
     pub(super) fn list(&self, (shape, best): Work) -> Vec<Task> {
         let scene = self.scene(shape);
         let mut list: Vec<Task> = scene.all(true).into_iter().flat_map(Part::tasks).collect();
@@ -35,12 +35,12 @@ impl<D: Device> Executor<D> {
         list
     }
 
-    /// Has the device do all of that, one by one.
+    /// Starts tasks on the device, one by one.
     fn start_all(&mut self, tasks: impl IntoIterator<Item = Task>) -> Result<(), Error> {
         for task in tasks {
-            // SAFETY: every address is in the arena, whose pieces were measured for the limits that
-            // `start` checked; buffers are written by the operations before those that read them,
-            // and the record before all of them.
+            // SAFETY: every address is in the arena, whose pieces were sized for the limits that
+            // `start` checked; buffers are written by operations before those that read them, and
+            // the record before all of them.
             unsafe { task.start(&mut self.device)? }
         }
         Ok(())
@@ -61,18 +61,18 @@ impl<D: Device> Executor<D> {
             Some(Seen::Recorded(recording)) => *recording,
             Some(Seen::Once) => {
                 let tasks = self.list(work);
-                // SAFETY: as in `start_all`, for every replay: the arena stays where it is as long
-                // as the device.
+                // SAFETY: as in `start_all`, for every replay: the arena keeps its address as long
+                // as the device lives.
                 match unsafe { self.device.record(tasks) } {
                     Ok(recording) => {
                         self.seen.insert(work, Seen::Recorded(recording));
                         recording
                     }
-                    // other ranks have captured what this one would do one by one
+                    // the other ranks have captured the tasks that this one would run uncaptured
                     Err(error) if self.ranks.as_ref().is_some_and(|r| r.is_enqueued()) => {
                         return Err(error);
                     }
-                    // captures are for speed alone: the launches run without, from now on
+                    // capturing is only an optimization: from now on launches run without it
                     Err(error) => {
                         (self.capture, self.refused) = (false, Some(error));
                         return self.run(work);

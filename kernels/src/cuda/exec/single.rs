@@ -1,4 +1,4 @@
-//! Launches of one operation by itself.
+//! Launches of single operations.
 
 use super::launches::{List, Scene, kernels_of, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
@@ -12,11 +12,11 @@ use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Function, Op, Recurrence, Scores};
 use crate::program::{Attend, Recurrent, Slot};
 
-/// Positions behind a row's own, where it sees all of them: kernels add them to a position.
+/// Number of later positions that a row attends to if unlimited; kernels add it to a position.
 const MOST_AFTER: usize = i32::MAX as usize;
 
 impl Scene<'_> {
-    /// One operation.
+    /// Adds the launches of operation `at`.
     pub(super) fn single(&self, at: usize, list: &mut List) {
         let instruction = &self.program.ops[at];
         if instruction.out.is_some_and(|out| self.rows(out) == 0) {
@@ -30,7 +30,7 @@ impl Scene<'_> {
             Op::Attention {
                 q, cache, scores, ..
             } => return self.attention_alone(at, (q, cache, scores), list),
-            // written before the launches
+            // uploaded before the launches
             Op::Input => return,
             Op::Embed { .. } => return self.embeddings(at, result(), list),
             Op::AddGiven { x, from } => self.given(self.slot(x), from, result()),
@@ -54,7 +54,7 @@ impl Scene<'_> {
             Op::ScaleByPosition { x, .. } => self.scale_by_position(at, x, result()),
             Op::Add { a, b } => launch::add(&self.both(a, b, result())),
             Op::SelectRows { x } => self.select(x, result()),
-            // the same values in the same order: all of one row
+            // a copy: a slice of the whole row
             Op::Merge { x } => self.slice(x, self.width(x), 0, self.width(x), result()),
             Op::Mul { a, b } => launch::mul(&self.both(a, b, result())),
             Op::MulVector { x, ref by } => self.mul_vector(at, x, by.len(), result()),
@@ -85,7 +85,7 @@ impl Scene<'_> {
             Op::TopK { x, groups, .. } => self.top_k(x, groups, result()),
             Op::Gather { x, ids } => self.gather(x, ids, result()),
             Op::Normalize { x, least } => self.normalize(x, least, result()),
-            // a sum of one part
+            // a weighted sum of one part
             Op::ScaleRows { x, by } => self.weighted_sum(x, by, result()),
             Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
             Op::AllGather { x, cut } => return self.all_gather(x, cut, result(), list),
@@ -121,7 +121,8 @@ impl Scene<'_> {
         })
     }
 
-    /// Embeddings of tokens, and then what is given in their place, where there can be any.
+    /// Looks up token embeddings, then replaces those with embedding inputs, where a step may have
+    /// any.
     fn embeddings(&self, at: usize, out: Slot, list: &mut List) {
         list.launches.push(self.embed(at, self.record.tokens, out));
         if self.program.given > 0 && !self.shape.generated {
@@ -133,7 +134,7 @@ impl Scene<'_> {
         self.rows(slot) * self.width(slot)
     }
 
-    /// Operands, the second of which begins again after `period` values.
+    /// Returns two operands; the second repeats after `period` values.
     fn pair(&self, a: Ptr, b: Ptr, period: usize, out: Slot) -> Pair {
         Pair {
             a,
@@ -144,7 +145,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Two operands of as many values.
+    /// Returns two operands of equal size.
     fn both(&self, a: Slot, b: Slot, out: Slot) -> Pair {
         self.pair(self.slot(a), self.slot(b), self.elements(out), out)
     }
@@ -182,7 +183,7 @@ impl Scene<'_> {
         })
     }
 
-    /// Of every `each` values, `part` of them from `from` on.
+    /// Keeps `part` of every `each` values, starting at `from`.
     fn slice(&self, x: Slot, each: usize, from: usize, part: usize, out: Slot) -> Launch {
         launch::slice(&Slice {
             x: self.slot(x),
@@ -216,7 +217,7 @@ impl Scene<'_> {
         })
     }
 
-    /// Times a vector of `n` values.
+    /// Multiplies by a vector of `n` values.
     fn mul_vector(&self, at: usize, x: Slot, n: usize, out: Slot) -> Launch {
         launch::mul_vector(&MulVector {
             a: self.slot(x),
@@ -240,8 +241,8 @@ impl Scene<'_> {
         launch::embed(ty, &p)
     }
 
-    /// Values from `from` on of what is given in the place of embeddings, in the rows where it is;
-    /// and `x` there added, and alone in the others, if it is somewhere.
+    /// Writes the values from `from` on of the embedding inputs to the rows that have one. If `x`
+    /// is not null, it is added there, and copied to the other rows.
     fn given(&self, x: Ptr, from: usize, out: Slot) -> Launch {
         launch::given(&Given {
             x,
@@ -255,7 +256,7 @@ impl Scene<'_> {
         })
     }
 
-    /// A norm of groups of so many values, and how many groups there are.
+    /// Returns a norm over groups of `group` values, and the number of groups.
     fn norm(&self, at: usize, x: Slot, group: usize, eps: f32, out: Slot) -> (Norm, u32) {
         let p = Norm {
             x: self.slot(x),
@@ -304,7 +305,8 @@ impl Scene<'_> {
         })
     }
 
-    /// Attention, which is operation `at`, into a slot or, as integers, there.
+    /// Returns the launches of attention, operation `at`; writes to a slot, or in integer form to
+    /// `integers`.
     pub(super) fn attention(
         &self,
         at: usize,
@@ -348,7 +350,7 @@ impl Scene<'_> {
             splits: small(SPLITS),
             scale: scores.scale,
             cap: scores.cap.unwrap_or(0.0),
-            // none, and one beyond what is counted here, are both everything
+            // 0 means no limit, also for a window too large for 32 bits
             window: scores
                 .before()
                 .and_then(|before| u32::try_from(before + 1).ok())
@@ -370,7 +372,7 @@ impl Scene<'_> {
             .collect()
     }
 
-    /// Attention of rows `first` and up to [`ATTEND_ROWS`] more.
+    /// Restricts attention to up to [`ATTEND_ROWS`] rows from `first` on.
     fn some_rows(&self, all: &Attention, first: usize, q: Slot) -> Attention {
         let (words, values) = (4 * first as u64, 4 * (first * self.width(q)) as u64);
         let mut p = *all;

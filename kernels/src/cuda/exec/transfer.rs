@@ -1,12 +1,12 @@
-//! Values to a device and back.
+//! Transfers of values to a device and back.
 
 use super::Executor;
 use crate::cuda::{Device, Error};
 
 impl<D: Device> Executor<D> {
-    /// Writes rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has
-    /// too many is computed like the others, and must be numbers. Not a launch, so that captured
-    /// ones find new rows there.
+    /// Writes rows to a slot, padded with zero rows to `rows`: the padding rows of a bucket are
+    /// computed like the others and must be finite. An upload and not a launch, so that replayed
+    /// launches read new rows.
     pub(super) fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
         let mut padded = Vec::new();
         let n = rows * self.program.slots[slot].width;
@@ -21,8 +21,8 @@ impl<D: Device> Executor<D> {
         self.device.upload_floats(slot, input)
     }
 
-    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say
-    /// something.
+    /// Reads the first rows of a slot, and the first words of the step record, where kernels report
+    /// results.
     pub(super) fn read(&mut self, slot: usize, rows: usize, words: usize) -> Result<(), Error> {
         let n = rows * self.program.slots[slot].width;
         if n > self.values.len() {

@@ -1,4 +1,4 @@
-//! Launches of products, and of what brings their inputs into the kernels' forms.
+//! Launches of matrix products, and of the kernels that convert their inputs.
 
 use super::super::Ptr;
 use super::super::modules::Module;
@@ -7,28 +7,28 @@ use super::super::params::{Arrange, ExpertGemv, Gemm, Gemv};
 use super::{Launch, blocks, launch, norm_threads};
 use octavo_quant::TensorType;
 
-/// Most columns of activations that `gemv` takes.
+/// Maximum number of activation columns per launch of `gemv`.
 pub const GEMV_COLUMNS: usize = 8;
-/// Warps of a `gemv` block, and the most strips that it takes at a time.
+/// Warps per `gemv` block, and its maximum number of strips per tile.
 const GEMV_WARPS: u32 = 8;
-/// `gemv` blocks for each multiprocessor: as many as registers allow of those for one column.
+/// `gemv` blocks per multiprocessor: the register limit of the one-column kernel.
 const GEMV_BLOCKS: u32 = 3;
-/// Tokens and rows of `gemm` tiles, small and large.
+/// Tokens and rows per `gemm` tile, small and large.
 const GEMM_TILES: [u32; 2] = [64, 128];
-/// Columns of a slice of `wide_gemm`.
+/// Columns per K slice of `wide_gemm`.
 const WIDE_SLICE: usize = 4 * UNIT;
-/// Its slices in shared memory at a time.
+/// Slices in shared memory at a time (pipeline stages).
 const WIDE_STAGES: u32 = 3;
 
 /// A tile of `wide_gemm`.
 #[derive(Clone, Copy)]
 struct WideTile {
-    /// Of weights.
+    /// Rows of weights.
     rows: u32,
     tokens: u32,
-    /// Blocks that a multiprocessor runs at a time.
+    /// Resident blocks per multiprocessor.
     blocks: u32,
-    /// Time that a product takes in it, of what it takes in the largest tiles.
+    /// Time of a product, relative to the largest tile.
     time: f64,
 }
 
@@ -53,21 +53,21 @@ const WIDE_TILES: [WideTile; 3] = [
     },
 ];
 
-/// The form that an input of products is in.
+/// Layout of the input of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// For `gemv`, with codes.
+    /// For `gemv` with quantized weights.
     Integers,
-    /// For `gemv`, with floats.
+    /// For `gemv` with float weights.
     Floats,
     /// For `gemm`.
     Halves,
-    /// For `wide_gemm`, columns in its order.
+    /// For `wide_gemm`, with columns in its order.
     WideHalves,
 }
 
 impl Form {
-    /// What `gemv` multiplies weights of type `ty` with.
+    /// Returns the form that `gemv` multiplies weights of type `ty` with.
     pub fn of_gemv(ty: TensorType) -> Form {
         if pack::has_codes(ty) {
             Form::Integers
@@ -77,7 +77,7 @@ impl Form {
     }
 }
 
-/// Activations in the form that products read.
+/// Converts activations to the form that matrix products read.
 pub fn activations(form: Form, p: &Arrange) -> Launch {
     let units = u64::from(p.rows) * u64::from(p.units);
     let (name, grid, threads) = match form {
@@ -89,10 +89,10 @@ pub fn activations(form: Form, p: &Arrange) -> Launch {
     launch(Module::Activations, name, [grid, 1, 1], threads, p)
 }
 
-/// Threads of blocks that bring a row into a form, or a part of it: as in `cuda/norm.cuh`.
+/// Threads per block that converts a row, or a part of one, as in `cuda/norm.cuh`.
 const NORM_PART: u32 = 256;
 
-/// The same of rows that `rms_norm` has to come before.
+/// Applies `rms_norm` to rows and converts them, as [`activations`].
 pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
     let (name, (x, y, threads)) = match form {
         Form::Integers => {
@@ -106,7 +106,7 @@ pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
     launch(Module::Activations, name, [x, y, 1], threads, p)
 }
 
-/// Bytes of `rows` rows of activations in a form.
+/// Returns the bytes of `rows` rows of activations in a form.
 pub fn activation_bytes(form: Form, rows: usize, cols: usize) -> usize {
     match form {
         Form::Integers => rows * cols.div_ceil(UNIT) * 5 * 16,
@@ -116,13 +116,14 @@ pub fn activation_bytes(form: Form, rows: usize, cols: usize) -> usize {
     }
 }
 
-/// Parts of a row of so many units that warps of `gemv` share, as `parts_of` in `cuda/gemv.cuh`.
+/// Returns the number of `gemv` warps that share a row of `units` units, as `parts_of` in
+/// `cuda/gemv.cuh`.
 fn parts_of(units: u32) -> u32 {
     if units < 256 { 1 } else { 4 }
 }
 
-/// Products with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many
-/// multiprocessors. All matrices are of the same type; how they are cut into tiles is decided here.
+/// Multiplies matrices of one type by up to [`GEMV_COLUMNS`] rows of activations; chooses the tiles
+/// by the number of multiprocessors.
 pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     let columns = p.columns.max(1).next_power_of_two();
     assert!(
@@ -135,7 +136,7 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
         parts.map(|part| part.w.strips.div_ceil(tile)).sum()
     };
     let blocks = multiprocessors * GEMV_BLOCKS;
-    // small tiles where large ones would leave some of the device idle
+    // small tiles where large ones would leave part of the device idle
     let tile = match p.integers == Ptr::NULL && tiles(GEMV_WARPS) < 2 * blocks {
         true => GEMV_WARPS / parts_of(p.parts[0].w.units),
         false => GEMV_WARPS,
@@ -155,8 +156,8 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     )
 }
 
-/// A product with any number of rows of activations, on a device of so many multiprocessors: in
-/// large tiles where each of them then gets two.
+/// Multiplies by any number of rows of activations, in large tiles where each multiprocessor then
+/// gets at least two.
 pub fn gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
     let grid = |tile: u32| [p.w.rows.div_ceil(tile), p.tokens.div_ceil(tile), 1];
     let [small, large] = GEMM_TILES;
@@ -176,8 +177,7 @@ pub fn gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
     )
 }
 
-/// As [`gemm`], where warps multiply in groups: in tiles of the size that should take the least
-/// time.
+/// As [`gemm`], with warpgroup matrix multiply, in the tile size estimated to be fastest.
 pub fn wide_gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
     let time = |tile: &WideTile| {
         let [x, y] = tile.grid(p);
@@ -189,7 +189,7 @@ pub fn wide_gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
     best.expect("there are tiles").launch(ty, p)
 }
 
-/// In each size of tiles: what comes of them is the same.
+/// Returns launches in every tile size; all give the same results.
 pub fn wide_gemm_in_all_tiles(ty: TensorType, p: &Gemm) -> Vec<Launch> {
     let tiles = WIDE_TILES.iter();
     tiles.map(|tile| tile.launch(ty, p)).collect()
@@ -211,17 +211,17 @@ impl WideTile {
     }
 }
 
-/// Products of so many experts of rows, counted over all rows.
+/// Multiplies rows by their experts; `choices` counts the experts over all rows.
 pub fn expert_gemv(ty: TensorType, p: &ExpertGemv, choices: u32) -> Launch {
     let ty = kernels_of(ty);
     let across = GEMV_WARPS / parts_of(p.w.units);
-    // choices first: only that side of a grid is never too short
+    // choices in x: only this dimension of a grid is never too small
     let grid = [choices, p.n.div_ceil(STRIP as u32).div_ceil(across), 1];
     let name = format!("expert_gemv_{ty}_1");
     launch(Module::ExpertGemv(ty), name, grid, 32 * GEMV_WARPS, p)
 }
 
-/// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
+/// Names the kernels that multiply weights of type `ty`: decode, then prefill.
 pub fn kernel_names(ty: TensorType) -> String {
     match pack::is_packed(ty) {
         true => format!("gemv_{0}, gemm_{0}", kernels_of(ty)),

@@ -1,10 +1,10 @@
-//! What is found where NVRTC is looked for, and what becomes of its errors.
+//! Tests of the search for NVRTC and of its errors.
 
 use super::*;
 use crate::cuda::host_compiler::{HostCompiler, Unit};
 use octavo_fixtures::{Lacks, skip};
 
-/// What a library like NVRTC answers: codes of errors, names of functions, texts.
+/// Responses of a fake NVRTC: error codes, function names and texts.
 #[derive(Clone, Copy)]
 struct Answers {
     version: i32,
@@ -19,7 +19,7 @@ struct Answers {
     code: &'static str,
 }
 
-/// Nothing goes wrong.
+/// Responses without an error.
 const RIGHT: Answers = Answers {
     version: 0,
     archs_are_called: "nvrtcGetNumSupportedArchs",
@@ -34,7 +34,7 @@ const RIGHT: Answers = Answers {
 };
 
 impl Answers {
-    /// A library that answers so, if there is a C++ compiler.
+    /// Builds a library with these responses, if there is a C++ compiler.
     fn library(&self, dir: &Path) -> Option<PathBuf> {
         let macros = [
             format!("VERSION_ANSWERS {}", self.version),
@@ -70,8 +70,8 @@ impl Answers {
     }
 }
 
-/// Beside this program: code that can be loaded is not let into every system's folder for temporary
-/// files.
+/// Creates a temporary folder next to this executable: some systems forbid loading code from the
+/// folder for temporary files.
 fn folder() -> tempfile::TempDir {
     let this = std::env::current_exe().expect("this program");
     let dir = tempfile::tempdir_in(this.parent().expect("its folder"));
@@ -90,7 +90,7 @@ fn what_is_not_an_nvrtc_is_refused_by_name() {
     let text = dir.path().join("libnvrtc.so");
     std::fs::write(&text, "no library").expect("it is written");
     let why = refused(&text);
-    // the loader's own words, in one line
+    // the loader's message, in one line
     let own = !why.is_empty() && why != "dlopen failed";
     assert!(own && !why.contains('\n'), "{why}");
     for (answers, says) in [
@@ -117,7 +117,7 @@ fn what_is_not_an_nvrtc_is_refused_by_name() {
     }
 }
 
-/// A list that is missing, as before CUDA 11.2, or that is not told, is one of nothing: better no
+/// A missing list, as before CUDA 11.2, or one that cannot be read counts as empty: better no
 /// compiler than one whose code does not run.
 #[test]
 fn a_compiler_that_does_not_list_an_architecture_does_not_fit() {
@@ -180,7 +180,7 @@ fn a_compiler_that_fails_is_heard_and_keeps_nothing() {
         let got = got.map(|c| c.cubin).map_err(|e| e.to_string());
         let line = |why| format!("rows.cu: NVRTC 12.9 for sm_90 does not compile it: {why}");
         assert_eq!(got, expected.map(|code| code.into()).map_err(line));
-        // SAFETY: the type is that of the function in nvrtc.cpp; the library is open.
+        // SAFETY: the type matches the function in nvrtc.cpp; the library is open.
         let left = unsafe {
             let library = Library::new(&path).expect("it is open");
             let programs =

@@ -1,5 +1,5 @@
-//! Ranks whose GPUs reach each other by NCCL, NVIDIA's library for that: gathers are enqueued on
-//! the GPU's stream, and captured there like launches.
+//! Tensor parallel ranks whose GPUs communicate by NCCL: gathers are enqueued on the GPU's stream
+//! and captured like launches.
 
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,15 +14,15 @@ use crate::cuda::pinned::bind_in_the_end;
 use crate::cuda::{Device, Error, Gpu, Ptr};
 use crate::ranks::Collective;
 
-/// A function that the library lacks is an error.
+/// Turns the panic about a missing function of the library into an error.
 fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     guarded_of("NCCL", f)
 }
 
-/// Bytes of what names a group of ranks, as NCCL has it.
+/// Bytes of NCCL's unique id of a group of ranks.
 const ID: usize = 128;
 
-/// One of several ranks, with its GPU.
+/// One of several ranks, connected by NCCL.
 #[derive(Debug)]
 pub struct Nccl {
     ranks: usize,
@@ -30,25 +30,26 @@ pub struct Nccl {
     communicator: Mutex<Communicator>,
 }
 
-/// What NCCL knows of them.
+/// NCCL's communicator.
 #[derive(Debug)]
 struct Communicator {
     handle: sys::ncclComm_t,
-    /// The GPU's, on which everything is enqueued.
+    /// The GPU's stream, on which everything is enqueued.
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: a communicator belongs to its GPU and not to a thread; each use binds that GPU's context,
-// and is behind a lock.
+// SAFETY: a communicator belongs to its GPU and not to a thread; each use binds that GPU's context
+// and holds a lock.
 unsafe impl Send for Communicator {}
 
 impl Nccl {
-    /// Whether the library is there: whoever lacks it must not let others wait in [`Nccl::join`].
+    /// Checks that the library is present: a rank without it must not let others wait in
+    /// [`Nccl::join`].
     ///
     /// # Errors
     /// [`Error::Library`] if it is not.
     pub fn find() -> Result<(), Error> {
-        // SAFETY: opens the library, whose start-up code is NVIDIA's.
+        // SAFETY: opens the library, which runs NVIDIA's initialization code.
         match unsafe { sys::is_culib_present() } {
             true => Ok(()),
             false => Err(Error::Library {
@@ -58,11 +59,11 @@ impl Nccl {
         }
     }
 
-    /// Joins a GPU with those of the other ranks, which do the same at the same time, each with
-    /// another GPU. It waits for all of them.
+    /// Joins a GPU with those of the other ranks, which must call this at the same time, each with
+    /// another GPU. Waits for all of them.
     ///
     /// # Errors
-    /// [`Error::Driver`] if NCCL does not bring them together.
+    /// [`Error::Driver`] if NCCL cannot connect them.
     pub fn join(gpu: &Gpu, ranks: &dyn Collective) -> Result<Nccl, Error> {
         Nccl::find()?;
         let (n, rank) = (ranks.ranks(), ranks.rank());
@@ -70,7 +71,7 @@ impl Nccl {
             0 => guarded(|| result::get_uniqueid().map_err(failed("ncclGetUniqueId"))),
             _ => Ok(sys::ncclUniqueId { internal: [0; ID] }),
         };
-        // also where there is none: the others wait for it
+        // broadcast even without an id: the others wait for it
         let mut words = match &named {
             Ok(id) if rank == 0 => words(&id.internal),
             _ => Vec::new(),
@@ -102,12 +103,12 @@ impl Nccl {
     }
 }
 
-/// Bytes as words to be sent.
+/// Widens bytes to words for sending.
 fn words(bytes: &[c_char; ID]) -> Vec<u32> {
     bytes.iter().map(|byte| u32::from(*byte as u8)).collect()
 }
 
-/// What was sent as words; none if it is not as many.
+/// Converts received words to bytes; `None` if the number is wrong.
 fn bytes(words: &[u32]) -> Option<[c_char; ID]> {
     let bytes: Vec<c_char> = words.iter().map(|word| *word as u8 as c_char).collect();
     bytes.try_into().ok()
@@ -117,14 +118,14 @@ fn error(call: &'static str, message: String) -> Error {
     Error::Driver { call, message }
 }
 
-/// What NCCL says of a call that failed.
+/// Creates the error of a failed call with NCCL's message.
 fn failed(call: &'static str) -> impl Fn(NcclError) -> Error {
     move |NcclError(code)| {
-        // SAFETY: gives a text that stays, for any code.
+        // SAFETY: returns a static text for any code.
         let text = unsafe { sys::ncclGetErrorString(code) };
         let message = match text.is_null() {
             true => format!("{code:?}"),
-            // SAFETY: a text that ends with a zero byte, and stays.
+            // SAFETY: a static null-terminated text.
             false => unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned(),
@@ -134,7 +135,7 @@ fn failed(call: &'static str) -> impl Fn(NcclError) -> Error {
 }
 
 impl Communicator {
-    /// Enqueues what brings the parts to all.
+    /// Enqueues an all-gather.
     ///
     /// # Safety
     /// As [`DeviceCollective::all_gather`].
@@ -144,12 +145,12 @@ impl Communicator {
         let stream = self.stream.cu_stream().cast();
         if gather.lens.iter().all(|len| *len == gather.lens[rank]) {
             let (all, n) = (address(gather.all), gather.lens[rank]);
-            // SAFETY: the caller's promise; the communicator and the stream live.
+            // SAFETY: guaranteed by the caller; the communicator and the stream are alive.
             return unsafe { result::all_gather(mine, all, n, float, self.handle, stream) }
                 .map_err(failed("ncclAllGather"))
                 .map(drop);
         }
-        // parts of other lengths: each rank sends its own to all, at the same time
+        // parts of different lengths: each rank broadcasts its own, all in one group
         result::group_start().map_err(failed("ncclGroupStart"))?;
         let mut sent = Ok(());
         let mut to = gather.all;
@@ -157,13 +158,13 @@ impl Communicator {
             let all = address(to);
             to = to.offset(4 * *len as u64);
             if *len > 0 && sent.is_ok() {
-                // SAFETY: as above; what is not this rank's to send is not looked at.
+                // SAFETY: as above; NCCL ignores the send buffer except on the root.
                 let one =
                     unsafe { result::broadcast(mine, all, *len, float, root, self.handle, stream) };
                 sent = one.map(drop).map_err(failed("ncclBroadcast"));
             }
         }
-        // whatever happened: a group that goes on takes everything else in
+        // end the group even after an error: an open one would absorb all later calls
         let ended = result::group_end().map_err(failed("ncclGroupEnd"));
         sent.and(ended.map(drop))
     }
@@ -178,8 +179,8 @@ impl Drop for Communicator {
         if !bind_in_the_end(self.stream.context()) {
             return;
         }
-        // SAFETY: joined once, left once; an error cannot be told to anybody any more. Who panics
-        // does not wait for the others.
+        // SAFETY: created once, destroyed once; an error cannot be reported any more. A panicking
+        // rank aborts instead of waiting for the others.
         let _ = unsafe {
             match std::thread::panicking() {
                 true => result::comm_abort(self.handle),
@@ -210,7 +211,7 @@ impl DeviceCollective for Nccl {
             .context()
             .bind_to_thread()
             .map_err(driver_error("cuCtxSetCurrent"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         guarded(|| unsafe { communicator.gather(self.rank, gather) })
     }
 }
@@ -226,7 +227,7 @@ mod tests {
             *byte = (i * 37) as u8 as c_char;
         }
         assert_eq!(bytes(&words(&id)), Some(id));
-        // rank 0 has none
+        // rank 0 has no id
         assert_eq!(bytes(&[]), None);
     }
 
