@@ -57,7 +57,7 @@ pub(crate) const ACT_GROUP: usize = 32;
 /// bounds checks.
 #[derive(Clone, Copy)]
 pub(crate) struct ActRow {
-    /// k / 4 of them.
+    /// k / 4 groups of four integers.
     pub(crate) q: *const Act4,
     /// k / 32 scales.
     pub(crate) scale: *const f32,
@@ -75,9 +75,9 @@ pub(crate) struct ActRow {
 #[derive(Clone, Copy)]
 pub(crate) struct GroupSums {
     pub(crate) scale: f32,
-    /// Of the integers.
+    /// Sum of the integers.
     pub(crate) isum: i32,
-    /// Of the values.
+    /// Sum of the values.
     pub(crate) fsum: f32,
 }
 

@@ -25,7 +25,7 @@ pub fn stay_on(cpus: &[usize]) -> io::Result<()> {
     }
 }
 
-/// As above, of a system without such a call.
+/// As above, for systems without such a call.
 ///
 /// # Errors
 /// Always.

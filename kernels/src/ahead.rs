@@ -1,13 +1,14 @@
-//! How what a generated token reads once is asked for: weights, keys and values.
+//! Software prefetch of data that a generated token reads once: weights, keys and values.
 
 use crate::simd::Simd;
 
-/// How memory is asked for before it is loaded.
+/// How memory is prefetched before it is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
-    /// From a load of weights to the line asked for, at least. Keys and values have pages for that.
+    /// Distance in bytes from a load of weights to the prefetched line, at least. Keys and values
+    /// are prefetched by pages.
     pub(crate) bytes: usize,
-    /// Into the second cache, and not into the first.
+    /// Prefetch into the L2 cache, and not into L1.
     second_cache: bool,
 }
 
@@ -33,7 +34,7 @@ impl Ahead {
         if is_amd() { FAR } else { NEAR }
     }
 
-    /// Asks for the line at `p`, which may point anywhere.
+    /// Prefetches the line at `p`, which may point anywhere.
     ///
     /// # Safety
     /// As the head of `simd.rs` says.

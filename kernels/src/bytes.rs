@@ -1,4 +1,4 @@
-//! Weights as they lie in a file.
+//! Weights in the layout of a file.
 
 use std::ops::Range;
 
@@ -7,31 +7,31 @@ pub trait Bytes: Send + Sync {
     /// Always the same bytes.
     fn bytes(&self) -> &[u8];
 
-    /// How many there are.
+    /// Number of bytes.
     fn n_bytes(&self) -> usize {
         self.bytes().len()
     }
 
-    /// All of them, in `room` where they do not lie side by side: for who needs them once.
+    /// All bytes, copied to `room` where they are not contiguous: for callers that need them once.
     fn once<'a>(&'a self, _room: &'a mut Vec<u8>) -> &'a [u8] {
         self.bytes()
     }
 
-    /// Where they lie, if it is one place: what lies in the same is the same.
+    /// Their address, if they are contiguous: equal addresses mean equal bytes.
     fn lies_at(&self) -> Option<*const [u8]> {
         Some(self.bytes())
     }
 
-    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs
+    /// The bytes of some whole rows, in `room` where they must be made on request: packing needs
     /// each row once.
     fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
         &self.bytes()[range]
     }
 
-    /// Says that all from `at` on is going to be read once, in this order.
+    /// Hints that all bytes from `at` on are going to be read once, in this order.
     fn ahead(&self, _at: usize) {}
 
-    /// Says that these bytes are not needed soon.
+    /// Hints that these bytes are not needed soon.
     fn passed(&self, _range: Range<usize>) {}
 }
 

@@ -16,12 +16,12 @@ impl ThreadClock {
         ThreadClock(AtomicI64::new(NONE))
     }
 
-    /// Makes this the calling thread's.
+    /// Binds this clock to the calling thread.
     pub(crate) fn attach(&self) {
         self.0.store(own_clock().unwrap_or(NONE), Ordering::Relaxed);
     }
 
-    /// Time that the thread has spent on CPUs; `None` where the system does not tell.
+    /// CPU time of the thread; `None` where the system does not tell.
     pub(crate) fn elapsed(&self) -> Option<Duration> {
         let clock = self.0.load(Ordering::Relaxed);
         if clock == NONE { None } else { read(clock) }
@@ -39,16 +39,16 @@ impl LastCpu {
         LastCpu(AtomicI32::new(UNKNOWN))
     }
 
-    /// Notes where the calling thread is.
+    /// Records the calling thread's CPU.
     pub(crate) fn note(&self) {
         let cpu = own_cpu();
-        // usually the same, which is not written again: others may have looked at it
+        // usually the same CPU, which is not written again: that would cost readers the cache line
         if self.0.load(Ordering::Relaxed) != cpu {
             self.0.store(cpu, Ordering::Relaxed);
         }
     }
 
-    /// Whether it is the one that the calling thread is on. `false` where the system does not tell.
+    /// Whether it is the calling thread's CPU. `false` where the system does not tell.
     pub(crate) fn is_here(&self) -> bool {
         let cpu = self.0.load(Ordering::Relaxed);
         cpu != UNKNOWN && cpu == own_cpu()
@@ -111,7 +111,7 @@ mod tests {
     fn a_thread_is_where_it_was_last() {
         let cpu = LastCpu::new();
         assert!(!cpu.is_here(), "nobody has said anything");
-        // it may be taken elsewhere between the two, but not every time
+        // the thread may be moved between the two, but not every time
         let stays = || {
             cpu.note();
             cpu.is_here()
@@ -155,7 +155,7 @@ mod tests {
             until(&|| clock.elapsed().is_some());
             until(&|| over(20) < Duration::from_micros(500));
             works.store(true, Ordering::Relaxed);
-            // on a busy machine it has to wait for its turn
+            // on a busy machine the thread has to wait for its turn
             until(&|| over(20) > Duration::from_millis(2));
             done.store(true, Ordering::Relaxed);
         });

@@ -21,8 +21,8 @@ pub(crate) enum Kind {
         to: Slot,
         out: Slot,
     },
-    /// The same of the wanted rows of the product and of `to`: where all rows are wanted, selecting
-    /// them changes nothing.
+    /// As `AddInto`, for the wanted rows of the product and of `to`: where all rows are wanted,
+    /// selecting them changes nothing.
     AddSelected {
         x: Slot,
         w: usize,
@@ -284,7 +284,7 @@ fn chain(program: &Program, at: usize) -> Option<Chain> {
         out,
         end: at + 1,
     };
-    // what reads the value so far, if it comes next
+    // the operation that reads the latest value, if it comes next
     let next = |chain: &Chain| {
         let reads = |op: &&crate::Instruction| op.reads_slot(chain.out);
         program.ops.get(chain.end).filter(reads)
@@ -343,7 +343,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
         match instruction.op {
             Op::MatMul { x, w } if x == slot && !others => readers.push(w),
             _ if instruction.reads_slot(slot) => return None,
-            // what may put another input where this one is
+            // operations that may need the place of this input for another one
             Op::MatMul { .. }
             | Op::Attention { .. }
             | Op::Gate { .. }

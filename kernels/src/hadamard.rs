@@ -1,5 +1,5 @@
-//! Hadamard transforms: rotations that make of a value that is much larger than its neighbours a
-//! little of each of them, which is what a format with one scale for all of them wants.
+//! Hadamard transforms: rotations that spread a value much larger than its neighbours over all of
+//! them, which suits a format with one scale for all of them.
 
 /// The largest order.
 pub const HADAMARD_ORDER: usize = 256;
@@ -9,7 +9,7 @@ pub(crate) fn factor(order: usize) -> f32 {
     1.0 / (order as f32).sqrt()
 }
 
-/// The transform of a power of two of values, in place: `log2(n)` rounds of sums and differences.
+/// Transforms a power of two of values, in place: `log2(n)` rounds of sums and differences.
 pub(crate) fn transform(values: &mut [f32]) {
     let mut half = 1;
     while half < values.len() {
@@ -38,7 +38,7 @@ mod tests {
             let mut y = x.clone();
             transform(&mut y);
             for (row, got) in y.iter().enumerate() {
-                // the sign is that of the number of ones that both numbers have
+                // the sign is the parity of the ones that both numbers have
                 let signed = |(col, x): (usize, &f32)| match (row & col).count_ones() % 2 {
                     0 => f64::from(*x),
                     _ => -f64::from(*x),

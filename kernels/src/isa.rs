@@ -7,7 +7,7 @@ use std::f64::consts::SQRT_2;
 use std::fmt;
 use std::str::FromStr;
 
-/// Relative rms errors of single values, made on purpose.
+/// Relative rms errors of single values, from deliberate rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
     /// Of the inputs of products with quantized weights.
@@ -26,7 +26,7 @@ impl Rounding {
         attention: 0.0,
     };
 
-    /// Each error of this and of another, made one by `f`.
+    /// Combines each error of this and of another by `f`.
     #[must_use]
     pub fn with(self, other: Rounding, f: fn(f64, f64) -> f64) -> Rounding {
         Rounding {
@@ -61,7 +61,8 @@ macro_rules! instruction_sets {
         }
 
         impl Isa {
-            /// Every instruction set, on whatever CPU; within one architecture coarsest first.
+            /// Every instruction set, whether this CPU has it or not; within one architecture
+            /// coarsest first.
             pub const ALL: [Isa; ISAS.len()] = [$(Isa::$isa),*];
         }
 
@@ -83,7 +84,7 @@ macro_rules! instruction_sets {
 }
 
 instruction_sets! {
-    /// Portable Rust, whatever the compiler makes of it.
+    /// Portable Rust, vectorized by the compiler.
     Scalar: "scalar", on all(), kernels portable::kernels::TABLE,
         arithmetic "f32", rounding INT16, bytes true;
     /// AVX2 with FMA and F16C.
@@ -117,7 +118,7 @@ const INT16: Rounding = Rounding {
     ..INT16_PRODUCTS
 };
 
-/// The same with attention in f32.
+/// The same for products only, with attention in f32.
 const INT16_PRODUCTS: Rounding = Rounding {
     products: 16.0 / 32_639.0 / ROOT_12,
     floats: 0.0,
@@ -135,7 +136,7 @@ const BF16: Rounding = Rounding {
     attention: 1.0 / 512.0 / ROOT_3 * SQRT_2,
 };
 
-/// The rms of an even spread of width 1 is one over this.
+/// The rms of a uniform distribution of width 1 is one over this.
 const ROOT_12: f64 = 2.0 * ROOT_3;
 const ROOT_3: f64 = 1.732_050_807_568_877_2;
 
@@ -148,7 +149,7 @@ impl Isa {
             .expect("every instruction set has a row")
     }
 
-    /// Its name, by which people choose it.
+    /// Its name, as chosen on the command line.
     pub fn name(self) -> &'static str {
         self.spec().name
     }
@@ -168,7 +169,7 @@ impl Isa {
     pub fn prompt_rounding_in(self, bits: PromptBits, kv_types: KvTypes) -> Rounding {
         let mut sixteen = self.prompt_rounding();
         if kv_types.has(KvType::F32) && sixteen.attention == INT16.attention {
-            // integers would round what such a cache keeps
+            // integers would round keys and values that such a cache keeps exactly
             sixteen.attention = 0.0;
         }
         if bits == PromptBits::Eight && self.has_byte_prompts() {
@@ -181,7 +182,7 @@ impl Isa {
         }
     }
 
-    /// Whether it has prompt kernels in 8 bits, for some formats at least.
+    /// Whether it has 8-bit prompt kernels, for some formats at least.
     pub fn has_byte_prompts(self) -> bool {
         self.spec().byte_prompts
     }
@@ -240,7 +241,7 @@ pub enum IsaChoice {
     Only(Isa),
 }
 
-/// Why an instruction set cannot be had.
+/// Error in resolving an instruction set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// The CPU lacks it.

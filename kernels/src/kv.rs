@@ -22,7 +22,7 @@ pub use types::{KvType, KvTypes};
 pub const PAGE_POSITIONS: usize = 16;
 pub(crate) use PAGE_POSITIONS as PAGE;
 
-/// Longest head: kernels' scratch is sized by it.
+/// Longest head, in values: kernels' scratch is sized by it.
 pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
 /// The pages of all groups of layers.
@@ -37,9 +37,9 @@ pub struct KvStore {
 /// The pages of a group's layers.
 ///
 /// `[layer][page][KV head]`, with unused pages between layers, and in each 16 positions: keys
-/// `[head_dim][16]`, values `[16][head_dim]`; of codes, scales follow in f16,
-/// `[head_dim / 32][16]`. Of four bits, a byte holds values `i` and `i + 16` of those that share a
-/// scale, so that rows have half as many bytes.
+/// `[head_dim][16]`, values `[16][head_dim]`; for codes, scales follow in f16, `[head_dim /
+/// 32][16]`. With four bits, a byte holds values `i` and `i + 16` of those that share a scale, so
+/// that rows have half as many bytes.
 pub(crate) struct KvGroup {
     pub(crate) shape: KvShape,
     /// Keys and values.
@@ -49,7 +49,7 @@ pub(crate) struct KvGroup {
 /// The keys of a group's layers, or the values.
 struct Half {
     shape: HalfShape,
-    /// From a layer to the next one.
+    /// Pages from a layer to the next one.
     layer_pages: usize,
     memory: Memory,
 }
@@ -57,7 +57,7 @@ struct Half {
 impl Half {
     /// `None` if the system does not have that much memory.
     fn new(shape: HalfShape, n_layer: usize, n_pages: usize) -> Option<Half> {
-        // more than can be counted is too much, before anything is added to it
+        // an overflowing size is too large; checked before anything is added to it
         shape.bytes(n_layer, n_pages)?;
         let layer_pages = shape.layer_pages(n_pages);
         Some(Half {
@@ -74,7 +74,7 @@ impl Half {
 pub struct KvTooLarge {
     /// Positions asked for.
     pub positions: usize,
-    /// Bytes that takes, if that can be counted.
+    /// Bytes that they take, unless that overflows.
     pub bytes: Option<usize>,
 }
 
@@ -140,12 +140,12 @@ impl KvStore {
         groups.eq(shapes) && self.states.is_of(parts)
     }
 
-    /// States that there is room for.
+    /// Number of states that there is room for.
     pub fn n_states(&self) -> usize {
         self.states.slots
     }
 
-    /// Groups of layers.
+    /// Number of groups of layers.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
@@ -157,8 +157,7 @@ impl KvStore {
 
     /// Copies a page of every layer of a group, for copy-on-write.
     pub fn copy_page(&mut self, group: usize, from: u32, to: u32) {
-        // a thread that was left behind in a step may still read, for as long as it takes to get
-        // back to its CPU
+        // a thread that was left behind in a step may still read, until it gets back to its CPU
         while Arc::get_mut(&mut self.users).is_none() {
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -177,7 +176,7 @@ impl KvStore {
         }
     }
 
-    /// The pages as threads share them.
+    /// The pages in a form that threads share.
     pub(crate) fn pages(&mut self) -> KvPages {
         let n_pages = self.n_pages;
         let half = |half: &mut Half| HalfPages {
@@ -236,19 +235,19 @@ unsafe impl Sync for GroupPages {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
 unsafe impl Send for GroupPages {}
 
-/// Where pages of keys, or of values, of one layer and head are.
+/// Base address of the pages of keys, or of values, of one layer and head.
 #[derive(Clone, Copy)]
 pub(crate) struct Base {
     /// Page 0.
     pub(crate) start: *const u8,
-    /// Bytes from a page to the next one.
+    /// Bytes between pages.
     pub(crate) stride: usize,
     /// Bytes of an element of all of a page's positions, on average, scales left out.
     pub(crate) row_bytes: usize,
 }
 
 impl GroupPages {
-    /// Where keys and values of a layer and head are.
+    /// Base addresses of the keys and values of a layer and head.
     pub(crate) fn bases(&self, layer: usize, head: usize) -> [Base; 2] {
         assert!(layer < self.shape.n_layer && head < self.shape.n_head_kv);
         self.halves.each_ref().map(|half| {

@@ -1,10 +1,10 @@
-//! Everything fast: kernels for quantized matrix products, paged attention and the operations
-//! around them, on CPUs and (`cuda`) on NVIDIA's GPUs.
+//! High-performance kernels: quantized matrix products, paged attention and the operations around
+//! them, on CPUs and (`cuda`) on NVIDIA's GPUs.
 //!
 //! This crate owns vectors, packed weight layouts, the thread pool and the execution of a
 //! [`Program`]: a flat list of operations over numbered buffers. It knows no model, no file and no
-//! request. It is the one crate with unsafe code (the memory map apart); every block says who
-//! guarantees what.
+//! request. It is the one crate with unsafe code (the memory map apart); every block states its
+//! guarantees.
 #![allow(unsafe_code)]
 
 #[cfg(target_endian = "big")]

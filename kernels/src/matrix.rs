@@ -1,4 +1,4 @@
-//! A weight matrix in the layout its kernel reads.
+//! A weight matrix in its kernel's layout.
 
 use crate::act::Form;
 use crate::bytes::Bytes;
@@ -12,7 +12,7 @@ use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, Unp
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
 
-/// Why a matrix cannot be used.
+/// Error in making a matrix.
 #[derive(Debug, thiserror::Error)]
 pub enum MatrixError {
     /// The bytes are not a matrix of this shape.
@@ -62,7 +62,7 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// How many experts; 1: an ordinary matrix.
+    /// Number of experts; 1 for an ordinary matrix.
     experts: usize,
     isa: Isa,
     table: &'static Table,
@@ -72,13 +72,14 @@ pub struct Matrix {
     strip_bytes: usize,
 }
 
-/// The packed strips of a matrix, and what multiplies generated tokens with them. To be looked up
-/// once and not strip by strip: a strip of a small matrix takes no longer than that.
+/// The packed strips of a matrix, and the kernels that multiply generated tokens by them. To be
+/// looked up once per product and not per strip: a strip of a small matrix takes no longer than the
+/// lookup.
 #[derive(Clone, Copy)]
 pub(crate) struct Strips<'a> {
     pub(crate) gemv: &'a Gemv,
     first: *const u8,
-    /// Of a strip.
+    /// Bytes of a strip.
     pub(crate) bytes: usize,
     count: usize,
 }
@@ -109,9 +110,8 @@ impl Matrix {
         Matrix::of_experts(isa, shape, 1, source, repack, pool)
     }
 
-    /// As [`Matrix::new`], of `experts` matrices one below the other, `rows` in all: what
-    /// [`Op::ExpertMatMul`](crate::Op::ExpertMatMul) multiplies with. Each begins with a strip of
-    /// its own.
+    /// As [`Matrix::new`], of `experts` matrices one below the other, `rows` in all, for
+    /// [`Op::ExpertMatMul`](crate::Op::ExpertMatMul). Each begins with a strip of its own.
     ///
     /// # Errors
     /// As [`Matrix::new`].
@@ -201,7 +201,7 @@ impl Matrix {
         matches!(self.data, Data::Packed(_))
     }
 
-    /// Has the system keep what is packed in memory; rows in a file stay as they are.
+    /// Locks the packed weights in memory; rows in a file stay as they are.
     ///
     /// # Errors
     /// If the system refuses: more than it lets the process lock
@@ -213,7 +213,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes held apart from the source.
+    /// Bytes of the copy of the weights.
     pub fn packed_bytes(&self) -> usize {
         match &self.data {
             Data::Packed(memory) => memory.len(),
@@ -221,7 +221,7 @@ impl Matrix {
         }
     }
 
-    /// The kernels that run for generated and for prompt tokens, for people and tests.
+    /// The kernels that run for generated and for prompt tokens, for display and tests.
     pub fn kernel(&self) -> String {
         kernel_name(self.isa, self.ty, self.is_packed(), self.prompt_bits)
     }
@@ -262,7 +262,7 @@ impl Matrix {
 
     fn rows_kernels(&self, role: Role) -> &'static UnpackedKernels {
         let table = self.table;
-        // rows of floats keep their accuracy
+        // rows of floats keep their precision
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
         if quantized && role == Role::Prompt {
             &table.quantized_rows
@@ -329,7 +329,7 @@ impl Matrix {
         let Data::Packed(memory) = &self.data else {
             return &[];
         };
-        // asked for every panel of a prompt: a look into the table of types would take longer
+        // called for every panel of a prompt: a lookup in the table of types would take longer
         let at = |k: usize| k * self.strip_bytes / self.cols;
         &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
     }
@@ -462,7 +462,7 @@ fn pack_strips(
         return memory;
     }
     let expert_strips = expert_rows.div_ceil(r);
-    // where the rows of a strip begin and end
+    // first and last row of a strip
     let rows_of = |strip: usize| {
         let expert = strip / expert_strips * expert_bytes;
         let at = expert + strip % expert_strips * strip_bytes;
@@ -474,8 +474,8 @@ fn pack_strips(
     pool.run_long_tasks(&|_| {
         let mut room = Vec::new();
         loop {
-            // a panic in `pack` is a broken invariant that the pool passes on; the lock is not
-            // held then
+            // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held
+            // at that time
             let Some((i, to)) = work.lock().expect("no panic under the lock").next() else {
                 break;
             };

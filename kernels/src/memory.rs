@@ -1,22 +1,21 @@
-//! Memory that starts at a cache line, since a vector load that straddles two costs two, and lies
-//! in large pages, since streams over many small ones wait for their addresses: generation gains 5
-//! %.
+//! Memory aligned to cache lines, since a vector load that straddles two costs two, and in large
+//! pages, since streams over many small ones wait for address translation: generation gains 5 %.
 
 use memmap2::{MmapMut, MmapRaw};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple. Under
-/// Miri there are none, and every byte that is mapped takes time.
+/// Bytes of a large page. The system aligns mappings of a multiple of this size to it. Under Miri
+/// there are none, and every mapped byte takes time.
 pub(crate) const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
-/// Bytes of a mapping that many weights share.
+/// Bytes of a mapping shared by many weights.
 const SHARED: usize = 32 * LARGE;
 
 /// Bytes a mapping leaves for small allocations made afterwards: a vector that cannot grow ends the
 /// program, while a refused mapping is an error that names the requested size.
 const HEADROOM: usize = if cfg!(miri) { 0 } else { 16 << 20 };
-/// Mappings from here on look whether they leave that.
+/// Mappings from this size on check that they leave [`HEADROOM`].
 const SMALL: usize = 64 << 10;
 
 /// The system does not have the memory that a computation needs.
@@ -34,21 +33,20 @@ pub struct NoMemory {
 /// [`NoMemory`] if it has not.
 pub fn room(bytes: usize) -> Result<(), NoMemory> {
     let whole = bytes.checked_add(HEADROOM);
-    // taken and given back at once: the system counts it, and hands out no page of it
+    // mapped and unmapped at once: the system counts it, and allocates no page of it
     whole
         .and_then(|whole| MmapMut::map_anon(whole).ok())
         .map(drop)
         .ok_or(NoMemory { bytes })
 }
 
-/// Runs what prepares or executes a program. A buffer that the system refuses ends `work` where it
-/// stands.
+/// Runs `work`, which prepares or executes a program. A refused buffer ends it immediately.
 ///
-/// Buffers grow deep inside, where nothing else can fail: they unwind to here, past the panic hook,
-/// because this is bad luck and no fault of the program.
+/// Buffers grow deep in the call stack, where nothing else can fail: they unwind to here, past the
+/// panic hook, because this is no fault of the program.
 ///
 /// # Errors
-/// [`NoMemory`] if a buffer was refused; what was being computed is lost, and nothing else.
+/// [`NoMemory`] if a buffer was refused; only the results of `work` are lost.
 pub fn with_memory<T>(work: impl FnOnce() -> T) -> Result<T, NoMemory> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| match panic.downcast::<NoMemory>() {
         Ok(refused) => *refused,
@@ -56,29 +54,28 @@ pub fn with_memory<T>(work: impl FnOnce() -> T) -> Result<T, NoMemory> {
     })
 }
 
-/// Lets all threads take small memory from one heap, for a process that runs for long. The
-/// allocator makes another one whenever two threads meet, up to eight for each CPU, and each keeps
-/// pieces: a server's memory would grow with the number of such moments. To be called before
-/// threads start.
+/// Makes all threads take small allocations from one heap, for a long-running process. The
+/// allocator makes another one whenever two threads contend, up to eight for each CPU, and each
+/// keeps freed memory: a server's memory would grow with the number of such moments. To be called
+/// before threads start.
 pub fn share_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
-    // SAFETY: takes no pointer, and leaves alone what was allocated.
+    // SAFETY: takes no pointer, and does not touch existing allocations.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 
-/// Gives memory that was freed back to the system. Without this the allocator keeps most of what
-/// the busiest moment needed.
+/// Returns freed memory to the system. Without this the allocator keeps most of the peak usage.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
-    // SAFETY: takes no pointer, and leaves alone what is in use.
+    // SAFETY: takes no pointer, and does not touch memory in use.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// How many bytes the process may lock in memory; `None` if the system sets no limit or tells none.
+/// Bytes that the process may lock in memory; `None` if the system sets no limit or reports none.
 pub fn lock_limit() -> Option<u64> {
     #[cfg(all(unix, not(miri)))]
     {
@@ -99,11 +96,11 @@ pub fn lock_limit() -> Option<u64> {
 pub struct LargePages {
     /// Its setting: `always`, `madvise` or `never`.
     pub setting: Option<String>,
-    /// Whether memory as weights have it lay in one when it was tried.
+    /// Whether memory mapped like weights was in a large page when that was tried.
     pub given: bool,
 }
 
-/// Asks the system for a large page as weights do, and looks whether it came.
+/// Requests a large page as weights do, and checks whether it was given.
 pub fn large_pages() -> LargePages {
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
     let chosen = setting.as_deref().and_then(|all| {
@@ -143,7 +140,7 @@ fn in_large_pages(address: usize) -> Option<u64> {
     None
 }
 
-/// Bytes as an error shows them; `None` are more than can be counted.
+/// Bytes for display in an error; `None` on overflow.
 pub(crate) struct Size(pub(crate) Option<usize>);
 
 impl std::fmt::Display for Size {
@@ -158,15 +155,15 @@ impl std::fmt::Display for Size {
 
 /// Zeroed memory at the start of a page. The system hands pages out as they are first written.
 pub(crate) struct Memory {
-    /// Kept for as long as any part of it is used.
+    /// The mapping, kept for as long as any part of it is used.
     map: Option<Arc<MmapRaw>>,
-    /// This part of it, which nothing else has.
+    /// Offset of this part, which has no other owner.
     at: usize,
     len: usize,
 }
 
 impl Memory {
-    /// `None` if the system does not have that much.
+    /// `None` if the system does not have that much memory.
     pub(crate) fn zeroed(bytes: usize) -> Option<Memory> {
         let map = if bytes == 0 {
             None
@@ -188,7 +185,8 @@ impl Memory {
         if bytes == 0 || bytes > SHARED / 4 {
             return Memory::zeroed(bytes);
         }
-        // two numbers that are written together: a panic elsewhere cannot have left them half done
+        // two numbers that are written together: a panic elsewhere cannot have left them
+        // inconsistent
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         let map = match current.0.upgrade() {
             Some(map) if current.1 + bytes <= SHARED => map,
@@ -216,14 +214,14 @@ impl Memory {
         self.len
     }
 
-    /// Has the system keep it in memory: none of it goes to a swap file.
+    /// Locks it in memory, so that none of it is swapped out.
     pub(crate) fn lock(&self) -> std::io::Result<()> {
         if self.len == 0 {
             return Ok(());
         }
         #[cfg(all(unix, not(miri)))]
         {
-            // SAFETY: these bytes are in the map, which unlocks what it gives back.
+            // SAFETY: these bytes are in the map; unmapping unlocks them.
             let refused = unsafe { libc::mlock(self.as_ptr().cast(), self.len) } != 0;
             if refused {
                 return Err(std::io::Error::last_os_error());
@@ -282,13 +280,13 @@ fn mapping(bytes: usize) -> Option<MmapRaw> {
     }
     #[cfg(all(target_os = "linux", not(miri)))]
     if bytes >= LARGE {
-        // only a wish
+        // only a hint
         let _ = map.advise(memmap2::Advice::HugePage);
     }
     Some(map.into())
 }
 
-/// Floats that grow and never shrink; what they held is lost when they grow.
+/// Floats that grow and never shrink; their contents are lost when they grow.
 #[derive(Default)]
 pub(crate) struct Floats(Option<Memory>);
 
@@ -299,7 +297,7 @@ impl Floats {
     /// If there is no memory, with [`NoMemory`], which [`with_memory`] takes.
     pub(crate) fn grow(&mut self, len: usize) {
         if self.len() < len {
-            // the old ones first, so that both are never there together
+            // frees the old ones first, so that both are never allocated together
             self.0 = None;
             let memory = len.checked_mul(4).and_then(Memory::zeroed);
             let refused = || {
@@ -402,7 +400,7 @@ mod tests {
             assert!(part.bytes().iter().all(|b| *b == 0), "{i} is not zero");
             part.bytes_mut().fill(i as u8 + 1);
         }
-        // the neighbours' mapping stays while one of them does
+        // the neighbours' mapping stays while one of them exists
         parts.truncate(2);
         parts.push(Memory::in_shared_mapping(1000).expect("memory"));
         parts[2].bytes_mut().fill(3);

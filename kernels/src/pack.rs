@@ -1,14 +1,14 @@
-//! From rows as they lie in a file to strips as the kernels read them (layout: `formats`).
+//! Packs rows in a file's layout into strips in the kernels' layout (`formats`).
 //!
 //! Plain integer shuffling, done once at load; no value changes and no byte is added. Block by
-//! block, so that a block of all rows is written while it is in the first cache, and in words of
-//! four codes, which is what a lane of a bit plane holds. Stamped for each instruction set like the
-//! kernels are: the compiler makes vectors of it.
+//! block, so that a block of all rows is written while it is in the L1 cache, and in words of four
+//! codes, one lane of a bit plane. Instantiated for each instruction set like the kernels: the
+//! compiler vectorizes it.
 
 use crate::formats::{Float, Format, Transposed};
 use crate::simd::Simd;
 
-/// Bytes that come from memory at once.
+/// Bytes fetched from memory at once.
 const LINE: usize = 64;
 
 /// Packs `rows` (at most `S::R`, each a whole number of blocks) into one strip. Rows that are

@@ -232,7 +232,7 @@ impl Dot for Widening {
 pub(crate) struct Planes {
     high: I,
     low: I,
-    /// Sums of the activations' planes, high and low, over the codes that were made signed.
+    /// Sums of the activations' planes, high and low, to correct for codes that were made signed.
     sums: int32x2_t,
 }
 
@@ -252,9 +252,9 @@ impl Planes {
     }
 }
 
-/// `sdot`: signed bytes times signed bytes. Codes of eight bits do not fit, so 128 is taken from
-/// them, and 128 times the sum of the activations given back at the end of the group; smaller codes
-/// are signed bytes as they are.
+/// `sdot`: signed bytes times signed bytes. Codes of eight bits do not fit, so 128 is subtracted
+/// from them, and 128 times the sum of the activations added back at the end of the group; smaller
+/// codes are signed bytes as they are.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedDot;
 

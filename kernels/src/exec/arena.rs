@@ -19,7 +19,7 @@ pub(super) use shared::Shared;
 /// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
 pub(super) const MAX_TILE: usize = 16;
 
-/// How much a step needs.
+/// Sizes that a step's buffers need.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) role: Role,
@@ -28,7 +28,7 @@ pub(super) struct Extent {
     pub(super) wanted: usize,
     /// Pieces that attention of generated tokens is cut into, at most.
     pub(super) pieces: usize,
-    /// The step that these rows are of.
+    /// The whole step that these rows are part of.
     pub(super) step: WholeExtent,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct WholeExtent {
     pub(super) rows: usize,
     /// Rows with outputs.
     pub(super) wanted: usize,
-    /// Rows before those of the extent.
+    /// Number of rows before those of the extent.
     pub(super) before: usize,
-    /// And how many of them have outputs.
+    /// Number of rows with outputs before those of the extent.
     pub(super) wanted_before: usize,
 }
 
@@ -105,21 +105,21 @@ struct Arena {
     view: View,
 }
 
-/// How far the members of a place have come.
+/// Progress of the members of a place.
 #[derive(Default)]
 pub(super) struct Progress {
     /// By item of a section's tasks, see [`Items`]: the [mark](mark_of) of the last section in
     /// which it was finished.
     pub(super) done: Vec<AtomicU32>,
-    /// The mark of the section that goes on here with items that are done already: it was brought
-    /// from another place with them, or begun here by fewer members.
+    /// The mark of the section that continues here with items already done: it was carried here
+    /// from another place, or begun here by fewer members.
     pub(super) resumed: u32,
-    /// By row and KV head: pieces of attention finished in this step, of all layers.
+    /// Pieces of attention finished in this step, of all layers, by row and KV head.
     pub(super) pieces: Vec<AtomicU32>,
 }
 
 impl Progress {
-    /// Makes room. Nothing is done.
+    /// Makes room. All items are marked as not done.
     fn reserve(&mut self, items: usize, groups: usize) {
         self.resumed = 0;
         for (counts, len) in [(&mut self.done, items), (&mut self.pieces, groups)] {
@@ -131,7 +131,7 @@ impl Progress {
     }
 }
 
-/// Where the buffers of an arena are.
+/// Addresses of an arena's buffers.
 #[derive(Clone)]
 pub(super) struct View {
     /// By slot.
@@ -195,7 +195,7 @@ impl Arena {
             self.progress.reserve(0, 0);
             return;
         }
-        // if there is no memory for one of them, none of this holds
+        // if there is no memory for one of them, the arena has no valid extent
         self.extent = None;
         let program = &model.program;
         self.buffers
@@ -227,7 +227,7 @@ impl Arena {
         self.parts.grow(model.gathered_floats(extent));
         let angles = 2 * program.angles();
         grow(&mut self.angles, step.rows * angles);
-        // where these rows are, of slots that have room for all
+        // address of these rows, in slots that have room for all rows of the step
         let first = |slot: usize| match is_kept(slot) {
             true => {
                 let before = program.rows_of(slot, step.before, step.wanted_before);
@@ -282,7 +282,7 @@ impl Arenas {
         unsafe { (*arena.get()).reserve(model, extent) }
     }
 
-    /// Where the buffers of a place are.
+    /// The addresses of a place's buffers.
     ///
     /// # Safety
     /// No thread reserves room in that place while the result is used: this thread is in it.
@@ -292,7 +292,7 @@ impl Arenas {
         unsafe { &(*arena.get()).view }
     }
 
-    /// How far the members of a place have come.
+    /// The progress of a place's members.
     ///
     /// # Safety
     /// As [`Arenas::view`].
@@ -302,7 +302,7 @@ impl Arenas {
         unsafe { &(*arena.get()).progress }
     }
 
-    /// Prepares a section, of which a part was done in this place, for being run here once more.
+    /// Prepares a section, part of which was done in this place, to be run here once more.
     ///
     /// # Safety
     /// No thread is in that place but this.
@@ -325,8 +325,8 @@ impl Arenas {
         &self.counters[place]
     }
 
-    /// Brings what a section needs of earlier ones from one place to another. `false` if there is
-    /// no memory for that.
+    /// Copies the inputs of a section that earlier ones wrote from one place to another. `false` if
+    /// there is no memory for that.
     ///
     /// # Safety
     /// No other thread is in the place `to`. Threads in `from` write only the section's outputs,
@@ -370,8 +370,8 @@ impl Arenas {
 }
 
 impl Arenas {
-    /// Brings the items of a section that are done from one place to another, where they are done
-    /// then.
+    /// Copies the finished items of a section from one place to another, and marks them as done
+    /// there.
     ///
     /// # Safety
     /// As [`Arenas::carry`]; the place `to` has room.

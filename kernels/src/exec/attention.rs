@@ -1,4 +1,4 @@
-//! Attention of an operation list: which thread takes which rows, heads and positions.
+//! Attention of an operation list: division of rows, heads and positions among threads.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ struct Group<'a> {
     kv: KvShape,
     head_kv: usize,
     table: &'a [u32],
-    /// (row of the step, query head)
+    /// Pairs of a row of the step and a query head.
     rows: &'a [(usize, usize)],
     scores: Scores,
     /// Of all query heads.
@@ -53,7 +53,7 @@ impl Part<'_> {
         Seen { first: start, end }
     }
 
-    /// Attends for `rows` and hands what becomes of them to `done`, some at a time.
+    /// Computes attention for `rows` and hands the results to `done`, some rows at a time.
     ///
     /// # Safety
     /// As [`Part::run`]: the queries are finished.
@@ -68,8 +68,8 @@ impl Part<'_> {
         }
     }
 
-    /// Runs at most [`QUERY_ROWS`] rows; leaves their sums in the scratch, and answers their
-    /// states.
+    /// Runs at most [`QUERY_ROWS`] rows; leaves their sums in the scratch, and returns their
+    /// softmax states.
     ///
     /// # Safety
     /// As [`Part::attend_all`]; the scratch is this thread's.
@@ -241,8 +241,8 @@ impl Part<'_> {
     /// result to integers if there is a place for these.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
-    /// row's heads.
+    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; the thread that finishes the last
+    /// piece has the row's heads.
     pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
@@ -261,7 +261,7 @@ impl Part<'_> {
         // the pieces of one row take equally long; those of several may not, and the fastest thread
         // takes more
         let fixed = if self.rows.len() == 1 { count } else { 0 };
-        // a row, and how many there are before it
+        // a row, and the number of its items that came before it
         let (mut row, mut before) = (0, 0);
         self.take_items(task.op, fixed, count, |i| {
             while i - before >= n_kv * pieces_of(row).len() {
@@ -293,11 +293,11 @@ impl Part<'_> {
                 unsafe { self.attend_piece(q, of_piece, piece) };
                 self.note_done(item);
             }
-            // acquired from those who have finished the others, and released to who finishes the
-            // last
+            // acquires the pieces of the threads that have finished the others, and releases this
+            // one to the thread that finishes the last
             let counter = &self.finished_pieces[row * self.model.most_heads_kv() + head_kv];
-            // the first one stands for those before the window: so a row has the same number of
-            // pieces in all layers
+            // the first piece stands for those before the window as well: so a row has the same
+            // number of pieces in all layers
             let stands_for = if piece == pieces.start { 1 + piece } else { 1 };
             let finished = counter.fetch_add(stands_for as u32, Ordering::AcqRel) as usize;
             if (finished + stands_for).is_multiple_of(pieces.end) {
@@ -316,13 +316,13 @@ impl Part<'_> {
         });
     }
 
-    /// The pieces of positions that a row sees any of.
+    /// The pieces that contain any position that a row sees.
     fn pieces(&self, scores: Scores, row: usize) -> Range<usize> {
         let seen = self.seen(scores, row);
         seen.first / PIECE..seen.end.div_ceil(PIECE)
     }
 
-    /// One piece of attention.
+    /// Computes one piece of attention.
     ///
     /// # Safety
     /// As [`Part::run`]; one thread has this piece of the rows and heads of the group.

@@ -8,14 +8,14 @@ use crate::op::Activation;
 /// Operations whose inputs are read by nothing else, done by the product that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epilogue {
-    /// This product is a gate, and that of the same input with another matrix what it gates.
+    /// This product is a gate: `out = act(this) * up`, where the up projection has the same input.
     Gate {
         /// Index of the up matrix.
         up: usize,
         act: Activation,
         out: Slot,
     },
-    /// Adds what is in `to`.
+    /// Adds the product to `to`.
     Add { to: Slot, out: Slot },
 }
 
@@ -29,8 +29,7 @@ impl Epilogue {
 
 /// The epilogue of a group's first product, if this executor fuses the group.
 pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option<Epilogue> {
-    // what follows may be written over the input, unless products of other rows still read it as it
-    // is
+    // the epilogue may overwrite the input, unless products of other rows still read it
     let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(role) != Form::Floats;
     // both go through one kernel
     let like = |w: usize| {
@@ -56,8 +55,8 @@ pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option
             out,
         }),
         Kind::AddInto { x, w, to, out } => apart(x, w, out).then_some(Epilogue::Add { to, out }),
-        // rows are normed, turned, stored and brought into other forms by the thread that has them,
-        // without a barrier between: `plan.rs`
+        // the thread that has the rows normalizes, rotates, stores and converts them, without a
+        // barrier between: `plan.rs`
         Kind::AddSelected { .. }
         | Kind::NormInto { .. }
         | Kind::AttentionInto { .. }

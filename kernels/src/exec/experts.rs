@@ -1,10 +1,10 @@
-//! Mixtures of experts: which experts a row is given to, products with those, and what becomes of
-//! their results.
+//! Mixtures of experts: routing of rows, products with the chosen experts, and combination of their
+//! results.
 //!
 //! Each expert of a row is a *choice*, numbered row by row. Choices are sorted by expert first, by
 //! every thread for itself: that takes less time than to wait for each other. Then threads take
-//! pairs of strips of the experts that were chosen, and nothing of the others is read. All rows of
-//! an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role,
+//! pairs of strips of the chosen experts only, so that weights of the others are not read. All rows
+//! of an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role,
 //! which give a row the same bits whatever other rows there are.
 
 mod choosing;
@@ -26,14 +26,14 @@ use crate::table::{CodeKernels, FloatKernels};
 pub(super) use grouping::Grouping;
 use grouping::Run;
 
-/// Generated rows of an expert multiplied at a time: as integers they stay in the first cache
-/// (some 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights come apart once.
+/// Generated rows of an expert multiplied at a time: as integers they stay in the first cache (some
+/// 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights are unpacked once.
 pub(super) const EXPERT_ROWS: usize = 16;
 
-/// The most that a program's products with experts need.
+/// Maximal sizes needed by a program's products with experts.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Experts {
-    /// Experts of a row; 0: there are no such products.
+    /// Experts of a row; 0 without such products.
     pub(super) used: usize,
     pub(super) count: usize,
     /// Values of an expert's input, and of the inputs of all experts of a row.
@@ -68,8 +68,8 @@ impl Experts {
     }
 }
 
-/// Every expert's rows begin with a tile of their own, and so does each run of them: one more for
-/// each expert of a row, at most.
+/// Floats of all tiles. Each expert's rows begin with a tile of their own, and so does each run of
+/// them: one more for each expert of a row, at most.
 fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize) -> usize {
     let choices = rows * used;
     (choices + (experts.min(choices) + used) * MAX_TILE) * cols
@@ -117,7 +117,7 @@ struct Near {
 }
 
 impl Part<'_> {
-    /// Brings the input of a product with experts into the form that its kernel reads.
+    /// Converts the input of a product with experts to the form that its kernel reads.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of groups or of tiles.
@@ -161,8 +161,8 @@ impl Part<'_> {
         let n = self.n_rows(ids) * self.width(ids);
         // SAFETY: they are finished, and the buffer holds `n` values.
         let ids = unsafe { self.view.buffers[ids].read(0, n) };
-        // no more than sums have room for: where an expert is chosen once a row, that is all of
-        // its rows
+        // no more rows than the sums have room for: where an expert is chosen once a row, that is
+        // all of its rows
         let most = self.extent.most_rows().max(1);
         grouping.sort(ids, product.matrix.experts(), most, tile);
     }
@@ -332,7 +332,7 @@ impl Part<'_> {
         });
     }
 
-    /// One or two strips of an expert times the rows of some choices, no more than
+    /// Multiplies one or two strips of an expert by the rows of some choices, no more than
     /// [`EXPERT_ROWS`].
     ///
     /// # Safety
@@ -436,7 +436,7 @@ impl Part<'_> {
         }
     }
 
-    /// Copies a pair's results to their place.
+    /// Copies a pair's results to their destination.
     ///
     /// # Safety
     /// These columns of the choice are the calling thread's, and `from` has as many values.
@@ -461,7 +461,7 @@ impl Part<'_> {
 /// The results of a pair of strips of an expert.
 struct Columns {
     first: usize,
-    /// Those that are there, and those of whole strips.
+    /// Number of columns, and of those of whole strips.
     n: usize,
     width: usize,
 }

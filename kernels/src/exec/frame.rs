@@ -1,4 +1,4 @@
-//! One step as the pool's threads see it: what it is about, and what the pool asks of it.
+//! One step as the pool's threads see it: its inputs, and the functions that the pool calls.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::scratch::Scratches;
 use super::{KvPages, Member, PAGE, Resource, Row, Sequence, Slot, Step, TapFn, Work};
 use crate::program::StateWrite;
 
-/// A step, as long as any thread is at it.
+/// A step, kept alive while any thread works on it.
 pub(super) struct Frame {
     pub(super) model: Arc<Model>,
     pub(super) arenas: Arc<Arenas>,
@@ -21,7 +21,7 @@ pub(super) struct Frame {
     pub(super) kv: Arc<KvPages>,
     pub(super) extent: Extent,
     pub(super) tapped: bool,
-    /// Those of the plan's that are run: all, or a stage.
+    /// Sections of the plan to run: all, or a stage.
     pub(super) sections: Range<usize>,
     pub(super) rows: Vec<Row>,
     /// Rows with outputs.
@@ -30,11 +30,11 @@ pub(super) struct Frame {
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     /// Positions of the sequences at the end of the step.
     pub(super) ends: Vec<usize>,
-    /// Of programs that keep states: the sequences' rows, and where their states are.
+    /// The sequences' rows and the places of their states, for programs that keep states.
     pub(super) spans: Vec<Span>,
     /// Input values of [`Op::Input`].
     pub(super) input: Vec<f32>,
-    /// Rows in the place of embeddings, [`Row::given`] counts them.
+    /// Rows given in place of embeddings, indexed by [`Row::given`].
     pub(super) given: Vec<f32>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Those of a step.
+    /// Spans of a step.
     pub(super) fn all(step: &Step<'_>) -> Vec<Span> {
         let mut first = 0;
         let span = |s: &Sequence<'_>| {
@@ -71,7 +71,7 @@ impl Frame {
         &plan.sections[self.sections.start + section]
     }
 
-    /// Whether this step writes keys and values where another one may read them.
+    /// Whether this step writes keys and values that another one may read.
     pub(super) fn writes_what_is_read_by(&self, other: &Frame) -> bool {
         self.rows.iter().any(|row| {
             let (index, slot) = (row.pos / PAGE, row.pos % PAGE);
@@ -97,14 +97,14 @@ impl Frame {
         self.model.program.slots[slot].width
     }
 
-    /// Shows the result of an operation, and puts what the tap gives in its place.
+    /// Shows the result of an operation to the tap, and replaces it by the tap's values, if any.
     ///
     /// # Safety
     /// *Taps*: the operation is complete in that place, where no other thread reads or writes
     /// meanwhile.
     ///
     /// # Panics
-    /// If the tap gives more or fewer values than it saw.
+    /// If the tap returns more or fewer values than it saw.
     pub(super) unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
         let Some(out) = self.model.program.ops[at].out else {
             return;
@@ -174,7 +174,7 @@ impl Work for Frame {
     }
 
     fn can_repeat(&self, section: usize) -> bool {
-        // what a stage hands on of other rows is in one place
+        // values of other rows that stages hand on exist in one place only
         !self.extent.is_part() && self.section(section).can_repeat
     }
 
@@ -187,8 +187,8 @@ impl Work for Frame {
             .iter()
             .map(|resource| 4 * values(resource))
             .sum();
-        // 4 GB/s: they are copied, then read again from other lines than those that are near. To
-        // wait longer costs more than it saves where two programs take turns: each spins in the
+        // 4 GB/s: the values are copied, then read again from cache lines that are not close by.
+        // Waiting longer costs more than it saves where two programs take turns: each spins in the
         // time that the other's late thread needs.
         Duration::from_nanos(bytes as u64 / 4)
     }

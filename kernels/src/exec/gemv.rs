@@ -1,5 +1,5 @@
-//! Products of generated tokens: pairs of strips are divided among threads, and each goes through
-//! all rows.
+//! Products of generated tokens: pairs of strips are divided among threads, and each is multiplied
+//! by all rows.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ use crate::generic::batch;
 use crate::matrix::Strips;
 use crate::table::{CodeKernels, FloatKernels};
 
-/// Why packed strips are there.
+/// Panic message where packed strips are missing.
 pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";
 
-/// Results in rows: where the first one's begin, and floats from there to the next row's.
+/// Results in rows: address of the first, and stride between rows in floats.
 type Results = (*mut f32, usize);
 
-/// A product by strips: what is the same for all of them, looked up once.
+/// Parameters of a product by strips that are the same for all of them, looked up once.
 struct ByStrips<'a> {
     product: &'a Product<'a>,
     weights: Strips<'a>,
@@ -77,7 +77,7 @@ impl Part<'_> {
         });
     }
 
-    /// One or two strips times some rows, and what follows.
+    /// Multiplies one or two strips by some rows, and applies the epilogue.
     ///
     /// # Safety
     /// As [`Part::run`]; the strips are those of one of the *items*.
@@ -141,7 +141,7 @@ impl Part<'_> {
             });
             if let Some(codes) = task.codes {
                 for row in 0..m {
-                    // whole groups, or the plan would not have asked for them
+                    // whole groups, or the plan would not have asked for integers
                     let first = (at + row * by.width) / ACT_GROUP;
                     self.quantize_groups(then.out(), first..first + n / ACT_GROUP, codes);
                 }
@@ -149,12 +149,13 @@ impl Part<'_> {
         }
     }
 
-    /// Some rows of a product's input as integers, from `row` on.
+    /// Integers of some rows of a product's input, from `row` on.
     fn codes(&self, by: &ByStrips<'_>, row: usize) -> ActRow {
         self.view.codes[by.product.task.reads_codes].at_group(row * (by.cols / ACT_GROUP))
     }
 
-    /// One or two strips of a matrix times some rows of a product's input, whole strips of results.
+    /// Multiplies one or two strips of a matrix by some rows of a product's input; results are
+    /// whole strips.
     ///
     /// # Safety
     /// As [`Part::run`]; the results are this thread's.
@@ -226,7 +227,7 @@ impl Part<'_> {
         }
     }
 
-    /// A strip of float weights times some rows of a slot.
+    /// Multiplies a strip of float weights by some rows of a slot.
     ///
     /// # Safety
     /// As [`Part::multiply`]; the strip is as wide as the slot.

@@ -42,7 +42,7 @@ enum Kind {
     },
 }
 
-/// Where an item's results are: `rows` times `len` values, `stride` apart, in a slot or among the
+/// Region of an item's results: `rows` times `len` values, `stride` apart, in a slot or among the
 /// pieces of attention.
 pub(super) struct Region {
     pub(super) slot: Option<Slot>,
@@ -53,7 +53,7 @@ pub(super) struct Region {
 }
 
 impl Items {
-    /// Those of a task; `None` if it is short and has none.
+    /// The items of a task; `None` if it is short and has none.
     pub(super) fn of(model: &Model, extent: &Extent, task: &Task) -> Option<Items> {
         let program = &model.program;
         let width = |slot: Slot| program.slots[slot].width;
@@ -126,7 +126,7 @@ impl Items {
         }
     }
 
-    /// Where the results of an item are.
+    /// The region of an item's results.
     pub(super) fn region(&self, item: usize) -> Region {
         match self.kind {
             Kind::Columns {

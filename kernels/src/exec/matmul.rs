@@ -1,5 +1,5 @@
-//! Products of an operation list: bring the input into the kernel's form, then divide strips among
-//! threads.
+//! Products of an operation list: conversion of the input to the kernel's form, and division of
+//! strips among threads.
 
 use std::ops::Range;
 
@@ -8,19 +8,19 @@ use super::{
     Scratch, Slot, Task, UNITS, gemm, sums_len,
 };
 
-/// Bytes of activations that stay near while all weights pass by: at most a quarter of the second
-/// cache (2 MiB on the Xeon with AMX where this was measured), since panels, sums and the weights
+/// Bytes of activations that stay in the L2 cache while all weights are read: at most a quarter of
+/// it (2 MiB on the Xeon with AMX where this was measured), since panels, sums and the weights
 /// themselves want the rest.
 const NEAR_BYTES: usize = 1 << 19;
 
-/// Strips of weights by twos, whose sums stand side by side: neighbours, or one of the gate and one
-/// of the up projection.
+/// Pairs of strips, whose sums are adjacent: neighbours, or one of the gate and one of the up
+/// projection.
 pub(super) struct StripPairs<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) up: Option<&'a Matrix>,
     /// Range of strips to multiply: all, or those of one expert.
     pub(super) strips: Range<usize>,
-    /// Rows that these have.
+    /// Rows of these strips.
     pub(super) rows: usize,
 }
 
@@ -78,8 +78,8 @@ impl<'a> StripPairs<'a> {
 pub(super) struct Tokens {
     pub(super) x: *const f32,
     pub(super) m: usize,
-    /// The first one's results, and floats from there to the next one's. Without it they stay among
-    /// the sums.
+    /// Address of the first token's results, and stride between tokens in floats. Without it
+    /// results stay among the sums.
     pub(super) y: Option<(*mut f32, usize)>,
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Product<'a> {
 }
 
 impl Part<'_> {
-    /// Brings the input of a product into the form that its kernel reads.
+    /// Converts the input of a product to the form that its kernel reads.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of groups or of tiles.
@@ -121,7 +121,7 @@ impl Part<'_> {
         }
     }
 
-    /// A product, and what follows it.
+    /// Computes a product and its epilogue.
     ///
     /// # Safety
     /// As [`Part::run`]. *Items*: strips.
@@ -151,14 +151,14 @@ impl Part<'_> {
                 let rows = self.w.share(m, grain);
                 rows.start * groups..rows.end * groups
             }
-            // parts of rows, so that one row keeps all threads busy
+            // parts of rows, so that a single row keeps all threads busy
             _ => self.w.share(m * groups, 8),
         };
         // SAFETY: one thread has these groups, of inputs that are finished.
         unsafe { self.quantize_groups(x, share, codes) }
     }
 
-    /// Brings groups of a slot's values, counted over all rows, into integers at one of the places
+    /// Quantizes groups of a slot's values, counted over all rows, to integers at one of the places
     /// for these.
     ///
     /// # Safety
@@ -198,8 +198,8 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Items*: turns of several pairs of strips, each of which is finished by
-    /// itself.
+    /// As [`Part::run`]. *Items*: pairs of strips, several of which are taken at a time; each is
+    /// finished by itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let matrix = product.matrix;
         let (activations, _) = matrix.prompt(self.extent.role);
@@ -231,7 +231,7 @@ impl Part<'_> {
         });
     }
 
-    /// The pairs of a turn against all tokens, slice by slice, and what follows.
+    /// Multiplies some pairs by all tokens, slice by slice, and applies the epilogue.
     ///
     /// # Safety
     /// As [`Part::run`]; the pairs, at least one, are of one of the *items*.
@@ -267,7 +267,8 @@ impl Part<'_> {
         }
     }
 
-    /// Some pairs of strips against tokens, slice by slice. The sums of each are `sums_len` apart.
+    /// Multiplies some pairs of strips by tokens, slice by slice. The sums of pairs are `sums_len`
+    /// apart.
     ///
     /// # Safety
     /// The tokens are finished and in the form of the matrix; the results are the calling thread's.
@@ -291,7 +292,7 @@ impl Part<'_> {
                 .enumerate()
             {
                 let n_strips = pairs.write_panels(role, *pair, k0..k0 + kc, panel);
-                // what the next turn of these loops reads
+                // data that the next iteration of these loops reads
                 let (next, k) = match turn.get(i + 1) {
                     Some(next) => (*next, k0),
                     None => (turn[0], k0 + kc),
@@ -318,7 +319,7 @@ impl Part<'_> {
         }
     }
 
-    /// Does what follows a product with the sums of one pair of strips.
+    /// Applies a product's epilogue to the sums of one pair of strips.
     ///
     /// # Safety
     /// As [`Part::run`]; the pair belongs to one of the *items*, and so do these columns of the

@@ -1,23 +1,23 @@
 //! Runs a [`Program`] on the thread pool: its operations in sections (`plan.rs`), each divided
-//! among the threads that are there.
+//! among the available threads.
 //!
-//! Threads write to the same buffers at the same time. These rules say who may touch what; every
-//! unsafe function here names the one that divides its work, and `tools/miri.sh` looks at every
-//! access of a small layer.
+//! Threads write to the same buffers at the same time. These rules say which thread may access
+//! which values; every unsafe function here names the one that divides its work, and
+//! `tools/miri.sh` looks at every access of a small layer.
 //!
-//! - *Finished inputs*: what a task reads was written in an earlier section, or by this member in
-//!   the same one, where both tasks divide their values alike (`plan.rs` puts them into one section
-//!   only then).
+//! - *Finished inputs*: the values that a task reads were written in an earlier section, or by this
+//!   member in the same one, where both tasks divide their values alike (`plan.rs` puts them into
+//!   one section only then).
 //! - *Shares*: rows, heads of rows, groups or tiles are divided by [`Member::share`], so that each
 //!   is one member's.
 //! - *Items*: strips of products, and blocks or pieces of attention, are handed out by
 //!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
 //!   other item (`items.rs`).
-//! - *Scratch*: that of a thread's number is its own.
+//! - *Scratch*: the scratch at a thread's number is its own.
 //! - *Ranks*: one member exchanges values with the other ranks, in a section that is never
 //!   repeated, and only that member touches the received values until the section ends.
-//! - *Taps*: a result is shown, and other values are put in its place, in a section of its own, in
-//!   which thread 0 alone touches buffers.
+//! - *Taps*: a result is shown to the tap, and may be replaced, in a section of its own, in which
+//!   thread 0 alone touches buffers.
 //! - *Places*: a member that was left behind stays in a place that no other member uses; the member
 //!   taking over copies finished items from there, which are never written again.
 //!
@@ -72,22 +72,23 @@ const PIECE: usize = 512;
 /// Strips of a prompt product multiplied at a time: `STRIP_PAIR * NT` sums, and as many weights and
 /// one activation, fit the vector registers (24 + 2 + 1 of AVX-512's 32).
 const STRIP_PAIR: usize = 2;
-/// Pairs of strips that go through a slice of activations together, at most. Their sums,
-/// `UNITS * 2 * R * 4` bytes a token, and the slice itself, `KC * 4`, are 1 MiB for 512 tokens:
-/// half of the second cache (2 MiB) of the Xeon with AMX where this was measured, whose third one
-/// gives a core less than the matrix unit eats.
+/// Pairs of strips that share each slice of activations, at most. Their sums, `UNITS * 2 * R * 4`
+/// bytes a token, and the slice itself, `KC * 4`, are 1 MiB for 512 tokens: half of the L2 cache (2
+/// MiB) of the Xeon with AMX where this was measured, whose L3 cache gives a core less bandwidth
+/// than the matrix unit consumes.
 const UNITS: usize = 8;
-/// Generated tokens that a pair of strips passes by at a time: their integers, `2 * GENERATED_ROWS`
-/// bytes for each input, stay in the second cache (128 KiB for 1024 inputs), and the weights are
-/// unpacked once for all of them.
+/// Generated tokens that a pair of strips is multiplied by at a time: their integers, `2 *
+/// GENERATED_ROWS` bytes for each input, stay in the L2 cache (128 KiB for 1024 inputs), and the
+/// weights are unpacked once for all of them.
 const GENERATED_ROWS: usize = 64;
 /// Floats of a strip's panel, in any form: see [`gemm::KC`] for the cache that two of them fit.
 const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 /// Tokens of a prompt whose attention one thread takes at a time.
 const QUERY_BLOCK: usize = 32;
 /// Rows that go through a stage at a time, see [`Stages`](plan::Stages): enough that weights are
-/// seldom read again, and so few that what a block makes of them, some 100 KB a row of a large
-/// vision tower, is far less than what is kept of all rows. Whole windows and cells of four rows.
+/// seldom read again, and few enough that a block's intermediate values, some 100 KB a row of a
+/// large vision tower, are far less than the values kept for all rows. A multiple of windows and of
+/// merged groups of four rows.
 const STAGE_ROWS: usize = 512;
 
 /// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
@@ -99,13 +100,13 @@ struct Whole<'a> {
     step: &'a Step<'a>,
     rows: Vec<Row>,
     wanted: Vec<usize>,
-    /// Rows in the place of embeddings, in order.
+    /// Rows given in place of embeddings, in order.
     given: Vec<&'a [f32]>,
     kv: Arc<KvPages>,
 }
 
 impl<'a> Whole<'a> {
-    /// Of a program that takes given rows of such a width.
+    /// Collects a step's rows, for a program that takes given rows of such a width.
     fn new(
         step: &'a Step<'a>,
         (rows, wanted): (Vec<Row>, Vec<usize>),
@@ -129,7 +130,7 @@ impl<'a> Whole<'a> {
         starts.map(move |start| start..n.min(start + at_once))
     }
 
-    /// How much some rows need.
+    /// The extent of some rows.
     fn extent(&self, part: &Range<usize>) -> Extent {
         let before = |row: usize| self.wanted.partition_point(|wanted| *wanted < row);
         let (wanted_before, wanted) = (before(part.start), before(part.end));
@@ -169,13 +170,13 @@ pub struct Executor {
     place: usize,
     arenas: Arc<Arenas>,
     scratches: Arc<Scratches>,
-    /// Steps in which a thread was left behind that may still be reading.
+    /// Steps in which a thread was left behind that may still be reading their buffers.
     unfinished: Vec<Weak<Frame>>,
 }
 
 impl Executor {
-    /// Takes a program, the matrices that its products name by number, and threads that it may have
-    /// to itself or share with others.
+    /// Makes an executor of a program, the matrices that its products name by number, and threads
+    /// that it may have to itself or share with others.
     ///
     /// # Panics
     /// If the program's numbers contradict each other: a bug in its compiler.
@@ -188,7 +189,7 @@ impl Executor {
         Executor::of_rank(isa, program, matrices, pool, None)
     }
 
-    /// As [`Executor::new`], of a program that several ranks compute together: this one with parts
+    /// As [`Executor::new`], for a program that several ranks compute together, this one with parts
     /// of their matrices.
     ///
     /// # Panics
@@ -226,7 +227,7 @@ impl Executor {
             "heads of a known width"
         );
         let table = isa.table();
-        // where prompts are rounded to multiply them, attention may round them too
+        // where prompts are rounded for products, attention may round them too
         let rounds = matrices
             .iter()
             .any(|m| m.reads(Role::Prompt) != Form::Tiles);
@@ -272,7 +273,7 @@ impl Executor {
         &self.model.matrices
     }
 
-    /// The threads that it runs on.
+    /// The thread pool that it runs on.
     pub fn pool(&self) -> &SharedPool {
         &self.pool
     }
@@ -295,7 +296,7 @@ impl Executor {
     }
 
     /// Runs a step up to the operation of this number and returns the rows of its result, which no
-    /// later operation may overwrite; nothing behind it is computed. Unlike a tap, this leaves the
+    /// later operation may overwrite; nothing after it is computed. Unlike a tap, this leaves the
     /// sections as they are, so that threads can go on without a late one.
     ///
     /// # Panics
@@ -357,11 +358,11 @@ impl Executor {
         let program = &self.model.program;
         let n = program.rows_of(output, whole.rows.len(), whole.wanted.len());
         let len = n * program.slots[output].width;
-        // SAFETY: as before; who was left behind is in other places.
+        // SAFETY: as before; threads left behind are in other places.
         unsafe { self.arenas.view(self.place).buffers[output].read(0, len) }
     }
 
-    /// Some rows of a step, for some of the plan's sections.
+    /// Makes a frame of some rows of a step, for some of the plan's sections.
     fn frame(
         &self,
         whole: &Whole<'_>,
@@ -420,8 +421,8 @@ impl Executor {
         self.unfinished.push(Arc::downgrade(&frame));
     }
 
-    /// As [`Executor::step`], but what `of` makes of the outputs of each wanted row: the threads
-    /// divide the rows.
+    /// As [`Executor::step`], but returns the results of `of` for the outputs of each wanted row:
+    /// the threads divide the rows.
     ///
     /// # Panics
     /// As [`Executor::step`], and if `of` panics.
@@ -447,7 +448,7 @@ impl Executor {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(result) = results.get(i) else { return };
-                // no other thread has this row
+                // no other thread has this index
                 let _ = result.set(row(i));
             }
         });
@@ -457,14 +458,14 @@ impl Executor {
             .collect()
     }
 
-    /// Gives the buffers of steps back; the next step makes new ones. A thread that was left behind
+    /// Frees the buffers of steps; the next step makes new ones. A thread that was left behind
     /// keeps those that it uses until it is done.
     pub fn rest(&mut self) {
         self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
         self.scratches = Arc::new(Scratches::new(self.pool.lock().threads()));
     }
 
-    /// Lets no thread that was left behind in an earlier step read what this one writes.
+    /// Makes sure that no thread left behind in an earlier step reads pages that this one writes.
     fn keep_clear_of(&mut self, frame: &Frame, pool: &mut Pool) {
         if pool.is_together() {
             self.unfinished.clear();

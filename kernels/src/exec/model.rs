@@ -46,7 +46,7 @@ impl Model {
         self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)
     }
 
-    /// Values of the widest row that is brought into integers.
+    /// Values of the widest row that is quantized to integers.
     pub(super) fn widest_input(&self) -> usize {
         self.widest().max(self.experts.width)
     }
@@ -77,7 +77,7 @@ impl Model {
             .unwrap_or(0)
     }
 
-    /// How many values stand in what is carried of a section.
+    /// Number of values of a resource carried for a section.
     pub(super) fn carried_values(
         &self,
         extent: &Extent,
@@ -86,7 +86,7 @@ impl Model {
     ) -> usize {
         let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
         let width = |slot: Slot| self.program.slots[slot].width;
-        // the slot that an earlier section has brought there in another form
+        // the slot that an earlier section has converted there
         let ready = section.ready.iter().find(|ready| ready.at == resource);
         match (resource, ready) {
             (Resource::Slot(slot), _) => rows(slot) * width(slot),
@@ -103,14 +103,14 @@ impl Model {
         }
     }
 
-    /// The ranks, if their parts of rows are read where they lie: a prompt's, in one process.
+    /// The ranks, if their parts of rows are read in place: a prompt's, in one process.
     pub(super) fn ranks_that_show(&self, role: Role) -> Option<&Threads> {
         let in_process = self.ranks.as_ref()?.in_process();
         in_process.filter(|_| role == Role::Prompt)
     }
 
-    /// Floats of all ranks' parts of the widest rows that they gather; none where these are read
-    /// where they lie.
+    /// Floats of all ranks' parts of the widest rows that they gather; none where these are read in
+    /// place.
     pub(super) fn gathered_floats(&self, extent: &Extent) -> usize {
         if self.ranks_that_show(extent.role).is_some() {
             return 0;

@@ -1,4 +1,4 @@
-//! One thread's part of a step: which items it takes, and what it may borrow.
+//! One thread's part of a step: the items it takes, and the buffers it may borrow.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -38,7 +38,7 @@ impl Part<'_> {
         count: usize,
         mut item: impl FnMut(usize),
     ) {
-        // shares would be unequal where a part is done
+        // shares would be unequal where some items are done
         let fixed = if self.resumed && self.w.size > 1 {
             0
         } else {
@@ -61,7 +61,7 @@ impl Part<'_> {
 
     /// Whether an item of the task was done before this member began.
     pub(super) fn is_done(&self, item: usize) -> bool {
-        // what others note is not looked at without need: that would cost them the line
+        // the marks of other members are not read without need: that would cost them the cache line
         self.resumed
             && self
                 .done
@@ -69,7 +69,8 @@ impl Part<'_> {
                 .is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
     }
 
-    /// Notes that an item of the task is done: who takes this section over goes on from there.
+    /// Marks an item of the task as done: a thread that takes this section over continues from
+    /// there.
     pub(super) fn note_done(&self, item: usize) {
         if let Some(done) = self.done.get(item) {
             done.store(self.mark, Ordering::Release);
@@ -128,7 +129,7 @@ impl Part<'_> {
         unsafe {
             match (task.phase, &instruction.op) {
                 (Phase::Angles, _) => self.angles(),
-                // thread 0 shows it, see `Executor::step`
+                // thread 0 shows it to the tap, see `Executor::step`
                 (Phase::Tap, _) => {}
                 (Phase::Exchange, &Op::AllGather { x, cut }) => {
                     self.exchange(x, cut, instruction.result());

@@ -2,7 +2,7 @@
 //!
 //! A section ends where a thread may read what another one writes, or write what another one reads
 //! or writes. It does not end between operations that divide their rows in the same way: there each
-//! thread goes on with its own.
+//! thread continues with its own rows.
 
 mod steps;
 
@@ -14,22 +14,23 @@ use super::{Form, Matrix, Op, Program, Resource, Role, Slot, Table};
 use crate::fuse::Group;
 use steps::steps;
 
-/// Places for inputs of products as integers.
+/// Number of places for inputs of products as integers.
 pub(super) const CODES: usize = 2;
 
 /// All sections of a step.
 pub(super) struct Plan {
     pub(super) sections: Vec<Section>,
-    /// Where rows see later ones: parts of the sections, each of which can be run for some rows
-    /// after the others. All rows have written their keys and values in the stages before.
+    /// For programs in which rows see later ones: parts of the sections, each of which is run for
+    /// blocks of rows, one after the other. All rows have written their keys and values in the
+    /// stages before.
     pub(super) stages: Option<Stages>,
 }
 
 /// A plan's sections in stages.
 pub(super) struct Stages {
     pub(super) sections: Vec<Range<usize>>,
-    /// By slot: whether it is handed from stage to stage, or is the output, so that all rows have
-    /// room in it.
+    /// By slot: whether its rows are handed from stage to stage, or are the output, so that it has
+    /// room for all rows.
     pub(super) kept: Vec<bool>,
 }
 
@@ -37,27 +38,27 @@ pub(super) struct Stages {
 #[derive(Default)]
 pub(super) struct Section {
     pub(super) tasks: Vec<Task>,
-    /// It can be done again from its inputs: it writes nothing that it reads, and nothing that
+    /// It can be run again from its inputs: it writes nothing that it reads, and nothing that
     /// outlives the step.
     pub(super) can_repeat: bool,
     /// Resources written by earlier sections that this or later sections read.
     pub(super) carried: Vec<Resource>,
-    /// Inputs of products that earlier sections have brought into another form.
+    /// Inputs of products that earlier sections have converted to another form.
     pub(super) ready: Vec<Ready>,
 }
 
-/// An input of products in another form than its slot's.
+/// A product's input in another form than its slot's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ready {
     pub(super) slot: Slot,
     pub(super) form: Form,
-    /// By which experts its rows are arranged, if they are.
+    /// The expert routing by which its rows are arranged, if any.
     pub(super) by: Option<ByExpert>,
-    /// Where it stands.
+    /// The resource that holds it.
     pub(super) at: Resource,
 }
 
-/// A part of an operation.
+/// One phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Task {
     /// Number of the operation.
@@ -65,39 +66,39 @@ pub(super) struct Task {
     pub(super) phase: Phase,
     /// How its values are divided.
     pub(super) division: Division,
-    /// Where a product finds its input, if it reads integers.
+    /// Place of a product's input, if it reads integers.
     pub(super) reads_codes: usize,
-    /// Where the results are left as integers as well, for the product that follows.
+    /// Place where the results are also stored as integers, for the product that follows.
     pub(super) codes: Option<usize>,
 }
 
 /// Part of an operation that a task executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Before all operations: cosines and sines of all positions.
+    /// Computes cosines and sines of all positions, before all operations.
     Angles,
-    /// A product's input is brought into a form.
+    /// Converts a product's input to a form.
     Prepare(Form),
     /// The operation itself.
     Whole(Option<Epilogue>),
     /// Attention of generated tokens, in pieces of the positions; the thread that finishes the last
     /// piece of a head joins them.
     Pieces,
-    /// Ranks hand each other their parts of rows, which one thread does.
+    /// Ranks exchange their parts of rows, on one thread.
     Exchange,
-    /// The result is shown.
+    /// The result is shown to the tap.
     Tap,
 }
 
-/// How a task's values are divided among threads. Tasks that divide in the same way follow each
-/// other without a barrier, because each thread reads nothing but what it wrote itself.
+/// How a task's values are divided among threads. Tasks with the same division follow each other
+/// without a barrier, because each thread reads nothing but what it wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Division {
-    /// By row and head of a width.
+    /// By row and head, of the given size in a row of `width`.
     Heads { head_dim: usize, width: usize },
     /// By blocks of `grain` rows.
     Rows { grain: usize },
-    /// In a way of its own.
+    /// In a way that no other task shares.
     Own,
 }
 
@@ -116,8 +117,8 @@ impl Division {
 type Uses = Vec<(Resource, Division)>;
 
 impl Plan {
-    /// The sections of a program for tokens of a role. If `tapped`, every result is shown, nothing
-    /// is fused, and nothing can be repeated.
+    /// Makes the sections of a program for tokens of a role. If `tapped`, every result is shown,
+    /// nothing is fused, and nothing can be repeated.
     pub(super) fn new(
         table: &Table,
         program: &Program,
@@ -158,11 +159,11 @@ impl Plan {
                 sections.last_mut().expect("pushed"),
                 uses.last_mut().expect("pushed"),
             );
-            // what an earlier task of the section has made is no input of the section
+            // values made by an earlier task of the section are no input of the section
             reads.extend(step.reads.iter().filter(|r| !writes.contains(r)));
             writes.extend(&step.writes);
             let overwrites = writes.iter().any(|r| reads.contains(r) || r.is_kept());
-            // the other ranks do it once
+            // the other ranks take part once only
             let gathers = matches!(program.ops[step.task.op].op, Op::AllGather { .. });
             section.can_repeat &= !overwrites && !gathers;
             section.tasks.push(step.task);
@@ -184,7 +185,7 @@ impl Plan {
         Plan { sections, stages }
     }
 
-    /// How many sections there are up to the one that completes an operation, with it.
+    /// Number of sections up to and including the one that completes an operation.
     pub(super) fn sections_up_to(&self, op: usize) -> usize {
         let begins = |section: &Section| section.tasks.iter().any(|task| task.op <= op);
         let last = self.sections.iter().rposition(begins);
@@ -193,7 +194,7 @@ impl Plan {
 }
 
 /// The stages of a program in which rows see later ones: each begins with such an attention. `None`
-/// if there is no such attention, or more is handed on than rows of slots.
+/// if there is no such attention, or if more than rows of slots is handed on.
 fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
     let sees_later = |task: &Task| program.ops[task.op].op.sees_later();
     let begins = |section: &Section| section.tasks.first().is_some_and(sees_later);
@@ -218,7 +219,7 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
         for resource in &sections[*start].carried {
             match resource {
                 Resource::Slot(slot) => kept[*slot] = true,
-                // those of all rows have room
+                // they have room for all rows
                 Resource::Angles => {}
                 Resource::Codes(_)
                 | Resource::Tiles

@@ -1,4 +1,4 @@
-//! Rows of which each rank has computed a part.
+//! Gathering of rows of which each rank has computed a part.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ impl Part<'_> {
         ranks.expect("`check`: a program that gathers has others")
     }
 
-    /// Hands the other ranks this one's part of some rows, and takes theirs.
+    /// Exchanges this rank's part of some rows for those of the others.
     ///
     /// # Safety
     /// As [`Part::run`]. *Ranks*: the first member does it, in a section that is not repeated.
@@ -41,7 +41,7 @@ impl Part<'_> {
         }
     }
 
-    /// Brings parts from all ranks into rows.
+    /// Joins the parts from all ranks into rows.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows, `grain` at a time.
@@ -73,7 +73,7 @@ impl Part<'_> {
         }
     }
 
-    /// Brings a rank's part of some rows into them.
+    /// Copies a rank's part of some rows into them.
     ///
     /// # Safety
     /// These rows are the caller's.

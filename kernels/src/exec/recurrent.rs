@@ -1,4 +1,4 @@
-//! Operations that go from token to token of a sequence, and keep a state between steps.
+//! Recurrent operations: they go from token to token of a sequence, and keep a state between steps.
 
 use super::frame::Span;
 use super::{Part, Slot};
@@ -65,7 +65,7 @@ impl Part<'_> {
         }
     }
 
-    /// Some values of a head, of all tokens of a sequence.
+    /// Updates some values of a head, for all tokens of a sequence.
     ///
     /// # Safety
     /// As [`Part::linear_attention`]; the block is of this member's share.

@@ -10,7 +10,7 @@ use crate::rope::Pairing;
 use crate::table::Norm;
 
 impl Part<'_> {
-    /// Cosines and sines of all rows.
+    /// Computes cosines and sines of all rows.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
@@ -29,10 +29,10 @@ impl Part<'_> {
         }
     }
 
-    /// An operation on rows, or on parts of rows, each of which is one thread's.
+    /// Runs an operation on rows, or on parts of rows, each of which is one thread's.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares*, of what the functions below say.
+    /// As [`Part::run`]. *Shares*, as the functions below say.
     pub(super) unsafe fn rowwise(&self, instruction: &Instruction, grain: usize) {
         let (table, result) = (self.model.table, || instruction.result());
         // SAFETY: inputs are finished, as the caller promises; lengths are those that
@@ -110,7 +110,7 @@ impl Part<'_> {
         }
     }
 
-    /// Rows of tokens, or what is given in their place.
+    /// Copies the embeddings of tokens, or the rows given in their place.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
@@ -154,8 +154,8 @@ impl Part<'_> {
     unsafe fn add_given(&self, x: Slot, from: usize, out: Slot) {
         let width = self.width(out);
         for r in self.w.share(self.rows.len(), 1) {
-            // SAFETY: this row is of this member's share, and where both are one slot the values
-            // that are read are gone before others are written.
+            // SAFETY: this row is of this member's share; where both are one slot, the borrow for
+            // reading ends before others are written.
             unsafe {
                 if x != out {
                     let x = self.row(x, r, 0..width);
@@ -209,7 +209,7 @@ impl Part<'_> {
                 let second = self.row(b, r, 0..self.width(b)).chunks_exact(each[1]);
                 let to = self.row_mut(out, r, 0..self.width(out));
                 let pieces = to.chunks_exact_mut(each[0] + each[1]);
-                // one for all goes round
+                // a single piece of `b` is repeated
                 for ((to, first), second) in pieces.zip(first).zip(second.cycle()) {
                     to[..each[0]].copy_from_slice(first);
                     to[each[0]..].copy_from_slice(second);
@@ -265,7 +265,7 @@ impl Part<'_> {
         }
     }
 
-    /// A kernel that makes each value of those at the same place in `a` and `b`.
+    /// Runs a kernel that makes each value of those at the same place in `a` and `b`.
     ///
     /// # Safety
     /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of 64 values: rows of one length

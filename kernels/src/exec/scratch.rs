@@ -23,11 +23,11 @@ pub(super) struct Scratch {
     pub(super) strip: Floats,
     /// Activations of generated tokens in tiles.
     pub(super) tiled: Tiled,
-    /// Of [`PromptAttention`](crate::table::PromptAttention).
+    /// Scratch of [`PromptAttention`](crate::table::PromptAttention).
     pub(super) attention: Floats,
     /// Rows routed to each expert.
     pub(super) grouping: Grouping,
-    /// Rows of an expert, one after the other: as integers, and as they are.
+    /// Rows of an expert, one after the other: as integers, and as floats.
     pub(super) codes: Codes,
     pub(super) rows: Floats,
     /// Scores of the groups of experts.
@@ -36,11 +36,12 @@ pub(super) struct Scratch {
     extent: Option<Extent>,
 }
 
-/// Activations of generated tokens as a matrix unit reads them, and whether it is the faster one.
+/// Activations of generated tokens in the matrix unit's form, and timings that tell whether it is
+/// the faster one.
 #[derive(Default)]
 pub(super) struct Tiled {
     values: Floats,
-    /// Codes that share a scale in the formats that read what is there; `None`: nothing is.
+    /// Group length of the formats that read these tiles; `None` while there are none.
     group: Option<usize>,
     /// For groups of 16 codes, and of 32.
     pace: [Pace; 2],
@@ -48,13 +49,13 @@ pub(super) struct Tiled {
 
 /// Recent times of products on vectors and on the matrix unit.
 ///
-/// Two threads of a CPU share one unit, and the other one may be a stranger's: the unit takes two
-/// to four times as long then, which is longer than vectors take. Results are the same, so the
-/// faster one is whichever was faster a moment ago.
+/// Two hardware threads of a core share one matrix unit, and the other one may run another program:
+/// the unit takes two to four times as long then, which is longer than vectors take. Results are
+/// the same, so whichever was faster a moment ago is used.
 #[derive(Clone, Copy, Default)]
 struct Pace {
     calls: u32,
-    /// Of one call each.
+    /// Duration of one call each.
     vectors: Duration,
     tiles: Duration,
 }
@@ -63,13 +64,13 @@ struct Pace {
 const MEASURED_EVERY: u32 = 256;
 
 impl Tiled {
-    /// Says that other activations come.
+    /// Invalidates the tiles: other activations follow.
     pub(super) fn forget(&mut self) {
         self.group = None;
     }
 
-    /// Has the faster way multiply some rows of `x`, or each in turn while it is measured:
-    /// `multiply` gets the tiles of all of them, or nothing and takes vectors.
+    /// Multiplies some rows of `x` in the faster way, or in each way by turns while they are
+    /// measured: `multiply` gets the tiles of all of them, or `None` to use vectors.
     ///
     /// # Safety
     /// As [`Tiled::of`].
@@ -133,7 +134,7 @@ impl Scratches {
     /// The scratch of a thread.
     ///
     /// # Safety
-    /// The calling thread is that of the number, and has no other reference to its scratch.
+    /// The calling thread has this number, and no other reference to its scratch.
     #[allow(clippy::mut_from_ref, reason = "each thread has its own")]
     pub(super) unsafe fn of(&self, thread: usize) -> &mut Scratch {
         // SAFETY: the caller's promise.
@@ -144,7 +145,7 @@ impl Scratches {
 impl Scratch {
     /// Makes room for a step of the executor's model.
     pub(super) fn reserve(&mut self, model: &Model, extent: &Extent) {
-        // asked before every section
+        // called before every section
         if self.extent == Some(*extent) {
             return;
         }

@@ -1,12 +1,12 @@
-//! Codes out of the bytes of blocks as they lie in files.
+//! Decoding of codes from the bytes of blocks in a file.
 
-/// `byte` eight times.
+/// Repeats `byte` eight times.
 pub(super) const fn eight(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; 8])
 }
 
-/// Codes of what `bits` makes of the bytes at their places, in words of eight: the compiler makes
-/// vectors of these, and of single bytes only by chance.
+/// Writes the codes that `bits` extracts from bytes, eight at a time: the compiler vectorizes words
+/// reliably, and single bytes only by chance.
 #[inline(always)]
 pub(super) fn spread(q: &[u8], codes: &mut [u8], bits: impl Fn(u64) -> u64) {
     for (c, q) in codes.as_chunks_mut().0.iter_mut().zip(q.as_chunks().0) {
@@ -14,7 +14,7 @@ pub(super) fn spread(q: &[u8], codes: &mut [u8], bits: impl Fn(u64) -> u64) {
     }
 }
 
-/// [`spread`], to codes that have other bits already.
+/// As [`spread`], but adds to codes that have other bits already.
 #[inline(always)]
 pub(super) fn spread_more(q: &[u8], codes: &mut [u8], bits: impl Fn(u64) -> u64) {
     for (c, q) in codes.as_chunks_mut().0.iter_mut().zip(q.as_chunks().0) {

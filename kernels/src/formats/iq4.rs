@@ -1,4 +1,4 @@
-//! Codes that stand for sixteen values of a table.
+//! Formats whose codes are indices into a table of sixteen values.
 
 use super::{Format, GpuScales, Row, Transposed, Visitor, nibbles, nibbles_of_32, six_bits};
 use crate::simd::Simd;

@@ -1,4 +1,5 @@
-//! Super-blocks of 256 with one or two f16 scales, which multiply smaller scales of 16 or 32.
+//! K-quants: super-blocks of 256 weights, with one or two f16 scales that multiply smaller scales
+//! of 16 or 32.
 
 use super::{
     Format, GpuScales, Row, Transposed, Visitor, eight, nibbles, six_bits, spread, spread_more,
@@ -63,7 +64,7 @@ k45!(Q5_K, high 1, unpack(raw, codes) {
     }
 });
 
-/// Group `g`'s 6-bit scale and minimum out of the 12 bytes of Q4_K and Q5_K.
+/// Group `g`'s 6-bit scale and minimum from the 12 bytes of Q4_K and Q5_K.
 #[inline(always)]
 fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
     if g < 4 {
@@ -164,7 +165,7 @@ format! {
     })
 }
 
-/// 32 bytes for 128 codes: bits 0 and 1 are the first 32.
+/// Two-bit codes of 32 bytes, 128 in all: bits 0 and 1 are the first 32.
 #[inline(always)]
 fn two_bits(q: &[u8], codes: &mut [u8]) {
     for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {

@@ -1,4 +1,4 @@
-//! One f16 scale, and perhaps a minimum, for 32 weights.
+//! Formats with one f16 scale, and perhaps a minimum, for 32 weights.
 
 use super::{Format, GpuScales, Row, Transposed, Visitor, eight, nibbles};
 use crate::simd::Simd;
@@ -57,7 +57,7 @@ legacy!(Q8_0, low 8, high 0, offset 128, unpack(raw, codes) {
 fn fifth_bits(qh: &[u8], q: &[u8], codes: &mut [u8]) {
     nibbles(q, codes);
     for (c, h) in codes.as_chunks_mut().0.iter_mut().zip(qh) {
-        // bit k of byte k is what there is; more than nothing carries into the highest bit
+        // bit k of byte k is its bit, and any non-zero byte carries into the highest bit
         let own = eight(*h) & 0x8040_2010_0804_0201;
         let fifth = (own + eight(0x7f)) >> 3 & eight(16);
         *c = (u64::from_le_bytes(*c) | fifth).to_le_bytes();

@@ -1,9 +1,9 @@
-//! Packed weight formats: how a strip of `R` rows lies in memory, and how codes and scales come out
-//! of it.
+//! Packed weight formats: the memory layout of a strip of `R` rows, and decoding of its codes and
+//! scales.
 //!
 //! Every block format of ggml that is `w = scale * (code - offset) - min` over groups of 16 or 32,
-//! or has a table of sixteen values in place of the codes, is a few numbers and one function here.
-//! A strip holds, block after block along k, for `R` rows together:
+//! or whose codes are indices into a table of sixteen values, is a few numbers and one function
+//! here. A strip holds, block after block along k, for `R` rows together:
 //!
 //! ```text
 //! meta   the block's scales, transposed so that R rows are neighbours   META   bytes a row
@@ -17,9 +17,9 @@
 //! k-groups in ever higher bits of the same bytes. Nothing grows: a packed strip has exactly the
 //! bytes of the rows in the file.
 //!
-//! A format is one row of a family's file, and all of it stands there: the numbers and the scales
-//! that kernels read, how both come out of a block of the file (`unpack`, `transpose`), and how the
-//! GPU has its scales. Everything else follows from the list at the end of that file.
+//! A format is one row of a family's file, which defines all of it: the numbers and the scales that
+//! kernels read, how both are decoded from a block of the file (`unpack`, `transpose`), and the
+//! layout of its scales on the GPU. Everything else follows from the list at the end of that file.
 #![allow(non_camel_case_types)] // ggml's own names
 
 mod codes;
@@ -50,7 +50,7 @@ pub(crate) trait Format {
     const OFFSET: i32;
     /// Whether a minimum is subtracted from `scale * code`.
     const MIN: bool;
-    /// How the GPU's kernels have its scales; `None` if there are no such kernels.
+    /// Layout of its scales for the GPU's kernels; `None` if there are no such kernels.
     const GPU: Option<GpuScales>;
     /// F16 scales of a block, read once per block.
     type BlockScales<S: Simd>: Copy;
@@ -165,7 +165,7 @@ const fn largest(table: Option<[u8; 16]>, bits: usize) -> u8 {
     most
 }
 
-/// Puts bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.
+/// Moves bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.
 #[inline(always)]
 unsafe fn one_bit<S: Simd, const H: usize>(
     mut c: [S::I; 4],
@@ -190,7 +190,7 @@ unsafe fn one_bit<S: Simd, const H: usize>(
 
 /// Stamps a format: its numbers, the places of the f16 vectors its blocks start with (its block
 /// scales), the body of [`Format::scales`], which has these, the block and the group's number, and
-/// may read `meta` bytes a row; then how a block of the file is taken apart, and what the GPU has.
+/// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales.
 macro_rules! format {
     ($(#[$doc:meta])* $name:ident: $k:literal weights, meta $meta:literal, low $low:literal,
         high $high:literal, top $top:literal, group $group:literal, offset $offset:literal,
@@ -274,7 +274,7 @@ macro_rules! families {
 
 families!(floats, legacy, kquants, iq4, mxfp4, awq);
 
-/// Something that is made for each format, whose type it must know when it is compiled.
+/// A generic function over formats: it needs a format's type at compile time.
 pub(crate) trait Visitor {
     type Out;
     fn blocks<F: Format>(&self) -> Self::Out;
@@ -297,7 +297,7 @@ pub(crate) struct Row {
     pub(crate) blocks: Option<Blocks>,
 }
 
-/// The numbers of a [`Format`], and how a block of the file is taken apart.
+/// The numbers of a [`Format`], and the functions that decode a block of the file.
 pub(crate) struct Blocks {
     pub(crate) ty: TensorType,
     pub(crate) k: usize,
@@ -350,7 +350,7 @@ impl Blocks {
     }
 }
 
-/// How the GPU's kernels have the scales of a format: those of `cuda/formats.cuh`, in the layout of
+/// Layout of a format's scales for the GPU's kernels: those of `cuda/formats.cuh`, in the layout of
 /// `cuda/pack.rs`.
 pub(crate) struct GpuScales {
     /// The type whose kernels read it: itself, unless both lie in memory alike.
@@ -360,12 +360,13 @@ pub(crate) struct GpuScales {
     /// Writes them, from a block as it lies in the file: of its columns from `32 u` on, the block
     /// being number `which` of those that share 256 columns.
     pub(crate) of: fn(raw: &[u8], u: usize, which: usize, out: &mut [u8]),
-    /// Where a block of the file has the halves that multiply its scales; empty if it has none.
+    /// Range of a block's bytes that holds the halves which multiply its scales; empty if there are
+    /// none.
     pub(crate) halves: Range<usize>,
 }
 
 impl GpuScales {
-    /// The first `bytes` bytes of a block of 32, which has nothing else.
+    /// Scales that are the first `bytes` bytes of a block of 32, which has no others.
     const fn first(ty: TensorType, bytes: usize) -> Option<GpuScales> {
         Some(GpuScales {
             kernels: ty,
@@ -394,8 +395,8 @@ pub fn packed_types() -> impl Iterator<Item = TensorType> {
     rows().map(|row| row.ty)
 }
 
-/// Whether the packed form of a type subtracts a minimum from scale times code: both are larger
-/// than their difference, and so are their roundings.
+/// Whether the packed form of a type subtracts a minimum from scale times code. Both are larger
+/// than their difference, and so are their rounding errors.
 pub fn has_minimum(ty: TensorType) -> bool {
     row(ty).is_some_and(|row| row.blocks.as_ref().is_some_and(|blocks| blocks.min))
 }
@@ -408,14 +409,14 @@ pub(crate) struct Transposed<'a> {
 }
 
 impl Transposed<'_> {
-    /// The half float that `at` rows of halves come before.
+    /// Writes a half float; `at` rows of halves precede it.
     #[inline(always)]
     fn half(&mut self, at: usize, half: &[u8]) {
         let place = (at * self.r + self.i) * 2;
         self.meta[place..place + 2].copy_from_slice(half);
     }
 
-    /// Bytes, the first of which `at` rows of bytes come before.
+    /// Writes bytes; `at` rows of bytes precede the first.
     #[inline(always)]
     fn bytes(&mut self, at: usize, bytes: &[u8]) {
         for (g, byte) in bytes.iter().enumerate() {
@@ -423,7 +424,7 @@ impl Transposed<'_> {
         }
     }
 
-    /// The byte that `at` rows of bytes come before.
+    /// The byte that `at` rows of bytes precede.
     #[inline(always)]
     fn byte(&mut self, at: usize) -> &mut u8 {
         &mut self.meta[at * self.r + self.i]

@@ -26,8 +26,8 @@ use stored::row_bytes;
 pub(crate) use stored::tests;
 pub(crate) use stored::{F8E4M3, Iq4, Pages, Q4, Q5, Q5Min, Q8, Stored};
 
-/// Query rows that pages pass by together, at most. Their scores of a span, `512 * QUERY_ROWS`
-/// bytes, stay in the first cache (32 KiB) with a page, or with some values of all of a span.
+/// Query rows that share each load of a page, at most. Their scores of a span, `512 * QUERY_ROWS`
+/// bytes, stay in the L1 cache (32 KiB) with a page, or with some values of all of a span.
 pub(crate) const QUERY_ROWS: usize = 32;
 
 /// Query rows against a run of pages.
@@ -35,7 +35,7 @@ pub(crate) struct QueryRows<'a> {
     pub(crate) pages: Pages<'a>,
     /// Scaled query values, of every `NQ` rows `[head_dim][NQ]`.
     pub(crate) q: *const f32,
-    /// Positions that each row sees; those before `first` are not looked at. A multiple of `NQ`, at
+    /// Positions that each row sees; those before `first` are not read. A multiple of `NQ` rows, at
     /// most [`QUERY_ROWS`].
     pub(crate) seen: &'a [Seen],
     /// See [`Scores::cap`](crate::Scores::cap).
@@ -92,22 +92,23 @@ pub(crate) struct Block<'a> {
     pub(crate) pages: Pages<'a>,
 }
 
-/// Brings what is seen of the span at a position to the form of a kernel for prompts, in its
-/// scratch: keys or values, of one type of the cache.
+/// Converts the visible positions of the span at a position, keys or values of one cache type, to
+/// the form of a prompt kernel, in its scratch.
 pub(crate) type PackSpan = unsafe fn(&Pages<'_>, usize, Seen, *mut u8);
 
-/// Room of one row of `out`.
+/// Floats of one row of `out`.
 pub(crate) const fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
 
-/// Pages whose scores are made together: one softmax for all of them.
+/// Pages whose scores are computed together: one softmax step for all of them.
 const SPAN: usize = 8;
 
-/// Its positions. Runs of pages begin at a multiple of them, so that spans are those of the whole.
+/// Positions of a span. Runs of pages begin at a multiple of them, so that spans are those of the
+/// whole sequence.
 pub(crate) const SPAN_POSITIONS: usize = SPAN * PAGE;
 
-/// Some positions that are attended to together, and what of them is seen.
+/// Positions that are attended to together, and the visible ones among them.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     /// The first one; a multiple of [`SPAN_POSITIONS`].
@@ -156,7 +157,7 @@ pub(crate) unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize
     }
 }
 
-/// Scores of a span: a page of keys passes by all rows before the next one.
+/// Computes the scores of a span: each page of keys is used by all rows before the next one.
 ///
 /// # Safety
 /// As [`run`].
@@ -168,8 +169,8 @@ pub(crate) unsafe fn score<S: Simd, K: Stored, const NQ: usize>(a: &mut QueryRow
     }
 }
 
-/// Scores of a span to weights, and the weighted values to the sums: some values of a span pass by
-/// all rows before the next ones.
+/// Turns the scores of a span into weights, and adds the weighted values to the sums: some values
+/// of a span are used by all rows before the next ones.
 ///
 /// # Safety
 /// As [`run`]; the scores are there.
@@ -208,7 +209,7 @@ pub(crate) unsafe fn weigh_span<S: Simd, V: Stored, const NQ: usize>(
     }
 }
 
-/// Scores of the `i`th page of the sequence, whose first position is `at` in the span.
+/// Computes scores of the `i`th page of the sequence, whose first position is `at` in the span.
 #[inline(always)]
 unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: usize, at: usize) {
     // the values of this page are read when the span's scores are complete
@@ -221,7 +222,7 @@ unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: u
         // SAFETY: the page is one that is seen.
         unsafe {
             let k = a.pages.keys(i);
-            // a query's value is read once for several vectors of positions, if there are some
+            // a query's value is loaded once for several vectors of positions, if there are several
             match S::R < PAGE {
                 true => scores::<S, E, NQ, 2>(a, row, k, soon.take(), at),
                 false => scores::<S, E, NQ, 1>(a, row, k, soon.take(), at),
@@ -236,8 +237,8 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
     state.fill((f32::NEG_INFINITY, 0.0));
 }
 
-/// Scores of a page's positions for the rows from `row` on, `H` vectors of positions at a time;
-/// asks for what is read soon.
+/// Computes scores of a page's positions for the rows from `row` on, `H` vectors of positions at a
+/// time; prefetches the data that is read soon.
 #[inline(always)]
 unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     a: &QueryRows<'_>,
@@ -248,15 +249,15 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
 ) {
     let head_dim = a.pages.head_dim;
     let ahead = Ahead::here();
-    // elements that share a scale are summed before it counts
+    // elements that share a scale are summed before the scale is applied
     let group = E::GROUP.unwrap_or(head_dim);
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim floats for each row.
     unsafe {
         let q = a.q.add(row * head_dim);
         let of_values = a.pages.v.row_bytes;
         let ask = |soon: [*const u8; 2], d: usize| {
-            // two rows of a page at a time, never many at once: those that wait would hold up
-            // everything else
+            // prefetch two rows of a page at a time, never many at once: waiting prefetches would
+            // hold up all other loads
             for line in 0..(2 * row_bytes::<E>()).div_ceil(64) {
                 ahead.ask::<S>(soon[0].wrapping_add(d * row_bytes::<E>() + 64 * line));
             }
@@ -271,10 +272,10 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
                 for (h, lines) in lines.iter_mut().enumerate() {
                     *lines = E::lines::<S>(k, head_dim, g, first + h * S::R);
                 }
-                // even and odd positions of the head apart: one chain of sums would wait for each
-                // multiply-add
+                // sums of even and odd positions of the head are separate: one chain of sums would
+                // wait for each multiply-add
                 let mut sums = [[[S::zero(); NQ]; H]; 2];
-                // a page is asked for along with its first vectors
+                // a page is prefetched along with its first vectors
                 let soon = soon.filter(|_| first == 0);
                 if NQ * H >= 8 && H > 1 {
                     // one after the other: there are registers for one of them
@@ -370,7 +371,7 @@ unsafe fn add_scaled<S: Simd, E: Stored, const NQ: usize, const H: usize>(
                 *scaled = match (E::GROUP, E::MIN) {
                     (None, _) => sum,
                     (Some(_), false) => S::fma(lines[h][0], sum, *scaled),
-                    // the products are of what codes stand for
+                    // the products are of decoded codes
                     (Some(_), true) => S::add(sum, *scaled),
                 };
             }
@@ -378,8 +379,8 @@ unsafe fn add_scaled<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     }
 }
 
-/// Scores of the positions `span` from `at` on to weights in place, for the rows from `row` on;
-/// returns what each row's earlier sums are multiplied with.
+/// Turns the scores of positions `span` from `at` on into weights in place, for the rows from `row`
+/// on; returns the factor of each row's earlier sums.
 #[inline(always)]
 unsafe fn softmax<S: Simd, const NQ: usize>(
     a: &mut QueryRows<'_>,

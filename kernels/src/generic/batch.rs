@@ -1,7 +1,7 @@
-//! Several generated tokens against packed weights: what is unpacked serves all of them. Two or
-//! three go through [`gemv`](super::gemv) together. For more, a chunk of two strips is unpacked
-//! into a [`Panel`], which stays in the first cache while rows of activations pass by, up to
-//! [`ROWS`] at a time. Per row and output every addition of floats is that of
+//! Products of several generated tokens with packed weights: unpacked codes serve all of them. Two
+//! or three tokens go through [`gemv`](super::gemv) together. For more, a chunk of two strips is
+//! unpacked into a [`Panel`], which stays in the L1 cache while it is multiplied by all rows of
+//! activations, up to [`ROWS`] at a time. Per row and output every addition of floats is that of
 //! [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many others
 //! there are.
 
@@ -17,7 +17,7 @@ pub(crate) const CHUNK: usize = 256;
 /// Strips of a panel.
 pub(crate) const STRIPS: usize = 2;
 /// Rows multiplied at a time, at most: with two strips, 16 running dot products of AVX-512, 8 sums
-/// and what they are made of fit its 32 registers.
+/// and their operands fit its 32 registers.
 const ROWS: usize = 4;
 
 /// Bytes of a strip's codes: four codes of 16 lanes, or of 8 lanes in 16 bits each.
@@ -51,16 +51,16 @@ pub(crate) struct BatchKernels {
     pub(crate) offset: i32,
 }
 
-/// Rows against a panel.
+/// Rows to multiply by a panel.
 pub(crate) struct Chunk {
     pub(crate) panel: *const Panel,
     /// Groups of 32 k that the panel has.
     pub(crate) groups: usize,
     /// Subtracted from every code.
     pub(crate) offset: i32,
-    /// The first row, from the panel's first group on, and groups from there to the next row.
+    /// The first row, from the panel's first group on, and the stride between rows in groups.
     pub(crate) x: (ActRow, usize),
-    /// Rows.
+    /// Number of rows.
     pub(crate) m: usize,
     /// Sums to add to: `2 R` floats of each row, and the stride between rows in floats.
     pub(crate) sums: (*mut f32, usize),
@@ -75,12 +75,12 @@ pub(crate) const fn offset<S: Simd, F: Format>() -> i32 {
     F::OFFSET - if flips::<S, F>() { 128 } else { 0 }
 }
 
-/// Whether codes are made signed by taking 128 from them.
+/// Whether 128 is subtracted from codes to make them signed.
 const fn flips<S: Simd, F: Format>() -> bool {
     S::SIGNED && !F::FITS_I8
 }
 
-/// Unpacks blocks of a strip, as [`Unpack`] says.
+/// Unpacks blocks of a strip, as described for [`Unpack`].
 ///
 /// # Safety
 /// `block` has `blocks` blocks, with no more than [`CHUNK`] weights a row; `panel` has room.
@@ -121,7 +121,7 @@ pub(crate) unsafe fn unpack<S: Simd, F: Format>(
     }
 }
 
-/// Writes 16 codes of each lane, and returns what comes after them.
+/// Writes 16 codes of each lane, and returns the address after them.
 #[inline(always)]
 unsafe fn store_codes<S: Simd, F: Format>(mut to: *mut u8, codes: [S::I; 4]) -> *mut u8 {
     // SAFETY: the caller has room for four times `SPREAD` vectors.
@@ -173,7 +173,7 @@ fn rows_at_once(left: usize) -> usize {
     }
 }
 
-/// `M` rows against a panel.
+/// Multiplies `M` rows by a panel.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
@@ -184,7 +184,7 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
     let per_group = S::R * (1 + MIN as usize);
     let (x, stride) = a.x;
     let groups = a.groups * ACT_GROUP / GROUP;
-    // this tile's share of what to ask for, and of that each group's
+    // this tile's share of the lines to prefetch, divided among its groups
     let (next, lines) = (a.next.0, a.next.1.div_ceil(64));
     let (mut line, last) = (lines * row / a.m, lines * (row + M) / a.m);
     let at_once = (last - line).div_ceil(groups);
@@ -200,8 +200,7 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
                 sums[j][n] = S::load(to[j].add(n * S::R));
             }
         }
-        // known to the processor, not to the compiler, which would unroll the loop until registers
-        // run out
+        // hidden from the compiler, which would unroll the loop until registers run out
         let quarters = std::hint::black_box(GROUP / 4);
         for g in 0..groups {
             for line in line..last.min(line + at_once) {
@@ -261,7 +260,7 @@ unsafe fn load_codes<S: Simd>(at: *const u8) -> [S::I; 2] {
     }
 }
 
-/// Two strips times several rows.
+/// Multiplies two strips by several rows.
 ///
 /// # Safety
 /// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is the first of `m`

@@ -1,4 +1,5 @@
-//! Prompts against quantized weights, in 8-bit integers: twice the products of 16-bit ones.
+//! Products of prompts with quantized weights in 8-bit integers: twice the multiply-adds per
+//! instruction of 16-bit ones.
 //!
 //! Codes stay bytes, activations become signed bytes with a scale for every 32, which depends on
 //! the token alone. Four neighbouring k fill a 32-bit lane. All sums of integers are exact; each
@@ -30,16 +31,16 @@ const fn slice_words(kc: usize) -> usize {
     sums_at(kc, 32, true) + kc / 32
 }
 
-/// Where a tile's slice has the negated sums of `group` integers, or of the values they stand for,
-/// in words for each token.
+/// Offset of the negated sums of `group` integers, or of their values, in a tile's slice, in words
+/// for each token.
 const fn sums_at(kc: usize, group: usize, of_values: bool) -> usize {
     let integers = kc / 4 + kc / 32;
     let all = kc / 16 + kc / 32;
     integers + if of_values { all } else { 0 } + if group == 32 { kc / 16 } else { 0 }
 }
 
-/// How many dot products of four codes, up to `largest`, are added before sums must be widened: 0
-/// if not even one may be.
+/// Number of dot products of four codes, up to `largest`, that are added before sums must be
+/// widened: 0 if not even one may be.
 pub(crate) const fn pairs_at_once<S: ByteDots>(largest: u8, group: usize) -> usize {
     let fit = S::MOST / (2 * 127 * largest as i32);
     let mut n = group / 4;
@@ -201,8 +202,7 @@ unsafe fn tile<
             if DOTS == GROUP / 4 {
                 group::<S, GROUP, MIN, DOTS, MS, W, W>(a, x, g, 0, &mut sums);
             } else {
-                // there are two sums of each, the narrow and the wide one, for which registers are
-                // too few
+                // each has two sums, the narrow and the wide one, for which registers are too few
                 let mut from = 0;
                 while from + 2 <= W {
                     group::<S, GROUP, MIN, DOTS, MS, W, 2>(a, x, g, from, &mut sums);
@@ -246,7 +246,7 @@ unsafe fn group<
     from: usize,
     sums: &mut [[S::F; W]; MS],
 ) {
-    // vectors of one group's scale and minimum, and from one strip's panel to the next
+    // vectors of one group's scale and minimum, and stride from one strip's panel to the next
     let per_group = 1 + MIN as usize;
     let strip = a.kc / 2;
     let dots = not_unrolled(DOTS);
@@ -254,7 +254,7 @@ unsafe fn group<
     unsafe {
         let (at, values) = (sums_at(a.kc, GROUP, false), sums_at(a.kc, GROUP, true));
         let isums = x.add((at + g) * W + from).cast::<i32>();
-        // what the format subtracts from all codes of the group
+        // the format's offset times the sum of the group's activations
         let offset = |j: usize| {
             if MIN {
                 S::iset1(0)
@@ -317,7 +317,7 @@ mod tests {
     use crate::isa::Isa;
     use crate::portable::Portable;
 
-    /// As many sums as are added at once, of the largest codes and activations.
+    /// Checks the sums added at once, for the largest codes and activations.
     fn hold<S: ByteDots>() {
         for largest in [3, 7, 15, 24, 31, 63, 241, 255u8] {
             for (group, x) in [(16, 127i8), (16, -127), (32, 127), (32, -127)] {

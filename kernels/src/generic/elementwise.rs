@@ -49,8 +49,7 @@ pub(crate) unsafe fn layer_norm<S: Simd>(
     }
 }
 
-/// Values less their mean, where there is one, over the root of the mean of their squares, times
-/// `weight`.
+/// Subtracts the mean, if given, and divides by the root of the mean of squares, times `weight`.
 ///
 /// # Safety
 /// `x`, `weight` and `y` are `n` floats; `y` may be `x`.
@@ -92,7 +91,7 @@ unsafe fn norm_around<S: Simd>(
     }
 }
 
-/// Rows of two operands and of a result, each an address and the floats from one row to the next.
+/// Rows of two operands and of a result, each an address and the stride between rows in floats.
 pub(crate) struct Operands {
     pub(crate) a: (*const f32, usize),
     pub(crate) b: (*const f32, usize),
@@ -102,8 +101,8 @@ pub(crate) struct Operands {
     pub(crate) n: usize,
 }
 
-/// A gate and what it gates, one vector of each at a time. A trait and not a closure: closures are
-/// compiled without the caller's target features.
+/// A gated activation, on one vector of the gate and of the up projection. A trait and not a
+/// closure: closures are compiled without the caller's target features.
 pub(crate) trait Activate {
     /// # Safety
     /// The CPU has the instruction set of `S`.
@@ -187,7 +186,7 @@ pub(crate) unsafe fn gate<S: Simd, A: Activate>(p: &Operands) {
     }
 }
 
-/// How two vectors become one.
+/// A binary operation on vectors.
 pub(crate) trait Combine {
     /// # Safety
     /// The CPU has the instruction set of `S`.
@@ -216,7 +215,7 @@ impl Combine for Product {
     }
 }
 
-/// Values of `a` and `b` together, in every row.
+/// Combines values of `a` and `b`, in every row.
 ///
 /// # Safety
 /// As [`gate`].
@@ -348,7 +347,7 @@ unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
 pub(crate) unsafe fn soft_cap<S: Simd>(cap: f32, x: S::F) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        // tanh(z) = (e^2z - 1) / (e^2z + 1), which is 1 in f32 from z = 9.1 on; twice is exact
+        // tanh(z) = (e^2z - 1) / (e^2z + 1), which is 1 in f32 from z = 9.1 on; doubling is exact
         let z = S::div(x, S::set1(cap));
         let z2 = S::max(S::set1(-20.0), S::min(S::set1(20.0), S::add(z, z)));
         let e = exp_less_one::<S>(z2);

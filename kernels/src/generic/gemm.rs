@@ -1,4 +1,4 @@
-//! Prompts: a matrix product in f32 over panels converted on the fly.
+//! Matrix products of prompts in f32, over panels converted on the fly.
 //!
 //! ```text
 //! for a pair of strips (2 R rows)               one task
@@ -15,12 +15,12 @@ use crate::simd::Simd;
 
 /// Slice of k held as one panel; a multiple of every block length.
 ///
-/// The panels of two strips and the activations that meet them stay in the first cache:
-/// `KC * 4 * (2 * R + NT)` bytes, 44 KiB with R = 16 and NT = 12 of AVX-512, of the 48 KiB of the
-/// Xeon where this was measured. At half of it sums are read and written twice as often.
+/// The panels of two strips and the activations they are multiplied by stay in the L1 cache: `KC *
+/// 4 * (2 * R + NT)` bytes, 44 KiB with R = 16 and NT = 12 of AVX-512, of the 48 KiB of the Xeon
+/// where this was measured. With half of it, sums are read and written twice as often.
 pub(crate) const KC: usize = 256;
 
-/// One panel against all tokens of a step.
+/// One panel to multiply by all tokens of a step.
 pub(crate) struct Tiles<'a> {
     /// `[MS][kc][R]`
     pub(crate) panel: *const f32,
@@ -28,23 +28,23 @@ pub(crate) struct Tiles<'a> {
     pub(crate) kc: usize,
     /// First k of the slice.
     pub(crate) k0: usize,
-    /// All k.
+    /// k of the whole product.
     pub(crate) k: usize,
-    /// Subtracted from every code of the panel, if it is not done yet.
+    /// Subtracted from every code of the panel, if that is not done yet.
     pub(crate) offset: i32,
     /// Activations in tiles, see [`pack_tokens`].
     pub(crate) x: *const f32,
-    /// Tokens.
+    /// Number of tokens.
     pub(crate) m: usize,
-    /// Sums of the slices so far, `[m, whole tiles][MS][R]`: together in the cache, where rows of
-    /// `y` lie apart.
+    /// Sums of the slices so far, `[m, whole tiles][MS][R]`: contiguous in the cache, while rows of
+    /// `y` are far apart.
     pub(crate) sums: *mut f32,
     /// `[m][n]`, at this panel's first row, with its row stride `n`; written by the last slice.
     /// Without it the sums stay where they are.
     pub(crate) y: Option<(*mut f32, usize)>,
     /// Rows of this panel that exist: up to `MS * R`.
     pub(crate) rows: usize,
-    /// Packed weights that will be read next: kernels ask for them on the way.
+    /// Packed weights that will be read next: kernels prefetch them.
     pub(crate) prefetch_next: [&'a [u8]; 2],
 }
 
@@ -55,8 +55,8 @@ impl Tiles<'_> {
         self.k0 + self.kc == self.k
     }
 
-    /// Asks for the part of `prefetch_next` that falls to `n` tokens from `t` on: a few lines at a
-    /// time, since many at once would hold up everything else.
+    /// Prefetches the part of `prefetch_next` that falls to `n` tokens from `t` on: a few lines at
+    /// a time, since many at once would hold up all other loads.
     ///
     /// # Safety
     /// Of the instruction set only: prefetches are hints.
@@ -72,7 +72,7 @@ impl Tiles<'_> {
     }
 }
 
-/// Tokens in the tile that starts with `left` tokens to go: the widest, or the narrowest that holds
+/// Width of the tile that starts with `left` tokens to go: the widest, or the narrowest that holds
 /// them all.
 pub(crate) const fn tile_width(left: usize, nt: usize) -> usize {
     if left <= 1 {
@@ -113,7 +113,7 @@ pub(crate) unsafe fn pack_tokens(
     }
 }
 
-/// Runs every tile of tokens over `MS` strips.
+/// Multiplies `MS` strips by every tile of tokens.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.

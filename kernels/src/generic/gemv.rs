@@ -1,9 +1,9 @@
-//! One generated token, or a few, against packed weights: every weight is read once, so memory is
-//! the limit.
+//! Products of one or a few generated tokens with packed weights: every weight is read once, so
+//! memory bandwidth is the limit.
 //!
-//! A strip of R rows is one contiguous stream, walked in address order; what comes soon is asked
-//! for ahead. Codes are multiplied as integers with the two-plane activations; each group of 16 or
-//! 32 leaves the integer domain once, with the product of both scales.
+//! A strip of R rows is one contiguous stream, read in address order and prefetched. Codes are
+//! multiplied as integers with the two-plane activations; each group of 16 or 32 leaves the integer
+//! domain once, with the product of both scales.
 
 use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow, GroupSums};
 use crate::ahead::Ahead;
@@ -17,8 +17,7 @@ pub(crate) const FEW: usize = 3;
 /// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. Unpacked codes
 /// serve all rows, and stay in registers; no row's results depend on the others.
 ///
-/// Two strips are two streams for the memory to bring, and more of them in flight is what a thread
-/// is limited by.
+/// Two strips are two streams from memory: a thread is limited by the number of reads in flight.
 ///
 /// # Safety
 /// `strips` holds `N * k / F::K` packed blocks, `x` is the first of `M` rows of `k` activations,
@@ -126,7 +125,7 @@ unsafe fn half<S: Simd, F: Format, const H: usize, const M: usize>(
     }
 }
 
-/// The cheaper of both dot products that holds the format's codes.
+/// The cheaper of the two dot products that can hold the format's codes.
 #[inline(always)]
 unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
     // SAFETY: passed on.
@@ -139,7 +138,7 @@ unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> 
     }
 }
 
-/// Takes one group's integers, less the format's offset, to floats.
+/// Converts one group's integers, less the format's offset, to floats.
 #[inline(always)]
 unsafe fn group<S: Simd, F: Format>(
     sum: S::F,
@@ -161,7 +160,7 @@ unsafe fn group<S: Simd, F: Format>(
     }
 }
 
-/// `sum + scale * xs * dot - min * fsum`: how every group of codes leaves the integers.
+/// `sum + scale * xs * dot - min * fsum`: the conversion of every group of codes to float.
 #[inline(always)]
 pub(super) unsafe fn dot_to_sum<S: Simd, const MIN: bool>(
     sum: S::F,
@@ -185,8 +184,8 @@ pub(crate) const fn float_rows<S: Simd>() -> usize {
     if S::R == 16 { 4 } else { 2 }
 }
 
-/// One strip of float weights, packed as `[k][R]`, times `M` rows of activations as they are: `x`
-/// and `out` are the first row's, and how far the next row's are.
+/// Multiplies one strip of float weights, packed as `[k][R]`, by `M` rows of activations in f32:
+/// `x` and `out` are the first row's addresses and the strides between rows.
 ///
 /// # Safety
 /// `strip` holds `k * R` elements, each row of `x` is `k` floats, each of `out` R writable floats.
@@ -234,7 +233,7 @@ pub(crate) unsafe fn strip_float<S: Simd, E: Float, const M: usize>(
     }
 }
 
-/// Turns a row of `k` floats (a multiple of 32) into activations.
+/// Quantizes a row of `k` floats (a multiple of 32) to activations.
 ///
 /// # Safety
 /// `x` is `k` floats; the parts of `out` have room for `k` values.

@@ -1,10 +1,10 @@
-//! Prompts against quantized weights, in 16-bit integers: twice the products an f32 multiply-add
-//! makes, at 15 bits.
+//! Products of prompts with quantized weights in 16-bit integers: twice the multiply-adds per
+//! instruction of f32, at 15 bits.
 //!
 //! Codes are widened to 16 bits once a panel, activations once a step, with one scale for each
 //! token and slice of k. A pair of neighbouring k fills a 32-bit lane, and one instruction adds
-//! both products of every lane. Each group of 16 or 32 leaves the integers once, with its own scale
-//! (and minimum); the activations' scale follows at the end of the slice.
+//! both products of every lane. Each group of 16 or 32 is converted to float once, with its own
+//! scale (and minimum); the activations' scale follows at the end of the slice.
 //!
 //! ```text
 //! panel   per strip: pairs [kc / 2][R], then per group scales [R], if the format has them minima
@@ -33,12 +33,13 @@ const fn slice_words<S: Simd>(kc: usize) -> usize {
     kc / 2 + sums + 1 + if S::WINOGRAD { sums } else { 0 }
 }
 
-/// Where a tile's slice has the scales, in words for each token.
+/// Offset of the scales in a tile's slice, in words for each token.
 const fn scales_at(kc: usize) -> usize {
     kc / 2 + kc / 16 + kc / 32
 }
 
-/// Where a tile's slice has the negated sums of groups of `group` values, in words for each token.
+/// Offset of the negated sums of groups of `group` values in a tile's slice, in words for each
+/// token.
 const fn sums_at(kc: usize, group: usize) -> usize {
     if group == 16 {
         kc / 2
@@ -47,13 +48,13 @@ const fn sums_at(kc: usize, group: usize) -> usize {
     }
 }
 
-/// Where a tile's slice has the products of pairs of groups of `group` values, in words for each
+/// Offset of the products of pairs of groups of `group` values in a tile's slice, in words for each
 /// token.
 const fn products_at(kc: usize, group: usize) -> usize {
     scales_at(kc) + 1 + sums_at(kc, group) - kc / 2
 }
 
-/// Vectors that a panel has for one group, beside the codes.
+/// Vectors of a panel for one group, beside the codes.
 const fn per_group<S: Simd>(min: bool) -> usize {
     1 + min as usize + S::WINOGRAD as usize
 }
@@ -111,7 +112,7 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(
     }
 }
 
-/// The products of neighbours, summed.
+/// The sum of the products of neighbours.
 #[inline(always)]
 fn products_of_pairs(q: &[i32]) -> i32 {
     let products = q.chunks_exact(2).map(|pair| pair[0] * pair[1]);
@@ -170,7 +171,8 @@ pub(crate) unsafe fn panel<S: Simd, F: Format>(
     }
 }
 
-/// Four vectors of codes to eight vectors of pairs, whose products are returned if they are wanted.
+/// Widens four vectors of codes to eight vectors of pairs, and returns the products of these if
+/// they are wanted.
 #[inline(always)]
 // an index keeps the vectors in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
@@ -192,7 +194,7 @@ unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) -> S::I {
     }
 }
 
-/// Runs every tile of tokens over `MS` strips of a format with scales for every `GROUP`.
+/// Multiplies `MS` strips of a format with scales for every `GROUP` by every tile of tokens.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.
@@ -266,8 +268,8 @@ unsafe fn tile<
         // slices before this one are whole
         let x = x.add(a.k0 / KC * slice_words::<S>(KC) * W);
         let fsums = x.add(sums_at(a.kc, GROUP) * W);
-        // known to the processor, not to the compiler, which would unroll the loops over a group
-        // until registers run out
+        // hidden from the compiler, which would unroll the loops over a group until registers run
+        // out
         let pairs = std::hint::black_box(GROUP / 2);
         for g in 0..a.kc / GROUP {
             let scales: [*const f32; MS] = std::array::from_fn(

@@ -1,15 +1,15 @@
-//! Two loops that do nothing else: one reads memory, one multiplies. `probe.rs` measures them.
+//! Two loops to measure: one reads memory, one multiplies. `probe.rs` times them.
 
 use crate::simd::Simd;
 use std::hint::black_box;
 
-/// Bytes ahead of the load that are asked for: as many lines as one core keeps under way.
+/// Prefetch distance in bytes: as many lines as one core keeps in flight.
 const AHEAD: usize = 1024;
-/// Vectors in one turn of the reading loop.
+/// Vectors read in one iteration of the loop.
 pub(crate) const READS: usize = 8;
 
-/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be left
-/// out.
+/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be
+/// optimized away.
 ///
 /// # Safety
 /// As the head of `simd.rs` says; `n` floats at `p` are readable.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize
     }
 }
 
-/// `turns` times `ACCS` independent multiply-adds of a vector.
+/// Runs `turns` times `ACCS` independent multiply-adds of a vector.
 ///
 /// # Safety
 /// As the head of `simd.rs` says.
@@ -50,8 +50,8 @@ pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize
 pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
     // SAFETY: no pointers here.
     unsafe {
-        // x / 2 + 1 goes to 2: neither an overflow nor a denormal number, which would cost time of
-        // their own
+        // x / 2 + 1 converges to 2: neither overflows nor denormal numbers, which would take extra
+        // time
         let (half, one) = (S::set1(black_box(0.5)), S::set1(black_box(1.0)));
         let mut x = [one; ACCS];
         for (i, x) in x.iter_mut().enumerate() {
@@ -66,8 +66,8 @@ pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
     }
 }
 
-/// Accumulators of the two forms of [`multiply`]: few, for vectors that are several registers; and
-/// many, to keep two units busy over their latency.
+/// Accumulators of the two forms of [`multiply`]: few, for vectors of several registers; many, to
+/// hide the latency of two units.
 pub(crate) const FEW: usize = 4;
 /// See [`FEW`].
 pub(crate) const MANY: usize = 12;

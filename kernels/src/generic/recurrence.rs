@@ -4,15 +4,15 @@
 use crate::op::STATE_LANES;
 use crate::simd::Simd;
 
-/// Neighbouring values of some rows of a sequence, and what a convolution makes of them.
+/// Neighbouring values of some rows of a sequence, and the results of their convolution.
 pub(crate) struct Columns {
-    /// The first row's, and floats from one row to the next.
+    /// Address of the first row, and stride between rows in floats.
     pub(crate) x: (*const f32, usize),
-    /// As many rows before these as count beside a row's own, likewise; null for zeros.
+    /// The `kernel - 1` rows before these, likewise; null for zeros.
     pub(crate) before: (*const f32, usize),
-    /// A row for each that counts, likewise.
+    /// A row of weights for each convolved row, likewise.
     pub(crate) weight: (*const f32, usize),
-    /// Rows that count.
+    /// Rows convolved, the value's own included.
     pub(crate) kernel: usize,
     pub(crate) y: (*mut f32, usize),
     pub(crate) rows: usize,
@@ -59,13 +59,13 @@ impl Columns {
     }
 }
 
-/// Every value with those above it, weighed and added, the oldest first.
+/// Convolves every value with those above it, the oldest first.
 ///
 /// # Safety
 /// The fields' addresses hold what they say; `y` overlaps none of the others.
 #[inline(always)]
 pub(crate) unsafe fn convolve<S: Simd>(c: &Columns) {
-    // SAFETY: all values are of rows and columns that exist; the last ones of a row go through
+    // SAFETY: all values are in rows and columns that exist; the last ones of a row go through
     // whole local vectors.
     unsafe {
         for r in 0..c.rows {
@@ -86,7 +86,7 @@ pub(crate) unsafe fn convolve<S: Simd>(c: &Columns) {
 
 /// `STATE_LANES` neighbouring values of a head, or fewer, of some tokens of a sequence.
 pub(crate) struct Lanes {
-    /// The first token's query, and floats to the next token's.
+    /// The first token's query, and the stride between tokens in floats.
     pub(crate) q: (*const f32, usize),
     pub(crate) k: (*const f32, usize),
     pub(crate) v: (*const f32, usize),
@@ -100,7 +100,7 @@ pub(crate) struct Lanes {
     pub(crate) lanes: usize,
     pub(crate) delta: bool,
     pub(crate) scale: f32,
-    /// `[key_dim][STATE_LANES]`: what the tokens before have left, then what these leave.
+    /// `[key_dim][STATE_LANES]`: the state before these tokens, then the state after them.
     pub(crate) state: *mut f32,
 }
 
@@ -129,10 +129,10 @@ pub(crate) unsafe fn linear_attention<S: Simd>(a: &Lanes) {
     }
 }
 
-/// Sums that run beside each other: of every fourth key.
+/// Independent partial sums: one for every fourth key.
 const SUMS: usize = 4;
 
-/// Calls with each key, and the sum that it belongs to.
+/// Calls `each` with each key, and the sum that it belongs to.
 #[inline(always)]
 fn by_sums(keys: usize, mut each: impl FnMut(usize, usize)) {
     for j in (0..keys).step_by(SUMS) {
@@ -167,8 +167,9 @@ unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
     }
 }
 
-/// One token, whose key the state holds `held` for, if that counts. With `RECALL` returns what it
-/// holds for the next token's key then: the state is read and written once a token.
+/// Updates the state by one token, for whose key it holds `held`, if that counts. With `RECALL`
+/// returns the value it then holds for the next token's key: the state is read and written once a
+/// token.
 ///
 /// # Safety
 /// As [`linear_attention`]; there are lanes from `first` on, and the token exists, with `RECALL`
@@ -220,7 +221,7 @@ unsafe fn total<S: Simd>([a, b, c, d]: [S::F; SUMS]) -> S::F {
     unsafe { S::add(S::add(a, b), S::add(c, d)) }
 }
 
-/// `n` floats, and zeros in the lanes behind them.
+/// Loads `n` floats, and zeros in the remaining lanes.
 ///
 /// # Safety
 /// `n` floats can be read; `n` is at most the number of lanes.
@@ -237,10 +238,10 @@ unsafe fn some<S: Simd>(p: *const f32, n: usize) -> S::F {
     }
 }
 
-/// The first `n` lanes.
+/// Stores the first `n` lanes.
 ///
 /// # Safety
-/// As [`some`], to be written.
+/// As [`some`], for writing.
 #[inline(always)]
 unsafe fn put<S: Simd>(v: S::F, p: *mut f32, n: usize) {
     // SAFETY: as in `some`.

@@ -16,7 +16,7 @@ pub(crate) unsafe fn softmax<S: Simd>(x: *const f32, n: usize, y: *mut f32) {
         for i in 0..n {
             largest = largest.max(x.add(i).read());
         }
-        // less the largest, so that nothing overflows; a NaN passes it by, and the sum has it
+        // less the largest, so that nothing overflows; a NaN is not the largest, but the sum has it
         let less = S::set1(largest);
         let mut sums = S::zero();
         for i in (0..whole).step_by(S::R) {
@@ -42,11 +42,11 @@ pub(crate) unsafe fn softmax<S: Simd>(x: *const f32, n: usize, y: *mut f32) {
     }
 }
 
-/// Parts of a row that are added up.
+/// Parts of a row to be summed.
 pub(crate) struct Parts {
-    /// The first one's address, and the floats from one part to the next.
+    /// Address of the first, and stride between parts in floats.
     pub(crate) x: (*const f32, usize),
-    /// One for each part.
+    /// One weight for each part.
     pub(crate) weights: *const f32,
     /// How many parts.
     pub(crate) count: usize,
@@ -95,22 +95,21 @@ pub(crate) unsafe fn weighted_sum<S: Simd>(p: &Parts) {
 /// Divides values by their sum, or by `least` if that is more.
 pub(crate) fn normalize(x: &[f32], least: f32, y: &mut [f32]) {
     let sum = x.iter().sum::<f32>();
-    // a sum that is not a number stays one
+    // a NaN sum stays NaN
     let by = if least > sum { least } else { sum };
     for (y, x) in y.iter_mut().zip(x) {
         *y = x / by;
     }
 }
 
-/// A place, or the number of an expert, of `n` that there are. Whatever stands there: nothing is
-/// ever read behind the end.
+/// An index, such as the number of an expert, clamped to `n`: whatever value it has, nothing is
+/// read past the end.
 pub(crate) fn place(id: f32, n: usize) -> usize {
-    // what is below zero, or not a number, becomes 0
+    // negative values and NaN become 0
     (id as usize).min(n - 1)
 }
 
-/// A number for a value that is larger where the value is: the same for both zeros, the largest for
-/// what is not a number.
+/// An integer key that orders values: equal for both zeros, the largest for NaN.
 fn key(x: f32) -> u32 {
     if x.is_nan() {
         return u32::MAX;
@@ -123,8 +122,8 @@ fn key(x: f32) -> u32 {
     }
 }
 
-/// The places of the largest values of `x`, as many as `places` has room for, as
-/// [`Op::TopK`](crate::Op::TopK) says. `scores` are for the groups, where there are any.
+/// The indices of the largest values of `x`, as many as `places` has room for, as
+/// [`Op::TopK`](crate::Op::TopK) says. `scores` is scratch for the groups, where there are any.
 pub(crate) fn top_k(
     x: &[f32],
     groups: Option<TopGroups>,
@@ -144,7 +143,7 @@ pub(crate) fn top_k(
         }
         for (i, value) in values.iter().enumerate() {
             let at = group * of_group + i;
-            // places come in order, so that of equal values the lower place is there already
+            // indices come in order, so that of equal values the lower index is there already
             let larger = |place: &f32| key(x[*place as usize]) >= key(*value);
             let to = places[..found].partition_point(larger);
             if to == places.len() {
@@ -170,7 +169,7 @@ fn two_best(group: &[f32]) -> f32 {
     best + second
 }
 
-/// How many groups are better than one.
+/// The number of groups that are better than `group`.
 fn rank(scores: &[f32], group: usize) -> usize {
     let mine = key(scores[group]);
     let better = |(other, score): (usize, &f32)| {

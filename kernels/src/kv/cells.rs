@@ -3,10 +3,10 @@
 use super::codes::{Encode, f8_e4m3, iq4_nl, q4_0, q5_0, q5_1, q8_0};
 use super::{GroupPages, HalfPages, KvType, MAX_HEAD_DIM, PAGE, SCALE_GROUP};
 
-/// Where one head's key and value go.
+/// Destination of one head's key and value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
-    /// Of the group.
+    /// Layer in the group.
     pub(crate) layer: usize,
     pub(crate) head: usize,
     pub(crate) page: u32,
@@ -17,12 +17,12 @@ pub(crate) struct Cell {
 /// Kernel that rounds a number of floats to halves.
 type ToF16 = unsafe fn(*const f32, usize, *mut u16);
 
-/// How elements of a position follow each other in a page of one head.
+/// Order of elements in a page of one head.
 #[derive(Clone, Copy)]
 enum Order {
-    /// Keys: all positions' elements together.
+    /// Keys: value by value, each of all positions.
     Across,
-    /// Values: all of a position's together.
+    /// Values: position by position, all elements of each.
     Along,
 }
 
@@ -55,8 +55,8 @@ impl HalfPages {
         let part = (cell.layer * self.layer_pages + cell.page as usize) * heads + cell.head;
         let to = self.start.wrapping_add(part * self.shape.head_bytes());
         let slot = cell.slot;
-        // SAFETY: a part has the elements, codes and scales of a page's positions, of which those
-        // of this one are written.
+        // SAFETY: a part has room for the elements, codes and scales of a page's positions, of
+        // which those of this one are written.
         unsafe {
             match self.shape.ty {
                 KvType::F16 => match order {
@@ -108,7 +108,7 @@ impl HalfPages {
                 if self.shape.ty.has_minimum() {
                     scales.add((groups + g) * PAGE + slot).write(minimum);
                 }
-                // those of a group follow each other as elements do
+                // the codes of a group are laid out as elements are
                 let (to, row) = match order {
                     Order::Across => (to.add(g * bytes * PAGE), slot),
                     Order::Along => (to.add(g * bytes + slot * groups * bytes), 0),
@@ -119,7 +119,7 @@ impl HalfPages {
     }
 }
 
-/// Stores all elements of a position of a page that has nothing else.
+/// Stores all elements of a position, in a page without scales.
 ///
 /// # Safety
 /// A page of them is at `to`, and the position is the caller's.

@@ -1,9 +1,9 @@
-//! Keys and values as codes with a scale, 32 of a head at a time.
+//! Encoding of keys and values as codes with a scale, 32 of a head at a time.
 
 use super::SCALE_GROUP;
 use octavo_quant::TensorType;
 
-/// Makes codes of values, and gives their scale in f16, and their minimum if they have one.
+/// Encodes values as codes, and returns their scale in f16, and their minimum if they have one.
 pub(super) type Encode = fn(&[f32; SCALE_GROUP], &mut [u8; SCALE_GROUP]) -> [u16; 2];
 
 /// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. Values that are not
@@ -22,11 +22,11 @@ pub(super) fn q8_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
 /// Floats of 8 bits, OCP's E4M3: an f16 scale, 240 of which are the largest value, and codes.
 /// Values that are not finite make the scale NaN.
 ///
-/// Values are divided by the scale as it is stored, so that what rounds the scale costs nothing.
-/// 240, the last number of its octave, leaves room for that: where a scale has very few bits, the
-/// largest value may be 360 of them, which is a code too, and 448, the largest code, is no nearer.
-/// A power of two would not be rounded at all, but the largest value would: that is off by a tenth
-/// more, and by twice as much where one value is many times as large as the others.
+/// Values are divided by the scale as it is stored, so that the rounding of the scale costs
+/// nothing. 240, the last number of its octave, leaves room for that: where a scale has very few
+/// bits, the largest value may be 360 of them, which is a code too, and 448, the largest code, is
+/// no nearer. A power of two would not be rounded at all, but the largest value would: errors are
+/// larger by a tenth, and by twice as much where one value is many times as large as the others.
 pub(super) fn f8_e4m3(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u16; 2] {
     let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
     let finite = x.iter().all(|v| v.is_finite());
@@ -41,7 +41,7 @@ pub(super) fn f8_e4m3(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> 
     [scale.to_bits(), 0]
 }
 
-/// The nearest E4M3, of two the even one, of what is at most 448.
+/// The nearest E4M3 code, the even one of two, for magnitudes up to 448.
 fn to_e4m3(x: f32) -> u8 {
     let (sign, size) = (x.to_bits() >> 31, x.abs());
     // exponents count from 127; below the smallest normal number, 2^-6, steps stay as they are
@@ -77,7 +77,7 @@ pub(super) fn q4_0(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [u1
     [half::f16::from_f32(scale).to_bits(), 0]
 }
 
-/// The scale, and the minimum, of what is not finite.
+/// The scale, and the minimum, of groups with values that are not finite.
 const NOT_FINITE: [u16; 2] = [half::f16::NAN.to_bits(); 2];
 
 /// ggml's Q5_0: the low four bits of all codes, two in a byte as in Q4_0, and then the fifth ones,
@@ -113,7 +113,7 @@ pub(super) fn iq4_nl(x: &[f32; SCALE_GROUP], codes: &mut [u8; SCALE_GROUP]) -> [
     [u16::from_le_bytes([block[0], block[1]]), 0]
 }
 
-/// Values as a block of weights.
+/// Encodes values as a block of weights.
 fn block<const BYTES: usize>(ty: TensorType, x: &[f32; SCALE_GROUP]) -> [u8; BYTES] {
     let mut bytes = Vec::with_capacity(BYTES);
     octavo_quant::quantize(ty, x, SCALE_GROUP, None, &mut bytes).expect("a row of one block");
@@ -126,7 +126,7 @@ mod tests {
     use crate::kv::KvType;
     use octavo_fixtures::e4m3;
 
-    /// In [-1, 1).
+    /// Random numbers in [-1, 1).
     fn random() -> impl FnMut() -> f32 {
         let mut state = 7u32;
         move || {
@@ -171,7 +171,8 @@ mod tests {
         }
     }
 
-    /// Every value has the nearest level of a scale that no other one near it is better than.
+    /// Checks that every value has the nearest level, of a scale that no other one near it is
+    /// better than.
     #[test]
     fn uneven_levels_are_the_nearest() {
         let mut random = random();
@@ -256,7 +257,7 @@ mod tests {
                 let mut codes = [0; SCALE_GROUP];
                 let scale = half::f16::from_bits(f8_e4m3(&x, &mut codes)[0]).to_f32();
                 let got = decoded(&codes, scale);
-                // half a step: a sixteenth, or what is half of the smallest one
+                // half a step: a sixteenth, or half of the smallest step
                 for (x, got) in x.iter().zip(&got) {
                     let bound = (x.abs() / 16.0).max(scale / 1024.0) * 1.000_001;
                     assert!((x - got).abs() <= bound, "{x}: {got}, scale {scale}");

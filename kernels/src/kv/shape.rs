@@ -1,4 +1,4 @@
-//! The layout of a group of the cache's layers: how large its pages are, and how far apart.
+//! The layout of a group of the cache's layers: sizes and strides of its pages.
 
 use super::{KvType, KvTypes, PAGE};
 use crate::memory::LARGE;
@@ -24,10 +24,10 @@ pub(crate) struct HalfShape {
     pub(crate) ty: KvType,
 }
 
-/// The part of the whole that is to it as the rest is to the part.
+/// The golden section: the whole is to the part as the part is to the rest.
 const GOLDEN_SECTION: f64 = 0.618_033_988_749_894_9;
 
-/// Room behind the last page for kernels that read a whole vector.
+/// Bytes after the last page for kernels that read a whole vector.
 const SLACK: usize = 64;
 
 impl KvShape {
@@ -72,12 +72,12 @@ impl HalfShape {
             .checked_add(SLACK)
     }
 
-    /// Pages from a layer to the next one, of which `n_pages` are used.
+    /// Stride between layers in pages, of which `n_pages` are used.
     ///
-    /// Every layer writes the same pages in a step. If all layers began at the same distance from a
-    /// large page of the system's, all would ask for another one in the same step, which then waits
-    /// until all of them are zeroed: 112 MiB for 28 layers, a quarter of a second on one virtual
-    /// machine. The golden section spreads their beginnings, however many there are.
+    /// Every layer writes the same pages in a step. If all layers began at the same offset in a
+    /// large page of the system, all would touch a new one in the same step, which then waits until
+    /// all of them are zeroed: 112 MiB for 28 layers, a quarter of a second on one virtual machine.
+    /// The golden section spreads their beginnings, however many there are.
     pub(super) fn layer_pages(&self, n_pages: usize) -> usize {
         let in_large = LARGE.checked_div(self.page_stride()).unwrap_or(0);
         if in_large < 2 || n_pages < in_large {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::memory::LARGE;
 
-/// Layers that write the first bytes of a large page with the page of a number.
+/// Number of layers that touch a new large page when they write the given page.
 fn layers_that_begin(shape: &KvShape, n_pages: usize, page: usize) -> usize {
     let (n_layer, [shape, _]) = (shape.n_layer, shape.halves());
     let pitch = shape.layer_pages(n_pages);

@@ -1,4 +1,4 @@
-//! Element types of the cache: how large their values are, and what storing changes.
+//! Element types of the cache: their sizes and rounding errors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,8 +26,8 @@ pub enum KvType {
     Q5_0,
     /// Five bits, with an f16 scale and an f16 minimum for every 32 values of a head: ggml's Q5_1.
     Q5_1,
-    /// Four bits that stand for levels of uneven distances, with an f16 scale for every 32 values
-    /// of a head: ggml's IQ4_NL.
+    /// Four-bit codes of unevenly spaced levels, with an f16 scale for every 32 values of a head:
+    /// ggml's IQ4_NL.
     Iq4Nl,
 }
 
@@ -62,7 +62,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of the codes of values that share a scale, if values do.
+    /// Bytes of the codes that share a scale; `None` for types without scales.
     pub(super) fn group_bytes(self) -> Option<usize> {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 => None,
@@ -86,7 +86,7 @@ impl KvType {
         }
     }
 
-    /// Whether values that share a scale have a minimum beside it.
+    /// Whether groups have a minimum beside the scale.
     pub(super) fn has_minimum(self) -> bool {
         self == KvType::Q5_1
     }
@@ -96,8 +96,8 @@ impl KvType {
         self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
     }
 
-    /// Whether its bits are so few that a head's largest values leave nothing of the others, unless
-    /// they are rotated.
+    /// Whether it has so few bits that a head's largest values would leave no precision for the
+    /// others, unless heads are rotated.
     pub fn wants_rotated_heads(self) -> bool {
         match self {
             KvType::F16 | KvType::F32 | KvType::Bf16 | KvType::Q8_0 | KvType::F8E4M3 => false,
@@ -127,7 +127,7 @@ impl KvType {
         }
     }
 
-    /// As people and files write it.
+    /// Name on the command line and in files.
     pub fn name(self) -> &'static str {
         match self {
             KvType::F16 => "f16",
@@ -142,17 +142,17 @@ impl KvType {
         }
     }
 
-    /// Of keys and of values.
+    /// The same type for keys and values.
     pub const fn both(self) -> KvTypes {
         KvTypes { k: self, v: self }
     }
 
-    /// The names of all, for people.
+    /// The names of all, for help texts.
     pub fn names() -> String {
         KvType::listed(&KvType::ALL)
     }
 
-    /// The names of these, for people.
+    /// The names of these, for messages.
     pub(crate) fn listed(types: &[KvType]) -> String {
         let names: Vec<&str> = types.iter().map(|ty| ty.name()).collect();
         match names.split_last() {
@@ -180,9 +180,9 @@ impl FromStr for KvType {
 /// Element types of the cache: that of keys and that of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvTypes {
-    /// Of keys.
+    /// Type of keys.
     pub k: KvType,
-    /// Of values.
+    /// Type of values.
     pub v: KvType,
 }
 
@@ -253,7 +253,8 @@ mod tests {
         }
     }
 
-    /// Floats are off by half of what lies between two of them: no more, and somewhere nearly so.
+    /// Checks that floats are off by at most half a unit in the last place, and somewhere nearly by
+    /// that.
     #[test]
     fn floats_are_off_by_half_a_unit_in_the_last_place() {
         let off = |round: fn(f32) -> f32| {

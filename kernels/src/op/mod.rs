@@ -2,7 +2,7 @@
 //! executors run, and for code that inspects either. Operand types are parameters: a graph names
 //! values and weights, a program has buffers and numbers.
 //!
-//! Where the result goes stands outside an operation, in a graph's node or an [`Instruction`].
+//! The result is not part of an operation: it is named in a graph's node or an [`Instruction`].
 //!
 //! [`Instruction`]: crate::Instruction
 
@@ -29,7 +29,8 @@ pub enum Op<V, M, C, T> {
     /// `x`, plus, in rows given in place of an embedding, the given values from `from` on, as many
     /// as `x` is wide.
     AddGiven { x: V, from: usize },
-    /// Rows that come with the step, where another program computed what is before this one.
+    /// Rows that come with the step, where another program has computed the operations before this
+    /// one.
     Input,
     /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
     /// whole row, or each head.
@@ -42,7 +43,7 @@ pub enum Op<V, M, C, T> {
     /// `x + bias` in every row.
     AddBias { x: V, bias: C },
     /// Rotates the pairs of each head of width `head_dim` by the token's position and the angles of
-    /// table `rope`; values behind the last pair pass unchanged.
+    /// table `rope`; values after the last pair pass unchanged.
     Rope { x: V, head_dim: usize, rope: usize },
     /// Every `order` neighbours times the Hadamard matrix of that order, divided by the square root
     /// of `order`: a rotation, and its own inverse. A value that is much larger than its neighbours
@@ -50,7 +51,7 @@ pub enum Op<V, M, C, T> {
     Hadamard { x: V, order: usize },
     /// Appends keys and values to the cache. No result.
     KvWrite { k: V, v: V, cache: CacheLayer },
-    /// Attention over what is cached there: `softmax(scores) V` per head; query head `h`
+    /// Attention over the cached keys and values: `softmax(scores) V` per head; query head `h`
     /// reads key head `h / (n_head / n_head_kv)`. The softmax's denominator gains `e^sink` of the
     /// query head, where there are sinks: one more score, of a value that is zero.
     Attention {
@@ -63,8 +64,8 @@ pub enum Op<V, M, C, T> {
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
     Unary { x: V, f: Function },
-    /// Every row times `1 + rate * ln(1 + floor(position / step))`: what keeps the scores of
-    /// attention apart in long contexts.
+    /// Every row times `1 + rate * ln(1 + floor(position / step))`, which keeps attention scores
+    /// distinct in long contexts.
     ScaleByPosition { x: V, rate: f32, step: usize },
     /// `a + b`.
     Add { a: V, b: V },
@@ -77,7 +78,7 @@ pub enum Op<V, M, C, T> {
     SelectRows { x: V },
     /// [`MERGED_ROWS`] neighbouring rows side by side as one.
     Merge { x: V },
-    /// Of every `each` values of a row, `width` from `from` on, side by side.
+    /// Out of every `each` values of a row, the `width` values from `from` on, side by side.
     Slice {
         x: V,
         each: usize,
@@ -87,15 +88,15 @@ pub enum Op<V, M, C, T> {
     /// Pieces of `a` and of `b` alternately, `each` values of either: `a` is whole pieces, and `b`
     /// has as many, or one that follows each of them.
     Concat { a: V, b: V, each: [usize; 2] },
-    /// Every value with those at its place in the rows of the sequence's tokens before it, weighed
-    /// and added. `weight` has a row for each token that counts, the oldest first and the value's
-    /// own last; there are as many values of a row as of `x`. The state holds the rows before the
-    /// next token.
+    /// Causal convolution: every value with those of the same column in the rows of the sequence's
+    /// tokens before it, weighted and summed. `weight` has a row for each token that counts, the
+    /// oldest first and the value's own last; its rows are as wide as those of `x`. The state holds
+    /// the rows before the next token.
     CausalConv { x: V, weight: C, state: usize },
-    /// Attention that remembers in place of looking back: of each head a matrix `M` from keys to
-    /// values fades, is written to and is read, token by token: `M = decay M`, `M = M + rate (v -
-    /// a) k^T`, and the result is `scale M q`. See [`Recurrence`] for `a` and the heads. The state
-    /// holds the matrices.
+    /// Linear attention, which keeps a state in place of a cache: the matrix `M` of each head, from
+    /// keys to values, decays, is written to and is read, token by token: `M = decay M`, `M = M +
+    /// rate (v - a) k^T`, and the result is `scale M q`. See [`Recurrence`] for `a` and the heads.
+    /// The state holds the matrices.
     LinearAttention {
         q: V,
         k: V,
@@ -115,7 +116,7 @@ pub enum Op<V, M, C, T> {
         n: usize,
         groups: Option<TopGroups>,
     },
-    /// The values of `x` at the places `ids`.
+    /// The values of `x` at the indices `ids`.
     Gather { x: V, ids: V },
     /// Every row divided by its sum, or by `least` if that is more.
     Normalize { x: V, least: f32 },
@@ -143,15 +144,15 @@ pub struct TopGroups {
     pub used: usize,
 }
 
-/// How [`Op::LinearAttention`] goes.
+/// Variants of [`Op::LinearAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recurrence {
     /// Values of a query or key.
     pub key_dim: usize,
     /// Mapping of value heads to query and key heads.
     pub heads: KeyHeads,
-    /// The delta rule: `a` is what the faded matrix answers to the key already, so that the new
-    /// value takes the old one's place. Otherwise it is nothing.
+    /// The delta rule: `a` is the value that the decayed matrix already holds for the key, so that
+    /// the new value replaces it. Otherwise `a` is zero.
     pub delta: bool,
     /// Multiplies the result.
     pub scale: f32,
@@ -176,7 +177,7 @@ impl KeyHeads {
     }
 }
 
-/// Values of a head that stand side by side in the state of [`Op::LinearAttention`], which is
+/// Values of a head that are adjacent in the state of [`Op::LinearAttention`], which is
 /// `[head][values / 16][key_dim][16]`.
 pub const STATE_LANES: usize = 16;
 
@@ -197,7 +198,7 @@ pub struct CacheLayer {
     pub layer: usize,
 }
 
-/// How a gate and what it gates come together.
+/// Combination of a gate and an up projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `gate / (1 + e^-gate) * up`.
@@ -231,7 +232,7 @@ pub enum Function {
     Exp,
 }
 
-/// How attention's scores come about.
+/// Computation and masking of attention scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// Multiplies `q k`.
@@ -243,8 +244,8 @@ pub struct Scores {
     pub window: Option<usize>,
     /// A query sees no later position; otherwise all of its sequence, which is one step then.
     pub causal: bool,
-    /// A query sees the positions of its own block and no others, whatever stands above; steps say
-    /// where blocks end.
+    /// A query sees the positions of its own block and no others, whatever the fields above say;
+    /// steps give the ends of blocks.
     pub blocks: bool,
 }
 
@@ -260,7 +261,7 @@ impl Scores {
         }
     }
 
-    /// How many positions before its own a query sees, at most: all, if none.
+    /// Number of positions before its own that a query sees, at most: all, if none.
     pub(crate) fn before(self) -> Option<usize> {
         self.window.map(|window| match self.causal {
             true => window - 1,
@@ -268,7 +269,7 @@ impl Scores {
         })
     }
 
-    /// How many positions behind its own it sees, at most: all, if none.
+    /// Number of positions after its own that a query sees, at most: all, if none.
     pub(crate) fn after(self) -> Option<usize> {
         match self.causal {
             true => Some(0),
@@ -284,7 +285,7 @@ impl Scores {
     }
 }
 
-/// Rows of a picture that become one: two by two.
+/// Rows of an image that are merged into one: two by two.
 pub const MERGED_ROWS: usize = 4;
 
 /// Rows that a value has.
@@ -334,7 +335,7 @@ pub struct CacheShape {
     pub layers: usize,
     /// Values of a head.
     pub head_dim: usize,
-    /// Values of a token's keys, and of its values.
+    /// Values of a token's keys, and of its values, over all heads.
     pub width: usize,
 }
 
@@ -431,8 +432,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         }
     }
 
-    /// Whether each value of the result is made of values at the same place alone, so that it may
-    /// be written over them.
+    /// Whether each value of the result depends only on values at the same place, so that it may
+    /// overwrite them.
     pub(crate) fn is_by_element(&self) -> bool {
         matches!(
             self,

@@ -10,19 +10,19 @@ pub trait Shapes<V, M, C, T> {
     fn value(&self, value: V) -> ValueShape;
     /// A matrix.
     fn matrix(&self, matrix: &M) -> Option<MatrixShape>;
-    /// How many values a vector has.
+    /// Number of values of a vector.
     fn vector(&self, vector: &C) -> Option<usize>;
     /// A table of embeddings.
     fn table(&self, table: &T) -> Option<MatrixShape>;
     /// The width of the rows that come with a step.
     fn input(&self) -> Option<usize>;
-    /// The width of rows that come in the place of embeddings; 0 if none can.
+    /// The width of rows given in place of embeddings; 0 if none can be.
     fn given(&self) -> usize;
-    /// How many pairs of a head the table of angles turns.
+    /// Number of pairs of a head that the table of angles rotates.
     fn rope(&self, rope: usize) -> Option<usize>;
     /// A group of the cache's layers.
     fn cache(&self, group: usize) -> Option<CacheShape>;
-    /// How many values a part of a sequence's state has.
+    /// Number of values of a part of a sequence's state.
     fn state(&self, state: usize) -> Option<usize>;
 }
 
@@ -37,7 +37,7 @@ pub enum ShapeError {
         expected: usize,
         got: usize,
     },
-    /// Two operands, or an operand and the operation, are about different rows.
+    /// Two operands, or an operand and the operation, have different rows.
     #[error("operands have different rows")]
     RowsDiffer,
     /// A matrix, a vector or a table that does not exist.

@@ -1,8 +1,9 @@
-//! An operation in other words: the same one, about values and weights that are named differently.
+//! Translation of operations between vocabularies: the same operation, with operands named
+//! differently.
 
 use super::{CacheLayer, Op};
 
-/// Says what the operands of one vocabulary are in another.
+/// Translates the operands of one vocabulary to another.
 pub trait Translate<V, M, C, T> {
     /// Values there.
     type Value;
@@ -27,7 +28,7 @@ pub trait Translate<V, M, C, T> {
     fn state(&mut self, state: usize) -> usize;
 }
 
-/// An operation in the words of `X`.
+/// An operation in the vocabulary of `X`.
 pub type Translated<X, V, M, C, T> = Op<
     <X as Translate<V, M, C, T>>::Value,
     <X as Translate<V, M, C, T>>::Matrix,
@@ -48,7 +49,8 @@ macro_rules! word {
     };
 }
 
-/// A `match` with an arm for each operation, from a list of their fields and what each names.
+/// A `match` with an arm for each operation, from a list of their fields and the kind of operand
+/// that each names.
 macro_rules! translate {
     ($op:expr, $to:ident, $($name:ident { $($field:ident: $kind:ident),* })*) => {
         match $op {

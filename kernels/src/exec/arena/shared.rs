@@ -1,4 +1,4 @@
-//! The pointer by which threads reach the buffers that they share.
+//! The pointer through which threads access shared buffers.
 
 /// A pointer that threads share; every use says which part is whose.
 pub(in crate::exec) struct Shared<T>(pub(in crate::exec) *mut T);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     fn fill(row: Shared<f32>, at: usize, value: f32) {
-        // SAFETY: four values of eight; the tests say whose.
+        // SAFETY: four of the eight values; each test says which thread uses which.
         unsafe { row.write(at, 4) }.fill(value);
     }
 
@@ -89,7 +89,7 @@ mod tests {
     #[ignore = "a planted fault: Miri must see it (tools/miri.sh)"]
     fn planted_read_of_a_whole_row() {
         let first_of_whole = |row: Shared<f32>| {
-            // SAFETY: none: the other thread writes what this borrows beside the value that it
+            // SAFETY: none: the other thread writes values that this borrows along with the one it
             // reads.
             let whole = unsafe { row.read(0, 8) };
             std::hint::black_box(whole[0]);

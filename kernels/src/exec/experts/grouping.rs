@@ -6,22 +6,22 @@ use crate::generic::routing::place;
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) expert: usize,
-    /// Where they begin among the sorted ones, and how many there are.
+    /// Index of the first among the sorted choices, and their number.
     pub(super) first: usize,
     pub(super) len: usize,
-    /// Where their tiles begin, in rows.
+    /// Row at which their tiles begin.
     pub(super) tiled: usize,
 }
 
 /// Choices sorted by expert.
 #[derive(Default)]
 pub(in crate::exec) struct Grouping {
-    /// Of each expert in order.
+    /// Choices, grouped by expert in order.
     pub(super) choices: Vec<u32>,
     pub(super) runs: Vec<Run>,
-    /// By expert: where its choices end.
+    /// End of each expert's choices.
     ends: Vec<usize>,
-    /// Room for those of a run that are not done yet.
+    /// Scratch for the choices of a run that are not done yet.
     pub(super) mine: Vec<u32>,
 }
 
@@ -51,7 +51,7 @@ impl Grouping {
         }
         let mut before = 0;
         for end in ends.iter_mut() {
-            // where its choices begin, for now
+            // start of its choices, for now
             (before, *end) = (before + *end, before);
         }
         choices.clear();

@@ -77,7 +77,7 @@ pub(super) fn steps(
     steps.list
 }
 
-/// A list of steps that grows.
+/// A growing list of steps.
 struct Steps<'a> {
     program: &'a Program,
     matrices: &'a [Matrix],
@@ -145,11 +145,11 @@ impl Steps<'_> {
         }
     }
 
-    /// A product with the experts that `ids` names.
+    /// Adds a product with the experts that `ids` names.
     fn expert_product(&mut self, at: usize, x: Slot, w: usize, ids: Slot, out: Slot) {
         let input = match self.matrices[w].reads(self.role) {
             Form::Floats => Resource::Slot(x),
-            // as they are: each expert finds its rows
+            // in their rows' order: each expert finds its rows
             Form::Codes => self.prepared(at, x, w, None),
             // a tile's rows are those of one expert
             Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
@@ -182,8 +182,8 @@ impl Steps<'_> {
         }
     }
 
-    /// Where the input of the product at `at` stands in the form that it reads, perhaps arranged by
-    /// experts, after a step for that if necessary.
+    /// The resource that holds the input of the product at `at` in the form that it reads, perhaps
+    /// arranged by experts; adds a step that converts it if necessary.
     fn prepared(&mut self, at: usize, x: Slot, w: usize, by: Option<ByExpert>) -> Resource {
         let form = self.matrices[w].reads(self.role);
         if let Some(ready) = self
@@ -223,9 +223,9 @@ impl Steps<'_> {
         place
     }
 
-    /// Where there is room for an input in such a form. Integers go from one place to the other, so
-    /// that a product can read the ones while it makes the others: a step that makes them must not
-    /// put them where its own input is, whichever was made last.
+    /// A free place for an input in such a form. Integers alternate between the two places, so that
+    /// a product can read one while it makes the other: a step that makes them must not overwrite
+    /// its own input, whichever was made last.
     fn free_place(&self, form: Form, by_last_step: bool) -> Resource {
         if form != Form::Codes {
             return Resource::Tiles;
@@ -259,7 +259,7 @@ impl Steps<'_> {
             (Phase::Pieces, &Op::Attention { cache, .. }) => {
                 self.program.slots[x].width / self.program.cache(cache).n_head_kv
             }
-            // strips go in pairs there
+            // this kernel takes strips in pairs
             (Phase::Whole(Some(Epilogue::Gate { .. })), &Op::MatMul { w, .. })
                 if self.matrices[w].reads(self.role) == Form::Codes =>
             {
@@ -270,7 +270,7 @@ impl Steps<'_> {
         step.writes.first() == Some(&Resource::Slot(x)) && together.is_multiple_of(ACT_GROUP)
     }
 
-    /// How a product's input is divided while it is brought into its form.
+    /// How the conversion of a product's input is divided.
     fn division_of_preparation(&self, x: Slot, w: usize) -> Division {
         let own_rows = self.rows_of_preparation(w);
         let writer = self
@@ -278,7 +278,7 @@ impl Steps<'_> {
             .iter()
             .rfind(|step| step.writes.contains(&Resource::Slot(x)));
         let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
-        // integers are made of groups of values, so that one row keeps several threads busy where
+        // integers are made in groups of values, so that one row keeps several threads busy where
         // none has it already
         let in_groups = self.matrices[w].reads(self.role) == Form::Codes;
         if by_rows || !in_groups {
@@ -300,7 +300,7 @@ impl Steps<'_> {
         }
     }
 
-    /// As the input of the next product that reads the result is divided.
+    /// The division of the next product's input that reads the result.
     fn division_for_product(&self, at: usize) -> Division {
         let out = self.program.ops[at].out;
         let mut behind = self.program.ops[at + 1..].iter();
@@ -334,7 +334,7 @@ impl Steps<'_> {
                 None => Division::Own,
             },
             Op::Rope { x, head_dim, .. } => heads(*head_dim, width(*x)),
-            // few values a row, so that it is better not to wait for each other
+            // few values a row: saving a barrier counts for more than dividing rows
             Op::Softmax { .. }
             | Op::TopK { .. }
             | Op::Gather { .. }

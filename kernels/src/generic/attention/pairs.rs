@@ -1,5 +1,5 @@
-//! Attention of a prompt in 16-bit integers: twice the products that an f32 multiply-add makes, and
-//! with Winograd's thrice.
+//! Attention of a prompt in 16-bit integers: twice the multiply-adds per instruction of f32, and
+//! three times with Winograd's products.
 //!
 //! ```text
 //! for every 128 positions                       K and V pages become panels, shared by all rows
@@ -52,17 +52,17 @@ const _: () = {
     assert!((TOTAL as i64 + SPAN as i64 / 2) * (LARGEST as i64) < 1 << 31);
 };
 
-/// Weights below that, whose scale would have no inverse, do not count beside the row's largest.
+/// Weights below that, whose scale would have no inverse, are negligible beside the row's largest.
 const LEAST_WEIGHT: f32 = 1e-34;
 
-/// Query rows of a block, at most: keys and values become integers once for all of them.
+/// Query rows of a block, at most: keys and values are quantized once for all of them.
 pub(crate) const ROWS: usize = 256;
 
-/// Rows, and those that a tile may have beyond them.
+/// Rows of a block, and those by which the last tile may exceed it.
 const ROOM: usize = ROWS + 16;
 
-/// Whether a head is whole vectors, and whole pairs of pairs, of keys and values that the cache has
-/// rounded already: who keeps either in f32 wants what f32 gives.
+/// Whether this supports such heads: whole vectors, and whole pairs of pairs, of keys and values
+/// that the cache has rounded already. A cache in f32 asks for the accuracy of f32.
 pub(crate) fn takes(kv: &KvShape) -> bool {
     !kv.types.has(KvType::F32) && kv.head_dim.is_multiple_of(16)
 }
@@ -84,7 +84,7 @@ struct Parts {
     q_products: *mut i32,
     /// See the head of this module.
     k: *mut f32,
-    /// Of every position, and its products of pairs of pairs.
+    /// Scales of every position, and products of its pairs of pairs.
     k_scales: *mut f32,
     k_products: *mut f32,
     v: *mut f32,
@@ -142,16 +142,16 @@ impl Parts {
     }
 }
 
-/// Pages that are read soon.
+/// Pages to prefetch.
 struct Soon<'a> {
     pages: &'a Pages<'a>,
-    /// Of the sequence.
+    /// Indices of the sequence's pages.
     numbers: std::ops::Range<usize>,
     /// Bytes of a page of keys, and of one of values.
     bytes: [usize; 2],
-    /// Of the first of the pages, asked for already.
+    /// Bytes of the first of the pages that were prefetched already.
     asked: usize,
-    /// Lines of cache asked for at a time: few, since many would hold up everything else.
+    /// Cache lines prefetched at a time: few, since many would hold up all other loads.
     lines: usize,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Soon<'a> {
         }
     }
 
-    /// Asks for the next lines of keys and of values.
+    /// Prefetches the next lines of keys and of values.
     ///
     /// # Safety
     /// Of the instruction set only: these are hints.
@@ -197,22 +197,23 @@ impl<'a> Soon<'a> {
     }
 }
 
-/// Rows that panels pass by together.
+/// Rows that are multiplied by panels together.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// As many as there are kernels for; some may be beyond the last.
+    /// Number of rows, one of the kernels' widths; some may be beyond the last.
     width: usize,
     /// Positions of the span that any of them sees.
     seen: Seen,
 }
 
-/// Whether products are Winograd's on this CPU: panels and tiles have what these need.
+/// Whether products are Winograd's on this CPU: panels and tiles then hold the data that these
+/// need.
 #[inline(always)]
 fn has_winograd<S: Simd>() -> bool {
     S::WINOGRAD && S::prefers_winograd()
 }
 
-/// Attends and writes the results, tiles of `NT` rows at a time.
+/// Computes attention and writes the results, tiles of `NT` rows at a time.
 ///
 /// # Safety
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; `pack` are
@@ -236,7 +237,7 @@ pub(crate) unsafe fn attend<S: Simd, const NT: usize>(
 /// See [`PackSpan`]: keys.
 ///
 /// # Safety
-/// The pages of what is seen are there; `scratch` is [`scratch_bytes`], at a cache line.
+/// The pages of the visible positions are there; `scratch` is [`scratch_bytes`], at a cache line.
 #[inline(always)]
 pub(crate) unsafe fn pack_keys<S: Simd, K: Stored>(
     pages: &Pages<'_>,
@@ -341,10 +342,10 @@ unsafe fn attend_by<S: Simd, const NT: usize, const WINOGRAD: bool>(
 }
 
 impl Parts {
-    /// Keys of what is seen of the span at position `at` to integers.
+    /// Converts the visible keys of the span at position `at` to integers.
     ///
     /// # Safety
-    /// The pages of what is seen are there.
+    /// The pages of the visible positions are there.
     #[inline(always)]
     unsafe fn pack_span_keys<S: Simd, K: Stored, const WINOGRAD: bool>(
         &self,
@@ -358,7 +359,7 @@ impl Parts {
         }
     }
 
-    /// Likewise values.
+    /// Converts the values likewise.
     ///
     /// # Safety
     /// As [`Parts::pack_span_keys`].
@@ -386,7 +387,7 @@ impl Parts {
         }
     }
 
-    /// The scores of all tiles; asks for what is read soon meanwhile.
+    /// Computes the scores of all tiles; prefetches pages meanwhile.
     ///
     /// # Safety
     /// Queries and keys are packed.

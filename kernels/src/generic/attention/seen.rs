@@ -10,7 +10,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// All that any of some rows sees, and what is between.
+    /// The range that covers all positions that any of some rows sees.
     pub(crate) fn of_all(rows: impl Iterator<Item = Seen> + Clone) -> Seen {
         Seen {
             first: rows.clone().map(|seen| seen.first).min().unwrap_or(0),
@@ -18,8 +18,8 @@ impl Seen {
         }
     }
 
-    /// Those among `len` positions from `at` on, counted from there; empty ones may begin behind
-    /// their end.
+    /// The visible ones among `len` positions from `at` on, counted from there; empty ranges may
+    /// begin past their end.
     #[inline(always)]
     pub(crate) fn in_span(self, at: usize, len: usize) -> Seen {
         Seen {
@@ -34,7 +34,7 @@ impl Seen {
         self.first >= self.end
     }
 
-    /// A vector of `v` where positions from `i` on are seen, which all are if it is `WHOLE`, and of
+    /// A vector of `v` where positions from `i` on are seen (everywhere if it is `WHOLE`), and of
     /// `other` elsewhere.
     ///
     /// # Safety
@@ -46,7 +46,7 @@ impl Seen {
         v: S::F,
         other: S::F,
     ) -> S::F {
-        // almost all vectors are seen as a whole
+        // almost all vectors are entirely visible
         if WHOLE || self.first <= i && i + S::R <= self.end {
             return v;
         }

@@ -4,8 +4,8 @@ use super::Seen;
 use crate::generic::elementwise::soft_cap;
 use crate::simd::{Simd, exp};
 
-/// Scores of a row to weights in place, of whole vectors up to position `end`: zero where nothing
-/// is seen. Returns what the row's earlier sums are multiplied with.
+/// Turns the scores of a row into weights in place, in whole vectors up to position `end`: zero
+/// where nothing is seen. Returns the factor of the row's earlier sums.
 ///
 /// # Safety
 /// Some of `p` is seen, and it is whole vectors up to `end`.
@@ -24,7 +24,7 @@ pub(crate) unsafe fn weights<S: Simd>(
     }
 }
 
-/// The largest of a row's scores, which are capped first, and of `max`.
+/// The maximum of `max` and the row's scores, which are capped first.
 ///
 /// # Safety
 /// Some of `p` is seen, all if it is `WHOLE`, and it is whole vectors.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
     seen: Seen,
     max: f32,
 ) -> f32 {
-    // whole vectors; what lies before them is not seen
+    // whole vectors; positions before them are not seen
     let positions = (seen.first / S::R * S::R..seen.end).step_by(S::R);
     let p = p.as_mut_ptr();
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! How keys and values lie in pages, and how vectors of them are read.
+//! Layout of keys and values in pages, and loads of vectors of them.
 
 mod few_bits;
 
@@ -11,7 +11,7 @@ pub(crate) use few_bits::{Iq4, Q4, Q5, Q5Min};
 /// A sequence's pages of one layer and KV head.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<'a> {
-    /// Page numbers of the sequence, from position 0; covers all that is visible.
+    /// Page numbers of the sequence, from position 0; covers all visible positions.
     pub(crate) table: &'a [u32],
     /// The layer's pages of keys of this head.
     pub(crate) k: Base,
@@ -22,13 +22,13 @@ pub(crate) struct Pages<'a> {
 }
 
 impl Pages<'_> {
-    /// Number of the sequence's `i`th page; that of the last one there is, beyond it.
+    /// Number of the sequence's `i`th page, or of its last page if there are fewer.
     #[inline(always)]
     fn number(&self, i: usize) -> usize {
         self.table[i.min(self.table.len() - 1)] as usize
     }
 
-    /// Keys of the sequence's `i`th page; of the last one there is, beyond it.
+    /// Keys of the sequence's `i`th page, or of its last page if there are fewer.
     #[inline(always)]
     pub(crate) fn keys(&self, i: usize) -> *const u8 {
         self.k.start.wrapping_add(self.number(i) * self.k.stride)
@@ -41,13 +41,13 @@ impl Pages<'_> {
     }
 }
 
-/// How keys and values lie in a page of one head; see [`crate::KvStore`].
+/// Layout of keys and values in a page of one head; see [`crate::KvStore`].
 pub(crate) trait Stored {
     /// Bits of an element, scales left out.
     const BITS: usize;
-    /// Values of a position that share a scale, if elements are to be multiplied with one.
+    /// Values of a position that share a scale, if elements have scales.
     const GROUP: Option<usize>;
-    /// Whether a minimum is to be added to these products.
+    /// Whether a minimum is added to these products.
     const MIN: bool = false;
     /// Element `d` of `S::R` keys from position `at` of the page on.
     ///
@@ -143,7 +143,7 @@ impl Stored for Q8 {
 pub(crate) struct F8E4M3;
 
 impl F8E4M3 {
-    /// `S::R` of them.
+    /// Loads `S::R` values.
     ///
     /// ```text
     /// byte, widened with sign   ssssssss ssssssss ssssssss seeeemmm
@@ -151,8 +151,8 @@ impl F8E4M3 {
     /// as a float                s0000eee emmm0000 00000000 00000000
     /// ```
     /// A float counts its exponent from 127, these theirs from 7: the product with 2^120 is exact,
-    /// also of what is below the smallest normal number in both. Of the codes that are no numbers
-    /// it makes 480; none is ever stored.
+    /// also of what is below the smallest normal number in both. NaN codes become 480; none is ever
+    /// stored.
     ///
     /// # Safety
     /// One byte for each lane can be read.
@@ -189,7 +189,7 @@ pub(crate) mod tests {
     use super::*;
     use octavo_fixtures::e4m3;
 
-    /// Keys and values of E4M3 are the numbers that its definition says, for every code.
+    /// Checks that keys and values of E4M3 are the numbers of its definition, for every code.
     pub(crate) fn floats_of_8_bits_are_exact<S: Simd>(name: &str) {
         let page: [u8; 256] = std::array::from_fn(|code| code as u8);
         for at in (0..256).step_by(S::R) {

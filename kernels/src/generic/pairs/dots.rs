@@ -1,14 +1,14 @@
-//! Products of 16-bit integers, two in a lane: panels, whose words have one pair for every lane,
-//! against rows, whose words meet all lanes.
+//! Products of 16-bit integers, two in a lane: panels, whose words hold one pair for every lane,
+//! times rows, whose words are broadcast to all lanes.
 //!
 //! Where additions are cheaper than products, some rows take half as many products by S. Winograd's
 //! inner products ("A New Algorithm for Inner Product", IEEE Transactions on Computers, 1968):
 //! ```text
 //! w0 x0 + w1 x1  =  (w1 - x0) (x1 - w0)  +  w0 w1  +  x0 x1
 //! ```
-//! The last two terms are those of a lane and of a row, computed once each. In floats that would
-//! lose digits; integers wrap around and come back, so that not a bit depends on it, as long as
-//! differences fit 16 bits.
+//! The last two terms depend on a lane and on a row alone, and are computed once each. In floats
+//! that would lose digits; integers wrap around and come back, so that results are exact, as long
+//! as differences fit 16 bits.
 
 use crate::simd::Simd;
 
@@ -23,7 +23,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Where row `j` has pair `p`.
+    /// Address of pair `p` of row `j`.
     #[inline(always)]
     fn at(self, j: usize, p: usize) -> *const i32 {
         self.at.wrapping_add(j * self.row + p * self.pair)
@@ -33,16 +33,16 @@ impl Rows {
 /// The two pairs that Winograd's products take together.
 #[derive(Clone, Copy)]
 pub(crate) struct Twos {
-    /// Pairs from the first to the second of them.
+    /// Distance from the first to the second of them, in pairs.
     pub(crate) apart: usize,
-    /// Pairs from the first one to the next two's first.
+    /// Distance from the first one to the next two's first, in pairs.
     pub(crate) next: usize,
 }
 
-/// Pairs that follow each other.
+/// Consecutive pairs.
 pub(crate) const NEIGHBOURS: Twos = Twos { apart: 1, next: 2 };
 
-/// How many of `rows` take Winograd's inner products, where these are preferred.
+/// Number of `rows` that use Winograd's inner products, where these are preferred.
 ///
 /// Of four vector units two multiply, and all add. Two products of two rows each, and one product
 /// and two additions of four others, keep all four busy.
@@ -79,8 +79,8 @@ pub(crate) unsafe fn add_dots<S: Simd, const MS: usize, const W: usize>(
     }
 }
 
-/// As [`add_dots`], by Winograd's inner products for the first [`winograd_rows`], whose sums have
-/// what is a lane's and a row's alone already: `n` times two pairs.
+/// As [`add_dots`], by Winograd's inner products for the first [`winograd_rows`], whose sums
+/// include the terms of a lane and of a row alone already: `n` times two pairs.
 ///
 /// # Safety
 /// As [`add_dots`].

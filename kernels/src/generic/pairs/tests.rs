@@ -24,7 +24,8 @@ impl<S: Simd> Visitor for BothWays<'_, S> {
 }
 
 impl<S: Simd> BothWays<'_, S> {
-    /// A slice and the beginning of another one, of two strips of random codes and scales.
+    /// Compares both ways on a slice and the beginning of another one, of two strips of random
+    /// codes and scales.
     fn compare<F: Format, const GROUP: usize, const MIN: bool>(&self) {
         let k = KC + F::K.max(32);
         let strips: Vec<u8> = (0..2 * k / F::K * F::BLOCK_BYTES * S::R)
@@ -103,7 +104,7 @@ unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
         .collect()
 }
 
-/// Winograd's inner products change no bit, whether or not this CPU prefers them.
+/// Checks that Winograd's inner products change no bit, whether or not this CPU prefers them.
 pub(crate) fn both_ways_agree<S: Simd>(name: &str) {
     if !S::WINOGRAD {
         return;

@@ -122,7 +122,7 @@ pub(super) fn mul_vector(x: ValueShape, by: usize) -> Result<ValueShape, ShapeEr
     Ok(x)
 }
 
-/// Of every `each` values, `width` of them from `from` on.
+/// Shape of `width` values from `from` on, out of every `each`.
 pub(super) fn slice(
     x: ValueShape,
     each: usize,
@@ -187,7 +187,7 @@ pub(super) fn linear_attention(
     of_all(v)
 }
 
-/// Rows of values that are weighed against each other.
+/// Shape of rows of values that are compared with each other.
 pub(super) fn distribution(x: ValueShape) -> Result<ValueShape, ShapeError> {
     some("values of a row", x.width)?;
     Ok(x)
@@ -199,7 +199,7 @@ pub(super) fn top(
     groups: Option<TopGroups>,
 ) -> Result<ValueShape, ShapeError> {
     let width = x.width;
-    // places are told as floats
+    // indices are stored as floats
     at_most("values of a row", 1 << f32::MANTISSA_DIGITS, width)?;
     let mut candidates = width;
     if let Some(TopGroups { count, used }) = groups {
@@ -279,7 +279,7 @@ pub(super) fn expert_sum(x: ValueShape, weights: ValueShape) -> Result<ValueShap
     })
 }
 
-/// Shape of one rank's input. The executor knows the rank's own part.
+/// Shape of the gathered rows. Which part of them a rank holds is known to its executor.
 pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeError> {
     some("values that stay together", cut.grain)?;
     whole("pieces of a row", cut.pieces, x.width)?;
@@ -318,7 +318,7 @@ pub(super) fn same(what: &'static str, expected: usize, got: usize) -> Result<()
     }
 }
 
-/// There must be some.
+/// Checks that `got` is not zero.
 fn some(what: &'static str, got: usize) -> Result<(), ShapeError> {
     at_most(what, usize::MAX, got)
 }
@@ -330,7 +330,7 @@ fn at_most(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeE
     } else {
         Err(ShapeError::Width {
             what,
-            // of none, one is the least that was expected
+            // where there are none, the expected number is at least one
             expected: if got == 0 { 1 } else { expected },
             got,
         })

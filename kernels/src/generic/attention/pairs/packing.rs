@@ -3,14 +3,14 @@
 use super::{LARGEST, LENGTH, MAX_HEAD_DIM, MOST_GROUPS, PAGE, Parts, SPAN, Stored};
 use crate::simd::Simd;
 
-/// Two integers of 16 bits in every lane, the lower halves of what both vectors have there.
+/// Packs two 16-bit integers in every lane, the lower halves of both vectors' lanes.
 #[inline(always)]
 pub(super) unsafe fn pair<S: Simd>(low: S::I, high: S::I) -> S::I {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe { S::or(S::and(low, S::iset1(0xffff)), S::shl(high, 16)) }
 }
 
-/// How large values are, lane by lane.
+/// Range of values, lane by lane.
 #[derive(Clone, Copy)]
 struct Extent<S: Simd> {
     squares: S::F,
@@ -19,7 +19,7 @@ struct Extent<S: Simd> {
 }
 
 impl<S: Simd> Extent<S> {
-    /// Of no values.
+    /// The range of no values.
     #[inline(always)]
     unsafe fn none() -> Self {
         // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -32,7 +32,7 @@ impl<S: Simd> Extent<S> {
         }
     }
 
-    /// Of one more in every lane.
+    /// The range with one more value in every lane.
     #[inline(always)]
     unsafe fn with(self, v: S::F) -> Self {
         // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -53,11 +53,11 @@ impl<S: Simd> Extent<S> {
     }
 }
 
-/// Squares of values sum up to so much, or they were too small for f32.
+/// Least sum of squares; smaller ones are too small for f32.
 const LEAST_SQUARES: f32 = 1e-36;
 
-/// The scale of the integers of a vector of `d` values, of which the sum of squares and the largest
-/// magnitude are given. A value that is not finite makes it NaN, so that it reaches the logits.
+/// The scale of the integers of a vector of `d` values, from their sum of squares and largest
+/// magnitude. A value that is not finite makes it NaN, so that it reaches the logits.
 #[inline(always)]
 fn scale(squares: f32, largest: f32, d: usize) -> f32 {
     let length = if (LEAST_SQUARES..f32::INFINITY).contains(&squares) {
@@ -71,8 +71,8 @@ fn scale(squares: f32, largest: f32, d: usize) -> f32 {
     (length / LENGTH).max(largest / LARGEST)
 }
 
-/// The same for values that have their squares alone: no value is larger than their length. If that
-/// is too small for f32, they count as zeros, and if too large, as not finite.
+/// The same from the sum of squares alone: no value is larger than the vector's length. If that is
+/// too small for f32, all count as zeros, and if too large, as not finite.
 #[inline(always)]
 fn scale_of_length(squares: f32) -> f32 {
     if !squares.is_finite() {
@@ -95,7 +95,7 @@ fn inverse(scale: f32) -> f32 {
 }
 
 impl Parts {
-    /// Query `r` to integers.
+    /// Converts query `r` to integers.
     ///
     /// # Safety
     /// `q` is `d` floats, `r` is below [`ROWS`].
@@ -138,7 +138,7 @@ impl Parts {
         }
     }
 
-    /// Keys of page `p` of a span to integers.
+    /// Converts the keys of page `p` of a span to integers.
     ///
     /// # Safety
     /// `k` is the page.
@@ -190,7 +190,7 @@ impl Parts {
         }
     }
 
-    /// Element `i` of the keys of a page from position `first` on, as their scales have it.
+    /// Element `i` of the keys of a page from position `first` on, times their scales.
     ///
     /// # Safety
     /// `k` is the page.
@@ -203,7 +203,7 @@ impl Parts {
         }
     }
 
-    /// Elements of position `at` of a page of values from `i` on, as their scale has it.
+    /// Elements from `i` on of the value at position `at` of a page, times its scale.
     ///
     /// # Safety
     /// `v` is the page.
@@ -252,7 +252,7 @@ impl Parts {
         }
     }
 
-    /// Values of a group of `4 R` positions to integers.
+    /// Converts the values of a group of `4 R` positions to integers.
     ///
     /// # Safety
     /// `page` has the pages of the span, and their scales are there.

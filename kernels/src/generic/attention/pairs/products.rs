@@ -7,7 +7,7 @@ use crate::generic::pairs::dots::{
 use crate::simd::Simd;
 
 impl Parts {
-    /// Scores of `W` rows from `row` on, of two vectors of positions.
+    /// Computes scores of `W` rows from `row` on, of two vectors of positions.
     ///
     /// # Safety
     /// Queries and keys are packed.

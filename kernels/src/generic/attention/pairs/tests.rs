@@ -49,7 +49,7 @@ struct Heads {
 }
 
 impl Heads {
-    /// Random ones: queries of the last positions, which see what is before them.
+    /// Random heads: queries of the last positions, which see the positions up to their own.
     fn random(queries: usize, positions: usize) -> Heads {
         let mut bits = 1u32;
         let mut row = || {
@@ -107,7 +107,7 @@ impl Heads {
                 head_dim: D,
             },
         };
-        // what is left there of another head
+        // leftovers of another head
         let mut scratch = vec![f32::NAN; scratch_bytes(D) / 4];
         // SAFETY: the caller asks only for what this CPU has; pages of all positions are there.
         unsafe {
@@ -121,7 +121,7 @@ impl Heads {
         out
     }
 
-    /// The same in f64.
+    /// The same attention in f64.
     fn exact(&self) -> Vec<[f64; D]> {
         let of_query = |(q, seen): (&[f32; D], &Seen)| {
             let dot = |k: &[f32; D]| -> f64 {
@@ -143,8 +143,7 @@ impl Heads {
         self.q.iter().zip(&self.seen).map(of_query).collect()
     }
 
-    /// Holds what the kernel makes of them against f64, and both ways of multiplying against each
-    /// other.
+    /// Checks the kernel against f64, and both ways of multiplying against each other.
     fn hold<S: Simd>(&self, what: &str) {
         let [plain, winograd] = [false, true].map(|way| self.attend::<S>(way));
         assert!(
@@ -171,7 +170,7 @@ fn bits(x: &[[f32; D]]) -> Vec<u32> {
     x.as_flattened().iter().map(|v| v.to_bits()).collect()
 }
 
-/// Everything below, of one instruction set.
+/// Runs all tests below, for one instruction set.
 pub(crate) fn integers_attend<S: Simd>(name: &str) {
     for (queries, positions) in [(1, 1), (7, 20), (5, 300)] {
         let heads = Heads::random(queries, positions);
@@ -182,7 +181,7 @@ pub(crate) fn integers_attend<S: Simd>(name: &str) {
     what_is_not_finite::<S>(name);
 }
 
-/// Sums as large as 32 bits hold are not larger than that.
+/// Checks that the largest possible sums fit 32 bits.
 fn largest_sums<S: Simd>(name: &str) {
     // all keys point where the queries do, or the other way; integers of all values are alike
     let mut heads = Heads::random(4, 200);
@@ -209,7 +208,7 @@ fn largest_sums<S: Simd>(name: &str) {
     heads.hold::<S>(&format!("{name}: keys of one value"));
 }
 
-/// Neither large nor small values overflow, and none make others coarse.
+/// Checks that neither large nor small values overflow, and that none makes others coarse.
 fn values_of_any_size<S: Simd>(name: &str) {
     let mut heads = Heads::random(3, 150);
     for q in &mut heads.q {

@@ -1,16 +1,16 @@
-//! Scores to weights, as integers.
+//! Conversion of scores to weights, as integers.
 
 use super::packing::pair;
 use super::{LARGEST, LEAST_WEIGHT, Parts, SPAN, Seen, TOTAL, largest_score, weights_below};
 use crate::simd::Simd;
 
-/// Rows whose weights are made side by side. One row's steps wait for each other, from its largest
-/// score to its smallest scale; those of several rows do not.
+/// Rows whose weights are computed together, interleaved. One row's steps wait for each other, from
+/// its largest score to its smallest scale; those of several rows do not.
 pub(super) const ABREAST: usize = 4;
 
 impl Parts {
-    /// Scores of rows from `row` on to weights, as integers. Of each: what it sees of the span, and
-    /// the largest score and the sum of weights so far.
+    /// Turns the scores of rows from `row` on into integer weights. For each row: the visible part
+    /// of the span, and the largest score and the sum of weights so far.
     ///
     /// # Safety
     /// The scores of what they see and the scales of values are there; they are at most
@@ -27,7 +27,7 @@ impl Parts {
         // SAFETY: passed on.
         unsafe {
             match <&mut [_; ABREAST]>::try_from(&mut *states) {
-                // almost all: what the compiler knows costs no comparisons
+                // almost all: constants known to the compiler cost no comparisons
                 Ok(states) if seen.iter().all(is_whole) => {
                     let whole = Seen {
                         first: 0,
@@ -93,8 +93,8 @@ impl Parts {
         unsafe { std::slice::from_raw_parts_mut(self.scores.add(row * SPAN), SPAN) }
     }
 
-    /// Multiplies weights with the scales of values; zero where nothing is seen, whatever values
-    /// are there. Returns the largest and the sum.
+    /// Multiplies weights by the scales of values; zero where nothing is seen, whatever values are
+    /// there. Returns the largest product and the sum.
     ///
     /// # Safety
     /// As [`Parts::weigh`].
@@ -126,8 +126,8 @@ impl Parts {
         }
     }
 
-    /// Keeps what a row's integers stand for, and returns what its weights are multiplied with to
-    /// become integers.
+    /// Stores the scale of a row's integers, and returns the factor that converts its weights to
+    /// integers.
     ///
     /// # Safety
     /// The scratch has the row.
@@ -137,8 +137,8 @@ impl Parts {
         if !total.is_finite() {
             of_weights = f32::NAN;
         } else if largest >= LEAST_WEIGHT {
-            // the largest weight is a whole number, and so are all where all are equal: their
-            // errors would add up
+            // the largest weight is a whole number, and so are all weights where all are equal:
+            // their errors would add up
             let whole = LARGEST.min(TOTAL * (largest / total)) as i32 as f32;
             inverse = whole / largest;
             of_weights = largest / whole;

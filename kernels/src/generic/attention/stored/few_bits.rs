@@ -29,7 +29,7 @@ unsafe fn low_bits<S: Simd>(bytes: *const u8, d: usize) -> S::I {
     }
 }
 
-/// Vectors are of one half of the bytes.
+/// Asserts that a vector lies in one half of the bytes.
 const fn fits<S: Simd>() {
     assert!(S::R <= HALF);
 }
@@ -52,7 +52,7 @@ impl Levels for Even {
     }
 }
 
-/// Those of ggml's IQ4_NL.
+/// Uneven steps: ggml's IQ4_NL.
 pub(crate) struct Uneven;
 
 /// Offset that makes the lowest level zero, so that levels fit unsigned bytes and the three upper
@@ -86,7 +86,7 @@ pub(crate) type Q4 = Fours<Even>;
 /// ggml's IQ4_NL.
 pub(crate) type Iq4 = Fours<Uneven>;
 
-/// Bytes before that of value `d` in a row of a byte each.
+/// Offset of value `d` in a row, in units of one byte per position.
 #[inline(always)]
 fn byte(d: usize) -> usize {
     d / SCALE_GROUP * HALF + d % HALF
@@ -108,7 +108,7 @@ impl<L: Levels> Stored for Fours<L> {
     }
 }
 
-/// Codes of five bits; if they do not count from a minimum, from 16 below zero.
+/// Codes of five bits, which count from a minimum, or from 16 below zero.
 pub(crate) struct Fives<const MIN: bool>;
 
 /// ggml's Q5_0.
@@ -120,7 +120,7 @@ pub(crate) type Q5Min = Fives<true>;
 /// Bytes of every 32 values.
 const GROUP_BYTES: usize = HALF + SCALE_GROUP / 8;
 
-/// Bit `i`, and what it is worth as the fifth of a code: the product of both is 16, or -16 for the
+/// Bit `i`, and its weight as the fifth bit of a code: the product of both is 16, or -16 for the
 /// bit that makes an integer negative.
 const BITS: [u32; SCALE_GROUP] = {
     let mut bits = [0; SCALE_GROUP];
@@ -142,7 +142,7 @@ const WORTH: [f32; SCALE_GROUP] = {
 };
 
 impl<const MIN: bool> Fives<MIN> {
-    /// Where codes begin.
+    /// Code of the value zero.
     const ZERO: i32 = if MIN { 0 } else { 16 };
 }
 
@@ -157,7 +157,7 @@ impl<const MIN: bool> Stored for Fives<MIN> {
         unsafe {
             let group = page.add(d / SCALE_GROUP * GROUP_BYTES * PAGE + at);
             let low = low_bits::<S>(group.add(i % HALF * PAGE), d);
-            // eight fifth bits of every position, of which each gets to where 16 is
+            // eight fifth bits of every position, each of which is shifted to the place of 16
             let eight = S::load_u8(group.add((HALF + i / 8) * PAGE));
             let fifth = S::shr(S::shl(eight, 4), (i % 8) as u32);
             let code = S::or(low, S::and(fifth, S::iset1(16)));
@@ -172,7 +172,7 @@ impl<const MIN: bool> Stored for Fives<MIN> {
         unsafe {
             let group = page.add((at * head_dim + d) / SCALE_GROUP * GROUP_BYTES);
             let low = S::isub(low_bits::<S>(group.add(i % HALF), d), S::iset1(Self::ZERO));
-            // a lane keeps its own bit of all, and as a float that is 16 or nothing, exactly
+            // a lane keeps its own bit of all, and as a float the product is 16 or 0, exactly
             let all = group.add(HALF).cast::<u32>().read_unaligned();
             let all = S::iset1(u32::from_le(all).cast_signed());
             let bits = S::load_bytes(BITS.as_ptr().add(i).cast());
