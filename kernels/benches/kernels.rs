@@ -1,11 +1,10 @@
-//! Every kernel by itself, as a part of what the machine can do: `cargo bench -p octavo-kernels`.
-//! With names it runs those alone, such as `cargo bench -p octavo-kernels -- avx512/prompt/Q4_K`;
-//! `OCTAVO_KERNELS_CSV=FILE` adds the results to a file.
+//! Benchmarks of each kernel, as a percentage of the machine's peak: `cargo bench -p
+//! octavo-kernels`. Arguments select benchmarks by name, such as `cargo bench -p octavo-kernels --
+//! avx512/prompt/Q4_K`; `OCTAVO_KERNELS_CSV=FILE` appends the results to a file.
 //!
-//! Packing, as it is done once at load, and products of generated tokens are held against the read
-//! bandwidth, products and attention of prompts against the peak of the vectors or the matrix unit,
-//! both measured first with the same threads. Elementwise operations read and write caches: no
-//! limit is given.
+//! Packing (done once, at load) and decode products are compared with the read bandwidth, prefill
+//! products and attention with the peak of the vector or matrix unit, both measured first with the
+//! same threads. Elementwise operations work in the caches and have no limit.
 
 #[allow(dead_code)] // tests use the rest
 #[path = "../tests/common/mod.rs"]
@@ -27,16 +26,16 @@ use octavo_kernels::{
 };
 use octavo_quant::{TensorType as T, quantize};
 
-/// Bytes that a generated token reads: more than caches hold.
+/// Bytes read per decode token: more than caches hold.
 const BYTES: usize = 256 << 20;
-/// Tokens of a prompt.
+/// Prompt length in tokens.
 const TOKENS: usize = 512;
-/// Positions that a generated token sees where it does not see all.
+/// Sliding window of decode attention in positions.
 const WINDOW: usize = 512;
-/// Query heads of attention.
+/// Number of query heads.
 const ATTENDING_HEADS: usize = 16;
 
-/// What a result is held against: its name, and its value in 1e9 a second.
+/// Limit to compare results with: its name, and its value in 1e9 per second.
 #[derive(Clone, Copy)]
 struct Limit(&'static str, f64);
 
@@ -47,8 +46,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Times `run`, which moves bytes or makes floating-point operations: so many, and the limit,
-    /// if there is one.
+    /// Times `run`, which does `work` (bytes or floating-point operations), against a limit if
+    /// there is one.
     fn run(&mut self, name: &str, work: &Throughput, limit: Option<Limit>, mut run: impl FnMut()) {
         let samples = RefCell::new(Vec::new());
         self.group.throughput(work.clone());
@@ -117,7 +116,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
     );
 }
 
-/// Does so over and over.
+/// Returns a closure that runs the same step on each call.
 fn repeat(
     mut executor: Executor,
     mut store: KvStore,
@@ -132,7 +131,7 @@ fn no_cache(m: usize) -> KvStore {
     KvStore::new(&[common::KV], m.div_ceil(16)).expect("memory")
 }
 
-/// Blocks of random values: random bits would be numbers so small that vectors slow down for them.
+/// Quantizes random values: random bits would give denormal numbers, which slow vectors down.
 fn weights(ty: T, n: usize) -> Vec<u8> {
     let mut some = Vec::new();
     quantize(ty, &Rng(1).floats(1 << 14), 1 << 14, None, &mut some)
@@ -189,12 +188,12 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     }
 }
 
-/// Experts of a mixture, and those of a token.
+/// Experts of a mixture, and experts per token.
 const EXPERTS: usize = 128;
 const USED: usize = 8;
 
-/// Products with experts: a token's with all of them in turn, so that caches hold none; and those
-/// of a prompt.
+/// Benchmarks expert products: in decode, a token with all experts one after the other, so that
+/// caches hold none; and in prefill.
 fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     let (n, cols) = (768, 2048);
     for ty in [T::Q4_K, T::Q8_0] {
@@ -210,7 +209,7 @@ fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let x = Rng(2).floats(m * cols);
             let mut ops = vec![embed(m, cols, &x, 0)];
             for turn in 0..turns {
-                // neighbours are far apart, and every expert is there as often as the others
+                // consecutive experts are far apart, and all occur equally often
                 let id = |i: usize| ((i + turn * USED) * 45 % EXPERTS) as f32;
                 let ids: Vec<f32> = (0..m * USED).map(id).collect();
                 ops.push(embed(m, USED, &ids, 1));
@@ -259,7 +258,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 head_dim: d,
                 types: ty.both(),
             };
-            // pages never written would all be one page of zeros
+            // pages never written would all map to one page of zeros
             let mut store = KvStore::new(&[kv], (start + m).div_ceil(16)).expect("memory");
             for at in (0..start).step_by(TOKENS) {
                 step(
@@ -283,7 +282,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                     );
                 }
                 Role::Prompt => {
-                    // scores and weighted sums, of half the square
+                    // scores and weighted sums, over half of the square (causal)
                     let flops_made = 2 * 2 * layers * heads * d * m * (m + 1) / 2;
                     let work = Throughput::Elements(flops_made as u64);
                     bench.run(&format!("attend prompt/{ty}"), &work, Some(flops), run);
@@ -293,7 +292,8 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     }
 }
 
-/// Writes keys and values of all layers, and attends to them where `scores` says how.
+/// Creates an executor that writes keys and values of all layers, and attends to them if `scores`
+/// is given.
 fn attending(bench: &Bench<'_>, kv: KvShape, scores: Option<Scores>) -> Executor {
     let (q_width, kv_width) = (ATTENDING_HEADS * kv.head_dim, kv.n_head_kv * kv.head_dim);
     let x = Rng(3).floats(TOKENS * q_width);
@@ -315,7 +315,7 @@ fn attending(bench: &Bench<'_>, kv: KvShape, scores: Option<Scores>) -> Executor
             ops.push(attend.to(2));
         }
     }
-    // prompts of models with quantized weights have kernels of their own
+    // models with quantized weights have separate prefill attention kernels
     let raw = Arc::new(weights(T::Q8_0, 32 * 32));
     let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
     let program = program(ops, &[q_width, kv_width, q_width], kv);
@@ -326,7 +326,7 @@ fn elementwise(bench: &mut Bench<'_>) {
     let n = 4096;
     let x = Rng(4).floats(TOKENS * n);
     let ones: Arc<[f32]> = vec![1.0; n].into();
-    // heads of the rotation
+    // head size for RoPE
     let kv = KvShape {
         head_dim: 128,
         ..common::KV
@@ -366,7 +366,7 @@ fn elementwise(bench: &mut Bench<'_>) {
         ("add", 3, Op::Add { a: 0, b: 0 }.to(1)),
     ];
     for (name, moved, op) in cases {
-        // once to read, so that the embedding does not count much
+        // many operations per embedding, so that it hardly counts
         let mut ops = vec![embed(TOKENS, n, &x, 0)];
         ops.extend(std::iter::repeat_n(op, 16));
         let rows = RowSet::All;

@@ -1,4 +1,4 @@
-//! What products do with their results while they are near, against the same operations one by one.
+//! Tests of fused operations against the same operations one by one.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ struct Case {
     gate: T,
     up: T,
     down: T,
-    /// Of the middle; a multiple of 256.
+    /// Width of the FFN; a multiple of 256.
     ff: usize,
     m: usize,
-    /// Of the results of gate, up, SwiGLU, down and the addition.
+    /// Slots for the results of gate, up, SwiGLU, down and the addition.
     slots: [usize; 5],
 }
 
@@ -36,7 +36,7 @@ fn ops(case: &Case, x: &[f32]) -> Vec<Instruction> {
         .to(gated),
         Op::MatMul { x: gated, w: 2 }.to(down),
         Op::Add { a: 0, b: down }.to(sum),
-        // the output is a slot of its own
+        // the output needs a slot of its own
         Op::Add { a: sum, b: sum }.to(5),
     ]
 }
@@ -69,7 +69,8 @@ fn executor(
     )
 }
 
-/// The output with a tap, which sees every result, so that nothing is absorbed.
+/// Returns the output with a tap, which reads every result, so that nothing is fused; and the
+/// number of results.
 fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize) {
     let tokens: Vec<u32> = (0..m as u32).collect();
     let table: Vec<u32> = (0..m.div_ceil(16) as u32).collect();
@@ -100,7 +101,7 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
     (out, seen)
 }
 
-/// What is absorbed, and what must not be.
+/// Cases that are fused, and cases that must not be.
 fn cases() -> [Case; 10] {
     let slots = [1, 2, 3, 4, 4];
     let base = Case {
@@ -113,7 +114,7 @@ fn cases() -> [Case; 10] {
     };
     [
         Case { ..base },
-        // results over what they are made from, and over the input
+        // results that overwrite their operands or the input
         Case {
             slots: [1, 2, 1, 4, 4],
             ..base
@@ -122,7 +123,7 @@ fn cases() -> [Case; 10] {
             slots: [1, 2, 2, 4, 0],
             ..base
         },
-        // kernels that differ: nothing may be shared
+        // different kernels: nothing may be shared
         Case {
             up: T::Q6_K,
             ..base
@@ -163,7 +164,7 @@ fn cases() -> [Case; 10] {
             m: 1,
             ..base
         },
-        // several units at once, and a number of tokens that fills no tile
+        // several units at once, and a token count that fills no tile
         Case {
             ff: 3072,
             m: 530,
@@ -197,7 +198,7 @@ fn absorbed_operations_give_the_same_bits() {
     }
 }
 
-/// A step gives the same bits whether operations are absorbed or run one by one.
+/// Checks that a step gives the same bits whether operations are fused or run one by one.
 fn both_ways_agree(executor: &mut Executor, case: &Case, role: Role, how: &str) {
     let near = run(executor, KV, role, case.m);
     let (apart, seen) = one_by_one(executor, role, case.m);
@@ -216,7 +217,7 @@ fn both_ways_agree(executor: &mut Executor, case: &Case, role: Role, how: &str) 
     );
 }
 
-/// A gate that somebody else reads, or that is the output, must be there.
+/// A gate or up product that another operation also reads must be written to its slot.
 #[test]
 fn what_is_read_again_is_not_absorbed() {
     let mut rng = Rng(6);
@@ -258,8 +259,8 @@ fn what_is_read_again_is_not_absorbed() {
     }
 }
 
-/// A gate's integers must not go where the integers are that the gate's own products still read:
-/// also where another input was made after theirs, and where the result goes over their input.
+/// A gate's integer output must not overwrite the integer input that its own products still read:
+/// also if another input was converted after theirs, and if the result overwrites their input.
 #[test]
 fn a_gate_leaves_its_own_input_alone() {
     use octavo_quant::TensorType as T;

@@ -1,5 +1,5 @@
-//! Paged attention against a naive f64 softmax, with windows, caps and sinks and without; pages in
-//! any order, prompts in any pieces, any number of threads: always the same bits.
+//! Paged attention against a naive f64 softmax, with and without windows, caps and sinks;
+//! bit-identical for any page order, prompt chunking and number of threads.
 
 mod exact;
 mod refused;
@@ -26,18 +26,18 @@ struct Case {
     scores: Scores,
     /// Whether heads have sinks.
     sinks: bool,
-    /// Of an attention over the same keys that comes before, if there is one.
+    /// Scores of a preceding attention over the same keys, if any.
     before: Option<Scores>,
 }
 
-/// One sink for each head: below the scores, among them and above them.
+/// Returns one sink per head: below, among and above the scores.
 fn sinks(c: Case) -> Option<Arc<[f32]>> {
     let sink = |h: usize| [3.0, 12.5, -2.0, 7.25, 40.0][h % 5];
     c.sinks.then(|| (0..c.heads).map(sink).collect())
 }
 
-/// Tokens look up q, k and v in tables and attend. Attention of prompts rounds only where
-/// products do: there is a matrix of quantized weights, which no operation uses.
+/// Creates an executor whose tokens look up q, k and v in tables and attend. Prefill attention
+/// rounds only where products do, so it includes a quantized weight matrix that no operation uses.
 fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor {
     let table = |values: &[f32], cols: usize| RowTable {
         ty: TensorType::F32,
@@ -116,8 +116,8 @@ fn kv_shape(c: Case) -> KvShape {
     }
 }
 
-/// All outputs, the first `prompt` tokens in batches of `batch`, the rest one by one as generated
-/// tokens.
+/// Returns all outputs, with the first `prompt` tokens prefilled in batches of `batch` and the rest
+/// decoded one by one.
 fn run(
     c: Case,
     data: &(Vec<f32>, Vec<f32>, Vec<f32>),
@@ -129,7 +129,7 @@ fn run(
     run_together(c, data, n, (prompt, batch), 1, |_| table.to_vec())
 }
 
-/// As [`run`], with so many generated tokens in a step, and tables for steps from a position on.
+/// As [`run`], decoding `together` tokens per step, with a block table for each step's start.
 fn run_together(
     c: Case,
     data: &(Vec<f32>, Vec<f32>, Vec<f32>),
@@ -173,14 +173,14 @@ fn run_together(
     all
 }
 
-/// Where blocks of so many tokens end: within pages and at their ends, after one token and after
-/// more than a span.
+/// Returns the ends of blocks of `n` tokens: within pages and at their ends, after one token and
+/// after more than a span.
 fn block_ends(n: usize) -> Vec<usize> {
     let inside = [20, 21, 32, 200].into_iter().filter(|end| *end < n);
     inside.chain([n]).collect()
 }
 
-/// Values that codes stand for, the first of every 32 being the one that fixes the scale.
+/// Rounds values to those that codes represent; the first of every 32 fixes the scale.
 fn codes(x: &mut [f32], code: impl Fn(f32) -> f32, farthest: f32) {
     for (i, v) in x.iter_mut().enumerate() {
         *v = if i % 32 == 0 { farthest } else { code(*v) };
@@ -192,9 +192,9 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let mut make = |heads: usize, ty: KvType| -> Vec<f32> {
         let mut x = rng.floats(n * heads * c.head_dim);
         match ty {
-            // 64ths, with the largest code in every group: what bytes and their scale hold
+            // 64ths, with the largest code in every group: exact in Q8_0
             KvType::Q8_0 => codes(&mut x, |v| (127.0 * v).round() / 64.0, 127.0 / 64.0),
-            // codes of a scale of 1/128, with the one that a scale is made of in every group
+            // codes with a scale of 1/128, with the code that determines the scale in every group
             KvType::F8E4M3 => codes(
                 &mut x,
                 |v| e4m3::value(e4m3::nearest(240.0 * v)).expect("a number") / 128.0,
@@ -218,7 +218,7 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
                 |v| f32::from(IQ4_LEVELS[((v + 1.0) * 7.99) as usize]) / 64.0,
                 f32::from(IQ4_LEVELS[0]) / 64.0,
             ),
-            // values that all other types hold, so that they see the same numbers
+            // values exact in all other types, so that all types see the same numbers
             KvType::F16 | KvType::F32 | KvType::Bf16 => x
                 .iter_mut()
                 .for_each(|v| *v = half::bf16::from_f32(2.0 * *v).to_f32()),
@@ -229,8 +229,8 @@ fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     (make(c.heads, k), make(c.heads_kv, k), make(c.heads_kv, v))
 }
 
-/// All types of keys and values alike; and of unlike ones all pairs in plain code, and with each
-/// instruction set some in which every type has its turn as keys and as values.
+/// Lists all types for keys and values alike; and of mixed pairs, all in scalar code, and for each
+/// instruction set some in which every type occurs as keys and as values.
 fn pairs(isa: Isa) -> Vec<KvTypes> {
     let all = KvType::ALL;
     let pair = |i: usize, by: usize| KvTypes {
@@ -298,7 +298,7 @@ fn matches_a_naive_softmax() {
             }
         }
     }
-    // measured: 0.35 of floats, 0.52 of bf16
+    // measured: 0.35 for floats, 0.52 for bf16
     show(worst);
     for rounding in [Rounds::ToIntegers, Rounds::ToBf16] {
         if cases(1).into_iter().any(|c| Rounds::of(c) == rounding) {
@@ -308,7 +308,7 @@ fn matches_a_naive_softmax() {
     }
 }
 
-/// How attention of a token rounds, of a prompt or generated.
+/// Returns how attention rounds, in prefill or decode.
 fn rounds(c: Case, is_prompt: bool) -> Rounds {
     if is_prompt {
         Rounds::of(c)
@@ -317,7 +317,7 @@ fn rounds(c: Case, is_prompt: bool) -> Rounds {
     }
 }
 
-/// Prints the largest parts of bounds.
+/// Prints the largest errors as fractions of their bounds.
 fn show([floats, integers, bf16]: [f64; 3]) {
     println!(
         "worst part of a bound: {floats:.3} of floats, {integers:.3} of integers, {bf16:.3} of bf16"
@@ -376,8 +376,8 @@ fn long_contexts_are_merged_from_pieces() {
         let n = 1100;
         let data = data(c, n);
         let y = run(c, &data, n, 1020, 512, &identity(n));
-        // measured: 0.034 of the bound at most, for few positions have weights that count, and the
-        // bound counts the roundings of all
+        // measured: at most 0.034 of the bound, because few positions have significant weights but
+        // the bound counts the roundings of all
         for t in [511, 512, 1019, 1020, 1023, 1024, 1025, 1099] {
             let exact = exact(c, &data, t, 1, rounds(c, t < 1020));
             let part = hold(c, &exact, &y[(t * 2 + 1) * 16..][..16], &format!("t {t}"));
@@ -385,7 +385,7 @@ fn long_contexts_are_merged_from_pieces() {
         }
         let one = run(Case { threads: 1, ..c }, &data, n, 1020, 64, &identity(n));
         assert!(one == y, "{isa}: threads or batches change a long context");
-        // rows of two pieces beside rows of three
+        // rows of two pieces in a batch with rows of three
         for &threads in all_or_one(&[3, 2, 1]) {
             let c = Case { threads, ..c };
             let together = run_together(c, &data, n, (1020, 512), 7, |_| identity(n));
@@ -442,7 +442,7 @@ fn hold_copied_pages(types: KvTypes) {
         None,
     );
     kv.copy_page(0, 1, 3);
-    // a second sequence writes over the original's last page; the copy must not notice
+    // a second sequence overwrites the original's last page; the copy must not change
     let seqs = [Sequence {
         tokens: &tokens[5..7],
         start: 16,

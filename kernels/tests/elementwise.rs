@@ -1,9 +1,9 @@
-//! Functions of single values against f64, on every instruction set, in any division among threads.
+//! Elementwise functions against f64, on every instruction set, with any division among threads.
 
 use crate::common::{KV, Rng, embed, program, run};
 use octavo_kernels::{Activation, Executor, Function, Instruction, Isa, Op, Pool, Role};
 
-/// The results for rows of `x`, by `threads` threads of `isa`.
+/// Returns the results for rows of `x`, by `threads` threads of `isa`.
 fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role: Role) -> Vec<f32> {
     let m = x.len() / width;
     let ops = vec![embed(m, width, x, 0), Op::Unary { x: 0, f }.to(1)];
@@ -12,11 +12,11 @@ fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role:
     run(&mut executor, KV, role, m)
 }
 
-/// How far `cap * tanh(x / cap)` may be off, relatively, in units of f32's epsilon. The quotient is
-/// rounded by half of one. `e^2z - 1` is off by 3.4 of itself at most, where its parts partly
-/// cancel (2z about -ln 2 / 2: two for the polynomial, which is 1.4 of the value, and half for the
-/// sum); `t / (t + 2)` makes at most twice of that, and half of one for each of sum, quotient and
-/// product. Where it makes twice, t is below zero and off by 1.9 at most: 0.5 + max(3.4, 2 * 1.9) +
+/// Relative error bound of `cap * tanh(x / cap)`, in units of f32's epsilon. The quotient is
+/// rounded by half of one. `e^2z - 1` has a relative error of at most 3.4, where its parts partly
+/// cancel (2z about -ln 2 / 2: two for the polynomial, which is 1.4 times the value, and half for
+/// the sum); `t / (t + 2)` at most doubles that, and adds half for each of sum, quotient and
+/// product. Where it doubles it, t is negative and its error at most 1.9: 0.5 + max(3.4, 2 * 1.9) +
 /// 1.5.
 const ROUNDINGS: f64 = 5.8;
 
@@ -25,7 +25,7 @@ fn soft_caps_match_f64() {
     let mut rng = Rng(17);
     for cap in [0.5f32, 30.0, 50.0] {
         for (m, width) in [(1, 1), (3, 31), (2, 64), (5, 257), (16, 1000)] {
-            // from far below the cap, where it changes next to nothing, to far above it
+            // from far below the cap, where it changes almost nothing, to far above it
             let x: Vec<f32> = (0..m * width)
                 .map(|_| cap * rng.unit() * 2f32.powi((rng.bits() % 28) as i32 - 20))
                 .collect();
@@ -70,23 +70,23 @@ fn soft_caps_hold_at_the_ends() {
     }
 }
 
-/// Half a unit in the last place of 1: the relative error of one rounding.
+/// Relative error of one rounding: half a unit in the last place of 1.
 const U: f64 = f32::EPSILON as f64 / 2.0;
 
-/// Values of all sizes, of both signs.
+/// Returns values of all magnitudes and both signs.
 fn of_all_sizes(rng: &mut Rng, n: usize) -> Vec<f32> {
     let size = |rng: &mut Rng| 2f32.powi((rng.bits() % 20) as i32 - 12);
     (0..n).map(|_| rng.unit() * size(rng)).collect()
 }
 
-/// `1 + e^z` divides: of a relative error `error` of `z`, this is left of the quotient's, with two
-/// units in the last place of `exp` and the two roundings behind it.
+/// Returns the relative error of a quotient by `1 + e^z`, given the relative error `error` of `z`,
+/// with two units in the last place of `exp` and the two roundings after it.
 fn over_one_and_exp(z: f64, error: f64) -> f64 {
     let part = 1.0 / (1.0 + (-z).exp());
     part * (z.abs() * error + 4.0 * U) + 2.5 * U
 }
 
-/// What a function gives, and how far the kernels may be from it.
+/// Returns the exact value of a function, and the error bound of the kernels.
 fn expected(f: Function, x: f64) -> (f64, f64) {
     match f {
         Function::SoftCap(_) => unreachable!("`soft_caps_match_f64`"),
@@ -100,7 +100,7 @@ fn expected(f: Function, x: f64) -> (f64, f64) {
             let y = x / (1.0 + (-x).exp());
             (y, y.abs() * over_one_and_exp(-x, 0.0))
         }
-        // the exponential and its logarithm lose some units of what they add, and the sum one
+        // the exponential and the logarithm lose some units of what they add, and the sum one
         Function::Softplus => {
             let y = x.max(0.0) + (-x.abs()).exp().ln_1p();
             (y, 4.0 * U * y + 4.0 * U * (-x.abs()).exp().ln_1p())
@@ -137,7 +137,7 @@ fn functions_match_f64() {
                 for (x, got) in x.iter().zip(&got) {
                     let (exact, allowed) = expected(f, f64::from(*x));
                     let error = (f64::from(*got) - exact).abs();
-                    // below e^-87 the kernels know no smaller numbers
+                    // below e^-87 the kernels have no smaller results
                     let allowed = allowed + 1e-35;
                     assert!(
                         error <= allowed,
@@ -179,7 +179,7 @@ fn functions_hold_at_the_ends() {
     }
 }
 
-/// What a gate gives, and how far the kernels may be from it.
+/// Returns the exact value of a gate, and the error bound of the kernels.
 fn expected_of_gate(act: Activation, gate: f64, up: f64) -> (f64, f64) {
     let (glu, factor, relative) = match act {
         Activation::Silu => (
@@ -194,7 +194,7 @@ fn expected_of_gate(act: Activation, gate: f64, up: f64) -> (f64, f64) {
         Activation::SwigluOai => {
             let (g, u) = (gate.min(7.0), up.clamp(-7.0, 7.0));
             let z = -1.702 * g;
-            // z: the constant and the product; the sum behind it: one rounding
+            // z: the constant and the product; the sum after it: one rounding
             let relative = over_one_and_exp(z, 2.0 * U) + U;
             (g / (1.0 + z.exp()), u + 1.0, relative)
         }
@@ -253,7 +253,7 @@ fn layer_norms_match_f64() {
         (5, 257, 257),
         (4, 2000, 500),
     ] {
-        // a mean that is large beside what is left without it
+        // a mean that is large compared with the deviations from it
         let x: Vec<f32> = rng.floats(m * width).iter().map(|x| 3.0 + x).collect();
         let weight: Vec<f32> = rng.floats(group);
         let eps = 1e-5f32;
@@ -278,8 +278,8 @@ fn layer_norms_match_f64() {
                 let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>();
                 let scale = 1.0 / (squares / n + f64::from(eps)).sqrt();
                 let largest = x.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-                // a sum of n values of one sign is off by a rounding of each partial sum at most,
-                // the mean by one more; the sum of squares likewise, and half of that its root
+                // a sum of n values of one sign is off by at most a rounding of each partial sum,
+                // the mean by one more; likewise the sum of squares, and its root by half of that
                 let of_mean = (n / 2.0 + 8.0) * U * largest;
                 let relative = (n / 2.0 + 8.0) * U + of_mean * scale;
                 for ((x, w), got) in x.iter().zip(&weight).zip(got) {

@@ -1,6 +1,6 @@
-//! Mixtures of experts: a product with an expert has the bits of a product with that expert alone,
-//! whatever the format, the instruction set, the role and the neighbours; the operations around it
-//! are held against f64, or are exact.
+//! Mixtures of experts: a product with an expert is bit-identical to a product with that expert's
+//! matrix alone, for any format, instruction set, phase and batch; the operations around it are
+//! exact or checked against f64.
 
 mod mixture;
 mod products;
@@ -54,7 +54,7 @@ fn all(m: usize) -> Vec<u32> {
     (0..m as u32).collect()
 }
 
-/// One operation on given rows, `[m][width]` each, by `threads` threads.
+/// Applies one operation to input rows, `[m][width]` each, by `threads` threads.
 fn applied(
     isa: Isa,
     inputs: &[(&[f32], usize)],

@@ -1,5 +1,5 @@
-//! Rows that come in the place of embeddings, and tokens whose pairs turn by other positions than
-//! their cells', on every device against the formulas.
+//! Embedding inputs, and tokens with RoPE positions other than their KV cache positions, on every
+//! device against the formulas.
 
 use octavo_kernels::cuda::{Executor as Gpu, Limits, Setup};
 use octavo_kernels::{
@@ -10,14 +10,14 @@ use octavo_kernels::{
 use crate::common::{KV, Rng, embed, program};
 use crate::cuda_shim::{Bench, device};
 
-/// Tokens of the table.
+/// Tokens in the embedding table.
 const TABLE: usize = 7;
 const WIDTH: usize = 32;
-/// A given row: the embedding, and twice as much to add.
+/// Width of an embedding input: the embedding, and two more rows to add.
 const GIVEN: usize = 3 * WIDTH;
 const HEAD: usize = 16;
 
-/// A text with a picture of four cells in it, and one without.
+/// Tokens of one sequence with an image of four tokens, and of one without.
 const TOKENS: [&[u32]; 2] = [&[3, u32::MAX, 4_000_000_000, 9, 1, 6], &[0, 5, 2]];
 const TURNS: [Turns; 6] = [
     [5, 5, 5],
@@ -27,14 +27,14 @@ const TURNS: [Turns; 6] = [
     [6, 7, 7],
     [8, 8, 8],
 ];
-/// Where the texts begin.
+/// First positions of the sequences.
 const STARTS: [usize; 2] = [9, 2];
 const TABLES: [&[&[u32]]; 2] = [&[&[0]], &[&[1]]];
 
-/// What is computed, and what with.
+/// Inputs and parameters of the computation.
 struct Case {
     table: Vec<f32>,
-    /// The picture's cells.
+    /// Embedding inputs of the image tokens.
     given: Vec<f32>,
     rope: Rope,
     kv: KvShape,
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// Both texts in one step: the first's picture in two parts.
+    /// Runs both sequences in one step, with the image in two parts.
     fn run(&self, step: impl FnOnce(&Step<'_>) -> Vec<f32>) -> Vec<f32> {
         let (first, rest) = self.given.split_at(GIVEN);
         let given = [
@@ -117,7 +117,7 @@ impl Case {
         })
     }
 
-    /// The formulas.
+    /// Computes the result by the formulas.
     fn expected(&self) -> Vec<f32> {
         let mut all = Vec::new();
         for (i, tokens) in TOKENS.iter().enumerate() {

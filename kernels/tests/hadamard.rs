@@ -3,10 +3,10 @@
 use crate::common::{KV, Rng, embed, program, run};
 use octavo_kernels::{Executor, Isa, Op, Pool, Role};
 
-/// Half a unit in the last place.
+/// Half a unit in the last place: relative error of one rounding.
 const U: f64 = f32::EPSILON as f64 / 2.0;
 
-/// What the kernels make of rows of `x`.
+/// Transforms rows of `x` by the kernels.
 pub(crate) fn transformed(
     isa: Isa,
     x: &[f32],
@@ -21,8 +21,8 @@ pub(crate) fn transformed(
     run(&mut executor, KV, Role::Prompt, m)
 }
 
-/// One value of a product with the matrix: the sign is that of the number of ones that row and
-/// column have in common. And the most that sums in pairs and one factor may be off.
+/// Returns one value of a product with the matrix, and its error bound for pairwise sums and one
+/// factor: the sign is the parity of the one bits that row and column share.
 fn exact(group: &[f32], row: usize) -> (f64, f64) {
     let signed = |(column, x): (usize, &f32)| match (row & column).count_ones() % 2 {
         0 => f64::from(*x),
@@ -35,7 +35,7 @@ fn exact(group: &[f32], row: usize) -> (f64, f64) {
     (sum / root, 1.01 * roundings * U * size / root)
 }
 
-/// Rows, width and order: a head of its own, several, orders that do not fill a width of two.
+/// Rows, width and order: one head, several, and orders below the width.
 pub(crate) const SIZES: [[usize; 3]; 6] = [
     [1, 2, 2],
     [3, 64, 64],

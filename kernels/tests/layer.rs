@@ -1,18 +1,17 @@
-//! A tiny layer in which every access to memory can be looked at: Miri runs this in CI, in both of
-//! its models of what a reference may do. It covers all that threads share: the buffers of steps in
-//! both roles, with taps and without, the paged cache, and what threads that go missing leave to
-//! others. Without Miri it takes a moment.
+//! A tiny layer that is small enough for Miri, which CI runs with both of its aliasing models. It
+//! covers all memory shared by threads: step buffers in both phases, with and without taps, the
+//! paged cache, and work taken over from stalled threads. Without Miri it is fast.
 
 use crate::common::layers::Layers;
 use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 
-/// Rows of the table of embeddings: Miri takes ten microseconds for a call, so that all is as small
-/// as can be.
+/// Rows of the embedding table: Miri takes ten microseconds per call, so that everything is as
+/// small as possible.
 const TOKENS: usize = 4;
 
-/// Two query heads read one of the cache; products read floats and integers, and gate and up are
-/// one with SwiGLU.
+/// Returns a layer with two query heads per KV head, products with float and integer inputs, and
+/// gate and up fused with SwiGLU.
 fn layers() -> Layers {
     let kv = KvShape {
         n_layer: 1,
@@ -40,8 +39,8 @@ fn layers() -> Layers {
     }
 }
 
-/// The logits of a prompt over a page's end, then of two sequences at a time, as bits; and how many
-/// values taps saw.
+/// Returns the logits of a prompt across a page end, then of two decoded sequences, as bits; and
+/// the number of values that taps saw.
 fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, usize) {
     let mut kv = KvStore::new(&[kv], 5).expect("memory");
     let (one, two) = ([3, 0], [1]);
@@ -50,7 +49,7 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
         let mut tap = |op: usize, rows: usize, width: usize, values: &[f32]| {
             assert_eq!(values.len(), rows * width);
             seen += values.iter().filter(|value| value.is_finite()).count();
-            // the same in its place, so that the writing is looked at as well as the reading
+            // replace by equal values, so that writes are checked as well as reads
             op.is_multiple_of(2).then(|| values.to_vec())
         };
         let step = Step {

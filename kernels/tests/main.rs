@@ -1,5 +1,5 @@
-//! The kernels from outside. All tests are one program: nothing here changes what another test of
-//! the process could see.
+//! Integration tests of the kernels. They form one executable: no test here changes state that
+//! another test in the process could see.
 
 mod common;
 

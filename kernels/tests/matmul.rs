@@ -1,5 +1,5 @@
-//! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights,
-//! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
+//! Every (format, instruction set, phase) against f64 products of the oracle's dequantized weights,
+//! at the edges of every block, strip and tile, within derived error bounds.
 
 use crate::common::{
     Form, KV, Rng, all_or_one, embed, exact, f32_bytes, is_taken, product, product_in, program,
@@ -22,8 +22,8 @@ fn instruction_sets() -> Vec<Isa> {
     Isa::available()
 }
 
-/// What is detected runs, and says which kernel it is. Where the machine is known,
-/// `OCTAVO_EXPECT_ISA` lists what must run on it: a set that is not detected is not tested.
+/// Every detected instruction set runs and reports its kernel. On known machines,
+/// `OCTAVO_EXPECT_ISA` lists the sets that must run, because undetected sets are not tested.
 #[test]
 fn the_expected_instruction_sets_run() {
     let mut ran = Vec::new();
@@ -52,8 +52,8 @@ fn the_expected_instruction_sets_run() {
     }
 }
 
-/// The exact products of all tokens and rows, with their bounds, for each form that was asked for:
-/// they take longer than any kernel, and instruction sets share them.
+/// Exact products of all tokens and rows, with error bounds, cached by form: they take longer than
+/// any kernel, and instruction sets share them.
 struct Exact<'a> {
     w: Vec<f32>,
     x: &'a [f32],
@@ -76,7 +76,7 @@ impl<'a> Exact<'a> {
         }
     }
 
-    /// `[tokens][rows]`
+    /// Returns the products in a form, `[tokens][rows]`.
     fn of(&mut self, form: Form) -> &[(f64, f64)] {
         let at = self
             .forms
@@ -122,8 +122,8 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
         repack,
         bits,
     } = cell;
-    // two threads at every shape, but not with every number of tokens: to wait for each other takes
-    // them long
+    // two threads at every shape, but not for every number of tokens: waiting for each other is
+    // slow
     let threads = if tokens == 3 { 2 } else { 1 };
     let shape = (ty, rows, cols);
     let (y, kernel) = product_in(bits, isa, shape, raw, exact.x, role, repack, threads);
@@ -213,8 +213,8 @@ fn packed_formats_match_the_oracle() {
     }
 }
 
-/// Which formats have kernels for prompts in 8 bits follows from their largest code: without VNNI
-/// one of 8 bits does not fit.
+/// Formats with 8-bit prefill kernels are determined by their largest code: without VNNI, 8-bit
+/// codes do not fit.
 #[test]
 fn prompts_in_eight_bits_match_the_oracle() {
     let wide = |kernel: &str| ["Q8_0", "IQ4"].iter().any(|ty| kernel.contains(ty));
@@ -312,10 +312,10 @@ fn results_do_not_depend_on_threads_or_batch() {
     }
 }
 
-/// Bytes of prompts are bit-equal over instruction sets where every float step is exact: scales are
+/// Int8 prefill is bit-identical across instruction sets if every float step is exact: scales are
 /// powers of two, and the largest of each 32 activations is the largest integer, so that the others
-/// are what they are. All of them at the ends of their range with all codes at theirs is what
-/// sums of 16 bits must hold.
+/// are unchanged. Activations and codes all at the ends of their ranges test the limits of 16-bit
+/// sums.
 #[test]
 fn bytes_of_prompts_are_multiplied_exactly_on_every_instruction_set() {
     let (rows, cols) = (33, 512);
@@ -324,7 +324,7 @@ fn bytes_of_prompts_are_multiplied_exactly_on_every_instruction_set() {
         let mut raw = random_blocks(&mut rng, ty, rows * cols);
         for (b, block) in raw.chunks_exact_mut(ty.block_bytes()).enumerate() {
             block[..2].copy_from_slice(&half_one().to_le_bytes());
-            // the first rows have the largest and the smallest codes only
+            // the first rows have only the largest and the smallest codes
             match b / (cols / 32) {
                 0 => block[2..].fill(0xff),
                 1 => block[2..].fill(0x00),
@@ -355,9 +355,9 @@ fn bytes_of_prompts_are_multiplied_exactly_on_every_instruction_set() {
     }
 }
 
-/// Tokens generated together share what is unpacked; each gets the bits it gets alone. So many that
-/// every number of rows comes up, strips that are not whole or lack their second, and chunks of k
-/// that are not full.
+/// Tokens decoded together share unpacked weights; each is bit-identical to the token alone. The
+/// counts cover every number of rows, partial strips and strips without a second, and partial
+/// chunks of k.
 #[test]
 fn tokens_generated_together_get_the_bits_of_each_alone() {
     for ty in packed_types() {
@@ -366,7 +366,7 @@ fn tokens_generated_together_get_the_bits_of_each_alone() {
         for &rows in all_or_one(&[83, 72, 64]) {
             let raw = random_blocks(&mut rng, ty, rows * cols);
             let mut x = rng.floats(67 * cols);
-            // two tokens whose integers are the largest there are
+            // two tokens with the largest integers
             x[..cols].fill(1.0);
             x[cols..2 * cols].fill(-1.0);
             for isa in instruction_sets() {
@@ -388,8 +388,8 @@ fn tokens_generated_together_get_the_bits_of_each_alone() {
     }
 }
 
-/// Integer parts are bit-equal over instruction sets: with power-of-two scales and activations
-/// every float step is exact, so whole results must be equal.
+/// Integer parts are bit-identical across instruction sets: with power-of-two scales and
+/// activations every float step is exact, so whole results must be equal.
 #[test]
 fn integer_parts_are_equal_on_every_instruction_set() {
     let isas = instruction_sets();
@@ -416,7 +416,7 @@ fn integer_parts_are_equal_on_every_instruction_set() {
         for isa in &isas {
             let (y, _) = product(*isa, (ty, rows, cols), &raw, &x, Role::Generated, true, 1);
             for (r, y) in y.iter().enumerate() {
-                // per group the integers are exact; groups are added in f32 in order
+                // integer sums of a group are exact; groups are added in f32 in order
                 let groups = w[r * cols..(r + 1) * cols].chunks(32).zip(x.chunks(32));
                 let expected = groups.fold(0.0f32, |sum, (w, x)| {
                     let dot: i64 = w.iter().zip(x).map(|(w, x)| *w as i64 * *x as i64).sum();
@@ -428,7 +428,7 @@ fn integer_parts_are_equal_on_every_instruction_set() {
     }
 }
 
-/// What is made of rows by several threads is what one makes of them in order.
+/// Rows computed by several threads equal those computed by one.
 #[test]
 fn rows_of_outputs_are_divided_among_threads() {
     let (rows, cols) = (24, 64);

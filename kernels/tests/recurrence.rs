@@ -1,5 +1,5 @@
-//! Operations that go from token to token, against the formulas in f64, and any cut of a text into
-//! steps against one step.
+//! Recurrent operations, against the formulas in f64, and any division of a sequence into steps
+//! against one step.
 
 use octavo_kernels::{
     Executor, Isa, KeyHeads, KvStore, Pool, Role, Sequence, StateUse, StateWrite, Step,
@@ -9,8 +9,8 @@ use crate::common::recurrent::{Case, Sizes, convolution, linear_attention};
 use crate::common::{KV, Rng};
 
 impl Case {
-    /// The results of tokens `0..n` of a sequence, in steps that end at `ends`; `kept` are places
-    /// where steps keep a state as well.
+    /// Returns the results of tokens `0..n` of a sequence, in steps that end at `ends`; steps also
+    /// keep states at the positions `kept`.
     fn run(&self, isa: Isa, threads: usize, ends: &[usize], kept: &[usize]) -> Vec<f32> {
         let pool = Pool::new(threads).expect("threads");
         let mut executor = Executor::new(isa, self.program(KV), Vec::new(), pool);
@@ -47,7 +47,7 @@ impl Case {
                 input: &[],
             };
             all.extend_from_slice(executor.step(&step, &mut store, None));
-            // the state in the middle, where there is one, and what follows computed again from it
+            // from a state kept in the middle, compute the rest again
             if let [first, _, ..] = to[..] {
                 let seqs = [Sequence {
                     tokens: &tokens[first.after..],
@@ -80,7 +80,8 @@ impl Case {
         all
     }
 
-    /// That no cut, no thread and no state that is kept changes a bit; answers the results.
+    /// Checks that no division into steps, thread count or kept state changes a bit; returns the
+    /// results.
     fn in_any_steps(&self, isa: Isa, n: usize) -> Vec<f32> {
         let whole = self.run(isa, 1, &[n], &[]);
         let each: Vec<usize> = (1..=n).collect();
@@ -215,7 +216,8 @@ fn a_state_that_is_read_is_not_written() {
     executor.step(&step, &mut store, None);
 }
 
-/// Small enough for Miri (tools/miri.sh), which sees who reads and writes which part of a state.
+/// Small enough for Miri (tools/miri.sh), which checks that each thread accesses only its own part
+/// of a state.
 #[test]
 fn a_tiny_state_is_each_threads_own_part() {
     let sizes = Sizes {

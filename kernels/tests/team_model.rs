@@ -1,6 +1,6 @@
-//! The rules by which threads work in a team, under a model checker: every order in which their
-//! steps can happen, up to a number of preemptions. It sees races, deadlocks and wrong results; one
-//! test plants a wake-up that gets lost.
+//! The rules by which threads work in a team, under a model checker: every interleaving of their
+//! steps, up to a number of preemptions. It detects races, deadlocks and wrong results; one test
+//! plants a lost wake-up.
 #![allow(
     dead_code,
     reason = "the sources are shared with the pool, which uses more of them"
@@ -14,7 +14,7 @@ mod gate;
 #[path = "../src/pool/team.rs"]
 mod team;
 
-/// What the rules are made of, as the model checker knows it.
+/// The synchronization primitives of the rules, as instrumented by the model checker.
 mod sync {
     pub(super) use loom::sync::atomic::{
         AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence,
@@ -59,7 +59,7 @@ fn no_wake_up_is_lost() {
     ring_and_sleep(false);
 }
 
-/// In a program of its own: the checker's deadlock ends it.
+/// Runs in a child process, which the checker's deadlock report ends.
 #[test]
 fn a_lost_wake_up_is_seen() {
     const PLANTED: &str = "OCTAVO_PLANT_A_LOST_WAKE_UP";
@@ -83,20 +83,20 @@ fn a_lost_wake_up_is_seen() {
     );
 }
 
-/// What threads do beside meeting each other.
+/// Behaviour of threads beyond meeting each other.
 #[derive(Clone, Copy, Default)]
 struct Rules {
-    /// Who waits goes on without the others at once.
+    /// Waiting threads go on at once without the others.
     takes_over: bool,
-    /// Who is alone shares the rest of a section with those who come.
+    /// A thread alone shares the rest of a section with those that join.
     divides: bool,
 }
 
-/// A step of two items a section, each the sum of both items of the section before.
+/// A step of two items per section, each the sum of both items of the previous section.
 struct Step {
     team: Team,
     places: [[[UnsafeCell<u64>; 2]; 2]; PLACES],
-    /// By place: the section, plus one, that goes on there with its first item done.
+    /// By place: 1 + the section that continues there with its first item done.
     resumed: [UnsafeCell<usize>; PLACES],
     sections: usize,
     rules: Rules,
@@ -119,17 +119,17 @@ impl Step {
     }
 
     fn get(&self, place: usize, section: usize, item: usize) -> u64 {
-        // SAFETY: the checker sees whether anybody writes it meanwhile.
+        // SAFETY: the checker detects concurrent writes.
         self.places[place][section % 2][item].with(|x| unsafe { *x })
     }
 
     fn set(&self, place: usize, section: usize, item: usize, value: u64) {
-        // SAFETY: the checker sees whether anybody else touches it meanwhile.
+        // SAFETY: the checker detects any concurrent access.
         self.places[place][section % 2][item].with_mut(|x| unsafe { *x = value });
     }
 
     fn resume(&self, place: usize, section: usize) {
-        // SAFETY: the checker sees whether anybody else touches it meanwhile.
+        // SAFETY: the checker detects any concurrent access.
         self.resumed[place].with_mut(|x| unsafe { *x = section });
     }
 
@@ -154,7 +154,7 @@ impl Step {
         loop {
             let s = member.section;
             let sum = self.get(member.place, s, 0) + self.get(member.place, s, 1);
-            // SAFETY: the checker sees whether anybody writes it meanwhile.
+            // SAFETY: the checker detects concurrent writes.
             let resumed = self.resumed[member.place].with(|x| unsafe { *x }) == s + 1;
             let mut stopped = false;
             for item in 2 * member.rank / member.size..2 * (member.rank + 1) / member.size {

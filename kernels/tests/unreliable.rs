@@ -1,5 +1,5 @@
-//! Threads that go missing in the middle of a step, as on a busy machine, change no bit of any
-//! result: two layers of a model, prompts and generated tokens, every instruction set.
+//! Threads that stall in the middle of a step, as on a busy machine, change no bit of any result:
+//! two layers of a model, prefill and decode, every instruction set.
 
 use crate::common::layers::Layers;
 use octavo_kernels::{
@@ -18,7 +18,7 @@ const KV: KvShape = KvShape {
 };
 
 fn layers() -> Layers {
-    // what comes down reads floats in the one layer, and integers in the other
+    // the down projection reads floats in one layer, and integers in the other
     let layer = |down| [T::Q4_K, T::Q4_K, T::Q6_K, T::Q4_K, T::Q8_0, T::Q8_0, down];
     let types = vec![layer(T::F16), layer(T::Q6_K)];
     Layers {
@@ -32,9 +32,9 @@ fn layers() -> Layers {
     }
 }
 
-/// The logits of a prompt in batches and of generated tokens behind it, as bits; then once more
-/// from the middle, where the cache is written again; then of two sequences at a time, one of which
-/// comes to its second piece of attention.
+/// Returns, as bits, the logits of a prompt in batches and of decoded tokens after it; then once
+/// more from the middle, where the cache is overwritten; then of two sequences at a time, one of
+/// which reaches its second piece of attention.
 fn timeline(executor: &mut Executor) -> Vec<u32> {
     let mut kv = KvStore::new(&[KV], 40).expect("memory");
     let table = [3, 0, 4, 1];
@@ -66,7 +66,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     for start in (PROMPT..TOKENS).chain(PROMPT - 8..PROMPT) {
         step(Role::Generated, start, 1);
     }
-    // what is between has never been written: zeros
+    // positions in between have never been written: zeros
     let long: Vec<u32> = (6..40).collect();
     for i in 0..8 {
         let tokens = [i, i + 1];
@@ -122,7 +122,7 @@ fn missing_threads_change_no_bit() {
             }
         }
     }
-    // hundreds of times where there are several CPUs; never would mean that nothing was tested
+    // hundreds of times with several CPUs; zero would mean that nothing was tested
     assert!(
         taken_over > 0,
         "nobody ever went on without a missing thread"
@@ -134,8 +134,7 @@ fn missing_threads_change_no_bit() {
     println!("taken over {taken_over} times, divided again {divided_again} times");
 }
 
-/// Two models of other widths, one of which is a draft of the other, say, and which take turns in
-/// whatever order.
+/// Two models of different widths, such as a model and its draft, that share threads in any order.
 #[test]
 fn executors_that_share_threads_change_no_bit_of_each_other() {
     let small = Layers {

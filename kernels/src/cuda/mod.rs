@@ -115,7 +115,7 @@ pub enum Error {
     Weight {
         /// Name.
         name: String,
-        /// What the kernels support.
+        /// Types and shapes that the kernels support.
         expected: String,
         /// Actual shape and type.
         got: String,

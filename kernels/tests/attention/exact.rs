@@ -1,30 +1,31 @@
-//! Attention in f64, and how far a correct kernel may be from it.
+//! Attention in f64, and error bounds for a correct kernel.
 
 use super::{Case, block_ends, sinks};
 use octavo_kernels::{Isa, PromptBits};
 
-/// What multiplies the scores.
+/// Scale of the scores.
 pub(super) const SCALE: f32 = 0.37;
 
-/// Half of a step of f32 and of bf16: the most that rounding is off, relatively.
+/// Maximum relative rounding error of f32 and of bf16: half a step.
 const HALF: f64 = 0.5 * f32::EPSILON as f64;
 
 const HALF_BF16: f64 = 1.0 / 256.0;
 
-/// `e^x` is right to two steps of f32 (see `simd::exp`).
+/// Relative error of `e^x`: two steps of f32 (see `simd::exp`).
 const EXP: f64 = 2.0 * f32::EPSILON as f64;
 
-/// Caps are right to so much, relatively (see `elementwise.rs`); their slope is at most 1.
+/// Relative error of soft caps (see `elementwise.rs`); their slope is at most 1.
 const CAP: f64 = 5.8 * f32::EPSILON as f64;
 
-/// Roundings of a sum of `k` terms, of half a step of the sum of magnitudes each: all of one sign
-/// where they are few, else a random walk, and twice that leaves room for the longest of all walks.
+/// Returns the relative error of a sum of `k` terms, each rounding being half a step of the sum of
+/// magnitudes: all of one sign if they are few, else a random walk, doubled as a margin for the
+/// longest walk.
 fn roundings(k: usize) -> f64 {
     let k = k as f64;
     k.min(2.0 * k.sqrt()) * HALF
 }
 
-/// How attention of prompts rounds beyond f32.
+/// Rounding of prefill attention beyond f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rounds {
     Not,
@@ -33,7 +34,7 @@ pub(super) enum Rounds {
 }
 
 impl Rounds {
-    /// What the kernels for prompts of a case do.
+    /// Returns the rounding of a case's prefill kernels.
     pub(super) fn of(c: Case) -> Rounds {
         match c.isa {
             Isa::Amx if c.head_dim.is_multiple_of(32) => Rounds::ToBf16,
@@ -51,31 +52,31 @@ impl Rounds {
     }
 }
 
-/// Integers reach up to so much; those of a query or a key have this length at most, and weights of
-/// a span add up to so much.
+/// Limits of integer attention: magnitude of an integer, length of a query or key in integers, and
+/// sum of the integer weights of a span.
 const LARGEST: f64 = 16_383.0;
 const LENGTH: f64 = 46_300.0;
 const TOTAL: f64 = 131_000.0;
 
-/// How far a sum of values rounded to whole steps may be off, as a part of the root of the summed
-/// squares of these steps: each is off by half a step at most, evenly spread, and six times the rms
-/// of it is more than the longest of all walks. Steps are those of f32 too.
+/// Error bound of a sum of values rounded to whole steps, relative to the root of the sum of these
+/// steps squared: each is off by at most half a step, uniformly distributed, and six times the rms
+/// of that exceeds the longest walk. Steps include those of f32.
 const STEPS: f64 = 6.0 / 3.464 * 1.001;
 
-/// The length of a vector.
+/// Returns the length of a vector.
 fn length(x: impl IntoIterator<Item = f64>) -> f64 {
     x.into_iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
-/// The step of the integers of a query or a key.
+/// Returns the quantization step of a query or key.
 fn step(x: &[f64]) -> f64 {
     let largest = x.iter().fold(0.0f64, |a, v| a.max(v.abs()));
     (length(x.iter().copied()) / LENGTH).max(largest / LARGEST)
 }
 
-/// How far sums of values are off, value by value of a head, for the integers of values and of the
-/// weights of each span of 128 positions, the first of which is given: the latter have one step a
-/// span, and stand for weights times the values' steps.
+/// Returns the errors of a head's weighted sums due to integer values and integer weights, in spans
+/// of 128 positions, the first position being `first`. The integer weights have one step per span,
+/// and represent weights times the values' steps.
 fn integers(weights: &[(f64, f64)], values: &[Vec<f64>], first: usize) -> Vec<f64> {
     let d = values[0].len();
     let steps: Vec<f64> = values
@@ -101,7 +102,7 @@ fn integers(weights: &[(f64, f64)], values: &[Vec<f64>], first: usize) -> Vec<f6
     errors
 }
 
-/// The first position that token `t` of `len` sees, and where those end.
+/// Returns the first position that token `t` of `len` attends to, and the end of the range.
 fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
     match (c.scores.window, c.scores.causal) {
         _ if c.scores.blocks => {
@@ -116,31 +117,25 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
     }
 }
 
-/// Head `h` of token `t`: exact values, and how far a correct kernel may be from each.
+/// Computes head `h` of token `t`: exact values, each with the error bound of a correct kernel.
 ///
-/// The result is a mean of values `v` by weights `w = e^(s - max) / sum`, so that weights off by a
-/// part `e` each move it by `sum w |v - mean| e`: whatever is common to all weights falls out. A
-/// weight is off by
-/// - its score's error: the query's scaling, two sums of half of the head's products each (or of
-///   the products that share a scale, then of those), and their sum, as parts of `scale sum |q k|`;
-/// - that of the difference to the maximum, which is the sum of all differences to a maximum of the
-///   time: half a step of it;
-/// - that of `e^x`, once for itself and once for every later span of 128 positions, or piece of 512
-///   where pieces are merged, whose maximum is larger.
+/// The result is a mean of values `v` with weights `w = e^(s - max) / sum`, so that a relative
+/// error `e` of each weight moves it by `sum w |v - mean| e`: errors common to all weights cancel.
+/// The error of a weight is that of
 ///
-/// Besides, weighted values and weights are summed over positions, with a product for every span.
-/// The last step multiplies with an inverse, which is rounded too.
+/// In addition, weighted values and weights are summed over positions, with one rescaling per span.
+/// The last step multiplies by a reciprocal, which is also rounded.
 ///
-/// A cap passes a score's error on, and adds its own. A sink is one more score, without an error,
-/// of a value that is zero; bringing sums to its maximum is one more join.
+/// A cap passes on a score's error and adds its own. A sink is one more score, without an error,
+/// with a value of zero; rescaling sums to its maximum is one more join.
 ///
-/// The matrix unit takes queries and keys as two bf16 each: what is below the second is lost of
-/// either, and so is the product of both second ones, each a rounding of bf16 squared. It adds
-/// three products for one. Weights are rounded to bf16 where they meet values, not where they are
-/// summed up. The values of these tests are bf16 themselves.
+/// The matrix unit splits queries and keys into two bf16 each: this loses what is below the second
+/// of either, and the product of both second ones, each a bf16 rounding squared. It adds three
+/// products for one. Weights are rounded to bf16 where they multiply values, but not in their sum.
+/// The values of these tests are exact in bf16.
 ///
-/// Attention in integers rounds queries and keys to whole steps, and then has exact sums of their
-/// products, which are multiplied with two scales; weights and values as [`integers`] says.
+/// Integer attention rounds queries and keys to whole steps, then computes exact sums of their
+/// products, which are multiplied by two scales; for weights and values see [`integers`].
 pub(super) fn exact(
     c: Case,
     (q, k, v): &(Vec<f32>, Vec<f32>, Vec<f32>),
@@ -221,7 +216,8 @@ pub(super) fn exact(
         .collect()
 }
 
-/// Holds a head of a token against its exact values; returns the largest part of a bound.
+/// Checks a head of a token against its exact values; returns the largest error as a fraction of
+/// its bound.
 pub(super) fn hold(c: Case, exact: &[(f64, f64)], got: &[f32], what: &str) -> f64 {
     let mut worst = 0.0f64;
     for ((exact, bound), got) in exact.iter().zip(got) {

@@ -1,4 +1,4 @@
-//! Attention that does not fit is refused before it runs.
+//! Tests that invalid attention is refused before it runs.
 
 use super::exact::SCALE;
 use super::{Case, data, identity, run};
@@ -44,7 +44,7 @@ fn heads_of_no_whole_groups_are_refused_for_either_half() {
     let _ = KvStore::new(&[shape], 1);
 }
 
-/// A program with one attention, of four heads.
+/// Creates a program with one attention of four heads.
 fn attending(scores: Scores, sinks: Option<Arc<[f32]>>) {
     let x = [0.0; 8];
     let ops = vec![

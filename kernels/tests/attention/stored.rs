@@ -1,4 +1,4 @@
-//! Storing: what comes back from the cache is what ggml's quantizers leave of it.
+//! Storage in the cache: values come back exactly as ggml's quantizers round them.
 
 use super::exact::SCALE;
 use super::{Case, identity, run};
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use octavo_kernels::{Isa, KvType, Scores};
 use octavo_quant::{TensorType, dequantize, iq4_nl_at_once, quantize};
 
-/// What a type of the cache leaves of values.
+/// Rounds values as a cache type does.
 fn left_of(ty: KvType, x: &[f32]) -> Vec<f32> {
     let decode = |ty: TensorType, bytes: &[u8]| {
         let mut left = vec![0.0; x.len()];
@@ -39,7 +39,7 @@ fn left_of(ty: KvType, x: &[f32]) -> Vec<f32> {
     }
 }
 
-/// A token that sees nothing but itself gets its value, bit for bit.
+/// A token that attends only to itself gets its stored value, bit for bit.
 #[test]
 fn a_value_alone_comes_back_as_it_is_stored() {
     let mut rng = Rng(11);
@@ -60,7 +60,7 @@ fn a_value_alone_comes_back_as_it_is_stored() {
                 sinks: false,
                 before: None,
             };
-            // more than a page, so that positions lie at every place of one
+            // more than a page, so that every offset in a page is used
             let n = 20;
             let mut make = || rng.floats(n * c.heads * c.head_dim);
             let data = (make(), make(), make());

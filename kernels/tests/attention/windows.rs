@@ -1,12 +1,12 @@
-//! Which positions are seen: windows, blocks, and those behind a token; with caps and sinks.
+//! Ranges of attention: windows, blocks, and later positions; with caps and sinks.
 
 use super::exact::{Rounds, SCALE, exact, hold};
 use super::{Case, data, identity, rounds, run, run_together, show};
 use crate::common::all_or_one;
 use octavo_kernels::{Isa, KvType, KvTypes, Scores};
 
-/// Windows (one position, about a page, within a span, over the ends of spans, more than there is),
-/// caps, sinks, and all of them.
+/// Lists windows (one position, about a page, within a span, across the ends of spans, more than
+/// all), caps, sinks, and all combined.
 fn scores_and_sinks() -> Vec<(Scores, bool)> {
     let of = |window, cap| Scores {
         scale: SCALE,
@@ -30,7 +30,7 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
     ]
 }
 
-/// Heads of many sizes that share keys or do not, of all types that differ in how they are read.
+/// Lists many head sizes, with and without shared keys, and all types that are read differently.
 fn shapes() -> Vec<(usize, usize, usize, KvTypes)> {
     let heads = [(4, 2, 32), (6, 2, 64), (3, 1, 80), (2, 2, 128), (2, 1, 256)];
     let types = [
@@ -61,7 +61,7 @@ fn shapes() -> Vec<(usize, usize, usize, KvTypes)> {
 #[test]
 fn windows_caps_and_sinks_match_f64() {
     let n = 300;
-    // where pages, spans and windows end
+    // around the ends of pages, spans and windows
     let positions = [
         0, 1, 15, 16, 17, 39, 40, 99, 100, 101, 127, 128, 143, 144, 145, 227, 228, 255, 256, 299,
     ];
@@ -69,7 +69,7 @@ fn windows_caps_and_sinks_match_f64() {
     for (i, isa) in Isa::available().into_iter().enumerate() {
         for (j, (heads, heads_kv, head_dim, types)) in shapes().into_iter().enumerate() {
             for (k, (scores, sinks)) in scores_and_sinks().into_iter().enumerate() {
-                // a third of all, another one for each shape
+                // a third of all cases, a different third for each shape
                 if !(i + j + k).is_multiple_of(3) {
                     continue;
                 }
@@ -103,11 +103,11 @@ fn windows_caps_and_sinks_match_f64() {
             }
         }
     }
-    // measured: 0.33 of floats, 0.54 of bf16
+    // measured: 0.33 for floats, 0.54 for bf16
     show(worst);
 }
 
-/// As [`identity`], and no pages where nothing is seen from a position on.
+/// As [`identity`], without the pages that a step from `start` on does not read.
 fn without_passed(c: Case, n: usize, start: usize) -> Vec<u32> {
     let mut table = identity(n);
     let first = c
@@ -154,8 +154,8 @@ fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
     }
 }
 
-/// A context of several pieces, of which windows leave some out, behind another attention that
-/// leaves out others.
+/// A context of several pieces, some of them outside the window, after another attention that skips
+/// other pieces.
 #[test]
 fn windows_leave_pieces_out() {
     for isa in Isa::available() {
@@ -223,8 +223,8 @@ fn windows_leave_pieces_out() {
     }
 }
 
-/// Attention that is not causal, over several spans, in windows that reach as far behind a token as
-/// before it, and in blocks; with neighbours in the step that have nothing to do with it.
+/// Non-causal attention over several spans, with windows that reach equally far in both directions,
+/// and in blocks; with unrelated sequences in the step.
 #[test]
 fn every_position_is_seen() {
     const N: usize = 300;

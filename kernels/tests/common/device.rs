@@ -1,5 +1,4 @@
-//! The device that CUDA tests run on: the CPU as a GPU, or a GPU where `OCTAVO_TEST_DEVICE=gpu`
-//! asks for one.
+//! The device that CUDA tests run on: the CPU shim, or a GPU if `OCTAVO_TEST_DEVICE=gpu`.
 #![allow(dead_code)] // every test program uses a part
 
 use std::path::PathBuf;
@@ -9,7 +8,7 @@ use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::cuda::shim::{Schedule, Shim, Sources};
 use octavo_kernels::cuda::{Cache, Device, Gpu};
 
-/// One of the two.
+/// The test device.
 pub(crate) enum Machine {
     Shim(Box<Shim>),
     Gpu(Box<Gpu>),
@@ -30,7 +29,7 @@ impl Machine {
         }
     }
 
-    /// Whether there are kernels for warps that multiply in groups.
+    /// Whether the kernels with warpgroup matrix multiply can run.
     pub(crate) fn has_wide_kernels(&self) -> bool {
         match self {
             Machine::Shim(_) => true,
@@ -38,7 +37,7 @@ impl Machine {
         }
     }
 
-    /// Every order of threads that there is to choose from: a GPU has its own.
+    /// Lists the thread orders to test; a GPU has only its own.
     pub(crate) fn schedules(&self) -> &'static [Schedule] {
         match self {
             Machine::Shim(_) => &Schedule::ALL,
@@ -46,14 +45,14 @@ impl Machine {
         }
     }
 
-    /// The order of threads, where it can be chosen.
+    /// Sets the thread order, where possible.
     pub(crate) fn schedule(&mut self, schedule: Schedule) {
         if let Machine::Shim(shim) = self {
             shim.schedule = schedule;
         }
     }
 
-    /// Frees everything.
+    /// Frees all allocations.
     pub(crate) fn clear(&mut self) {
         match self {
             Machine::Shim(shim) => shim.clear(),
@@ -62,13 +61,13 @@ impl Machine {
     }
 }
 
-/// Where libraries and code are kept: Cargo's folder, unless whoever runs the tests without Cargo
-/// names another.
+/// Returns the folder for libraries and cubins: `dir`, which is Cargo's, unless the environment
+/// names another for runs without Cargo.
 pub(super) fn kept(dir: &str) -> PathBuf {
     std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(|| dir.into(), PathBuf::from)
 }
 
-/// The CPU as a GPU, if there is a C++ compiler; libraries are kept in `dir`.
+/// Creates the CPU shim, if there is a C++ compiler; its libraries are kept in `dir`.
 pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
     match Shim::new(&kept(dir).join("shim"), sources) {
         Ok(shim) => Some(shim),
@@ -81,11 +80,11 @@ pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
     }
 }
 
-/// A GPU that stays open and does nothing: as long as it is there the others share its context,
-/// which would otherwise be made anew for almost every test.
+/// A GPU kept open but unused, so that others share its context, which would otherwise be created
+/// anew for almost every test.
 static FIRST: OnceLock<Mutex<Gpu>> = OnceLock::new();
 
-/// What tests run on, if there is any. A GPU that is asked for and missing is a failure.
+/// Opens the test device, if there is one. A GPU that is requested but missing is a failure.
 pub(crate) fn machine(dir: &str) -> Option<Machine> {
     match std::env::var("OCTAVO_TEST_DEVICE").as_deref() {
         Ok("gpu") => {
@@ -94,7 +93,7 @@ pub(crate) fn machine(dir: &str) -> Option<Machine> {
                 Gpu::open(0, Some(cache))
                     .unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"))
             };
-            // a stand-in's context costs nothing, and is looked at when it ends
+            // a stand-in's context is cheap, and is checked for leaks when destroyed
             if std::env::var_os("OCTAVO_STANDIN").is_none() {
                 FIRST.get_or_init(|| Mutex::new(open()));
             }

@@ -1,8 +1,8 @@
-//! What the cache makes of values in floats of 8 bits, by E4M3's definition.
+//! Rounding of the FP8 KV cache, by the definition of E4M3.
 
 pub(crate) use octavo_fixtures::e4m3::{nearest, value};
 
-/// 32 values as the cache stores them: the scale's half, and codes.
+/// Encodes 32 values as the cache stores them: the scale as f16 bits, and codes.
 pub(crate) fn group(x: &[f32]) -> (u16, Vec<u8>) {
     if !x.iter().all(|v| v.is_finite()) {
         return (half::f16::NAN.to_bits(), vec![0; x.len()]);
@@ -17,7 +17,7 @@ pub(crate) fn group(x: &[f32]) -> (u16, Vec<u8>) {
     (scale.to_bits(), codes)
 }
 
-/// What is left of values in the cache.
+/// Rounds values as the cache does.
 pub(crate) fn round(x: &mut [f32]) {
     for x in x.chunks_exact_mut(32) {
         let (scale, codes) = group(x);

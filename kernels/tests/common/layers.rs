@@ -1,5 +1,5 @@
-//! Layers of a decoder on random weights, for what must hold of whole steps: all operations but
-//! biases and given rows. Scores have caps and sinks, and every other layer a window.
+//! Decoder layers with random weights, for tests of whole steps: all operations except biases and
+//! embedding inputs. Scores have caps and sinks, and every other layer a window.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use octavo_quant::TensorType;
 
 use super::{Rng, embed, random_blocks};
 
-/// Of every second layer: so small that it begins behind the first page, and behind the first piece
-/// of a long context.
+/// Window of every other layer: small enough to begin after the first page, and after the first
+/// piece of a long context.
 const WINDOW: usize = 20;
 
 /// Sizes and weight types of a small model.
 #[derive(Clone)]
 pub(crate) struct Layers {
-    /// Width of the residual, and of all query heads together.
+    /// Width of the residual stream, and of all query heads together.
     pub(crate) d: usize,
-    /// Width between gate and down.
+    /// Width of the FFN.
     pub(crate) ff: usize,
     pub(crate) kv: KvShape,
-    /// Rows of the output.
+    /// Outputs of the LM head.
     pub(crate) out: usize,
-    /// Rows of the table of embeddings.
+    /// Rows of the embedding table.
     pub(crate) tokens: usize,
-    /// By layer: types of Q, K, V, the output of attention, gate, up and down.
+    /// Weight types by layer: Q, K, V, attention output, gate, up and down.
     pub(crate) types: Vec<[TensorType; 7]>,
     pub(crate) out_type: TensorType,
 }
 
 impl Layers {
-    /// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those
-    /// rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16
-    /// normed, 17 the product, 18 that below a cap: the output.
+    /// Returns the operations. Slots: 0 residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed,
+    /// 7 and 8 those rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15
+    /// selected, 16 normed, 17 the product, 18 that soft-capped: the output.
     fn ops(&self, rng: &mut Rng) -> Vec<Instruction> {
         let mut norm = |x, n: usize, out| {
             Op::RmsNorm {
@@ -66,7 +66,7 @@ impl Layers {
         ops
     }
 
-    /// One layer, from slot 0 to slot 0; `norm` makes one of so many values.
+    /// Appends one layer, from slot 0 to slot 0; `norm` creates a norm of a given width.
     fn layer(
         &self,
         layer: usize,
@@ -128,7 +128,7 @@ impl Layers {
         ]
     }
 
-    /// Rows and columns of the matrices of a layer.
+    /// Returns the rows and columns of a layer's matrices.
     fn shapes(&self) -> [(usize, usize); 7] {
         let (d, d_kv) = (self.d, self.kv.n_head_kv * self.kv.head_dim);
         [
@@ -142,7 +142,7 @@ impl Layers {
         ]
     }
 
-    /// Makes the model; the same numbers every time.
+    /// Creates the model, always with the same numbers.
     pub(crate) fn executor(&self, isa: Isa, repack: bool, pool: impl Into<SharedPool>) -> Executor {
         let pool = pool.into();
         let mut rng = Rng(11);
@@ -162,7 +162,7 @@ impl Layers {
             .enumerate()
             .map(|(at, (ty, (rows, cols)))| {
                 let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
-                // some in each form; gate and up are of one
+                // some in each form; gate and up share one
                 let bits = PromptBits::ALL[usize::from(at % 7 > 1)];
                 Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool.lock())
                     .expect("a matrix")

@@ -1,4 +1,5 @@
-//! What the kernel tests share: seeded numbers, random weights of any type, one-operation programs.
+//! Helpers shared by the kernel tests: seeded numbers, random weights of any type, one-operation
+//! programs.
 
 pub(crate) mod device;
 pub(crate) use device as machine;
@@ -15,27 +16,26 @@ use octavo_kernels::{
 };
 use octavo_quant::TensorType;
 
-/// Every type that weights can have.
+/// Lists every type that weights can have.
 pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
     TensorType::all()
         .chain(TensorType::AWQ)
         .filter(|ty| octavo_quant::can_dequantize(*ty))
 }
 
-/// Whether instructions are emulated, which takes each of them some fifty times as long
-/// (`tools/aarch64.sh`): a part of the cases must do, and CPUs that are there run all.
+/// Whether the CPU is emulated (`tools/aarch64.sh`), about fifty times slower: tests then run a
+/// part of the cases, which run in full on real CPUs.
 fn is_emulated() -> bool {
     std::env::var_os("OCTAVO_EMULATED").is_some_and(|value| value == "1")
 }
 
-/// Cases that say the same in other surroundings: all of them, or the first where instructions are
-/// emulated.
+/// Returns all of some equivalent cases, or only the first on an emulated CPU.
 pub(crate) fn all_or_one<T>(cases: &[T]) -> &[T] {
     if is_emulated() { &cases[..1] } else { cases }
 }
 
-/// Whether the case at this place of a list is taken: each is, or one of three where instructions
-/// are emulated. Whoever counts from another number each time takes all in the end.
+/// Whether to run the case at this index: always, or one in three on an emulated CPU. Callers that
+/// start from a different number each time cover all in the end.
 pub(crate) fn is_taken(place: usize) -> bool {
     !is_emulated() || place.is_multiple_of(3)
 }
@@ -52,7 +52,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// In [-1, 1).
+    /// Returns a value in [-1, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -62,7 +62,7 @@ impl Rng {
     }
 }
 
-/// Random bits as weights: every block whose values are finite and of ordinary size.
+/// Fills blocks with random bits, until their values are finite and of ordinary size.
 pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> {
     let (len, bytes) = (ty.block_len(), ty.block_bytes());
     let mut all = Vec::with_capacity(n / len * bytes + 8);
@@ -84,7 +84,7 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
     all
 }
 
-/// One row times one token: exact value and how far a correct kernel may be from it.
+/// Computes one row times one token: exact value and error bound of a correct kernel.
 ///
 /// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the
 /// roundings of a sum of `k` terms add up like a random walk, to `sqrt(k)` of them, and twice that
@@ -141,21 +141,21 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
     (value, bound + f64::from(f32::MIN_POSITIVE))
 }
 
-/// What activations are rounded to.
+/// Rounding of activations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Floats,
-    /// Integers with one scale for so many.
+    /// Integers, with one scale per this many.
     Integers(usize),
     /// Bytes with a scale for every 32.
     Bytes,
     Bf16,
-    /// The GPU's prompts.
+    /// Halves, in prefill on the GPU.
     Halves,
 }
 
 impl Form {
-    /// From the name of the kernel that ran.
+    /// Determines the form from the name of the kernel that ran.
     pub(crate) fn of(kernel: &str, role: Role) -> Form {
         match role {
             Role::Generated if kernel.contains("x int16 strips") => Form::Integers(32),
@@ -201,7 +201,7 @@ pub(crate) const KV: KvShape = KvShape {
     types: KvType::F32.both(),
 };
 
-/// A program over slots of these widths, the last one being the output.
+/// Creates a program over slots of these widths, the last one being the output.
 pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> Program {
     let slots = widths
         .iter()
@@ -246,7 +246,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
         .to_vec()
 }
 
-/// [`product_in`] of the bits that prompts have unless told otherwise.
+/// Calls [`product_in`] with the default bits of prefill.
 #[allow(clippy::too_many_arguments)] // a test's cell is exactly these
 pub(crate) fn product(
     isa: Isa,
@@ -261,7 +261,7 @@ pub(crate) fn product(
     product_in(bits, isa, shape, raw, x, role, repack, threads)
 }
 
-/// `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
+/// Computes `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
 #[allow(clippy::too_many_arguments)] // a test's cell is exactly these
 pub(crate) fn product_in(
     bits: PromptBits,

@@ -1,13 +1,13 @@
-//! Operations that go from token to token as programs, and what they are in f64.
+//! Recurrent operations as programs, and their results in f64.
 
 use octavo_kernels::{Instruction, KeyHeads, KvShape, Op, Program, Recurrence, matrix_state};
 
 use super::{Rng, embed, program};
 
-/// Half a unit in the last place, relatively.
+/// Relative error of one rounding: half a unit in the last place.
 const U: f64 = f32::EPSILON as f64 / 2.0;
 
-/// A program with one part of a state. Token `t` is row `t` of its inputs.
+/// A program with one state part. Token `t` is row `t` of its inputs.
 pub(crate) struct Case {
     pub(crate) ops: Vec<Instruction>,
     pub(crate) widths: Vec<usize>,
@@ -23,7 +23,7 @@ impl Case {
     }
 }
 
-/// Results of tokens 0, 1 and so on of one sequence, and how far from each a kernel may be.
+/// Results of tokens 0, 1, … of one sequence, each with its error bound.
 pub(crate) struct Exact(Vec<(f64, f64)>);
 
 impl Exact {
@@ -39,8 +39,8 @@ impl Exact {
     }
 }
 
-/// A convolution of some rows of random numbers. Each of its sums is of `kernel` products, and as
-/// many times rounded.
+/// Creates a convolution of random rows. Each of its sums has `kernel` products, and that many
+/// roundings.
 pub(crate) fn convolution(
     rng: &mut Rng,
     (n, width, kernel): (usize, usize, usize),
@@ -82,7 +82,7 @@ pub(crate) struct Sizes {
     pub(crate) value_dim: usize,
 }
 
-/// Rows of random numbers, of one input.
+/// Random rows of one input.
 struct Rows {
     width: usize,
     values: Vec<f32>,
@@ -98,7 +98,7 @@ impl Rows {
     }
 }
 
-/// Queries, keys, values, decays and rates as programs have them.
+/// Creates queries, keys, values, decays and rates as in programs.
 fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
     let mut unit = |heads: usize| {
         let mut rows = rng.floats(s.n * heads * s.key_dim);
@@ -124,7 +124,7 @@ fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
     [q, k, v, part(0.5), part(0.0)]
 }
 
-/// What comes of them in f64, and how large what is added up on the way is.
+/// Computes the results in f64, and the magnitude of the intermediate sums.
 fn exactly(s: Sizes, how: &Recurrence, [q, k, v, decay, rate]: &[Rows; 5]) -> (Vec<f64>, f64) {
     let mut out = vec![0.0; s.n * s.heads * s.value_dim];
     let mut largest = 0f64;
@@ -155,9 +155,10 @@ fn exactly(s: Sizes, how: &Recurrence, [q, k, v, decay, rate]: &[Rows; 5]) -> (V
     (out, largest)
 }
 
-/// A linear attention of random numbers. A value is added to and fades in three roundings a token,
-/// of which less than half is left after one; queries and keys have length 1, and their products as
-/// many roundings as terms, twice for what is taken away.
+/// Creates a linear attention of random numbers. The state decays and is added to in three
+/// roundings per token, of which less than half remains after one token; queries and keys have
+/// length 1, and their products as many roundings as terms, doubled for the part subtracted (delta
+/// rule).
 pub(crate) fn linear_attention(
     rng: &mut Rng,
     s: Sizes,

@@ -1,4 +1,4 @@
-//! Processes that find a stand-in where NVIDIA's driver would be, and NVIDIA's own compilers.
+//! Runs processes with the stand-in in place of NVIDIA's driver, and with NVIDIA's own compilers.
 #![allow(dead_code)] // every test program uses a part
 
 use std::io::{Read, Seek};
@@ -11,15 +11,15 @@ use octavo_kernels::cuda::standin::StandIn;
 
 use super::machine::kept;
 
-/// NVIDIA's compilers, as `tools/get_nvrtc.sh` names them, and the folder inside that is like a
-/// toolkit's.
+/// NVIDIA's compilers, as named by `tools/get_nvrtc.sh`, and the folder inside that is laid out
+/// like a toolkit.
 pub(crate) const COMPILERS: [(&str, &str); 2] =
     [("12.9", "nvidia/cuda_nvrtc"), ("13.0", "nvidia/cu13")];
 
-/// No process of a test takes so long.
+/// Time limit of a test process.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The folder of a compiler, if it was fetched: `OCTAVO_NVRTC` names the folder of both.
+/// Returns the folder of a compiler, if fetched; `OCTAVO_NVRTC` names the parent folder.
 pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
     let named = std::env::var_os("OCTAVO_NVRTC").map(PathBuf::from);
     let dir = named.unwrap_or_else(|| workspace_root().join("target/nvrtc"));
@@ -38,15 +38,15 @@ pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
     None
 }
 
-/// A stand-in, with a compiler for it.
+/// The stand-in driver, with a compiler for it.
 pub(crate) struct Driver {
     standin: StandIn,
     nvrtc: PathBuf,
-    /// Where kernels' code is kept.
+    /// Folder of the kernel cache.
     pub(crate) cache: PathBuf,
 }
 
-/// How a process ended, and what it said on both streams.
+/// Exit status of a process, and its output on both streams.
 pub(crate) struct Ended {
     pub(crate) ok: bool,
     pub(crate) how: String,
@@ -54,7 +54,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// What it said, if it ended well.
+    /// Returns the output, if the process succeeded.
     pub(crate) fn text(self, what: &str) -> String {
         assert!(self.ok, "{what}: {}\n{}", self.how, self.text);
         self.text
@@ -62,7 +62,7 @@ impl Ended {
 }
 
 impl Driver {
-    /// With the newest compiler, if there are both it and a C++ compiler.
+    /// Sets it up with the newest compiler, if that and a C++ compiler are available.
     pub(crate) fn new(dir: &str) -> Option<Driver> {
         Driver::with(dir, "13.0")
     }
@@ -84,12 +84,12 @@ impl Driver {
         }
     }
 
-    /// The stand-in's folder.
+    /// Returns the stand-in's folder.
     pub(crate) fn dir(&self) -> &Path {
         self.standin.dir()
     }
 
-    /// Readies a program to find it, set up in these words.
+    /// Prepares a program to load the stand-in with these settings.
     pub(crate) fn command(&self, program: &Path, settings: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -103,7 +103,7 @@ impl Driver {
         command
     }
 
-    /// Tests of this very program, by the arguments that choose them, on the stand-in.
+    /// Runs tests of this executable, selected by arguments, on the stand-in.
     pub(crate) fn tests(&self, arguments: &[&str], settings: &str) -> Ended {
         let this = std::env::current_exe().expect("a program");
         let mut command = self.command(&this, settings);
@@ -111,12 +111,12 @@ impl Driver {
         run(&mut command)
     }
 
-    /// A test that is ignored everywhere else.
+    /// Runs a test that is otherwise ignored.
     pub(crate) fn inside(&self, test: &str, settings: &str) -> Ended {
         self.tests(&["--ignored", "--exact", "--nocapture", test], settings)
     }
 
-    /// As [`Driver::inside`], of a test that does what `OCTAVO_FAULT` names.
+    /// As [`Driver::inside`], for a test that commits the fault named by `OCTAVO_FAULT`.
     pub(crate) fn fault(&self, test: &str, name: &str) -> Ended {
         let this = std::env::current_exe().expect("a program");
         let mut command = self.command(&this, "execute=late");
@@ -125,7 +125,7 @@ impl Driver {
     }
 }
 
-/// Runs a program to its end; stops it, as a failure, where that takes too long.
+/// Runs a program to its end; on timeout, stops it and fails.
 pub(crate) fn run(command: &mut Command) -> Ended {
     let end = Instant::now() + LIMIT;
     let mut said = tempfile::tempfile().expect("a file");

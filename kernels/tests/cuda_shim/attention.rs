@@ -1,4 +1,4 @@
-//! Writing the cache, and attention over it.
+//! Writing the KV cache, and attention over it.
 
 mod floats8;
 mod programs;
@@ -26,37 +26,37 @@ struct Scene {
     dim: usize,
     heads: usize,
     heads_kv: usize,
-    /// Positions before and with this step, of each sequence.
+    /// Length of each sequence, including this step.
     lengths: Vec<usize>,
-    /// Per position of all sequences: `[heads_kv][dim]`, as the cache rounds them.
+    /// Keys for each position of all sequences: `[heads_kv][dim]`, rounded as in the cache.
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
     q: Vec<f32>,
-    /// (sequence, position), or none for padding.
+    /// (sequence, position), or `None` for padding.
     rows: Vec<Option<(usize, usize)>>,
     cap: Option<f32>,
     window: Option<usize>,
-    /// How many positions behind its own a row sees.
+    /// Number of later positions that a row attends to.
     after: usize,
-    /// One for each head, or none.
+    /// One sink per head, or empty.
     sinks: Vec<f32>,
 }
 
-/// Where the keys and values of a scene lie.
+/// Pages with the keys and values of a scene.
 struct Pages {
     tables: Ptr,
     k: Ptr,
     v: Ptr,
-    /// Those of all sequences, one after the other.
+    /// Page tables of all sequences, concatenated.
     all: Vec<u32>,
-    /// Of a sequence.
+    /// Pages per table.
     most: usize,
-    /// Used or not.
+    /// Number of pages, used or not.
     n: usize,
 }
 
 impl Pages {
-    /// Of rows at positions of sequences.
+    /// Returns the paging parameters of rows, given as (sequence, position).
     fn paging(&self, bench: &mut Bench, rows: &[Option<(usize, usize)>]) -> Paging {
         let positions = rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32);
         let sequences = rows.iter().map(|r| r.map_or(0, |r| r.0 as u32));
@@ -73,7 +73,7 @@ impl Pages {
     }
 }
 
-/// Whole heads, as the cache stores them.
+/// Rounds whole heads as the cache stores them.
 fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
     match kv {
         KvType::F32 => {}
@@ -87,7 +87,7 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
     x
 }
 
-/// What is left of values as such a type holds them.
+/// Rounds values by quantizing to a type and back.
 fn through(ty: TensorType, x: &mut [f32]) {
     let mut bytes = Vec::new();
     octavo_quant::quantize(ty, x, x.len(), None, &mut bytes).expect("whole blocks");
@@ -142,18 +142,18 @@ impl Scene {
         }
     }
 
-    /// The first position that one at `position` sees.
+    /// Returns the first position that a row at `position` attends to.
     fn first(&self, position: usize) -> usize {
         let window = self.window.unwrap_or(usize::MAX);
         (position + 1).saturating_sub(window)
     }
 
-    /// The positions that one of a sequence sees.
+    /// Returns the positions that a row of a sequence attends to.
     fn seen(&self, sequence: usize, position: usize) -> std::ops::Range<usize> {
         self.first(position)..(position + 1 + self.after).min(self.lengths[sequence])
     }
 
-    /// Tables without the pages that none of the rows sees.
+    /// Returns tables without the pages that no row attends to.
     fn without_passed(&self, pages: &[u32], max_pages: usize) -> Vec<u32> {
         let mut tables = pages.to_vec();
         for (s, table) in tables.chunks_exact_mut(max_pages).enumerate() {
@@ -165,7 +165,7 @@ impl Scene {
         tables
     }
 
-    /// Pages of all sequences, in an order that `seed` shuffles.
+    /// Allocates pages for all sequences, in an order shuffled by `seed`.
     fn pages(&self, bench: &mut Bench, seed: u64) -> Pages {
         let mut rng = Rng(seed);
         let longest = self.lengths.iter().map(|n| n.div_ceil(16)).max();
@@ -221,7 +221,7 @@ impl Scene {
         bench.run(&launch::kv_write(self.kv, &write));
     }
 
-    /// Writes the cache, to pages in an order that `seed` shuffles. Returns the parameters of
+    /// Writes the cache, to pages in an order shuffled by `seed`. Returns the parameters of
     /// attention.
     fn prepare(&self, bench: &mut Bench, seed: u64, splits: usize) -> Attention {
         let pages = self.pages(bench, seed);
@@ -294,10 +294,11 @@ impl Scene {
         bench.read(p.out, self.q.len())
     }
 
-    /// In f64. A score is off by the roundings of its sum, and of its query where that is two
-    /// halves; a weight by as much relatively, twice because the sum of weights has the same; and
-    /// weights themselves may be halves. A cap passes errors on and adds that of `tanhf`, two units
-    /// in the last place, and two roundings of a half. A sink is a score of a value that is zero.
+    /// Checks results against f64. The error of a score is the roundings of its sum, and of its
+    /// query where that is split into two halves; a weight has the same relative error, doubled
+    /// because the sum of weights has it too; and weights themselves may be halves. A cap passes
+    /// errors on and adds that of `tanhf`, two units in the last place, and two roundings of a
+    /// half. A sink is a score of a value of zero.
     fn check(&self, out: &[f32], prompt: bool) {
         let eps = f64::from(f32::EPSILON);
         let scale = f64::from(1.0 / (self.dim as f32).sqrt());
@@ -391,7 +392,8 @@ fn attention_matches_f64_over_every_head_size_and_split() {
     }
 }
 
-/// So long that splits have pages for each of their warps more than once: the last may have none.
+/// Sequences long enough that each warp of a split gets several pages; the last split may have
+/// none.
 #[test]
 fn splits_go_on_to_further_pages() {
     let Some(mut bench) = device() else { return };

@@ -1,11 +1,10 @@
-//! Copies to a device and back, of sizes around those of the buffers that they pass through on a
-//! GPU.
+//! Copies to a device and back, of sizes around those of the GPU's staging buffers.
 
 use octavo_kernels::cuda::{Device, Ptr};
 
 use super::device;
 
-/// Bytes that differ from one upload to the next, and repeat late.
+/// Returns bytes that differ between uploads and have a long period.
 fn bytes(seed: usize, n: usize) -> Vec<u8> {
     (0..n).map(|i| ((i + 7 * seed) * 31 % 251) as u8).collect()
 }
@@ -43,8 +42,7 @@ fn what_is_uploaded_is_downloaded() {
     }
 }
 
-/// More uploads than there are buffers, each over the one before, with nothing in between that
-/// waits.
+/// More uploads than there are buffers, each over the one before, without waiting in between.
 #[test]
 fn uploads_happen_in_their_order() {
     let Some(mut bench) = device() else { return };

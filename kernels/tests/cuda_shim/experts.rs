@@ -1,4 +1,5 @@
-//! Mixtures of experts: the operations around them, and products that have the bits of `gemv`.
+//! Mixtures of experts: routing and related operations, and products that are bit-identical to
+//! `gemv`.
 
 use std::sync::Arc;
 
@@ -169,7 +170,7 @@ fn parts_get_the_bias_of_their_expert() {
 }
 
 impl Bench {
-    /// Products of rows of `x` with the experts `ids`, `sharing` of which have one input.
+    /// Multiplies rows of `x` by the experts `ids`; `sharing` of these share one input.
     fn expert_gemv(
         &mut self,
         (ty, experts, n, cols): (T, usize, usize, usize),
@@ -195,8 +196,7 @@ impl Bench {
     }
 }
 
-/// Rows of an expert that fill no strip, more strips than a block has, and names of experts that
-/// are none.
+/// Experts with fewer rows than a strip or more strips than a block has, and invalid expert ids.
 #[test]
 fn products_are_those_of_each_expert_alone() {
     let Some(mut bench) = device() else { return };
@@ -209,7 +209,7 @@ fn products_are_those_of_each_expert_alone() {
             1 => 101,
             len => 1024 + len.max(32),
         };
-        // rows of four parts, too
+        // also rows of four parts
         let cols = if ty == T::Q4_K { 8448 } else { cols };
         for n in [5, 36] {
             let raw = random_blocks(&mut rng, ty, experts * n * cols);
@@ -237,8 +237,8 @@ const FF: usize = 96;
 const EXPERTS: usize = 8;
 const USED: usize = 3;
 
-/// The executor's own way to all of these kernels: each expert's products against products with
-/// that expert's matrix alone, from what the taps show; replayed and in both roles.
+/// The executor's use of all these kernels: each expert's products, as shown by taps, against
+/// products with that expert's matrix alone; replayed, and in both phases.
 #[test]
 fn programs_take_mixtures() {
     let Some(Bench(machine)) = device() else {
@@ -264,8 +264,8 @@ fn programs_take_mixtures() {
     }
 }
 
-/// The outputs where a tap gives known values in place of an operation's own have the bits of a
-/// program in which the operation gives these itself.
+/// Outputs with a tap that replaces an operation's result by known values are bit-identical to
+/// those of a program in which the operation itself gives these.
 #[test]
 fn what_a_tap_gives_is_what_the_next_operation_reads() {
     let Some(Bench(machine)) = device() else {
@@ -291,7 +291,7 @@ fn what_a_tap_gives_is_what_the_next_operation_reads() {
                 |at: usize, _: usize, _: usize, _: &[f32]| (at == op).then(|| values.clone());
             let got = run(&mut tapped, role, Some(&mut tap));
             assert!(got == expected, "{how}");
-            // and nothing of it is left for the next step
+            // and the next step is not affected
             assert!(run(&mut tapped, role, None) == own, "{how}");
         }
     }
@@ -339,7 +339,7 @@ fn executor(
     Executor::new(device, program, sources, setup, &mut |_, _, _| {}).expect("a program that fits")
 }
 
-/// A sequence for each token, so that generated ones are replayed.
+/// Runs each token as a sequence of its own, so that decode is replayed.
 fn run(
     executor: &mut Executor<Box<dyn Device>>,
     role: Role,
@@ -364,7 +364,7 @@ fn run(
     executor.step(&step, tap).expect("it runs").to_vec()
 }
 
-/// Each value of a mixture from those before it.
+/// Checks each value of a mixture against those before it.
 fn check_mixture(shown: &[Vec<f32>], sources: &[Source], bias: &[f32]) {
     let ids = shown[2 + 1].chunks_exact(USED);
     let groups = Some(TopGroups { count: 4, used: 2 });

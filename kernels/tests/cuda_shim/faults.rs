@@ -1,4 +1,4 @@
-//! Faults that are planted in a kernel, and how the shim shows them.
+//! Faults planted in kernels, and their detection by the shim.
 
 use octavo_kernels::cuda::shim::{Schedule, Sources};
 use octavo_quant::TensorType as T;
@@ -6,7 +6,7 @@ use octavo_quant::TensorType as T;
 use super::{Bench, Product, device_of};
 use crate::common::{Rng, random_blocks};
 
-/// What a prompt product makes of changed sources: an error of the shim, or numbers.
+/// Runs a prefill product with modified sources: an error of the shim, or its results.
 fn planted(
     file: &str,
     from: &str,
@@ -138,7 +138,8 @@ fn other_faults_are_seen() {
     );
 }
 
-/// Tokens that are used before they have come, or brought where others are still being multiplied.
+/// Asynchronous copies of tokens that are used too early, or that overwrite others still being
+/// multiplied.
 #[test]
 fn copies_that_come_late_or_early_are_seen() {
     let wide = |from: &str, to: &str, schedule| {

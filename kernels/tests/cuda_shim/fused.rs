@@ -1,4 +1,4 @@
-//! Operations that one kernel does together: bit for bit what the kernels do one after the other.
+//! Fused operations are bit-identical to the separate kernels.
 
 mod heads;
 mod missing;
@@ -14,7 +14,7 @@ use octavo_kernels::{Activation, KvType};
 use super::{Bench, device};
 use crate::common::{Rng, random_blocks};
 
-/// Rows in a form, byte for byte (for halves their scales too).
+/// Returns rows in a form, byte for byte (for halves with their scales).
 fn arrangement(bench: &mut Bench, form: Form, p: &Arrange) -> Vec<[u8; 4]> {
     let mut all = bench.words(
         p.out,
@@ -182,10 +182,10 @@ fn gated_products_are_two_products_and_a_gate() {
     }
 }
 
-/// Positions of the sequences of the rows of [`paging`].
+/// Lengths of the sequences of the rows of [`paging`].
 const ENDS: [u32; 4] = [19, 0, 4, 19];
 
-/// Rows of two sequences, one row of padding among them.
+/// Returns rows of two sequences, with one row of padding.
 fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
     let positions = [17, -1i32, 3, 18].map(|p| p as u32);
     Paging {
@@ -200,14 +200,15 @@ fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
     }
 }
 
-/// Where the rows of [`paging`] stand along three axes, the first of padding being below zero.
+/// Uploads the RoPE positions of the rows of [`paging`] along three axes; the first of padding is
+/// negative.
 fn turns(bench: &mut Bench) -> Ptr {
     let turns = [[17, 2, 9], [-1i32, 0, 0], [3, 30, 4], [18, 1, 0]];
     let words = turns.as_flattened().iter().map(|p| *p as u32);
     bench.integers(&words.collect::<Vec<_>>())
 }
 
-/// Attention over pages, as floats or as integers; the first is what the second is made of.
+/// Attention over pages, as floats and as integers; the integers are converted from the floats.
 #[test]
 fn attention_leaves_integers() {
     let Some(mut bench) = device() else { return };

@@ -1,6 +1,6 @@
-//! The CUDA kernels on the CPU (or on a GPU, see `common/device.rs`), against the oracle: every
-//! kernel, odd shapes, three orders of threads. And the shim itself: faults that are planted must
-//! be seen.
+//! Tests the CUDA kernels on the CPU (or on a GPU, see `common/device.rs`) against the oracle:
+//! every kernel, odd shapes, three thread orders. And tests the shim itself: planted faults must be
+//! detected.
 
 mod attention;
 mod copies;
@@ -21,19 +21,20 @@ use octavo_kernels::cuda::shim::Sources;
 use octavo_kernels::cuda::{Error, Launch, Ptr, launch};
 use octavo_quant::TensorType as T;
 
-/// What tests run on, if there is any.
+/// Opens the test device, if there is one.
 pub(crate) fn device() -> Option<Bench> {
     machine(env!("CARGO_TARGET_TMPDIR")).map(Bench)
 }
 
-/// The CPU with changed sources.
+/// Creates the CPU shim with modified sources.
 fn device_of(sources: Sources) -> Option<Bench> {
     shim(env!("CARGO_TARGET_TMPDIR"), sources).map(|shim| Bench(Machine::Shim(Box::new(shim))))
 }
 
 pub(crate) struct Bench(pub(crate) Machine);
 
-/// A method of [`Bench`] that multiplies: shape of the weights, their blocks, rows, what is added.
+/// A method of [`Bench`] that multiplies: type and shape of the weights, their blocks, input rows,
+/// and addend.
 type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
 
 impl Bench {
@@ -79,8 +80,8 @@ impl Bench {
     }
 
     fn try_run(&mut self, launch: &Launch) -> Result<(), Error> {
-        // SAFETY: the tests allocate what the kernels' comments say; fences and NaNs show where
-        // they do not.
+        // SAFETY: the tests allocate what the kernels' comments require; guard regions and NaNs
+        // show violations.
         #[allow(unsafe_code)]
         unsafe {
             self.0.device().launch(launch)
@@ -98,7 +99,7 @@ impl Bench {
         packed.layout.matrix(base)
     }
 
-    /// `W x (+ add)` for rows of `x`, by the generation kernels.
+    /// Computes `W x (+ add)` for rows of `x`, by the decode kernels.
     fn gemv(
         &mut self,
         (ty, rows, cols): (T, usize, usize),
@@ -129,14 +130,14 @@ impl Bench {
         self.read(out, columns * rows)
     }
 
-    /// Rows in a form that products read.
+    /// Converts rows to a form that products read.
     fn arranged(&mut self, form: Form, x: &[f32], cols: usize) -> Ptr {
         let p = self.arrangement(form, x, cols);
         self.run(&launch::activations(form, &p));
         p.out
     }
 
-    /// The parameters for that.
+    /// Creates the parameters for that.
     fn arrangement(&mut self, form: Form, x: &[f32], cols: usize) -> Arrange {
         let rows = x.len() / cols;
         Arrange {
@@ -150,7 +151,7 @@ impl Bench {
         }
     }
 
-    /// The same by the prompt kernels, in small tiles.
+    /// Computes the same by the prefill kernels, in small tiles.
     fn gemm(
         &mut self,
         shape: (T, usize, usize),
@@ -161,7 +162,7 @@ impl Bench {
         self.gemm_on(1 << 20, shape, raw, x, add)
     }
 
-    /// In large tiles.
+    /// Computes the same in large tiles.
     fn gemm_large(
         &mut self,
         shape: (T, usize, usize),
@@ -172,7 +173,7 @@ impl Bench {
         self.gemm_on(0, shape, raw, x, add)
     }
 
-    /// In tiles for a device of so many multiprocessors.
+    /// Computes the same in the tiles for a device with this many multiprocessors.
     fn gemm_on(
         &mut self,
         multiprocessors: u32,
@@ -186,7 +187,7 @@ impl Bench {
         self.read(p.out, x.len() / cols * rows)
     }
 
-    /// By the prompt kernels of warps that multiply in groups.
+    /// Computes the same by the prefill kernels with warpgroup matrix multiply.
     fn wide_gemm(
         &mut self,
         (ty, rows, cols): (T, usize, usize),
@@ -199,7 +200,7 @@ impl Bench {
         self.read(p.out, x.len() / cols * rows)
     }
 
-    /// What a product with the rows of `x` takes, these being in a form.
+    /// Creates the parameters of a product with the rows of `x`, converted to a form.
     fn gemm_params(
         &mut self,
         form: Form,
@@ -223,7 +224,7 @@ impl Bench {
     }
 }
 
-/// The worst of many comparisons.
+/// Worst of many comparisons, with its description.
 #[derive(Default)]
 struct Worst(f64, String);
 

@@ -1,4 +1,4 @@
-//! Measuring a device: what is counted is right, whatever the speed.
+//! Device measurements: the counts are right, whatever the speed.
 
 use octavo_kernels::cuda::probe;
 

@@ -10,12 +10,12 @@ use octavo_quant::TensorType as T;
 use super::{Bench, Product, Worst, device};
 use crate::common::{Form as Factors, Rng, exact, random_blocks, weight_types};
 
-/// Every type that kernels read, also those that share a kernel.
+/// Lists every type that kernels support, including those that share a kernel.
 fn types() -> impl Iterator<Item = T> {
     weight_types().filter(|ty| is_packed(*ty))
 }
 
-/// Columns at the edges of blocks, units, what 32 lanes take at a time, and parts of rows.
+/// Returns column counts at the edges of blocks, units, 32-lane loads, and parts of rows.
 fn widths(ty: T) -> Vec<usize> {
     let block = ty.block_len();
     match block {
@@ -67,7 +67,7 @@ fn embeddings_are_the_oracles_bit_for_bit() {
     }
 }
 
-/// Holds a product against f64 sums of the oracle's weights.
+/// Checks a product against f64 sums with the oracle's weights.
 fn check_product(
     bench: &mut Bench,
     product: Product,
@@ -152,7 +152,7 @@ fn wide_products_match_the_oracle() {
         for (i, cols) in widths(ty).into_iter().enumerate() {
             let shapes = [(1, 1), (64, 3), (67, 131), (132, 17)];
             for (j, (rows, tokens)) in shapes.into_iter().enumerate() {
-                // a tile takes long where a CPU does it: every type meets each width and shape once
+                // tiles are slow on a CPU, so every type meets each width and shape once
                 if (i + j + k) % shapes.len() > 0 {
                     continue;
                 }
@@ -211,7 +211,7 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(4);
     let types = [T::Q4_K, T::Q6_K, T::Q3_K, T::Q5_1, T::F16];
-    // rows of one part, and of four
+    // rows of one part and of four
     for (ty, cols) in types
         .map(|ty| (ty, 1280))
         .into_iter()
@@ -245,7 +245,8 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
     }
 }
 
-/// Any size of activations goes through halves and integers; what is not a number comes out.
+/// Activations of any magnitude survive conversion to halves and integers, and non-finite values
+/// propagate.
 #[test]
 fn activations_keep_their_size_and_their_faults() {
     let Some(mut bench) = device() else { return };

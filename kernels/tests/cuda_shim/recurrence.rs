@@ -1,5 +1,5 @@
-//! Operations that go from token to token: against the formulas in f64, and any cut of texts into
-//! steps against one step for each, bit by bit.
+//! Recurrent operations: against the formulas in f64, and any division of sequences into steps
+//! against one step per sequence, bit for bit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,20 +20,20 @@ const LIMITS: Limits = Limits {
     n_pages: 1,
     states: 200,
 };
-/// Nothing is cached: every page is the same.
+/// No attention uses the KV cache, so all pages are the same.
 const TABLES: &[&[u32]] = &[&[0; 2]];
 
-/// Tokens, how many of them were computed, and what came of them.
+/// A sequence: its tokens, the number computed so far, and the results.
 struct Text {
     tokens: Vec<u32>,
     done: usize,
-    /// After how many tokens there is a state, and where.
+    /// Saved states: number of tokens, and slot.
     states: Vec<(usize, u32)>,
     got: Vec<f32>,
 }
 
-/// What a step does for a text: so many tokens, and after how many of them states are kept besides
-/// the last one.
+/// One step's part of a sequence: the number of tokens, and the token counts after which states are
+/// kept besides the last one.
 struct Part<'a> {
     text: usize,
     tokens: usize,
@@ -50,7 +50,7 @@ impl Part<'_> {
     }
 }
 
-/// Texts on a device. Every state goes to a slot that nothing was written to before.
+/// Sequences on a device. Every state is written to a fresh slot.
 struct Texts {
     executor: Executor<Box<dyn Device>>,
     texts: Vec<Text>,
@@ -59,7 +59,7 @@ struct Texts {
 }
 
 impl Texts {
-    /// On what tests run on, if there is any.
+    /// Creates an executor on the test device, if there is one.
     fn new(case: &Case, capture: bool, schedule: usize) -> Option<Texts> {
         let Bench(mut machine) = device()?;
         let schedules = machine.schedules();
@@ -80,7 +80,7 @@ impl Texts {
         })
     }
 
-    /// Begins another text.
+    /// Adds a sequence.
     fn begin(&mut self, tokens: Vec<u32>) -> usize {
         self.texts.push(Text {
             tokens,
@@ -91,7 +91,7 @@ impl Texts {
         self.texts.len() - 1
     }
 
-    /// Begins a text that goes on from one of the states that another has left.
+    /// Adds a sequence that continues from a saved state of another.
     fn go_on(&mut self, text: usize, state: usize) -> usize {
         let Text {
             tokens,
@@ -157,7 +157,7 @@ impl Texts {
         assert!(got.is_empty(), "results of nobody");
     }
 
-    /// What comes of the rest of a text in one step.
+    /// Runs the rest of a sequence in one step; returns its results.
     fn finish(&mut self, role: Role, text: usize) -> &[f32] {
         let Text { tokens, done, .. } = &self.texts[text];
         self.step(role, &[Part::of(text, tokens.len() - done)]);
@@ -165,13 +165,13 @@ impl Texts {
     }
 }
 
-/// Tokens `0..n`, from the `first` on and around.
+/// Returns tokens `0..n`, rotated to begin with `first`.
 fn around(first: usize, n: usize) -> Vec<u32> {
     (first..first + n).map(|t| (t % n) as u32).collect()
 }
 
-/// That a text of `n` tokens gives what is exact, and that no cut, no role and no state that is
-/// kept changes a bit.
+/// Checks that a sequence of `n` tokens gives the exact results, and that no division into steps,
+/// phase or saved state changes a bit.
 fn check_in_any_steps(case: &Case, exact: &Exact, n: usize, what: &str) {
     for schedule in 0..Schedule::ALL.len() {
         let Some(mut texts) = Texts::new(case, false, schedule) else {
@@ -228,7 +228,7 @@ fn convolutions_look_back() {
     }
 }
 
-/// Two shapes for each kernel, one that is all of it and one that is less.
+/// Two shapes for each kernel, one that fills it and one that does not.
 #[test]
 fn linear_attention_is_its_formula() {
     let mut rng = Rng(42);
@@ -254,7 +254,7 @@ fn linear_attention_is_its_formula() {
     }
 }
 
-/// A program of each kind for `n` tokens.
+/// Returns a program of each kind for `n` tokens.
 fn one_of_each(n: usize) -> [Case; 2] {
     let mut rng = Rng(43);
     let s = Sizes {
@@ -270,7 +270,7 @@ fn one_of_each(n: usize) -> [Case; 2] {
     ]
 }
 
-/// What comes of texts that each have the device for themselves.
+/// Computes sequences, each alone on the device.
 fn alone(case: &Case, texts: usize, n: usize) -> Option<Vec<Vec<f32>>> {
     let of = |first| {
         let mut texts = Texts::new(case, false, 0)?;
@@ -324,8 +324,8 @@ fn texts_of_a_step_have_states_of_their_own() {
     }
 }
 
-/// Generated tokens of so many texts that replayed launches have padding, which reads no state and
-/// writes none: what the first slot holds is used again in the end.
+/// Decodes enough sequences that replayed launches have padding rows, which read and write no
+/// state: the first slot's state is used again at the end.
 #[test]
 fn replayed_steps_are_the_same() {
     let (n, most) = (16, 11);
@@ -340,7 +340,7 @@ fn replayed_steps_are_the_same() {
             for first in 0..most {
                 texts.begin(around(first, n));
             }
-            // two tokens at least: a row of padding that kept a state would keep that of one
+            // at least two tokens: a padding row that kept a state would keep that after one token
             let prompts: Vec<Part<'_>> =
                 (0..most).map(|text| Part::of(text, 2 + text % 5)).collect();
             texts.step(Role::Prompt, &prompts);
@@ -362,7 +362,7 @@ fn replayed_steps_are_the_same() {
     }
 }
 
-/// What a step that does not fit says.
+/// Returns the panic message of an invalid step.
 fn complaint(texts: &mut Texts, part: &Part<'_>) -> String {
     let step = || texts.step(Role::Prompt, std::slice::from_ref(part));
     let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("too much");

@@ -51,7 +51,7 @@ fn norms_match() {
                 let scale = 1.0 / (square / n as f64 + f64::from(eps)).sqrt();
                 for (i, v) in x.iter().enumerate() {
                     let y = f64::from(*v) * scale * f64::from(weight[i]);
-                    // half of the sum's relative error, five more roundings
+                    // half of the sum's relative error, and five more roundings
                     let bound =
                         y.abs() * f64::from(f32::EPSILON) * ((n as f64).sqrt() + 5.0) + 1e-37;
                     worst.see(|| format!("group {g}, value {i}"), y, got[g * n + i], bound);
@@ -66,7 +66,7 @@ fn norms_match() {
 fn rotations_are_f32s_own() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(2);
-    // the first is below zero where a row is padding
+    // the first is negative for a padding row
     let turns = [[8, 1, 0], [0, 7, 3], [-1i32, 0, 0], [5, 2, 8]];
     for (neox, axes) in [(false, false), (true, false), (true, true)] {
         for (rows, heads, head_dim, pairs) in
@@ -132,7 +132,7 @@ fn rotations_are_f32s_own() {
 fn parts_of_every_piece_are_kept() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(11);
-    // values of a row, of a piece, and which of those
+    // rows, width, piece size, and range kept of each piece
     for (rows, width, each, kept) in [
         (1, 1, 1, 0..1),
         (3, 300, 300, 256..300),
@@ -181,7 +181,7 @@ fn layer_norms_match() {
             let mean = x.iter().sum::<f64>() / n as f64;
             let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
             let scale = 1.0 / (squares + f64::from(p.eps)).sqrt();
-            // a thread's part of the sum, and those of all of them, in f32
+            // f32 roundings of a thread's partial sum and of the sum over threads
             let roundings = (n as f64 / 32.0 + 48.0) * f64::from(f32::EPSILON);
             for ((x, w), got) in x.iter().zip(&weight).zip(got) {
                 let y = (x - mean) * scale * f64::from(*w);

@@ -1,4 +1,4 @@
-//! Everything that belongs to a mixture, together: whatever is in a step, however it is divided.
+//! A whole mixture of experts: results do not depend on the batch or its division among threads.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use crate::common::{KV, Rng, embed, program, random_blocks};
 use octavo_kernels::{Activation, Executor, Instruction, Isa, Matrix, Op, Pool, Role, TopGroups};
 use octavo_quant::TensorType as T;
 
-/// A mixture with everything that belongs to one. Slots: 0 x, 1 logits, 2 probabilities, 3 experts,
-/// 4 their probabilities, 5 their weights, 6 gates, 7 biased, 8 up, 9 gated, 10 down, 11 the sum,
-/// 12 what that is scaled by, 13 scaled, 14 the output.
+/// A mixture with all its operations. Slots: 0 x, 1 logits, 2 probabilities, 3 experts, 4 their
+/// probabilities, 5 their weights, 6 gates, 7 biased, 8 up, 9 gated, 10 down, 11 the sum, 12 its
+/// scale, 13 scaled, 14 the output.
 pub(crate) struct Mixture {
-    /// Of the gates' weights, those of `up` and those of `down`.
+    /// Weight types of gate, up and down.
     pub(crate) types: [T; 3],
     pub(crate) d: usize,
     pub(crate) ff: usize,
@@ -21,8 +21,8 @@ pub(crate) struct Mixture {
 }
 
 impl Mixture {
-    /// What it computes, from these rows (`[tokens, d]`) and with this bias (`[experts, ff]`) on
-    /// its gates.
+    /// Returns its operations, with input rows `x` (`[tokens, d]`) and a bias (`[experts, ff]`) on
+    /// the gates.
     pub(crate) fn ops(&self, x: &[f32], bias: &[f32]) -> Vec<Instruction> {
         let &Mixture {
             d,
@@ -71,7 +71,7 @@ impl Mixture {
         ]
     }
 
-    /// Values of a token in each slot.
+    /// Returns the values per token of each slot.
     pub(crate) fn widths(&self) -> [usize; 15] {
         let &Mixture {
             d,
@@ -86,7 +86,7 @@ impl Mixture {
         ]
     }
 
-    /// The type, rows and columns of each matrix, and how many experts the rows belong to.
+    /// Returns the type, rows and columns of each matrix, and the number of experts in its rows.
     pub(crate) fn matrices(&self) -> [((T, usize, usize), usize); 5] {
         let &Mixture {
             types: [gate, up, down],
@@ -104,12 +104,12 @@ impl Mixture {
         ]
     }
 
-    /// What each operation may be thought to have given instead: experts where experts are chosen,
-    /// and otherwise numbers above zero.
+    /// Returns other plausible results of each operation: expert ids where experts are chosen, else
+    /// positive numbers.
     pub(crate) fn others(&self, rng: &mut Rng) -> Vec<Vec<f32>> {
         let one = |(op, width): (usize, usize)| {
             let value = |i: usize| match op {
-                // neighbours, the first of them at random
+                // consecutive experts, the first one random
                 3 => ((rng.bits() as usize % 2 + i % width) % self.experts) as f32,
                 _ => rng.floats(1)[0].abs() + 0.1,
             };
@@ -122,7 +122,7 @@ impl Mixture {
         self.executor_with(isa, repack, pool, None)
     }
 
-    /// With an operation that gives known values in place of its own.
+    /// Creates an executor in which one operation may give known values instead of its own.
     fn executor_with(
         &self,
         isa: Isa,
@@ -167,9 +167,9 @@ fn mixtures() -> [Mixture; 2] {
     [first, second]
 }
 
-/// The outputs where a tap gives known values in place of an operation's own have the bits of a
-/// program in which the operation gives these itself: every operation of a mixture is read from
-/// what the tap gave, by whatever reads it next.
+/// Outputs with a tap that replaces an operation's result by known values are bit-identical to
+/// those of a program in which the operation itself gives these: the next reader of each operation
+/// of a mixture reads the tap's values.
 #[test]
 fn what_a_tap_gives_is_what_the_next_operation_reads() {
     let mixture = Mixture {
@@ -199,7 +199,7 @@ fn what_a_tap_gives_is_what_the_next_operation_reads() {
                     };
                     let got = run_tapped(executor, role, &tokens, Some(&mut tap));
                     assert!(bits(&got) == bits(&expected), "{how}");
-                    // and nothing of it is left for the next step
+                    // and the next step is not affected
                     assert!(
                         bits(&run(executor, role, &tokens, None)) == bits(&own),
                         "{how}"
@@ -210,7 +210,7 @@ fn what_a_tap_gives_is_what_the_next_operation_reads() {
     }
 }
 
-/// Values of another number are a fault of the tap, and not of memory.
+/// A wrong number of values from a tap panics, and does not corrupt memory.
 #[test]
 #[should_panic(expected = "values in place of others")]
 fn a_tap_that_gives_too_few_values_is_refused() {
@@ -221,7 +221,7 @@ fn a_tap_that_gives_too_few_values_is_refused() {
     run_tapped(&mut executor, Role::Prompt, &all(2), Some(&mut tap));
 }
 
-/// Tokens together, each alone, with taps, and with threads that go missing.
+/// Tokens in a batch, each alone, with taps, and with threads that stall.
 #[test]
 fn a_mixture_depends_on_the_token_alone() {
     let mut taken_over = 0;

@@ -7,14 +7,14 @@ use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
 use octavo_kernels::{Executor, Isa, Matrix, Op, Pool, Role};
 use octavo_quant::TensorType as T;
 
-/// Products with experts, and what decides them.
+/// Sizes and options of expert products.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     ty: T,
     experts: usize,
-    /// Experts of a row.
+    /// Experts per row.
     used: usize,
-    /// Rows and columns of an expert.
+    /// Rows per expert.
     n: usize,
     cols: usize,
     /// Tokens.
@@ -23,7 +23,7 @@ struct Case {
     apart: bool,
 }
 
-/// Places in random order, `used` different ones for each of `m` rows.
+/// Returns random expert ids, `used` different ones for each of `m` rows.
 fn choices(rng: &mut Rng, case: &Case) -> Vec<f32> {
     let mut ids = Vec::new();
     for _ in 0..case.m {
@@ -71,7 +71,7 @@ impl Case {
         Executor::new(isa, program, vec![matrix.expect("a matrix")], pool)
     }
 
-    /// The same from products with each expert alone.
+    /// Computes the same by products with each expert's matrix alone.
     fn one_by_one(
         &self,
         isa: Isa,
@@ -115,8 +115,8 @@ impl Case {
     }
 }
 
-/// Every class of formats: one of integers with scales for 16 and for 32, with minima and without,
-/// with a table; floats; and one without a packed form.
+/// One format of every class: integer formats with scales per 16 and per 32, with and without
+/// minima, with a table; floats; and formats without a packed form.
 const TYPES: [T; 12] = [
     T::Q4_K,
     T::Q6_K,
@@ -132,7 +132,7 @@ const TYPES: [T; 12] = [
     T::TQ1_0,
 ];
 
-/// Experts, experts of a row, rows of an expert, tokens.
+/// Experts, experts per row, rows per expert, tokens.
 const SIZES: [(usize, usize, usize, usize); 8] = [
     (4, 1, 17, 1),
     (4, 2, 33, 3),
@@ -192,7 +192,7 @@ fn rows_get_the_bits_of_their_experts_alone() {
     }
 }
 
-/// Many rows of few experts: several pairs of strips go through a slice of activations together.
+/// Many rows of few experts, so that several pairs of strips share a slice of activations.
 #[test]
 fn long_prompts_too() {
     let mut rng = Rng(31);
@@ -223,8 +223,7 @@ fn long_prompts_too() {
     }
 }
 
-/// Whatever stands where experts are named, and however often one is named: the nearest is taken,
-/// and nothing else is read.
+/// Invalid and repeated expert ids: the nearest valid expert is used, and nothing else is read.
 #[test]
 fn no_number_of_an_expert_reads_beyond_them() {
     let mut rng = Rng(8);

@@ -1,4 +1,4 @@
-//! The operations around products with experts, each against f64 or exactly.
+//! Operations around expert products, checked against f64 or exactly.
 
 use super::{applied, bits};
 use crate::common::Rng;
@@ -25,9 +25,9 @@ fn softmax_matches_f64() {
     }
 }
 
-/// The argument is rounded, which changes the power by as much as the argument is large; a power is
-/// off by two units in the last place, four roundings; their sum is off by as much as they are, on
-/// average, and by a rounding for each; then there is a quotient. Powers do not become smaller than
+/// Checks a softmax. Rounding the argument changes the power in proportion to the argument; a power
+/// is off by two units in the last place (four roundings); their sum by the average of their
+/// errors, and by a rounding for each; then there is a quotient. Powers are never smaller than
 /// `e^-87.3`.
 pub(crate) fn check_softmax(what: &str, x: &[f32], got: &[f32]) {
     let largest = x.iter().fold(f64::NEG_INFINITY, |a, x| a.max((*x).into()));
@@ -72,9 +72,9 @@ fn what_is_not_a_number_stays_to_be_seen() {
     assert!(y.iter().all(|y| y.is_nan()), "{y:?}");
 }
 
-/// Places by sorting.
+/// Computes top-k indices by sorting.
 pub(crate) fn sorted(x: &[f32], n: usize, groups: Option<TopGroups>) -> Vec<f32> {
-    // the larger first, what is not a number before all; of equal ones the lower place
+    // larger first, NaN before all; of equal ones, the lower index
     let descending = |values: &[f32]| {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_by(|a, b| {
@@ -100,8 +100,8 @@ pub(crate) fn sorted(x: &[f32], n: usize, groups: Option<TopGroups>) -> Vec<f32>
     order.take(n).map(|at| at as f32).collect()
 }
 
-/// Rows for choosing: ordinary ones, with many equal values, with both zeros, with infinities and
-/// with what is not a number.
+/// Returns rows for top-k: ordinary ones, with many equal values, with both zeros, with infinities
+/// and with NaN.
 pub(crate) fn rows_to_choose_from(rng: &mut Rng, width: usize) -> Vec<Vec<f32>> {
     let ordinary = rng.floats(width);
     let equal = (0..width).map(|_| (rng.bits() % 3) as f32).collect();
@@ -124,7 +124,7 @@ pub(crate) fn rows_to_choose_from(rng: &mut Rng, width: usize) -> Vec<Vec<f32>> 
     ]
 }
 
-/// Widths, places, groups.
+/// Width, k, groups.
 pub(crate) const TOPS: [(usize, usize, Option<TopGroups>); 10] = [
     (1, 1, None),
     (4, 4, None),
@@ -188,7 +188,7 @@ fn rows_are_normalized_scaled_and_summed() {
                         let sum: f64 = w.iter().map(|w| f64::from(*w)).sum();
                         for (w, got) in w.iter().zip(got) {
                             let exact = f64::from(*w) / sum.max(least.into());
-                            // a rounding for each value that is added, and that of the quotient
+                            // one rounding per value added, and that of the quotient
                             let bound = exact * U * (count as f64 + 1.0) + 1e-44;
                             assert!((f64::from(*got) - exact).abs() <= bound, "{isa} {w}");
                         }
@@ -206,7 +206,7 @@ fn rows_are_normalized_scaled_and_summed() {
                         let exact: f64 = (0..count).map(part).sum();
                         let size: f64 = (0..count).map(|p| part(p).abs()).sum();
                         let error = (f64::from(got[r * n + i]) - exact).abs();
-                        // at most two roundings a part
+                        // at most two roundings per part
                         assert!(
                             error <= size * U * 2.0 * count as f64 + 1e-44,
                             "{isa} {r} {i}"

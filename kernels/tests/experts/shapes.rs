@@ -1,10 +1,10 @@
-//! What does not fit is refused before anything runs.
+//! Invalid shapes are refused before anything runs.
 
 use octavo_kernels::{
     CacheShape, MatrixShape, Op, RowSet, ShapeError, Shapes, TopGroups, ValueShape,
 };
 
-/// Values are as wide as they are numbered; those from 1000 on have other rows.
+/// Value `n` has width `n % 1000`; those from 1000 on have only the wanted rows.
 struct Numbers;
 type Words = Op<usize, (usize, usize), usize, ()>;
 
@@ -96,7 +96,7 @@ fn shapes_that_do_not_fit_are_refused() {
         top(8, 1, groups(0, 1)),
         top(8, 1, groups(4, 0)),
         top(8, 1, groups(4, 5)),
-        // no two values
+        // groups of fewer than two values
         top(8, 1, groups(8, 2)),
         Words::Gather { x: 0, ids: 3 },
         Words::Gather { x: 9, ids: 0 },

@@ -1,16 +1,16 @@
-//! The driver's caller on a stand-in for the driver: what it does with a GPU that is strict, and
-//! what it says of GPUs, drivers and compilers that it cannot use.
+//! Tests the code that calls the driver on the stand-in: its behaviour with a strict GPU, and its
+//! errors for GPUs, drivers and compilers that it cannot use.
 
 mod planted;
 
 use crate::common::standin::Driver;
 
-/// A stand-in, if there are the compilers that it takes.
+/// Creates the stand-in, if its compilers are available.
 fn driver() -> Option<Driver> {
     Driver::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// The tests of copies, and the first kernel, in three orders of what is queued.
+/// Runs the tests of copies, and the first kernel, in three execution orders of queued work.
 #[test]
 fn copies_happen_in_their_order_whenever_they_run() {
     let Some(driver) = driver() else { return };

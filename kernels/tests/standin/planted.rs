@@ -1,4 +1,4 @@
-//! Faults of a caller that are planted, and how the stand-in shows them.
+//! Planted faults of a caller, and their detection by the stand-in.
 #![allow(unsafe_code)] // the driver's own functions are called
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use octavo_kernels::cuda::{Launch, Module, Ptr, launch};
 
 use super::driver;
 
-/// A context, a stream, memory of the device and of the host.
+/// A context, a stream, device memory and pinned host memory.
 struct Scene {
     stream: sys::CUstream,
     device: u64,
@@ -21,7 +21,7 @@ struct Scene {
 const BYTES: usize = 4096;
 
 fn scene() -> Scene {
-    // SAFETY: as the driver's documentation says; the memory is never freed.
+    // SAFETY: follows the driver's documentation; the memory is never freed.
     unsafe {
         result::init().expect("a stand-in");
         let context = result::primary_ctx::retain(0).expect("a device");
@@ -39,8 +39,8 @@ fn scene() -> Scene {
 
 impl Scene {
     fn upload(&self) {
-        // SAFETY: both ranges have so many bytes. Who writes the source before it was read is what
-        // is looked for.
+        // SAFETY: both ranges have `BYTES` bytes. Writes to the source before it was read are the
+        // fault to be detected.
         unsafe { result::memcpy_htod_async(self.device, self.pinned, self.stream) }
             .expect("it is queued");
     }
@@ -48,7 +48,7 @@ impl Scene {
     fn module(&self) -> (sys::CUmodule, sys::CUfunction, Launch) {
         let nvrtc = Nvrtc::find(13, (9, 0)).expect("a compiler");
         let image = nvrtc.compile(Module::Rows, "sm_90").expect("it compiles");
-        // SAFETY: an image that NVRTC made, and a kernel in it.
+        // SAFETY: an image made by NVRTC, and a kernel in it.
         let (module, function) = unsafe {
             let module = result::module::load_data(image.cubin.as_ptr().cast());
             let module = module.expect("it is loaded");
@@ -72,7 +72,7 @@ impl Scene {
     fn launch(&self, function: sys::CUfunction, launch: &Launch, threads: u32) -> Result<(), Code> {
         let [x, y, z] = launch.grid;
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel's own parameters; what is wrong with them is looked for.
+        // SAFETY: the kernel's own parameters; faults in them are to be detected.
         unsafe {
             let (grid, block) = ((x, y, z), (threads, 1, 1));
             result::launch_kernel(function, grid, block, 0, self.stream, &mut params)
@@ -82,22 +82,22 @@ impl Scene {
 
     fn begin(&self) {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { result::stream::begin_capture(self.stream, mode) }.expect("it captures");
     }
 
     fn end(&self) -> Result<sys::CUgraph, Code> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { result::stream::end_capture(self.stream) }.map_err(|error| error.0)
     }
 
     fn wait(&self) -> Result<(), Code> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.stream) }.map_err(|error| error.0)
     }
 }
 
-/// Something that a capture does not survive, behind its name.
+/// An operation that invalidates a capture, with its name.
 type Spoiler = (&'static str, fn(&mut Scene) -> Code);
 
 fn spoilers() -> [Spoiler; 5] {
@@ -106,23 +106,23 @@ fn spoilers() -> [Spoiler; 5] {
     }
     [
         ("waiting", |scene| scene.wait().expect_err("it is refused")),
-        // SAFETY: sizes alone.
+        // SAFETY: only sizes are passed.
         ("memory", |_| code(unsafe { result::malloc_sync(64) })),
         // SAFETY: as before.
         ("pinned", |_| code(unsafe { result::malloc_host(64, 0) })),
         ("loading", |_| {
-            // SAFETY: not looked at.
+            // SAFETY: the image is not read.
             code(unsafe { result::module::load_data([0u8; 64].as_ptr().cast()) })
         }),
         ("copying", |scene| {
             let bytes = [1; 64];
-            // SAFETY: both ranges have so many bytes.
+            // SAFETY: both ranges have at least 64 bytes.
             code(unsafe { result::memcpy_htod_async(scene.device, &bytes, scene.stream) })
         }),
     ]
 }
 
-/// What the driver answers with an error; each line is printed when it was.
+/// Faults that the driver answers with an error.
 #[test]
 #[ignore = "runs on the stand-in"]
 fn answered() {
@@ -138,7 +138,7 @@ fn answered() {
     scene.begin();
     let stream = scene.stream as usize;
     let elsewhere = std::thread::spawn(move || {
-        // SAFETY: the stream lives; the context does too.
+        // SAFETY: the stream and the context are alive.
         unsafe {
             let of_none = result::stream::synchronize(stream as sys::CUstream);
             let context = result::primary_ctx::retain(0).expect("a device");
@@ -161,11 +161,11 @@ fn answered() {
     let wide = scene.launch(function, &wide, 256);
     assert_eq!(wide, Err(Code::CUDA_ERROR_INVALID_VALUE), "a grid");
     scene.launch(function, &launch, 256).expect("it is queued");
-    // the first launch that runs fails, and every call from then on
+    // the first launch that runs fails, and so does every later call
     for _ in 0..2 {
         assert_eq!(scene.wait(), Err(Code::CUDA_ERROR_LAUNCH_FAILED));
     }
-    // SAFETY: released as often as it was retained; the device failed, nothing else can be freed.
+    // SAFETY: released as often as retained; the device failed, so nothing else can be freed.
     unsafe {
         result::primary_ctx::release(0).expect("a context");
         result::primary_ctx::release(0).expect("a context");
@@ -173,13 +173,13 @@ fn answered() {
     println!("all answered");
 }
 
-/// What ends the process: the fault that `OCTAVO_FAULT` names.
+/// Faults that end the process: commits the one named by `OCTAVO_FAULT`.
 #[test]
 #[ignore = "runs on the stand-in"]
 fn fatal() {
     let scene = scene();
     let name = std::env::var("OCTAVO_FAULT").expect("a fault");
-    // SAFETY: what is unsound about each is what is looked for.
+    // SAFETY: the unsoundness of each is what is to be detected.
     unsafe {
         match &name[..] {
             "touch" => println!("{}", *(scene.device as *const u8)),
@@ -218,7 +218,7 @@ fn fatal() {
                 let stream = std::ptr::null_mut();
                 result::stream::synchronize(stream).expect("it is seen");
             }
-            // everything is left over
+            // everything leaks
             "leak" => result::primary_ctx::release(0).expect("a context"),
             other => panic!("OCTAVO_FAULT={other}: expected the name of a fault"),
         }

@@ -1,4 +1,4 @@
-//! Floats of 8 bits in the cache: every code is read, and what is written is the nearest.
+//! FP8 in the KV cache: every code is read correctly, and values are written as the nearest code.
 
 use super::*;
 use crate::cuda_shim::device_of;
@@ -6,8 +6,8 @@ use octavo_kernels::cuda::shim::Sources;
 
 const DIM: usize = 256;
 
-/// What attention reads of every code: values of a head of 256 at the only position that there is,
-/// whose weight is 1.
+/// Returns the value of every code as read by attention: a head of 256 values at the only position,
+/// with weight 1.
 fn read_all(bench: &mut Bench) -> Vec<f32> {
     let scene = Scene::new(KvType::F8E4M3, DIM, (1, 1), &[1], 1);
     let p = scene.prepare(bench, 3, 1);
@@ -26,11 +26,11 @@ fn read_all(bench: &mut Bench) -> Vec<f32> {
     bench.read(p.out, scene.q.len())[row * DIM..][..DIM].to_vec()
 }
 
-/// The first code that is read as another number.
+/// Returns the first code that is read incorrectly.
 fn wrongly_read(bench: &mut Bench) -> Option<String> {
     let all = read_all(bench);
     bench.0.clear();
-    // the codes of no number are never stored, and are 480 here as on CPUs
+    // the NaN codes are never stored, and are 480 here as on CPUs
     let expected = |code: u8| e4m3::value(code).unwrap_or(if code < 128 { 480.0 } else { -480.0 });
     let wrong = (0..=255)
         .zip(all)
@@ -38,8 +38,8 @@ fn wrongly_read(bench: &mut Bench) -> Option<String> {
     wrong.map(|(code, got)| format!("{code:#04x}: {got}, not {}", expected(code)))
 }
 
-/// Groups of 32: of every size that a scale may have and of more, whose scale is no number; zeros;
-/// what lies between two codes; numbers that are none.
+/// Returns groups of 32: of every magnitude that a scale may have, and too large, with a scale that
+/// is not finite; zeros; midpoints between two codes; non-finite values.
 fn groups() -> Vec<f32> {
     let mut rng = Rng(61);
     let sizes = [1.0, 300.0, 1e-4, 1e-5, 4e-6, 1e-7, 1e7, 3e7, 0.0, -0.0];
@@ -47,7 +47,7 @@ fn groups() -> Vec<f32> {
         .into_iter()
         .flat_map(|size| rng.floats(32).into_iter().map(move |x| size * x))
         .collect();
-    // the largest one is 240, and each other the middle of two neighbours
+    // the largest is 240, and each other value is midway between adjacent codes
     let middle = |i: usize| {
         let [a, b] = [0, 1].map(|next| e4m3::value((3 * i + i % 4 + next) as u8));
         (a.expect("a number") + b.expect("a number")) / 2.0
@@ -62,7 +62,7 @@ fn groups() -> Vec<f32> {
     all
 }
 
-/// The first group of heads of 64 that is written otherwise.
+/// Returns the first group, in heads of 64, that is written incorrectly.
 fn wrongly_written(bench: &mut Bench) -> Option<String> {
     const DIM: usize = 64;
     let x = groups();

@@ -1,9 +1,9 @@
-//! What an executor passes to the kernels of attention.
+//! Parameters that an executor passes to the attention kernels.
 
 use super::*;
 use octavo_kernels::cuda::Device;
 
-/// Attention of four heads and a product that reads it, so that generated tokens' attention leaves
+/// Returns attention of four heads and a product that reads it, so that decode attention writes
 /// integers: from tables of queries, keys and values, the last one by position.
 fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Instruction> {
     let mut rng = Rng(23);
@@ -31,7 +31,7 @@ fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Inst
     ]
 }
 
-/// A program on this device and on the CPU.
+/// A program on the test device and on the CPU.
 struct Both {
     here: Executor<Box<dyn Device>>,
     there: octavo_kernels::Executor,
@@ -84,8 +84,8 @@ impl Both {
         }
     }
 
-    /// Halves, of weights and of products' inputs, are right to 2^-11: whatever is left out makes a
-    /// hundred times that.
+    /// Checks that both agree. Half-precision weights and product inputs are accurate to 2^-11; any
+    /// operation left out makes a hundred times that error.
     fn agree_on(&mut self, step: &Step<'_>, what: &str) {
         let got = self.here.step(step, None).expect("it runs").to_vec();
         let expected = self.there.step(step, &mut self.store, None);
@@ -99,7 +99,7 @@ impl Both {
     }
 }
 
-/// What an executor passes to the kernels: programs on this device and on the CPU.
+/// Programs give the same results on the test device and on the CPU.
 #[test]
 fn programs_take_windows_caps_and_sinks() {
     for (window, cap, sinks, causal, blocks) in [

@@ -1,4 +1,4 @@
-//! Windows, caps, sinks, and positions behind a row's own.
+//! Windows, caps, sinks, and later positions.
 
 use super::*;
 
@@ -16,7 +16,7 @@ const SCORES: [(Option<usize>, Option<f32>, bool); 9] = [
 ];
 
 impl Scene {
-    /// With some of [`SCORES`]; sinks lie below the scores, among them and above them.
+    /// Applies one of [`SCORES`]; sinks lie below, among and above the scores.
     fn with(self, (window, cap, sinks): (Option<usize>, Option<f32>, bool)) -> Scene {
         let sink = |h: usize| [0.5, 4.0, -1.0, 9.0][h % 4];
         let heads = if sinks { self.heads } else { 0 };
@@ -36,7 +36,7 @@ fn windows_caps_and_sinks_match_f64() {
         let types = launch::KV_TYPES.into_iter().enumerate();
         for (j, kv) in types.filter(|(_, kv)| kv.takes(dim)) {
             for (n, scores) in SCORES.into_iter().enumerate() {
-                // a sixth of all, another one for each size and type
+                // a sixth of all, a different sixth for each size and type
                 if !(i + j + n).is_multiple_of(6) {
                     continue;
                 }
@@ -58,7 +58,7 @@ fn windows_caps_and_sinks_match_f64() {
     }
 }
 
-/// Positions behind a row's own: some, all, and more than there are.
+/// Later positions: some, all, and more than there are.
 #[test]
 fn what_lies_behind_matches_f64() {
     let Some(mut bench) = device() else { return };
@@ -95,7 +95,7 @@ fn what_lies_behind_matches_f64() {
     }
 }
 
-/// A row beside others, whose windows begin elsewhere, and alone.
+/// A row gives the same result alone and with others, whose windows begin elsewhere.
 #[test]
 fn windows_depend_on_no_neighbour() {
     let Some(mut bench) = device() else { return };

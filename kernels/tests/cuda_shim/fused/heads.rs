@@ -1,4 +1,4 @@
-//! Heads: biases, norms, rotations and the cache, by one kernel.
+//! Heads: biases, norms, RoPE and cache writes in one kernel.
 
 use super::*;
 
@@ -6,7 +6,8 @@ use super::*;
 const ROWS: usize = 4;
 const N_PAGES: usize = 5;
 
-/// What [`launch::heads`] does to a group before the cache, by a launch for each operation.
+/// Applies bias, norm and RoPE to a group by one launch each, as [`launch::heads`] does before the
+/// cache write.
 fn bias_norm_rotation(
     bench: &mut Bench,
     group: &HeadGroup,
@@ -58,7 +59,7 @@ fn bias_norm_rotation(
     at
 }
 
-/// Heads of a width, and what is done to them.
+/// Heads of some size, and the operations on them.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kv: KvType,
@@ -86,7 +87,7 @@ impl Case {
         }
     }
 
-    /// So many heads of each row.
+    /// Creates a group of `n` heads per row.
     fn group(&self, bench: &mut Bench, rng: &mut Rng, n: usize, normed: bool) -> HeadGroup {
         let mut given = |is: bool, n: usize| match is {
             true => bench.floats(&rng.floats(n)),
@@ -101,7 +102,7 @@ impl Case {
         }
     }
 
-    /// One launch against several.
+    /// Checks the fused launch against separate ones.
     fn hold(&self, bench: &mut Bench, rng: &mut Rng) {
         let &Case { kv, dim, heads, .. } = self;
         let paging = paging(bench, &[2, 9, 4, 1], N_PAGES as u32);

@@ -1,8 +1,8 @@
-//! Pages that a block table lacks: kernels tell, and read nothing.
+//! Missing pages in block tables: kernels report them and access no other memory.
 
 use super::*;
 
-/// A table that lacks a page: whoever needs it says so, and reads and writes nothing else instead.
+/// A kernel that needs a missing page reports it, and reads and writes nothing else instead.
 #[test]
 fn a_missing_page_is_told() {
     let Some(mut bench) = device() else { return };
@@ -79,13 +79,13 @@ fn a_missing_page_is_told() {
     }
 }
 
-/// The row whose page is missing, as the kernels said.
+/// Returns the row whose page the kernels reported missing, counted from 1.
 fn missing_page(bench: &mut Bench, paging: &Paging) -> u32 {
     bench.read_integers(paging.missing, 1)[0]
 }
 
-/// Attention of both kinds over tables that lack a page of one of the `expected` rows: checks what
-/// the first says, and returns what the second does.
+/// Runs both kinds of attention over tables that lack a page of one of the `expected` rows: checks
+/// the report of the first, and returns that of the second.
 fn attention_without_a_page(
     bench: &mut Bench,
     x: Ptr,

@@ -1,4 +1,4 @@
-//! Operations that are done value by value.
+//! Elementwise operations.
 
 use octavo_kernels::Isa;
 use octavo_kernels::cuda::params::Hadamard;
@@ -52,7 +52,7 @@ fn element_by_element_operations_match() {
         for (i, got) in bench.read(out, n).into_iter().enumerate() {
             let (g, u) = (f64::from(gate[i]), f64::from(b[i]));
             let y = g / (1.0 + (-g).exp()) * u;
-            // two units in the last place of `expf`, three roundings; e^88 is where floats end
+            // two units in the last place of `expf`, three roundings; f32 overflows beyond e^88
             worst.see(
                 || format!("gate {g}"),
                 y,
@@ -202,7 +202,7 @@ fn functions_and_gates_match() {
     }
 }
 
-/// The executor's own way to the factors of positions, rows of several sequences included.
+/// The executor's use of factors by position, including rows of several sequences.
 #[test]
 fn scales_follow_positions() {
     let Some(Bench(machine)) = device() else {
@@ -272,7 +272,7 @@ fn hadamard_transforms_add_in_the_order_of_cpus() {
     }
 }
 
-/// No model has one yet: the executor's own way to the kernel.
+/// The executor's use of the kernel, which no model uses yet.
 #[test]
 fn programs_take_soft_caps() {
     let Some(Bench(machine)) = device() else {

@@ -1,11 +1,11 @@
-//! Rows that several ranks have parts of.
+//! Rows sharded across several ranks.
 
 use octavo_kernels::Cut;
 use octavo_kernels::cuda::params::JoinParts;
 
 use super::*;
 
-/// Of each of `pieces` pieces, what one rank has.
+/// Returns one rank's part of each piece.
 fn part(whole: &[f32], cut: Cut, rank: usize, ranks: usize) -> Vec<f32> {
     let pieces = whole.chunks_exact(cut.width);
     let mine = cut.of(rank, ranks);
@@ -15,7 +15,7 @@ fn part(whole: &[f32], cut: Cut, rank: usize, ranks: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Parts of equal and other lengths, also with a last grain that is shorter.
+/// Parts of equal and different lengths, including a shorter last grain.
 #[test]
 fn parts_are_joined_to_rows() {
     let Some(mut bench) = device() else { return };
