@@ -20,7 +20,7 @@ const LINE: usize = 64;
 pub(crate) unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
     let r = S::R;
     let bytes = F::BLOCK_BYTES;
-    // the rows of the next strip mostly lie behind these
+    // the rows of the next strip mostly follow these
     let next_strip = rows.iter().map(|row| row.len()).sum();
     let mut room = [0u8; 256];
     let codes = &mut room[..F::K];
@@ -37,8 +37,7 @@ pub(crate) unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
             let raw = &row[b * bytes..(b + 1) * bytes];
             let next = raw.as_ptr().wrapping_add(next_strip);
             for line in (0..bytes).step_by(LINE) {
-                // SAFETY: a hint, of an address that may be any; the instruction set is the
-                // caller's promise.
+                // SAFETY: a hint, of any address; the instruction set is the caller's promise.
                 unsafe { S::prefetch_far(next.wrapping_add(line)) };
             }
             F::transpose(raw, &mut Transposed { meta, i, r });
@@ -75,7 +74,7 @@ fn lanes<const N: usize>(
 ) {
     let (lanes, _) = plane.as_chunks_mut::<4>();
     let (codes, _) = codes.as_chunks::<N>();
-    // all words first: these are neighbours, and become vectors
+    // all words first: these are adjacent, so that the compiler vectorizes them
     let mut words = [0u32; 64];
     for (word, c) in words.iter_mut().zip(codes) {
         *word = lane(*c);
@@ -86,7 +85,8 @@ fn lanes<const N: usize>(
     }
 }
 
-/// The `bits` bits from `from` on of every code: those of each four further up in the same bytes.
+/// Packs the `bits` bits from `from` on of every code: each further four codes go to higher bits of
+/// the same bytes.
 #[inline(always)]
 fn words<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
     let mask = 0x0101_0101 * ((1 << bits) - 1);
@@ -96,7 +96,7 @@ fn words<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
     })
 }
 
-/// Float rows to `[k][r]`.
+/// Packs rows of floats as `[k][r]`.
 #[inline(always)]
 pub(crate) fn strip_float<E: Float>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
     if rows.len() < r {
@@ -117,7 +117,7 @@ mod tests {
     use crate::formats::{Blocks, Row, Transposed, rows};
     use crate::isa::Isa;
 
-    /// As the layout is described, code by code.
+    /// Packs rows as the layout is described, code by code.
     fn plain(format: &Blocks, rows: &[Vec<u8>], r: usize) -> Vec<u8> {
         let (bytes, k) = (format.ty.block_bytes(), format.k);
         let blocks = rows[0].len() / bytes;
@@ -179,7 +179,7 @@ mod tests {
                             })
                             .collect(),
                     };
-                    // what was there before must not show
+                    // old contents must not show
                     let mut got = vec![0xff; expected.len()];
                     let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
                     // SAFETY: the CPU has the instruction set.

@@ -1,5 +1,5 @@
-//! Eight lanes in plain Rust: the path of every CPU without kernels of its own, and the oracle of
-//! all others' vectors.
+//! Eight lanes in plain Rust: used on CPUs without kernels of their own, and the reference that all
+//! other vectors are tested against.
 
 use crate::act::Act4;
 use crate::simd::{ByteDots, Simd};

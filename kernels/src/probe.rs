@@ -1,9 +1,9 @@
 //! Peak rates of this machine: how fast threads read memory, and how many multiplications they
 //! finish.
 //!
-//! Both loops (`generic/probe.rs`) are stamped for each instruction set, so that a kernel is held
-//! against what its own vectors can reach. The best of a few passes counts: a limit is what was
-//! reached once.
+//! Both loops (`generic/probe.rs`) are instantiated for each instruction set, so that a kernel is
+//! compared with the limit of its own vectors. The best of a few passes counts: a limit is the
+//! highest rate reached once.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use crate::pool::Pool;
 const READ_BYTES: usize = 512 << 20;
 /// Passes, of which the best counts.
 const PASSES: usize = 4;
-/// Turns of the multiplying loop in a pass: some milliseconds.
+/// Iterations of the multiplying loop in a pass: some milliseconds.
 const TURNS: usize = 1 << 20;
 
 /// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of
@@ -39,7 +39,7 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
     // in large pages, as weights are
     let parts: Vec<Mutex<Floats>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
-    // the thread that reads a page is the first to touch it, which decides on whose memory it lies
+    // the thread that reads a page touches it first, which decides on the NUMA node that it lies on
     pool.run_everywhere(&|id| {
         let mut floats = lock(&parts[id]);
         floats.grow(part);
@@ -127,7 +127,7 @@ mod tests {
         for isa in Isa::available() {
             let table = isa.table();
             let turn = READS * table.strip;
-            // every element counts: one with other bits anywhere changes the result
+            // every element counts: a changed bit anywhere changes the result
             let mut x = vec![0f32; 3 * turn];
             for read in table.read {
                 // SAFETY: available, and the length is the slice's.

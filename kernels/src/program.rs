@@ -17,7 +17,7 @@ pub use step::{GivenRows, Role, Sequence, StateUse, StateWrite, Step};
 /// Number of a buffer.
 pub type Slot = usize;
 
-/// A table of rows that stays as it is in the file: token embeddings.
+/// A table of rows that stays in the file's format: token embeddings.
 #[derive(Clone)]
 pub struct RowTable {
     /// Element type.
@@ -33,8 +33,8 @@ pub struct RowTable {
 /// An operation on numbered buffers and matrices; the executor owns the matrices.
 pub type ProgramOp = Op<Slot, usize, Arc<[f32]>, RowTable>;
 
-/// An operation, and where its result goes. The result of an operation that is not element by
-/// element is never over one of its inputs.
+/// An operation, and the slot of its result. The result of an operation that is not element by
+/// element never overwrites one of its inputs.
 #[derive(Clone)]
 pub struct Instruction {
     /// Operation and its operands.
@@ -44,7 +44,7 @@ pub struct Instruction {
 }
 
 impl ProgramOp {
-    /// With the result in `out`.
+    /// Makes an instruction with the result in `out`.
     pub fn to(self, out: Slot) -> Instruction {
         Instruction {
             op: self,
@@ -52,7 +52,7 @@ impl ProgramOp {
         }
     }
 
-    /// Without a result: [`Op::KvWrite`].
+    /// Makes an instruction without a result: [`Op::KvWrite`].
     pub fn without_result(self) -> Instruction {
         Instruction {
             op: self,
@@ -61,7 +61,7 @@ impl ProgramOp {
     }
 }
 
-/// An attention of a program: its operands but for the sinks, and where its result goes.
+/// An attention of a program: its operands but for the sinks, and the slot of its result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attend {
     pub(crate) q: Slot,
@@ -70,7 +70,7 @@ pub(crate) struct Attend {
     pub(crate) out: Slot,
 }
 
-/// The operands of an [`Op::LinearAttention`] of a program, and where its result goes.
+/// The operands of an [`Op::LinearAttention`] of a program, and the slot of its result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recurrent {
     pub(crate) q: Slot,
@@ -84,7 +84,7 @@ pub(crate) struct Recurrent {
 }
 
 impl Instruction {
-    /// The slot written by whatever but [`Op::KvWrite`].
+    /// The slot written by any operation but [`Op::KvWrite`].
     pub(crate) fn result(&self) -> Slot {
         self.out.expect("`Program::check`: all others have one")
     }
@@ -137,7 +137,7 @@ pub(crate) enum Resource {
     Pieces,
     /// Cosines and sines.
     Angles,
-    /// Parts of rows that ranks have handed each other.
+    /// Parts of rows that ranks have exchanged.
     Parts,
 }
 
@@ -151,7 +151,7 @@ impl Resource {
 /// A compiled model, without the weights of its products: executors hold them in layouts of their
 /// own.
 pub struct Program {
-    /// In order.
+    /// Operations in execution order.
     pub ops: Vec<Instruction>,
     /// Shapes of the buffers, indexed by [`Slot`].
     pub slots: Vec<ValueShape>,
@@ -161,10 +161,9 @@ pub struct Program {
     pub caches: Vec<KvShape>,
     /// Floats of each part of a sequence's state; operations name them by number.
     pub states: Vec<usize>,
-    /// The slot that holds the outputs: the logits, or what another program goes on with.
+    /// The slot that holds the outputs: the logits, or the inputs of another program.
     pub output: Slot,
-    /// Values of a row that comes in the place of a token's embedding, see [`GivenRows`]; 0 if none
-    /// can.
+    /// Values of a row given in place of a token's embedding, see [`GivenRows`]; 0 if none can be.
     pub given: usize,
 }
 
@@ -185,8 +184,8 @@ impl Program {
         self.caches[cache.group]
     }
 
-    /// How wide the heads are that a row of this width is made of, if it is; what is divided by
-    /// heads is divided by these.
+    /// The head size of rows of this width, if they are made of heads; a division by heads uses
+    /// this size.
     pub(crate) fn head_dim_of(&self, width: usize) -> Option<usize> {
         let mut head_dims = self.caches.iter().map(|kv| kv.head_dim);
         head_dims.find(|head_dim| width.is_multiple_of(*head_dim))
@@ -204,17 +203,17 @@ impl Program {
         self.ops.iter().map(of).max().unwrap_or(0)
     }
 
-    /// Whether no token sees a later one, so that a sequence may come in parts.
+    /// Whether no token sees a later one, so that a sequence may be processed in parts.
     pub(crate) fn is_causal(&self) -> bool {
         !self.ops.iter().any(|i| i.op.sees_later())
     }
 
-    /// Cosines, and as many sines, of a row: those of all tables, one after the other.
+    /// Number of cosines, and of sines, of a row: those of all tables, one after the other.
     pub(crate) fn angles(&self) -> usize {
         self.ropes.iter().map(|rope| rope.frequencies.len()).sum()
     }
 
-    /// Where those of a table begin.
+    /// Offset of a table's angles among those of a row.
     pub(crate) fn angles_before(&self, rope: usize) -> usize {
         let before = self.ropes[..rope].iter();
         before.map(|rope| rope.frequencies.len()).sum()
@@ -225,7 +224,7 @@ impl Program {
         self.slots[slot].rows.count(rows, wanted)
     }
 
-    /// Where a step's own rows go, if this program begins with them.
+    /// The slot of a step's own rows, if this program begins with them.
     pub(crate) fn input(&self) -> Option<Slot> {
         let given = |i: &&Instruction| matches!(i.op, Op::Input);
         self.ops.iter().find(given)?.out

@@ -1,16 +1,16 @@
-//! To how many bits prompts round what they multiply with quantized weights.
+//! Precision to which prompts are rounded in products with quantized weights.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Bits of the integers that vector kernels make of a prompt's activations, where they multiply
-/// them with quantized weights.
+/// Bits of the integers to which vector kernels quantize a prompt's activations, for products with
+/// quantized weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PromptBits {
     /// Eight, with a scale for every 32 values: faster, and about as far from exact results as
     /// llama.cpp. A weight format or an instruction set without such kernels keeps its own.
     Eight,
-    /// Sixteen, of which fifteen count.
+    /// Sixteen, of which fifteen are significant.
     #[default]
     Sixteen,
 }
@@ -19,7 +19,7 @@ impl PromptBits {
     /// All of them.
     pub const ALL: [PromptBits; 2] = [PromptBits::Eight, PromptBits::Sixteen];
 
-    /// How many.
+    /// Number of bits.
     pub fn count(self) -> u8 {
         match self {
             PromptBits::Eight => 8,

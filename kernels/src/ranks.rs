@@ -1,5 +1,6 @@
-//! Several executors that compute one program together, each a part of the rows of every matrix.
-//! They hand each other values and never add any up, so that no bit depends on how many there are.
+//! Tensor parallelism: several executors that compute one program together, each a part of the rows
+//! of every matrix. They exchange values and never sum any up, so that results do not depend on the
+//! number of ranks.
 
 mod threads;
 
@@ -11,15 +12,15 @@ pub use threads::Threads;
 use crate::op::Op;
 use crate::program::Program;
 
-/// How rows of values are divided among ranks: of each of `pieces` pieces, `width` values wide, a
-/// rank has neighbours, in whole `grain`s but for the last one of a piece.
+/// Division of rows of values among ranks: of each of `pieces` pieces, `width` values wide, a rank
+/// has neighbouring values, in whole `grain`s but for the last one of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
-    /// Pieces of a row.
+    /// Number of pieces of a row.
     pub pieces: usize,
-    /// Values of a piece.
+    /// Number of values of a piece.
     pub width: usize,
-    /// Values that stay together.
+    /// Number of values that stay together.
     pub grain: usize,
 }
 
@@ -69,17 +70,17 @@ pub(crate) fn check(program: &Program, rank: Option<[usize; 2]>) {
 /// There are no errors here: where a rank is lost, the others cannot go on, and an implementation
 /// ends the program, or panics.
 pub trait Collective: Debug + Send + Sync {
-    /// How many ranks there are.
+    /// Number of ranks.
     fn ranks(&self) -> usize;
 
     /// Number of this rank.
     fn rank(&self) -> usize;
 
-    /// Puts what each rank gives side by side, in their order: `lens` says how much that is, of
-    /// `mine` this rank's.
+    /// Concatenates the values of all ranks, in their order: `lens` gives the number of values of
+    /// each, `mine` are this rank's.
     fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]);
 
-    /// Ranks that are threads of one process, each of which can read where another's values lie.
+    /// This as a rank among threads of one process, which can read each other's values in place.
     fn in_process(&self) -> Option<&Threads> {
         None
     }
@@ -87,11 +88,12 @@ pub trait Collective: Debug + Send + Sync {
     /// Sends rank 0's words to all ranks, which may wait long for them.
     fn broadcast(&self, words: &mut Vec<u32>);
 
-    /// This rank cannot go on, and says why in a line: the others must not wait for it.
+    /// Ends the group because this rank cannot go on, and says why in a line: the others must not
+    /// wait for it.
     fn give_up(&self, why: &str) -> !;
 }
 
-/// The whole rows of which all ranks have parts, this one `mine`.
+/// Gathers whole rows of which all ranks have parts, this one `mine`.
 pub fn gather_rows(ranks: &dyn Collective, cut: Cut, rows: usize, mine: &[f32]) -> Vec<f32> {
     let lens = cut.lens(rows, ranks.ranks());
     let mut all = vec![0.0; rows * cut.pieces * cut.width];

@@ -1,6 +1,6 @@
 //! Rotary position embedding as a table: one frequency per pair of dimensions, in f64, and one
 //! magnitude. Every variant (linear scaling, YaRN, divisors in the file) only changes the table, so
-//! that kernels know none of them.
+//! that kernels need not know them.
 
 /// Pairs of a head's dimensions that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,22 +25,22 @@ impl Pairing {
 /// unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// How dimensions pair up.
+    /// Pairing of dimensions.
     pub pairing: Pairing,
     /// The angle of pair `i` at position `p` is `p * frequencies[i]`.
     pub frequencies: Vec<f64>,
-    /// Factor on cosine and sine.
+    /// Factor of cosine and sine.
     pub magnitude: f64,
-    /// Along which axis of [`Turns`] each pair turns; the first, where this is empty.
+    /// Axis of [`Turns`] that each pair is rotated by; the first, where this is empty.
     pub axes: Vec<usize>,
 }
 
-/// Where a token stands along the axes by which pairs of dimensions turn: in a text all the same,
-/// its position; in a picture its time, its row and its column.
+/// Position of a token along the axes by which pairs of dimensions are rotated: in text its
+/// position on all three; in an image its time, row and column.
 pub type Turns = [u32; 3];
 
 impl Rope {
-    /// Dimensions of a head that turn.
+    /// Number of rotated dimensions of a head.
     pub fn n_rot(&self) -> usize {
         2 * self.frequencies.len()
     }
@@ -53,13 +53,13 @@ impl Rope {
         }
     }
 
-    /// Along which axis pair `i` turns.
+    /// The axis that pair `i` is rotated by.
     pub fn axis(&self, i: usize) -> usize {
         self.axes.get(i).copied().unwrap_or(0)
     }
 
     /// Cosine and sine of every pair of a token, times the magnitude: in f64 until the end, but for
-    /// the magnitude, which every engine has as an f32.
+    /// the magnitude, which is rounded to f32 as in every engine.
     pub fn angles(&self, turns: Turns) -> impl Iterator<Item = (f32, f32)> + '_ {
         let m = f64::from(self.magnitude as f32);
         self.frequencies.iter().enumerate().map(move |(i, f)| {

@@ -13,7 +13,7 @@ use crate::act::Act4;
 
 #[allow(clippy::missing_safety_doc)] // one contract for all, stated at the head of this module
 pub(crate) trait Simd: Copy {
-    /// f32 lanes.
+    /// Number of f32 lanes.
     const R: usize;
     /// `R` f32.
     type F: Copy;
@@ -44,7 +44,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// Lane-wise maximum; a NaN in `b` is kept.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
-    /// Lanes below `n` of `a`, the others of `b`.
+    /// Selects lanes below `n` from `a`, the others from `b`.
     unsafe fn first(n: usize, a: Self::F, b: Self::F) -> Self::F;
     /// Sum of the lanes, in an order fixed for the instruction set.
     unsafe fn sum(v: Self::F) -> f32;
@@ -66,7 +66,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
-    /// Every byte, below 16, replaced by that entry of the table.
+    /// Replaces every byte, below 16, by that entry of the table.
     unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
     /// Logical shift of each 32-bit lane, `n < 32`.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
@@ -74,7 +74,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn to_f(a: Self::I) -> Self::F;
     /// Rounds to nearest, ties to even.
     unsafe fn to_i(a: Self::F) -> Self::I;
-    /// The same bits as floats.
+    /// Reinterprets the bits as floats.
     unsafe fn bits_f(a: Self::I) -> Self::F;
 
     unsafe fn acc_zero() -> Self::Acc;
@@ -87,11 +87,12 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::dot4(acc, codes, x) }
     }
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
-    /// Vectors that [`Simd::spread`] makes of one, 1 or 2.
+    /// Vectors that [`Simd::spread`] makes from one, 1 or 2.
     const SPREAD: usize = 1;
     /// Whether [`Simd::dot_spread`] takes codes as signed bytes.
     const SIGNED: bool = false;
-    /// Codes as [`Simd::dot_spread`] reads them, done once for many rows: `SPREAD` vectors count.
+    /// Converts codes to the form that [`Simd::dot_spread`] reads, once for many rows: the first
+    /// `SPREAD` vectors are used.
     #[inline(always)]
     unsafe fn spread(codes: Self::I) -> [Self::I; 2] {
         [codes, codes]
@@ -99,14 +100,14 @@ pub(crate) trait Simd: Copy {
     /// As [`Simd::dot4`], with codes that went through [`Simd::spread`].
     #[inline(always)]
     unsafe fn dot_spread(acc: Self::Acc, codes: [Self::I; 2], x: *const Act4) -> Self::Acc {
-        // SAFETY: the same contract. Codes that a signed byte does not hold come here only where
-        // they are taken unsigned, and there both are one.
+        // SAFETY: the same contract. Codes that a signed byte does not hold are passed only where
+        // they are read as unsigned, and there both functions are the same.
         unsafe { Self::dot4_i8(acc, codes[0], x) }
     }
     /// Adds to every lane the products of its two 16-bit halves with those of the same lane of `x`,
     /// wrapping around.
     unsafe fn dot2(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// Whether [`Simd::dot2`] makes more products than [`Simd::fma`] in the same time.
+    /// Whether [`Simd::dot2`] does more products than [`Simd::fma`] in the same time.
     const TWO_AT_ONCE: bool = true;
     /// The same with one `x` for all lanes.
     #[inline(always)]
@@ -115,17 +116,17 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::dot2(acc, w, Self::iset1(x.read_unaligned())) }
     }
     /// Whether [`Simd::dot2`] may be slow enough for Winograd's inner products (see
-    /// [`dots`](crate::generic::pairs::dots)) to be worth what they add to panels and tiles.
+    /// [`dots`](crate::generic::pairs::dots)) to be worth the data they add to panels and tiles.
     const WINOGRAD: bool = false;
     /// Whether they are the faster ones on this CPU.
     fn prefers_winograd() -> bool {
         false
     }
-    /// Four 16-bit activations in the form `dot4` reads.
+    /// Converts four 16-bit activations to the form that `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
-    /// Asks for the line at `p`, into the first cache.
+    /// Prefetches the line at `p` into the L1 cache.
     unsafe fn prefetch(p: *const u8);
-    /// Asks for the line at `p`, into the second cache.
+    /// Prefetches the line at `p` into the L2 cache.
     unsafe fn prefetch_far(p: *const u8);
 }
 
@@ -137,16 +138,16 @@ pub(crate) trait ByteDots: Simd {
     /// Sums of products: of pairs of them in 16 bits, or all that a lane has in 32.
     type Narrow: Copy;
 
-    /// Begins sums that go on from `so_far`, unless [`ByteDots::end`] adds it.
+    /// Begins sums that continue from `so_far`, unless [`ByteDots::end`] adds it.
     unsafe fn begin(so_far: Self::I) -> Self::Narrow;
     /// Adds to every lane the products of its four unsigned codes with four signed bytes, not -128.
     unsafe fn dot_bytes(sums: Self::Narrow, codes: Self::I, x: *const i32) -> Self::Narrow;
-    /// One sum for each lane, together with what was begun from.
+    /// One sum for each lane, including the `so_far` that it began from.
     unsafe fn end(so_far: Self::I, sums: Self::Narrow) -> Self::I;
 }
 
-/// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is
-/// inside.
+/// Instantiates trait operations whose bodies are intrinsics. The one SAFETY text for all of them
+/// is inside.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! ops {
     ($($(#[$meta:meta])* $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => {$(

@@ -1,8 +1,8 @@
-//! Stamps the kernels of one instruction set: the outermost functions, which alone carry target
-//! features, and the table of them.
+//! Instantiates the kernels of one instruction set: the outermost functions, which alone carry
+//! target features, and the table of them.
 //!
 //! `instantiate!` stands at the end of the file of an instruction set. The features are named once:
-//! what the functions are compiled with is what the CPU is asked for.
+//! those that the functions are compiled with are those that the CPU is checked for.
 
 mod prompts;
 
@@ -64,7 +64,7 @@ pub(crate) use by_kv_type;
 /// Does nothing, before and after a step, for instruction sets that need no setup.
 pub(crate) unsafe fn nothing() {}
 
-/// Stamps the outermost functions of one instruction set. They alone carry target features.
+/// Instantiates the outermost functions of one instruction set. They alone carry target features.
 macro_rules! instantiate {
     ($module:ident, $simd:ty, floats $nt:literal, queries [$($nq:literal),*],
         prompts $prompts:ident $($width:literal)? $(, bytes $bytes:literal)?

@@ -43,7 +43,7 @@ impl StateStore {
         self.parts == parts
     }
 
-    /// The slots as threads share them.
+    /// The slots in a form that threads share.
     pub(crate) fn shared(&mut self) -> States {
         let memory = self.memory.as_mut();
         let (base, keep) = memory.map_or((std::ptr::null_mut(), None), |memory| {

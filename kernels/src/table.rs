@@ -11,26 +11,26 @@ use octavo_quant::TensorType;
 /// The kernels of one packed weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed {
-    /// Brings rows of the file, at most a strip's, into a strip.
+    /// Packs rows of the file, at most a strip's, into a strip.
     pub(crate) pack: unsafe fn(&[&[u8]], &mut [u8]),
-    /// Rows of activations of generated tokens.
+    /// Kernels for rows of activations of generated tokens.
     pub(crate) gemv: Gemv,
-    /// Many rows of activations.
+    /// Kernels for many rows of activations.
     pub(crate) prompt: PromptKernels,
-    /// The same in 8 bits, if there are kernels for that.
+    /// The same in 8 bits, if there are such kernels.
     pub(crate) prompt_bytes: Option<PromptKernels>,
 }
 
-/// How prompts are multiplied with one weight format.
+/// Kernels that multiply prompts by one weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct PromptKernels {
     /// Form that activations are converted to.
     pub(crate) activations: &'static ActivationForm,
-    /// Slice of a strip as a panel.
+    /// Converts a slice of a strip to a panel.
     pub(crate) panel: unsafe fn(*const u8, usize, usize, *mut f32),
-    /// One strip, and a pair of them, against all tokens.
+    /// Multiply one strip, and a pair of them, by all tokens.
     pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
-    /// Subtracted by these from every code of the panel.
+    /// Zero point these kernels subtract from every code of the panel.
     pub(crate) offset: i32,
 }
 
@@ -43,26 +43,26 @@ pub(crate) struct ActivationForm {
     pub(crate) slice: usize,
     /// Bytes of a tile for each value, and of a panel for each weight.
     pub(crate) bytes: usize,
-    /// Narrower tiles for the last tokens.
+    /// Whether there are narrower tiles for the last tokens.
     pub(crate) narrow: bool,
     pub(crate) pack: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
 }
 
-/// How weights are multiplied that have no packed form: their rows become a panel of floats.
+/// Kernels for weights that have no packed form: their rows become a panel of floats.
 #[derive(Clone, Copy)]
 pub(crate) struct UnpackedKernels {
     pub(crate) activations: &'static ActivationForm,
-    /// From `[kc][R]` floats to the panel, if that is another form.
+    /// Converts `[kc][R]` floats to the panel, if that has another form.
     pub(crate) convert: Option<unsafe fn(*const f32, usize, *mut f32)>,
     pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
-/// Generation kernels differ in what they read.
+/// Generation kernels, by the form of their activations.
 #[derive(Clone, Copy)]
 pub(crate) enum Gemv {
     /// Integer activations.
     Codes(CodeKernels),
-    /// Activations as they are.
+    /// Activations in f32.
     Float(FloatKernels),
 }
 
@@ -70,7 +70,7 @@ pub(crate) enum Gemv {
 /// and results are each a first row and a stride in floats.
 pub(crate) type FloatKernel = unsafe fn(*const u8, usize, (*const f32, usize), (*mut f32, usize));
 
-/// How activations are multiplied with float weights.
+/// Kernels that multiply activations by float weights.
 #[derive(Clone, Copy)]
 pub(crate) struct FloatKernels {
     pub(crate) row: FloatKernel,
@@ -83,27 +83,27 @@ pub(crate) struct FloatKernels {
 /// results in rows at a stride in floats.
 pub(crate) type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 
-/// How integer activations are multiplied with one weight format.
+/// Kernels that multiply integer activations by one weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeKernels {
-    /// One strip, and a pair of them, times one row.
+    /// Multiply one strip, and a pair of them, by one row.
     pub(crate) row: [CodeKernel; 2],
-    /// A pair of strips times several rows.
+    /// Multiplies a pair of strips by several rows.
     pub(crate) batch: BatchKernels,
-    /// A pair of strips times many rows, on a matrix unit.
+    /// Multiplies a pair of strips by many rows, on a matrix unit.
     pub(crate) tiled: Option<TiledKernels>,
 }
 
-/// How a matrix unit multiplies integer activations of many rows with one weight format.
+/// Kernels that multiply integer activations of many rows by one weight format, on a matrix unit.
 #[derive(Clone, Copy)]
 pub(crate) struct TiledKernels {
-    /// Rows from which on it is the faster one.
+    /// Number of rows from which on it is the faster way.
     pub(crate) fewest: usize,
     /// Bytes of rows of activations in tiles, from the number of rows and their length.
     pub(crate) bytes: fn(usize, usize) -> usize,
-    /// Codes that share a scale: formats with equally many read the same tiles.
+    /// Codes that share a scale: formats with the same number read the same tiles.
     pub(crate) group: usize,
-    /// Writes rows of `k` activations, the first and how many, as tiles.
+    /// Packs rows of `k` activations, given the first and their number, as tiles.
     pub(crate) pack: unsafe fn(&ActRow, usize, usize, *mut u8),
     /// Multiplies two strips, a stride in bytes apart, of `k` weights a row, by a number of rows in
     /// tiles; results in rows at a stride in floats.
@@ -120,7 +120,7 @@ pub(crate) const MAX_R: usize = 16;
 /// Attention of many query rows together, which rounds beyond f32: for prompts against quantized
 /// weights, which are rounded too.
 pub(crate) struct PromptAttention {
-    /// Whether it takes the heads of a cache.
+    /// Whether it supports the heads of a cache.
     pub(crate) takes: fn(&KvShape) -> bool,
     /// Query rows of a [`Block`](attention::Block), at most.
     pub(crate) rows: usize,
@@ -129,7 +129,7 @@ pub(crate) struct PromptAttention {
     /// Kernels that convert keys, and values, of a type into the scratch.
     pub(crate) keys: fn(KvType) -> attention::PackSpan,
     pub(crate) values: fn(KvType) -> attention::PackSpan,
-    /// Attends to what these two bring there.
+    /// Computes attention over the keys and values that these two convert.
     pub(crate) attend: unsafe fn(&attention::Block<'_>, [attention::PackSpan; 2], *mut u8),
 }
 
@@ -151,16 +151,16 @@ pub(crate) struct Table {
     /// Sets the calling thread up before its first kernel of a step, and tidies up after the last.
     pub(crate) enter: unsafe fn(),
     pub(crate) leave: unsafe fn(),
-    /// Query rows taken at a time, most first.
+    /// Numbers of query rows taken at a time, largest first.
     pub(crate) queries: &'static [usize],
     /// Kernels for a number of query rows, one of `queries`, and pages of these types.
     pub(crate) attention: fn(usize, KvTypes) -> attention::SpanKernels,
-    /// Instead of the former, for prompts.
+    /// Replaces `attention` for prompts.
     pub(crate) prompt_attention: Option<PromptAttention>,
     pub(crate) rms_norm: Norm,
     pub(crate) layer_norm: Norm,
     pub(crate) unary: unsafe fn(Function, *const f32, usize, *mut f32),
-    /// Of an activation.
+    /// Kernel of an activation.
     pub(crate) gate: fn(Activation) -> unsafe fn(&elementwise::Operands),
     pub(crate) add: unsafe fn(&elementwise::Operands),
     pub(crate) mul: unsafe fn(&elementwise::Operands),
@@ -170,13 +170,13 @@ pub(crate) struct Table {
     pub(crate) weighted_sum: unsafe fn(&routing::Parts),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
-    /// Measures memory: without and with prefetch.
+    /// Loops that measure memory bandwidth: without and with prefetch.
     pub(crate) read: [unsafe fn(*const f32, usize) -> f32; 2],
-    /// Measures arithmetic: with few and with many accumulators.
+    /// Loops that measure arithmetic: with few and with many accumulators.
     pub(crate) multiply: [unsafe fn(usize) -> f32; 2],
-    /// Measures a matrix unit's, and the multiply-adds of a turn of it.
+    /// Loop that measures a matrix unit, and the multiply-adds of its iteration.
     pub(crate) busy_unit: Option<(unsafe fn(usize), usize)>,
-    /// Holds the vectors against the portable ones, operation by operation.
+    /// Checks the vectors against the portable ones, operation by operation.
     #[cfg(test)]
     pub(crate) agrees: fn(&str),
 }

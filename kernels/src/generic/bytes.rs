@@ -254,7 +254,7 @@ unsafe fn group<
     unsafe {
         let (at, values) = (sums_at(a.kc, GROUP, false), sums_at(a.kc, GROUP, true));
         let isums = x.add((at + g) * W + from).cast::<i32>();
-        // the format's offset times the sum of the group's activations
+        // the format's offset times the negated sum of the group's activations
         let offset = |j: usize| {
             if MIN {
                 S::iset1(0)

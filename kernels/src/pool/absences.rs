@@ -1,18 +1,18 @@
-//! For tests: threads go missing as on a busy machine.
+//! For tests: threads that go missing as on a busy machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Threads that go missing now and then, as on a busy machine.
 pub(super) struct Absences {
-    /// Of a sequence of pseudo-random numbers.
+    /// State of a sequence of pseudo-random numbers.
     state: AtomicU64,
     /// On average one in this many sections is late.
     one_of: u64,
 }
 
 impl Absences {
-    /// One of `one_of` sections is late, at least one of all.
+    /// Makes one in `one_of` sections late, all if that is 0 or 1.
     pub(super) fn new(seed: u64, one_of: u64) -> Absences {
         Absences {
             state: AtomicU64::new(seed),
@@ -20,8 +20,7 @@ impl Absences {
         }
     }
 
-    /// A thread is in the middle of something, and may be late for it; so much less often than one
-    /// of `one_of`.
+    /// May delay a thread in the middle of its work, `rarer` times less often than one in `one_of`.
     pub(super) fn pass(&self, rarer: u64) {
         let n = self
             .state

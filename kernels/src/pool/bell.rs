@@ -1,4 +1,4 @@
-//! Sleeping until something that other threads publish has changed.
+//! Sleeping until other threads have published a change.
 //!
 //! A publisher rings after publishing; a waiting thread looks again after it has said that it
 //! sleeps. Between the two steps of each there is a sequentially consistent fence, so that either
@@ -7,7 +7,7 @@
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence};
 
-/// A place to sleep at.
+/// A place where threads sleep until they are rung.
 pub(crate) struct Bell {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
@@ -23,7 +23,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps until `done` says so, which is asked again after every [`ring`](Bell::ring).
+    /// Sleeps until `done` returns true, which is asked again after every [`ring`](Bell::ring).
     pub(crate) fn sleep_until(&self, done: impl Fn() -> bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -38,11 +38,11 @@ impl Bell {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Wakes all sleepers, which look whether what they wait for has come.
+    /// Wakes all sleepers, which check again whether they are done.
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
-            // a sleeper that has looked, but does not wait yet, holds the lock: it must not miss
+            // a sleeper that has checked, but does not wait yet, holds the lock: it must not miss
             // this
             drop(held(&self.lock));
             self.rung.notify_all();
@@ -51,8 +51,7 @@ impl Bell {
 }
 
 fn held(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
-    // nothing panics under the lock but a thread that is ending anyway, and there is nothing behind
-    // it to be half done
+    // only a thread that is ending anyway panics under the lock, which protects no data
     lock.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,15 +1,15 @@
-//! Work that lasts no longer than a call of the pool.
+//! Work that borrows from the pool's caller, and ends with the call.
 
 use super::{Member, Work};
 
-/// Work on what the caller of the pool has borrowed.
+/// Work on data that the pool's caller has borrowed.
 pub(super) struct Borrowed {
     pub(super) work: &'static (dyn Fn(usize) + Sync),
-    /// Every thread is in the team, and they begin together.
+    /// Every thread is in the team, and all begin together.
     pub(super) everybody: bool,
 }
 
-/// Makes a borrow look as if it lasted; see `Pool::run_borrowed`.
+/// Extends the lifetime of a borrow; see `Pool::run_borrowed`.
 pub(super) fn as_if_lasting<'a>(
     work: &'a (dyn Fn(usize) + Sync + 'a),
 ) -> &'static (dyn Fn(usize) + Sync) {

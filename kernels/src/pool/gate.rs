@@ -1,7 +1,7 @@
-//! The words that say who works on a step and which section of it: the gate, one for the team, and
+//! The words that hold the members of a step and its section: the gate, one for the team, and
 //! seats, one for each thread. `team.rs` has the rules.
 
-/// Stands in the gate where a section would: no step is running.
+/// Value of the gate's section while no step is running.
 pub(super) const END: u64 = 0xffff;
 
 /// State of the gate. As a word: changing 1, epoch 27, section 16, size 10, arrived 10 bits.
@@ -9,13 +9,13 @@ pub(super) const END: u64 = 0xffff;
 pub(super) struct Gate {
     /// A thread is changing the members; no other thread may write the gate.
     pub(super) changing: bool,
-    /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to
-    /// mistake one for another, and what it compares is its own last membership.
+    /// Changes with the members. 27 bits are enough: a thread would have to miss 134 million
+    /// changes to mistake one for another, and it compares with its own last membership.
     pub(super) epoch: u64,
     pub(super) section: u64,
-    /// Members.
+    /// Number of members.
     pub(super) size: u64,
-    /// Members that have finished their part of the section.
+    /// Number of members that have finished their part of the section.
     pub(super) arrived: u64,
 }
 
@@ -43,7 +43,7 @@ impl Gate {
         }
     }
 
-    /// Identifies the section of the epoch.
+    /// Identifier of the section and its epoch.
     pub(super) fn turn(self) -> u64 {
         Gate {
             changing: false,
@@ -61,7 +61,7 @@ pub(super) struct Membership {
     pub(super) epoch: u64,
     /// Number among the members, below `size`.
     pub(super) rank: usize,
-    /// Members.
+    /// Number of members.
     pub(super) size: usize,
     /// Index of the set of buffers.
     pub(super) place: usize,
@@ -70,12 +70,12 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// As a seat's word, which is never zero: section and size stand in the gate.
+    /// The seat's word, which is never zero: section and size are in the gate.
     pub(super) fn seat(&self) -> u64 {
         1 << 63 | self.epoch << 32 | (self.rank as u64) << 8 | self.place as u64
     }
 
-    /// The same, a section later.
+    /// The same membership, one section later.
     pub(super) fn next_section(&self) -> Membership {
         Membership {
             section: self.section + 1,
@@ -100,7 +100,7 @@ impl Membership {
         self.gate().turn()
     }
 
-    /// Whether an epoch is not before another.
+    /// Whether an epoch is the same as another or later.
     pub(super) fn is_since(epoch: u64, other: u64) -> bool {
         epoch.wrapping_sub(other) % EPOCHS < EPOCHS / 2
     }

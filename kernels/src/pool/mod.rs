@@ -1,5 +1,5 @@
-//! A persistent pool of threads that does [`Work`] section by section, on quiet machines and on
-//! busy ones.
+//! A persistent thread pool that does [`Work`] section by section, on quiet machines and on busy
+//! ones.
 //!
 //! On a quiet machine all threads take part in everything, and waiting threads spin: a section
 //! takes microseconds, waking a sleeping thread tens of them. On a busy one a thread may be
@@ -9,7 +9,7 @@
 //! that is waited for. Nothing here ever yields: that would hand a whole time slice to another
 //! process.
 //!
-//! No result may depend on who did what, so that all of this is about time alone.
+//! No result may depend on which thread did a part, so that all of this affects time alone.
 
 mod absences;
 mod bell;
@@ -46,7 +46,7 @@ use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
 
 /// Work of a pool: sections, one after the other, each divided among the members of the team.
 pub(crate) trait Work: Send + Sync {
-    /// How many there are; at least one.
+    /// Number of sections; at least one.
     fn sections(&self) -> usize;
 
     /// Runs a member's part of its section. All members of the team run this, and no thread runs
@@ -54,8 +54,8 @@ pub(crate) trait Work: Send + Sync {
     /// other thread. It may return before it has done all when [`Member::must_stop`] has said so.
     fn run(&self, member: &Member<'_>);
 
-    /// Whether a section can be done again from the beginning, in another place, while late members
-    /// are still at it.
+    /// Whether a section can be run again from the beginning, in another place, while late members
+    /// are still working on it.
     fn can_repeat(&self, section: usize) -> bool;
 
     /// Copies the inputs of a section and of those after it from one place to another, which no
@@ -75,19 +75,19 @@ pub(crate) trait Work: Send + Sync {
         Duration::ZERO
     }
 
-    /// A thread takes part from now on, and is about to run its first section.
+    /// Called on a thread that takes part from now on, before its first section.
     fn enter(&self) {}
 
-    /// The thread that entered does not take part any more.
+    /// Called on a thread that entered when it no longer takes part.
     fn leave(&self) {}
 }
 
-/// A member of the team, and the section it has to do a part of.
+/// A member of the team, and the section to do a part of.
 pub(crate) struct Member<'a> {
     team: &'a Team,
     membership: Membership,
     absences: Option<&'a Absences>,
-    /// It is the only one, and what is left of its section can be divided among more.
+    /// It is the only member, and the rest of its section can be divided among more.
     divides: bool,
     stopped: Cell<bool>,
     /// The thread's number in the pool: no other thread has it.
@@ -96,7 +96,7 @@ pub(crate) struct Member<'a> {
     pub(crate) section: usize,
     /// Number among the members, below `size`.
     pub(crate) rank: usize,
-    /// Members.
+    /// Number of members.
     pub(crate) size: usize,
     /// The set of buffers to work in.
     pub(crate) place: usize,
@@ -115,7 +115,7 @@ impl Member<'_> {
     /// of a section.
     pub(crate) fn must_stop(&self) -> bool {
         if let Some(absences) = self.absences {
-            // asked many times in a section
+            // called many times in a section
             absences.pass(8);
         }
         if self.team.has_left(&self.membership) || self.divides && self.team.is_asked() {
@@ -135,15 +135,15 @@ struct Shared {
     team: Team,
     /// One for each thread; the first is that of the pool's caller.
     clocks: Box<[ThreadClock]>,
-    /// Where each was when it began its section.
+    /// The CPU of each when it began its section.
     cpus: Box<[LastCpu]>,
     job: Mutex<Job>,
-    /// Steps begun.
+    /// Number of steps begun.
     steps: AtomicU64,
-    /// Where threads sleep between steps.
+    /// Bell for threads that sleep between steps.
     idle: Bell,
     stop: AtomicBool,
-    /// How long it is worth to spin between steps, in nanoseconds.
+    /// Time that is worth spinning between steps, in nanoseconds.
     idle_spin: AtomicU64,
     /// Sections that were taken over.
     taken_over: AtomicU64,
@@ -151,7 +151,7 @@ struct Shared {
     divided_again: AtomicU64,
     /// Payload of a thread's panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// For tests: how threads go missing.
+    /// For tests: delays of threads.
     absences: Option<Absences>,
 }
 
@@ -170,12 +170,12 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// When the last step ended.
     last_end: Instant,
-    /// Time between steps lately.
+    /// Usual time between steps, smoothed.
     gap: Duration,
 }
 
 impl Pool {
-    /// A pool of `n` threads, the caller of whatever uses it being one of them.
+    /// Makes a pool of `n` threads, one of which is the thread that calls it.
     ///
     /// # Errors
     /// If the system refuses a thread, or there are more than 1,023.
@@ -183,8 +183,8 @@ impl Pool {
         Pool::with(n, None)
     }
 
-    /// A pool whose threads go missing at pseudo-random moments for up to two milliseconds, one of
-    /// `one_of` times that they finish a section: a busy machine for tests.
+    /// Makes a pool whose threads go missing at pseudo-random moments for up to two milliseconds,
+    /// one in `one_of` times that they finish a section: a busy machine for tests.
     ///
     /// # Errors
     /// As [`Pool::new`].
@@ -238,18 +238,17 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// How often so far threads went on without a late one.
+    /// Number of times so far that threads went on without a late one.
     pub fn taken_over(&self) -> u64 {
         self.shared.taken_over.load(Ordering::Relaxed)
     }
 
-    /// How often so far a thread that was alone at a section shared the rest of it with those who
-    /// came.
+    /// Number of times so far that a thread alone at a section shared the rest of it with others.
     pub fn divided_again(&self) -> u64 {
         self.shared.divided_again.load(Ordering::Relaxed)
     }
@@ -259,9 +258,9 @@ impl Pool {
         self.shared.team.place()
     }
 
-    /// Does all sections and returns when they are done; `after` is called on this thread when it
-    /// has done its part of a section, with its number. Threads that were left behind may still be
-    /// at work, in another place.
+    /// Runs all sections and returns when they are done; `after` is called on this thread when it
+    /// has finished its part of a section, with the section's number. Threads that were left behind
+    /// may still be working, in another place.
     ///
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
@@ -350,12 +349,12 @@ impl Pool {
     fn run_borrowed(&mut self, work: Borrowed) {
         let result = catch_unwind(AssertUnwindSafe(|| self.run(Arc::new(work), &mut |_| {})));
         // members may still hold `work` here, but do not call it any more: no section of it can be
-        // taken over, so that the step has not ended before all of them had returned from it. Of a
-        // step that panicked, all have left.
+        // taken over, so that the step has not ended before all of them had returned from it. From
+        // a step that panicked, all have left.
         result.unwrap_or_else(|panic| resume_unwind(panic));
     }
 
-    /// Threads spin between steps if that has been worth it lately.
+    /// Makes threads spin between steps if that has been worthwhile lately.
     fn adapt_to_gap(&mut self) {
         self.gap = wait::smoothed(self.gap, self.last_end.elapsed());
         self.shared.idle_spin.store(
@@ -465,7 +464,7 @@ impl Shared {
 }
 
 impl Job {
-    /// The work of the step that an epoch belongs to, if that is still this one.
+    /// The work of the step that an epoch belongs to, if it is the current step.
     fn of_epoch(&self, epoch: u64) -> Option<Arc<dyn Work>> {
         self.work
             .clone()

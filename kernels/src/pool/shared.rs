@@ -1,12 +1,12 @@
-//! One pool for several executors, which take turns.
+//! A pool shared by several executors, which use it by turns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Pool;
 
-/// A pool that several executors use, one step at a time. Each with a pool of its own would have
-/// more threads than there are CPUs, and one's threads, waiting for its next step, would be in the
-/// way of the other's.
+/// A pool that several executors use, one step at a time. Pools of their own would have more
+/// threads than there are CPUs, and one's threads, waiting for its next step, would slow down the
+/// other's.
 #[derive(Clone)]
 pub struct SharedPool(Arc<Mutex<Pool>>);
 

@@ -1,11 +1,11 @@
-//! How members leave, how late ones are left behind, and how a step ends in which one panicked.
+//! Leaving the team, leaving late members behind, and ending a step in which a thread panicked.
 
 use super::super::gate::{END, EPOCHS, Gate, Membership};
 use super::super::sync::Ordering;
 use super::{CachePadded, Overdue, PLACES, Seat, Team};
 
 impl Team {
-    /// Gives up the seat of a thread that touches no place any more.
+    /// Gives up the seat of a thread that no longer touches any place.
     pub(in super::super) fn leave(&self, id: usize) {
         let seat = &self.seats[id];
         let membership = seat.0.membership.load(Ordering::SeqCst);
@@ -32,7 +32,7 @@ impl Team {
             .all(|(other, seat)| other == id || empty(seat))
     }
 
-    /// Members that the others wait for, of the section that runs.
+    /// Members that have not finished the running section.
     pub(in super::super) fn late(&self) -> impl Iterator<Item = usize> + '_ {
         let gate = self.gate();
         let running = !gate.changing && gate.section != END;
@@ -69,9 +69,9 @@ impl Team {
     }
 
     /// Leaves all late members behind. The caller waits, as a member that has arrived or as one
-    /// that has asked for a seat; the section can be done again. `carry(from, to)` brings what it
-    /// and those after it read into another place, before anybody works there, if it can. `false`
-    /// if nothing was done: others were faster, or there is no place for it.
+    /// that has asked for a seat; the section can be done again. `carry(from, to)` copies the
+    /// inputs of it and of later sections to another place, before any thread works there, if it
+    /// can. `false` if nothing was done: another thread was faster, or there is no free place.
     pub(in super::super) fn take_over(
         &self,
         id: usize,
@@ -92,8 +92,8 @@ impl Team {
         if !has_arrived && !own.wants.load(Ordering::SeqCst) {
             return false;
         }
-        // places are only taken by who changes the gate: if it is the same below, this one is still
-        // free
+        // only the thread that changes the gate takes a place: if the gate is the same below, this
+        // one is still free
         let (from, Some(to)) = (self.place(), self.free_place()) else {
             return false;
         };

@@ -1,14 +1,14 @@
 //! Membership and progress of a step: the rules by which threads join, meet and are left behind.
 //!
 //! A step is a list of *sections*. The *team* divides the tasks of a section among its members;
-//! when the last member has arrived, the team goes on to the next. A machine that is busy with
-//! something else takes a member off its CPU for milliseconds, and sections last microseconds: to
-//! wait for it would cost nearly all the time there is. So a member that is late is left behind.
-//! The others *take over*: they do the section once more in another *place* (a set of buffers),
-//! where the late member cannot disturb them, and carry on without it. It finishes what it was at
-//! in the old place, finds that the team has left, and joins again at the end of a section. A place
-//! with a late member in it is not entered by anybody. A member that works alone does not let
-//! others wait for the end of a section: it stops in the middle, and divides the rest among all.
+//! when the last member has arrived, the team goes on to the next. A busy machine deschedules a
+//! member for milliseconds, and sections last microseconds: waiting for it would cost nearly all
+//! the time. So a member that is late is left behind. The others *take over*: they run the section
+//! once more in another *place* (a set of buffers), where the late member cannot disturb them, and
+//! carry on without it. It finishes its part in the old place, finds that the team has left, and
+//! joins again at the end of a section. No other thread enters a place with a late member in it. A
+//! member that works alone does not let others wait for the end of a section: it stops in the
+//! middle, and divides the rest among all.
 //!
 //! All of this relies on one word, the *gate*: an epoch that changes whenever the members change,
 //! the section, the number of members and how many have arrived. To change the members, a thread
@@ -40,7 +40,7 @@ struct Seat {
     membership: AtomicU64,
     /// The section that this thread has finished, as a gate's word with neither size nor arrivals.
     finished: AtomicU64,
-    /// It would like to be a member.
+    /// Whether this thread wants to be a member.
     wants: AtomicBool,
 }
 
@@ -53,11 +53,11 @@ impl Seat {
 /// Outcome of finishing a section, or of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// This.
+    /// Work on this section.
     Work(Membership),
-    /// Others have not arrived yet, or members are being changed.
+    /// Wait: others have not arrived yet, or members are being changed.
     Wait,
-    /// To arrive once more: members were being changed.
+    /// Arrive once more: members were being changed.
     ArriveAgain,
     /// The team has left this thread behind.
     LeftBehind,
@@ -83,23 +83,23 @@ impl Overdue {
 /// See the head of this file.
 pub(super) struct Team {
     gate: CachePadded<AtomicU64>,
-    /// The gate without arrivals, for those who wait: they would slow the arrivals down by looking
-    /// at the gate.
+    /// The gate without arrivals, for waiting threads: polling the gate would slow the arrivals
+    /// down.
     turn: CachePadded<AtomicU64>,
     seats: Box<[CachePadded<Seat>]>,
-    /// The team's place, written by who changes members.
+    /// The team's place, written by the thread that changes the members.
     place: AtomicUsize,
-    /// Threads that want to be members: never more than there are, for a moment fewer, or fewer
-    /// than none.
+    /// Number of threads that want to be members: never too many, for a moment too few, even below
+    /// zero.
     joining: CachePadded<AtomicIsize>,
-    /// Where threads sleep until the gate changes, or a seat is given up.
+    /// Bell for threads that sleep until the gate changes, or a seat is given up.
     pub(super) bell: Bell,
     /// A thread panicked: the others must not wait for it.
     pub(super) poisoned: AtomicBool,
 }
 
 impl Team {
-    /// For `n` threads, numbered from 0.
+    /// Makes a team for `n` threads, numbered from 0.
     pub(super) fn new(n: usize) -> Team {
         assert!((1..=MOST_THREADS).contains(&n));
         let seat = || Seat {
@@ -136,8 +136,8 @@ impl Team {
     }
 
     fn tell(&self, gate: Gate) {
-        // sleepers look at the gate; the bell's fence would have to wait for the turn, whose line
-        // all others have
+        // sleepers look at the gate; the bell's fence would have to wait for the write of the turn,
+        // whose cache line all others have
         self.bell.ring();
         self.turn.0.store(gate.turn(), Ordering::Release);
     }
@@ -157,7 +157,7 @@ impl Team {
         self.place.load(Ordering::Relaxed)
     }
 
-    /// Begins a step with thread 0 and all who have [asked](Team::ask_in). Only between steps.
+    /// Begins a step with thread 0 and all that have [asked](Team::ask_in). Only between steps.
     pub(super) fn begin(&self) -> Membership {
         let (last, place) = (self.gate(), self.place());
         assert!(
@@ -175,8 +175,8 @@ impl Team {
             Ordering::SeqCst,
         );
         for seat in &self.seats {
-            // these arrived at the end of the last step, whether they know it yet or not, and are
-            // in no place any more
+            // these arrived at the end of the last step, whether they have seen that or not, and
+            // are in no place any more
             let membership = seat.0.membership.load(Ordering::SeqCst);
             if Membership::epoch_of(membership) == Some(last.epoch) {
                 self.give_up(seat, membership);
@@ -202,8 +202,8 @@ impl Team {
         }
     }
 
-    /// Gives those a seat who `stay`, by number and present membership, and those who have asked;
-    /// returns how many.
+    /// Gives seats to the threads for which `stay` is true, by number and present membership, and
+    /// to those that have asked; returns their number.
     fn seat_all(&self, epoch: u64, place: usize, stay: impl Fn(usize, &Seat) -> bool) -> u64 {
         let mut rank = 0;
         for (id, CachePadded(seat)) in self.seats.iter().enumerate() {
@@ -235,7 +235,7 @@ impl Team {
         self.joining.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes [`ask_in`](Team::ask_in) back. `false` if it is too late: there is a seat, or will be
+    /// Withdraws [`ask_in`](Team::ask_in). `false` if it is too late: there is a seat, or will be
     /// in a moment.
     pub(super) fn withdraw(&self, id: usize) -> bool {
         self.joining.0.fetch_sub(1, Ordering::SeqCst);
@@ -288,26 +288,26 @@ impl Team {
         }
     }
 
-    /// Whether the team has gone on without this member, so that what it is doing is of no use any
-    /// more.
+    /// Whether the team has gone on without this member, so that its work is of no use any more.
     pub(super) fn has_left(&self, member: &Membership) -> bool {
         let is_another =
             |word: &AtomicU64| Gate::of(word.load(Ordering::Relaxed)).epoch != member.epoch;
-        // the turn may be late, but to look at it does not take the gate's line from those who
-        // arrive
+        // the turn may be late, but reading it does not take the gate's cache line from arriving
+        // members
         is_another(&self.turn.0) && is_another(&self.gate.0)
     }
 
-    /// A member has finished its part of its section, the step's `last` or not. It touches no place
-    /// before it is told to go on.
+    /// Marks a member's part of its section, the step's `last` or not, as finished. The member
+    /// touches no place before it is told to go on.
     pub(super) fn arrive(&self, id: usize, member: &Membership, last: bool) -> Next {
-        // released: who takes over counts this thread as arrived by this alone, and others may then
-        // use its place
+        // released: a thread that takes over counts this one as arrived by this store alone, and
+        // others may then use its place
         self.seats[id]
             .0
             .finished
             .store(member.turn(), Ordering::Release);
-        // the first to arrive finds this; to look before would fetch the gate's line twice
+        // the gate that the first to arrive finds; reading it first would fetch its cache line
+        // twice
         let mut gate = member.gate();
         loop {
             if self.poisoned.load(Ordering::SeqCst) {
@@ -376,7 +376,7 @@ impl Team {
         swapped.map(|_| ()).map_err(Gate::of)
     }
 
-    /// Goes on to a section with all members and those who have asked as well. The gate is
+    /// Goes on to a section with all members and the threads that have asked as well. The gate is
     /// `changing`.
     fn seat_more(&self, gate: Gate, section: u64) {
         let epoch = (gate.epoch + 1) % EPOCHS;
@@ -391,14 +391,15 @@ impl Team {
         });
     }
 
-    /// Whether anybody has asked for a seat.
+    /// Whether any thread has asked for a seat.
     pub(super) fn is_asked(&self) -> bool {
-        // who is on the way in or out may be counted too late or too early
+        // threads that are just asking or withdrawing may be counted too late or too early
         self.joining.0.load(Ordering::Acquire) > 0
     }
 
-    /// The only member has stopped in the middle of its section, which it does from here on with
-    /// those who have asked for a seat. Before them, `resume` gets the place to itself.
+    /// Divides the rest of a section, in the middle of which its only member has stopped, among it
+    /// and the threads that have asked for a seat. Before they join, `resume` has the place to
+    /// itself.
     pub(super) fn divide_again(
         &self,
         id: usize,
@@ -428,7 +429,7 @@ impl Team {
 
     /// The next action of a member that was told to wait.
     pub(super) fn look(&self, id: usize, member: &Membership) -> Next {
-        // the usual case, without the gate, whose line belongs to those who arrive: the same
+        // the usual case, without the gate, whose cache line belongs to arriving members: the same
         // members go on
         if self.turn.0.load(Ordering::Acquire) == member.next_section().turn() {
             return Next::Work(member.next_section());
@@ -440,8 +441,8 @@ impl Team {
         if !self.has_changed(member) {
             return Next::Wait;
         }
-        // the seat fits the gate that was read before it: a member's seat is not given away before
-        // it has arrived
+        // the seat belongs to the gate that was read before it: a member's seat is not given away
+        // before it has arrived
         let gate = self.gate();
         if gate.changing {
             return Next::Wait;
@@ -470,8 +471,7 @@ impl Team {
         self.gate().turn()
     }
 
-    /// Whether a thread that has asked has a seat, of whatever epoch, and members are not being
-    /// changed.
+    /// Whether a thread that has asked has a seat, of any epoch, and members are not being changed.
     pub(super) fn is_seated(&self, id: usize) -> bool {
         !self.is_changing() && self.seats[id].0.membership.load(Ordering::SeqCst) != 0
     }
@@ -488,8 +488,8 @@ impl Team {
         self.gate().changing
     }
 
-    /// Whether the turn that a member waits for may have come: cheap, and late by a moment at
-    /// times.
+    /// Whether the turn that a member waits for may have come: cheap to ask, and sometimes late by
+    /// a moment.
     pub(super) fn may_go_on(&self, member: &Membership) -> bool {
         self.turn.0.load(Ordering::Acquire) != member.turn()
     }

@@ -3,15 +3,15 @@ use std::sync::atomic::AtomicUsize;
 use super::team::Next;
 use super::*;
 
-/// Threads and steps of a test: few where an interpreter runs it.
+/// Steps of a test: few where an interpreter runs it.
 const STEPS: usize = if cfg!(miri) { 3 } else { 50 };
 
-/// Every section makes, for each of its items, the sum of all items of the section before. In three
-/// places, and with plain values, so that an interpreter sees every race.
+/// Work in which every section sets each of its items to a sum over all items of the section
+/// before. In three places, and with plain values, so that an interpreter sees every race.
 struct Sums {
     places: Vec<[Vec<Plain>; 2]>,
-    /// By place: the section after which each item was done, and the section that is run there once
-    /// more.
+    /// By place: the last section in which each item was done, plus the section that is run there
+    /// once more.
     done: Vec<Vec<Plain>>,
     resumed: Vec<Plain>,
     sections: usize,
@@ -28,7 +28,7 @@ struct Plain(std::cell::UnsafeCell<u64>);
 unsafe impl Sync for Plain {}
 
 const ITEMS: usize = 7;
-/// Stands for no section.
+/// Number of no section.
 const NEVER: u64 = u64::MAX;
 
 impl Sums {
@@ -76,11 +76,12 @@ impl Work for Sums {
 
     fn run(&self, member: &Member<'_>) {
         let s = member.section;
-        // SAFETY: written by who was alone in this place.
+        // SAFETY: written by the thread that was alone in this place.
         let resumed = unsafe { *self.resumed[member.place].0.get() } == s as u64;
         for item in member.share(ITEMS, 1) {
             let done = self.done[member.place][item].0.get();
-            // SAFETY: this item is this member's, and was that of who was alone in this place.
+            // SAFETY: this item is this member's, and was that of the thread that was alone in this
+            // place.
             if resumed && unsafe { *done } == s as u64 {
                 continue;
             }
@@ -125,7 +126,7 @@ impl Work for Sums {
     }
 }
 
-/// Runs a step and looks at what it leaves.
+/// Runs a step and checks its results.
 fn check(pool: &mut Pool, work: Sums) -> usize {
     let work = Arc::new(work);
     let begin = pool.place();
@@ -178,7 +179,7 @@ fn a_late_thread_is_left_behind_and_comes_back() {
 #[derive(Default)]
 struct Patient {
     stopped: AtomicBool,
-    /// By item, how often it was done.
+    /// Number of times that each item was done.
     done: [AtomicUsize; ITEMS],
 }
 
@@ -220,7 +221,7 @@ impl Work for Patient {
 fn who_works_alone_shares_the_rest_of_a_section() {
     let mut pool = Pool::new(2).expect("threads");
     for _ in 0..100 {
-        // the other thread sleeps by now, as a rule, and is not there when the step begins
+        // the other thread usually sleeps by now, and is missing when the step begins
         std::thread::sleep(Duration::from_millis(5));
         let work = Arc::new(Patient::default());
         pool.run(work.clone(), &mut |_| {});
@@ -278,7 +279,8 @@ fn everywhere_means_all_threads_once_and_tasks_whoever_is_there() {
     }
 }
 
-/// Unlike a step, whose next section they would join, long tasks begin with those that slept.
+/// Checks that long tasks begin with the threads that slept, unlike a step, whose next section they
+/// would join.
 #[test]
 fn long_tasks_are_done_by_those_that_slept_too() {
     let mut pool = Pool::new(2).expect("threads");

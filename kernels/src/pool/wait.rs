@@ -1,6 +1,6 @@
-//! How threads of a pool wait: they spin while that is likely to be short, look whether those they
-//! wait for are at work, take over from those that are not, and sleep where nothing else can be
-//! done.
+//! Waiting of the pool's threads: they spin while the wait is likely to be short, check whether
+//! those they wait for are at work, take over from those that are not, and sleep where nothing else
+//! can be done.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,57 +9,58 @@ use super::gate::Membership;
 use super::team::{Next, Overdue};
 use super::{Shared, Work, locked};
 
-/// Turns of a spinning loop between two looks at the time: about a microsecond.
+/// Iterations of a spinning loop between two looks at the time: about a microsecond.
 const TURNS: usize = 32;
-/// After so long, or after [`Work::patience`], it is time to look at the clocks of those that are
-/// late: many times what a member is behind the others where all of them run, and a fortieth of the
-/// time slice that it may be gone for.
+/// Time after which, as after [`Work::patience`], the clocks of late members are read: many times
+/// the usual lag of a member where all of them run, and a fortieth of the time slice that it may be
+/// gone for.
 const LOOK: Duration = Duration::from_micros(100);
-/// Between two looks at a clock. A thread is at work if its clock went for a quarter of that.
+/// Time between two looks at a clock. A thread is at work if its clock advanced by a quarter of
+/// that.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
-/// A look after so long says nothing: this thread was gone itself.
+/// Age at which a look is discarded: this thread was descheduled itself.
 const OLD_LOOK: Duration = Duration::from_micros(200);
 /// Above this cost a section is not carried elsewhere because two threads share a CPU: every time
 /// slice of three milliseconds would begin with waiting that long and then carrying. A thread that
 /// sleeps instead leaves its share of the CPU to all who want it, which is a third of the time that
 /// the two get beside one other process.
 const DEAR: Duration = Duration::from_micros(400);
-/// A thread that was left behind stays away for a while where carrying a section elsewhere costs
-/// more than this.
+/// Cost of carrying a section elsewhere above which a thread that was left behind stays away for a
+/// while.
 const WORTH_A_REST: Duration = Duration::from_micros(100);
-/// For so long: a few time slices. Where two programs want the CPUs at once, the threads of each
-/// are on a CPU at different times, and every change costs a wait and a carry; the rest leaves each
-/// program one thread that stays at work. Longer rests leave CPUs unused beside programs that take
-/// turns with this one.
+/// Time that it stays away: a few time slices. Where two programs want the CPUs at once, the
+/// threads of each are on a CPU at different times, and every change costs a wait and a carry; the
+/// rest leaves each program one thread that stays at work. Longer rests leave CPUs unused beside
+/// programs that take turns with this one.
 const REST: Duration = Duration::from_millis(10);
-/// How often a thread that rests looks whether the step has ended.
+/// Time after which a resting thread checks whether the step has ended.
 const NAP: Duration = Duration::from_millis(1);
-/// Where the system has no clocks of threads: one that is so late is taken for gone. Miri has none,
-/// and its time goes five microseconds with every branch.
+/// Lateness after which a thread is taken for gone, where the system has no thread clocks. Miri has
+/// none, and its time advances five microseconds with every branch.
 const WITHOUT_CLOCKS: Duration = Duration::from_millis(if cfg!(miri) { 200 } else { 1 });
-/// One that is at work is waited for so long before this thread sleeps: longer than a section takes
-/// that one thread does alone. A thread that slept would be missing at the end of it: an idle CPU
-/// of a virtual machine takes long to wake.
+/// Time to wait for a thread at work before this one sleeps: longer than a section takes that one
+/// thread does alone. A thread that slept would be missing at the end of it: an idle CPU of a
+/// virtual machine takes long to wake.
 const SPIN: Duration = Duration::from_millis(50);
-/// How long threads spin between steps at first: a few times what a caller takes to choose a token.
+/// Time to spin between steps at first: a few times as long as a caller takes to sample a token.
 pub(super) const IDLE_SPIN: Duration = Duration::from_micros(400);
 /// Assumed time between steps that this spin follows from.
 pub(super) const IDLE_GAP: Duration = Duration::from_micros(100);
-/// Between steps so far apart, spinning is a waste.
+/// Time between steps above which spinning is a waste.
 const LONG_GAP: Duration = Duration::from_micros(500);
-/// Where it is a waste, it is still done for so long, which is what a wake-up costs.
+/// Time to spin even then: as long as a wake-up takes.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
-/// Long work waits for threads that sleep: many times what waking one takes, and less than the
-/// time slice that a busy machine may keep it for.
+/// Time that long work waits for sleeping threads: many times as long as waking one takes, and less
+/// than the time slice that a busy machine may keep it for.
 pub(super) const WAKING: Duration = Duration::from_millis(if cfg!(miri) { 200 } else { 2 });
 
-/// The usual time between steps, with one more that was seen.
+/// The usual time between steps, updated by one more observation.
 pub(super) fn smoothed(usual: Duration, seen: Duration) -> Duration {
     // one long pause says little about the next
     (usual * 7 + seen.min(2 * LONG_GAP)) / 8
 }
 
-/// How long to spin between steps that are so far apart usually.
+/// Time to spin between steps, from the usual time between them.
 pub(super) fn idle_spin(usual: Duration) -> Duration {
     if usual > LONG_GAP {
         SHORT_SPIN
@@ -80,10 +81,10 @@ struct Patience {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Spin,
-    /// None of those that are waited for is at work.
+    /// No thread that is waited for is at work.
     Gone,
-    /// The same, since this thread has their CPU: they come back once it sleeps, which is cheaper
-    /// than to do without.
+    /// The same, because this thread has their CPU: they come back once it sleeps, which is cheaper
+    /// than going on without them.
     Displaced,
     /// One of them is at work, but it takes long.
     Long,
@@ -155,7 +156,7 @@ impl Patience {
 }
 
 impl Shared {
-    /// A member that has arrived waits for the others, or goes on without them.
+    /// Waits for the other members, as one that has arrived, or goes on without them.
     pub(super) fn wait_for_others(&self, id: usize, member: &Membership, work: &dyn Work) -> Next {
         let mut patience = None;
         loop {
@@ -199,7 +200,7 @@ impl Shared {
         }
     }
 
-    /// Whether all that are waited for began their section on the CPU that this thread is on.
+    /// Whether all that are waited for began their section on this thread's CPU.
     fn late_are_here(&self) -> bool {
         self.team.late().all(|id| self.cpus[id].is_here())
     }
@@ -209,8 +210,8 @@ impl Shared {
             .is_some_and(|overdue| self.take_over_if_possible(id, &overdue, work))
     }
 
-    /// The section that runs, if it is of a member's own step and could be taken over. A member
-    /// that was off its CPU for long may find another step under way, whose sections its work does
+    /// The running section, if it belongs to a member's own step and could be taken over. A member
+    /// that was descheduled for long may find another step under way, whose sections its work does
     /// not have.
     pub(super) fn overdue_of(&self, member: &Membership) -> Option<Overdue> {
         let overdue = self.team.overdue()?;
@@ -241,8 +242,8 @@ impl Shared {
         }
     }
 
-    /// A thread that was left behind stays away for a while, unless `cost`, that of carrying a
-    /// section elsewhere, is so low that it can be paid every time slice.
+    /// Keeps a thread that was left behind away for a while, unless `cost`, that of carrying a
+    /// section elsewhere, is low enough to be paid every time slice.
     pub(super) fn rest(&self, cost: Duration) {
         let start = Instant::now();
         while cost > WORTH_A_REST && start.elapsed() < REST && !self.team.is_idle() {
@@ -326,8 +327,8 @@ impl Shared {
         patience.again();
     }
 
-    /// Whether a thread that has asked for a seat may sleep until the next step; it does not ask
-    /// any more then.
+    /// Whether a thread that has asked for a seat may sleep until the next step; if so, its request
+    /// is withdrawn.
     fn may_sleep(&self, id: usize) -> bool {
         // under the lock, so that no thread that was counted as waiting withdraws after that
         let job = locked(&self.job);
@@ -335,7 +336,7 @@ impl Shared {
     }
 
     /// Waits until every thread has asked for a seat, so that the next step begins with all of
-    /// them, or with those who are there after so long.
+    /// them, or with those that have asked after `at_most`.
     pub(super) fn gather(&self, at_most: Option<Duration>) {
         locked(&self.job).gathers = true;
         self.steps.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Whether a program's numbers fit each other.
+//! Consistency checks of a program's numbers.
 
 use super::{Instruction, Program, RowTable, Slot};
 use crate::kv::KvShape;
@@ -6,7 +6,7 @@ use crate::op::{CacheShape, MatrixShape, Op, Shapes, ValueShape};
 use std::sync::Arc;
 
 impl Program {
-    /// Whether its numbers fit each other and matrices of these shapes.
+    /// Checks that its numbers are consistent with each other and with matrices of these shapes.
     ///
     /// # Panics
     /// If they do not: a bug in the program's compiler.
@@ -49,7 +49,7 @@ impl Program {
 struct Operands<'a> {
     program: &'a Program,
     matrices: &'a [MatrixShape],
-    /// Where the result goes.
+    /// Slot of the result.
     out: Option<Slot>,
 }
 
@@ -72,7 +72,7 @@ impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
     }
 
     fn input(&self) -> Option<usize> {
-        // a step brings whatever the slot takes
+        // a step brings rows as wide as the slot
         self.out.map(|out| self.program.slots[out].width)
     }
 

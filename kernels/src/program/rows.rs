@@ -1,4 +1,4 @@
-//! The tokens of a step as rows, once they are known to fit.
+//! Conversion of a step's tokens to rows, with checks that they fit.
 
 use super::{Program, Role, Sequence, StateUse, Step};
 use crate::generic::attention::PAGE;
@@ -12,18 +12,18 @@ pub(crate) struct Row {
     pub(crate) seq: usize,
     pub(crate) token: u32,
     pub(crate) pos: usize,
-    /// By what its pairs turn.
+    /// Positions by which its pairs are rotated.
     pub(crate) turns: Turns,
     /// Index of the given row that replaces its embedding.
     pub(crate) given: Option<usize>,
     /// Positions of its sequence at the end of the step.
     pub(crate) end: usize,
-    /// The positions of its block: where nothing attends by blocks, all of its sequence.
+    /// The positions of its block: all of its sequence where attention has no blocks.
     pub(crate) block: [usize; 2],
 }
 
 impl Row {
-    /// The largest of what its pairs turn by.
+    /// The largest position by which its pairs are rotated.
     pub(crate) fn furthest_turn(&self) -> usize {
         self.turns.into_iter().max().unwrap_or(0) as usize
     }
@@ -64,8 +64,8 @@ impl Program {
         (rows, wanted)
     }
 
-    /// For each group of the cache's layers, how many positions a token looks at, at most: its own,
-    /// where nothing attends.
+    /// Number of positions that a token attends to at most, for each group of the cache's layers: 1
+    /// without attention.
     fn widest_windows(&self) -> Vec<usize> {
         let mut widest = vec![1; self.caches.len()];
         for instruction in &self.ops {
@@ -105,7 +105,7 @@ struct Limits {
     vocabulary: Option<usize>,
     positions: Option<usize>,
     is_causal: bool,
-    /// For each group of the cache's layers.
+    /// Widest window of each group of the cache's layers.
     windows: Vec<usize>,
     n_pages: usize,
 }
@@ -129,8 +129,7 @@ impl Limits {
         }
     }
 
-    /// Whether a sequence's positions and pages are there, and the tokens that outputs are wanted
-    /// of.
+    /// Checks that a sequence's positions and pages exist, and the tokens whose outputs are wanted.
     fn check(&self, s: &Sequence<'_>) {
         let end = s.start + s.tokens.len();
         assert!(
@@ -160,7 +159,7 @@ impl Limits {
         );
     }
 
-    /// Whether all tokens have an embedding for which no row is given.
+    /// Checks that all tokens without a given row have an embedding.
     fn check_embeddings(&self, rows: &[Row]) {
         let known = |row: &Row| self.vocabulary.is_none_or(|n| (row.token as usize) < n);
         if let Some(row) = rows.iter().find(|r| r.given.is_none() && !known(r)) {
@@ -169,7 +168,7 @@ impl Limits {
     }
 }
 
-/// Whether a sequence's turns and blocks are of its tokens.
+/// Checks that a sequence's rotations and blocks match its tokens.
 fn check_blocks(s: &Sequence<'_>) {
     assert!(
         s.turns.is_empty() || s.turns.len() == s.tokens.len(),
@@ -182,7 +181,7 @@ fn check_blocks(s: &Sequence<'_>) {
     );
 }
 
-/// Adds a row for each of a sequence's tokens, none of them given yet.
+/// Adds a row for each of a sequence's tokens, without given rows yet.
 fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
     let end = s.start + s.tokens.len();
     let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
@@ -206,7 +205,7 @@ fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
     }
 }
 
-/// Whether the states of a step are in order.
+/// Checks that the states of a step are in order, and that none is written over another.
 ///
 /// # Panics
 /// If they are not: a bug in the step's caller.

@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process: one for each NUMA node, and what tests compute with in
-//! the place of processes.
+//! Ranks that are threads of one process: one for each NUMA node, or in tests in place of
+//! processes.
 //!
 //! Each rank has a place of its own, which no other rank writes. It puts a message there,
 //! increments a counter, and reads the places of the others when their counters have reached the
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::Collective;
 use crate::pool::Bell;
 
-/// Turns of a spinning loop between two looks at the time.
+/// Iterations of a spinning loop between two looks at the time.
 const TURNS: usize = 32;
 /// Time to spin before sleeping. Ranks with their own CPUs are a little apart at most, and waking a
 /// thread takes several tens of microseconds. Where ranks share CPUs, a waiting rank gives its own
@@ -31,10 +31,10 @@ pub struct Threads {
     meeting: Arc<Meeting>,
 }
 
-/// Where they meet.
+/// State shared by all ranks.
 struct Meeting {
     places: Vec<Place>,
-    /// How long to look before sleeping.
+    /// Time to spin before sleeping.
     spin: Duration,
     /// Message of the first rank that left.
     gone: OnceLock<String>,
@@ -46,13 +46,13 @@ struct Meeting {
 #[derive(Default)]
 #[repr(align(128))]
 struct Place {
-    /// How often it has brought something.
+    /// Number of its messages so far.
     times: AtomicU64,
-    /// The last of that, and the one before.
+    /// Its last message, and the one before.
     brought: [RwLock<Vec<u32>>; 2],
     /// Values it shows; `None` outside [`Threads::show`].
     shown: RwLock<Option<Shown>>,
-    /// How often it had brought something when it last had taken what all showed.
+    /// Value of `times` after it last read all shown values.
     taken: AtomicU64,
 }
 
@@ -68,7 +68,7 @@ unsafe impl Send for Shown {}
 // SAFETY: as above; they are only read.
 unsafe impl Sync for Shown {}
 
-/// Shows nothing any more when it is dropped, which waits for those who are reading.
+/// Hides the shown values when dropped, which waits for ranks that are reading.
 struct Hides<'a>(&'a Place);
 
 impl Drop for Hides<'_> {
@@ -95,10 +95,10 @@ impl Threads {
         (0..ranks).map(one).collect()
     }
 
-    /// Brings something, and takes what all have brought, in the order of their ranks.
+    /// Writes a message, and reads those of all ranks, in order.
     ///
     /// # Panics
-    /// If a rank is gone before it has brought anything.
+    /// If a rank leaves before it has written its message.
     fn meet(&self, bring: impl FnOnce(&mut Vec<u32>), mut take: impl FnMut(usize, &[u32])) {
         let Meeting { places, bell, .. } = &*self.meeting;
         let own = &places[self.rank];
@@ -120,11 +120,11 @@ impl Threads {
         }
     }
 
-    /// Hands over what each rank shows, in the order of their ranks; `mine` is what this one does.
-    /// Nothing is copied, but all are together twice, which pays for much only.
+    /// Passes the shown values of each rank to `take`, in order; `mine` are those of this one.
+    /// Nothing is copied, but all ranks synchronize twice, which pays for large data only.
     ///
     /// # Panics
-    /// If a rank is gone before all have seen what all show.
+    /// If a rank leaves before all have read all shown values.
     pub(crate) fn show(&self, mine: &[f32], mut take: impl FnMut(usize, &[f32])) {
         let Meeting { places, bell, .. } = &*self.meeting;
         let own = &places[self.rank];
@@ -133,7 +133,7 @@ impl Threads {
             at: mine.as_ptr(),
             len: mine.len(),
         });
-        // also where this panics: the values are the caller's again then
+        // also where this panics: the values are the caller's again afterwards
         let _hides = Hides(own);
         own.times.store(before + 1, Ordering::Release);
         bell.ring();
@@ -146,7 +146,7 @@ impl Threads {
                 // while this lock is held.
                 take(rank, unsafe { std::slice::from_raw_parts(at, len) });
             } else {
-                // its owner did not wait for this rank, and is about to be gone
+                // its owner did not wait for this rank, and is about to leave
                 drop(shown);
                 self.meeting.wait(|| false);
             }

@@ -28,7 +28,7 @@ fn results<S: Simd>(
     all
 }
 
-/// Loads of the lanes from `at` on, and what is done with them lane by lane.
+/// Loads the lanes from `at` on, and applies the lane-wise operations.
 ///
 /// # Safety
 /// This CPU has the instruction set, and `at + R` is at most 16.
@@ -67,7 +67,7 @@ unsafe fn of_integers<S: Simd>(
     }
 }
 
-/// Sums of products of the lanes from `at` on.
+/// Computes sums of products of the lanes from `at` on.
 ///
 /// # Safety
 /// As [`of_integers`].
@@ -101,7 +101,7 @@ unsafe fn of_dots<S: Simd>(
     }
 }
 
-/// Conversions of the lanes from `at` on, and arithmetic with floats.
+/// Converts the lanes from `at` on, and applies the float operations.
 ///
 /// # Safety
 /// As [`of_integers`].
@@ -146,8 +146,8 @@ unsafe fn of_floats<S: Simd>(
     }
 }
 
-/// Every operation gives the bits that it gives in plain Rust, and so do whole products whichever
-/// way they are made; floats of 8 bits are what they are by definition.
+/// Checks that every operation gives the bits that it gives in plain Rust, and so do whole products
+/// in either way; floats of 8 bits are checked against their definition.
 pub(crate) fn agrees<S: Simd>(name: &str) {
     both_ways_agree::<S>(name);
     floats_of_8_bits_are_exact::<S>(name);
@@ -162,7 +162,7 @@ pub(crate) fn agrees<S: Simd>(name: &str) {
             std::array::from_fn(|_| random()),
             std::array::from_fn(|_| random()),
         );
-        // at first halves, between which integers and, above 1024, f16 must choose
+        // halves at first: ties for the rounding to integers and, above 1024, to f16
         let x = std::array::from_fn(|_| match turn {
             0..100 => (random() % 4001) as f32 * 0.5,
             _ => (random() >> 8) as f32 * 0.000_123,

@@ -1,6 +1,6 @@
-//! Stamps the kernels of prompts of one instruction set, in integers of 16 bits and of 8.
+//! Instantiates the prompt kernels of one instruction set, in integers of 16 bits and of 8.
 
-/// Quantized prompts in 16-bit integers: what vectors do best.
+/// Quantized prompts in 16-bit integers, the fastest form on vectors.
 macro_rules! by_pairs {
     (kernels $simd:ty, $width:literal $(, [$($feature:tt),+])?) => {
         $(#[target_feature($(enable = $feature),+)])?
@@ -95,7 +95,7 @@ macro_rules! by_pairs {
         FLOAT_ROWS
     };
     (attention) => {
-        // as fast as in f32, it would only be less exact
+        // no faster than in f32, it would only be less exact
         if TWO_AT_ONCE { Some(PROMPT_ATTENTION) } else { None }
     };
     (busy) => {

@@ -1,5 +1,5 @@
-//! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, 16-bit products are made and added in one
-//! instruction.
+//! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, one instruction multiplies and adds 16-bit
+//! products.
 
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
@@ -29,7 +29,7 @@ unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -
     }
 }
 
-/// Two activations for every lane, and two.
+/// Loads two activations for every lane, twice.
 #[inline(always)]
 unsafe fn halves(x: *const Act4) -> [__m256i; 2] {
     let x = x.cast::<i32>();
@@ -111,15 +111,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             if !VNNI {
                 return Self::dot_spread(acc, codes, x);
             }
-            // products that are added by the same instruction wait for the sum: of a single one,
-            // four times as long as additions do
+            // each multiply-add waits for the one before it in its sum, four times as long as an
+            // addition takes: hence two sums
             let [x0, x1] = halves(x);
             [multiply_add::<true>(acc[0], codes[0], x0), multiply_add::<true>(acc[1], codes[1], x1)]
         }
         spread(codes: __m256i) -> [__m256i; 2] {
             [_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(codes, 8)]
         }
-        // many rows have sums enough, and need the registers
+        // many rows have enough independent sums, and need the registers
         dot_spread(acc: [__m256i; 2], codes: [__m256i; 2], x: *const Act4) -> [__m256i; 2] {
             let [x0, x1] = halves(x);
             let first = multiply_add::<VNNI>(acc[0], codes[0], x0);

@@ -93,7 +93,7 @@ impl Simd for Avx512 {
     }
 
     const WINOGRAD: bool = true;
-    // AMD's have four vector units, two of which multiply; Intel's have two that do both
+    // AMD's CPUs have four vector units, two of which multiply; Intel's have two that do both
     fn prefers_winograd() -> bool {
         static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
             let vendor = __cpuid(0);

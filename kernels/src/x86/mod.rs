@@ -5,9 +5,10 @@ pub(crate) mod avx512;
 
 pub(crate) use crate::simd::ops;
 
-/// `vpdpwssd` of a vector type, in registers of a class, as it is. The compiler makes a product and
-/// an addition of the intrinsic where that shortens a chain of its model, which costs a third of
-/// the time of prompts on a Zen 4 with AVX-512, and made AVX-VNNI slower than AVX2.
+/// The `vpdpwssd` instruction of a vector type, in registers of a class, as inline assembly. The
+/// compiler splits the intrinsic into a product and an addition where that shortens a chain in its
+/// model, which costs a third of the time of prompts on a Zen 4 with AVX-512, and made AVX-VNNI
+/// slower than AVX2.
 macro_rules! multiply_add_at_once {
     ($vector:ty, $class:ident, $instruction:literal, $($feature:literal),+) => {
         /// Adds both products of every lane's 16-bit halves.

@@ -279,7 +279,7 @@ pub(super) fn expert_sum(x: ValueShape, weights: ValueShape) -> Result<ValueShap
     })
 }
 
-/// Shape of the gathered rows. Which part of them a rank holds is known to its executor.
+/// Shape of the gathered rows. The executor knows the part of them that its rank holds.
 pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeError> {
     some("values that stay together", cut.grain)?;
     whole("pieces of a row", cut.pieces, x.width)?;

@@ -1,4 +1,4 @@
-//! Ranks meet, at any pace, and do not wait for who has left.
+//! Tests that ranks meet, at any pace, and do not wait for ranks that have left.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -17,7 +17,7 @@ fn part(rank: usize, time: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Loses time now and then, every rank in another place.
+/// Sleeps now and then, every rank at other times.
 fn dawdle(rank: usize, time: usize) {
     if (time * 7 + rank * 13).is_multiple_of(97) {
         thread::sleep(2 * SPIN);
@@ -39,7 +39,7 @@ fn all_have_what_all_brought_every_time() {
                     link.all_gather(&parts[rank], &lens, &mut all);
                     assert_eq!(all, parts.concat(), "rank {rank}, time {time}");
                     if time % 3 == 0 {
-                        // gone as soon as all have seen it
+                        // freed as soon as all have read it
                         let mut mine = part(rank, time + 1);
                         let mut seen = Vec::new();
                         link.show(&mine, |rank, part| seen.push((rank, part.to_vec())));
@@ -76,7 +76,7 @@ fn nobody_waits_for_who_has_left() {
             thread::sleep(Duration::from_millis(5));
             all
         });
-        // what it brought before it left is there
+        // the message that it wrote before it left is there
         assert_eq!(gather(&first), [0.0, 1.0]);
         let waits = catch_unwind(AssertUnwindSafe(|| gather(&first)));
         let why = waits.expect_err("there is nobody");

@@ -1,4 +1,4 @@
-//! Whether the matrix unit is there, may be used, and works.
+//! Detection of the matrix unit: present, permitted and working.
 
 use super::products::tiles_bf16;
 use super::tile::{K, TILE, configure, release};
@@ -32,7 +32,7 @@ fn present() -> bool {
     low & (3 << 17) == 3 << 17
 }
 
-/// Asks the system for the use of tile data: Linux wants that once a process.
+/// Requests permission to use tile data: Linux requires that once per process.
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_PRCTL: i64 = 158;
@@ -52,7 +52,7 @@ fn permitted() -> bool {
     false
 }
 
-/// A product of small integers, which bf16 holds exactly.
+/// Checks a product of small integers, which bf16 holds exactly.
 fn works() -> bool {
     let value = |i: usize, j: usize| ((i * 7 + j * 13) % 17) as f32 - 8.0;
     let bits = |x: f32| (x.to_bits() >> 16) as u16;

@@ -1,12 +1,12 @@
-//! Many tokens that are generated together, on the matrix unit: bit for bit what vectors make of
-//! each alone.
+//! Products of many tokens that are generated together, on the matrix unit: bit for bit the results
+//! of vectors for each alone.
 //!
 //! An activation's 15 bits are two planes, `256 high` and `low`, and each is a bf16 exactly; so is
 //! every code. The unit's sums of a group of codes are then whole numbers, and as long as they stay
-//! below 2^24, f32 has them exactly, in whatever order they are added: they are the integers that
-//! vectors have. Codes too large for that have a tile of sums for either plane; these are exact by
-//! themselves, and their one addition rounds as the conversion of the integer does. Whatever
-//! follows is [`dot_to_sum`](crate::generic::gemv), in its order.
+//! below 2^24, f32 has them exactly, in whatever order they are added: they are the same integers
+//! as on vectors. Codes too large for that have a tile of sums for each plane; these are exact by
+//! themselves, and their one addition rounds as the conversion of the integer does. The rest is
+//! [`dot_to_sum`](crate::generic::gemv), in its order.
 //!
 //! ```text
 //! groups of 32   A tiles  [16 tokens][256 high of 32 k], [16 tokens][low of 32 k]
@@ -14,8 +14,7 @@
 //! groups of 16   A tile   [16 tokens][256 high of 16 k, low of 16 k]
 //!                B tile   [8 pairs of k][16 lanes][2], twice
 //! ```
-//! Four neighbouring k are in the order 0, 2, 1, 3 everywhere, in which two shifts take bytes
-//! apart.
+//! Four neighbouring k are in the order 0, 2, 1, 3 everywhere, so that two shifts unpack bytes.
 
 use super::tile::{TILE, multiply_group, store_group};
 use crate::act::{ACT_GROUP, ActRow};
@@ -29,22 +28,23 @@ use std::mem::MaybeUninit;
 
 /// Tokens of an A tile.
 const TOKENS: usize = 16;
-/// Tokens that vectors are faster with, and one more: a tile takes as long for one as for sixteen.
+/// Number of tokens from which on the unit is faster than vectors: a tile takes as long for one as
+/// for sixteen.
 const FEWEST: usize = 10;
-/// The most that both planes of an activation come to: `256 * 127 + 128`.
+/// Largest magnitude of the sum of both planes of an activation: `256 * 127 + 128`.
 const LARGEST: usize = 32_640;
 
 /// Activations of sixteen tokens in 32 k.
 #[repr(C, align(64))]
 struct Group {
     tiles: [[u8; TILE]; 2],
-    /// Of the tokens.
+    /// Scales of the tokens.
     scales: [f32; TOKENS],
-    /// Of the tokens: less the sum of the values of each 16 k, or of all 32.
+    /// For each token: minus the sum of the values of each 16 k, or of all 32.
     minus: [[f32; TOKENS]; 2],
 }
 
-/// A chunk of a strip: with sixteen tokens' activations it fits a first cache of 48 KiB.
+/// A chunk of a strip: with sixteen tokens' activations it fits an L1 cache of 48 KiB.
 #[repr(C, align(64))]
 struct Panel {
     /// A tile for each group of codes.
@@ -53,20 +53,20 @@ struct Panel {
     scales: [[f32; 16]; CHUNK / 16 * 2],
 }
 
-/// Sums of a group that are on their way from tiles to vectors: of both planes, or of the high one
-/// and of the low one.
+/// Sums of a group, passed from tiles to vectors: of both planes, or of the high one and of the low
+/// one.
 #[repr(C, align(64))]
 struct Sums([[f32; 16 * TOKENS]; 2]);
 
-/// Rows against a panel.
+/// Rows to multiply by a panel.
 struct Chunk {
     panel: *const Panel,
     /// Groups of 32 k that the panel has.
     groups: usize,
-    /// The first sixteen tokens', from the panel's first group on, and groups from there to the
-    /// next sixteen's.
+    /// Activations of the first sixteen tokens, from the panel's first group on, and the stride
+    /// between sixteens in groups.
     x: (*const Group, usize),
-    /// Rows.
+    /// Number of rows.
     m: usize,
     /// Sums to add to: 16 floats of each row, and the stride between rows in floats.
     out: (*mut f32, usize),
@@ -90,7 +90,7 @@ pub(super) const fn kernels<F: Format>() -> TiledKernels {
     }
 }
 
-/// Whether a group's sums need a tile for either plane.
+/// Whether a group's sums need a separate tile for each plane.
 const fn is_apart<F: Format>() -> bool {
     F::GROUP * largest_code::<F>() as usize * LARGEST >= 1 << 24
 }
@@ -119,7 +119,7 @@ fn bytes(rows: usize, k: usize) -> usize {
 }
 
 /// Writes `m` rows of `k` activations, one after the other from `x` on, as tiles: for each sixteen
-/// of them, group after group. Where there is no row are zeros.
+/// of them, group after group. Missing rows are zeros.
 ///
 /// # Safety
 /// The rows are there; `to` is aligned to 64 bytes and has room for [`bytes`]; the CPU has AVX-512.
@@ -128,8 +128,8 @@ unsafe fn pack<const GROUP: usize>(x: &ActRow, m: usize, k: usize, to: *mut u8) 
     let groups = k / ACT_GROUP;
     for first in (0..m).step_by(TOKENS) {
         for g in 0..groups {
-            // SAFETY: groups of sixteen rows each are where they were asked for; row `first + j` is
-            // read only if it is there.
+            // SAFETY: `to` has room for all groups of sixteen rows each; row `first + j` is read
+            // only if it is there.
             unsafe {
                 let group = to.cast::<Group>().add(first / TOKENS * groups + g);
                 for j in 0..TOKENS {
@@ -141,7 +141,7 @@ unsafe fn pack<const GROUP: usize>(x: &ActRow, m: usize, k: usize, to: *mut u8) 
     }
 }
 
-/// Writes 32 activations of a token to their places in a group.
+/// Writes 32 activations of a token into a group.
 ///
 /// # Safety
 /// As [`pack`].
@@ -176,8 +176,8 @@ unsafe fn pack_token<const GROUP: usize>(row: Option<ActRow>, group: *mut Group,
     }
 }
 
-/// Both planes of 32 activations as bf16, the high one times 256, from eight times four bytes of
-/// the high and four of the low one.
+/// Converts both planes of 32 activations to bf16, the high one times 256, from eight times four
+/// bytes of the high and four of the low one.
 #[inline(always)]
 unsafe fn planes(q: __m512i) -> (__m512i, __m512i) {
     // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -223,7 +223,7 @@ impl<F: Format> Codes<F> {
         table
     };
 
-    /// 32 codes, in 16 bits each, as bf16, less the offset.
+    /// Converts 32 codes, in 16 bits each, to bf16, less the offset.
     #[inline(always)]
     unsafe fn to_bf16(codes: __m512i) -> __m512i {
         // SAFETY: the table has 128 bytes; the instruction set is the caller's promise.
@@ -278,7 +278,7 @@ unsafe fn unpack<F: Format>(block: *const u8, blocks: usize, panel: *mut Panel) 
     }
 }
 
-/// Writes 16 codes of each lane, and returns where the next ones go.
+/// Writes 16 codes of each lane, and returns the address of the next ones.
 ///
 /// # Safety
 /// `tile` has room for the rows of a tile that they are.
@@ -300,7 +300,7 @@ unsafe fn write_half<F: Format>(tile: *mut __m512i, codes: [__m512i; 4]) -> *mut
     }
 }
 
-/// Two strips times several rows.
+/// Multiplies two strips by several rows.
 ///
 /// # Safety
 /// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is what [`pack`] made
@@ -377,8 +377,8 @@ unsafe fn multiply<const GROUP: usize, const MIN: bool, const APART: bool>(a: &C
     }
 }
 
-/// Up to `M` rows against a panel. While vectors take a group's sums in, the unit is at the next
-/// one.
+/// Multiplies up to `M` rows by a panel. While vectors add up a group's sums, the unit computes the
+/// next one's.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn rows<const GROUP: usize, const MIN: bool, const APART: bool, const M: usize>(
@@ -389,7 +389,7 @@ unsafe fn rows<const GROUP: usize, const MIN: bool, const APART: bool, const M: 
     let stored = stored.as_mut_ptr().cast::<f32>();
     let (m, per_group) = (M.min(a.m - first), 1 + MIN as usize);
     let (groups, halves) = (a.groups * ACT_GROUP / GROUP, ACT_GROUP / GROUP);
-    // what each group of the first rows asks memory for
+    // lines that each group of the first rows prefetches
     let lines = if first == 0 { a.next.1.div_ceil(64) } else { 0 };
     let at_once = lines.div_ceil(groups);
     // SAFETY: panel, rows and sums have what is read by the promises of `Chunk`.

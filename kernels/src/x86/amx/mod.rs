@@ -1,14 +1,14 @@
-//! AMX: prompts in bf16, a matrix unit's 16 x 16 products of 32 k at a time; and many tokens that
-//! are generated together, with the bits that each has alone.
+//! AMX: prompts in bf16, on a matrix unit with 16 x 16 products of 32 k at a time; and many tokens
+//! that are generated together, with the same bits as each alone.
 //!
 //! ```text
 //! panel   per strip and 32 k: [16 pairs of k][16 rows][2]      1 KiB, a "B" tile
 //! tile    per 16 tokens and 32 k: [16 tokens][32]              1 KiB, an "A" tile
 //! sums    [16 tokens][16 rows] f32, stored to y as they are    a "C" tile
 //! ```
-//! `tile` has the unit's own instructions, `products` those with quantized weights, `generated`
-//! those of tokens generated together, `prompt_attention` what its name says; everything else is
-//! AVX-512's.
+//! `tile` has the unit's own instructions, `products` those with quantized weights, `generated` the
+//! products of tokens generated together, `prompt_attention` the attention of prompts; everything
+//! else is AVX-512's.
 
 mod detect;
 mod generated;

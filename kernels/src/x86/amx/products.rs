@@ -1,6 +1,6 @@
 //! Products with weights in bf16. Weights and activations are rounded to it (8 bits of mantissa),
 //! products and sums are f32. A panel of weights is converted on the fly to the matrix unit's own
-//! layout, which packed strips are one step away from: lanes are rows.
+//! layout, to which packed strips are close: lanes are rows.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use crate::act::Form;
@@ -12,7 +12,7 @@ use crate::x86::avx512::Avx512;
 use std::arch::x86_64::*;
 
 /// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both
-/// stay in the first cache while a step of 2 x 2 tiles reads two of each.
+/// stay in the L1 cache while a step of 2 x 2 tiles reads two of each.
 pub(crate) static BF16_TILES: ActivationForm = ActivationForm {
     form: Form::Bf16,
     tile: TOKENS,
@@ -89,13 +89,13 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
     }
 }
 
-/// Sixteen k of sixteen rows.
+/// Converts sixteen k of sixteen rows.
 #[inline(always)]
 unsafe fn half<F: Format>(codes: [__m512i; 4], (scale, min): (__m512, __m512), out: *mut __m512i) {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
-        // A code below the exponent of 256 is the float 256 + code. The multiply-add takes the 256
-        // away again.
+        // a code written below the exponent of 256 is the float 256 + code. The multiply-add
+        // subtracts the 256 again.
         let (mask, base) = (
             _mm512_set1_epi32(0x007f_8000),
             _mm512_set1_epi32(0x4380_0000),
@@ -147,7 +147,7 @@ pub(crate) unsafe fn narrow(from: *const f32, kc: usize, out: *mut f32) {
     }
 }
 
-/// Runs all tokens over `MS` strips, 32 tokens at a time.
+/// Multiplies `MS` strips by all tokens, 32 tokens at a time.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are

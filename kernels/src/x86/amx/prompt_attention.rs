@@ -22,13 +22,13 @@ use std::ops::Range;
 
 /// Query rows of a block, at most.
 pub(crate) const ROWS: usize = 128;
-/// Positions at a time. Their keys in three terms and their values are `SPAN * 4 * 2 d` bytes of B
+/// Positions of a span. Their keys in three terms and their values are `SPAN * 4 * 2 d` bytes of B
 /// tiles, 128 KiB for heads of 128; with the scores (64 KiB) and the queries (96 KiB for 128 rows)
-/// that must stay below the 2 MiB of second cache of the Xeon with AMX on which this was measured.
+/// that must stay below the 2 MiB of L2 cache of the Xeon with AMX on which this was measured.
 const SPAN: usize = 128;
-/// Products that make a score: queries and keys are each the sum of two bf16, and the product of
-/// the lower ones is left out. Rounded to one, a score of 20 would be off by a twentieth, and its
-/// weight by as much.
+/// Number of products that make a score: queries and keys are each the sum of two bf16, and the
+/// product of the lower ones is left out. Rounded to one bf16, a score of 20 would be off by a
+/// twentieth, and its weight by as much.
 const TERMS: usize = 3;
 
 /// Bytes of scratch for a head of `d`: queries, keys, values, scores, weights, sums.
@@ -40,7 +40,7 @@ pub(crate) const fn scratch_bytes(d: usize) -> usize {
         + 4 * ROWS * d
 }
 
-/// Whether a head is cut into whole tiles.
+/// Whether a head divides into whole tiles.
 pub(crate) fn takes(kv: &KvShape) -> bool {
     kv.head_dim.is_multiple_of(32)
 }
@@ -81,8 +81,8 @@ impl Parts {
         }
     }
 
-    /// Scores of `blocks` blocks of rows (1 or 2) from block `i` on, at the positions of `steps`
-    /// tiles of 32.
+    /// Computes scores of `blocks` blocks of rows (1 or 2) from block `i` on, at the positions of
+    /// `steps` tiles of 32.
     ///
     /// # Safety
     /// Queries and keys are packed.
@@ -148,7 +148,7 @@ impl Parts {
     }
 }
 
-/// Attends and writes the results.
+/// Computes attention and writes the results.
 ///
 /// # Safety
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are
@@ -172,8 +172,7 @@ pub(crate) unsafe fn attend(a: &Block<'_>, pack: [PackSpan; 2], scratch: *mut u8
             for pack in pack {
                 pack(&a.pages, at, span, scratch);
             }
-            // steps of positions that any row of a pair of blocks sees: what lies before or beyond
-            // would add zeros
+            // steps of positions that any row of a pair of blocks sees: others would add zeros
             let seen = |i: usize| {
                 let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
                 let seen = Seen::of_all(rows.iter().map(|row| row.seen)).in_span(at, SPAN);
@@ -229,7 +228,7 @@ unsafe fn clear(row: *mut u8, steps: usize) {
     }
 }
 
-/// Scaled queries as A tiles `[blocks][TERMS][head_dim / 32]`, zeros where there is no row.
+/// Packs scaled queries as A tiles `[blocks][TERMS][head_dim / 32]`, zeros where there is no row.
 #[inline(always)]
 unsafe fn pack_queries(a: &Block<'_>, blocks: usize, q: *mut u8) {
     let steps = a.pages.head_dim / K;
@@ -259,7 +258,7 @@ unsafe fn pack_queries(a: &Block<'_>, blocks: usize, q: *mut u8) {
     }
 }
 
-/// Rounded to bf16, as floats.
+/// Rounds to bf16, returned as floats.
 #[inline(always)]
 unsafe fn bf16_part(x: __m512) -> __m512 {
     // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -272,31 +271,31 @@ unsafe fn bf16_part(x: __m512) -> __m512 {
     }
 }
 
-/// 32 floats in order to bf16.
+/// Converts 32 floats in order to bf16.
 #[inline(always)]
 unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
     // SAFETY: no pointers; the instruction set is the caller's promise. Both types are 64 bytes.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// Tiles of 32 positions up to the end of what is seen of a span.
+/// Number of tiles of 32 positions up to the end of the visible positions of a span.
 #[inline(always)]
 fn span_steps(seen: Seen) -> usize {
     seen.end.div_ceil(PAGE).div_ceil(2)
 }
 
-/// The pages of a span that are packed, and of these those where anything is seen: positions come
-/// in tiles of 32.
+/// The pages of a span that are packed, and those of them with visible positions: positions come in
+/// tiles of 32.
 #[inline(always)]
 fn span_pages(seen: Seen) -> (Range<usize>, Range<usize>) {
     let pages = seen.first / PAGE..seen.end.div_ceil(PAGE);
     (pages.start / 2 * 2..2 * span_steps(seen), pages)
 }
 
-/// Keys of a span as B tiles `[page][TERMS][head_dim / 32]`.
+/// Packs keys of a span as B tiles `[page][TERMS][head_dim / 32]`.
 ///
 /// # Safety
-/// The pages of what is seen are there; `scratch` is [`scratch_bytes`], at a cache line.
+/// The pages of the visible positions are there; `scratch` is [`scratch_bytes`], at a cache line.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn pack_keys<E: Stored>(
     pages: &Pages<'_>,
@@ -313,7 +312,7 @@ pub(crate) unsafe fn pack_keys<E: Stored>(
     }
 }
 
-/// Values of a span as B tiles `[head_dim / 16][step of 32 positions]`.
+/// Packs values of a span as B tiles `[head_dim / 16][step of 32 positions]`.
 ///
 /// # Safety
 /// As [`pack_keys`].
@@ -336,7 +335,7 @@ pub(crate) unsafe fn pack_values<E: Stored>(
     }
 }
 
-/// Keys of page `p` of a span, or zeros.
+/// Packs keys of page `p` of a span, or zeros.
 ///
 /// # Safety
 /// `k` has room for it.
@@ -412,7 +411,7 @@ unsafe fn pack_value_page<E: Stored>(
 }
 
 /// Turns a row of scores into weights, a row of each of `steps` A tiles, and rescales the row's
-/// sums where its maximum rose. Scores of tiles where nothing is seen are not looked at.
+/// sums where its maximum rose. Scores of tiles without visible positions are not read.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // a row of everything
 unsafe fn softmax(

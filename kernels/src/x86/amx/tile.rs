@@ -1,4 +1,5 @@
-//! The matrix unit itself: its configuration, products of tiles, and rows of tiles out of vectors.
+//! The matrix unit itself: its configuration, products of tiles, and conversion of vectors to rows
+//! of tiles.
 //!
 //! Stable Rust has no AMX intrinsics: inline assembly. The compiler never allocates tile registers
 //! itself.
@@ -20,10 +21,10 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Makes all eight tiles of this thread 16 rows of 64 bytes.
+/// Configures all eight tiles of this thread as 16 rows of 64 bytes.
 ///
 /// # Safety
-/// [`is_available`](super::is_available) said yes, or its self-test is running.
+/// [`is_available`](super::is_available) returned true, or its self-test is running.
 pub(crate) unsafe fn configure() {
     let mut c = Configuration {
         palette: 1,
@@ -38,7 +39,7 @@ pub(crate) unsafe fn configure() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &c, options(nostack, readonly)) }
 }
 
-/// Gives the tiles of this thread back, so that the system need not save them.
+/// Releases the tiles of this thread, so that the system need not save them.
 ///
 /// # Safety
 /// As [`configure`].
@@ -47,12 +48,12 @@ pub(crate) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) }
 }
 
-/// Two vectors of 16 rows, of neighbouring k, to one row of a B tile.
+/// Converts two vectors of 16 rows, of neighbouring k, to one row of a B tile.
 #[inline(always)]
 pub(super) unsafe fn pair(even: __m512, odd: __m512) -> __m512i {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        // half a unit in the last place kept, then cut: nearest, ties away from zero
+        // adds half a unit in the last place, then truncates: nearest, ties away from zero
         let half = _mm512_set1_epi32(0x8000);
         let even = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
         let odd = _mm512_add_epi32(_mm512_castps_si512(odd), half);
@@ -61,12 +62,12 @@ pub(super) unsafe fn pair(even: __m512, odd: __m512) -> __m512i {
     }
 }
 
-/// Tiles that lie one behind the other: of two blocks of tokens, or of two strips.
+/// Consecutive tiles of two blocks of tokens, or of two strips.
 #[derive(Clone, Copy)]
 pub(super) struct TileRows {
-    /// Where the first one's tiles begin.
+    /// Address of the first one's tiles.
     pub(super) at: *const u8,
-    /// Bytes from there to the second one's.
+    /// Bytes between the first one's tiles and the second one's.
     pub(super) stride: usize,
 }
 
@@ -74,7 +75,7 @@ pub(super) struct TileRows {
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     pub(super) at: *mut f32,
-    /// Floats from one row to the next.
+    /// Stride between rows in floats.
     pub(super) stride: usize,
 }
 
@@ -112,10 +113,10 @@ pub(super) unsafe fn multiply(block: &TileBlock) {
     }
 }
 
-/// Stamps the product of one shape: how sums are loaded or zeroed, a step of k, how they are
-/// stored. Sums are tiles 0 to 3, `[block][strip]`; `{c}` and `{d}` are the rows of both blocks,
-/// `{l}` their stride; `{a}` and `{e}` are the blocks' A tiles, `{b}` and `{f}` the strips' B
-/// tiles. An assembly comment names an operand that a shape has no use for.
+/// Instantiates the product of one shape: loading or zeroing of sums, a step of k, and storing.
+/// Sums are tiles 0 to 3, `[block][strip]`; `{c}` and `{d}` are the rows of both blocks, `{l}`
+/// their stride; `{a}` and `{e}` are the blocks' A tiles, `{b}` and `{f}` the strips' B tiles. An
+/// assembly comment names an operand that a shape has no use for.
 macro_rules! product_of_tiles {
     ($name:ident: load [$($load:literal),*], zero [$($zero:literal),*],
         step [$($step:literal),*], store [$($store:literal),*]) => {
@@ -222,7 +223,7 @@ product_of_tiles! {
     ]
 }
 
-/// Multiply-adds of one turn of [`busy`].
+/// Multiply-adds of one iteration of [`busy`].
 pub(crate) const BUSY: usize = 4 * 16 * 16 * K;
 
 /// Keeps the unit busy, reading no memory.
@@ -242,9 +243,10 @@ pub(crate) unsafe fn busy(turns: usize) {
     }
 }
 
-/// Sums of one group of codes: zeroes one of two sets of sum tiles, and adds the products of a B
-/// tile with one A tile (groups of 16), or with two (groups of 32), which lie one after the other;
-/// `APART`: each to a tile of its own. Set 0 is tiles 0 and 1, set 1 tiles 2 and 3.
+/// Computes the sums of one group of codes: zeroes one of two sets of sum tiles, and adds the
+/// products of a B tile with one A tile (groups of 16), or with two (groups of 32), which lie one
+/// after the other; `APART`: each to a tile of its own. Set 0 is tiles 0 and 1, set 1 tiles 2 and
+/// 3.
 ///
 /// # Safety
 /// Tiles are configured; `x` has the A tiles and `panel` the B tile.
@@ -302,7 +304,7 @@ pub(super) unsafe fn multiply_group<const GROUP: usize, const APART: bool>(
 /// Stores the sums that [`multiply_group`] left in a set: a tile, or two one after the other.
 ///
 /// # Safety
-/// As there; `to` has room.
+/// As for [`multiply_group`]; `to` has room.
 #[inline(always)]
 pub(super) unsafe fn store_group<const APART: bool>(set: usize, to: *mut f32) {
     macro_rules! store {

@@ -86,7 +86,7 @@ pub(crate) type Q4 = Fours<Even>;
 /// ggml's IQ4_NL.
 pub(crate) type Iq4 = Fours<Uneven>;
 
-/// Offset of value `d` in a row, in units of one byte per position.
+/// Index of the byte that holds value `d`, among the code bytes of a position.
 #[inline(always)]
 fn byte(d: usize) -> usize {
     d / SCALE_GROUP * HALF + d % HALF
