@@ -1,4 +1,4 @@
-//! Hadamard transforms against the product with the matrix in f64.
+//! Hadamard transforms against products with the matrix in f64.
 
 use crate::common::{KV, Rng, embed, program, run};
 use octavo_kernels::{Executor, Isa, Op, Pool, Role};

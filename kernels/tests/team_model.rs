@@ -195,7 +195,7 @@ impl Step {
         }
     }
 
-    /// Takes part until the step is done.
+    /// Works in the team until the step is done.
     fn attend(&self, id: usize) {
         loop {
             self.team.ask_in(id);

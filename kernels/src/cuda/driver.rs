@@ -189,7 +189,7 @@ impl Gpu {
         }
         let module = self.module(launch.module)?;
         let name = CString::new(launch.kernel.as_str()).expect("kernels' names have no zero bytes");
-        // SAFETY: the module is loaded, and stays so.
+        // SAFETY: the module is loaded and stays loaded.
         let function = unsafe { result::module::get_function(module, name) }
             .map_err(driver_error("cuModuleGetFunction"))?;
         if launch.shared > 0 {

@@ -263,10 +263,10 @@ pub trait Device: Send {
     /// Copies floats to the device, as [`Device::upload`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Device::upload`].
     fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
         let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
-        // SAFETY: the bytes of these floats; bytes have no alignment.
+        // SAFETY: these are the bytes of the floats; bytes need no alignment.
         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
         self.upload(to, bytes)
     }
@@ -275,13 +275,13 @@ pub trait Device: Send {
     /// Synchronizes once for all copies.
     ///
     /// # Errors
-    /// If a range is not inside an allocation of this device, or something before failed.
+    /// If a range is not inside an allocation of this device, or earlier work failed.
     fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error>;
 
     /// Copies one range from the device, as [`Device::download_all`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Device::download_all`].
     fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
         self.download_all(&mut [(from, bytes)])
     }

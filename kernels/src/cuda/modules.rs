@@ -35,7 +35,7 @@ pub enum Module {
     Attention(usize),
 }
 
-/// Weight types with kernels of their own.
+/// Weight types with their own kernels; other types share these.
 pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
     let own = |ty: &TensorType| pack::is_packed(*ty) && pack::kernels_of(*ty) == *ty;
     packed_types().filter(own).collect()

@@ -147,7 +147,7 @@ impl Layout {
     }
 }
 
-/// A matrix in planes.
+/// A matrix packed in planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
     /// All planes.

@@ -121,7 +121,13 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
 ///
 /// The result is a mean of values `v` with weights `w = e^(s - max) / sum`, so that a relative
 /// error `e` of each weight moves it by `sum w |v - mean| e`: errors common to all weights cancel.
-/// The error of a weight is that of
+/// The error of a weight has three parts:
+/// - that of its score: the query's scaling, two sums of half of the head's products each (or of
+///   the products that share a scale, then of those), and their sum, relative to `scale sum |q k|`;
+/// - that of its difference to the maximum, which accumulates over the differences to each running
+///   maximum: half a step of it;
+/// - that of `e^x`, once for itself and once for every later span of 128 positions, or piece of 512
+///   where pieces are merged, whose maximum is larger.
 ///
 /// In addition, weighted values and weights are summed over positions, with one rescaling per span.
 /// The last step multiplies by a reciprocal, which is also rounded.

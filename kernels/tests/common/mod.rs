@@ -86,16 +86,16 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 
 /// Computes one row times one token: exact value and error bound of a correct kernel.
 ///
-/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the
-/// roundings of a sum of `k` terms add up like a random walk, to `sqrt(k)` of them, and twice that
-/// leaves room for the longest of all walks here: `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a
-/// minimum subtract it apart from `scale * code`, and both parts are larger than their difference:
-/// by what the codes of a group tell about its scale, at most four times the largest weight of the
-/// group. Integer kernels also round activations to 1/32639, or in bytes to 1/127, of the largest
-/// that share a scale: half a step each. In bf16, weights and activations are both rounded to 8
-/// bits, half of the last one at most, and factors and products below the smallest normal number
-/// are zero. In halves they are rounded to 11 bits, or to multiples of 2^-24 where they are small:
-/// weights as they are, activations brought to 2^13 and more for the largest of the row.
+/// Every path dequantizes a weight in at most eight roundings and adds `k` products in f32; the
+/// roundings of a sum of `k` terms grow like a random walk, to `sqrt(k)` of them, doubled as a
+/// margin for the longest walk: `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it
+/// separately from `scale * code`, and both parts exceed their difference: given the range of a
+/// group's codes, by at most four times the largest weight of the group. Integer kernels also round
+/// activations to 1/32639, or in bytes to 1/127, of the largest that share a scale: half a step
+/// each. In bf16, weights and activations are both rounded to 8 bits, at most half of the last one,
+/// and factors and products below the smallest normal number are zero. In halves they are rounded
+/// to 11 bits, or to multiples of 2^-24 where they are small: weights unscaled, activations scaled
+/// so that the largest of the row is at least 2^13.
 pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
     let eps = f64::from(f32::EPSILON);
     let narrow = match form {
@@ -147,7 +147,7 @@ pub(crate) enum Form {
     Floats,
     /// Integers, with one scale per this many.
     Integers(usize),
-    /// Bytes with a scale for every 32.
+    /// Bytes, with one scale per 32.
     Bytes,
     Bf16,
     /// Halves, in prefill on the GPU.

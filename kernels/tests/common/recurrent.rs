@@ -71,7 +71,7 @@ pub(crate) fn convolution(
     (case, exact)
 }
 
-/// The sizes of a linear attention.
+/// Sizes of a linear attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Tokens.

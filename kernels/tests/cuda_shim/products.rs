@@ -1,4 +1,4 @@
-//! Embeddings, and products of both kinds.
+//! Embeddings, and products of decode and prefill.
 
 use octavo_kernels::cuda::launch::{self, Form};
 use octavo_kernels::cuda::pack::{has_codes, is_packed};

@@ -1,4 +1,4 @@
-//! Products with experts against products with each expert alone.
+//! Expert products against products with each expert's matrix alone.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct Case {
     cols: usize,
     /// Tokens.
     m: usize,
-    /// Whether each expert of a row has an input of its own.
+    /// Whether each expert of a row has its own input.
     apart: bool,
 }
 

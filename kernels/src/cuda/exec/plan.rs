@@ -116,11 +116,11 @@ impl Source {
 /// Device memory that a model takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Weights, in the kernels' layout.
+    /// Weights in the kernels' layout.
     pub weights: u64,
     /// Keys and values.
     pub kv: u64,
-    /// States of sequences.
+    /// Recurrent states of sequences.
     pub states: u64,
     /// Step buffers.
     pub buffers: u64,

@@ -74,7 +74,7 @@ pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
 pub(super) struct Record {
     bytes: Vec<u8>,
     max_pages: usize,
-    /// Groups of the cache's layers.
+    /// Number of groups of cache layers.
     groups: usize,
     /// Whether sequences have recurrent states.
     has_states: bool,

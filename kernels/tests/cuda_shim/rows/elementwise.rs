@@ -137,7 +137,8 @@ fn functions_and_gates_match() {
         let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
         x / (1.0 + (-2.0 * z).exp())
     };
-    // two units of `expf`, a few roundings of its argument, which is below 200, and of the rest
+    // two units in the last place of `expf`, a few roundings of its argument, which is below 200,
+    // and of the rest
     let bound = |y: f64, z: f64| y.abs() * (z.abs() * 4.0 + 6.0) * f64::from(f32::EPSILON) + 1e-33;
     for f in [
         Function::Scale(0.7),
