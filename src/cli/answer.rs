@@ -1,4 +1,4 @@
-//! The JSON object of a text, the same for one text and for one of many.
+//! JSON object of a text, the same for one text and for one of many.
 
 use octavo_engine::generate::Finish;
 use octavo_engine::sample::Logprobs;
@@ -8,30 +8,30 @@ use serde_json::{Value, json};
 
 use super::metrics::Metrics;
 
-/// Version of the objects that `--json` prints: it grows when a field is renamed, removed or gets
-/// another type; docs/json.md lists them.
+/// Version of the objects that `--json` prints; it increases when a field is renamed, removed or
+/// changes its type. docs/json.md lists the fields.
 pub(super) const VERSION: u32 = 1;
 
-/// A text and what it came from.
+/// A generated text with its prompt and metrics.
 pub(super) struct Answer<'a> {
-    /// Number of its prompt's line, from 0; empty lines count.
+    /// Line number of its prompt, from 0; empty lines count.
     pub(super) line: usize,
-    /// Number among the texts of its prompt, from 0.
+    /// Index among the texts of its prompt, from 0.
     pub(super) choice: usize,
     pub(super) text: &'a str,
-    /// Thoughts before the text, told apart in conversations.
+    /// Reasoning before the text, in conversations.
     pub(super) reasoning: Option<&'a str>,
     pub(super) prompt: &'a [u32],
-    /// Every token chosen, one that ended the text included.
+    /// All sampled tokens, including one that ended the text.
     pub(super) tokens: &'a [u32],
     pub(super) finish: Finish,
-    /// One for each token, if they were asked for.
+    /// Log-probabilities of each token, if they are wanted.
     pub(super) logprobs: Option<&'a [Logprobs]>,
     pub(super) metrics: &'a Metrics,
 }
 
 impl Answer<'_> {
-    /// The object.
+    /// Makes the object.
     pub(super) fn to_json(&self, tokenizer: &Tokenizer) -> Result<Value, serde_json::Error> {
         let mut object = json!({
             "version": VERSION,
@@ -56,12 +56,12 @@ impl Answer<'_> {
     }
 }
 
-/// The object of a line that has no answer.
+/// Makes the object of a line without an answer.
 pub(super) fn error(line: usize, message: &str) -> Value {
     json!({ "version": VERSION, "line": line, "error": message })
 }
 
-/// Counts and times of a text that was generated beside others.
+/// Returns counts and times of a text that was generated in a batch.
 pub(super) fn stats(timing: &Timing, tokens: usize) -> octavo_engine::generate::Stats {
     octavo_engine::generate::Stats {
         prompt_tokens: timing.prompt_tokens,
@@ -88,7 +88,7 @@ fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
     object
 }
 
-/// A token's id; -1 for a cell of a picture.
+/// Returns a token's id for output; -1 for an image token.
 pub(super) fn shown_id(id: u32) -> i32 {
     match is_cell(id) {
         true => -1,
@@ -96,12 +96,12 @@ pub(super) fn shown_id(id: u32) -> i32 {
     }
 }
 
-/// Ids of tokens as they are shown; see [`shown_id`].
+/// Returns token ids for output; see [`shown_id`].
 pub(super) fn shown_ids(ids: &[u32]) -> Vec<i32> {
     ids.iter().map(|id| shown_id(*id)).collect()
 }
 
-/// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
+/// Returns a token as text; bytes that are not UTF-8 by themselves become U+FFFD.
 pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
     match is_cell(id) {
         true => "<picture>".to_owned(),

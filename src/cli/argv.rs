@@ -1,6 +1,6 @@
-//! llama.cpp's options, before clap sees them: those of the same meaning become ours, others are
-//! refused in words. clap knows no option of one dash and several letters, and would take `-fa` for
-//! `-f a`, `-hf` for `-h -f`.
+//! Rewrites llama.cpp's options before clap sees them: those of the same meaning become ours,
+//! others are refused with a reason. clap knows no option of one dash and several letters, and
+//! would take `-fa` for `-f a`, `-hf` for `-h -f`.
 
 mod llama;
 pub(super) mod needed;
@@ -12,7 +12,7 @@ use clap::Command;
 use super::failure::Failure;
 use llama::{Here, OPTIONS};
 
-/// Replaces llama.cpp's spellings that stand where an option can stand; `command` has ours.
+/// Replaces llama.cpp's spellings where an option can stand; `command` has ours.
 pub(super) fn expand(
     command: &Command,
     args: impl Iterator<Item = OsString>,
@@ -47,7 +47,8 @@ pub(super) fn expand(
     Ok(expanded)
 }
 
-/// Our spelling of an option of llama.cpp's; `None` if it is none, or one of the command's own.
+/// Returns our spelling of a llama.cpp option; `None` if it is not one, or if the command has an
+/// option of that name.
 fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -75,7 +76,7 @@ fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Whether the command has an option of this name.
+/// Returns whether the command has an option of this name.
 fn has(command: &Command, name: &str) -> bool {
     if let Some(long) = name.strip_prefix("--") {
         return matches!(long, "help" | "version")
@@ -93,14 +94,14 @@ fn longs(arg: &clap::Arg) -> impl Iterator<Item = &str> {
     arg.get_long().into_iter().chain(aliases)
 }
 
-/// Whether what follows is this option's value, whatever it looks like.
+/// Returns whether the next argument is this option's value, whatever it looks like.
 fn takes_next(command: &Command, text: &str) -> bool {
     if let Some(long) = text.strip_prefix("--") {
         return command
             .get_arguments()
             .any(|arg| arg.is_allow_hyphen_values_set() && longs(arg).any(|own| own == long));
     }
-    // of letters behind one dash, the first one that takes a value takes the rest of them
+    // of several letters after one dash, the first that takes a value takes the rest
     let mut letters = text[1..].chars();
     while let Some(letter) = letters.next() {
         let Some(arg) = command
@@ -120,7 +121,7 @@ fn takes_next(command: &Command, text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The whole command line, with its global options in every command.
+    /// Builds the whole command line, with its global options in every command.
     fn command() -> Command {
         let mut command = super::super::command();
         command.build();

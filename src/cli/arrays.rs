@@ -1,24 +1,24 @@
-//! Arrays for other programs: safetensors files.
+//! Writes arrays as safetensors files for other programs.
 
 use std::io::{self, Write};
 
 use serde_json::json;
 
-/// An array of a file.
+/// A named array of a file.
 pub(super) struct Array<'a> {
     name: &'static str,
     shape: Vec<usize>,
     values: Values<'a>,
 }
 
-/// What an array has, 4 bytes each.
+/// Elements of an array, 4 bytes each.
 enum Values<'a> {
     Floats(&'a [f32]),
     Ids(&'a [i32]),
 }
 
 impl Array<'_> {
-    /// Of floats, the last dimension's neighbours side by side.
+    /// Creates an array of floats; the last dimension is contiguous.
     pub(super) fn floats<'a>(name: &'static str, shape: &[usize], values: &'a [f32]) -> Array<'a> {
         Array {
             name,
@@ -27,7 +27,7 @@ impl Array<'_> {
         }
     }
 
-    /// Of token ids; -1 is a cell of a picture.
+    /// Creates an array of token ids; -1 is an image token.
     pub(super) fn ids<'a>(name: &'static str, ids: &'a [i32]) -> Array<'a> {
         Array {
             name,
@@ -58,7 +58,7 @@ impl Array<'_> {
     }
 }
 
-/// Writes values a few at a time: an array may be a good part of what memory there is.
+/// Writes values in small blocks: an array may take a large part of the memory.
 fn pieces<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut dyn Write) -> io::Result<()> {
     values.chunks(16 << 10).try_for_each(|piece| {
         let piece: Vec<u8> = piece.iter().flat_map(|x| bytes(*x)).collect();
@@ -66,7 +66,7 @@ fn pieces<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut dyn Write) -
     })
 }
 
-/// Writes a safetensors file: the length of a header, the header, and the arrays one after the
+/// Writes a safetensors file: the length of the header, the header, and the arrays one after the
 /// other.
 pub(super) fn write(producer: &str, arrays: &[Array<'_>], out: &mut dyn Write) -> io::Result<()> {
     let mut header = json!({ "__metadata__": { "producer": producer } });
@@ -78,7 +78,7 @@ pub(super) fn write(producer: &str, arrays: &[Array<'_>], out: &mut dyn Write) -
         header[array.name] = json!({ "dtype": ty, "shape": shape, "data_offsets": [start, end] });
     }
     let mut header = header.to_string();
-    // arrays begin at a multiple of 8
+    // arrays must begin at a multiple of 8
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;

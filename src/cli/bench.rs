@@ -1,4 +1,4 @@
-//! `octavo bench`: llama-bench's measurements, each as a fraction of what the machine can do.
+//! `octavo bench`: measures as llama-bench does, as fractions of what the machine can do.
 
 use clap::{Args, ValueEnum};
 use octavo_engine::backend::cuda;
@@ -16,11 +16,11 @@ use super::terminal::{self, Progress};
 use super::threads::DEFAULT;
 use super::{load, ranks, signal, threads, values};
 
-/// Measure a model's speed, as llama-bench does, and how much of the machine's it is
+/// Measure a model's speed, as llama-bench does, as a fraction of the machine's limits
 ///
-/// Every test runs once to warm up, then -r times. GB/s counts what a generated token has to read
-/// (weights, keys, values and states), GFLOP/s the matrix products of a prompt; the limits they are
-/// held against are measured first.
+/// Every test runs once to warm up, then -r times. GB/s counts what decoding a token has to read
+/// (weights, keys, values and states), GFLOP/s the matrix products of prefill; the limits of the
+/// machine are measured first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -43,7 +43,7 @@ repetitions.")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Prompt lengths
+    /// Prompt lengths, in tokens
     #[arg(
         short = 'p',
         long,
@@ -63,7 +63,7 @@ pub(super) struct BenchArgs {
     )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     n_gen: Vec<u32>,
-    /// Numbers of tokens already in the cache
+    /// Numbers of tokens already in the KV cache
     #[arg(
         short = 'd',
         long,
@@ -73,11 +73,11 @@ pub(super) struct BenchArgs {
     )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     n_depth: Vec<u32>,
-    /// Numbers of sequences that generate together; t/s counts the tokens of all
+    /// Numbers of sequences to decode together; t/s counts the tokens of all
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: Vec<u32>,
-    /// Repetitions
+    /// Number of repetitions
     #[arg(
         short,
         long,
@@ -92,12 +92,12 @@ pub(super) struct BenchArgs {
     pub(super) numa: NumaArgs,
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     #[arg(help = format!(
-        "Numbers of threads; each more than the CPUs that this process may use counts as so many \
+        "Numbers of threads, each at most the count of CPUs that this process may use \
          {DEFAULT}"
     ))]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
+    /// Prompt tokens per prefill step [default: 512; 2048 on a GPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: Option<u32>,
     #[arg(help = values::isa_help())]
@@ -113,16 +113,16 @@ pub(super) struct BenchArgs {
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
-    /// Run from the file's own rows instead of copying weights into the kernels' layout
+    /// Compute from the file's own weight layout instead of repacking weights for the kernels
     #[arg(long)]
     no_repack: bool,
-    /// Keep the CPU's copies of weights in memory: none of them goes to a swap file
+    /// Lock the CPU's copies of weights in memory, so that none is swapped out
     #[arg(long, conflicts_with = "no_repack")]
     mlock: bool,
-    /// Do not measure the machine's limits first; the columns of percentages stay empty
+    /// Skip measuring the machine's limits; the columns of percentages stay empty
     #[arg(long)]
     no_limits: bool,
-    /// What to print
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
 }
@@ -158,7 +158,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         ref asked => asked.iter().map(|n| threads::given(*n)).collect(),
     };
     let source = load::source(&args.model);
-    // a file that cannot be run is refused before anything takes time
+    // refuse a file that cannot be run before any long work
     octavo_model::Model::load(&source.open(!args.no_mmap)?)?;
     let mut printer = Printer::new(args.output);
     for threads in numbers {
@@ -187,7 +187,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What the arguments say that computes: a GPU that works if none is named.
+/// Returns the processor that the arguments choose: a GPU that works if none is named.
 fn processor(args: &BenchArgs) -> Result<Processor, Failure> {
     let open = |gpu: usize| cuda::open(gpu).map(|gpu| Processor::Gpu(gpu.info().clone()));
     let cpu = || Ok(Processor::Cpu(args.isa.resolve()?));
@@ -273,7 +273,7 @@ const COLUMNS: [(&str, i32); 12] = [
     ("token hash", 16),
 ];
 
-/// Rows of a table or lines of CSV as they come, an array at the end.
+/// Prints rows of a table or lines of CSV as they come, a JSON array at the end.
 struct Printer {
     format: Format,
     records: Vec<Value>,
@@ -355,7 +355,7 @@ fn table_head() -> String {
     table_line(COLUMNS.iter().map(|c| c.0.to_owned())) + &table_line(COLUMNS.iter().map(rule))
 }
 
-/// What `src/build.rs` found out about the sources.
+/// Returns the facts of the sources that `src/build.rs` found.
 fn build() -> Build {
     Build {
         commit: option_env!("OCTAVO_BUILD_COMMIT").unwrap_or("unknown"),
@@ -392,7 +392,8 @@ fn table_row(test: Test, r: &Record) -> String {
     table_line(cells.into_iter())
 }
 
-/// A record as a line, every field quoted as llama-bench does; the names before the first one.
+/// Formats a record as a line, every field quoted as llama-bench does; the field names come before
+/// the first one.
 fn csv(record: &Value, first: bool) -> String {
     let Value::Object(fields) = record else {
         return String::new();

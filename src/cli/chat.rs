@@ -1,4 +1,4 @@
-//! `octavo chat`: turns with a model, each reading only what the cache does not hold yet.
+//! `octavo chat`: a conversation that prefills only the tokens that the KV cache does not hold yet.
 
 mod input;
 
@@ -29,16 +29,16 @@ use input::{Input, Line};
 const COMMANDS: &str = "\
 /reset  forget the conversation
 /stats  speeds and memory of the last answer, and how full the context is
-/image FILE  show a picture with the next message (with --mmproj)
+/image FILE  send an image with the next message (with --mmproj)
 /exit   leave (also: Ctrl-D)
 /help   this list
 Ctrl-C ends an answer that is under way; it stays part of the conversation.";
 
 /// Talk with a model, turn by turn
 ///
-/// The model's own chat template is applied; the cache of earlier turns is reused. What the model
-/// thinks before it answers is dimmed on a terminal, and left out elsewhere. Where stdin is no
-/// terminal, every line is a message.
+/// Applies the model's own chat template and reuses the KV cache of earlier turns. The model's
+/// reasoning is dimmed on a terminal and left out elsewhere. If stdin is not a terminal, every line
+/// is a message.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -47,17 +47,17 @@ Examples:
   octavo chat model.gguf --mmproj mmproj.gguf
   printf 'Hi!\\nAnd again?\\n' | octavo chat model.gguf
 
-Commands: /image FILE shows a picture, /reset forgets the conversation, /stats shows speeds and
+Commands: /image FILE sends an image, /reset forgets the conversation, /stats shows speeds and
 memory, /help lists all, /exit leaves.")]
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     system: SystemArgs,
-    /// Turn \n, \r, \t, \", \', \\ and \xHH in --stop into what they stand for
+    /// Process the escapes \n, \r, \t, \", \', \\ and \xHH in --stop
     #[arg(short, long, requires = "stop")]
     escape: bool,
-    /// Do not read or write the file of earlier lines
+    /// Do not read or write the history file
     #[arg(long)]
     no_history: bool,
     #[command(flatten)]
@@ -74,7 +74,7 @@ pub(super) struct ChatArgs {
     pub(super) numa: NumaArgs,
 }
 
-/// The model's chat template, or the one that was named.
+/// Returns the chat template of the options, or the model's own.
 pub(super) fn template(engine: &Engine, args: &TemplateArgs) -> Result<ChatTemplate, Failure> {
     args.load(engine)?.ok_or_else(|| {
         Failure::Input(format!(
@@ -92,7 +92,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let system = args.system.read()?;
     args.template.check()?;
     args.sight.check()?;
-    // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
+    // in this order: the line editor installs its own Ctrl-C handler when it is created
     let input = Input::new(args.no_history)?;
     signal::install()?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
@@ -107,7 +107,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     converse(talk, input)
 }
 
-/// Opens a conversation where a command was given no text, and people are there to give it one.
+/// Opens a conversation for a command without a text, on a terminal.
 pub(super) fn open(
     model: &ModelArgs,
     template: &TemplateArgs,
@@ -131,7 +131,7 @@ pub(super) fn open(
     )
 }
 
-/// Takes turns until the input ends.
+/// Answers messages until the input ends.
 fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failure> {
     if input.is_terminal() {
         terminal::tell("/help lists the commands; Ctrl-D leaves.");
@@ -164,7 +164,8 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
             _ => match talk.turn(&line) {
                 Ok(Finish::Cancelled) if !input.is_terminal() => return Ok(Exit::Interrupted),
                 Ok(_) => {}
-                // a person can go on after a message that does not fit; a script cannot know
+                // a person can continue after a message that does not fit; a script cannot notice
+                // it
                 Err(Failure::Input(text) | Failure::Machine(text)) if input.is_terminal() => {
                     terminal::tell(&format!(
                         "octavo: error: {} (/reset starts over)",
@@ -187,11 +188,11 @@ struct Conversation<'e> {
     last: Option<String>,
     constraints: Option<Constraints>,
     sight: Option<&'e Sight>,
-    /// What stands for pictures in messages.
+    /// Marker that stands for images in messages.
     marker: String,
-    /// The pictures of all messages, in order.
+    /// The images of all messages, in order.
     pictures: Vec<Shown>,
-    /// Those of the next message.
+    /// The images of the next message.
     next: Vec<Shown>,
 }
 
@@ -223,7 +224,7 @@ impl<'e> Conversation<'e> {
         }
     }
 
-    /// Shows a picture with the next message.
+    /// Adds an image to the next message.
     fn look(&mut self, path: &Path) -> Result<(), Failure> {
         let Some(sight) = self.sight else {
             return Err(Failure::Input(
@@ -246,7 +247,7 @@ impl<'e> Conversation<'e> {
     fn reset(&mut self) {
         self.messages.clone_from(&self.system);
         if !(self.pictures.is_empty() && self.next.is_empty()) {
-            // it holds them
+            // the session holds the images
             self.session = self.engine.session();
             self.pictures.clear();
             self.next.clear();
@@ -269,7 +270,7 @@ impl<'e> Conversation<'e> {
         ));
     }
 
-    /// Answers one message. A message that cannot be answered is taken back.
+    /// Answers one message; removes it from the conversation if that fails.
     fn turn(&mut self, text: &str) -> Result<Finish, Failure> {
         let places = self.marker.repeat(self.next.len());
         self.messages
@@ -326,7 +327,8 @@ impl<'e> Conversation<'e> {
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
         self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
         self.messages.push(message);
-        // every turn draws anew: the same seed would choose alike in the same place of each answer
+        // a new seed for every turn: the same one would choose alike at the same place of each
+        // answer
         self.options.sampler.seed = self.options.sampler.seed.wrapping_add(1);
         Ok(out.finish)
     }

@@ -1,5 +1,5 @@
-//! How many positions a model gets where nobody says: its own context, as far as its keys and
-//! values fit into a part of the free memory.
+//! Default context size of a model: its trained context, reduced until its KV cache fits into a
+//! part of the free memory.
 
 use std::io::{IsTerminal, stderr};
 
@@ -10,30 +10,30 @@ use octavo_model::Hparams;
 use super::failure::Failure;
 use super::terminal;
 
-/// Part of the free memory that the cache may take unless told otherwise: 1 of so many.
+/// Default limit of the KV cache: the free memory divided by this.
 const MEMORY_PART: u64 = 4;
 
-/// Taken as free memory where the system does not say.
+/// Free memory in bytes to assume if the system does not tell it.
 const MEMORY_UNKNOWN: u64 = 8 << 30;
 
-/// Contexts that are not the model's own are multiples of this.
+/// Reduced contexts are multiples of this number of tokens.
 const ROUND: usize = 256;
 
-/// The positions of a sequence, and of the cache of all.
+/// Context size of a sequence, and of the KV cache of all sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Context {
-    /// Positions of a sequence.
+    /// Context size of a sequence.
     pub(super) positions: usize,
-    /// Positions that the model was trained with.
+    /// Trained context of the model.
     trained: usize,
-    /// Positions whose keys and values fit into the cache's part of the memory.
+    /// Number of positions whose keys and values fit into the cache's part of the memory.
     fitting: usize,
-    /// Whether somebody asked for it.
+    /// Whether the context is given by an option.
     is_given: bool,
 }
 
 impl Context {
-    /// The context of a model with these options; 0 is what it was trained with.
+    /// Returns the context of a model with these options; 0 is its trained context.
     pub(super) fn of(gguf: &Gguf, options: &EngineOptions) -> Result<Context, Failure> {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights: u64 = gguf.tensors().iter().map(|tensor| tensor.bytes).sum();
@@ -44,7 +44,7 @@ impl Context {
         ))
     }
 
-    /// The same with so many bytes for keys and values.
+    /// Returns the context with `bytes` of memory for keys and values.
     fn within(bytes: u64, hparams: &Hparams, options: &EngineOptions) -> Context {
         let position = kv_bytes(hparams, options.kv_type, 1).max(1);
         let trained = hparams.n_ctx_train();
@@ -61,14 +61,14 @@ impl Context {
         }
     }
 
-    /// Positions of a cache for so many sequences: a context for each, as far as they fit, and one
-    /// at least.
+    /// Returns the number of positions of a KV cache for `sequences` sequences: one context for
+    /// each, as far as they fit, but at least one.
     pub(super) fn of_all(&self, sequences: usize) -> usize {
         let all = self.positions.saturating_mul(sequences.max(1));
         all.min(self.fitting).max(self.positions)
     }
 
-    /// Puts it into the options, and the cache's positions where they are open.
+    /// Sets it in the options, and the number of cache positions if that is not set.
     pub(super) fn apply(&self, options: &mut EngineOptions) {
         options.ctx = Some(self.positions);
         if !self.is_given && options.kv_positions.is_none() {
@@ -91,7 +91,8 @@ impl Context {
         }
     }
 
-    /// Says on stderr what was chosen: where it is less than the model's own, and to people.
+    /// Reports the chosen context on stderr if it is smaller than the trained one; on a terminal,
+    /// always.
     pub(super) fn note(&self) {
         let is_less = !self.is_given && self.positions < self.trained;
         if is_less || !self.is_given && stderr().is_terminal() {
@@ -100,7 +101,7 @@ impl Context {
     }
 }
 
-/// Bytes that keys and values may take beside the weights of a model.
+/// Returns the number of bytes for keys and values beside the weights of a model.
 fn budget(device: DeviceChoice, weights: u64) -> u64 {
     let host = free_memory().unwrap_or(MEMORY_UNKNOWN) / MEMORY_PART;
     let ordinal = match device {
@@ -109,20 +110,20 @@ fn budget(device: DeviceChoice, weights: u64) -> u64 {
     };
     let gpus = octavo_kernels::cuda::gpus().unwrap_or_default();
     match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
-        // what a step takes there needs room as well
+        // scratch buffers of steps need room as well
         Some(gpu) => host.min((gpu.memory / 4 * 3).saturating_sub(weights)),
         None => host,
     }
 }
 
-/// Memory that programs may still take, in bytes; `None` where the system does not say.
+/// Returns the available memory in bytes; `None` if the system does not tell it.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    // inside a container its own limit is what counts
+    // inside a container, its own limit counts
     let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
     let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
     Some((kib << 10).min(limit.unwrap_or(u64::MAX)))
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
     use octavo_fixtures::tiny::File;
 
-    /// The context of a small model with a long one, in so many bytes.
+    /// Returns the context of a small model with a long trained context, in `bytes` of memory.
     fn within(bytes: u64, asked: Option<usize>) -> Context {
         let mut file = File::running("qwen3");
         file.set("context_length", 131_072u32);

@@ -1,4 +1,4 @@
-//! `octavo convert`: a Hugging Face folder as a GGUF file.
+//! `octavo convert`: writes a Hugging Face folder as a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +16,10 @@ use super::values::Named;
 
 /// Write a Hugging Face folder as a GGUF file
 ///
-/// Weights of AWQ checkpoints become Q4_1: the same codes and scales, and zero points that are
-/// rounded to f16 with their scale, which is reported for each tensor. Plain weights stay as they
-/// are. A folder with a vision tower becomes a pair of files: the model, and with --mmproj the
-/// tower.
+/// Weights of AWQ checkpoints become Q4_1: the same codes and scales, with zero points rounded to
+/// f16 together with their scale; the rounding is reported for each tensor. Plain weights stay as
+/// they are. A folder with an image encoder (vision tower) becomes two files: the model, and with
+/// --mmproj the image encoder.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -31,14 +31,14 @@ Examples:
 A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders \
 as they are, too.")]
 pub(super) struct ConvertArgs {
-    /// The folder
+    /// Hugging Face folder
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     input: PathBuf,
-    /// The new file
+    /// Output file
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
-    /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what
-    /// the folder has]
+    /// Type of matrices: q4_1 (only of AWQ weights), f16, bf16 or f32 [default: q4_1, or what the
+    /// folder has]
     #[arg(
         long = "type",
         value_name = "TYPE",
@@ -46,12 +46,12 @@ pub(super) struct ConvertArgs {
         hide_possible_values = true,
     )]
     to: Option<TensorType>,
-    /// Write the folder's vision tower to this file, too
+    /// Write the folder's image encoder (vision tower) to this file, too
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     mmproj: Option<PathBuf>,
     #[command(flatten)]
     threads: ThreadsArgs,
-    /// Replace files that are there, unless they are inputs
+    /// Replace existing files, unless they are inputs
     #[arg(long)]
     force: bool,
 }
@@ -117,7 +117,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Writes a file, and says so.
+/// Writes a file and reports it.
 fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<(), Failure> {
     let start = std::time::Instant::now();
     output.check()?;
@@ -142,7 +142,7 @@ fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Name, shape, types, rounding.
+/// Formats a row: name, shape, types, rounding.
 fn row(change: &Change, rounding: Option<f32>) -> String {
     let t = &change.tensor;
     let shape: Vec<String> = t.dims.iter().map(u64::to_string).collect();

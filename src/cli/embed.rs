@@ -1,4 +1,4 @@
-//! `octavo embed`: texts as vectors.
+//! `octavo embed`: turns texts into vectors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ use super::{load, signal, terminal};
 
 /// Turn texts into vectors (embeddings)
 ///
-/// Works with embedding models and with any other: of those that generate, it takes the rows that
-/// would become logits.
+/// Works with embedding models and with generative ones, whose last hidden states it takes (the
+/// rows that would become logits).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,33 +40,34 @@ A vector is one line of numbers; with --pooling none there is one for each token
 --json prints an object for each text, as lines come: {version, line, pooling, normalized, tokens, \
 vectors: [[number]]}.
 --dump writes `tokens` [n], `embd` [n, width], one vector for each token, and `pooled` [width].
-A cell of a picture is token -1.")]
+An image token is shown as -1.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// Every line of the text is a text of its own, empty ones left out; answered as lines come
+    /// Treat every line of the text as a text of its own, without empty ones; answered as lines
+    /// come
     #[arg(long, conflicts_with = "image")]
     lines: bool,
-    /// How the vectors of a text's tokens become one: none, mean, cls (the first) or last [default:
-    /// what the file says, or else mean]
+    /// Pooling of a text's token vectors: none, mean, cls (the first) or last [default: what the
+    /// file says, or else mean]
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     pooling: Option<How>,
-    /// Do not divide vectors by their lengths
+    /// Do not normalize vectors to a length of 1
     #[arg(long)]
     no_normalize: bool,
-    /// Neither add special tokens nor recognize them in the text
+    /// Neither add special tokens nor parse them in the text
     #[arg(long, conflicts_with = "image")]
     no_special: bool,
     /// Print a JSON object for each text
     #[arg(long)]
     json: bool,
-    /// Write the tokens and vectors to a safetensors file, in place of printing them
+    /// Write the tokens and vectors to a safetensors file instead of printing them
     #[arg(long, value_name = "OUT.safetensors", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["lines", "json"])]
     dump: Option<PathBuf>,
-    /// Replace --dump's file whatever it is, unless it is an input
+    /// Replace any file at --dump, unless it is an input
     #[arg(long, requires = "dump")]
     force: bool,
     #[command(flatten)]
@@ -75,7 +76,7 @@ pub(super) struct EmbedArgs {
     compute: ComputeArgs,
 }
 
-/// What [`Pooling`] is called here.
+/// Command-line names of [`Pooling`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum How {
     None,
@@ -95,7 +96,7 @@ impl How {
     }
 }
 
-/// Texts that are worked on at a time, at most.
+/// Maximum number of texts in a batch.
 const TOGETHER: usize = 32;
 
 /// Runs the command.
@@ -147,28 +148,28 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
 }
 
 impl EmbedArgs {
-    /// The texts, in order.
+    /// Returns the texts, in order.
     fn feed(&self) -> Result<Feed, Failure> {
         Ok(match &self.pictures.image[..] {
             _ if self.lines => Feed::lines(&self.text, false)?,
             [] => Feed::of(self.text.require()?),
-            // one may want nothing but the picture
+            // the text may be empty beside an image
             _ => Feed::of(self.text.read()?.unwrap_or_default()),
         })
     }
 }
 
-/// Texts under way, given to the engine as they come.
+/// Texts in work, given to the engine as they come.
 struct Work<'a> {
     batch: Batch,
-    /// Beside every text.
+    /// Images of every text.
     pictures: &'a [Shown],
     embed: Embed,
     waiting: BTreeMap<RequestId, Waiting>,
     printer: Printer<'a>,
 }
 
-/// A text that the engine has.
+/// A text that the engine is working on.
 struct Waiting {
     line: usize,
     /// Number among the texts that are not empty.
@@ -176,7 +177,7 @@ struct Waiting {
     tokens: Vec<u32>,
 }
 
-/// Makes the tokens of a text.
+/// Function that tokenizes a text.
 type Prepare<'a> = dyn Fn(&[u8]) -> Result<Vec<u32>, Failure> + 'a;
 
 impl Work<'_> {
@@ -234,7 +235,7 @@ impl Work<'_> {
     }
 }
 
-/// Prints what is ready, in the order of the texts.
+/// Prints finished vectors, in the order of the texts.
 struct Printer<'a> {
     args: &'a EmbedArgs,
     embed: Embed,
@@ -245,7 +246,8 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    /// Takes the tokens and vectors of a text, or why there are none.
+    /// Takes the tokens and vectors of a text, or the reason that there are none, and prints all
+    /// that is ready.
     fn take(
         &mut self,
         place: usize,
@@ -277,7 +279,7 @@ impl Printer<'_> {
 /// A text as the model reads it.
 struct Read {
     tokens: Vec<u32>,
-    /// The pictures among them.
+    /// Images among the tokens.
     pictures: Vec<Shown>,
 }
 
@@ -296,8 +298,8 @@ fn tokens_of(
     vision::tokens(engine.tokenizer(), &text, options, pictures)
 }
 
-/// The engine's options: keys and values are kept as they are unless told otherwise, for they do
-/// not live longer than a text, and so are the pages of two of the longest.
+/// Returns the engine's options. The KV cache is f32 unless a type is given, because it holds a
+/// text only while that is computed; with --lines it has the size of two of the longest texts.
 fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
     let (sessions, longest) = match args.lines {
         true => (TOGETHER, 2),
@@ -313,7 +315,7 @@ fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
     let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(longest));
     if !hparams.is_causal() && !args.compute.has_batch() {
-        // a text is read whole
+        // a model without causal attention reads a text in one step
         options.batch = Some(options.batch().max(context));
     }
     Ok(options)
@@ -337,7 +339,7 @@ fn request(tokens: &[u32], pictures: &[Shown], embed: Embed) -> Request {
     }
 }
 
-/// The vectors of one text.
+/// Computes the vectors of one text.
 fn embed_one(engine: &Engine, read: &Read, embed: Embed) -> Result<Vec<f32>, Failure> {
     let mut batch = Batch::new(engine, batch_options());
     batch.add(request(&read.tokens, &read.pictures, embed))?;
@@ -374,7 +376,7 @@ fn to_json(line: usize, tokens: &[u32], vectors: &[f32], width: usize, embed: Em
     })
 }
 
-/// Writes the vectors of one text: of all tokens, and what they become.
+/// Writes the vectors of one text: of all tokens, and pooled.
 fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Result<Exit, Failure> {
     let tokens = &read.tokens;
     let of = |pooling| embed_one(engine, read, Embed { pooling, ..embed });
@@ -398,5 +400,5 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
     Ok(Exit::Done)
 }
 
-/// What tells these files from others: see [`Kind::Embeddings`].
+/// Producer's name, by which these files are recognized: see [`Kind::Embeddings`].
 pub(super) const PRODUCER: &str = "octavo embed";

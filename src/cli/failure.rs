@@ -1,4 +1,4 @@
-//! How a command ends: exit codes, and errors as one line.
+//! Results of a command: exit codes, and errors as one line.
 
 use std::error::Error;
 use std::io;
@@ -12,16 +12,16 @@ use octavo_lab::{awq, diff, imatrix};
 
 use super::terminal;
 
-/// How a command ended without an error.
+/// Result of a command that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
-    /// It did what was asked.
+    /// Success: exit code 0.
     Done,
-    /// A comparison was made, and what it found is outside the bounds: exit code 1.
+    /// A comparison with a result outside the bounds: exit code 1.
     Outside,
-    /// A part was done and printed; errors have said of the others why not: exit code 1.
+    /// Partial success, after errors about the rest: exit code 1.
     Partly,
-    /// Ctrl-C ended it early; what there was has been printed.
+    /// Ended early by Ctrl-C, after printing what was done.
     Interrupted,
 }
 
@@ -35,21 +35,22 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed.
+/// Reason that a command failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The arguments make no sense together: exit code 2.
+    /// Wrong or contradictory arguments: exit code 2.
     Usage(String),
     /// Bad input: exit code 1.
     Input(String),
-    /// The machine, which has no memory or disk left, or does not answer: exit code 1.
+    /// Error of the machine, which has no memory or disk left or does not answer: exit code 1.
     Machine(String),
-    /// The same, where another try may be made: exit code 75, as sysexits.h has it.
+    /// Error of the machine in batch work, where another try may help: exit code 75, EX_TEMPFAIL of
+    /// sysexits.h.
     Again(String),
 }
 
 impl Failure {
-    /// What is wrong, in a line.
+    /// Returns the message, one line.
     pub(super) fn message(&self) -> String {
         match self {
             Failure::Usage(message)
@@ -59,12 +60,12 @@ impl Failure {
         }
     }
 
-    /// The reader of stdout has gone; other pipes have messages of their own.
+    /// Returns the error of a closed stdout; other pipes have messages of their own.
     pub(super) fn closed_stdout() -> Failure {
         Failure::Machine("stdout: closed before everything was written".to_owned())
     }
 
-    /// The same of a part of the input.
+    /// Prefixes the message with the part of the input that it is about.
     pub(super) fn of(self, part: &str) -> Failure {
         match self {
             Failure::Input(message) => Failure::Input(format!("{part}: {message}")),
@@ -73,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// Prints the one line and gives the exit code.
+    /// Prints the line and returns the exit code.
     pub(super) fn report(self) -> ExitCode {
         let (message, code) = match self {
             Failure::Usage(message) => (message, 2),
@@ -111,10 +112,10 @@ impl<E: Error + 'static> From<E> for Failure {
     }
 }
 
-/// EX_TEMPFAIL: schedulers try again where they are told to.
+/// EX_TEMPFAIL, after which schedulers try again if they are configured to.
 const AGAIN: u8 = 75;
 
-/// Whether the same command may succeed at another time or on another machine.
+/// Returns whether the same command may succeed at another time or on another machine.
 fn is_of_the_machine(error: &(dyn Error + 'static)) -> bool {
     use io::ErrorKind as Kind;
     let io = error.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -137,7 +138,7 @@ fn is_of_the_machine(error: &(dyn Error + 'static)) -> bool {
         || io.is_some_and(|kind| passes.contains(&kind))
 }
 
-/// What would help, in the options' names, which nothing but the command line knows.
+/// Returns advice that names options, which only the command line knows.
 fn advise(error: &(dyn Error + 'static)) -> Option<String> {
     let advice = if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
         "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the \
@@ -161,7 +162,7 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
     } else if let Some(diff::Error::NoText { .. }) = error.downcast_ref() {
         "-p TEXT or -f FILE gives it"
     } else if let Some(engine::BatchError::Engine(error)) = error.downcast_ref() {
-        // its message is this error's own
+        // it has the same message as this error
         return advise(error);
     } else if let Some(error) = error.downcast_ref() {
         return advise_on_cuda(error);
@@ -194,7 +195,7 @@ fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
     }
 }
 
-/// clap's own errors: help and version as they are, a mistake as one line.
+/// Reports clap's errors: help and version as they are, a mistake as one line.
 pub(super) fn usage(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind as Kind;
     let text = error.render();
@@ -214,7 +215,7 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     let facts = text
         .lines()
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    // that it could be a value behind `--` helps nobody who meant an option
+    // clap's tip to pass a value after `--` does not help where an option was meant
     let facts: Vec<&str> = facts
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
@@ -222,12 +223,13 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
 }
 
-/// Characters of a message that are shown, at most: of a longer one its beginning and its end.
+/// Maximum number of characters of a message to show: of a longer one, this many of its beginning
+/// and of its end.
 const SHOWN: (usize, usize) = (1300, 500);
 
-/// Text that came from outside, fit for one line of a terminal: line breaks are spaces, other
-/// control characters and those that turn the direction of text are escaped, and what is very long
-/// is cut in its middle.
+/// Makes text from outside fit for one line of a terminal: line breaks become spaces, other control
+/// characters and those that change the direction of text are escaped, and very long text is cut in
+/// the middle.
 pub(super) fn one_line(text: &str) -> String {
     let (begin, end) = SHOWN;
     let n = text.chars().count();
@@ -248,7 +250,7 @@ pub(super) fn one_line(text: &str) -> String {
     line
 }
 
-/// Whether a character changes how others are shown, and is not seen itself.
+/// Returns whether a character is invisible and changes how others are shown.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,

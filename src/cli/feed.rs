@@ -1,4 +1,4 @@
-//! Texts one after the other: all of one, or its lines as they come.
+//! Source of texts: one text, or its lines as they come.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,39 +12,39 @@ use octavo_text::tokenizer::MAX_TEXT_BYTES;
 use super::failure::Failure;
 use super::prompt::{NO_TEXT, TextArgs};
 
-/// Lines read before somebody takes them.
+/// Maximum number of lines to read ahead.
 const AHEAD: usize = 64;
 
-/// How often who waits for a line looks whether it should still wait.
+/// Time between two checks of whether to stop waiting for a line.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// A text and the number of its line, from 0.
 pub(super) type Numbered = (usize, Vec<u8>);
 
-/// The texts of a run, in order. Empty lines are left out; the numbers of others count them.
+/// Texts of a run, in order. Empty lines are left out, but count in the numbers of the others.
 pub(super) enum Feed {
-    /// Those that were given with the command.
+    /// Texts given on the command line.
     Given(VecDeque<Numbered>),
-    /// Those that a thread reads from a file or from stdin.
+    /// Texts that a thread reads from a file or from stdin.
     Read(Receiver<Result<Numbered, Failure>>),
 }
 
-/// State of a feed at the moment.
+/// Result of asking for the next text.
 pub(super) enum Fed {
     Text(Numbered),
-    /// Nothing yet: more may come.
+    /// No text yet; more may come.
     NotYet,
     End,
 }
 
 impl Feed {
-    /// One text.
+    /// Creates a feed of one text.
     pub(super) fn of(text: Vec<u8>) -> Feed {
         Feed::Given(VecDeque::from([(0, text)]))
     }
 
-    /// Every line of the text that the arguments give; `beside` says that the command has another
-    /// string in which -e reads escapes.
+    /// Creates a feed of every line of the text that the arguments give; `beside` says that the
+    /// command has another string in which -e processes escapes.
     pub(super) fn lines(args: &TextArgs, beside: bool) -> Result<Feed, Failure> {
         let path = match &args.file {
             Some(path) => path.as_path(),
@@ -68,13 +68,13 @@ impl Feed {
         std::thread::Builder::new()
             .name("lines".to_owned())
             .spawn(move || {
-                // nobody takes lines any more where the run has ended
+                // sending fails when the run has ended
                 let _ = read(source, &name, given, &sender);
             })?;
         Ok(Feed::Read(receiver))
     }
 
-    /// The next text. With `wait` that takes as long as it takes to come, unless the run is
+    /// Returns the next text. With `wait` it blocks until there is one, unless the run is
     /// `interrupted`.
     pub(super) fn next(
         &mut self,
@@ -104,7 +104,7 @@ impl Feed {
     }
 }
 
-/// A line without what ends it.
+/// Returns a line without its line end.
 fn trimmed(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)
@@ -114,8 +114,8 @@ fn at(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Input(format!("{}: {error}", path.display()))
 }
 
-/// Sends every line that is not empty, or why no more can be read; `given` says that somebody named
-/// the source.
+/// Sends every line that is not empty, or the error that ends reading; `given` says that an option
+/// names the source.
 fn read(
     source: impl Read,
     name: &Path,

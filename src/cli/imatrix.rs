@@ -1,4 +1,4 @@
-//! `octavo imatrix`: which inputs of which matrix matter, for `octavo quantize --imatrix`.
+//! `octavo imatrix`: measures which inputs of each matrix matter, for `octavo quantize --imatrix`.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,8 @@ use super::{load, signal, terminal, values};
 
 /// Make an importance matrix from a text
 ///
-/// Writes llama-imatrix's GGUF form: for every matrix the sums of its squared inputs over the text,
-/// for an expert's over the tokens that are sent to it.
+/// Writes llama-imatrix's GGUF format: for every matrix the sums of its squared inputs over the
+/// text; for the matrix of an expert, over the tokens that are routed to it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,17 +32,17 @@ pub(super) struct ImatrixArgs {
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// The new file
+    /// Output file
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     #[arg(required_unless_present = "part", conflicts_with = "part")]
     output: Option<PathBuf>,
-    /// Replace OUT or PIECE whatever it is, unless it is an input
+    /// Replace any file at OUT or PIECE, unless it is an input
     #[arg(long)]
     force: bool,
-    /// Chunks at most; -1 is all
+    /// Maximum number of chunks; -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
-    /// Also look at the inputs of output.weight
+    /// Also measure the inputs of output.weight
     #[arg(long)]
     process_output: bool,
     #[command(flatten)]
@@ -97,7 +97,7 @@ impl ImatrixArgs {
         self.compute.context().unwrap_or(Options::default().chunk)
     }
 
-    /// All that the sums depend on.
+    /// Returns the key of everything that the sums depend on.
     fn key(&self, text: &[u8], options: &EngineOptions) -> Result<Key, Failure> {
         let mut key = Key::new("imatrix");
         add_model(&mut key, "model", self.model.path())?;
@@ -110,7 +110,7 @@ impl ImatrixArgs {
         Ok(key)
     }
 
-    /// Adds up the chunks of a part, or all of them.
+    /// Sums over the chunks of a part, or over all of them.
     fn collect(
         &self,
         text: &[u8],
@@ -147,7 +147,7 @@ impl ImatrixArgs {
     }
 }
 
-/// Writes a matrix and says what is in it.
+/// Writes a matrix and reports its content.
 pub(super) fn write(sums: &Sums, dataset: &str, output: &Output<'_>) -> Result<Exit, Failure> {
     output.check()?;
     let bytes = sums.write(output.path, dataset)?;

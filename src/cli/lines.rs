@@ -1,5 +1,5 @@
-//! Several texts of one run: many prompts, one a line, or several continuations of one prompt. They
-//! advance together, and each says what it would say alone with its seed.
+//! Several texts of one run: many prompts, one per line, or several continuations of one prompt.
+//! They are generated as a batch, and each is the same as if generated alone with its seed.
 
 use std::collections::BTreeMap;
 
@@ -23,22 +23,22 @@ use super::run::Prompt;
 use super::signal::Generating;
 use super::terminal;
 
-/// Texts that advance together unless there are fewer.
+/// Maximum number of sequences in a batch.
 const TOGETHER: usize = 16;
 
-/// Prompts given to the engine before earlier ones have ended.
+/// Maximum number of prompts given to the engine before earlier ones have ended.
 const AHEAD: usize = 2 * TOGETHER;
 
-/// How many texts, of how many prompts.
+/// Options of generating several texts.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several texts")]
 pub(super) struct SeveralArgs {
-    /// Every line of the text is a prompt of its own, empty ones left out; prints a JSON object for
-    /// each, in order, as lines come
+    /// Treat every line of the text as a prompt of its own, without empty ones; print a JSON object
+    /// for each, in order, as lines come
     #[arg(long)]
     pub(super) lines: bool,
-    /// Texts to generate for each prompt, with seeds one above the other; those of the next line go
-    /// on from there
+    /// Number of texts to generate for each prompt, with consecutive seeds; the seeds of the next
+    /// line continue from there
     #[arg(
         long = "n",
         value_name = "N",
@@ -47,18 +47,18 @@ pub(super) struct SeveralArgs {
     )]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     n: u16,
-    /// Generate so many texts, and keep the --n whose tokens are likeliest on average
+    /// Generate N texts and keep the --n with the highest mean log-probability of their tokens
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     best_of: Option<u16>,
-    /// Search with W beams for likely texts, and print the --n best; draws nothing
+    /// Beam search with W beams: print the --n best texts; without sampling
     #[arg(long, value_name = "W")]
     #[arg(conflicts_with_all = ["best_of", "temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
     #[arg(conflicts_with_all = ["lookup", "draft"])]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     beams: Option<u16>,
-    /// What the number of tokens is raised to that a beam's log-probability is divided by, from -10
-    /// to 10: 0 prefers short texts
+    /// Length penalty of --beams, from -10 to 10: a beam's log-probability is divided by its number
+    /// of tokens to this power; 0 prefers short texts
     #[arg(
         long,
         value_name = "P",
@@ -70,14 +70,14 @@ pub(super) struct SeveralArgs {
 }
 
 impl SeveralArgs {
-    /// Whether more than one text is wanted.
+    /// Returns whether more than one text is wanted.
     pub(super) fn is_several(&self) -> bool {
         self.lines || self.n > 1 || self.best_of.is_some() || self.beams.is_some()
     }
 
-    /// Sequences that run at a time.
+    /// Returns the number of sequences that run at a time.
     pub(super) fn sequences(&self) -> usize {
-        // beams of one prompt cannot wait for each other
+        // the beams of one prompt must run together
         let beams = self.beams.map_or(1, usize::from);
         match self.lines {
             true => TOGETHER.max(beams),
@@ -85,12 +85,12 @@ impl SeveralArgs {
         }
     }
 
-    /// Texts generated for each prompt.
+    /// Returns the number of texts to generate for each prompt.
     fn generated(&self) -> usize {
         self.best_of.unwrap_or(self.n).into()
     }
 
-    /// How they are generated.
+    /// Returns the decoding method.
     fn goal(&self) -> Goal {
         match self.beams {
             None => Goal::Text,
@@ -101,7 +101,7 @@ impl SeveralArgs {
         }
     }
 
-    /// An error if fewer texts are generated than kept.
+    /// Refuses to generate fewer texts than to keep.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let least = |option: &str, made: Option<u16>| match made {
             Some(made) if made < self.n => Err(Failure::Usage(format!(
@@ -115,26 +115,26 @@ impl SeveralArgs {
     }
 }
 
-/// How the texts are made and shown.
+/// Settings of all texts of a run.
 pub(super) struct Several<'a> {
     pub(super) args: &'a SeveralArgs,
-    /// Beside every prompt.
+    /// Images of every prompt.
     pub(super) pictures: &'a [engine::Shown],
     pub(super) options: Options,
-    /// As JSON objects; always so for lines.
+    /// Whether to print JSON objects; always so for lines.
     pub(super) json: bool,
 }
 
-/// What came of one prompt.
+/// Result of one prompt.
 enum Outcome {
-    /// In the order of their choices.
+    /// Texts in the order of their choices.
     Texts(Vec<(usize, Text, Timing)>),
-    /// The best first.
+    /// Texts of a beam search, the best first.
     Found(Vec<Found>, Timing),
     Failed(String),
 }
 
-/// One prompt under way.
+/// A prompt that is being answered.
 struct Pending {
     line: usize,
     /// Number among the prompts that were given to the engine or refused.
@@ -143,12 +143,12 @@ struct Pending {
     texts: Vec<(usize, Text, Timing)>,
 }
 
-/// What a text answers, and how it is read.
+/// Prompt of a text, and the parser that reads its answer.
 #[derive(Default)]
 struct Asked {
     /// Tokens of the prompt.
     ids: Vec<u32>,
-    /// Tells thoughts apart, if any.
+    /// Separates reasoning from the answer, if needed.
     parser: Option<AnswerParser>,
 }
 
@@ -220,8 +220,8 @@ pub(super) fn generate(
     })
 }
 
-/// Takes a step and answers which prompts are done, with what came of them unless that is the texts
-/// that have been collected.
+/// Runs a step; returns the prompts that are done, with their results unless these are the
+/// collected texts.
 fn step(
     batch: &mut Batch,
     several: &Several<'_>,
@@ -260,7 +260,7 @@ fn step(
 }
 
 impl Asked {
-    /// The parts of an answer.
+    /// Splits an answer into reasoning and content.
     fn told(&self, text: &str) -> Told {
         match &self.parser {
             Some(parser) => Told::of(parser.clone(), text),
@@ -273,13 +273,13 @@ impl Asked {
 }
 
 impl Several<'_> {
-    /// Seed of a line's first text: those of all texts of a run differ.
+    /// Returns the seed of a line's first text: all texts of a run have different seeds.
     fn seed(&self, line: usize) -> u64 {
         let before = line as u64 * self.args.generated() as u64;
         self.options.sampler.seed.wrapping_add(before)
     }
 
-    /// Seed of a text; none if nothing was drawn.
+    /// Returns the seed of a text; `None` without sampling.
     fn drawn(&self, line: usize, choice: usize) -> Option<u64> {
         let draws = !self.options.sampler.is_greedy() && self.args.beams.is_none();
         draws.then(|| self.seed(line).wrapping_add(choice as u64))
@@ -311,7 +311,7 @@ fn add(
     Ok((id, asked))
 }
 
-/// Prints what is ready, in the order of the prompts.
+/// Prints finished results, in the order of the prompts.
 struct Printer<'a> {
     engine: &'a Engine,
     several: &'a Several<'a>,
@@ -320,7 +320,7 @@ struct Printer<'a> {
     failed: bool,
 }
 
-/// A text of a prompt.
+/// A finished text to print.
 struct Shown<'a> {
     line: usize,
     asked: &'a Asked,
@@ -388,7 +388,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// Keeps the likeliest texts, the best first.
+    /// Keeps the texts with the highest mean log-probability, the best first.
     fn keep_best(&self, texts: &mut Vec<(usize, Text, Timing)>) {
         if self.several.args.best_of.is_none() {
             return;
@@ -398,7 +398,7 @@ impl Printer<'_> {
         texts.truncate(self.several.args.n.into());
     }
 
-    /// A text that a search has found, with what it was ranked by.
+    /// Returns the object of a text of a beam search, with its score.
     fn found(
         &self,
         line: usize,

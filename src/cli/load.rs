@@ -1,4 +1,4 @@
-//! From arguments to a loaded engine, with a bar for what takes long and a note about what runs.
+//! Loads engines from arguments, with a progress bar and a note about what runs.
 
 use std::path::Path;
 
@@ -11,28 +11,28 @@ use super::failure::Failure;
 use super::ranks;
 use super::terminal::{self, Progress};
 
-/// What the built-in model is called in messages.
+/// Message about the built-in model.
 pub(super) const DEMO_NOTE: &str =
     "octavo: no MODEL given: this is the built-in demo model (tiny-qwen3, 2.6 million parameters)";
 
-/// The model's source; says on stderr if it is the built-in one.
+/// Returns the model's source; reports on stderr if it is the built-in one.
 pub(super) fn source(model: &ModelArgs) -> ModelSource {
     model.keys.changed(source_at(model.path()))
 }
 
-/// As [`source`], for who looks at the model before it is loaded.
+/// Does the same as [`source`] without a message, for a look at the model before it is loaded.
 pub(super) fn source_quietly(model: &ModelArgs) -> ModelSource {
     let source = model.path().map(|path| ModelSource::Path(path.to_owned()));
     model.keys.changed(source.unwrap_or(ModelSource::Demo))
 }
 
-/// That what an option names is there, before what takes long.
+/// Checks that the file of an option exists, before long work.
 pub(super) fn check_there(option: &str, path: &Path) -> Result<(), Failure> {
     let missing = |error| Failure::Input(format!("{option} {}: {error}", path.display()));
     path.metadata().map(drop).map_err(missing)
 }
 
-/// As [`source`], from a path.
+/// Does the same as [`source`] for a path.
 pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
     match path {
         Some(path) => ModelSource::Path(path.to_owned()),
@@ -43,12 +43,12 @@ pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
     }
 }
 
-/// Loads a model that gives logits and prints its warnings.
+/// Loads a model with logits and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
     engine_with(model, compute.options()?)
 }
 
-/// As [`engine`], with the model that guesses for it, if there is one.
+/// Does the same as [`engine`], and loads the draft model, if one is given.
 pub(super) fn engine_with_draft(
     model: &ModelArgs,
     compute: &ComputeArgs,
@@ -60,15 +60,15 @@ pub(super) fn engine_with_draft(
     Ok(engine)
 }
 
-/// As [`engine`], with options made from the arguments.
+/// Does the same as [`engine`], with options made from the arguments.
 pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<Engine, Failure> {
     let engine = any_engine(model, options)?;
     engine.check_logits()?;
     Ok(engine)
 }
 
-/// Loads a model, also one that gives rows and no logits, and prints its warnings; where the
-/// options leave the context open, or say 0, see [`Context`].
+/// Loads a model, with or without logits, and prints its warnings. If the options have no context,
+/// or 0, [`Context`] chooses one.
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     if ranks::world().is_some() && !model.keys.changes().is_empty() {
         return Err(Failure::Usage(
@@ -96,13 +96,13 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
     Ok(engine)
 }
 
-/// The context that a model was trained with.
+/// Returns the trained context of a model.
 pub(super) fn n_ctx_train(source: &ModelSource) -> Result<usize, Failure> {
     Ok(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train())
 }
 
-/// Makes the options those of a model that computes as in the context that it was trained with,
-/// which decides some models' angles, with a cache of so many positions.
+/// Sets the options to compute as in the trained context, which decides the rotary angles of some
+/// models, with a KV cache of `positions` positions.
 pub(super) fn in_trained_context(
     source: &ModelSource,
     options: &mut EngineOptions,
@@ -115,7 +115,7 @@ pub(super) fn in_trained_context(
     Ok(())
 }
 
-/// Runs what loads a model, and shows on stderr what happens meanwhile.
+/// Runs the loading of a model, with progress on stderr.
 pub(super) fn shown<T>(load: impl FnOnce(&mut LoadingSink<'_>) -> T) -> T {
     let bar = Progress::bytes("loading");
     let loaded = load(&mut |event| match event {

@@ -1,4 +1,4 @@
-//! `octavo logits`: what the model computes, raw.
+//! `octavo logits`: shows the logits that the model computes.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -24,7 +24,7 @@ use super::ranks::NumaArgs;
 use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
 
-/// Show the logits that follow a text, raw and in full precision
+/// Show the logits after a text, raw and in full precision
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -36,7 +36,7 @@ Examples:
 
 --json prints {tokens, positions: [{pos, top: [{id, piece, logit}]}], taps?}.
 --dump writes the file of llama.cpp's llama-results: `tokens` and `logits` of all positions.
-A cell of a picture is token -1.
+An image token is shown as -1.
 --taps prints, for named tensors of the computation (llama.cpp's names; #2 is the second of a name),
 [rows, width], the minimum, maximum, mean and Euclidean norm, and how many values are NaN.")]
 pub(super) struct LogitsArgs {
@@ -48,10 +48,10 @@ pub(super) struct LogitsArgs {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     #[arg(conflicts_with_all = ["prompt", "file", "image"])]
     tokens: Option<Vec<u32>>,
-    /// Neither add special tokens nor recognize them in the text
+    /// Neither add special tokens nor parse them in the text
     #[arg(long, conflicts_with_all = ["tokens", "image"])]
     no_special: bool,
-    /// How many of the highest logits to show
+    /// Number of highest logits to show
     #[arg(long, value_name = "K", default_value_t = 5)]
     top: u32,
     /// Show every position instead of the last
@@ -60,13 +60,13 @@ pub(super) struct LogitsArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Write the tokens and all positions' logits to a GGUF file as llama-results does
+    /// Write the tokens and the logits of all positions to a GGUF file, as llama-results does
     #[arg(long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     dump: Option<PathBuf>,
-    /// Replace --dump's file whatever it is, unless it is an input
+    /// Replace any file at --dump, unless it is an input
     #[arg(long, requires = "dump")]
     force: bool,
-    /// Show statistics of the tensors whose name this regular expression finds
+    /// Show statistics of the tensors whose name matches this regular expression
     #[arg(long, value_name = "REGEX")]
     taps: Option<Regex>,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub(super) struct LogitsArgs {
     pub(super) numa: NumaArgs,
 }
 
-/// Position, and its highest logits.
+/// A position and its highest logits.
 type Top = (usize, Vec<(u32, f32)>);
 
 /// Runs the command.
@@ -174,7 +174,7 @@ fn compute(
         let n_vocab = engine.hparams().n_vocab();
         let results = Results {
             path_model: path_model.into_owned(),
-            // a picture's cells are -1
+            // image tokens are -1
             tokens: tokens.iter().map(|id| shown_id(*id) as u32).collect(),
             n_vocab,
             logits: dumped,
@@ -220,7 +220,7 @@ fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> 
         let _ = writeln!(out, "{tap}");
     }
     for (pos, top) in tops {
-        // a position is always one of the text's
+        // each position is one of the text's
         let of = match tokens.get(*pos) {
             Some(&id) if is_cell(id) => "a cell of a picture".to_owned(),
             id => id.map_or(String::new(), |&id| format!("token {id} {}", quoted(id))),
@@ -233,7 +233,7 @@ fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> 
     out
 }
 
-/// Statistics of one named tensor over all rows of the text, whatever batches it came in.
+/// Statistics of one named tensor over all rows of the text, independent of batches.
 #[derive(Clone, Debug, Serialize)]
 struct TapStats {
     name: String,
@@ -307,7 +307,7 @@ impl std::fmt::Display for TapStats {
     }
 }
 
-/// The tensors asked for, in the order of the computation.
+/// Statistics of the selected tensors, in the order of the computation.
 struct Taps {
     pattern: Regex,
     rows: Vec<TapStats>,
@@ -315,7 +315,8 @@ struct Taps {
 }
 
 impl Taps {
-    /// Refuses an expression that finds nothing, with the names there are.
+    /// Compiles the selection; refuses an expression that matches nothing, naming the tensors there
+    /// are.
     fn new(pattern: &Regex, engine: &Engine) -> Result<Taps, Failure> {
         let names: Vec<String> = engine
             .model()
@@ -324,7 +325,7 @@ impl Taps {
             .map(|(tap, _)| tap.to_string())
             .collect();
         if !names.iter().any(|name| pattern.is_match(name)) {
-            // layers repeat the same names: those of the first say it all
+            // layers repeat the same names, so those of the first are enough
             let mut some: Vec<&str> = names
                 .iter()
                 .map(String::as_str)

@@ -1,4 +1,4 @@
-//! `octavo merge`: the pieces of a measurement, put together.
+//! `octavo merge`: joins the pieces of a measurement.
 
 use std::path::PathBuf;
 
@@ -16,10 +16,10 @@ use super::quant_report::{self, Report};
 use super::signal;
 use super::terminal;
 
-/// Put together the pieces that --part wrote, and print what one run would have printed
+/// Join the pieces that --part wrote, and print what one run would have printed
 ///
-/// Every figure has the digits of a single run, however the work was cut. All pieces of one
-/// measurement must be there, each part once.
+/// Every figure has the same digits as in a single run, however the work was divided. All pieces of
+/// one measurement must be given, each part once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -38,16 +38,16 @@ pub(super) struct MergeArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Of a suite, show every comparison, not only what changed
+    /// For a suite: show every comparison, not only what changed
     #[arg(long)]
     all: bool,
-    /// The new importance matrix, for pieces of octavo imatrix
+    /// Output file of the importance matrix, for pieces of octavo imatrix
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     output: Option<PathBuf>,
-    /// The report as one page, for pieces of octavo quant-report and diff --suite
+    /// Write the report as one HTML page, for pieces of octavo quant-report and diff --suite
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-    /// Replace the output whatever it is, unless it is an input
+    /// Replace any file at the output, unless it is an input
     #[arg(long)]
     force: bool,
 }

@@ -1,4 +1,4 @@
-//! What a generation cost: one line for people, one object for programs.
+//! Metrics of a generation: one line for people, one object for programs.
 
 use octavo_engine::generate::{Finish, Stats};
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub(super) struct Metrics {
     time_to_first_token: Option<f64>,
     time_per_output_token: Option<f64>,
     peak_memory_bytes: Option<u64>,
-    /// Of the draws; none were made if greedy.
+    /// Seed of the sampler; `None` if greedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     backend: String,
@@ -46,7 +46,7 @@ impl Metrics {
         }
     }
 
-    /// The closing line.
+    /// Formats the last line of a generation.
     pub(super) fn line(&self, finish: Finish) -> String {
         let rate = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{r:.1}"));
         let ms = |t: Option<f64>| t.map_or("-".to_owned(), |t| format!("{:.1} ms", t * 1e3));
@@ -77,8 +77,8 @@ impl Metrics {
     }
 }
 
-/// Says that a generation ended because of the context, and what can be done: nothing in the text
-/// shows it.
+/// Reports that a generation ended because the context is full, and what can be done: the text does
+/// not show it.
 pub(super) fn note_full(finish: Finish, used: usize, n_ctx: usize, more: &str) {
     if finish == Finish::ContextFull {
         terminal::note(&format!(
@@ -87,7 +87,7 @@ pub(super) fn note_full(finish: Finish, used: usize, n_ctx: usize, more: &str) {
     }
 }
 
-/// Bytes for people.
+/// Formats a number of bytes.
 pub(super) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {
@@ -103,7 +103,7 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{value:.2} GiB")
 }
 
-/// The most memory that this process has had resident, where the system tells (Linux: `VmHWM`).
+/// Returns the peak resident memory of this process, if the system tells it (Linux: `VmHWM`).
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -1,9 +1,10 @@
-//! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes;
-//! computes nothing, and sees tensors only where it shows them.
+//! The command line: one file per subcommand. Handles arguments, terminals, signals and exit codes;
+//! computes nothing, and sees tensors only to print them.
 //!
-//! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is
-//! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 75 (batch work: another
-//! try may help), 101 (a fault of the program), 130 (Ctrl-C), 143 and 129 (SIGTERM and SIGHUP).
+//! Results go to stdout, and nothing else does; notes, progress and errors go to stderr. An error
+//! is one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 75 (batch work:
+//! another try may help), 101 (a fault of the program), 130 (Ctrl-C), 143 and 129 (SIGTERM and
+//! SIGHUP).
 
 mod answer;
 mod args;
@@ -78,7 +79,7 @@ struct Cli {
     command: Command,
     #[command(flatten)]
     messages: MessageArgs,
-    /// Started as several ranks: seconds that one may take to answer before all of them end
+    /// With several MPI ranks: seconds that one may take to answer before all of them end
     #[cfg(feature = "mpi")]
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = ranks::SECONDS)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -89,13 +90,13 @@ struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
 struct MessageArgs {
-    /// Say more on stderr: what is loaded, and how long it takes
+    /// Print more to stderr: what is loaded, and how long it takes
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     verbose: bool,
-    /// Say nothing on stderr but errors
+    /// Print only errors to stderr
     #[arg(short, long, global = true)]
     quiet: bool,
-    /// Write every message to FILE as well, with its time; an older log is added to
+    /// Write every message to FILE as well, with its time; append to an older log
     #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     log_file: Option<PathBuf>,
 }
@@ -131,7 +132,7 @@ enum Command {
     #[command(after_help = "Example:\n  \
                       octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
-        /// The shell
+        /// Shell
         shell: Shell,
     },
     /// Print a manual page, in roff
@@ -139,13 +140,13 @@ enum Command {
                       octavo man | man -l -\n  \
                       octavo man run > ~/.local/share/man/man1/octavo-run.1")]
     Man {
-        /// The command that the page is about; octavo itself if none is given
+        /// Command of the page; octavo itself if not given
         command: Option<String>,
     },
 }
 
 impl Command {
-    /// How its model is divided among NUMA nodes, of commands that several ranks run together.
+    /// Returns the tensor-parallel options of commands that several ranks can run together.
     fn numa(&self) -> Option<&ranks::NumaArgs> {
         match self {
             Command::Run(args) => Some(&args.numa),
@@ -168,7 +169,7 @@ impl Command {
         }
     }
 
-    /// Whether it prints anything.
+    /// Returns whether the command prints to stdout.
     fn prints(&self) -> bool {
         match self {
             Command::Serve(_) | Command::Convert(_) | Command::Imatrix(_) => false,
@@ -177,7 +178,7 @@ impl Command {
         }
     }
 
-    /// That it is one of those that several ranks run together.
+    /// Checks that several ranks can run this command together.
     fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         match self.numa() {
             Some(_) => Ok(()),
@@ -188,10 +189,10 @@ impl Command {
     }
 }
 
-/// What parsing arguments, listening to Ctrl-C and opening a model take beside the file itself.
+/// Memory in bytes to parse arguments, handle signals and open a model, besides the model itself.
 const LEAST_MEMORY: usize = 8 << 20;
 
-/// Runs the program on these arguments, the program's name first.
+/// Runs the program with these arguments, the program's name first.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     install_panic_hook();
     ranks::run(|| program(args))
@@ -199,7 +200,7 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 
 fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
     guard_maps(1);
-    // below this nothing is certain, not even an error
+    // with less memory not even an error message is certain
     if let Err(error) = octavo_kernels::room(LEAST_MEMORY) {
         return Failure::Input(format!(
             "{error}: expected a limit of memory that leaves more"
@@ -230,13 +231,13 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The whole command line.
+/// Builds the whole command line.
 fn command() -> clap::Command {
     numbers_below_0(Cli::command()).mut_subcommands(numbers_below_0)
 }
 
-/// Takes a number below 0 after an option as its value, so that the option says which numbers it
-/// takes: no option is called by a digit.
+/// Makes a negative number after an option its value, so that the option reports its range: no
+/// option has a digit as its name.
 fn numbers_below_0(command: clap::Command) -> clap::Command {
     command.mut_args(
         |arg| match arg.get_action().takes_values() && !arg.is_positional() {
@@ -290,7 +291,7 @@ fn execute(command: Command) -> Result<Exit, Failure> {
 }
 
 fn completions(shell: Shell) -> Result<Exit, Failure> {
-    // into memory first: the generator panics if it cannot write
+    // written to memory first: the generator panics if it cannot write
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "octavo", &mut script);
     terminal::print(&script)?;
@@ -314,8 +315,8 @@ fn man(name: Option<&str>) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// From now on a model file that is made shorter while it is mapped ends the program with one line
-/// and this code.
+/// From now on, a model file that is truncated while it is mapped ends the program with one line
+/// and this exit code.
 pub(crate) fn guard_maps(code: u8) {
     if let Err(error) = gguf_rs_lite::guard_maps("octavo: error: ", code) {
         terminal::warn([format!(
@@ -324,8 +325,8 @@ pub(crate) fn guard_maps(code: u8) {
     }
 }
 
-/// A panic is a fault of the program: one line that says so, then the usual unwinding with exit
-/// code 101.
+/// Reports a panic, which is a fault of the program, in one line; then the usual unwinding ends
+/// with exit code 101.
 fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let payload = info.payload();

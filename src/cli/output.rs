@@ -1,9 +1,9 @@
-//! What a command may write to: asked before it works, and again when it writes.
+//! Rules of what a command may write to, checked before it works and again when it writes.
 //!
-//! A new name, an empty file, or an older output of the same kind, known by its content, may be
-//! written to. Any other file takes `--force`, and what this run reads is refused even so, whatever
-//! name or link leads to it. How bytes get there is [`gguf_rs_lite::replace_file`]'s affair: links
-//! are followed, pipes and devices written to, never replaced.
+//! A new name, an empty file, or an older output of the same kind, recognized by its content, may
+//! be written to. Any other file takes `--force`, and an input of this run is refused even then,
+//! whatever name or link leads to it. [`gguf_rs_lite::replace_file`] does the writing: links are
+//! followed; pipes and devices are written to, never replaced.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -18,22 +18,22 @@ use super::embed::PRODUCER;
 use super::failure::Failure;
 use super::terminal;
 
-/// Bytes that are enough to know a file by its beginning.
+/// Number of first bytes that are enough to recognize a file.
 const BEGINNING: u64 = 4096;
 
-/// What is written: decides which files are older ones of it.
+/// Kind of an output; decides which files are older outputs of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A model. Nothing tells one that was made here from one that came from elsewhere: none is
-    /// ever replaced unasked.
+    /// A model. Models that were made here look like any others, so none is replaced without
+    /// `--force`.
     Model,
     /// An importance matrix in GGUF form.
     Imatrix,
-    /// What llama-results writes.
+    /// A file as llama-results writes it.
     Logits,
-    /// What `octavo embed` writes.
+    /// A file of `octavo embed`.
     Embeddings,
-    /// What `octavo inspect` writes of a picture.
+    /// An image as `octavo inspect` writes it.
     Picture,
     /// A base of log-probabilities.
     Base,
@@ -45,7 +45,7 @@ pub(super) enum Kind {
     Kept,
     /// A golden of a suite.
     Golden,
-    /// What tells how a golden was made.
+    /// The note of how a golden was made.
     Note,
 }
 
@@ -66,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Whether the file is an older one of this kind. What cannot be read is not.
+    /// Returns whether the file is an older one of this kind; false if it cannot be read.
     fn is_older(self, path: &Path) -> bool {
         let gguf = || Gguf::open(path, &OpenOptions::default()).ok();
         match self {
@@ -85,7 +85,7 @@ impl Kind {
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Piece => beginning(path).starts_with(pieces::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
-            // they lie beside the command line that they came from
+            // they are in the same folder as the command line that made them
             Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),
             Kind::Note => {
                 ran_llama_results(path)
@@ -95,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// Whether something else reads it again, so that a pipe or a device will not do.
+    /// Returns whether the output is read again, so that it cannot be a pipe or a device.
     fn is_read_again(self) -> bool {
         matches!(self, Kind::Kept | Kind::Golden | Kind::Note)
     }
@@ -111,12 +111,12 @@ fn says(path: &Path, words: &str) -> bool {
     String::from_utf8_lossy(&beginning(path)).contains(words)
 }
 
-/// Whether the file holds the command line that a comparison with llama.cpp runs.
+/// Returns whether the file contains the command line of a comparison with llama.cpp.
 fn ran_llama_results(path: &Path) -> bool {
     says(path, "llama-results") && says(path, " -ctk f32 -ctv f32 -fa off ")
 }
 
-/// A file, whatever name or link leads to it.
+/// Identity of a file, independent of the name or link that leads to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     #[cfg(unix)]
@@ -126,7 +126,7 @@ struct Identity {
 }
 
 impl Identity {
-    /// `None` if nothing is there.
+    /// Returns the identity of a file; `None` if it does not exist.
     #[cfg(unix)]
     fn of(path: &Path) -> Option<Identity> {
         use std::os::unix::fs::MetadataExt;
@@ -141,12 +141,13 @@ impl Identity {
     }
 }
 
-/// What a run reads.
+/// Input files of a run.
 #[derive(Debug, Default)]
 pub(super) struct Inputs(Vec<Identity>);
 
 impl Inputs {
-    /// A file, or stdin for `-`. One that is not there is somebody else's error.
+    /// Adds a file, or stdin for `-`. A missing file is ignored here; the code that opens it
+    /// reports it.
     pub(super) fn file(mut self, path: Option<&Path>) -> Inputs {
         let path = path.map(|path| {
             if path.as_os_str() == "-" {
@@ -159,7 +160,7 @@ impl Inputs {
         self
     }
 
-    /// A model: a file, all parts of a split one, or all files of a folder.
+    /// Adds a model: a file, all parts of a split one, or all files of a folder.
     pub(super) fn model(mut self, path: Option<&Path>) -> Inputs {
         let Some(path) = path else { return self };
         self.0
@@ -167,7 +168,7 @@ impl Inputs {
         self.file(Some(path))
     }
 
-    /// Several files.
+    /// Adds several files.
     pub(super) fn files<'p>(self, paths: impl IntoIterator<Item = &'p PathBuf>) -> Inputs {
         paths
             .into_iter()
@@ -179,7 +180,7 @@ impl Inputs {
     }
 }
 
-/// The files that a model is made of, in the order of their names.
+/// Returns the files that a model is made of, in the order of their names.
 pub(super) fn files_of(path: &Path) -> Vec<PathBuf> {
     let mut files = parts(path);
     files.retain(|file| file.is_file());
@@ -190,7 +191,8 @@ pub(super) fn files_of(path: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// Files beside the first part that are named like parts of the same model, or those in a folder.
+/// Returns the files beside the first part that are named like parts of the same model, or those in
+/// a folder.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let listed = |folder: &Path| {
         fs::read_dir(folder)
@@ -231,13 +233,13 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 pub(super) struct Output<'a> {
     pub(super) path: &'a Path,
     pub(super) kind: Kind,
-    /// Any file may be replaced that this run does not read.
+    /// Whether any file may be replaced that this run does not read.
     pub(super) force: bool,
     pub(super) inputs: &'a Inputs,
 }
 
 impl Output<'_> {
-    /// Refuses to write where that would destroy something, or cannot work. Nothing is changed.
+    /// Refuses to write where that would destroy something or cannot work. Changes nothing.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let refused = |what: &str| Err(Failure::Input(format!("{}: {what}", self.path.display())));
         if self.inputs.has(self.path) {
@@ -260,7 +262,7 @@ impl Output<'_> {
     fn check_file(&self, there: &Metadata) -> Result<(), Failure> {
         let refused = |what: &str| Err(Failure::Input(format!("{}: {what}", self.path.display())));
         if Identity::of(Path::new("/dev/stdout")) == Identity::of(self.path) && cfg!(unix) {
-            // the text would go to the file of before, which nothing leads to any more
+            // the text would go to the old file, which no name leads to any more
             return refused("is where the text goes that is printed: expected another file");
         }
         if self.force {
@@ -282,12 +284,12 @@ impl Output<'_> {
         }
     }
 
-    /// Checks once more and writes all of it.
+    /// Checks once more and writes all bytes.
     pub(super) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         self.write_with(|out| out.write_all(bytes))
     }
 
-    /// Checks once more and has all of it written.
+    /// Checks once more and writes by calling `write`.
     pub(super) fn write_with(
         &self,
         write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
@@ -305,7 +307,7 @@ impl Output<'_> {
     }
 }
 
-/// Says what earlier runs had left that were killed, and this one has removed.
+/// Reports the files left by killed runs that this run has removed.
 pub(super) fn tell_of_left_overs() {
     let removed = gguf_rs_lite::removed_left_overs();
     terminal::warn(removed.iter().map(|path| {
@@ -316,21 +318,21 @@ pub(super) fn tell_of_left_overs() {
     }));
 }
 
-/// Where a path leads, however it is written.
+/// Returns the place that a path leads to, however it is written.
 pub(super) fn place(path: &Path) -> Result<PathBuf, Failure> {
     let path = behind_links(path)?;
     let folder = path
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    // a folder that is not there yet holds no links
+    // a folder that does not exist yet holds no links
     let folder = folder
         .canonicalize()
         .or_else(|_| std::path::absolute(folder))?;
     Ok(folder.join(path.file_name().unwrap_or_default()))
 }
 
-/// Refuses outputs that would take each other's place.
+/// Refuses outputs that would overwrite each other.
 pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
     let places = paths
         .iter()
@@ -347,7 +349,7 @@ pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a folder that is there: one is only ever made, never replaced.
+/// Refuses a folder that exists: folders are created, never replaced.
 pub(super) fn check_new_folder(path: &Path) -> Result<(), Failure> {
     if path.exists() {
         return Err(Failure::Input(format!(

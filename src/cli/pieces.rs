@@ -1,5 +1,5 @@
-//! Parts of a long measurement on the command line: which part, where its piece goes, and what a
-//! piece is known by.
+//! Parts of a long measurement on the command line: which part of the work to do, the piece (file)
+//! to write, and the key that identifies the measurement.
 
 use std::path::{Path, PathBuf};
 
@@ -14,27 +14,27 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, files_of};
 use super::terminal;
 
-/// Which part of the work, and where it goes.
+/// Options of batch work: the part of the work and its output.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Batch work")]
 pub(super) struct PartArgs {
-    /// Do part I of N only (the first is 1) and write it to --out; octavo merge puts all parts
-    /// together. Exit code 2 if the input is at fault, 75 if another try may help
+    /// Do only part I of N (the first is 1) and write it to --out; octavo merge joins all parts.
+    /// Exit code 2 if the input is at fault, 75 if another try may help
     #[arg(long, value_name = "I/N", requires = "out")]
     part: Option<Part>,
-    /// The piece that --part writes; where it is there already, complete and of the same work,
-    /// nothing is left to do
+    /// Output of --part; if it exists already, complete and of the same work, there is nothing left
+    /// to do
     #[arg(long, value_name = "PIECE", requires = "part", value_hint = clap::ValueHint::FilePath)]
     out: Option<PathBuf>,
 }
 
 impl PartArgs {
-    /// The part that was asked for.
+    /// Returns the part to do, if one is given.
     pub(super) fn part(&self) -> Option<Part> {
         self.part
     }
 
-    /// What came of a command, with the exit codes of batch work where that was asked for.
+    /// Returns the result of a command, with the exit codes of batch work if --part is given.
     pub(super) fn ended(&self, result: Result<Exit, Failure>) -> Result<Exit, Failure> {
         match self.part {
             Some(_) => result.map_err(codes),
@@ -42,7 +42,7 @@ impl PartArgs {
         }
     }
 
-    /// The part, and its output in a run that reads these inputs.
+    /// Returns the part and its output, in a run that reads these inputs.
     pub(super) fn job<'a>(&'a self, force: bool, inputs: &'a Inputs) -> Option<Job<'a>> {
         let (part, path) = (self.part?, self.out.as_deref()?);
         let output = Output {
@@ -62,21 +62,21 @@ pub(super) struct Job<'a> {
     output: Output<'a>,
 }
 
-/// What a part gave.
+/// Result of a part.
 pub(super) struct Measured {
-    /// Units of all parts.
+    /// Number of units of all parts together.
     pub(super) units: usize,
     pub(super) about: About,
     pub(super) content: Content,
 }
 
 impl Job<'_> {
-    /// Refuses an output that would destroy something, before the work.
+    /// Refuses an output that would destroy something, before any work is done.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.output.check()
     }
 
-    /// Whether the piece is there, whole, of this work and this part.
+    /// Returns whether the output is complete already, for the same work and part.
     fn is_done(&self, key: &Key) -> bool {
         let there = self.output.path.metadata().is_ok_and(|m| m.is_file());
         let done = there
@@ -92,8 +92,8 @@ impl Job<'_> {
         done
     }
 
-    /// Measures and writes the piece, unless it is there. `measure` gives nothing if Ctrl-C ended
-    /// it.
+    /// Measures and writes the part, unless it is complete already. `measure` returns `None` if
+    /// Ctrl-C ended it.
     pub(super) fn run(
         &self,
         key: Key,
@@ -119,7 +119,7 @@ impl Job<'_> {
         };
         let bytes = piece.to_bytes(&self.output.path.display().to_string())?;
         if let Err(failure) = self.output.write(&bytes) {
-            // another run of the same part may have been faster
+            // another run of the same part may have finished first
             return if self.is_done(&piece.key) {
                 Ok(Exit::Done)
             } else {
@@ -141,8 +141,8 @@ impl Job<'_> {
     }
 }
 
-/// The exit codes of batch work: 2 for whatever is wrong with the input, 75 where it is the machine
-/// and another try may help.
+/// Converts a failure to the exit codes of batch work: 2 for errors of the input, 75 for errors of
+/// the machine, where another try may help.
 pub(super) fn codes(failure: Failure) -> Failure {
     match failure {
         Failure::Input(message) => Failure::Usage(message),
@@ -151,7 +151,7 @@ pub(super) fn codes(failure: Failure) -> Failure {
     }
 }
 
-/// Adds a model's files, or the built-in model.
+/// Adds a model's files, or the built-in model, to the key.
 pub(super) fn add_model(key: &mut Key, name: &str, path: Option<&Path>) -> Result<(), Failure> {
     match path {
         Some(path) => key.files(name, &files_of(path))?,
@@ -160,7 +160,7 @@ pub(super) fn add_model(key: &mut Key, name: &str, path: Option<&Path>) -> Resul
     Ok(())
 }
 
-/// Adds what the arguments change of the model's keys.
+/// Adds the overrides of the model's metadata to the key.
 pub(super) fn add_keys(key: &mut Key, model: &ModelArgs) {
     let changes = model.keys.changes();
     if !changes.is_empty() {
@@ -168,8 +168,8 @@ pub(super) fn add_keys(key: &mut Key, model: &ModelArgs) {
     }
 }
 
-/// Adds what the computation's numbers depend on beside the model: the device, how it rounds, the
-/// type of the cache, the layout of the weights.
+/// Adds the settings that the numbers depend on besides the model: the device, how it rounds, the
+/// KV cache type, the layout of the weights.
 pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<(), Failure> {
     let device = match options.device {
         DeviceChoice::Cpu => "cpu",
@@ -206,7 +206,8 @@ pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<
     Ok(())
 }
 
-/// The rounding class of an instruction set: the names of all those that round prompts alike.
+/// Returns the rounding class of an instruction set: the names of all that round activations in
+/// prefill alike.
 pub(super) fn rounding(isa: Isa, bits: PromptBits, kv_type: KvTypes) -> String {
     let class = isa.prompt_rounding_in(bits, kv_type);
     let alike = Isa::ALL
@@ -216,7 +217,7 @@ pub(super) fn rounding(isa: Isa, bits: PromptBits, kv_type: KvTypes) -> String {
     format!("{bits} bits, as {}", names.join(" "))
 }
 
-/// What is printed of a computation.
+/// Describes a computation for the report.
 pub(super) fn about(
     engine: &Engine,
     options: &EngineOptions,

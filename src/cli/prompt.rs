@@ -1,4 +1,4 @@
-//! Where a text comes from: an argument taken literally, or a file or stdin byte for byte.
+//! Source of a text: an argument taken literally, or a file or stdin byte for byte.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,10 +11,10 @@ use octavo_text::tokenizer::MAX_TEXT_BYTES;
 use super::failure::Failure;
 use super::terminal;
 
-/// What to say where a text is missing.
+/// Error message if there is no text.
 pub(super) const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE or a pipe to stdin";
 
-/// A text, from one place. A command that takes something else instead says so with
+/// Options of the text. A command that takes something else instead says so with
 /// `required_unless_present`.
 #[derive(Debug, Args)]
 pub(super) struct TextArgs {
@@ -36,29 +36,29 @@ pub(super) struct TextArgs {
         value_hint = clap::ValueHint::FilePath,
     )]
     pub(super) file: Option<PathBuf>,
-    /// Turn \n, \r, \t, \", \', \\ and \xHH in TEXT into what they stand for
+    /// Process the escapes \n, \r, \t, \", \', \\ and \xHH in TEXT
     #[arg(short, long)]
     pub(super) escape: bool,
 }
 
 impl TextArgs {
-    /// Whether a text was given.
+    /// Returns whether a text is given by an option.
     pub(super) fn is_given(&self) -> bool {
         self.prompt.is_some() || self.file.is_some()
     }
 
-    /// Whether the text is what a pipe or a file brings to stdin, for want of another one.
+    /// Returns whether the text comes from a pipe or a file on stdin, because no option gives one.
     pub(super) fn reads_stdin(&self) -> bool {
         !self.is_given() && !terminal::stdin_is_terminal()
     }
 
-    /// The text's bytes, or `None` if neither option was given.
+    /// Returns the text's bytes, or `None` if neither option is given.
     pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Failure> {
         self.read_beside(false)
     }
 
-    /// As [`TextArgs::read`]; `beside` says that the command has another string in which -e reads
-    /// escapes.
+    /// Does the same as [`TextArgs::read`]; `beside` says that the command has another string in
+    /// which -e processes escapes.
     fn read_beside(&self, beside: bool) -> Result<Option<Vec<u8>>, Failure> {
         self.refuse_useless_escape(beside)?;
         match (&self.prompt, &self.file) {
@@ -69,7 +69,7 @@ impl TextArgs {
         }
     }
 
-    /// Refuses -e where there is nothing that it could read escapes in.
+    /// Refuses -e if there is no string in which it could process escapes.
     pub(super) fn refuse_useless_escape(&self, beside: bool) -> Result<(), Failure> {
         match self.escape && self.prompt.is_none() && !beside {
             true => Err(Failure::Usage(
@@ -79,12 +79,14 @@ impl TextArgs {
         }
     }
 
-    /// The text's bytes: from one of the two options, or from stdin if that is no terminal.
+    /// Returns the text's bytes: from one of the two options, or from stdin if that is not a
+    /// terminal.
     pub(super) fn require(&self) -> Result<Vec<u8>, Failure> {
         self.require_beside(false)
     }
 
-    /// As [`TextArgs::require`], where the command takes something else as well.
+    /// Does the same as [`TextArgs::require`]; the error also names `other`, an alternative to a
+    /// text.
     pub(super) fn require_or(&self, other: &str) -> Result<Vec<u8>, Failure> {
         self.require().map_err(|failure| match failure {
             Failure::Usage(message) if message == NO_TEXT => {
@@ -94,8 +96,8 @@ impl TextArgs {
         })
     }
 
-    /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e
-    /// reads escapes.
+    /// Does the same as [`TextArgs::require`]; `beside` says that the command has another string in
+    /// which -e processes escapes.
     pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {
         let text = match self.read_beside(beside)? {
             None if self.reads_stdin() => {
@@ -107,7 +109,7 @@ impl TextArgs {
     }
 }
 
-/// The bytes of a file, or of stdin for `-`.
+/// Reads a file, or stdin for `-`.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| Failure::Input(format!("{}: {error}", path.display()));
     let source: Box<dyn Read> = match path.as_os_str() == "-" {

@@ -1,5 +1,4 @@
-//! A text as it arrives: what is said, and in conversations what the model thinks before it, told
-//! apart.
+//! Output of a text as it is generated; in conversations, reasoning is separated from the content.
 
 use std::io;
 
@@ -11,29 +10,30 @@ use super::run::Output;
 use super::signal::Generating;
 use super::terminal;
 
-/// The escape sequences that begin and end dimmed text on a terminal.
+/// Escape sequences that begin and end dimmed text on a terminal.
 const DIM: [&str; 2] = ["\x1b[2m", "\x1b[22m"];
 
-/// A text under way, shown as it grows. Thoughts are dimmed on a terminal and left out elsewhere.
+/// A text that is being generated and shown. Reasoning is dimmed on a terminal and left out
+/// elsewhere.
 pub(super) struct Reply<'a> {
     pub(super) output: Output<'a>,
-    /// Tells thoughts apart; `None` shows the text as it is.
+    /// Separates reasoning from content; `None` shows the text as it is.
     parser: Option<AnswerParser>,
     told: Told,
-    /// Thoughts are being shown.
+    /// Whether reasoning is being shown.
     dims: bool,
 }
 
-/// The parts of a whole answer.
+/// Parts of a complete answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Told {
-    /// The text that is said.
+    /// Text of the answer.
     pub(super) content: String,
-    /// The thoughts before it; empty if there are none.
+    /// Reasoning before it; empty if there is none.
     pub(super) reasoning: String,
 }
 
-/// A parser of the answer to a prompt that a template has rendered.
+/// Creates a parser of the answer to a prompt that a template has rendered.
 pub(super) fn parser(template: &str, rendered: &str) -> AnswerParser {
     let wants = Wants {
         tools: false,
@@ -43,7 +43,7 @@ pub(super) fn parser(template: &str, rendered: &str) -> AnswerParser {
 }
 
 impl Told {
-    /// The parts of an answer that is there already.
+    /// Splits a complete answer into its parts.
     pub(super) fn of(mut parser: AnswerParser, text: &str) -> Told {
         let mut told = Told::default();
         let mut pieces = parser.push(text);
@@ -52,19 +52,19 @@ impl Told {
             match piece {
                 Piece::Content(text) => told.content.push_str(&text),
                 Piece::Reasoning(text) => told.reasoning.push_str(&text),
-                // none are asked for
+                // no tool calls are requested
                 Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
             }
         }
         told
     }
 
-    /// The thoughts, if there are any.
+    /// Returns the reasoning, if there is any.
     pub(super) fn thought(&self) -> Option<&str> {
         Some(&self.reasoning[..]).filter(|thought| !thought.is_empty())
     }
 
-    /// The answer as a message of a conversation.
+    /// Converts the answer to a message of a conversation.
     pub(super) fn into_message(self) -> Message {
         Message {
             reasoning_content: self.thought().map(str::to_owned),
@@ -74,7 +74,7 @@ impl Told {
 }
 
 impl<'a> Reply<'a> {
-    /// A text that is read by `parser`, if by any. Where it does not `stream`, nothing is shown.
+    /// Creates a reply; `parser` splits its text, if given. Without `stream` nothing is shown.
     pub(super) fn new(
         generating: &'a Generating,
         stream: bool,
@@ -107,14 +107,14 @@ impl<'a> Reply<'a> {
                     }
                     self.told.reasoning.push_str(&text);
                 }
-                // none are asked for
+                // no tool calls are requested
                 Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
             }
         }
         Ok(())
     }
 
-    /// Begins or ends what a terminal shows as thoughts.
+    /// Begins or ends dimmed text.
     fn dim(&mut self, dims: bool) -> io::Result<()> {
         if self.dims == dims {
             return Ok(());
@@ -126,8 +126,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Shows what was held back, ends a thought that is still shown, and gives the parts of the
-    /// text.
+    /// Shows the text that was held back, ends dimmed text, and returns the parts of the answer.
     pub(super) fn end(&mut self) -> io::Result<Told> {
         if let Some(parser) = &mut self.parser {
             let rest = parser.finish();

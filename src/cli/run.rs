@@ -1,4 +1,4 @@
-//! `octavo run`: continue one text.
+//! `octavo run`: continues a text.
 
 mod prepared;
 
@@ -28,17 +28,17 @@ use prepared::Prompts;
 
 /// Continue a text (or answer one message, with --chat)
 ///
-/// Without a text, on a terminal, it is octavo chat.
+/// Without a text, on a terminal, it opens a chat as octavo chat does.
 ///
-/// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
-/// stderr. With --chat, what the model thinks before it answers is dimmed on a terminal, and left
-/// out elsewhere; --special shows the answer as it is.
+/// Only the text goes to stdout, as it is generated; a last line with speeds and memory goes to
+/// stderr. With --chat, the model's reasoning is dimmed on a terminal and left out elsewhere;
+/// --special prints the answer as it is.
 #[derive(Debug, Args)]
 #[command(mut_arg("chat_template", |a| a.requires("chat")))]
 #[command(mut_arg("chat_template_kwargs", |a| a.requires("chat")))]
 #[command(mut_arg("reasoning", |a| a.requires("chat")))]
 #[command(mut_arg("escape", |a| a.help(
-    "Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for",
+    "Process the escapes \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop",
 )))]
 #[command(after_help = "\
 Examples:
@@ -56,15 +56,15 @@ Examples:
   {version, line, choice, text, reasoning?, prompt_tokens: ids, tokens: ids, finish_reason: \
 stop|length|cancelled, finish_detail?, logprobs?, metrics}
 finish_detail says which limit a length is: max_tokens (-n) or context_full (-c).
-`tokens` has every token chosen, one that ended the text included; `text` ends before it.
+`tokens` has every sampled token, the one that ended the text included; `text` ends before it.
 docs/json.md has every field.
-Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
+Ctrl-C ends the generation; the text so far stays printed, and the exit code is 130.")]
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// The text is a user's message: apply the model's chat template
+    /// Treat the text as a user's message: apply the model's chat template
     #[arg(long)]
     chat: bool,
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub(super) struct RunArgs {
     /// Print a JSON object for each text when it is done
     #[arg(long)]
     json: bool,
-    /// Log-probabilities of every token, with the N most likely ones (with --json)
+    /// Report the log-probability of every token and of the N most likely ones (with --json)
     #[arg(
         long,
         value_name = "N",
@@ -100,7 +100,7 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Refuses what can be seen to be wrong before a model is loaded.
+    /// Refuses wrong options before a model is loaded.
     fn check(&self) -> Result<(), Failure> {
         if let Some(name) = self.system.given().filter(|_| !self.chat) {
             let what = format!("{name} has no effect: expected --chat with it");
@@ -112,7 +112,7 @@ impl RunArgs {
         self.system.check()
     }
 
-    /// Whether nothing was said that could be continued, by a person who can say it now.
+    /// Returns whether to open a chat: there is nothing to continue, and a person at the terminal.
     fn opens_chat(&self) -> bool {
         let wants_text = self.text.is_given()
             || self.text.escape
@@ -220,8 +220,8 @@ fn one(
     })
 }
 
-/// Generates several texts, of one prompt or of one for each line; `beside` says that -e has stop
-/// strings to read.
+/// Generates several texts, of one prompt or of one prompt per line; `beside` says that there are
+/// stop strings for -e to process.
 fn several(
     args: &RunArgs,
     mut options: Options,
@@ -252,12 +252,12 @@ fn several(
     lines::generate(&engine, &several, &mut feed, &prompt, &generating)
 }
 
-/// Streams text to stdout and listens to Ctrl-C.
+/// Streams text to stdout and watches for Ctrl-C.
 pub(super) struct Output<'a> {
     generating: &'a Generating,
     stream: bool,
     bar: Progress,
-    /// The last byte written was not a line feed.
+    /// Whether the last byte written was not a line feed.
     open_line: Cell<bool>,
 }
 
@@ -271,19 +271,19 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Ends an unfinished line where a person reads it; `ok` is whether the generation went well.
+    /// Ends an unfinished line on a terminal; `ok` says that the generation succeeded.
     pub(super) fn end_line(&self, ok: bool) -> io::Result<()> {
         self.bar.clear();
         let person = terminal::stdout_is_terminal();
         if self.stream && self.open_line.take() && person {
             let ended = terminal::print(b"\n");
-            // after an error that is what is reported
+            // after an error, that error is reported
             return if ok { ended } else { Ok(()) };
         }
         Ok(())
     }
 
-    /// Ends an unfinished line whoever reads it: what comes next is another answer.
+    /// Ends an unfinished line, on a terminal or not: another answer follows.
     pub(super) fn end_answer(&self) -> io::Result<()> {
         self.bar.clear();
         if self.open_line.take() {
@@ -296,7 +296,7 @@ impl<'a> Output<'a> {
 
 impl Observer for Output<'_> {
     fn prompt(&mut self, done: usize, total: usize) {
-        // a short prompt is done before a bar could be seen
+        // short prompts finish before a bar could be seen
         if total > 512 {
             self.bar.at(done as u64, total as u64);
         }

@@ -1,4 +1,4 @@
-//! `octavo serve`: answer many at once over HTTP.
+//! `octavo serve`: serves many requests at once over HTTP.
 
 mod log;
 
@@ -22,16 +22,16 @@ use super::vision::SightArgs;
 use super::{load, signal, terminal, values};
 use log::LogArgs;
 
-/// What the built-in model is called.
+/// Name of the built-in model.
 const DEMO_NAME: &str = "tiny-qwen3";
 
-/// Bytes of a request's body with pictures.
+/// Maximum size in bytes of a request body with images.
 const PICTURES_BODY: usize = 48 << 20;
 
-/// Answer many at once over HTTP: OpenAI's interface, and a page to chat on
+/// Serve many requests at once over HTTP: OpenAI's interface, and a chat page
 ///
-/// One line on stderr says the address when it takes requests. SIGTERM or Ctrl-C: requests under
-/// way are answered, then it ends; a second one ends it at once.
+/// One line on stderr gives the address when the server is ready. SIGTERM or Ctrl-C: the server
+/// finishes running requests, then exits; a second signal ends it at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -53,10 +53,10 @@ pub(super) struct ServeArgs {
     share: ShareArgs,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Begin a new answer after a last message of the assistant instead of going on with it
+    /// Start a new answer after a final assistant message instead of continuing it
     #[arg(long, help_heading = "Chat template")]
     no_prefill_assistant: bool,
-    /// Go on with a last message of the assistant: what is done anyway
+    /// Continue a final assistant message (the default)
     #[arg(long, hide = true, conflicts_with = "no_prefill_assistant")]
     prefill_assistant: bool,
     #[command(flatten)]
@@ -75,96 +75,97 @@ pub(super) struct ServeArgs {
     pub(super) numa: NumaArgs,
 }
 
-/// Where it listens, and to whom.
+/// Options of the HTTP server.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Listening")]
+#[command(next_help_heading = "HTTP server")]
 struct ListenArgs {
-    /// Address or name to listen on; 0.0.0.0 for all of this machine's
+    /// Address or host name to listen on; 0.0.0.0 is all addresses of this machine
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen on; 0 for any that is free
+    /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Another name of the model in requests and answers, beside the file's stem
+    /// Another name of the model in requests and answers, besides the file's stem
     #[arg(short, long, value_name = "NAME")]
     alias: Option<String>,
-    /// Refuse requests for models of other names than this one's
+    /// Refuse requests that name another model
     #[arg(long)]
     strict_model: bool,
-    /// Take requests for models of any name: what is done anyway
+    /// Accept any model name (the default)
     #[arg(long, hide = true, conflicts_with = "strict_model")]
     any_model: bool,
-    /// Key that requests must carry; may be given several times
+    /// API key that requests must carry; may be given several times
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with such keys, one a line
+    /// File with API keys, one per line
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     api_key_file: Option<PathBuf>,
-    /// Site whose pages may use the server, with its scheme and without a path; * for all
+    /// Allowed CORS origin, with its scheme and without a path; * allows all
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors_origin: Vec<String>,
-    /// Name that requests may call this machine by, beside its addresses and localhost: that of a
-    /// reverse proxy, say; * for any
+    /// Another host name that requests may use for this server, besides its addresses and
+    /// localhost, such as that of a reverse proxy; * allows any
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     allow_host: Vec<String>,
-    /// What stands before every route, such as /octavo: for a reverse proxy that passes paths on
-    /// as they are
+    /// Path prefix of every route, such as /octavo, for a reverse proxy that passes paths on
+    /// unchanged
     #[arg(long, value_name = "PATH", value_parser = prefix)]
     api_prefix: Option<String>,
-    /// Whose names /metrics has: octavo's own, or vLLM's as well, for routers and autoscalers that
-    /// read those
+    /// Names of the metrics at /metrics: octavo's own, or vLLM's as well, for routers and
+    /// autoscalers that read those
     #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
     metrics_prefix: MetricsPrefix,
 }
 
-/// What stands before the names of `/metrics`.
+/// Prefix of the names of `/metrics`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum MetricsPrefix {
     Octavo,
     Vllm,
 }
 
-/// Pictures that are elsewhere.
+/// Options of images that requests name by URL.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 struct FetchArgs {
-    /// Fetch pictures that requests name by http and https, from these hosts alone: names or
-    /// addresses, with or without a port; or public, for every host with a public address
-    /// [default: none are fetched]
+    /// Fetch images that requests name by http and https, only from these hosts: names or
+    /// addresses, with or without a port; or public, for every host with a public address [default:
+    /// none are fetched]
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "mmproj")]
     fetch_images: Vec<PictureHost>,
 }
 
-/// How requests share the machine.
+/// Options of scheduling and of the KV cache.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Sharing")]
+#[command(next_help_heading = "Scheduling and KV cache")]
 struct ShareArgs {
-    /// Requests that run at a time; others wait (also: -np N)
+    /// Maximum number of requests that run at a time; others wait (also: -np N)
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
     parallel: u16,
-    /// Memory for the KV cache of all requests, such as 2G [default: a context for each request
-    /// that runs, but at most a quarter of the free memory]
+    /// Size of the KV cache of all requests, such as 2G [default: one context for each running
+    /// request, but at most a quarter of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = values::size, conflicts_with = "kv_pages")]
     kv_memory: Option<u64>,
-    /// The same in pages of 16 positions
+    /// Size of the KV cache in pages of 16 tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_pages: Option<u32>,
-    /// Requests that may wait; beyond that they are turned away
+    /// Maximum number of waiting requests; more are refused
     #[arg(long, value_name = "N", default_value_t = 128)]
     queue: u16,
-    /// How long, in milliseconds, those that generate should wait for a piece of another's prompt
+    /// Target time in milliseconds of a prefill step while other requests generate (chunked
+    /// prefill)
     #[arg(long, value_name = "MS", default_value_t = 100)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=60_000))]
     stall: u32,
-    /// Read every prompt from its beginning, whatever was read before
+    /// Disable prefix caching: prefill every prompt from its beginning
     #[arg(long)]
     no_cache_prompt: bool,
-    /// Let prompts go on from earlier answers without reading these again: quicker in chats, but
-    /// texts then depend on what was asked before
+    /// Reuse the KV cache of generated tokens in later prompts, without prefilling them again:
+    /// faster in chats, but texts then depend on earlier requests
     #[arg(long)]
     reuse_generated: bool,
-    /// Seconds that requests under way may take to end once it is told to stop
+    /// Seconds for running requests to finish after a stop signal
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain: u16,
 }
@@ -210,7 +211,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Options of a server that takes pictures, if there is something to see them with.
+/// Adds the image encoder to the options, if there is one.
 fn with_sight(mut options: Options, sight: Option<Sight>) -> Options {
     if let Some(sight) = sight {
         options.max_body = options.max_body.max(PICTURES_BODY);
@@ -247,7 +248,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
     })
 }
 
-/// That the address can be listened on: loading a model first would take long.
+/// Checks that the address is free, because loading a model takes long.
 fn check_address(listen: &ListenArgs) -> Result<(), Failure> {
     let (host, port) = (listen.host.as_str(), listen.port);
     let refused = |error| {
@@ -255,14 +256,14 @@ fn check_address(listen: &ListenArgs) -> Result<(), Failure> {
             "cannot listen on {host}:{port}: {error} (--host, --port)"
         ))
     };
-    // of several ranks one listens, later
+    // of several ranks, one listens later
     if super::ranks::world().is_some() {
         return Ok(());
     }
     TcpListener::bind((host, port)).map(drop).map_err(refused)
 }
 
-/// A site: a scheme and a host, or all.
+/// Parses a CORS origin: a scheme and a host, or `*`.
 fn origin(text: &str) -> Result<String, String> {
     let host = text.split_once("://").map(|(_, host)| host);
     let is_host = |host: &str| !host.is_empty() && !host.contains(['/', ' ']);
@@ -272,7 +273,7 @@ fn origin(text: &str) -> Result<String, String> {
     }
 }
 
-/// A name of a machine, without a port.
+/// Parses a host name without a port.
 fn host_name(text: &str) -> Result<String, String> {
     match text.is_empty() || text.contains(['/', ' ', ':', ',', '=']) {
         true => Err("expected a name such as example.org, without a port, or *".to_owned()),
@@ -280,7 +281,7 @@ fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// The alias, then the file's stem.
+/// Returns the model's names: the alias, then the file's stem.
 fn names(args: &ServeArgs) -> Vec<String> {
     let stem = match args.model.path() {
         Some(path) => path
@@ -312,7 +313,7 @@ fn keys(listen: &ListenArgs) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// A path without a slash at its end, of characters that need no escape.
+/// Parses a path prefix; drops slashes at its end. Its characters need no escape.
 fn prefix(text: &str) -> Result<String, String> {
     let path = text.trim_end_matches('/');
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
@@ -330,8 +331,8 @@ fn no_keys(path: &Path) -> Failure {
     ))
 }
 
-/// The engine's options: how many requests, and how many positions for all of them; and what is
-/// said of the context.
+/// Returns the engine's options, with the number of sequences and of KV cache positions, and the
+/// context with the reason for its size.
 fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure> {
     let share = &args.share;
     let mut options = args.compute.options()?;
@@ -340,7 +341,7 @@ fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure>
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?;
     if !hparams.is_causal() && !args.compute.has_batch() {
-        // a text is read whole
+        // a model without causal attention reads a text in one step
         options.batch = Some(options.batch().max(context.positions));
     }
     let position = kv_bytes(&hparams, options.kv_type, 1).max(1);

@@ -1,9 +1,9 @@
-//! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program
-//! at once, with code 130. SIGTERM and SIGHUP end it at once, with 143 and 129. A server is asked
-//! to stop by any of them. All others that would end it and can be waited for end it at once, with
-//! 128 and their number; SIGBUS has a handler of its own ([`gguf_rs_lite::guard_maps`]), and
-//! SIGXFSZ is an error of the write that met the limit. No temporary file stays, and no program
-//! that was started.
+//! Signals. The first Ctrl-C ends a running generation, any other ends the program at once, with
+//! code 130. SIGTERM and SIGHUP end it at once, with 143 and 129. Any of them asks a server to
+//! stop. All other signals that would end the program and can be waited for end it at once, with
+//! 128 plus their number; SIGBUS has a handler of its own ([`gguf_rs_lite::guard_maps`]), and
+//! SIGXFSZ becomes an error of the write that met the limit. No temporary file and no started
+//! program is left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,11 +11,11 @@ use octavo_lab::diff::stop_llama_cpp;
 
 use super::failure::Failure;
 
-/// A generation is under way and looks at [`INTERRUPTED`].
+/// Whether a generation is running, which checks [`INTERRUPTED`].
 static GENERATING: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes over Ctrl-C and the signals that ask a program to end; once per process.
+/// Installs handlers of Ctrl-C and of the signals that end a program; call once per process.
 pub(super) fn install() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
         let first = !INTERRUPTED.swap(true, Ordering::SeqCst);
@@ -33,17 +33,17 @@ pub(super) fn install() -> Result<(), Failure> {
     Ok(())
 }
 
-/// While a server works, signals are for it.
+/// Handle to direct signals to a running server.
 pub(super) struct Serving(std::sync::Arc<AtomicBool>);
 
 impl Serving {
-    /// From now on signals ask the server to stop; before, they end the program at once.
+    /// Makes signals ask the server to stop from now on; before, they end the program at once.
     pub(super) fn begin(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-/// As [`install`], for a server: once it works, the first two signals are handed to `stop`.
+/// Does the same as [`install`] for a server: once it serves, the first two signals call `stop`.
 pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Serving, Failure> {
     let is_serving = std::sync::Arc::new(AtomicBool::new(false));
     let serving = Serving(std::sync::Arc::clone(&is_serving));
@@ -70,7 +70,7 @@ pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Servin
     Ok(serving)
 }
 
-/// Ends the program from the thread that was told of a signal, whatever the others do.
+/// Ends the program from the thread that received a signal, whatever other threads do.
 fn end(code: i32) -> ! {
     stop_llama_cpp();
     gguf_rs_lite::remove_temporaries();
@@ -86,7 +86,7 @@ mod unix {
     pub(super) use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
-    /// Signals that end a program which does not listen to them, those of its own faults aside.
+    /// Signals that end a program without a handler, except those of its own faults.
     pub(super) const ENDING: &[i32] = &[
         SIGABRT,
         SIGALRM,
@@ -112,14 +112,14 @@ mod unix {
         30,
     ];
 
-    /// From here on, writing more than `ulimit -f` allows fails with an error instead of a signal:
-    /// it names the file, and what was begun is tidied up as after any other error.
+    /// Makes writes beyond `ulimit -f` fail with an error instead of a signal. The error names the
+    /// file, and cleanup is the same as after any other error.
     pub(super) fn fail_writes_that_are_too_large() -> std::io::Result<()> {
         signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default()).map(drop)
     }
 
-    /// A thread that waits for these signals and hands each on with the exit code that it stands
-    /// for. It says what ctrlc does not: which one it was.
+    /// Starts a thread that waits for these signals and calls `handle` with the exit code of each.
+    /// Unlike ctrlc, it tells which signal it was.
     pub(super) fn listen(
         signals: &[i32],
         handle: impl Fn(i32) + Send + 'static,
@@ -137,8 +137,8 @@ mod unix {
         Ok(())
     }
 
-    /// Those that whoever started the program had it ignore, as `nohup` does; none where the system
-    /// does not tell.
+    /// Returns the mask of signals that were ignored when the program started, as with `nohup`; 0
+    /// if the system does not tell.
     fn ignored() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -147,18 +147,19 @@ mod unix {
     }
 }
 
-/// While this lives, a first Ctrl-C only sets [`Generating::interrupted`].
+/// Guard of a running generation: while it exists, the first Ctrl-C only sets
+/// [`Generating::interrupted`].
 pub(super) struct Generating(());
 
 impl Generating {
-    /// A generation begins.
+    /// Begins a generation.
     pub(super) fn begin() -> Generating {
         INTERRUPTED.store(false, Ordering::SeqCst);
         GENERATING.store(true, Ordering::SeqCst);
         Generating(())
     }
 
-    /// Whether Ctrl-C was pressed since it began.
+    /// Returns whether Ctrl-C was pressed since it began.
     pub(super) fn interrupted(&self) -> bool {
         INTERRUPTED.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! What goes to stdout and stderr.
+//! Output to stdout and stderr.
 
 mod log;
 
@@ -13,21 +13,21 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::failure::{Failure, one_line};
 
-/// How much goes to stderr.
+/// Level of detail on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Level {
-    /// Errors, and what somebody asked for.
+    /// Errors, and output that was asked for.
     Quiet,
-    /// Notes, warnings and progress too.
+    /// Also notes, warnings and progress.
     Usual,
-    /// Details of what is loaded, and how long it takes.
+    /// Also details of what is loaded, and how long it takes.
     Verbose,
 }
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Usual as u8);
 
-/// Sets how much is said, and opens the file that all of it goes to as well.
+/// Sets the level of detail, and opens the log file, which gets everything.
 pub(super) fn set_up(level: Level, log_file: Option<&Path>) -> Result<(), Failure> {
     LEVEL.store(level as u8, Ordering::Relaxed);
     log_file.map_or(Ok(()), log::open)
@@ -37,16 +37,16 @@ fn says(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
 }
 
-/// A line on stderr whatever the level: an error, or an answer to who is there. Where stderr is
-/// closed nobody can be told, so that is no error.
+/// Prints a line to stderr at any level: an error, or an answer to a person at the terminal. Errors
+/// are ignored, because with stderr closed there is no place to report them.
 pub(super) fn tell(line: &str) {
     let line = one_line(line);
     log::add(&line);
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// A line that has its own time: on stderr from this level on, in the log as [`note`] and
-/// [`detail`].
+/// Prints a line that has a time already: to stderr from this level on, and to the log as [`note`]
+/// and [`detail`] do.
 pub(super) fn tell_timed(level: Level, line: &str) {
     if level <= Level::Usual || says(level) {
         log::add_timed(line);
@@ -56,7 +56,7 @@ pub(super) fn tell_timed(level: Level, line: &str) {
     }
 }
 
-/// A line on stderr.
+/// Prints a line to stderr, unless quiet.
 pub(super) fn note(line: &str) {
     if says(Level::Usual) {
         tell(line);
@@ -65,28 +65,28 @@ pub(super) fn note(line: &str) {
     }
 }
 
-/// A line on stderr for who wants to know more.
+/// Prints a line to stderr, if verbose.
 pub(super) fn detail(line: &str) {
     if says(Level::Verbose) {
         tell(line);
     }
 }
 
-/// One line for each warning on stderr.
+/// Prints one line per warning to stderr.
 pub(super) fn warn<W: Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
         note(&format!("octavo: warning: {warning}"));
     }
 }
 
-/// Bytes to stdout.
+/// Writes bytes to stdout.
 pub(super) fn print(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     out.flush()
 }
 
-/// That there is a stdout: what is printed without one would be lost without a word.
+/// Checks that stdout is open: output would be lost silently otherwise.
 pub(super) fn check_stdout() -> Result<(), Failure> {
     match octavo_kernels::stdout_was_closed() {
         true => Err(Failure::Machine(
@@ -97,17 +97,17 @@ pub(super) fn check_stdout() -> Result<(), Failure> {
     }
 }
 
-/// Whether a person may write to stdin.
+/// Returns whether stdin is a terminal.
 pub(super) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Whether a person reads stdout.
+/// Returns whether stdout is a terminal.
 pub(super) fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Progress of work of a known size on stderr: a bar on a terminal, else a line now and then.
+/// Progress of work of a known size on stderr: a bar on a terminal, else a line from time to time.
 pub(super) struct Progress {
     bar: ProgressBar,
     what: &'static str,
@@ -116,7 +116,7 @@ pub(super) struct Progress {
     next_line: Cell<Duration>,
 }
 
-/// Unit that progress is counted in.
+/// Unit of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Bytes,
@@ -150,34 +150,34 @@ impl Unit {
     }
 }
 
-/// Time after which the first line is written: work that takes less needs none.
+/// Time before the first line of progress: shorter work needs none.
 const FIRST_LINE: Duration = Duration::from_secs(2);
 
-/// Time between two lines, at most; at first they are closer.
+/// Maximum time between two lines; the first ones are closer together.
 const LINES_APART: Duration = Duration::from_secs(30);
 
 impl Progress {
-    /// Progress in bytes.
+    /// Creates progress in bytes.
     pub(super) fn bytes(what: &'static str) -> Progress {
         Progress::new(what, Unit::Bytes)
     }
 
-    /// Progress in tokens.
+    /// Creates progress in tokens.
     pub(super) fn tokens(what: &'static str) -> Progress {
         Progress::new(what, Unit::Tokens)
     }
 
-    /// Progress in tensors.
+    /// Creates progress in tensors.
     pub(super) fn tensors(what: &'static str) -> Progress {
         Progress::new(what, Unit::Tensors)
     }
 
-    /// Progress in runs of a test.
+    /// Creates progress in runs of a test.
     pub(super) fn runs(what: &'static str) -> Progress {
         Progress::new(what, Unit::Runs)
     }
 
-    /// Progress in chunks of a text; a bar shows the time left.
+    /// Creates progress in chunks of a text; a bar shows the time left.
     pub(super) fn chunks(what: &'static str) -> Progress {
         Progress::new(what, Unit::Chunks)
     }
@@ -200,7 +200,7 @@ impl Progress {
         }
     }
 
-    /// Shows how far the work is; takes the bar away when it is complete.
+    /// Shows the progress; removes the bar when the work is complete.
     pub(super) fn at(&self, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
@@ -213,7 +213,7 @@ impl Progress {
         }
     }
 
-    /// The line that says how far the work is, if it is time for one.
+    /// Returns the line of progress, if it is time for one.
     fn line_at(&self, elapsed: Duration, done: u64, total: u64) -> Option<String> {
         if elapsed < self.next_line.get() {
             return None;
@@ -228,7 +228,7 @@ impl Progress {
         ))
     }
 
-    /// A line on stderr, above the bar where there is one.
+    /// Prints a line to stderr, above the bar if there is one.
     pub(super) fn line(&self, line: &str) {
         if self.bar.is_hidden() {
             note(line)
@@ -238,7 +238,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,25 +1,25 @@
-//! `-t`: the number of threads, decided in one place for every command.
+//! `-t`: the number of threads, chosen in one place for every command.
 
 use clap::Args;
 use octavo_engine::threads::{Machine, Threads};
 
-/// What decides where it is not given, for the help of those who take a list of them.
+/// Default number of threads, for help texts.
 pub(super) const DEFAULT: &str = "[default: one for each physical performance core that \
      this process may use (second \
      threads of a core and slow cores are left out), but no more than its cgroups' quota of CPUs]";
 
-/// How many threads.
+/// Option of the number of threads.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ThreadsArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     #[arg(help = format!(
-        "Threads; more than the CPUs that this process may use count as so many {DEFAULT}"
+        "Number of threads, at most the count of CPUs that this process may use {DEFAULT}"
     ))]
     threads: Option<u16>,
 }
 
 impl ThreadsArgs {
-    /// The number and what decided it.
+    /// Returns the number of threads and the reason for it.
     pub(super) fn decide(&self) -> Threads {
         match self.threads {
             Some(asked) => given(asked),
@@ -27,14 +27,14 @@ impl ThreadsArgs {
         }
     }
 
-    /// The number.
+    /// Returns the number of threads.
     pub(super) fn count(&self) -> usize {
         self.decide().count
     }
 }
 
-/// What a number that was asked for becomes: threads beyond the CPUs would only wait for each
-/// other's turn.
+/// Returns the number of threads for a given number: more threads than CPUs would only wait for
+/// each other.
 pub(super) fn given(asked: u16) -> Threads {
     Machine::here().threads_asked(usize::from(asked))
 }

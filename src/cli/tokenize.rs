@@ -1,4 +1,4 @@
-//! `octavo tokenize`: a text as tokens. Needs a vocabulary, not a model.
+//! `octavo tokenize`: shows a text as tokens. Needs a vocabulary, not a model.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use super::{load, terminal};
 
 /// Show how a text is cut into tokens
 ///
-/// Works on files that have a vocabulary and nothing else. The output is llama-tokenize's.
+/// Works on files that have only a vocabulary, too. The output is llama-tokenize's.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -27,10 +27,10 @@ pub(super) struct TokenizeArgs {
     /// Print the ids on one line: [1, 2, 3]
     #[arg(long)]
     ids: bool,
-    /// Print how many tokens there are (with --ids: after the ids)
+    /// Print the number of tokens (with --ids: after the ids)
     #[arg(long)]
     count: bool,
-    /// Neither add special tokens nor recognize them in the text
+    /// Neither add special tokens nor parse them in the text
     #[arg(long)]
     no_special: bool,
     /// Read the file into memory instead of mapping it

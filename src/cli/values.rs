@@ -1,4 +1,4 @@
-//! Values that options take by name: read by the types' own rules, and offered by a shell's
+//! Values that options take by name: parsed by the types' own rules, and offered by shell
 //! completions.
 
 use std::ffi::OsStr;
@@ -8,8 +8,8 @@ use clap::{Arg, Command};
 use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 use octavo_lab::quantize::Target;
 
-/// Reads a value with `parse`; `names` are what completions offer. What else `parse` knows is taken
-/// too, and what is wrong is said in its words.
+/// Parses a value with `parse`; completions offer `names`. `parse` may accept other values too, and
+/// its message reports a wrong one.
 #[derive(Clone)]
 pub(super) struct Named<T> {
     names: fn() -> Vec<&'static str>,
@@ -43,7 +43,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
     }
 }
 
-/// An instruction set, or the best.
+/// Parses an instruction set, or auto for the best.
 pub(super) fn isa() -> Named<IsaChoice> {
     let names = || {
         std::iter::once("auto")
@@ -56,46 +56,46 @@ pub(super) fn isa() -> Named<IsaChoice> {
     })
 }
 
-/// What `--isa` says of itself.
+/// Returns the help text of `--isa`.
 pub(super) fn isa_help() -> String {
     let names = Isa::names();
     let (others, last) = names.rsplit_once(", ").expect("more than one");
     format!("Instruction set of the kernels: {others} or {last}")
 }
 
-/// A type of the KV cache.
+/// Parses a KV cache type.
 pub(super) fn kv_type() -> Named<KvType> {
     Named::new(|| KvType::ALL.map(KvType::name).to_vec(), str::parse)
 }
 
-/// What `--kv-type` says of itself.
+/// Returns the help text of `--kv-type`.
 pub(super) fn kv_type_help() -> String {
     format!(
-        "Type of the KV cache: {}; q8_0 costs little accuracy (mean KL divergence 0.0009 with \
-         SmolLM2 135M), f8_e4m3 more for as many bytes (0.009), q4_0 some (0.07); on a GPU not \
+        "KV cache type: {}; q8_0 loses little accuracy (mean KL divergence 0.0009 with \
+         SmolLM2 135M), f8_e4m3 more for as many bytes (0.009), q4_0 still more (0.07); GPUs lack \
          q5_0, q5_1 and iq4_nl",
         KvType::names()
     )
 }
 
-/// Bits of prompts.
+/// Parses the bits of activations in prefill.
 pub(super) fn prompt_bits() -> Named<PromptBits> {
     Named::new(|| vec!["8", "16"], str::parse)
 }
 
-/// What `--prompt-bits` says of itself.
+/// Returns the help text of `--prompt-bits`.
 pub(super) fn prompt_bits_help() -> &'static str {
-    "Bits to which prompts are rounded where they are multiplied with quantized weights on a CPU: \
-     16, or 8, which is faster; the KL divergence from exact logits is 0.35 of llama.cpp's on \
-     average then, and 1.6 times it at worst. AMX, Arm and GPUs have one way only, and so have IQ1 \
-     to IQ3 and --no-repack (on AVX2 without VNNI Q8_0 and IQ4 too): for them it changes nothing"
+    "Bits of activations in prefill with quantized weights on a CPU: 16, or 8, which is faster and \
+     has a KL divergence from exact logits of 0.35 times llama.cpp's on average, 1.6 times at \
+     worst. No effect with AMX, Arm, GPUs, IQ1 to IQ3 and --no-repack (on AVX2 without VNNI also \
+     Q8_0 and IQ4), which have one way only"
 }
 
 fn target_names() -> Vec<&'static str> {
     Target::all().map(Target::name).collect()
 }
 
-/// A kind of quantized file.
+/// Parses the type of a quantized file.
 pub(super) fn target() -> Named<Target> {
     Named::new(target_names, |text| {
         text.parse()
@@ -103,13 +103,14 @@ pub(super) fn target() -> Named<Target> {
     })
 }
 
-/// What `quantize` makes; looked at when it is known whether it is one of the files or a folder.
+/// Takes the type that `quantize` makes: one of the files' types or awq. It is parsed later, when
+/// it is known which of the two it is.
 pub(super) fn target_or_awq() -> Named<String> {
     let names = || target_names().into_iter().chain(["awq"]).collect();
     Named::new(names, |text| Ok(text.to_owned()))
 }
 
-/// Chunks at most; -1 is all, as in llama.cpp.
+/// Parses the maximum number of chunks; -1 is all, as in llama.cpp.
 pub(super) fn chunks(text: &str) -> Result<i64, String> {
     match text.parse() {
         Ok(n) if n == -1 || n >= 1 => Ok(n),
@@ -117,7 +118,7 @@ pub(super) fn chunks(text: &str) -> Result<i64, String> {
     }
 }
 
-/// Bytes: a number, perhaps with K, M, G or T behind it for powers of 1024.
+/// Parses a size in bytes: a number, with an optional K, M, G or T for powers of 1024.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let expected = || "expected a size such as 512M or 2G".to_owned();
     let text = text.trim();

@@ -1,4 +1,4 @@
-//! Pictures beside a text: the tower's file, and the images.
+//! Image options, and loading of images and image encoders.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,47 +17,49 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;
 use super::load;
 
-/// How many cells pictures have.
+/// Options of the number of image tokens.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 pub(super) struct CellsArgs {
-    /// Cells that a picture has at least; smaller ones are enlarged [default: 8]
+    /// Minimum number of tokens per image; smaller images are enlarged [default: 8]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     image_min_tokens: Option<u32>,
-    /// Cells that a picture has at most; larger ones are shrunk [default: 4096]
+    /// Maximum number of tokens per image; larger images are shrunk [default: 4096]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     image_max_tokens: Option<u32>,
 }
 
-/// The tower, and how many cells pictures have.
+/// Options of the image encoder.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 #[command(mut_arg("image_min_tokens", |a| a.requires("mmproj")))]
 #[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
 pub(super) struct SightArgs {
-    /// The model's vision tower: a GGUF file (mmproj), or a Hugging Face folder that has one
+    /// Image encoder (vision tower) of the model: a GGUF file (mmproj), or a Hugging Face folder
+    /// that has one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
     #[command(flatten)]
     cells: CellsArgs,
 }
 
-/// Pictures beside a text.
+/// Options of images in a prompt.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 pub(super) struct PictureArgs {
     #[command(flatten)]
     pub(super) sight: SightArgs,
-    /// A PNG, JPEG, WebP, BMP or GIF file; again for several. They stand where the text says
-    /// <__media__>, or else before it
+    /// Image: a PNG, JPEG, WebP, BMP or GIF file; may be given several times. Images replace
+    /// <__media__> in the text, or come before it
     #[arg(long, value_name = "FILE", requires = "mmproj", value_hint = clap::ValueHint::FilePath)]
     pub(super) image: Vec<PathBuf>,
 }
 
 impl CellsArgs {
-    /// What was asked for, or what is usual. Who bounds one side need not bound the other.
+    /// Returns the limits of tokens per image: the given ones, or the defaults. If only one limit
+    /// is given, the default of the other moves where they would contradict each other.
     pub(super) fn limits(&self) -> Result<TokenLimits, Failure> {
         let usual = TokenLimits::default();
         let number = |n: u32| n as usize;
@@ -78,14 +80,14 @@ impl CellsArgs {
 }
 
 impl SightArgs {
-    /// That the tower is there.
+    /// Checks that the image encoder exists.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.cells.limits()?;
         let path = self.mmproj.as_deref();
         path.map_or(Ok(()), |path| load::check_there("--mmproj", path))
     }
 
-    /// Loads the tower, if there is one, for a model.
+    /// Loads the image encoder of a model, if one is given.
     pub(super) fn load(
         &self,
         engine: &Engine,
@@ -105,14 +107,14 @@ impl SightArgs {
 }
 
 impl PictureArgs {
-    /// That the tower and the pictures are there.
+    /// Checks that the image encoder and the images exist.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.sight.check()?;
         let mut images = self.image.iter();
         images.try_for_each(|path| load::check_there("--image", path))
     }
 
-    /// Looks at all pictures for a model that is loaded later: the tower is gone by then, and its
+    /// Encodes all images for a model that is loaded later: by then the encoder is dropped and its
     /// memory is free.
     pub(super) fn look(&self, model: &ModelArgs, compute: &ComputeArgs) -> Result<Seen, Failure> {
         let Some(path) = &self.sight.mmproj else {
@@ -134,34 +136,34 @@ impl PictureArgs {
         Ok(Seen(seen))
     }
 
-    /// The text with places for the pictures; as it is, where there are none.
+    /// Returns the text with markers for the images; unchanged without images.
     pub(super) fn place(&self, text: Vec<u8>) -> Vec<u8> {
         place(self.image.len(), text)
     }
 }
 
-/// What stands for pictures that a model has not been shown yet.
+/// Encoded images that are not registered with a model yet.
 pub(super) struct Seen(Vec<octavo_engine::Picture>);
 
 impl Seen {
-    /// Shows them to the model.
+    /// Registers the images with the model.
     pub(super) fn show(self, engine: &Engine) -> Result<Vec<Shown>, Failure> {
         let shown = self.0.into_iter().map(|picture| engine.show(picture));
         Ok(shown.collect::<Result<_, _>>()?)
     }
 }
 
-/// A tower's options.
+/// Returns the engine options of an image encoder.
 fn options(compute: &ComputeArgs) -> Result<EngineOptions, Failure> {
     let mut options = compute.options()?;
-    // that there is no GPU is said when the text model is loaded
+    // a missing GPU is reported when the text model is loaded
     if let DeviceChoice::Auto { asked, .. } = &mut options.device {
         *asked = false;
     }
     Ok(options)
 }
 
-/// A text with places for so many pictures: before it, if it has none of its own.
+/// Returns the text with `pictures` markers before it, unless it has markers of its own.
 pub(super) fn place(pictures: usize, text: Vec<u8>) -> Vec<u8> {
     if pictures == 0 || prompt::places(&text, prompt::MARKER) > 0 {
         return text;
@@ -171,7 +173,7 @@ pub(super) fn place(pictures: usize, text: Vec<u8>) -> Vec<u8> {
     all
 }
 
-/// The tokens of a text, with pictures in the places of its markers if there are any.
+/// Tokenizes a text, with images in the places of its markers if there are any.
 pub(super) fn tokens(
     tokenizer: &Tokenizer,
     text: &[u8],
@@ -184,13 +186,13 @@ pub(super) fn tokens(
     }
 }
 
-/// Cells that a picture may come to have: long and narrow ones gain more than asked for where they
-/// are enlarged.
+/// Maximum number of image tokens with these limits: long and narrow images get more than asked for
+/// when they are enlarged.
 pub(super) fn most_cells(cells: TokenLimits) -> usize {
     cells.max.max(1024) + cells.max / 4
 }
 
-/// Loads a tower for pictures of so many cells.
+/// Loads an image encoder for images with these limits of tokens.
 pub(super) fn encoder(
     path: &Path,
     cells: TokenLimits,
@@ -211,25 +213,25 @@ pub(super) fn encoder(
     })?)
 }
 
-/// Shows a model the picture of a file.
+/// Encodes an image file for a model.
 pub(super) fn see(sight: &Sight, path: &Path) -> Result<Shown, Failure> {
     let bytes = read(path)?;
     let shown = sight.see(&bytes);
     shown.map_err(|error| of_image(path, &error))
 }
 
-/// The picture of a file.
+/// Decodes an image file.
 pub(super) fn picture(path: &Path) -> Result<Picture, Failure> {
     let picture = decode(&read(path)?, &Limits::default());
     picture.map_err(|error| of_image(path, &error))
 }
 
-/// Why an image cannot be used.
+/// Names the image file in an error.
 pub(super) fn of_image(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Input(format!("{}: {error}", path.display()))
 }
 
-/// The file's bytes, one more than may be if there are more.
+/// Reads a file, up to one byte more than the limit, so that larger files are noticed.
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let most = Limits::default().bytes as u64 + 1;
     let mut bytes = Vec::new();

@@ -1,32 +1,32 @@
-//! Types of the KV cache, as they are given.
+//! KV cache type options.
 
 use clap::Args;
 use octavo_kernels::{KvType, KvTypes};
 
 use crate::cli::values;
 
-/// The element types of the cache.
+/// KV cache type options.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CacheArgs {
     #[arg(help = format!("{} [default: f16]", values::kv_type_help()))]
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     #[arg(conflicts_with_all = ["cache_type_k", "cache_type_v"])]
     kv_type: Option<KvType>,
-    /// Type of keys alone, values staying f16 (also: -ctk TYPE)
+    /// KV cache type for keys only; values stay f16 (also: -ctk TYPE)
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_k: Option<KvType>,
-    /// Type of values alone, keys staying f16 (also: -ctv TYPE)
+    /// KV cache type for values only; keys stay f16 (also: -ctv TYPE)
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_v: Option<KvType>,
 }
 
 impl CacheArgs {
-    /// What is not given is f16.
+    /// Returns the types of keys and values; f16 where not given.
     pub(in crate::cli) fn types(&self) -> KvTypes {
         self.types_or(KvType::default())
     }
 
-    /// The same, but f32 if nothing is given.
+    /// Returns the types of keys and values; f32 if no type is given.
     pub(in crate::cli) fn types_or_f32(&self) -> KvTypes {
         let one_is_given = self.cache_type_k.is_some() || self.cache_type_v.is_some();
         self.types_or(if one_is_given {
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn keys_and_values_have_types_of_their_own() {
         use KvType::{Bf16, F16, F32, Q4_0, Q8_0};
-        // for runs, and for comparisons
+        // the types for runs and for comparisons
         for (line, expected, compared) in [
             ("", F16.both(), F32.both()),
             ("--kv-type f16", F16.both(), F16.both()),

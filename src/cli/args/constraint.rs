@@ -1,4 +1,4 @@
-//! The rule that a generated text follows: a JSON schema or a grammar.
+//! Structured output: the JSON schema or grammar that generated text must follow.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use serde_json::Value;
 use super::Failure;
 use crate::cli::terminal;
 
-/// The rule, if any.
+/// Options of structured output.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Structured output")]
 pub(in crate::cli) struct ConstraintArgs {
-    /// Generate JSON of this schema; {} stands for any JSON object
+    /// Generate JSON that follows this schema; {} is any JSON object
     #[arg(short = 'j', long, value_name = "SCHEMA", group = "rule")]
     json_schema: Option<String>,
     /// Read the JSON schema from FILE (also: -jf FILE)
     #[arg(long, value_name = "FILE", group = "rule", value_hint = clap::ValueHint::FilePath)]
     json_schema_file: Option<PathBuf>,
-    /// Generate text of this grammar: GBNF, which begins at the rule root, or llguidance's Lark,
-    /// which begins at the rule start
+    /// Generate text that follows this grammar: GBNF, which begins at the rule root, or
+    /// llguidance's Lark, which begins at the rule start
     #[arg(
         long,
         value_name = "GRAMMAR",
@@ -36,7 +36,7 @@ pub(in crate::cli) struct ConstraintArgs {
     grammar_file: Option<PathBuf>,
 }
 
-/// A rule, and what gave it: an option or a file, for messages.
+/// A rule, and the option or file that gave it, for messages.
 #[derive(Debug)]
 pub(in crate::cli) struct GivenRule {
     rule: Rule,
@@ -51,7 +51,7 @@ impl ConstraintArgs {
         files.iter().any(|file| file.is_some()) || texts.iter().any(|text| text.is_some())
     }
 
-    /// The rule, checked as far as that goes without a model.
+    /// Reads the rule and checks as much of it as is possible without a model.
     pub(in crate::cli) fn read(&self) -> Result<Option<GivenRule>, Failure> {
         let schema = |(text, origin): (String, String)| match schema(&text) {
             Ok(rule) => Ok(GivenRule { rule, origin }),
@@ -90,7 +90,7 @@ fn wrong(origin: &str, fault: impl std::fmt::Display) -> Failure {
     Failure::Usage(format!("{origin}: {fault}"))
 }
 
-/// The text of a file, and what messages call it.
+/// Reads a file; returns its text and its name for messages.
 fn read(option: &str, path: &Path) -> Result<(String, String), Failure> {
     let origin = format!("{option} {}", path.display());
     match std::fs::read_to_string(path) {
@@ -99,7 +99,7 @@ fn read(option: &str, path: &Path) -> Result<(String, String), Failure> {
     }
 }
 
-/// The rule of a schema; an empty one stands for any object, as in llama.cpp.
+/// Parses a schema; an empty one is any JSON object, as in llama.cpp.
 fn schema(text: &str) -> Result<Rule, String> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match serde_json::from_str(text) {
@@ -118,7 +118,7 @@ pub(in crate::cli) struct Constraints {
 }
 
 impl Constraints {
-    /// Constraints for the vocabulary of a model.
+    /// Creates constraints for the vocabulary of a model.
     pub(in crate::cli) fn new(engine: &Engine, given: GivenRule) -> Constraints {
         Constraints {
             compiler: Compiler::new(engine),
@@ -127,8 +127,8 @@ impl Constraints {
         }
     }
 
-    /// The constraint of a text before which the model may think in this way. Warns, once, of what
-    /// no constraint can hold.
+    /// Makes the constraint of a text, after reasoning of this kind. Warns once of the parts of the
+    /// rule that no constraint can enforce.
     pub(in crate::cli) fn make(
         &self,
         reasoning: Reasoning,

@@ -1,4 +1,4 @@
-//! What computes: the CPU, a GPU or both.
+//! Device options: the CPU, a GPU or both.
 
 use clap::Args;
 use octavo_engine::DeviceChoice;
@@ -6,19 +6,20 @@ use octavo_kernels::IsaChoice;
 
 use crate::cli::failure::Failure;
 
-/// What computes.
+/// Device options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(in crate::cli) struct DeviceArgs {
-    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has
-    /// room for the model or its --gpu-layers; the CPU with --isa and no --gpu-layers]
+    /// Device to run on: auto, cpu or cuda (an NVIDIA GPU) [default: auto, which takes a GPU that
+    /// works and has room for the model or its --gpu-layers; the CPU with --isa and no
+    /// --gpu-layers]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
-    /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
+    /// Number of the GPU in `octavo inspect --devices` [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
     gpu: Option<u16>,
-    /// How many of the last layers a GPU takes, the output with them; the CPU keeps the others and
-    /// the embeddings, or all if 0 (also: -ngl N) [default: all]
+    /// Number of last layers to run on the GPU, with the output layer; the CPU runs the others and
+    /// the embeddings, or everything with 0 (also: -ngl N) [default: all]
     #[arg(
         long,
         visible_alias = "n-gpu-layers",
@@ -26,15 +27,15 @@ pub(in crate::cli) struct DeviceArgs {
         value_parser = clap::value_parser!(u32),
     )]
     gpu_layers: Option<u32>,
-    /// On a GPU, launch every kernel by itself instead of replaying captured launches
+    /// On a GPU, launch every kernel separately instead of replaying CUDA graphs
     #[arg(long)]
     no_cuda_graph: bool,
-    /// On a GPU, do not let kernels check page numbers of the KV cache
+    /// On a GPU, skip the kernels' checks of KV cache page numbers
     #[arg(long)]
     no_paged_check: bool,
 }
 
-/// A device, or the best.
+/// A device, or auto for the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(in crate::cli) enum Device {
     Auto,
@@ -43,12 +44,12 @@ pub(in crate::cli) enum Device {
 }
 
 impl DeviceArgs {
-    /// What computes, with kernels of `isa` on the CPU.
+    /// Chooses the device, with kernels of `isa` on the CPU.
     pub(in crate::cli) fn choice(&self, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
         self.choice_of(self.device(), isa)
     }
 
-    /// As [`DeviceArgs::choice`], for another device than the one given.
+    /// Does the same as [`DeviceArgs::choice`] for another device than the given one.
     pub(in crate::cli) fn choice_of(
         &self,
         device: Device,
@@ -81,7 +82,7 @@ impl DeviceArgs {
             (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => {
                 Ok(DeviceChoice::Cpu)
             }
-            // with a part on the CPU, its instruction set matters there
+            // the instruction set matters where layers stay on the CPU
             (Device::Auto, ..) => {
                 let asked =
                     self.device.is_some() || self.gpu.is_some() || self.gpu_layers.is_some();
@@ -91,22 +92,22 @@ impl DeviceArgs {
         }
     }
 
-    /// The device given, or the best.
+    /// Returns the given device, or auto.
     pub(in crate::cli) fn device(&self) -> Device {
         self.device.unwrap_or(Device::Auto)
     }
 
-    /// How many layers a GPU takes, if not all.
+    /// Returns the number of layers to run on the GPU; `None` for all.
     pub(in crate::cli) fn gpu_layers(&self) -> Option<usize> {
         self.gpu_layers.map(|n| n as usize)
     }
 
-    /// Whether to capture the launches of generated tokens.
+    /// Returns whether to run decode steps as CUDA graphs.
     pub(in crate::cli) fn graphs(&self) -> bool {
         !self.no_cuda_graph
     }
 
-    /// Whether kernels check page numbers.
+    /// Returns whether kernels check page numbers.
     pub(in crate::cli) fn check_pages(&self) -> bool {
         !self.no_paged_check
     }

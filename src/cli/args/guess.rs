@@ -1,4 +1,4 @@
-//! Guesses of how a text goes on.
+//! Options of speculative decoding.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use super::super::failure::Failure;
 use super::super::{load, terminal};
 use super::ComputeArgs;
 
-/// Tokens that are guessed are computed several at a time, and kept where they are what would have
-/// been chosen: faster, and the same text.
+/// Options of speculative decoding: draft tokens are verified several at a time, and kept where
+/// they equal the tokens that would have been chosen. That is faster and gives the same text.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Guessing ahead (the same text, sooner)")]
+#[command(next_help_heading = "Speculative decoding (same text, sooner)")]
 pub(in super::super) struct GuessArgs {
-    /// Guess that a text goes on as it did before: auto (as far as that saves time), on or off
+    /// Draft tokens from earlier text (n-gram lookup): auto (where that saves time), on or off
     #[arg(
         long,
         value_name = "WHEN",
@@ -23,7 +23,7 @@ pub(in super::super) struct GuessArgs {
         hide_possible_values = true
     )]
     lookup: When,
-    /// Let a smaller model with the same vocabulary guess: a GGUF file or folder
+    /// Draft tokens with a smaller model of the same vocabulary: a GGUF file or folder
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     draft: Option<PathBuf>,
 }
@@ -36,7 +36,7 @@ enum When {
 }
 
 impl GuessArgs {
-    /// Whether what was said before is a guess.
+    /// Returns whether to draft tokens from the text itself.
     pub(in super::super) fn lookup(&self) -> Lookup {
         match self.lookup {
             When::Auto => Lookup::Auto,
@@ -45,13 +45,13 @@ impl GuessArgs {
         }
     }
 
-    /// That there is such a model.
+    /// Checks that the draft model exists.
     pub(in super::super) fn check(&self) -> Result<(), Failure> {
         let path = self.draft.as_deref();
         path.map_or(Ok(()), |path| load::check_there("--draft", path))
     }
 
-    /// Loads the model that guesses for another, if there is one, for as many texts at a time.
+    /// Loads the draft model, if one is given, for as many sequences as `engine` has.
     pub(in super::super) fn load_draft(
         &self,
         engine: &Engine,

@@ -1,48 +1,48 @@
-//! Keys of a model's file that say something wrong, and what they should say.
+//! Overrides of a model's metadata.
 
 use clap::{Args, ValueEnum};
 use gguf_rs_lite::OwnedValue;
 use octavo_engine::ModelSource;
 
-/// Values that this run takes for a file's own.
+/// Options that override a model's metadata.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Where the file is wrong")]
+#[command(next_help_heading = "Overrides of model metadata")]
 pub(in crate::cli) struct KeyArgs {
-    /// Read the model as if KEY were VALUE; TYPE is int, float, bool or str, as the key's own is;
-    /// several are separated by commas, or given one by one
+    /// Override the metadata KEY with VALUE; TYPE is int, float, bool or str, like the key's own;
+    /// separate several by commas, or repeat the option
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_values)]
     override_kv: Vec<KeyValues>,
-    /// How rotary positions are scaled: none, linear or yarn
+    /// RoPE scaling: none, linear or yarn
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     rope_scaling: Option<Scaling>,
-    /// Divide the angles of rotary positions by this
+    /// RoPE scaling factor: divide the rotary angles by N
     #[arg(long, value_name = "N", value_parser = positive)]
     rope_scale: Option<f32>,
-    /// Multiply them by this: the inverse of --rope-scale
+    /// Multiply the rotary angles by X: the inverse of --rope-scale
     #[arg(long, value_name = "X", value_parser = positive, conflicts_with = "rope_scale")]
     rope_freq_scale: Option<f32>,
-    /// Base of the frequencies of rotary positions
+    /// RoPE base frequency
     #[arg(long, value_name = "X", value_parser = positive)]
     rope_freq_base: Option<f32>,
-    /// YaRN: the context before it was extended, in tokens
+    /// YaRN: original context size of the model, in tokens
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     yarn_orig_ctx: Option<u32>,
-    /// YaRN: how much of it is mixed in; as yet only 1 with yarn, 0 without, or -1 for either
+    /// YaRN: extrapolation mix factor; supported so far: 1 with yarn, 0 without it, -1 for either
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     yarn_ext_factor: Option<f32>,
-    /// Factor of what rotary positions turn (of its magnitude)
+    /// RoPE magnitude factor, of the parts of queries and keys that are rotated
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_attn_factor: Option<f32>,
-    /// YaRN: rotations above which a frequency stays
+    /// YaRN: number of rotations above which a frequency is not scaled
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_beta_fast: Option<f32>,
-    /// YaRN: rotations below which a frequency is scaled in full
+    /// YaRN: number of rotations below which a frequency is fully scaled
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_beta_slow: Option<f32>,
 }
 
-/// How rotary positions are scaled.
+/// RoPE scaling methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scaling {
     None,
@@ -58,8 +58,8 @@ pub(in crate::cli) type KeyValue = (String, OwnedValue);
 struct KeyValues(Vec<KeyValue>);
 
 impl KeyArgs {
-    /// The keys and their values, in the order in which they are set; a name that begins with a dot
-    /// belongs to the model's architecture.
+    /// Returns the keys and their values, in the order in which to set them; a name that begins
+    /// with a dot belongs to the model's architecture.
     pub(in crate::cli) fn changes(&self) -> Vec<KeyValue> {
         let scaling = self.rope_scaling.map(|scaling| match scaling {
             Scaling::None => "none",
@@ -93,7 +93,7 @@ impl KeyArgs {
         options.chain(given).collect()
     }
 
-    /// The source with these keys.
+    /// Returns the source with these keys.
     pub(in crate::cli) fn changed(&self, source: ModelSource) -> ModelSource {
         let keys = self.changes();
         match keys.is_empty() {
@@ -113,7 +113,8 @@ fn positive(text: &str) -> Result<f32, String> {
     }
 }
 
-/// Several of them, separated by commas as llama.cpp does: one in quotation marks is no separator.
+/// Parses several overrides, separated by commas as in llama.cpp: a comma in quotation marks does
+/// not separate.
 fn key_values(text: &str) -> Result<KeyValues, String> {
     let mut fields = vec![String::new()];
     let mut quoted = false;
@@ -131,7 +132,7 @@ fn key_values(text: &str) -> Result<KeyValues, String> {
     all.collect::<Result<_, _>>().map(KeyValues)
 }
 
-/// `KEY=TYPE:VALUE`, as llama.cpp writes it.
+/// Parses `KEY=TYPE:VALUE`, llama.cpp's notation.
 pub(in crate::cli) fn key_value(text: &str) -> Result<KeyValue, String> {
     let expected = || "expected KEY=TYPE:VALUE with int, float, bool or str as TYPE".to_owned();
     let (key, rest) = text.split_once('=').ok_or_else(expected)?;

@@ -1,4 +1,4 @@
-//! Groups of arguments that several commands share, and from them validated settings.
+//! Groups of arguments that several commands share, and the validated settings made from them.
 
 mod cache;
 mod constraint;
@@ -30,7 +30,7 @@ use super::prompt::unescape;
 use super::threads::ThreadsArgs;
 use super::values;
 
-/// Which model.
+/// Options that name the model.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
     /// GGUF file (of a split model, its first part) or Hugging Face folder; the built-in demo model
@@ -51,13 +51,13 @@ pub(super) struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The file, if one was given.
+    /// Returns the path of the model, if one is given.
     pub(super) fn path(&self) -> Option<&Path> {
         self.positional.as_deref().or(self.flag.as_deref())
     }
 }
 
-/// How to run it; these mean the same on every command that runs a model.
+/// Options of how to run a model, the same for every command that runs one.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(super) struct ComputeArgs {
@@ -75,8 +75,8 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "BITS", default_value_t)]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
     prompt_bits: PromptBits,
-    /// Context in tokens; 0 is what the model was trained with [default: that, as far as its cache
-    /// fits into a quarter of the free memory, but at least 4096]
+    /// Context size in tokens; 0 is the model's trained context [default: the trained context,
+    /// reduced until its KV cache fits into a quarter of the free memory, but not below 4096]
     #[arg(
         short,
         long,
@@ -84,42 +84,43 @@ pub(super) struct ComputeArgs {
         value_parser = clap::value_parser!(u32).range(0..=1 << 30),
     )]
     ctx_size: Option<u32>,
-    /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
+    /// Prompt tokens per prefill step [default: 512; 2048 on a GPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: Option<u32>,
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
-    /// Run from the file's own rows instead of copying weights into the kernels' layout
+    /// Compute from the file's own weight layout instead of repacking weights for the kernels
     #[arg(long)]
     no_repack: bool,
-    /// Keep the CPU's copies of weights in memory: none of them goes to a swap file
+    /// Lock the CPU's copies of weights in memory, so that none is swapped out
     #[arg(long, conflicts_with = "no_repack")]
     mlock: bool,
 }
 
 impl ComputeArgs {
-    /// As [`CacheArgs::types`], but f32 if nothing is given: for comparisons.
+    /// Returns the KV cache types for comparisons: as [`CacheArgs::types`], but f32 if no type is
+    /// given.
     pub(super) fn kv_type_or_f32(&self) -> KvTypes {
         self.cache.types_or_f32()
     }
 
-    /// Whether it was said how many prompt tokens are computed at a time.
+    /// Returns whether a prefill batch size is given.
     pub(super) fn has_batch(&self) -> bool {
         self.batch_size.is_some()
     }
 
-    /// Whether to map the file.
+    /// Returns whether to map the file into memory.
     pub(super) fn mmap(&self) -> bool {
         !self.no_mmap
     }
 
-    /// The context asked for; 0 stands for the model's own.
+    /// Returns the given context size; 0 stands for the model's trained context.
     pub(super) fn context(&self) -> Option<usize> {
         self.ctx_size.map(|n| n as usize)
     }
 
-    /// The engine's options; a context of 0 stays for the caller to look up.
+    /// Returns the engine's options; the caller resolves a context of 0.
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
         let device = self.device.choice(self.isa)?;
         Ok(EngineOptions {
@@ -141,24 +142,25 @@ impl ComputeArgs {
     }
 }
 
-/// What is generated and how it ends.
+/// Options of generation: sampling, limits and stop conditions.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Generation")]
 pub(super) struct GenerateArgs {
-    /// Tokens to generate at most; -1 or nothing: to the end of the text or of the context
+    /// Maximum number of tokens to generate; -1, or not given: up to the end of the text or of the
+    /// context
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     n_predict: Option<i64>,
-    /// End before this string, taken literally (see -e); may be given several times
+    /// Stop before this string, taken literally (see -e); may be given several times
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// End at this token; may be given several times
+    /// Stop at this token; may be given several times
     #[arg(long, value_name = "ID")]
     stop_id: Vec<u32>,
     /// Never choose a token that ends the text
     #[arg(long)]
     ignore_eos: bool,
-    /// Write control tokens as their text
+    /// Print control tokens as text
     #[arg(long)]
     special: bool,
     #[command(flatten)]
@@ -168,17 +170,17 @@ pub(super) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Whether there are stop strings, which `-e` has something to say about.
+    /// Returns whether stop strings are given, in which `-e` processes escapes.
     pub(super) fn has_stops(&self) -> bool {
         !self.stop.is_empty()
     }
 
-    /// Whether control tokens are written as their text.
+    /// Returns whether control tokens are printed as text.
     pub(super) fn shows_special(&self) -> bool {
         self.special
     }
 
-    /// The stop strings; with `escape`, what their backslashes stand for.
+    /// Returns the stop strings; `escape` processes their backslash escapes.
     fn stops(&self, escape: bool) -> Result<Vec<String>, Failure> {
         let read = |(i, text): (usize, &String)| {
             let bad = |expected| Failure::Usage(format!("--stop {}: expected {expected}", i + 1));
@@ -196,12 +198,13 @@ impl GenerateArgs {
         self.stop.iter().enumerate().map(read).collect()
     }
 
-    /// The sampler of a command that samples unless told otherwise, by a model's recommendations.
+    /// Returns the sampler of a command that samples by default, with the model's recommended
+    /// settings.
     pub(super) fn sampler_for(&self, engine: &Engine) -> Result<SamplerConfig, Failure> {
         self.sample.config_with(engine.sampling())
     }
 
-    /// Validated options of a generation; with `escape`, escapes in stop strings are read.
+    /// Returns the validated options of a generation; `escape` processes escapes in stop strings.
     pub(super) fn options(&self, escape: bool) -> Result<generate::Options, Failure> {
         Ok(generate::Options {
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),

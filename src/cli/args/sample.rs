@@ -1,4 +1,4 @@
-//! How tokens are chosen: greedily, or by the sampling options.
+//! Sampling options.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,9 +8,9 @@ use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 use crate::cli::failure::Failure;
 
 const SAMPLING: &str = "Sampling (run is greedy unless one of --temp, --top-k, --top-p, --min-p, \
-     --seed, --samplers is given; chat and serve take what is not given from the model)";
+     --seed, --samplers is given; chat and serve default to the model's recommended settings)";
 
-/// How tokens are chosen.
+/// Sampling options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = SAMPLING)]
 pub(in crate::cli) struct SampleArgs {
@@ -29,29 +29,31 @@ pub(in crate::cli) struct SampleArgs {
     /// Keep tokens of at least P times the highest probability; 0 keeps all [default: 0.05]
     #[arg(long, value_name = "P", value_parser = min_p)]
     min_p: Option<f32>,
-    /// Seed of the draws; -1 picks one (--json reports it) [default: -1]
+    /// Random seed; -1 picks one (--json reports it) [default: -1]
     #[arg(short, long, value_name = "N", value_parser = seed)]
     seed: Option<Seed>,
-    /// Divide positive and multiply negative logits of recent tokens; 1 does nothing [default: 1]
+    /// Divide positive and multiply negative logits of recent tokens by R; 1 disables it [default:
+    /// 1]
     #[arg(long, value_name = "R", value_parser = repeat_penalty)]
     repeat_penalty: Option<f32>,
-    /// Subtract from the logits of recent tokens [default: 0]
+    /// Subtract R from the logits of recent tokens [default: 0]
     #[arg(long, value_name = "R", value_parser = finite)]
     presence_penalty: Option<f32>,
-    /// Subtract from the logits of recent tokens for each occurrence [default: 0]
+    /// Subtract R from the logits of recent tokens for each occurrence [default: 0]
     #[arg(long, value_name = "R", value_parser = finite)]
     frequency_penalty: Option<f32>,
-    /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the
+    /// Number of recent tokens to penalize, the prompt's included; 0 disables penalties, -1 is the
     /// whole context [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     repeat_last_n: Option<i64>,
-    /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
+    /// Add BIAS to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans the token; may be given several
+    /// times
     #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
     pub(super) logit_bias: Vec<(u32, f32)>,
-    /// Order of the samplers, separated by ; or , (one left out does not run)
+    /// Order of the samplers, separated by ; or , (one that is not listed does not run)
     ///
     /// Default: penalties;top_k;top_p;min_p;temperature, after the logit bias, as in llama.cpp:
-    /// cut-offs see the distribution before the temperature.
+    /// top_k, top_p and min_p see the distribution before the temperature.
     #[arg(long, value_name = "LIST", value_parser = samplers)]
     samplers: Option<Order>,
 }
@@ -67,7 +69,7 @@ enum Seed {
 }
 
 impl SampleArgs {
-    /// The sampler of a command that is greedy unless an option of sampling is given.
+    /// Returns the sampler of a command that is greedy unless a sampling option is given.
     pub(super) fn config(&self) -> Result<SamplerConfig, Failure> {
         let sampling = self.temp.is_some()
             || self.top_k.is_some()
@@ -82,14 +84,14 @@ impl SampleArgs {
         })
     }
 
-    /// The sampler of a command that samples unless told otherwise: what is not given is what the
-    /// model recommends, or llama-server's default.
+    /// Returns the sampler of a command that samples by default: settings that are not given are
+    /// the model's recommended ones, or llama-server's defaults.
     pub(super) fn config_with(&self, model: &SamplerDefaults) -> Result<SamplerConfig, Failure> {
         let defaults = self.given()?.or(model).or(&SamplerDefaults::llama_server());
         Ok(defaults.config(any_seed))
     }
 
-    /// The settings that were given.
+    /// Returns the settings that are given.
     pub(in crate::cli) fn given(&self) -> Result<SamplerDefaults, Failure> {
         let order = self.samplers.clone().map(|order| order.0);
         self.refuse_without_effect(order.as_deref().unwrap_or(&Stage::DEFAULT_ORDER))?;
@@ -97,7 +99,7 @@ impl SampleArgs {
             Some(Seed::Fixed(seed)) => Some(seed),
             Some(Seed::Any) | None => None,
         };
-        // a window that nothing fills is the whole context
+        // a window without an end is the whole context
         let window = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
         Ok(SamplerDefaults {
             temperature: self.temp.or(self.greedy.then_some(0.0)),
@@ -114,13 +116,13 @@ impl SampleArgs {
         })
     }
 
-    /// A setting whose sampler is not in the order would silently do nothing.
+    /// Refuses settings whose sampler is not in the order: they would silently do nothing.
     fn refuse_without_effect(&self, order: &[Stage]) -> Result<(), Failure> {
         let penalties = self.repeat_penalty.is_some_and(|r| r != 1.0)
             || self.presence_penalty.is_some_and(|r| r != 0.0)
             || self.frequency_penalty.is_some_and(|r| r != 0.0);
         let given = [
-            // a temperature of 0 means greedy, whatever runs
+            // a temperature of 0 is greedy, whatever samplers run
             (
                 "--temp",
                 Stage::Temperature,
@@ -143,7 +145,7 @@ impl SampleArgs {
     }
 }
 
-/// A seed that nobody has chosen.
+/// Returns a random seed.
 fn any_seed() -> u64 {
     // the standard library's hasher is seeded by the system
     RandomState::new().hash_one(0)
@@ -199,7 +201,7 @@ fn samplers(text: &str) -> Result<Order, String> {
         .map_err(|e| format!("expected {}, got {}", e.expected, e.got))
 }
 
-/// `15043+1.5`, `15043-1.5`, `15043-inf`.
+/// Parses `15043+1.5`, `15043-1.5` or `15043-inf`.
 fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     let parsed = text.find(['+', '-']).and_then(|at| {
         let id = text[..at].parse().ok()?;

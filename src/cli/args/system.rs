@@ -1,4 +1,4 @@
-//! The system message of a conversation.
+//! Options of the system message.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::Args;
 use super::super::failure::Failure;
 use super::super::{load, prompt};
 
-/// The system message, from one of two places.
+/// Options of the system message: a text or a file.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SystemArgs {
     /// System message (also: -sys TEXT)
@@ -25,13 +25,13 @@ pub(in crate::cli) struct SystemArgs {
 }
 
 impl SystemArgs {
-    /// The option that was given.
+    /// Returns the name of the given option.
     pub(in crate::cli) fn given(&self) -> Option<&'static str> {
         let file = self.system_file.as_ref().map(|_| "--system-file");
         self.system.as_ref().map(|_| "--system").or(file)
     }
 
-    /// That there is such a file.
+    /// Checks that the file exists.
     pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
         match &self.system_file {
             Some(path) if path.as_os_str() != "-" => load::check_there("--system-file", path),
@@ -39,7 +39,7 @@ impl SystemArgs {
         }
     }
 
-    /// The message; one newline at the end of a file is left out, as llama.cpp does.
+    /// Reads the message; one newline at the end of a file is dropped, as llama.cpp does.
     pub(in crate::cli) fn read(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.system_file else {
             return Ok(self.system.clone());

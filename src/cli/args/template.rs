@@ -1,4 +1,4 @@
-//! Which chat template renders conversations, and what it is told.
+//! Options of the chat template and its variables.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::super::load;
 use super::Failure;
 
-/// The chat template and its variables; these mean the same on every command that has chats.
+/// Options of the chat template, the same for every command that has chats.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Chat template")]
 pub(in crate::cli) struct TemplateArgs {
@@ -22,13 +22,13 @@ pub(in crate::cli) struct TemplateArgs {
     /// Variables of the chat template as a JSON object, such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = kwargs)]
     chat_template_kwargs: Option<Kwargs>,
-    /// Whether the model thinks before it answers, where its template lets one choose; with auto it
-    /// does where the template knows enable_thinking
+    /// Reasoning before the answer, where the chat template lets one choose; auto reasons where the
+    /// template has enable_thinking
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = Reasoning::Auto)]
     reasoning: Reasoning,
 }
 
-/// Whether a model thinks before it answers.
+/// Whether a model reasons before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Reasoning {
     On,
@@ -49,15 +49,15 @@ fn kwargs(text: &str) -> Result<Kwargs, String> {
 }
 
 impl TemplateArgs {
-    /// Whether any of these options was given.
+    /// Returns whether any of these options is given.
     pub(in crate::cli) fn is_given(&self) -> bool {
         self.chat_template.is_some()
             || self.chat_template_kwargs.is_some()
             || self.reasoning != Reasoning::Auto
     }
 
-    /// That a template is there which can only be a file: before the model, which may have
-    /// templates of other names.
+    /// Checks that the template exists if it can only be a file. This runs before the model, which
+    /// may have templates of other names, is loaded.
     pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
         match &self.chat_template {
             Some(name) if name.contains(std::path::is_separator) && !is_template(name) => {
@@ -67,7 +67,7 @@ impl TemplateArgs {
         }
     }
 
-    /// The template; `None` where the model has none and none was named.
+    /// Loads the template; `None` if the model has none and none is given.
     pub(in crate::cli) fn load(&self, engine: &Engine) -> Result<Option<ChatTemplate>, Failure> {
         let template = match &self.chat_template {
             Some(name) => Some(named(engine, name)?),
@@ -92,7 +92,7 @@ impl TemplateArgs {
     }
 }
 
-/// Whether this is a template and no name of one.
+/// Returns whether this is a template, not the name of one.
 fn is_template(text: &str) -> bool {
     text.contains("{%") || text.contains("{{")
 }

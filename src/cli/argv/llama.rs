@@ -1,12 +1,12 @@
-//! The options of llama.cpp's programs (llama-cli, llama-server, llama-completion, llama-bench,
-//! llama-quantize and their kin), and what stands for each of them here.
+//! Options of llama.cpp's programs (llama-cli, llama-server, llama-completion, llama-bench,
+//! llama-quantize and related ones), and their counterparts here.
 
 /// Octavo's counterpart of a llama.cpp option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Here {
     /// The option with the same meaning.
     Is(&'static str),
-    /// Why there is none, and what to do instead.
+    /// The reason that there is none, and what to do instead.
     No(&'static str),
 }
 
@@ -36,10 +36,11 @@ const SPEECH: &str = "it takes and makes no sound, nor video";
 const DIFFUSION: &str = "it runs no diffusion models";
 const TIMES: &str = "the closing line of octavo run, or its --json, has the times";
 
-/// Names, and what they are here. Where a command has an option of that very name, it is meant.
+/// Names and their counterparts here. If a command has an option of the same name, that one is
+/// meant.
 #[rustfmt::skip]
 pub(super) const OPTIONS: &[(&[&str], Here)] = &[
-    // the same under another name
+    // same meaning under another name
     (&["-n", "--n-predict", "--predict"], Is("--n-predict")),
     (&["--ctx-size"], Is("--ctx-size")),
     (&["--threads"], Is("--threads")),

@@ -1,12 +1,12 @@
-//! Which option it is that needs another one: clap names the missing one alone.
+//! Names the option that needs another one: clap only names the missing one.
 
 use std::ffi::OsString;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Says of an error that an argument is missing which option needs it: the one without which
-/// nothing is missing. `None` for other errors, and where no single option needs it.
+/// Explains an error about a missing argument: names the option without which nothing would be
+/// missing. `None` for other errors, and if no single option needs it.
 pub(in crate::cli) fn explain(
     command: &Command,
     args: &[OsString],
@@ -18,7 +18,7 @@ pub(in crate::cli) fn explain(
     };
     let name = (1..args.len()).find_map(|i| {
         let name = args.get(i)?.to_str()?.split('=').next()?;
-        // alone, or with a value behind it
+        // removed alone, or with a value after it
         let is_right_without = |n: usize| {
             let rest = args.iter().enumerate();
             let rest = rest.filter(|(j, _)| !(i..i + n).contains(j));
@@ -62,7 +62,7 @@ mod tests {
                 Some("--force: expected --dump <OUT.gguf> with it"),
             ),
             ("diff --image x --nothing", None),
-            // both would have to go
+            // removing one option is not enough
             ("run --image x --image-min-tokens 9", None),
         ] {
             let line = format!("octavo {line}");

@@ -1,4 +1,4 @@
-//! Where messages come from: lines that a person edits, with those of earlier talks, or a pipe.
+//! Source of messages: lines that a person edits, with a history, or a pipe.
 
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(super) enum Line {
     Interrupt,
 }
 
-/// Lines from a person, with editing and history, or from a pipe.
+/// Source of lines: a person, with editing and history, or a pipe.
 pub(super) enum Input {
     Person {
         editor: Box<DefaultEditor>,
@@ -84,7 +84,7 @@ impl Input {
     }
 }
 
-/// A message from a pipe: one line, without its end.
+/// Reads a message from a pipe: one line, without its line end.
 fn pipe_line() -> Result<Line, Failure> {
     let mut line = Vec::new();
     let read = io::stdin().lock().read_until(b'\n', &mut line)?;
@@ -96,7 +96,7 @@ fn pipe_line() -> Result<Line, Failure> {
     Ok(Line::Text(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
-/// Where earlier lines are kept, by the XDG rules.
+/// Returns the path of the history file, by the XDG rules.
 fn history_file() -> Option<PathBuf> {
     let absolute = |name: &str| {
         std::env::var_os(name)
@@ -108,11 +108,10 @@ fn history_file() -> Option<PathBuf> {
     Some(state.join("octavo").join("history"))
 }
 
-/// How rustyline begins such files.
+/// Beginning of rustyline's history files.
 const HISTORY: &[u8] = b"#V2\n";
 
-/// Whether earlier lines may be kept there: rustyline writes over whatever it finds. Says so if
-/// not.
+/// Returns whether the history may be written there: rustyline overwrites any file. Warns if not.
 fn is_history(path: &Path) -> bool {
     let Ok(found) = path.metadata() else {
         return true;

@@ -1,4 +1,4 @@
-//! Two executions of a text.
+//! Compares two executions of a text or of an image.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::cli::output::Output;
 use crate::cli::terminal::{self, Progress};
 use crate::cli::vision;
 
-/// Compares two files, instruction sets or executors.
+/// Compares two files, instruction sets, devices or executors.
 pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
     let a = open(args, args.a.as_deref())?;
     let b = match &args.b {
@@ -69,7 +69,7 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
     compare(args, &mut pair, input, Some(&tokenizer), page)
 }
 
-/// Compares, and prints what came of it.
+/// Compares, prints the report and writes the page.
 fn compare(
     args: &DiffArgs,
     [first, second]: &mut [Box<dyn Execution>; 2],
@@ -119,7 +119,8 @@ fn open(args: &DiffArgs, path: Option<&Path>) -> Result<Arc<Gguf>, Failure> {
     Ok(Arc::new(source.open(args.compute.mmap())?))
 }
 
-/// Another file must cut a text the same way, or the comparison would be of two texts.
+/// Refuses a second file that cuts the text into other tokens: the comparison would be of two
+/// texts.
 fn same_tokens(args: &DiffArgs, prompt: &Prompt, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
     let Some(path) = args.b.as_ref().filter(|_| args.text.prompt.is_some()) else {
         return Ok(());
@@ -141,7 +142,7 @@ fn same_tokens(args: &DiffArgs, prompt: &Prompt, tokens: &[u32], b: &Gguf) -> Re
     Err(Failure::Input(message))
 }
 
-/// Without a choice there is none to keep the same.
+/// Refuses --same-routing for a model without experts.
 fn routes(execution: &dyn Execution) -> Result<(), Failure> {
     let mut taps = execution.subject().network().graph().taps();
     if taps.any(|(tap, _)| tap.name == FFN_MOE_TOPK) {
@@ -153,7 +154,7 @@ fn routes(execution: &dyn Execution) -> Result<(), Failure> {
     )))
 }
 
-/// What computes one of the two.
+/// Executor, instruction set and device of one of the two executions.
 struct Side {
     exec: Exec,
     isa: IsaChoice,

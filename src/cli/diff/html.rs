@@ -1,4 +1,4 @@
-//! A comparison as one HTML page.
+//! Reports of comparisons as one HTML page.
 
 use octavo_lab::diff::suite::Cell;
 use octavo_lab::diff::{
@@ -13,10 +13,10 @@ use super::print::{Columns, EXECUTIONS, Report, quoted, title};
 use super::routing;
 use super::suite::summary;
 
-/// Positions whose tables are shown: the first of a long text say no more.
+/// Maximum number of positions with tables: the first ones of a long text are enough.
 const MAX_TABLES: usize = 200;
 
-/// Two executions.
+/// Returns the page of two executions.
 pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     let c = &report.comparison;
     let mut page = Page::new(TITLE);
@@ -81,7 +81,7 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     Ok(page.finish())
 }
 
-/// What came of a suite.
+/// Returns the page of a suite's results.
 pub(super) fn suite(cells: &[Cell]) -> String {
     let mut page = Page::new(TITLE);
     let all_within = cells.iter().all(|cell| cell.within);
@@ -112,7 +112,7 @@ pub(super) fn suite(cells: &[Cell]) -> String {
     page.finish()
 }
 
-/// NMSE of the layer's main tensors, layer by layer.
+/// Charts the NMSE of the main tensors of each layer.
 fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
     let shown = [
         taps::ATTN_NORM,
@@ -131,7 +131,7 @@ fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
         let point = |tap: &TapReport| tap.layer.map(|layer| (layer as f64, tap.nmse));
         of_name.filter_map(point).collect()
     };
-    // a text model and a tower have not all the same
+    // text models and image encoders have different tensors
     let series = shown.map(|name: &str| (name, points(name))).into_iter();
     let series: Vec<_> = series.filter(|(_, points)| !points.is_empty()).collect();
     line_chart(
@@ -144,7 +144,7 @@ fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
     )
 }
 
-/// NMSE of recorded tensors, in their order.
+/// Charts the NMSE of recorded tensors, in their order.
 pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<Chart, ChartError> {
     let points = tensors
         .iter()
@@ -159,7 +159,7 @@ pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<Chart, ChartErro
     line_chart(axes, &[("NMSE", points)])
 }
 
-/// KL and NMSE of the logits, position by position.
+/// Charts the KL divergence and the NMSE of the logits, position by position.
 pub(super) fn by_position(c: &LogitComparison) -> Result<Chart, ChartError> {
     let line = |of: fn(&PositionTop) -> f64| {
         c.by_position
@@ -178,7 +178,7 @@ pub(super) fn by_position(c: &LogitComparison) -> Result<Chart, ChartError> {
     )
 }
 
-/// Summary and top-5 tables.
+/// Adds a summary and the top-5 tables.
 pub(super) fn logits(
     page: &mut Page,
     c: &LogitComparison,

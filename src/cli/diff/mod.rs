@@ -1,4 +1,4 @@
-//! `octavo diff`: how far a computation is from another, and where they part ways.
+//! `octavo diff`: measures how far two computations differ, and where they diverge.
 
 mod executions;
 mod html;
@@ -26,10 +26,10 @@ use super::vision::CellsArgs;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
-/// With --reference or --llama-cpp: a model against what another program recorded. Otherwise two
-/// model files, two instruction sets, or the engine and its f64 oracle: every named tensor is
-/// compared in the order of the computation, and held against a bound that follows from the errors
-/// measured in its inputs.
+/// With --reference or --llama-cpp, compares a model with a recording of another program. Otherwise
+/// compares two model files, two instruction sets, or the engine and its f64 oracle: every named
+/// tensor, in the order of the computation, against a bound that follows from the measured errors
+/// of its inputs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -64,13 +64,13 @@ near_tie|following|unexplained, tie: {apart, allowed, of_groups} or null}. Of re
 ours and b theirs.
 With a reference, -f drops one newline at the end of the file, as llama.cpp's -f does.")]
 pub(super) struct DiffArgs {
-    /// The first model; the built-in demo model if not given
+    /// First model; the built-in demo model if not given
     #[arg(value_name = "A", value_hint = clap::ValueHint::FilePath)]
     a: Option<PathBuf>,
-    /// The second model [default: the first]
+    /// Second model [default: the first]
     #[arg(value_name = "B", value_hint = clap::ValueHint::FilePath)]
     b: Option<PathBuf>,
-    /// Compare the model with what was recorded, known by its content: files of llama-results,
+    /// Compare the model with recordings, recognized by their content: files of llama-results,
     /// llama-debug, llama-eval-callback, llama-perplexity (bases), llama-completion (prompt
     /// caches), llama-imatrix, llama-server (probabilities), and goldens
     #[arg(
@@ -81,46 +81,47 @@ pub(super) struct DiffArgs {
         value_hint = clap::ValueHint::FilePath,
     )]
     reference: Vec<PathBuf>,
-    /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with
-    /// its own
+    /// Run the llama.cpp whose programs are in DIR on the same text, and compare with its logits
     #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
     llama_cpp: Option<PathBuf>,
-    /// The model's vision tower, which gives both computations the same rows of the pictures
+    /// Image encoder (vision tower) of the model; both computations get the same embeddings of the
+    /// images from it
     #[arg(long, value_name = "FILE", requires = "image")]
     #[arg(conflicts_with_all = ["reference", "suite"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     mmproj: Option<PathBuf>,
-    /// A PNG, JPEG, WebP, BMP or GIF file: what a vision tower sees, or with --mmproj what stands
-    /// in the text; again for several, where the text says <__media__>, or else before it
+    /// Image: a PNG, JPEG, WebP, BMP or GIF file; the input of an image encoder, or with --mmproj
+    /// part of the text; may be given several times; images replace <__media__> in the text, or
+    /// come before it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "tokens", "no_special"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: Vec<PathBuf>,
     #[command(flatten)]
     cells: CellsArgs,
-    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what
-    /// changed
+    /// Run a suite: models, prompts and instruction sets against stored goldens; print what changed
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
     #[arg(conflicts_with_all = ["prompt", "file", "escape", "tokens", "no_special"])]
     #[arg(conflicts_with_all = ["a_isa", "b_isa", "a_device", "b_device", "a_exec", "b_exec"])]
     #[arg(conflicts_with_all = ["against", "tol_nmse", "tol_kl"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     suite: Option<PathBuf>,
-    /// Make the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
+    /// Write the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
     #[arg(long)]
     bless: bool,
-    /// Where --llama-cpp keeps its command line, raw output and the report [default: octavo-diff]
+    /// Folder in which --llama-cpp keeps its command line, raw output and the report [default:
+    /// octavo-diff]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     keep: Option<PathBuf>,
-    /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact
+    /// Recording of a golden to compare with: llama.cpp's own logits, or those of the exact
     /// dequantization [default: logits]
     #[arg(long, value_name = "WHICH")]
     against: Option<Which>,
-    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6,
+    /// Maximum NMSE against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6,
     /// BF16 2.8e-4, quantized 4.9e-3]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_nmse: Option<f64>,
-    /// Mean KL allowed against a reference, in nats [default: not judged; where there are
-    /// probabilities only: as --tol-nmse, at least 1e-6]
+    /// Maximum mean KL divergence against a reference, in nats [default: not judged; where there
+    /// are probabilities only: as --tol-nmse, at least 1e-6]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_kl: Option<f64>,
     #[command(flatten)]
@@ -128,33 +129,33 @@ pub(super) struct DiffArgs {
     /// Token ids instead of a text, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "file"])]
     tokens: Option<Vec<u32>>,
-    /// Neither add special tokens nor recognize them in the text
+    /// Neither add special tokens nor parse them in the text
     #[arg(long, conflicts_with = "tokens")]
     no_special: bool,
-    /// Instruction set of the first [default: that of --isa]
+    /// Instruction set of A [default: that of --isa]
     #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     a_isa: Option<IsaChoice>,
-    /// Instruction set of the second [default: that of --isa]
+    /// Instruction set of B [default: that of --isa]
     #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     b_isa: Option<IsaChoice>,
-    /// Device of the first: cpu or cuda [default: that of --device, auto being the CPU]
+    /// Device of A: cpu or cuda [default: that of --device, where auto is the CPU]
     #[arg(long, value_name = "DEVICE")]
     a_device: Option<Device>,
-    /// Device of the second [default: that of --device, auto being the CPU]
+    /// Device of B [default: that of --device, where auto is the CPU]
     #[arg(long, value_name = "DEVICE")]
     b_device: Option<Device>,
-    /// What computes the first
+    /// Executor of A
     #[arg(long, value_name = "EXEC", default_value = "engine")]
     a_exec: Exec,
-    /// What computes the second
+    /// Executor of B
     #[arg(long, value_name = "EXEC", default_value = "engine")]
     b_exec: Exec,
-    /// For mixtures of experts: let B go on with the experts that A chose, so that a near tie of
-    /// two experts does not hide what follows; B's own choices are compared all the same. With
-    /// --reference: let the model go on with the experts that llama-eval-callback printed
+    /// For mixtures of experts: run B with the experts that A chose, so that a near tie of two
+    /// experts does not hide later differences; B's own choices are still compared. With
+    /// --reference: run the model with the experts that llama-eval-callback printed
     #[arg(long, conflicts_with_all = ["suite", "llama_cpp"])]
     same_routing: bool,
-    /// Show every tensor and every position, not only what matters
+    /// Show every tensor and every position, not only the important ones
     #[arg(long)]
     all: bool,
     /// Print one JSON object
@@ -163,8 +164,7 @@ pub(super) struct DiffArgs {
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-    /// Replace the files of --html, --keep, --bless and --out whatever they are, unless they are
-    /// inputs
+    /// Replace any files at --html, --keep, --bless and --out, unless they are inputs
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -175,7 +175,7 @@ pub(super) struct DiffArgs {
     compute: ComputeArgs,
 }
 
-/// What computes.
+/// Executors of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Exec {
     /// The kernels
@@ -184,7 +184,7 @@ enum Exec {
     Oracle,
 }
 
-/// A side of a golden.
+/// Recordings of a golden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Which {
     /// llama.cpp on the file itself
@@ -210,13 +210,13 @@ fn tolerance(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a finite number of at least 0".to_owned())
 }
 
-/// Of the page.
+/// Title of the page.
 pub(super) const TITLE: &str = "octavo diff";
 
 const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
 
 impl DiffArgs {
-    /// Which of a golden's recordings.
+    /// Returns the recording of a golden to compare with.
     fn against(&self) -> Against {
         self.against.unwrap_or(Which::Logits).into()
     }
@@ -225,8 +225,7 @@ impl DiffArgs {
         own.unwrap_or(self.compute.isa)
     }
 
-    /// Which of two devices: what is compared with goldens or another computation is the CPU's
-    /// unless a GPU is asked for.
+    /// Returns the device of A or B: the CPU, unless a GPU is asked for.
     fn device(&self, own: Option<Device>) -> Device {
         match own.unwrap_or(self.compute.device.device()) {
             Device::Auto => Device::Cpu,
@@ -234,12 +233,12 @@ impl DiffArgs {
         }
     }
 
-    /// All that is read, but for what a suite names.
+    /// Returns all inputs, except those that a suite names.
     fn inputs(&self) -> Inputs {
         let programs = |folder: &PathBuf| {
             ["", "bin", "build/bin"].map(|place| folder.join(place).join("llama-results"))
         };
-        // raw floats have their tokens beside them
+        // raw logits have their tokens in a file beside them
         let beside = |path: &PathBuf| {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
             path.with_file_name(format!("{stem}-tokens.bin"))
@@ -263,7 +262,7 @@ impl DiffArgs {
             )
     }
 
-    /// An output of this run.
+    /// Creates an output of this run.
     fn output<'a>(&self, path: &'a Path, kind: Kind, inputs: &'a Inputs) -> Output<'a> {
         Output {
             path,
@@ -273,18 +272,18 @@ impl DiffArgs {
         }
     }
 
-    /// The page of --html, if it was asked for.
+    /// Returns the page of --html, if one is given.
     fn page<'a>(&'a self, inputs: &'a Inputs) -> Option<Output<'a>> {
         let page = self.html.as_deref();
         page.map(|path| self.output(path, Kind::Page(TITLE), inputs))
     }
 
-    /// The folder of --keep.
+    /// Returns the folder of --keep.
     fn keep(&self) -> &Path {
         self.keep.as_deref().unwrap_or(Path::new("octavo-diff"))
     }
 
-    /// Makes the folder of --keep and refuses it if it holds others' files under the names that are
+    /// Creates the folder of --keep and refuses it if it holds other files under the names that are
     /// kept there.
     fn check_kept(&self, report: Option<&str>, inputs: &Inputs) -> Result<(), Failure> {
         let failed = |error| Failure::Input(format!("{}: {error}", self.keep().display()));
@@ -306,7 +305,8 @@ impl DiffArgs {
         all_different(&all)
     }
 
-    /// Nothing says what is different between the two.
+    /// Returns whether A and B are the same: one model with equal executors, instruction sets and
+    /// devices.
     fn same_twice(&self) -> bool {
         self.b.is_none()
             && self.a_exec == self.b_exec
@@ -322,7 +322,7 @@ fn encoding(args: &DiffArgs) -> EncodeOptions {
     }
 }
 
-/// Runs the command. Whatever keeps it from comparing is exit code 2.
+/// Runs the command. Every error before a comparison is exit code 2.
 pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
     super::guard_maps(2);
     if args.keep.is_some() && args.llama_cpp.is_none() {

@@ -1,5 +1,4 @@
-//! Pictures of a comparison: of a tower the only thing that it sees, of a text model what stands
-//! among its tokens.
+//! Images of a comparison: the input of an image encoder, or part of the text of a text model.
 
 use octavo_engine::{DeviceChoice, EngineOptions, Pictures, Shown};
 use octavo_kernels::IsaChoice;
@@ -10,7 +9,7 @@ use super::{DiffArgs, encoding};
 use crate::cli::failure::Failure;
 use crate::cli::vision::{self, of_image, place};
 
-/// The picture that a tower is to see.
+/// Returns the image to encode with an image encoder.
 pub(super) fn only(args: &DiffArgs) -> Result<Picture, Failure> {
     let has_text = args.text.is_given() || args.tokens.is_some();
     if args.mmproj.is_some() || args.llama_cpp.is_some() || has_text {
@@ -29,18 +28,18 @@ pub(super) fn only(args: &DiffArgs) -> Result<Picture, Failure> {
     }
 }
 
-/// A text, and the pictures in it.
+/// A text with images.
 pub(super) struct Prompt {
     pub(super) pictures: Pictures,
-    /// Held as long as their cells are among the tokens.
+    /// Registered images, held as long as their tokens are in use.
     shown: Vec<Shown>,
-    /// Read once: it may come from a pipe.
+    /// The text, read only once because it may come from a pipe.
     text: Option<Vec<u8>>,
 }
 
 impl Prompt {
-    /// Computes the pictures' rows, with one instruction set for both computations: towers are
-    /// compared by themselves.
+    /// Encodes the images, with one instruction set for both computations: image encoders are
+    /// compared separately.
     pub(super) fn see(args: &DiffArgs, isa: IsaChoice) -> Result<Prompt, Failure> {
         let mut prompt = Prompt {
             pictures: Pictures::default(),
@@ -74,8 +73,7 @@ impl Prompt {
         Ok(prompt)
     }
 
-    /// What a model's vocabulary makes of the text, around the pictures if there are any; or the
-    /// ids that were given.
+    /// Tokenizes the text with its images, or returns the given token ids.
     pub(super) fn tokens(
         &self,
         args: &DiffArgs,

@@ -1,4 +1,4 @@
-//! A comparison, for people and for programs.
+//! Reports of comparisons, as text and as JSON.
 
 use std::fmt::Write;
 
@@ -10,18 +10,18 @@ use serde_json::json;
 use super::routing;
 use crate::cli::answer::{VERSION, piece, shown_id, shown_ids};
 
-/// What was compared, and what came of it.
+/// A comparison of two executions and its inputs.
 pub(super) struct Report<'a> {
     pub(super) a: String,
     pub(super) b: String,
-    /// Of a text; a tower has none.
+    /// Tokenizer of a text model; image encoders have none.
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) tokens: &'a [u32],
     pub(super) comparison: Comparison,
 }
 
 impl Report<'_> {
-    /// One object on one line.
+    /// Returns one object on one line.
     pub(super) fn json(&self) -> Result<String, serde_json::Error> {
         let mut object = serde_json::to_value(&self.comparison)?;
         object["version"] = json!(VERSION);
@@ -32,7 +32,7 @@ impl Report<'_> {
         Ok(format!("{object}\n"))
     }
 
-    /// `all` shows every tensor and position.
+    /// Returns the report as text; `all` shows every tensor and position.
     pub(super) fn text(&self, all: bool) -> String {
         let c = &self.comparison;
         let mut out = format!("A  {}\nB  {}\n\n", self.a, self.b);
@@ -61,7 +61,8 @@ impl Report<'_> {
         out
     }
 
-    /// Which experts the two chose, if the model has any: the first place to look.
+    /// Returns lines about the choices of experts, if the model has any: these are the first place
+    /// to look.
     pub(super) fn routing(&self) -> Vec<String> {
         let Some(routing) = &self.comparison.routing else {
             return Vec::new();
@@ -74,7 +75,7 @@ impl Report<'_> {
         routing::lines(routing, &routing::EXECUTIONS, &tensors, &token)
     }
 
-    /// Where the two part, if they do.
+    /// Returns the line about the first divergence, if there is one.
     pub(super) fn first(&self) -> Option<String> {
         self.comparison.first_divergence.as_ref().map(|first| {
             let part = first
@@ -88,7 +89,7 @@ impl Report<'_> {
         })
     }
 
-    /// One line.
+    /// Returns the verdict as one line.
     pub(super) fn verdict(&self) -> &'static str {
         match self.comparison.verdict {
             Verdict::Identical => "verdict: identical, bit for bit",
@@ -98,7 +99,7 @@ impl Report<'_> {
     }
 }
 
-/// A tensor's name, with its number where the name repeats.
+/// Returns a tensor's name, with its number where the name repeats.
 pub(super) fn title(tap: &TapReport) -> String {
     match tap.occurrence {
         0 => tap.name.clone(),
@@ -106,7 +107,8 @@ pub(super) fn title(tap: &TapReport) -> String {
     }
 }
 
-/// Without `all`: the ends of layers, the results, and what stands around the first divergence.
+/// Writes the table of tensors. Without `all`, only the ends of layers, the results, and the
+/// surroundings of the first divergence.
 fn tensors(out: &mut String, c: &Comparison, all: bool) {
     let first = c.taps.iter().position(|tap| tap.outside);
     let matters = |i: usize, tap: &TapReport| {
@@ -144,7 +146,7 @@ fn tensors(out: &mut String, c: &Comparison, all: bool) {
     }
 }
 
-/// The most likely tokens side by side and how far all logits are apart.
+/// Writes the most likely tokens side by side, and the distance of all logits.
 pub(super) fn logits(
     out: &mut String,
     c: &LogitComparison,
@@ -176,21 +178,21 @@ pub(super) fn logits(
     );
 }
 
-/// A token's text in quotes; nothing where there is no vocabulary.
+/// Returns a token's text in quotes; empty without a vocabulary.
 pub(super) fn quoted(tokenizer: Option<&Tokenizer>, id: u32) -> String {
     tokenizer.map_or(String::new(), |tokenizer| {
         format!("{:?}", piece(tokenizer, id))
     })
 }
 
-/// What the two sides of a table of logits are called.
+/// Column names of a table of logits.
 pub(super) struct Columns {
     pub(super) ours: &'static str,
     pub(super) theirs: &'static str,
     pub(super) theirs_first: bool,
 }
 
-/// Of two executions.
+/// Columns of two executions.
 pub(super) const EXECUTIONS: Columns = Columns {
     ours: "B",
     theirs: "A",
@@ -198,7 +200,7 @@ pub(super) const EXECUTIONS: Columns = Columns {
 };
 
 impl Columns {
-    /// Left and right.
+    /// Returns the values in the order of the columns: left, right.
     pub(super) fn order<T>(&self, ours: T, theirs: T) -> (T, T) {
         if self.theirs_first {
             (theirs, ours)

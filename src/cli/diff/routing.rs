@@ -1,19 +1,19 @@
-//! Which experts two computations chose, for people: the first place to look.
+//! Report of the choices of experts in two computations: the first place to look.
 
 use octavo_lab::diff::{Cause, Choice, LayerRouting, Routing, Tie};
 use octavo_lab::report::Page;
 
-/// What the two sides are called, and which of them gives its experts to the other.
+/// Names of the two sides, and texts about the side that runs with the other's experts.
 pub(super) struct Sides {
     pub(super) a: &'static str,
     pub(super) b: &'static str,
-    /// Who went on with whose experts.
+    /// Statement for reports with --same-routing: which side ran with the experts of the other.
     pub(super) went_on: &'static str,
-    /// How to let it.
+    /// Hint of how to get there.
     pub(super) hint: &'static str,
 }
 
-/// Two executions.
+/// Sides of two executions.
 pub(super) const EXECUTIONS: Sides = Sides {
     a: "A",
     b: "B",
@@ -21,7 +21,7 @@ pub(super) const EXECUTIONS: Sides = Sides {
     hint: "--same-routing gives A's experts to B",
 };
 
-/// A model and a recording.
+/// Sides of a model and a recording.
 pub(super) const RECORDED: Sides = Sides {
     a: "ours",
     b: "theirs",
@@ -29,8 +29,9 @@ pub(super) const RECORDED: Sides = Sides {
     hint: "--same-routing gives the recording's experts to the model",
 };
 
-/// How many choices differ, the first of them, and what that means for the rest. `tensors` are
-/// those compared, in order; `token` has the text of a position, where it is known.
+/// Returns lines with the number of choices that differ, the first of them, and what that means for
+/// the rest. `tensors` are those compared, in order; `token` returns the text of a position, if it
+/// is known.
 pub(super) fn lines(
     routing: &Routing,
     sides: &Sides,
@@ -72,7 +73,7 @@ pub(super) fn lines(
     ]
 }
 
-/// What follows from the first choice that differs.
+/// Returns the consequence of the first choice that differs.
 fn next(routing: &Routing, first: &Choice, sides: &Sides, tensors: &[&str]) -> String {
     if routing.same_routing {
         let behind = tensors.iter().rev().take_while(|name| **name != first.name);
@@ -95,10 +96,10 @@ fn next(routing: &Routing, first: &Choice, sides: &Sides, tensors: &[&str]) -> S
     }
 }
 
-/// Layers that are counted one by one; the rest of a deep model says no more.
+/// Maximum number of layers to list; the rest of a deep model adds nothing.
 const MAX_LAYERS: usize = 6;
 
-/// How many tokens chose otherwise, layer by layer.
+/// Lists the number of tokens with another choice, layer by layer.
 fn by_layer(routing: &Routing) -> String {
     let one = |layer: &LayerRouting| {
         let s = if layer.tokens == 1 { "" } else { "s" };
@@ -117,7 +118,8 @@ fn reordered(routing: &Routing) -> String {
     }
 }
 
-/// Whether scores that are all but equal explain them.
+/// Counts the choices that differ by cause: near ties of scores, earlier differences, or none
+/// known.
 fn causes(routing: &Routing) -> String {
     let (following, unexplained) = (routing.following, routing.unexplained);
     let near = routing.differing - following - unexplained;
@@ -135,7 +137,7 @@ const FOLLOWING: &str = "following from what differs before";
 
 const UNEXPLAINED: &str = "unexplained";
 
-/// Why one choice is another, with its margin.
+/// Returns the cause of a choice that differs, with its margin.
 fn cause(choice: &Choice) -> String {
     let Some(tie) = &choice.tie else {
         return format!("{UNEXPLAINED}: no scores give such a choice");
@@ -159,7 +161,7 @@ fn margin(tie: &Tie) -> String {
     )
 }
 
-/// The layers in which tokens went to other experts.
+/// Adds a table of the layers in which tokens chose other experts.
 pub(super) fn table(page: &mut Page, routing: &Routing, sides: &Sides) {
     if routing.layers.is_empty() {
         return;

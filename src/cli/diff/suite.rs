@@ -21,11 +21,11 @@ use crate::cli::pieces::{Measured, add_computation, add_model};
 use crate::cli::signal;
 use crate::cli::terminal;
 
-/// Runs a suite, or makes its goldens anew.
+/// Runs a suite, or writes its goldens anew.
 pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
     check_options(args)?;
     let suite = Suite::read(path)?;
-    // one that is asked for goes before those that the suite names
+    // an instruction set given with --isa replaces those that the suite names
     let (isas, lacking) = match args.compute.isa {
         IsaChoice::Auto if suite.names_instruction_sets() => suite.instruction_sets()?,
         choice => (vec![choice.resolve()?], Vec::new()),
@@ -62,7 +62,7 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
     print(&cells, args.json, args.all, page.as_ref())
 }
 
-/// Refuses options that would have no effect: neither a part nor goldens made anew are reported.
+/// Refuses options that would have no effect: neither a part nor goldens written anew are reported.
 fn check_options(args: &DiffArgs) -> Result<(), Failure> {
     let has_part = args.part.part().is_some();
     let report = [
@@ -89,7 +89,7 @@ fn check_options(args: &DiffArgs) -> Result<(), Failure> {
     Err(Failure::Usage(what))
 }
 
-/// All that a suite is computed from.
+/// Returns all files that a suite reads, except goldens.
 fn inputs(args: &DiffArgs, suite: &Suite) -> Inputs {
     let models = suite.models().iter();
     models.fold(args.inputs(), |inputs, model| {
@@ -97,8 +97,8 @@ fn inputs(args: &DiffArgs, suite: &Suite) -> Inputs {
     })
 }
 
-/// The comparisons with these numbers: models, in each of them instruction sets, in each of them
-/// prompts. Whatever has none of them is not loaded.
+/// Computes the comparisons with these numbers: ordered by model, then instruction set, then
+/// prompt. Models without any are not loaded.
 fn compare(
     args: &DiffArgs,
     suite: &Suite,
@@ -122,7 +122,7 @@ fn compare(
     Ok(cells)
 }
 
-/// All that the comparisons depend on.
+/// Returns the key of everything that the comparisons depend on.
 fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key, Failure> {
     let mut key = Key::new("diff --suite");
     key.files("suite", &[path.to_owned()])?;
@@ -143,7 +143,7 @@ fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key,
     Ok(key)
 }
 
-/// Writes the page, if there is one, and prints what came of the comparisons.
+/// Writes the page, if one is given, and prints the results of the comparisons.
 pub(in crate::cli) fn print(
     cells: &[Cell],
     json: bool,
@@ -179,8 +179,8 @@ fn load(args: &DiffArgs, model: &Path, isa: IsaChoice, ctx: usize) -> Result<Eng
     Ok(shown(|sink| Engine::load(&source, &options, sink))?)
 }
 
-/// Computes every golden anew: by llama.cpp where --llama-cpp names one, else by this engine.
-/// Goldens in safetensors hold what one program cannot make alone, and stay.
+/// Computes every golden anew: with llama.cpp if --llama-cpp is given, else with this engine.
+/// Goldens in safetensors are kept: one program alone cannot make them.
 fn bless(args: &DiffArgs, suite: &Suite) -> Result<Exit, Failure> {
     let llama = args.llama_cpp.as_deref().map(LlamaCpp::open).transpose()?;
     let inputs = inputs(args, suite);
@@ -210,7 +210,7 @@ fn bless(args: &DiffArgs, suite: &Suite) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Before anything is computed: whether every golden and its note may be written.
+/// Checks that every golden and its note may be written, before anything is computed.
 fn check_goldens(args: &DiffArgs, suite: &Suite, inputs: &Inputs) -> Result<(), Failure> {
     if args.llama_cpp.is_some() {
         args.check_kept(None, inputs)?;

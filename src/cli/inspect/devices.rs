@@ -1,4 +1,5 @@
-//! `octavo inspect --devices`: what could compute here, and what keeps it from computing.
+//! `octavo inspect --devices`: reports the CPU and the GPUs, and the reason that one cannot be
+//! used.
 
 use octavo_engine::backend::cuda;
 use octavo_engine::threads::Threads;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cli::answer::VERSION;
 use crate::cli::failure::Failure;
 
-/// The report, as text or as one JSON object.
+/// Returns the report, as text or as one JSON object.
 pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result<String, Failure> {
     let isa = isa.resolve()?;
     let gpus = cuda::devices();
@@ -41,7 +42,7 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
     Ok(text)
 }
 
-/// What weights lie in.
+/// Describes the memory pages of weights.
 fn of_pages(pages: &LargePages) -> String {
     let given = if pages.given { "large" } else { "small" };
     let setting = pages.setting.as_deref().unwrap_or("unknown");

@@ -1,4 +1,4 @@
-//! The report for programs; its layout is described in the command's help.
+//! The report as JSON; the command's help describes its layout.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use octavo_lab::facts::Facts;
 
 use crate::cli::answer::VERSION;
 
-/// One object.
+/// Returns the report as one object.
 pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
     let mut object = Map::new();
     for key in &report.keys {

@@ -1,4 +1,4 @@
-//! `octavo inspect`: what a file holds, what it would run as, and what keeps it from running.
+//! `octavo inspect`: reports what a file holds, how it would run, and what keeps it from running.
 
 mod devices;
 mod json;
@@ -22,8 +22,8 @@ pub(super) use tower::PRODUCER;
 
 /// Show a model's hyperparameters, structure, types, memory and kernels
 ///
-/// Works on every sound GGUF file, those that hold only a vocabulary or would not run included:
-/// what would refuse to load is listed with its reason.
+/// Works on every valid GGUF file, including those that hold only a vocabulary or cannot run:
+/// everything that loading would refuse is listed with its reason.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -38,27 +38,27 @@ for what the file lacks; an array of more than 32 values is {array: element type
 One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
 types, memory, tokenizer?,
 chat_template, tensors?, warnings, refusals: [{what, why}]}.
---dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [cells, \
-width], what
-stands for the picture in a text.")]
+--dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [tokens, \
+width], the
+rows that stand for the image in a text.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// List every tensor: type, shape, size, kernel
     #[arg(long)]
     tensors: bool,
-    /// Show what could compute here instead of a model
+    /// Show the CPU and the GPUs of this machine instead of a model
     #[arg(long, conflicts_with_all = ["positional", "flag", "tensors"])]
     devices: bool,
-    /// Of a vision tower: a picture that it is to see
+    /// Image to encode with an image encoder (vision tower)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(requires = "dump", conflicts_with = "devices")]
     image: Option<PathBuf>,
-    /// Write what the tower makes of the picture to a safetensors file, in place of the report
+    /// Write the encoded image to a safetensors file instead of a report
     #[arg(long, value_name = "OUT.safetensors", value_hint = clap::ValueHint::FilePath)]
     #[arg(requires = "image")]
     dump: Option<PathBuf>,
-    /// Replace --dump's file whatever it is, unless it is an input
+    /// Replace any file at --dump, unless it is an input
     #[arg(long, requires = "dump")]
     force: bool,
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
-    // of a file that would not run there is no context to tell
+    // a file that cannot run has no context to report
     if let Ok(context) = Context::of(&gguf, &options) {
         options.ctx = Some(context.positions);
     }

@@ -1,4 +1,4 @@
-//! What a model is made of, for people: what its numbers say, and its tensors where they bind.
+//! Structure of a model, for people: its hyperparameters, and its tensors if they bind.
 
 use std::fmt::{Result, Write};
 
@@ -9,7 +9,7 @@ use octavo_model::{
 
 use super::super::metrics::size;
 
-/// The section.
+/// Writes the section.
 pub(super) fn write(out: &mut String, report: &Facts<'_>, h: &Hparams) -> Result {
     let bound = report.model.as_ref().map(octavo_model::Model::structure);
     writeln!(out, "\nStructure")?;
@@ -53,12 +53,12 @@ fn line(out: &mut String, name: &str, text: &str) -> Result {
     writeln!(out, "  {name:<10} {text}")
 }
 
-/// A number of every layer: one where all are equal, else the least and the greatest.
+/// Formats a number of every layer: one number if all are equal, else the minimum and the maximum.
 fn range(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
     range_of(h.layers.iter().map(of))
 }
 
-/// The same of layers that attend.
+/// Formats a number of every layer with attention, like [`range`].
 fn attending(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
     range_of(h.layers.iter().filter(|layer| layer.attends()).map(of))
 }
@@ -71,7 +71,7 @@ fn range_of(numbers: impl Iterator<Item = usize> + Clone) -> String {
     }
 }
 
-/// Some of `n` layers in few words: by their period, or as ranges.
+/// Describes some of `n` layers briefly: by their period, or as ranges.
 fn layers(some: &[usize], n: usize) -> String {
     let every = |period: usize| (period - 1..n).step_by(period);
     let ordinal = |period: usize| match period {
@@ -123,7 +123,7 @@ fn model(h: &Hparams, s: Option<&Structure>) -> String {
     let width = range(h, |layer| layer.n_ff);
     match s {
         None => text += &format!(", feed-forward {width}"),
-        // no layer is as wide as the file's number then
+        // in this case no layer has the feed-forward width of the file
         Some(s) if s.dense_layers.is_empty() => {
             if s.experts.is_none() {
                 text += ", no feed-forward blocks";
@@ -238,7 +238,7 @@ fn windows(h: &Hparams, s: &Structure) -> Option<String> {
         false => format!("{} positions on either side", windows.size / 2),
     };
     let mut text = format!("{size} in {}", layers(&windows.layers, s.layers));
-    // the line of the rotary embedding tells of the others
+    // the line of the rotary embedding has the other values
     let of = |rope: usize| (h.ropes[rope].freq_base.value, h.ropes[rope].scaling.value);
     if let Some(rope) = windows.rope.filter(|rope| of(*rope) != of(0)) {
         let rope = &h.ropes[rope];
@@ -348,7 +348,7 @@ fn output(tied: bool, s: Option<&Structure>) -> String {
     }
 }
 
-/// What a model gives that has no logits.
+/// Describes the output of a model without logits.
 fn rows(h: &Hparams, s: Option<&Structure>) -> String {
     let mut text = format!("no logits: a row of {} for each token", h.n_embd());
     if let Some(width) = s.and_then(|s| s.dense_width) {
@@ -360,7 +360,7 @@ fn rows(h: &Hparams, s: Option<&Structure>) -> String {
     }
 }
 
-/// What values are multiplied with on their way, where that is not 1.
+/// Lists the factors of activations that are not 1.
 fn factors(s: &Structure) -> String {
     let all = [
         ("embeddings", s.embedding_factor),
@@ -381,7 +381,7 @@ fn weights(s: &Structure) -> String {
     )
 }
 
-/// A large number with three digits: `30.5 B`.
+/// Formats a large number with three digits: `30.5 B`.
 fn count(n: u64) -> String {
     let units = [(1e9, "B"), (1e6, "M"), (1e3, "k")];
     let unit = units.iter().find(|(size, _)| n as f64 >= *size);

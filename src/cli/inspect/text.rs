@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::fmt::Write;
 
@@ -9,10 +9,10 @@ use super::super::metrics::size;
 use super::{structure, tower};
 use octavo_lab::facts::{Facts, Key};
 
-/// Longest value shown on a line.
+/// Maximum length of a value on a line, in characters.
 const MAX_VALUE: usize = 60;
 
-/// All sections.
+/// Returns all sections.
 pub(super) fn render(report: &Facts<'_>, tensors: bool) -> String {
     let mut out = String::new();
     // writing to a String cannot fail
@@ -65,7 +65,7 @@ fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Re
     verdict(out, report)
 }
 
-/// A value on one line: long strings are cut, long arrays are counted.
+/// Formats a value on one line: long strings are cut, long arrays are counted.
 fn value(key: &Key) -> String {
     let text = match &key.value {
         serde_json::Value::String(s) => one_line(s),
@@ -76,7 +76,7 @@ fn value(key: &Key) -> String {
             }
         }
         serde_json::Value::Number(n) => match n.as_f64() {
-            // whole numbers without ".0", small ones without a row of zeros
+            // whole numbers without ".0", small ones without a series of zeros
             Some(x) if !n.is_i64() && !n.is_u64() && x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
             Some(x) if !n.is_i64() && !n.is_u64() => x.to_string(),
             _ => n.to_string(),

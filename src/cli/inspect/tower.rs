@@ -1,4 +1,4 @@
-//! A vision tower: what it is, and what it makes of a picture.
+//! Report of an image encoder (vision tower), and its output for an image.
 
 use std::fmt::{Result, Write};
 use std::path::Path;
@@ -15,10 +15,10 @@ use super::super::vision::{self, encoder, of_image};
 use super::super::{signal, terminal};
 use super::InspectArgs;
 
-/// What tells these files from others: see [`Kind::Picture`].
+/// Producer's name, by which these files are recognized: see [`Kind::Picture`].
 pub(in super::super) const PRODUCER: &str = "octavo inspect";
 
-/// The section.
+/// Writes the section.
 pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     let h = &tower.hparams;
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<10} {text}");
@@ -74,7 +74,7 @@ pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     )
 }
 
-/// Writes what the tower makes of a picture.
+/// Writes the encoded image.
 pub(super) fn dump(
     args: &InspectArgs,
     options: &EngineOptions,

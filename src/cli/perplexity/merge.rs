@@ -1,11 +1,11 @@
-//! The figures of all chunks, as one run prints them.
+//! Formats the figures of all chunks as one run prints them.
 
 use octavo_lab::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
 use octavo_lab::pieces::About;
 
 use super::print;
 
-/// What one run prints of a text.
+/// Formats the perplexity of a text as one run prints it.
 pub(in crate::cli) fn perplexity(
     chunks: Vec<ChunkLikelihood>,
     about: &About,
@@ -24,7 +24,7 @@ pub(in crate::cli) fn perplexity(
     }
 }
 
-/// What one run prints of a comparison with a base.
+/// Formats a comparison with a base as one run prints it.
 pub(in crate::cli) fn divergence(
     chunks: Vec<ChunkDivergence>,
     cut: f32,

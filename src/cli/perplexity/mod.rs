@@ -1,4 +1,4 @@
-//! `octavo perplexity`: llama-perplexity's figures, under its names.
+//! `octavo perplexity`: computes llama-perplexity's figures, under its names.
 
 mod merge;
 mod part;
@@ -25,12 +25,12 @@ use super::{load, prompt, values};
 
 pub(super) use merge::{divergence, perplexity};
 
-/// Tokens of a chunk unless given, as in llama-perplexity.
+/// Default number of tokens of a chunk, as in llama-perplexity.
 const CHUNK: usize = 512;
 
 /// Measure how well a model predicts a text, and how far it is from a base
 ///
-/// The text is cut into chunks of -c tokens; of each, the second half is scored. Chunks, scores,
+/// The text is cut into chunks of -c tokens; the second half of each is scored. Chunks, scores,
 /// names and formats are llama-perplexity's. Figures go to stdout, progress to stderr.
 #[derive(Debug, Args)]
 #[command(
@@ -57,7 +57,7 @@ have their percentiles too, and dp, rms_dp and same_top are fractions. docs/json
 pub(super) struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The text; - is stdin. As in llama.cpp, one line feed at its end is dropped
+    /// Text to score; - is stdin. As in llama.cpp, one line feed at its end is dropped
     #[arg(
         short,
         long,
@@ -78,11 +78,10 @@ pub(super) struct PerplexityArgs {
         value_hint = clap::ValueHint::FilePath,
     )]
     kl_divergence_base: Option<PathBuf>,
-    /// Replace the file of --kl-divergence-base, or that of --out, whatever it is, unless it is an
-    /// input
+    /// Replace any file at --kl-divergence-base or --out, unless it is an input
     #[arg(long)]
     force: bool,
-    /// Compare with the predictions in the base; its text is read
+    /// Compare with the predictions in the base, which also has the text
     #[arg(long, requires = "kl_divergence_base")]
     kl_divergence: bool,
     /// Print one JSON object when all is done
@@ -122,7 +121,7 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
         inputs: &inputs,
     });
     if let Some(target) = &target {
-        // before the work, not after it
+        // checked before the work, not after it
         target.check()?;
     }
     let job = args.part.job(args.force, &inputs);
@@ -138,7 +137,7 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// A text as llama.cpp's `-f` reads it.
+/// Reads a text as llama.cpp's `-f` does.
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut text = prompt::read(path)?;
     if text.last() == Some(&b'\n') {
@@ -209,7 +208,7 @@ fn compare(
     Ok(Exit::Done)
 }
 
-/// Opens a base, whose chunks decide the context.
+/// Opens a base; the size of its chunks sets the context.
 fn open_base(path: &Path, options: &mut EngineOptions) -> Result<Reader<File>, Failure> {
     let base = Reader::open(path)?;
     let n_ctx = base.shape().n_ctx;
@@ -262,7 +261,7 @@ impl PerplexityArgs {
         Ok(())
     }
 
-    /// A text in chunks.
+    /// Cuts a text into chunks.
     fn cut(&self, engine: &Engine, text: &[u8]) -> Result<Text, Failure> {
         let tokenizer = engine.tokenizer();
         let tokens = eval::encode(tokenizer, text)?;
@@ -271,18 +270,18 @@ impl PerplexityArgs {
     }
 }
 
-/// Prints what each chunk gives, shows how far the work is, and listens to Ctrl-C.
+/// Prints the figures of each chunk, shows progress, and watches for Ctrl-C.
 struct Watch<'a> {
     generating: &'a Generating,
-    /// Chunks are printed as they come.
+    /// Whether to print chunks as they come.
     stream: bool,
-    /// A base is written, whether or not somebody reads stdout.
+    /// Whether a base is written, for which the work goes on if stdout is closed.
     writes: bool,
-    /// Only where it cannot get between those lines.
+    /// Progress bar, only if it cannot mix with printed chunks.
     bar: Option<Progress>,
     start: Instant,
     chunk_ppl: Vec<f64>,
-    /// Why stdout takes no more: the work is then in vain.
+    /// Error of stdout, after which the work is useless.
     failed: RefCell<Option<std::io::Error>>,
     open_line: bool,
 }
@@ -326,7 +325,7 @@ impl<'a> Watch<'a> {
         self.generating.interrupted() || (self.failed.borrow().is_some() && !self.writes)
     }
 
-    /// Takes the bar away and ends the line of chunks; `None` if Ctrl-C ended the work.
+    /// Removes the bar and ends the line of chunks; `None` if Ctrl-C ended the work.
     fn end<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Failure> {
         if let Some(bar) = &self.bar {
             bar.clear();

@@ -1,4 +1,4 @@
-//! A part of the chunks, as a piece.
+//! Measures a part of the chunks and writes it as a piece.
 
 use octavo_engine::EngineOptions;
 use octavo_lab::eval::base::Reader;
@@ -14,7 +14,7 @@ use crate::cli::load;
 use crate::cli::pieces::{Job, Measured, about, add_computation, add_keys, add_model};
 use crate::cli::signal::Generating;
 
-/// Measures one part, by the text or by a base.
+/// Measures one part, of a text or of a comparison with a base.
 pub(super) fn measure(
     args: &PerplexityArgs,
     options: EngineOptions,
@@ -105,8 +105,8 @@ fn compare(
     })
 }
 
-/// Adds what tells a base from others: its shape, its tokens and the first row of each chunk. To
-/// read all of its rows would take as long for one part as for all of them.
+/// Adds what identifies a base to the key: its shape, its tokens and the first row of each chunk.
+/// Reading all of its rows would take as long for one part as for all of them.
 fn add_base<R: Read + Seek>(key: &mut Key, base: &mut Reader<R>) -> Result<(), Error> {
     let shape = base.shape();
     key.set("tokens of a chunk", shape.n_ctx)

@@ -1,4 +1,4 @@
-//! The figures: llama-perplexity's lines, and JSON.
+//! Formats the figures: llama-perplexity's lines, and JSON.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::cli::answer;
 
-/// Above the rows of [`divergence_row`].
+/// Header of the rows of [`divergence_row`].
 const DIVERGENCE_HEADER: &str = "\
     \nchunk             PPL               \
     ln(PPL(Q)/PPL(base))          \
     KL Divergence              Δp RMS            Same top p\n";
 
-/// A number as C prints it: `inf` and `nan` in lower case.
+/// Formats a number as C prints it: `inf` and `nan` in lower case.
 fn fixed(x: f64, width: usize, precision: usize) -> String {
     match x.is_nan() {
         true => format!("{:>width$}", "nan"),
@@ -23,7 +23,7 @@ fn fixed(x: f64, width: usize, precision: usize) -> String {
     }
 }
 
-/// What the first chunk says about the rest.
+/// Formats the estimated time of all chunks, from the time of the first.
 pub(super) fn eta(seconds: f64, chunks: usize) -> String {
     let total = (seconds * chunks as f64) as u64;
     let hours = if total >= 3600 {
@@ -37,7 +37,7 @@ pub(super) fn eta(seconds: f64, chunks: usize) -> String {
     )
 }
 
-/// The figure up to a chunk.
+/// Formats the perplexity up to a chunk.
 pub(super) fn perplexity_chunk(ppl: &Perplexity) -> String {
     format!("[{}]{},", ppl.chunks(), fixed(ppl.ppl().value, 0, 4))
 }
@@ -51,7 +51,7 @@ pub(super) fn final_estimate(ppl: &Perplexity) -> String {
     )
 }
 
-/// The row of a chunk, and what stands above the first one.
+/// Formats the row of a chunk; the first one with the header.
 pub(super) fn divergence_chunk(d: &Divergence) -> String {
     match d.chunks() {
         1 => DIVERGENCE_HEADER.to_owned() + &divergence_row(d),
@@ -59,7 +59,7 @@ pub(super) fn divergence_chunk(d: &Divergence) -> String {
     }
 }
 
-/// One row of the table: the figures up to a chunk.
+/// Formats one row of the table: the figures up to a chunk.
 fn divergence_row(d: &Divergence) -> String {
     let pair = |e: Estimate, scale: f64, width: usize, precision: usize| {
         format!(
@@ -79,7 +79,7 @@ fn divergence_row(d: &Divergence) -> String {
     )
 }
 
-/// Scored tokens below which llama-perplexity states no statistics.
+/// Minimum number of scored tokens for statistics, as in llama-perplexity.
 const ENOUGH: usize = 100;
 
 const KLD_PERCENTILES: [(&str, f32); 8] = [
@@ -106,7 +106,7 @@ const DP_PERCENTILES: [(&str, f32); 10] = [
     (" 0.1%", 0.001),
 ];
 
-/// Maximum, percentiles with the median in their middle, minimum.
+/// Returns the maximum, the percentiles with the median in their middle, and the minimum.
 fn distribution(values: &Sorted, percentiles: &[(&'static str, f32)]) -> Vec<(&'static str, f32)> {
     let mut all: Vec<_> = percentiles
         .iter()
@@ -118,11 +118,11 @@ fn distribution(values: &Sorted, percentiles: &[(&'static str, f32)]) -> Vec<(&'
     all
 }
 
-/// What follows the table.
+/// Formats the statistics after the table.
 pub(super) fn divergence(d: &Divergence) -> String {
     let mut out = String::from("\n");
     if d.scored() >= ENOUGH {
-        // a String takes everything
+        // writing to a String cannot fail
         let _ = statistics(&mut out, d);
     }
     out
@@ -181,7 +181,7 @@ fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
     writeln!(out, "Same top p: {}", percents(d.same_top()))
 }
 
-/// A figure, the same in every object.
+/// Returns the JSON of a figure.
 fn estimate(e: Estimate) -> Value {
     json!({"value": e.value, "uncertainty": e.uncertainty})
 }
@@ -238,7 +238,7 @@ pub(super) fn divergence_json(
     finish(object, about)
 }
 
-/// Adds what every JSON object has.
+/// Adds the fields of every JSON object.
 fn finish(mut object: Value, about: &About) -> Result<String, serde_json::Error> {
     object["version"] = answer::VERSION.into();
     object["model"] = about.model.as_str().into();

@@ -1,4 +1,4 @@
-//! `octavo quant-report`: what each quantization of a model costs in accuracy.
+//! `octavo quant-report`: measures the accuracy that each quantization of a model costs.
 
 mod report;
 
@@ -30,8 +30,8 @@ pub(super) use report::Report;
 
 /// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
 ///
-/// Every type is made as `octavo quantize` makes it, in a temporary folder, and scored on the text
-/// against the model itself, as `octavo perplexity --kl-divergence` does.
+/// Each type is quantized as by `octavo quantize`, in a temporary folder, and scored on the text
+/// against the original model, as by `octavo perplexity --kl-divergence`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -56,7 +56,7 @@ pub(super) struct QuantReportArgs {
     /// GGUF file or Hugging Face folder in F16, BF16 or F32
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     model: PathBuf,
-    /// The text to score (- is stdin)
+    /// Text to score (- is stdin)
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: PathBuf,
     /// Types to measure, separated by commas
@@ -64,10 +64,10 @@ pub(super) struct QuantReportArgs {
     #[arg(default_value = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K")]
     #[arg(value_parser = values::target(), hide_possible_values = true)]
     types: Vec<Target>,
-    /// Also score this file or folder, of the same vocabulary; may be given several times
+    /// Also score this file or folder with the same vocabulary; may be given several times
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     also: Vec<PathBuf>,
-    /// Chunks of text to score at most; -1 is all
+    /// Maximum number of chunks to score; -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
     /// Importance matrix for the quantizers
@@ -76,10 +76,10 @@ pub(super) struct QuantReportArgs {
     /// Also quantize one tensor at a time to this type, and rank them
     #[arg(long, value_name = "TYPE", value_parser = values::target(), hide_possible_values = true)]
     sensitivity: Option<Target>,
-    /// With --sensitivity: all layers of a tensor together
+    /// With --sensitivity: quantize a tensor in all layers together
     #[arg(long, requires = "sensitivity")]
     by_role: bool,
-    /// Take a model that is quantized already: figures then are of what is lost on top of that
+    /// Allow a model that is quantized already: the figures are then relative to it
     #[arg(long)]
     allow_requantize: bool,
     /// Print one JSON object
@@ -88,7 +88,7 @@ pub(super) struct QuantReportArgs {
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-    /// Replace the file of --html or --out whatever it is, unless it is an input
+    /// Replace any file at --html or --out, unless it is an input
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -97,14 +97,14 @@ pub(super) struct QuantReportArgs {
     compute: ComputeArgs,
 }
 
-/// Of the page.
+/// Title of the page.
 pub(super) const TITLE: &str = "octavo quant-report";
 
-/// A bar for each part of the work.
+/// Progress bar of each part of the work.
 struct Bars(Progress);
 
 impl Bars {
-    /// What was measured; or why nothing was, which is said at once.
+    /// Returns the measurement, or reports the error at once and returns it.
     fn kept<T>(&self, name: &str, measured: Result<T, Error>) -> Result<T, Failed> {
         measured.map_err(|error| {
             self.0.clear();
@@ -128,7 +128,7 @@ impl Watch for Bars {
         self.0.at(done as u64, total as u64);
     }
     fn cancelled(&self) -> bool {
-        // nothing is shown before the end: Ctrl-C ends the program at once
+        // no results are shown before the end, so Ctrl-C ends the program at once
         false
     }
 }
@@ -293,7 +293,7 @@ impl QuantReportArgs {
     }
 }
 
-/// What stands against the report before it begins, with the option that helps.
+/// Converts an error found before the report begins, naming the option that helps.
 fn refused(error: Error) -> Failure {
     match error {
         Error::Target { target, source } => quantize::refused(source).of(&target.to_string()),
@@ -302,8 +302,7 @@ fn refused(error: Error) -> Failure {
     }
 }
 
-/// The base, then one model after the other; what fails after the base does not take the others
-/// with it.
+/// Measures the base, then one model after the other; errors after the base do not stop the others.
 fn measure(
     args: &QuantReportArgs,
     setup: &Setup<'_>,

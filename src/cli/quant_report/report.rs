@@ -18,7 +18,7 @@ pub(in crate::cli) struct Report {
     base: BaseRow,
     rows: Vec<Row>,
     ranking: Option<(String, Vec<Sensitivity>)>,
-    /// What could not be made or scored, and why.
+    /// Types that could not be made or scored, with errors.
     failed: Vec<Failed>,
 }
 
@@ -60,12 +60,12 @@ impl Report {
         }
     }
 
-    /// What could not be measured.
+    /// Returns the types that could not be measured.
     pub(in crate::cli) fn failed(&self) -> &[Failed] {
         &self.failed
     }
 
-    /// Writes the page, if there is one, and prints the figures.
+    /// Writes the page, if one is given, and prints the figures.
     pub(in crate::cli) fn finish(
         &self,
         as_json: bool,

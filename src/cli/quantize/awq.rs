@@ -1,4 +1,4 @@
-//! `octavo quantize … awq`: a folder with 4-bit groups.
+//! `octavo quantize … awq`: writes a folder with 4-bit groups.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,17 +13,17 @@ use super::super::output::check_new_folder;
 use super::super::terminal::{Progress, note};
 use super::super::{load, prompt, signal};
 
-/// What only awq takes.
+/// Options of the type awq.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "With awq")]
+#[command(next_help_heading = "Options of the type awq")]
 pub(super) struct AwqArgs {
-    /// Weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
+    /// Number of weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32))]
     group: Option<u32>,
-    /// The text on which scales are searched (- is stdin)
+    /// Calibration text for the search of scales (- is stdin)
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
-    /// Tokens of the text at most [default: 8192]
+    /// Maximum number of tokens of the text [default: 8192]
     #[arg(
         long,
         value_name = "N",
@@ -31,13 +31,13 @@ pub(super) struct AwqArgs {
         value_parser = clap::value_parser!(u32).range(256..),
     )]
     tokens: Option<u32>,
-    /// Round weights as they are, without a text
+    /// Round weights without searching scales on a text
     #[arg(long, conflicts_with = "file")]
     no_search: bool,
 }
 
 impl AwqArgs {
-    /// Whether any of them was given.
+    /// Returns whether any of them is given.
     pub(super) fn given(&self) -> bool {
         self.group.is_some() || self.file.is_some() || self.no_search
     }
@@ -95,7 +95,7 @@ pub(super) fn run(
     Ok(Exit::Done)
 }
 
-/// Matrices, ratio, errors.
+/// Formats a row: matrices, ratio, errors.
 fn row(scaled: &Scaled) -> String {
     let (first, rest) = scaled
         .tensors

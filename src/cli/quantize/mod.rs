@@ -1,4 +1,4 @@
-//! `octavo quantize`: a model file with fewer bits.
+//! `octavo quantize`: writes a model file with fewer bits per weight.
 
 mod awq;
 mod more;
@@ -22,8 +22,8 @@ use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
 ///
-/// Takes llama-quantize's types (by name or number), mixes and options; the tensors are the same as
-/// its, byte for byte.
+/// Takes llama-quantize's types (by name or number), mixes and options; the tensors equal its own,
+/// byte for byte.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,44 +40,44 @@ Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS I
 Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY; or awq, which writes a Hugging Face folder. \
 Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
 pub(super) struct QuantizeArgs {
-    /// The model: a GGUF file (of a split model, its first part; or of a vision tower) or a Hugging
+    /// Model: a GGUF file (of a split model, its first part; or of an image encoder) or a Hugging
     /// Face folder
     #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
     input: PathBuf,
-    /// The new file; left out with --dry-run
+    /// Output file; left out with --dry-run
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
-    /// What to make
+    /// Type of the output, listed below
     #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
     #[command(flatten)]
     threads: ThreadsArgs,
-    /// Importance matrix: which inputs matter (octavo imatrix and llama-imatrix make it)
+    /// Importance matrix (octavo imatrix and llama-imatrix make it)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
-    /// Give every matrix the same type instead of TYPE's mix
+    /// Use the same type for every matrix instead of TYPE's mix
     #[arg(long)]
     pure: bool,
-    /// Give the tensors whose name this regular expression finds another type; may be given several
-    /// times
+    /// Use another type for tensors whose name matches this regular expression; may be given
+    /// several times
     #[arg(long, value_name = "NAME=TYPE", value_parser = tensor_type)]
     tensor_type: Vec<(Regex, TensorType)>,
-    /// The type of output.weight
+    /// Type of output.weight
     #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     output_tensor_type: Option<TensorType>,
-    /// The type of the token embeddings
+    /// Type of the token embeddings
     #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     token_embedding_type: Option<TensorType>,
-    /// Leave output.weight as it is
+    /// Keep output.weight as it is
     #[arg(long)]
     leave_output_tensor: bool,
-    /// Convert tensors that are quantized already; that loses more than to start from the original
+    /// Requantize tensors that are quantized already; this loses more than quantizing the original
     #[arg(long)]
     allow_requantize: bool,
-    /// Replace OUT if it is there, unless it is an input
+    /// Replace OUT if it exists, unless it is an input
     #[arg(long)]
     force: bool,
-    /// Show what would be written, and write nothing
+    /// Show what would be written, without writing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -93,7 +93,7 @@ fn element_type(text: &str) -> Result<TensorType, String> {
     })
 }
 
-/// The types of tensors that can be written.
+/// Returns a parser of the tensor types that can be written.
 fn element_types() -> Named<TensorType> {
     let names = || {
         TensorType::all()
@@ -104,7 +104,7 @@ fn element_types() -> Named<TensorType> {
     Named::new(names, element_type)
 }
 
-/// What the quantizer refuses, with the option that helps.
+/// Converts an error of the quantizer, naming the option that helps.
 pub(super) fn refused(error: quantize::Error) -> Failure {
     match error {
         quantize::Error::Requantize { tensor, ty } => Failure::Input(format!(
@@ -128,7 +128,7 @@ pub(super) fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
 }
 
 impl QuantizeArgs {
-    /// OUT and TYPE: with one argument after IN it is the type, which only a dry run can do with.
+    /// Returns OUT and TYPE: a single argument after IN is the type, which is enough for a dry run.
     fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
         let usage = |error: octavo_lab::quantize::UnknownTarget| Failure::Usage(error.to_string());
         match &self.target {
@@ -142,7 +142,7 @@ impl QuantizeArgs {
         }
     }
 
-    /// Refuses what awq does not look at.
+    /// Refuses options that awq ignores.
     fn only_awq(&self) -> Result<(), Failure> {
         let given = [
             ("--imatrix", self.imatrix.is_some()),
@@ -168,7 +168,7 @@ impl QuantizeArgs {
         }
     }
 
-    /// Whether anything goes to stdout.
+    /// Returns whether the command prints to stdout.
     pub(super) fn prints(&self) -> bool {
         self.dry_run
     }
@@ -239,7 +239,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Name, shape, from, to, size.
+/// Formats a row: name, shape, old type, new type, size.
 fn row(change: &Change) -> String {
     let t = &change.tensor;
     let shape: Vec<String> = t.dims.iter().map(u64::to_string).collect();

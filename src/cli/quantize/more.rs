@@ -1,4 +1,4 @@
-//! The rest of llama-quantize's options: what is changed of a model beside its types.
+//! The rest of llama-quantize's options: changes of a model besides its types.
 
 use std::path::PathBuf;
 
@@ -13,29 +13,30 @@ use super::super::failure::Failure;
 use super::super::prompt;
 use super::tensor_type;
 
-/// What is changed beside the types.
+/// Options of changes besides the types.
 #[derive(Debug, Args)]
 pub(super) struct MoreArgs {
-    /// Read such NAME=TYPE from FILE, separated by white space
+    /// Read NAME=TYPE pairs, as of --tensor-type, from FILE, separated by white space
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) tensor_type_file: Option<PathBuf>,
-    /// Use the importance matrix for tensors with NAME in theirs alone; may be given several times
+    /// Use the importance matrix only for tensors whose name contains NAME; may be given several
+    /// times
     #[arg(long, value_name = "NAME", conflicts_with = "exclude_weights")]
     include_weights: Vec<String>,
-    /// Do not use the importance matrix for tensors with NAME in theirs; may be given several times
+    /// Do not use the importance matrix for tensors whose name contains NAME; may be given several
+    /// times
     #[arg(long, value_name = "NAME")]
     exclude_weights: Vec<String>,
-    /// Leave these layers out, counted from 0 and separated by commas
+    /// Remove these layers, counted from 0 and separated by commas
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     prune_layers: Vec<u32>,
-    /// Write VALUE for KEY, whatever the model says; TYPE is int, float, bool or str; may be given
-    /// several times
+    /// Set the metadata KEY to VALUE; TYPE is int, float, bool or str; may be given several times
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_value)]
     override_kv: Vec<KeyValue>,
 }
 
 impl MoreArgs {
-    /// The options, and whether they were given.
+    /// Returns the options, and whether they are given.
     pub(super) fn given(&self) -> [(&'static str, bool); 5] {
         [
             ("--tensor-type-file", self.tensor_type_file.is_some()),
@@ -46,7 +47,7 @@ impl MoreArgs {
         ]
     }
 
-    /// Refuses what would have no effect.
+    /// Refuses options that would have no effect.
     pub(super) fn check(&self, has_importance: bool) -> Result<(), Failure> {
         let of_importance = ["--include-weights", "--exclude-weights"];
         let given = self.given();
@@ -61,7 +62,7 @@ impl MoreArgs {
         }
     }
 
-    /// The types in the file.
+    /// Reads the types in the file.
     pub(super) fn tensor_types(&self) -> Result<Vec<(Regex, TensorType)>, Failure> {
         let Some(path) = &self.tensor_type_file else {
             return Ok(Vec::new());
@@ -78,7 +79,7 @@ impl MoreArgs {
         Prune::new(self.prune_layers.iter().copied())
     }
 
-    /// The model that is quantized.
+    /// Returns the model to quantize, with layers removed and metadata set.
     pub(super) fn change(&self, gguf: Gguf) -> Result<Gguf, Failure> {
         let gguf = match self.prune() {
             prune if prune.is_empty() => gguf,
@@ -90,7 +91,7 @@ impl MoreArgs {
         }
     }
 
-    /// The importance that is looked at, by the names of the new model.
+    /// Returns the importance to use, by the tensor names of the new model.
     pub(super) fn weights(&self, importance: Importance) -> Importance {
         let (include, exclude) = (&self.include_weights, &self.exclude_weights);
         let has = |names: &[String], tensor: &str| names.iter().any(|name| tensor.contains(name));

@@ -1,17 +1,17 @@
-//! Faults that tests plant in a rank. No program that is released has them: they are a feature.
+//! Faults that tests inject into a rank, behind a feature that no release has.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Which rank panics, and how many times it gathers before: `1:5000`.
+/// Environment variable with the rank that panics and the number of gathers before that: `1:5000`.
 const PANIC: &str = "OCTAVO_PANIC_RANK";
 
-/// What a rank calls its version, in place of what it is.
+/// Environment variable with the version that a rank reports instead of its own.
 const VERSION: &str = "OCTAVO_RANK_VERSION";
 
 static GATHERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Panics if this is the rank and the time.
+/// Panics if this is the injected rank and gather.
 pub(super) fn at_gather(rank: usize) {
     static PLANTED: OnceLock<Option<(usize, usize)>> = OnceLock::new();
     let planted = PLANTED.get_or_init(|| {
@@ -25,7 +25,7 @@ pub(super) fn at_gather(rank: usize) {
     }
 }
 
-/// The version of this rank.
+/// Returns the version that this rank reports.
 pub(super) fn version(own: String) -> String {
     std::env::var(VERSION).unwrap_or(own)
 }

@@ -1,6 +1,6 @@
-//! Several ranks that compute one model: processes that `mpirun` starts, where the program was
-//! built with MPI, or one for each NUMA node in this process. The first of them is the program as
-//! always; the others do as it says and print nothing.
+//! Tensor parallelism: several ranks that compute one model. Ranks are processes that `mpirun`
+//! starts, if the program was built with MPI, or threads of this process, one rank per NUMA node.
+//! The first rank runs the program as always; the others follow it and print nothing.
 
 #[cfg(feature = "rank-faults")]
 mod faults;
@@ -13,37 +13,37 @@ use std::sync::OnceLock;
 pub(super) use nodes::{Numa, NumaArgs};
 use octavo_engine::backend::ranks::World;
 
-/// How long a rank may take to answer, unless it was said.
+/// Default time in seconds that a rank may take to answer.
 #[cfg(feature = "mpi")]
 pub(super) const SECONDS: u64 = 60;
 
-/// What a launcher says of how many it has started: Open MPI's, MPICH's.
+/// Environment variables with the number of ranks started: Open MPI's, MPICH's.
 const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
-/// The ranks of which this process, or its first thread, is the first.
+/// Tensor-parallel group of which this process, or its first thread, is the first rank.
 static WORLD: OnceLock<World> = OnceLock::new();
 
-/// As how many ranks a launcher has started this program, if they are several.
+/// Returns the number of ranks that a launcher has started, if more than one.
 fn started() -> Option<usize> {
     let several = |name| std::env::var(name).ok()?.parse().ok().filter(|n| *n > 1);
     SIZES.into_iter().find_map(several)
 }
 
-/// The ranks that compute a model together, if there are more than this process.
+/// Returns the tensor-parallel group, if there is more than this rank.
 pub(super) fn world() -> Option<World> {
     WORLD.get().cloned()
 }
 
-/// Runs the program, together with whatever ranks were started with it.
+/// Runs the program, together with the ranks that were started with it.
 #[cfg(feature = "mpi")]
 pub(super) fn run(program: impl FnOnce() -> std::process::ExitCode) -> std::process::ExitCode {
     mpi::run(program)
 }
 
-/// Runs the program, which was built without ranks.
+/// Runs the program, which was built without MPI.
 #[cfg(not(feature = "mpi"))]
 pub(super) fn run(program: impl FnOnce() -> std::process::ExitCode) -> std::process::ExitCode {
-    // a launcher may start parts of batch work too, so that this is no error
+    // not an error, because a launcher may start parts of batch work too
     if let Some(ranks) = started() {
         let line = "built without MPI: each of them does all of the work";
         super::terminal::warn([format!("started as {ranks} ranks, but {line}")]);
@@ -51,7 +51,7 @@ pub(super) fn run(program: impl FnOnce() -> std::process::ExitCode) -> std::proc
     program()
 }
 
-/// After a panic nothing is waited for: the other ranks must not wait for this one either.
+/// Ends all ranks after a panic, because the others must not wait for this one.
 pub(super) fn after_panic() {
     #[cfg(feature = "mpi")]
     mpi::after_panic();

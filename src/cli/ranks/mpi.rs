@@ -1,8 +1,8 @@
-//! Ranks that reach each other by MPI.
+//! Ranks that communicate by MPI (tensor parallel).
 //!
-//! Every wait is a loop of our own around what MPI has begun, and not a call that blocks: so that a
-//! rank that does not answer can be named, and nobody waits for ever. Between steps the others
-//! sleep more and more, up to a millisecond, in place of polling a whole core.
+//! Every wait polls non-blocking MPI requests instead of calling a blocking function, so that a
+//! rank that does not answer can be named and no rank waits for ever. Between steps the others
+//! sleep for longer and longer, up to a millisecond, instead of polling on a whole core.
 
 use std::hint::spin_loop;
 use std::process::ExitCode;
@@ -20,22 +20,22 @@ use serde::{Deserialize, Serialize};
 use super::WORLD;
 use crate::cli::terminal;
 
-/// A wait is short, or there is time to sleep: of steps and of parts of rows.
+/// Time to poll before sleeping. Waits within a step are shorter; others have time to sleep.
 const SPIN: Duration = Duration::from_millis(2);
-/// How long nobody looks, as a part of the wait so far, and at most: what a wait costs beyond what
-/// it waits for is a small part of it.
+/// Sleep between polls: this fraction (1/16) of the wait so far, at most [`LONGEST_NAP`], so that
+/// it adds little to the wait.
 const NAP_PART: u32 = 16;
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// Looks between two at the clock.
+/// Number of polls between two readings of the clock.
 const LOOKS: u32 = 64;
 
-/// Its option.
+/// Name of the option of the timeout.
 const TIMEOUT: &str = "--rank-timeout";
 
-/// Who this is, once it has joined.
+/// This rank, once MPI is initialized.
 static JOINED: OnceLock<Mpi> = OnceLock::new();
 
-/// As [`super::run`].
+/// Does the work of [`super::run`] with MPI.
 pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
     if super::started().is_none() {
         return program();
@@ -71,7 +71,7 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
     code
 }
 
-/// Which program a rank is, and what it was asked.
+/// Version and arguments of a rank, which must be the same for all ranks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Started {
     version: String,
@@ -91,8 +91,8 @@ impl Started {
     }
 }
 
-/// How this rank differs from rank 0, which would be obeyed all the same: whoever starts ranks with
-/// other programs or arguments means something else.
+/// Returns how this rank differs from rank 0, or `None`. Ranks follow rank 0 in any case, but other
+/// programs or arguments were not started to do so.
 fn differs(link: &Mpi, own: &Started) -> Option<String> {
     let text = serde_json::to_string(own).expect("text");
     let mut words: Vec<u32> = text.bytes().map(u32::from).collect();
@@ -114,14 +114,15 @@ fn differs(link: &Mpi, own: &Started) -> Option<String> {
         .then(|| format!("arguments {found}: expected {expected}, as rank 0 has them"))
 }
 
-/// What this process was started with; none of what is looked for is anything but Unicode.
+/// Returns the arguments of this process. Lossy conversion is fine: all options and values searched
+/// for are Unicode.
 fn arguments() -> impl Iterator<Item = String> {
     let all = std::env::args_os().skip(1);
     all.map(|arg| arg.to_string_lossy().into_owned())
 }
 
-/// How long a rank may take to answer, in seconds: all of them were started with the same
-/// arguments, which only the first one reads as a whole.
+/// Returns the maximum time in seconds that a rank may take to answer. All ranks have the same
+/// arguments, but only the first one parses them completely.
 fn timeout(args: impl Iterator<Item = String>) -> u64 {
     let mut args = args.skip_while(|arg| !arg.starts_with(TIMEOUT));
     let value = args.next().and_then(|arg| {
@@ -134,14 +135,14 @@ fn timeout(args: impl Iterator<Item = String>) -> u64 {
     value.and_then(|n| n.parse().ok()).unwrap_or(super::SECONDS)
 }
 
-/// See [`super::after_panic`].
+/// Aborts all ranks; see [`super::after_panic`].
 pub(super) fn after_panic() {
     if JOINED.get().is_some() {
         SimpleCommunicator::world().abort(101);
     }
 }
 
-/// A rank as MPI has it.
+/// A rank of MPI, and the time in which others must answer.
 #[derive(Clone, Debug)]
 struct Mpi {
     ranks: usize,
@@ -149,14 +150,14 @@ struct Mpi {
     timeout: Duration,
 }
 
-/// What has begun to be sent to a rank, or received from it.
+/// A send to a rank or a receive from it that has begun.
 struct Begun<'a, 'b, T: ?Sized> {
     rank: usize,
     request: Option<Request<'b, T, &'a LocalScope<'b>>>,
 }
 
 impl<T: ?Sized> Begun<'_, '_, T> {
-    /// Whether it is done.
+    /// Polls the request; returns whether it is done.
     fn is_done(&mut self) -> bool {
         let Some(request) = self.request.take() else {
             return true;
@@ -172,7 +173,7 @@ impl<T: ?Sized> Begun<'_, '_, T> {
 }
 
 impl Mpi {
-    /// Looks again and again, until there is nobody to wait for.
+    /// Polls until `waits_for` returns no rank; after `limit`, ends all ranks.
     fn wait(&self, limit: Option<Duration>, mut waits_for: impl FnMut() -> Option<usize>) {
         let begin = Instant::now();
         loop {
@@ -212,7 +213,7 @@ impl Mpi {
     }
 }
 
-/// As MPI counts ranks.
+/// Converts a rank's number to MPI's type.
 fn number(rank: usize) -> i32 {
     rank as i32
 }

@@ -1,5 +1,5 @@
-//! Ranks in this process: one for each NUMA node, whose threads stay there and whose part of the
-//! model lies in its memory.
+//! Ranks in this process (tensor parallel): one per NUMA node, with its threads on that node and
+//! its part of the model in that node's memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
@@ -15,21 +15,20 @@ use super::WORLD;
 use crate::cli::failure::Failure;
 use crate::cli::terminal;
 
-/// The exit code of a panic.
+/// Exit code after a panic.
 const FAULT: i32 = 101;
 
-/// How a model is divided among the nodes of this machine.
+/// Options of tensor parallelism over the NUMA nodes of this machine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(in crate::cli) struct NumaArgs {
-    /// Divide the model among the machine's NUMA nodes, each of which has a part of every matrix in
-    /// its own memory; ranks=N makes N parts instead. -t is for each part then
+    /// Tensor parallel over the machine's NUMA nodes, each with a part of every matrix in its own
+    /// memory; ranks=N makes N parts instead. -t is then per part
     #[arg(long, value_name = "ranks[=N]")]
     pub(in crate::cli) numa: Option<Numa>,
 }
 
-/// As what a model is computed on several nodes: as ranks, of which there are as many as nodes
-/// unless it is said.
+/// Value of `--numa`: the number of ranks, `None` for as many as there are nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Numa {
     ranks: Option<usize>,
@@ -50,12 +49,12 @@ impl FromStr for Numa {
     }
 }
 
-/// The threads of all ranks but the first. They end when it says so.
+/// Threads of all ranks but the first, which tells them when to end.
 #[must_use]
 pub(in crate::cli) struct Others(Vec<JoinHandle<()>>);
 
 impl Numa {
-    /// Starts the other ranks, and makes this thread the first one.
+    /// Starts the other ranks and makes this thread the first one.
     pub(in crate::cli) fn start(self) -> Result<Others, Failure> {
         if let Some(ranks) = super::world().map(|world| world.ranks()) {
             return Err(Failure::Usage(format!(
@@ -65,7 +64,7 @@ impl Numa {
         let nodes = nodes::here();
         let cpus = nodes.concat().len();
         let groups = match self.ranks {
-            // where the system names no node there is one
+            // if the system names no node, there is one
             None => nodes,
             Some(ranks) => nodes::divided(&nodes, ranks).ok_or_else(|| {
                 Failure::Usage(format!(
@@ -89,19 +88,19 @@ impl Numa {
 }
 
 impl Others {
-    /// Lets them end, and waits until they have.
+    /// Ends them and waits until they have ended.
     pub(in crate::cli) fn stop(self) {
         if let Some(world) = super::world().filter(|_| !self.0.is_empty()) {
             world.stop();
         }
         for thread in self.0 {
-            // whoever panics ends the process
+            // a rank that panics ends the process
             let _ = thread.join();
         }
     }
 }
 
-/// Starts a rank that does as the first one says.
+/// Starts a rank that follows the first one.
 fn spawn(rank: Rank, cpus: Vec<usize>) -> Result<JoinHandle<()>, Failure> {
     let name = format!("rank {}", rank.rank());
     let work = move || {
@@ -112,7 +111,7 @@ fn spawn(rank: Rank, cpus: Vec<usize>) -> Result<JoinHandle<()>, Failure> {
         serve(&link);
     };
     let work = move || {
-        // the others would wait for it; the hook has said what it was
+        // the others would wait for this rank; the panic hook has printed the message
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             std::process::exit(FAULT);
         }
@@ -122,7 +121,7 @@ fn spawn(rank: Rank, cpus: Vec<usize>) -> Result<JoinHandle<()>, Failure> {
     thread.map_err(|error| Failure::Machine(format!("no thread for a rank: {error}")))
 }
 
-/// Keeps this thread, and those that it starts, on a node.
+/// Binds this thread, and those that it starts, to the CPUs of a node.
 fn bind(cpus: &[usize]) -> Result<(), Failure> {
     stay_on(cpus).map_err(|error| Failure::Machine(format!("CPUs {cpus:?}: {error}")))
 }

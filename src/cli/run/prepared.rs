@@ -1,4 +1,4 @@
-//! The prompt of a text, and how its answer is constrained and read.
+//! The prompt of a text, the constraint of its answer and the parser that reads it.
 
 use octavo_engine::sample::Constraint;
 use octavo_engine::{Engine, Shown};
@@ -18,7 +18,7 @@ pub(super) struct Prompts<'a> {
     args: &'a RunArgs,
     engine: &'a Engine,
     pictures: &'a [Shown],
-    /// With `--chat`.
+    /// The chat template, with `--chat`.
     template: Option<ChatTemplate>,
     system: Option<String>,
     constraints: Option<Constraints>,
@@ -26,13 +26,13 @@ pub(super) struct Prompts<'a> {
 
 /// The prompt of a text.
 pub(in crate::cli) struct Prompt {
-    /// The text, rendered by the chat template if it is a message.
+    /// The text; a message as rendered by the chat template.
     pub(in crate::cli) text: Vec<u8>,
     /// Its tokens.
     pub(in crate::cli) ids: Vec<u32>,
-    /// Tells the thoughts of its answer apart, if it is a message.
+    /// Separates the reasoning of the answer, if the text is a message.
     pub(in crate::cli) parser: Option<AnswerParser>,
-    /// Restricts its answer.
+    /// Constraint of the answer.
     pub(in crate::cli) constraint: Option<Box<dyn Constraint>>,
 }
 
@@ -57,20 +57,20 @@ impl<'a> Prompts<'a> {
         })
     }
 
-    /// Whether answers must be generated with control tokens shown, for thoughts to be told apart.
+    /// Returns whether control tokens must be shown, because they mark the reasoning.
     pub(super) fn shows_special(&self) -> bool {
         let parser = self.parser("");
         parser.is_some_and(|parser| parser.has_control_words(self.engine.tokenizer()))
     }
 
-    /// The parser of an answer; none where control tokens are to be written as they come.
+    /// Returns the parser of an answer; `None` with --special, and for plain text.
     fn parser(&self, rendered: &str) -> Option<AnswerParser> {
         let template = self.template.as_ref()?;
         let is_raw = self.args.generate.shows_special();
         (!is_raw).then(|| reply::parser(template.source(), rendered))
     }
 
-    /// The prompt of a text.
+    /// Makes the prompt of a text.
     pub(super) fn of(&self, text: Vec<u8>) -> Result<Prompt, Failure> {
         let text = self.args.pictures.place(text);
         let Some(template) = &self.template else {
@@ -101,7 +101,7 @@ impl<'a> Prompts<'a> {
         })
     }
 
-    /// The conversation that ends with a text.
+    /// Returns the conversation that ends with a text.
     fn messages(&self, text: Vec<u8>) -> Result<Vec<Message>, Failure> {
         let content = String::from_utf8(text).map_err(|e| {
             Failure::Input(format!(

@@ -12,23 +12,23 @@ use serde_json::{Map, Value, json};
 use crate::cli::failure::Failure;
 use crate::cli::terminal::{self, Level};
 
-/// Lines that wait to be written. Further ones are dropped: whoever reads stderr slowly must not
-/// slow down answers.
+/// Maximum number of lines that wait to be written. More are dropped, so that a slow reader of
+/// stderr does not slow down answers.
 const WAITING: usize = 1024;
 
-/// Time for the last lines at the end: whoever reads stderr may have stopped reading.
+/// Maximum time to write the last lines, because the reader of stderr may have stopped.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What is written, and how.
+/// Options of the request log.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(super) struct LogArgs {
-    /// Form of the lines that stderr gets, one for each request
+    /// Format of the log on stderr, one line per request
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
 
-/// The form of a log's lines.
+/// Formats of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum LogFormat {
     /// For people
@@ -37,8 +37,8 @@ enum LogFormat {
     Json,
 }
 
-/// The level from which on a record is written: -q leaves only requests that fail by a fault of the
-/// server, -v adds those of probes.
+/// Returns the lowest level at which a record is written: -q keeps only requests that fail by a
+/// fault of the server, -v adds health probes.
 fn level(event: &LogEvent<'_>) -> Level {
     match event {
         LogEvent::Request(record) if record.status >= 500 => Level::Quiet,
@@ -65,7 +65,7 @@ impl LogArgs {
         })
     }
 
-    /// Takes what the server tells.
+    /// Returns a sink that formats the server's events and queues their lines.
     pub(super) fn sink(&self, log: &Log) -> LogSink {
         let sender = Arc::clone(&log.sender);
         let args = self.clone();
@@ -94,10 +94,10 @@ impl LogArgs {
     }
 }
 
-/// Where lines go that wait to be written, each with its level.
+/// Queue of lines to write, each with its level.
 type Lines = SyncSender<(Level, String)>;
 
-/// The thread that writes; dropping this waits until all is written, though not for ever.
+/// Thread that writes the log; dropping this waits until all is written, at most [`FAREWELL`].
 pub(super) struct Log {
     sender: Arc<Mutex<Option<Lines>>>,
     thread: JoinHandle<()>,
@@ -120,7 +120,7 @@ fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// A line for people.
+/// Formats an event as a line for people.
 fn text(now: SystemTime, event: &LogEvent<'_>) -> String {
     let time = humantime::format_rfc3339_millis(now);
     match event {
@@ -157,7 +157,7 @@ fn text(now: SystemTime, event: &LogEvent<'_>) -> String {
     }
 }
 
-/// The same for programs.
+/// Formats an event as a JSON object.
 fn json(now: SystemTime, event: &LogEvent<'_>) -> Value {
     let mut object = Map::new();
     let time = humantime::format_rfc3339_millis(now).to_string();

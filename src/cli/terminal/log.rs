@@ -1,4 +1,4 @@
-//! The file that messages go to as well, each line with its time.
+//! Log file of all messages, each line with its time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -11,11 +11,11 @@ use super::super::failure::Failure;
 
 static LOG: OnceLock<File> = OnceLock::new();
 
-/// The first line of a log, by which an older one is known.
+/// First line of a log, by which an older one is recognized.
 const HEAD: &str = "# messages of octavo\n";
 
-/// Opens the file: a new one, an empty one, or an older log, which is added to. Pipes and devices
-/// are written to.
+/// Opens the log: a new file, an empty one, or an older log to append to. Pipes and devices are
+/// written to.
 pub(super) fn open(path: &Path) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::Input(format!("--log-file {}: {error}", path.display()));
@@ -43,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<(), Failure> {
     if is_file && beginning.is_empty() {
         file.write_all(HEAD.as_bytes()).map_err(failed)?;
     }
-    // a command is set up once
+    // set only once per process
     let _ = LOG.set(file);
     Ok(())
 }
@@ -56,8 +56,7 @@ pub(super) fn add(line: &str) {
     }
 }
 
-/// Adds a line that has its time. A log that takes no more is no reason to end the work that it
-/// tells of.
+/// Adds a line that has a time already. A failing log does not end the work that it is about.
 pub(super) fn add_timed(line: &str) {
     if let Some(mut file) = LOG.get() {
         let _ = file.write_all(format!("{line}\n").as_bytes());

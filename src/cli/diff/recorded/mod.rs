@@ -1,4 +1,4 @@
-//! A model against what other programs recorded.
+//! Compares a model with recordings of other programs.
 
 mod report;
 
@@ -18,18 +18,18 @@ use crate::cli::load::{self, in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
 use crate::cli::{terminal, vision};
 
-/// One reference, compared.
+/// A reference and its comparison.
 struct Compared {
     path: PathBuf,
     reference: Reference,
     measured: Measured,
 }
 
-/// What computes, for people.
+/// Description of the model and its device.
 struct Computed<'a> {
     file: &'a str,
     device: String,
-    /// Of a text model.
+    /// Tokenizer of a text model; image encoders have none.
     tokenizer: Option<&'a Tokenizer>,
 }
 
@@ -102,7 +102,7 @@ pub(super) fn diff(
     finish(args, &computed, &tolerance, &all, [report, page])
 }
 
-/// Prints the report, and writes it where it is kept and as a page.
+/// Prints the report, keeps it in a file, and writes the page.
 fn finish(
     args: &DiffArgs,
     computed: &Computed<'_>,
@@ -128,7 +128,7 @@ fn finish(
     })
 }
 
-/// Compares a tower with each reference.
+/// Compares an image encoder with each reference.
 fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
     let picture = pictures::only(args)?;
     let cells = args.cells.limits()?;
@@ -159,7 +159,7 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
     finish(args, &computed, &tolerance, &all, [None, page])
 }
 
-/// Refuses references without a text of their own, for when none is given either.
+/// Refuses references without a text of their own, if no text is given either.
 fn check_text_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result<(), Failure> {
     let mut all = paths.iter().zip(references);
     let Some((path, reference)) = all.find(|(_, r)| r.wants_text()) else {
@@ -173,7 +173,7 @@ fn check_text_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result
     Err(Failure::Usage(message))
 }
 
-/// Refuses references without choices of experts, for when the model is to go on with these.
+/// Refuses references without choices of experts, if the model is to run with these.
 fn check_routing_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result<(), Failure> {
     let mut all = paths.iter().zip(references);
     let Some((path, reference)) = all.find(|(_, r)| !r.has_routing()) else {
@@ -202,7 +202,7 @@ fn compared(
     checked(path, reference, measured)
 }
 
-/// A comparison that compared something.
+/// Refuses a comparison in which nothing was compared.
 fn checked(
     path: PathBuf,
     reference: Reference,
@@ -228,7 +228,7 @@ fn text(args: &DiffArgs) -> Result<Option<Vec<u8>>, Failure> {
             "--tokens with --llama-cpp: expected a text (llama-results takes no ids)".to_owned(),
         ));
     }
-    // as llama.cpp's own -f, so that one file means the same text to both
+    // as llama.cpp's own -f does, so that a file is the same text to both programs
     if let (Some(_), Some(b'\n')) = (&args.text.file, text.as_ref().and_then(|text| text.last())) {
         text = text.map(|mut text| {
             text.pop();
@@ -265,7 +265,8 @@ fn run_llama_cpp(
     Ok(llama.results(model, text, (n_tokens, threads), args.keep())?)
 }
 
-/// llama.cpp's tools add special tokens, and most of them do not look for any in the text.
+/// Returns the options of llama.cpp's tools: they add special tokens, and most do not parse them in
+/// the text.
 fn special(parse_special: bool) -> EncodeOptions {
     EncodeOptions {
         add_special: true,
@@ -289,14 +290,14 @@ fn load_for(
         _ => None,
     };
     let longest = references.iter().map(|r| r.n_ctx(given)).max().unwrap_or(1);
-    // positions beyond what the model was trained with were computed there too
+    // llama.cpp computes positions beyond the trained context, too
     in_trained_context(source, &mut options, longest)?;
     let engine = shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)
 }
 
-/// The reference's ids are what is computed; a text or ids given with it must be the same.
+/// Checks a given text or ids against the reference's ids, which are what is computed.
 fn check_tokens(
     args: &DiffArgs,
     engine: &Engine,
@@ -318,7 +319,7 @@ fn check_tokens(
         }
         (None, None) => return Ok(()),
     };
-    // a prompt cache holds all but the last token
+    // a prompt cache has all tokens but the last
     if given
         .iter()
         .any(|ours| ours == theirs || ours.split_last().is_some_and(|(_, rest)| rest == theirs))
@@ -345,7 +346,7 @@ fn tolerance(args: &DiffArgs, engine: &Engine) -> Tolerance {
     given_or(args, Tolerance::of(engine.model()))
 }
 
-/// What was asked for, or else what is usual.
+/// Returns the given tolerance, or the default.
 fn given_or(args: &DiffArgs, default: Tolerance) -> Tolerance {
     match args.tol_nmse {
         Some(nmse) => Tolerance {

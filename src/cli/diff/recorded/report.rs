@@ -1,4 +1,4 @@
-//! What a comparison with references found, as text, JSON and a page.
+//! Report of a comparison with references, as text, JSON and HTML.
 
 use std::fmt::Write;
 
@@ -57,8 +57,8 @@ pub(super) fn to_json(
     Ok(format!("{object}\n"))
 }
 
-/// The first tensor beyond the tolerance; of logits the first position whose own NMSE is, with the
-/// token of those shown that differs most.
+/// Returns the first tensor outside the tolerance; for logits the first position whose own NMSE is
+/// outside, with the shown token that differs most.
 fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
     match measured {
         Measured::Logits(logits) => {
@@ -147,7 +147,8 @@ pub(super) fn to_text(
     out
 }
 
-/// Without `all`: the ends of layers, the results, and what is outside.
+/// Writes the table of tensors. Without `all`, only the ends of layers, the results, and the first
+/// outside.
 fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
     let _ = writeln!(
         out,
@@ -177,7 +178,7 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
     }
 }
 
-/// Which experts both chose, if the recording says.
+/// Returns lines about the choices of experts, if they are recorded.
 fn choices(tensors: &Tensors) -> Vec<String> {
     let Some(found) = &tensors.routing else {
         return Vec::new();
