@@ -129,11 +129,11 @@ pub(super) struct BenchArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A table
+    /// Markdown table
     Md,
-    /// An array of objects
+    /// JSON array of objects
     Json,
-    /// A line of names, then a line for each test
+    /// CSV: a line of names, then a line for each test
     Csv,
 }
 

@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(within(u64::MAX, None).positions, 131_072);
         assert_eq!(within(1_000_000, None).positions, 131_072);
         assert_eq!(within(20_000, None).positions, 19_968);
-        // less than this is of no use, and was always taken
+        // the default is never below this, because less is of no use
         assert_eq!(within(10, None).positions, DEFAULT_CONTEXT);
         assert_eq!(within(10, Some(0)).positions, 131_072);
         assert_eq!(within(10, Some(77)).positions, 77);

@@ -71,7 +71,7 @@ Examples:
 MODEL is a GGUF file or a Hugging Face folder (safetensors, plain or AWQ).
 Commands that run a model run the built-in demo model if no MODEL is given.";
 
-/// Runs GGUF language models, with numbers that can be checked.
+/// Run GGUF language models, with numbers that can be checked.
 #[derive(Debug, Parser)]
 #[command(name = "octavo", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {

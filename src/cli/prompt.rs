@@ -18,7 +18,7 @@ pub(super) const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE or a pipe t
 /// `required_unless_present`.
 #[derive(Debug, Args)]
 pub(super) struct TextArgs {
-    /// The text, taken literally (see -e)
+    /// Text, taken literally (see -e)
     #[arg(
         short,
         long,
@@ -130,7 +130,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// llama.cpp's escapes; a backslash before anything else stays.
+/// Processes llama.cpp's escapes; a backslash before anything else stays.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -143,7 +143,7 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The byte that the characters after a backslash stand for, and how many they are.
+/// Returns the byte that the characters after a backslash stand for, and their number.
 fn escaped(after: &[u8]) -> Option<(u8, usize)> {
     let hex = |b: u8| {
         char::from(b)

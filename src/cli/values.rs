@@ -133,7 +133,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.trim().parse().map_err(|_| expected())?;
     let bytes = number * (1u64 << shift) as f64;
-    // beyond this no memory is
+    // no memory is larger than this
     if (1.0..1e18).contains(&bytes) {
         Ok(bytes as u64)
     } else {

@@ -1,4 +1,4 @@
-//! Bad input: one line, the right exit code, never a backtrace.
+//! Bad input gives one line and the right exit code, never a backtrace.
 
 use super::{bad, folder, octavo, stderr, variant};
 

@@ -1,4 +1,4 @@
-//! `octavo bench` from outside.
+//! Tests of `octavo bench` as a program.
 
 use serde_json::Value;
 
@@ -43,7 +43,7 @@ fn the_table_has_a_row_for_each_test() {
             "{line}"
         );
         assert!(row[7].contains(" ± "), "{line}");
-        // a generation has a reading rate, a prompt an arithmetic one
+        // decode tests report a read rate, prefill tests an arithmetic one
         let generation = test.starts_with("tg");
         assert_eq!(
             (row[8] == "-", row[10] == "-"),

@@ -1,13 +1,13 @@
-//! run and chat with a JSON schema or a grammar, and thoughts told apart.
+//! run and chat with a JSON schema or a grammar, and with reasoning.
 
 use serde_json::{Value, json};
 
 use super::{bad, folder, good, octavo, stderr, stdout};
 
-/// A template of a model whose prompt opens a thought.
+/// Chat template whose prompt begins the reasoning.
 const THINKING: &str = "{{ messages[-1].content }}<think>\n{# </think> #}";
 
-/// The objects of a run's lines.
+/// Returns the objects that a run prints, one per line.
 fn objects(args: &[&str]) -> Vec<Value> {
     let lines = good(args);
     let parse = |line: &str| serde_json::from_str(line).expect("an object a line");
@@ -30,7 +30,7 @@ fn texts_follow_a_schema_or_a_grammar() {
     let grammar = r#"root ::= "no" | "never""#;
     let text = good(&["run", "-p", "1+1=", "--grammar", grammar]);
     assert!(["no", "never"].contains(&text.as_str()), "{text}");
-    // drafts are held to it as well
+    // draft tokens follow it as well
     let guessed = ["run", "-p", "1+1=", "--grammar", grammar, "--lookup", "on"];
     assert_eq!(good(&guessed), text);
 
@@ -96,7 +96,7 @@ fn rules_are_checked_before_the_model_and_by_the_vocabulary() {
     let schema = r#"{"type": "string", "pattern": "("}"#;
     let message = bad(&["run", "-p", "a", "--json-schema", schema], 2);
     assert!(message.contains("--json-schema: "), "{message}");
-    // what no grammar can hold is passed over, with a warning
+    // parts that no grammar can enforce are ignored, with a warning
     let schema = r#"{"type": "array", "uniqueItems": true, "maxItems": 1}"#;
     let output = octavo(&["run", "-p", "a", "-n", "40", "-j", schema]).output();
     let notes = stderr(&output.expect("runs"));

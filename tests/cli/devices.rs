@@ -4,7 +4,8 @@ use octavo_fixtures::{Lacks, shared, skip};
 
 use super::{bad, good, json, octavo, stderr};
 
-/// Why there is no GPU, as `inspect --devices` says it; none where there is one.
+/// Returns the reason that there is no GPU, as `inspect --devices` gives it; `None` if there is
+/// one.
 fn missing() -> Option<String> {
     let text = good(&["inspect", "--devices"]);
     let mut lines = text.lines();
@@ -69,7 +70,7 @@ fn a_gpu_that_is_demanded_and_missing_is_one_line() {
         let diff = ["diff", &tower, "--image", &image, "--b-device", "cuda"];
         assert_eq!(bad(&diff, 2), line);
     }
-    // who leaves the choice is told if asked for it in words, and not each time
+    // with an automatic choice the reason is printed only on request, not each time
     let line = format!("octavo: on the CPU: {why}");
     let driver = !why.contains("libcuda");
     for (args, told) in [
@@ -118,7 +119,7 @@ fn options_that_would_do_nothing_are_refused() {
     );
 }
 
-/// llama.cpp's spellings of a split; none of the layers is for a GPU, and none is looked for.
+/// llama.cpp's spellings of --gpu-layers; with 0 layers no GPU is searched for.
 #[test]
 fn no_layers_for_a_gpu_are_the_cpu() {
     for spelling in ["-ngl", "--gpu-layers", "--n-gpu-layers"] {

@@ -1,4 +1,4 @@
-//! `octavo diff`: verdicts, exit codes and what is printed.
+//! `octavo diff`: verdicts, exit codes and output.
 
 use super::{bad, folder, json, octavo, stderr, stdout, variant};
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
@@ -14,7 +14,7 @@ fn path(relative: &str) -> String {
 
 const DEMO: &str = "src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 
-/// Runs a comparison that must come to a result; gives stdout.
+/// Runs a comparison that must give this exit code; returns stdout.
 fn compared(args: &[&str], code: i32) -> String {
     let output = octavo(args).output().expect("the program runs");
     assert_eq!(
@@ -27,7 +27,7 @@ fn compared(args: &[&str], code: i32) -> String {
     stdout(&output)
 }
 
-/// What each type of cache rounds is in the bounds, and no more than that.
+/// The error of each KV cache type is within its bounds, and no larger than expected.
 #[test]
 fn every_type_of_cache_keeps_to_its_bounds() {
     let nmse = |ty: &str| {
@@ -54,7 +54,7 @@ fn every_type_of_cache_keeps_to_its_bounds() {
     );
 }
 
-/// A pipe can be read once.
+/// The text of a pipe, which can be read only once, is the same for both sides.
 #[test]
 fn a_text_from_a_pipe_is_the_same_text() {
     let args = ["diff", &path(DEMO), "--b-exec", "oracle"];
@@ -84,11 +84,11 @@ fn committed_goldens_are_within_tolerance_and_exact_is_closer() {
             let golden = golden.to_str().expect("UTF-8");
             let out = compared(&["diff", &model, "--reference", golden], 0);
             assert!(out.contains("allowed 4.9e-3 (the default for Q"), "{out}");
-            // every vector instruction set is this exact; a matrix unit rounds prompts to bf16
+            // every vector instruction set is this exact; a matrix unit rounds prefill to bf16
             let isa = ["--isa", "scalar", "--tol-nmse", "1e-7", "--tol-kl", "1e-6"];
             let exact = [&["diff", &model, "--against", "exact"][..], &isa].concat();
             compared(&[&exact[..], &["--reference", golden]].concat(), 0);
-            // llama.cpp's own rounding is larger than that
+            // llama.cpp's own rounding error is larger than that
             let strict = [
                 "diff",
                 &model,
@@ -248,7 +248,7 @@ fn a_suite_is_blessed_holds_and_says_what_changed() {
     assert_eq!(out, "4 comparisons, 0 changed\n");
     assert!(good.contains("<p class=good>4 comparisons, 0 changed</p>"));
     assert_eq!(good.matches(">within</td>").count(), 4, "{good}");
-    // an instruction set that is asked for goes before the suite's own
+    // an instruction set given with --isa replaces the suite's own
     let out = compared(&[&args[..], &["--isa", "scalar", "--all"]].concat(), 0);
     assert_eq!(out.matches(" / scalar: ").count(), 2, "{out}");
     assert!(out.ends_with("2 comparisons, 0 changed\n"), "{out}");
@@ -335,14 +335,14 @@ fn the_page_is_complete_and_loads_nothing() {
     }
 }
 
-/// One of the mixtures that are shared between test machines.
+/// Returns the path of one of the shared mixtures of experts; `None` without it.
 fn mixture(name: &str) -> Option<String> {
     let path = shared(&format!("arch/models/{name}.gguf"))?;
     Some(path.to_str().expect("UTF-8").to_owned())
 }
 
-/// A copy of a mixture in which expert 0 of layer 1 has the place of expert 1 in the router alone,
-/// so that tokens go to other experts than they should.
+/// Writes a copy of a mixture in which the router of layer 1 has expert 0 in the place of expert 1,
+/// so that tokens are routed to wrong experts.
 fn misrouted(dir: &tempfile::TempDir, model: &str) -> String {
     let gguf = Gguf::open(model.as_ref(), &OpenOptions::default()).expect("a model");
     let path = dir.path().join("misrouted.gguf");
@@ -440,7 +440,7 @@ fn the_same_routing_is_refused_where_there_is_none() {
     }
 }
 
-/// What llama-eval-callback prints of the last layer's choice.
+/// Writes a choice of experts of the last layer as llama-eval-callback prints it.
 fn printed_choice(dir: &tempfile::TempDir, experts: &[u64]) -> String {
     let path = dir.path().join("printed.txt");
     let ids: Vec<String> = experts.iter().map(|id| format!("{id}.0000")).collect();
@@ -463,7 +463,7 @@ fn choices_that_a_recording_has_are_compared_and_gone_on_with() {
         let args = ["diff", &model, "-p", "3+4", "--reference", recording];
         compared(&[&args[..], more].concat(), exit)
     };
-    // one expert twice
+    // one expert is chosen twice
     let out = diff(&printed_choice(&dir, &[4, 4]), &["--json"], 1);
     let out: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     let reference = &out["references"][0];

@@ -1,4 +1,4 @@
-//! embed: what it prints, what it writes, what it refuses.
+//! `octavo embed`: output, files and refusals.
 
 use octavo_fixtures::shared;
 use safetensors::SafeTensors;

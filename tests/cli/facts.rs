@@ -1,4 +1,4 @@
-//! inspect, tokenize, completions, help.
+//! Tests of `octavo inspect`, `tokenize`, `completions` and help texts.
 
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -36,7 +36,7 @@ fn inspect_shows_the_numbers_of_the_demo_model() {
     );
 }
 
-/// What prompts are rounded to follows the option where there are kernels for it.
+/// The precision of activations in prefill follows --prompt-bits where there are kernels for it.
 #[test]
 fn kernels_follow_the_bits_of_prompts() {
     for (bits, panels) in [("8", "int8 panels"), ("16", "int16 panels")] {
@@ -124,7 +124,7 @@ fn inspect_tells_of_experts_and_of_what_a_token_uses() {
     assert_eq!(structure["experts"]["count"], 4);
     assert_eq!(structure["experts"]["layers"], serde_json::json!([0, 1]));
     let number = |key: &str| structure[key].as_u64().expect("a number");
-    // half of the experts, and no embedding but one row
+    // not active: half of the experts, and all rows of the embedding but one
     let unused = 2 * 2 * 3 * 64 * 96 + 64 * (number_of_tokens(name) - 1);
     assert_eq!(number("active_parameters") + unused, number("parameters"));
 }

@@ -1,4 +1,4 @@
-//! Hugging Face folders from outside: made, run, looked at, converted, and refused.
+//! Hugging Face folders: created, run, inspected, converted, and refused.
 
 use std::path::{Path, PathBuf};
 
@@ -105,7 +105,7 @@ fn has_templates_in_files_of_their_own(folder: &Path) {
     assert_eq!(good(&[&chat[..], &["brief"]].concat()), "2");
 }
 
-/// A model whose vocabulary is SentencePiece's: bytes, a few tokens, and rows without one.
+/// Writes a model with a SentencePiece vocabulary: bytes, a few tokens, and rows without a token.
 fn sentencepiece(dir: &tempfile::TempDir) -> PathBuf {
     variant(dir, "spm.gguf", true, |writer| {
         let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())

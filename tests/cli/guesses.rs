@@ -1,4 +1,4 @@
-//! Guesses of how a text goes on: the same text, told of beside it, and drafts that cannot be.
+//! Speculative decoding: the same text, its counts in JSON, and drafts that are refused.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ fn count(object: &Value, key: &str) -> u64 {
     object["metrics"][key].as_u64().expect("a number")
 }
 
-/// A text that repeats itself, so that there is something to look up.
+/// Prompt that repeats itself, so that lookup finds draft tokens.
 const PROMPT: &str = "1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=";
 
 #[test]
@@ -40,7 +40,7 @@ fn guesses_change_no_text_and_are_counted() {
             assert_eq!(guessed["text"], plain["text"], "{more:?}");
             let accepted = count(&guessed, "accepted_tokens");
             assert!(accepted <= count(&guessed, "guessed_tokens"), "{more:?}");
-            // how many follows from times; some are tried in any case
+            // the number of draft tokens depends on measured times; some are tried in any case
             if more != ["--lookup", "auto"] {
                 assert!(count(&guessed, "guessed_tokens") > 0, "{more:?}");
             }

@@ -1,4 +1,4 @@
-//! Files broken at seeded places, through the whole program: it ends with 0 or with one line, soon,
+//! Files damaged at seeded random places: the program ends soon, with exit code 0 or with one line,
 //! and never by a panic or a signal.
 
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::{folder, octavo, stderr};
 use octavo_fixtures::breaking::{Rng, damage};
 
-/// Cuts the file, flips a bit or writes a nasty number: in the first bytes, where the sizes are, or
-/// anywhere.
+/// Truncates the file, flips a bit or writes an extreme number: among the first bytes, where the
+/// sizes are, or anywhere.
 fn mutate(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     let mut bytes = file.to_vec();
     if rng.below(8) == 0 {

@@ -1,5 +1,5 @@
-//! Files that a command writes under names of its own: what `diff --llama-cpp` keeps, and a suite's
-//! goldens.
+//! Files that a command writes under names of its own: the folder of `diff --llama-cpp`, and a
+//! suite's goldens.
 #![cfg(unix)]
 
 use std::fs;
@@ -12,14 +12,15 @@ use super::{octavo, stderr};
 
 const NOTES: &[u8] = b"octavo is what these notes are about\n";
 
-/// A llama-results that takes its logits from a file beside the model, or does what `script` says.
+/// Writes a fake llama-results that takes its logits from a file beside the model, or runs
+/// `script`.
 pub(super) fn program(desk: &Desk, script: &str) {
     let path = desk.at("llama-results");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
 }
 
-/// With the fourth argument the file to write.
+/// Script that copies the logits; its fourth argument is the file to write.
 const COPIES: &str = "test \"$1\" = --version && exit; echo said; cp \"${2%.gguf}.logits\" \"$4\"";
 
 fn compare(desk: &Desk, more: &[&str]) -> (Option<i32>, String) {
@@ -80,10 +81,10 @@ fn what_is_kept_takes_the_place_of_what_was_kept_and_nothing_else() {
         commands.contains("keep/llama-results.gguf "),
         "the name under which it stays: {commands}"
     );
-    // again
+    // run it again
     let (code, text) = compare(&desk, &["-p", "1+1="]);
     assert_eq!(code, Some(0), "{text}");
-    // the text is one of them
+    // the text is one of the kept files
     let (code, text) = compare(&desk, &["-f", &desk.name("keep/prompt.txt"), "--force"]);
     assert!(
         code == Some(2) && text.contains("keep/prompt.txt: is the input itself"),
@@ -116,7 +117,7 @@ fn what_is_kept_takes_the_place_of_what_was_kept_and_nothing_else() {
     let pipe = fs::symlink_metadata(desk.at("keep/llama-results.gguf")).expect("there");
     assert!(pipe.file_type().is_fifo());
     fs::remove_file(desk.at("keep/llama-results.gguf")).expect("removed");
-    // the page is one of them
+    // the page is one of the kept files
     let (code, text) = compare(
         &desk,
         &[

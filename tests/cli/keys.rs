@@ -1,14 +1,14 @@
-//! Keys of the model's file that the command line overrides.
+//! Options that override keys of the model's metadata.
 
 use super::{bad, folder, good, json, variant};
 
-/// The logits of a text, as far as they are printed, and what is said of the model.
+/// Returns the printed logits of a text.
 fn logits(args: &[&str]) -> String {
     good(&[&["logits", "-p", "1+1=2 and", "--json"], args].concat())
 }
 
-/// A file with these keys and the options that stand for them give the same logits, and the file
-/// as it is gives others.
+/// A file with these keys gives the same logits as the options for them, and the unchanged file
+/// gives others.
 #[test]
 fn options_say_what_a_file_with_these_keys_says() {
     let dir = folder();
@@ -77,7 +77,7 @@ fn options_say_what_a_file_with_these_keys_says() {
             );
         }
     }
-    // what the file says already
+    // overrides that equal the file change nothing
     assert_eq!(
         logits(&[plain, "--override-kv", "general.name=str:x"]),
         as_it_is
@@ -170,7 +170,7 @@ fn what_cannot_be_overridden_is_refused_in_a_line() {
     }
 }
 
-/// Settings of a folder are keys, too.
+/// The settings of a folder can be overridden, too.
 #[test]
 fn folders_have_keys() {
     let dir = folder();

@@ -1,4 +1,4 @@
-//! Where something runs out: positions, memory, the file itself.
+//! Limits that are exceeded: positions, memory, and files that change.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn a_full_context_is_told_when_it_happens() {
     );
 }
 
-/// A model with the demo's keys and wide layers, 28 MB of zeros.
+/// Writes a model with the demo's keys and wide layers, 28 MB of zeros.
 fn wide(dir: &tempfile::TempDir) -> PathBuf {
     let width = 16_384u32;
     let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())
@@ -71,7 +71,7 @@ fn wide(dir: &tempfile::TempDir) -> PathBuf {
     path
 }
 
-/// Runs the program with so many KiB of address space.
+/// Runs the program with `kib` KiB of address space.
 fn limited(kib: u64, args: &[&str]) -> Output {
     let line = format!("ulimit -v {kib}; exec \"$@\"");
     let mut command = Command::new("sh");
@@ -98,7 +98,7 @@ fn memory_to_measure_with_may_lack() {
     );
 }
 
-/// Runs under limits from almost nothing on until three in a row were enough; gives every error.
+/// Runs with growing memory limits until three in a row were enough; returns every error.
 fn errors_while_memory_lacks(args: &[&str], step: u64) -> Vec<String> {
     let (mut errors, mut enough, mut started) = (Vec::new(), 0, false);
     for kib in (16_000..2_000_000).step_by(step as usize) {
@@ -108,7 +108,7 @@ fn errors_while_memory_lacks(args: &[&str], step: u64) -> Vec<String> {
             .lines()
             .filter(|line| line.starts_with("octavo: error: "))
             .collect();
-        // below some size the system's loader does not get as far as the program
+        // below some limit the system's loader fails before the program starts
         started |= code == Some(0) || !lines.is_empty();
         match code {
             _ if !started => continue,
@@ -202,7 +202,7 @@ fn weights_that_cannot_be_locked_are_one_line() {
     };
     let (plain, locked) = (run("--temp=0"), run("--mlock"));
     if locked.status.success() {
-        // whoever may lock anything is asked for no limit
+        // users who may lock any amount of memory have no limit
         assert_eq!(stdout(&locked), stdout(&plain));
         return;
     }
@@ -216,7 +216,7 @@ fn weights_that_cannot_be_locked_are_one_line() {
     );
 }
 
-/// What the system says of a process: the memory that it has locked, in KiB.
+/// Returns the memory that a process has locked, in KiB.
 #[cfg(target_os = "linux")]
 fn locked(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"));
@@ -251,10 +251,10 @@ fn bench_locks_weights_or_says_that_it_cannot() {
     assert!(ended.is_none_or(|s| !s.success() && refused), "{line}");
 }
 
-/// What happens to a file.
+/// Function that changes a file.
 type Change = fn(&Path);
 
-/// A conversation that reads its weights from the file, and one answer of it.
+/// Starts a conversation that reads its weights from the file, and waits for one answer.
 fn talking(model: &Path) -> (Child, ChildStdin, BufReader<ChildStdout>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
         .args(["chat", "--no-repack", "--device", "cpu", "-n", "4"])
@@ -297,8 +297,8 @@ fn a_model_that_changes_while_it_is_in_use_is_one_line() {
                 .expect("there");
             file.set_len(4096).expect("shorter");
         }),
-        // opened for writing, a file is empty first: what was mapped is gone, then there is
-        // something else
+        // opening it for writing truncates the file: the mapped content is gone before there is new
+        // content
         ("overwritten", |path| {
             std::fs::write(path, vec![0x5a; 3 << 20]).expect("written")
         }),
@@ -307,8 +307,8 @@ fn a_model_that_changes_while_it_is_in_use_is_one_line() {
         let path = variant(&dir, &format!("{what}.gguf"), true, |_| {});
         let (child, mut stdin, _out) = talking(&path);
         change(&path);
-        // the first answer may still be going on when the file changes: then nobody reads this any
-        // more
+        // the first answer may still be running when the file changes, and then this is not read
+        // any more
         match stdin.write_all(b"Again\n") {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
             _ => drop(stdin),
@@ -324,7 +324,7 @@ fn a_model_that_changes_while_it_is_in_use_is_one_line() {
 #[test]
 #[cfg(unix)]
 fn a_model_that_is_truncated_during_a_step_is_one_line() {
-    // where the computation is then is up to chance
+    // the point of the computation at that time is random
     for _ in 0..8 {
         truncated_during_a_step();
     }

@@ -1,4 +1,4 @@
-//! llama.cpp's options: taken where the meaning is ours, refused in words where it is not.
+//! llama.cpp's options: accepted if they mean the same here, else refused with a reason.
 
 use super::{bad, good};
 
@@ -39,6 +39,6 @@ fn the_others_are_refused_by_their_names() {
         assert!(error.contains(says), "{line}: {error}");
         assert!(!error.contains("tip:"), "{line}: {error}");
     }
-    // a value that looks like one is a value
+    // a value that looks like an option is a value
     good(&["run", "-n", "1", "-p", "-fa"]);
 }

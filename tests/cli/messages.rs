@@ -1,4 +1,4 @@
-//! How much goes to stderr, where else it goes, and manual pages.
+//! Level of detail on stderr, the log file, and manual pages.
 
 use super::{bad, folder, good, octavo, stderr, stdout};
 
@@ -73,8 +73,8 @@ fn every_command_has_a_manual_page() {
     assert!(bad(&["man", "nothing"], 2).contains("expected one of run, chat"));
 }
 
-/// Rust's runtime opens the null device for a descriptor that is closed, and everything printed
-/// would be lost; who asks for the null device has it.
+/// Rust's runtime opens the null device in place of a closed descriptor, and all output would be
+/// lost; the null device itself is accepted.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_stdout_that_is_closed_from_the_start_is_an_error() {

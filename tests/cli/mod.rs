@@ -1,4 +1,4 @@
-//! The `octavo` program from outside: what it prints where, and how it exits.
+//! Tests of the `octavo` program: output and exit codes.
 
 mod bad_input;
 mod bench;
@@ -40,7 +40,7 @@ use assert_cmd::Command;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use tempfile::TempDir;
 
-/// The program, away from any configuration of the user's.
+/// Returns a command that runs the program without any configuration of the user.
 fn octavo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
     command
@@ -58,7 +58,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8 on stderr")
 }
 
-/// Runs a command that must succeed; gives what it prints.
+/// Runs a command that must succeed; returns its output.
 pub(crate) fn good(args: &[&str]) -> String {
     let output = octavo(args).output().expect("the program runs");
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
@@ -72,7 +72,7 @@ pub(crate) fn json(args: &[&str]) -> serde_json::Value {
 }
 
 /// Runs a command that must fail with this code and one line of error, without text on stdout;
-/// gives the line.
+/// returns the line.
 pub(crate) fn bad(args: &[&str], code: i32) -> String {
     let output = octavo(args).output().expect("the program runs");
     let text = stderr(&output);
@@ -81,7 +81,7 @@ pub(crate) fn bad(args: &[&str], code: i32) -> String {
     let notes = [
         "octavo: no MODEL given",
         "octavo: on the CPU: ",
-        // on a machine that is very busy
+        // printed only on a very busy machine
         "octavo: loading: ",
     ];
     let errors: Vec<&str> = text
@@ -93,7 +93,7 @@ pub(crate) fn bad(args: &[&str], code: i32) -> String {
     errors[0].to_owned()
 }
 
-/// Runs a command whose output nobody reads: an error, for its text is lost.
+/// Runs a command with a closed reader of stdout: an error, because its text is lost.
 fn fails_unread(args: &[&str]) {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_octavo"))
         .args(args)
@@ -109,7 +109,7 @@ fn fails_unread(args: &[&str]) {
     assert!(said.ends_with(error), "{args:?}: {said}");
 }
 
-/// A file with the demo model's keys, changed by `change`, and its tensors if `tensors`.
+/// Writes a file with the demo model's keys, changed by `change`, and its tensors if `tensors`.
 fn variant(
     dir: &TempDir,
     name: &str,
@@ -131,7 +131,7 @@ fn variant(
     path
 }
 
-/// The demo model with two tokens in each other's place.
+/// Writes the demo model with two tokens swapped.
 fn with_other_tokens(dir: &TempDir, name: &str) -> PathBuf {
     variant(dir, name, true, |writer| {
         let demo = octavo_engine::demo_model();

@@ -1,10 +1,10 @@
-//! Ranks in one process, as on a machine with several NUMA nodes.
+//! Tensor-parallel ranks in one process, as on a machine with several NUMA nodes.
 
 use octavo_fixtures::{Lacks, skip};
 
 use super::{bad, good, json};
 
-/// Two ranks need two CPUs; says so where there is one.
+/// Returns whether there are two CPUs, which two ranks need; reports the skipped test if not.
 fn has_two_cpus() -> bool {
     let cpu = json(&["inspect", "--devices", "--json", "-t", "1024"]);
     let has_two = cpu["cpu"]["threads"].as_u64() >= Some(2);

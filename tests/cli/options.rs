@@ -1,9 +1,8 @@
-//! Options as they are typed: escapes, numbers below 0, and what a shell offers.
+//! Parsing of options: escapes, negative numbers, and shell completions.
 
 use super::{bad, folder, good, json, octavo, stderr};
 
-/// The example of `octavo run --help`, with another model and text, ends where it says that it
-/// ends.
+/// The example of stop strings in `octavo run --help`, with another model and text, stops at them.
 #[test]
 fn the_example_of_stop_strings_stops() {
     let help = good(&["run", "--help"]);
@@ -19,7 +18,7 @@ fn the_example_of_stop_strings_stops() {
     std::fs::write(&prompt, "1+1=").expect("written");
     let prompt = prompt.to_str().expect("UTF-8");
     let feed = good(&["tokenize", "-p", "\n", "--ids"]);
-    // nothing but line feeds, to the end of eight tokens or to the second one
+    // generates only line feeds, up to eight tokens or to the second one
     let bias = format!("{}+1000", feed.trim().trim_matches(['[', ']']));
     let run = |more: &[&str]| {
         let args = [
@@ -108,7 +107,7 @@ fn numbers_below_0_are_values() {
         "--repeat-last-n",
     ];
     let with = |n: &str| good(&[&greedy[..], &[n]].concat());
-    // all of a context that is shorter than any of these
+    // -1 is the whole context, which is shorter than 4096
     assert_eq!(with("-1"), with("4096"));
     assert_ne!(with("-1"), with("0"));
     for (line, says) in [
@@ -139,7 +138,7 @@ fn numbers_below_0_are_values() {
         let error = bad(&line.split(' ').collect::<Vec<_>>(), 2);
         assert!(error.contains(says), "{line}: {error}");
     }
-    // all chunks, as for llama-imatrix
+    // -1 is all chunks, as for llama-imatrix
     let dir = folder();
     let text = dir.path().join("text");
     std::fs::write(&text, "It was the best of times.\n".repeat(60)).expect("written");
@@ -205,7 +204,7 @@ fn completions_offer_values() {
             "fish: {option} {value}"
         );
     }
-    // help lists them once, in its own words
+    // the help lists the values once, in its own words
     let help = good(&["run", "--help"]);
     assert!(!help.contains("[possible values: auto, scalar"), "{help}");
 }

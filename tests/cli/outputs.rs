@@ -1,6 +1,6 @@
-//! What every writing command does to what is there already: the table of outputs x (new name,
-//! older output, other file, input, link to an input, device, pipe, link). What must survive does
-//! so byte for byte.
+//! Behaviour of every writing command with existing files: the table of outputs x (new name, older
+//! output, other file, input, link to an input, device, pipe, link). Files that must survive do so
+//! byte for byte.
 #![cfg(unix)]
 
 mod beside;
@@ -19,7 +19,7 @@ use super::{folder, octavo, stderr};
 
 const NOTES: &[u8] = b"<!doctype html>\n<title>notes</title> that nobody wants to lose\n";
 
-/// A folder with copies of everything that commands read.
+/// Folder with copies of everything that commands read.
 pub(super) struct Desk(TempDir);
 
 impl Desk {
@@ -46,7 +46,7 @@ impl Desk {
         self.at(name).to_str().expect("UTF-8").to_owned()
     }
 
-    /// An argument: what begins with `@` is a file here.
+    /// Expands arguments: a word that begins with `@` is a file here.
     fn args(&self, args: &str, out: &str) -> Vec<String> {
         let arg = |word: &str| match word.strip_prefix('@') {
             Some("OUT") => self.name(out),
@@ -68,7 +68,7 @@ impl Desk {
         assert_eq!(code, Some(0), "{args} to {out}: {text}");
     }
 
-    /// Names of files that are neither there by intention nor listed in `known`.
+    /// Returns the names of temporary files.
     pub(super) fn temporary_files(&self) -> Vec<String> {
         let names = fs::read_dir(self.0.path())
             .expect("lists")
@@ -80,27 +80,27 @@ impl Desk {
     }
 }
 
-/// What a command makes of an older output of its own.
+/// Behaviour of a command with an older output of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Older {
-    /// It is replaced unasked.
+    /// Replaced without `--force`.
     Replaced,
-    /// It stays: a model, which nothing tells from others' models.
+    /// Refused: a model, which looks like any other model.
     Refused,
-    /// It is what would be written, so that nothing is left to do.
+    /// Accepted as done, because it is what would be written.
     Done,
 }
 
-/// A command that writes `@OUT`.
+/// Command that writes `@OUT`.
 struct Writer<'a> {
     args: &'a str,
-    /// What it reads, under the names of the desk.
+    /// Files that it reads, under the names of the desk.
     reads: &'a [&'a str],
-    /// The exit code of a refusal.
+    /// Exit code of a refusal.
     code: i32,
-    /// What becomes of an older output.
+    /// Behaviour with an older output.
     older: Older,
-    /// Equal runs write equal bytes.
+    /// Whether equal runs write equal bytes.
     same_bytes: bool,
 }
 
@@ -127,7 +127,7 @@ impl Writer<'_> {
         format!("{} --force", self.args)
     }
 
-    /// The whole row of the table.
+    /// Tests the whole row of the table.
     fn row(&self, desk: &Desk) {
         desk.good(self.args, "new");
         let made = fs::read(desk.at("new")).expect("it is there");
@@ -190,7 +190,7 @@ impl Writer<'_> {
         assert_eq!(fs::read(desk.at("notes")).expect("there"), NOTES);
         desk.good(&self.forced(), "notes");
         self.check(&desk.at("notes"), made);
-        // what is no file
+        // not a file
         fs::create_dir(desk.at("folder")).expect("made");
         self.refused(desk, "folder", true, "got a folder");
         self.refused(desk, "none/file", false, "none/file");
@@ -248,7 +248,7 @@ impl Writer<'_> {
         symlink("far away/fresh", desk.at("dangling")).expect("linked");
         desk.good(self.args, "dangling");
         self.check(&desk.at("far away/fresh"), made);
-        // what it leads to is an older output by now
+        // the link leads to an older output by now
         if self.older == Older::Refused {
             self.refused(desk, "dangling", false, "is there already");
             desk.good(&self.forced(), "dangling");
@@ -291,7 +291,7 @@ impl Writer<'_> {
                 .file_type()
                 .is_fifo()
         );
-        // the same as the system's null device and a loop device that nobody has, but ours
+        // devices of our own, like the system's null device and a loop device that is not in use
         for (name, kind, major, minor) in [("null", "c", 1, 3), ("block", "b", 7, 251)] {
             let (major_arg, minor_arg) = (major.to_string(), minor.to_string());
             let made = Plain::new("mknod")

@@ -1,5 +1,4 @@
-//! `octavo perplexity` from outside: llama-perplexity's lines, its base files both ways, and
-//! refusals.
+//! `octavo perplexity`: llama-perplexity's lines, its base files in both directions, and refusals.
 
 mod bases;
 
@@ -154,7 +153,7 @@ fn the_figures_are_printed_as_llama_perplexity_prints_them() {
 fn one_line_feed_at_the_end_is_no_part_of_the_text() {
     let folder = Folder::new();
     let base = b"1+1=2. The capital of France is Paris, and the cat sat on the mat once more.";
-    // chunks of three tokens: the last ones count
+    // with chunks of three tokens, the last ones count
     let ppl = |content: &[u8]| good(&["-f", &folder.write("t", content), "-c", "3"]);
     let plain = ppl(base);
     assert_eq!(ppl(&[base, &b"\n"[..]].concat()), plain);
@@ -249,7 +248,7 @@ fn a_reader_that_goes_away_is_an_error_after_a_base_is_written() {
     ]);
 }
 
-/// The numbers of a line, and what is between them.
+/// Splits a line into its numbers and the text between them.
 fn numbers(line: &str) -> (Vec<f64>, String) {
     let number = Regex::new(r"-?\d+\.\d+").expect("a pattern");
     let values = number
@@ -266,8 +265,8 @@ fn numbers(line: &str) -> (Vec<f64>, String) {
     )
 }
 
-/// Line by line the same words, and numbers that differ by at most `relative`, or a few of the last
-/// digits printed.
+/// Asserts that the texts have the same words line by line, and numbers that differ by at most
+/// `relative`, or by a few of the last digits printed.
 fn same_lines(ours: &str, theirs: &str, relative: f64) {
     let lines = |text: &str| -> Vec<String> {
         text.lines()
@@ -279,7 +278,7 @@ fn same_lines(ours: &str, theirs: &str, relative: f64) {
     assert_eq!(ours.len(), theirs.len());
     for (ours, theirs) in ours.iter().zip(&theirs) {
         let ((a, words), (b, expected)) = (numbers(ours), numbers(theirs));
-        // two trailing spaces or none: only words count
+        // only words count: the number of trailing spaces may differ
         assert_eq!(
             words.replace(['.', '%'], ""),
             expected.replace(['.', '%'], ""),
@@ -307,7 +306,7 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let (fine, coarse, text) = (utf8(&fine), utf8(&coarse), utf8(&text));
     let folder = Folder::new();
     let base = folder.name("base.kld");
-    // on any machine: a matrix unit rounds prompts to bf16
+    // for the same numbers on any machine: a matrix unit rounds prefill to bf16
     let exact = [
         "--kv-type",
         "f32",
@@ -326,7 +325,7 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
     let recorded = workspace_root().join("src/lab/tests/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
-    // our activations are rounded to 15 bits, those of the recorded run to none
+    // our activations are rounded to 15 bits, those of the recorded run not at all
     same_lines(&ours, &theirs, 1e-3);
 }
 

@@ -1,4 +1,4 @@
-//! Pictures beside texts: `octavo diff` and `octavo embed`.
+//! Images in texts: `octavo diff` and `octavo embed`.
 
 use std::process::{Command, Stdio};
 
@@ -8,20 +8,20 @@ use octavo_reference::metrics::nmse;
 
 use super::{bad, folder, good, octavo, stderr, stdout};
 
-/// A file of the shared folder's models that see.
+/// Returns a file of the shared folder's vision models.
 fn file(name: &str) -> Option<String> {
     let path = shared(&format!("vision/{name}"))?;
     Some(path.to_str().expect("UTF-8").to_owned())
 }
 
-/// A tower, its text model and an image; `None` where the shared folder is absent.
+/// Returns an image encoder, its text model and an image; `None` without the shared folder.
 fn files(image: &str) -> Option<[String; 3]> {
     let names = ["vl-a-mmproj-F32.gguf", "vl-a-text-F32.gguf", image];
     let [mmproj, text, image] = names.map(file);
     Some([mmproj?, text?, image?])
 }
 
-/// Runs `octavo diff`; its exit code, and what it printed to both.
+/// Runs `octavo diff`; returns its exit code, and its output to stdout and stderr.
 fn diff(args: &[&str]) -> (Option<i32>, String) {
     let output = octavo(&[&["diff"], args].concat()).output();
     let output = output.expect("the program runs");
@@ -95,7 +95,7 @@ fn what_does_not_go_together_is_refused() {
     }
 }
 
-/// What stock llama.cpp prints on the spot. Skipped where it is not built.
+/// Compares with the output of an unmodified llama.cpp. Skipped if it is not built.
 #[test]
 fn towers_are_compared_with_what_llama_cpp_prints() {
     let (Some(mmproj), Some(text), Some(program)) = (
@@ -131,14 +131,14 @@ fn towers_are_compared_with_what_llama_cpp_prints() {
     assert_eq!(code, Some(2), "{out}");
 }
 
-/// F32 numbers as they lie in files.
+/// Reads F32 numbers from the bytes of a file.
 fn floats(bytes: &[u8]) -> Vec<f32> {
     let (values, rest) = bytes.as_chunks::<4>();
     assert!(rest.is_empty());
     values.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The vectors of a text with a picture are the rows that become its logits.
+/// The vectors of a text with an image are the hidden states that become its logits.
 #[test]
 fn vectors_of_pictures_become_logits() {
     let Some([mmproj, text, image]) = files("images/wide.png") else {
@@ -172,7 +172,7 @@ fn vectors_of_pictures_become_logits() {
     let cells = cells.iter().filter(|id| i32::from_le_bytes(**id) == -1);
     assert_eq!(cells.count(), 12);
     let rows = floats(vectors.tensor("embd").expect("there").data());
-    // this model's output is its embedding
+    // this model's output matrix is its embedding
     let output = tensor(&model, "token_embd.weight");
     let width = rows.len() / tokens;
     let product = |row: &[f32], of: &[f32]| -> f64 {
@@ -190,7 +190,7 @@ fn vectors_of_pictures_become_logits() {
     let error = nmse(&ours, &theirs).expect("as many");
     assert!(error < 1e-10, "{error:e}");
 
-    // the picture alone, and with it as lines
+    // the image alone, and refused together with --lines
     let alone = ["embed", &text, "--pooling", "last", "--json"];
     let alone = good(&[&alone[..], &see[..]].concat());
     let alone: serde_json::Value = serde_json::from_str(&alone).expect("JSON");

@@ -1,5 +1,5 @@
-//! Batch work from outside: parts that processes of their own do, one of them killed and repeated,
-//! and what merging them prints: byte for byte what one run prints.
+//! Batch work: separate processes compute parts, one of them is killed and repeated, and merging
+//! prints the same bytes as one run.
 
 mod clusters;
 mod refused;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{bad, folder, good, octavo, stderr, stdout};
 
-/// A folder with a model, a coarser one and a text.
+/// Folder with a model, a coarser one and a text.
 struct Desk(TempDir);
 
 impl Desk {
@@ -34,7 +34,7 @@ impl Desk {
         self.at(name).to_str().expect("UTF-8").to_owned()
     }
 
-    /// The words of a command line; what begins with `@` is a file here.
+    /// Splits a command line into words; a word that begins with `@` is a file here.
     fn words(&self, line: &str) -> Vec<String> {
         let word = |word: &str| match word.strip_prefix('@') {
             Some(name) => self.name(name),
@@ -53,7 +53,7 @@ impl Desk {
         bad(&words.iter().map(String::as_str).collect::<Vec<_>>(), code)
     }
 
-    /// Does all parts of a command, the last one first; gives the pieces as arguments.
+    /// Computes all parts of a command, the last one first; returns the pieces as arguments.
     fn parts(&self, command: &str, of: u32) -> String {
         let piece = |i: u32| format!("@{of}-{i}.piece");
         for i in (1..=of).rev() {
@@ -64,7 +64,7 @@ impl Desk {
     }
 }
 
-/// What one run prints, and what merging 1, 3 and 8 parts prints.
+/// Asserts that merging 1, 3 and 8 parts prints the same as one run.
 fn is_the_same_in_parts(desk: &Desk, command: &str, variants: &[&str]) {
     let whole: Vec<String> = variants
         .iter()
@@ -134,7 +134,7 @@ fn a_suite_is_the_same_in_parts() {
     desk.good(&format!("merge {pieces} --html @merged.html"));
     let page = |name: &str| std::fs::read(desk.at(name)).expect("there");
     assert!(page("merged.html") == page("whole.html"), "other pages");
-    // what is outside is no failure of a part, but of the whole
+    // results outside the tolerance are no failure of a part, but of the whole
     suite("1e-30");
     let run = |line: String| {
         let words = desk.words(&line);
@@ -150,7 +150,7 @@ fn a_suite_is_the_same_in_parts() {
     );
 }
 
-/// All but the speeds, which no two runs have in common.
+/// Compares everything except the speeds, which differ from run to run.
 #[test]
 fn a_report_is_the_same_in_parts() {
     let desk = Desk::new();
@@ -193,8 +193,8 @@ fn a_report_is_the_same_in_parts() {
     assert_eq!(merged, figures(&format!("{few} --json")));
 }
 
-/// One part is killed in the middle of its work: it leaves no piece, and is done when it is
-/// repeated; one that is there is not done again.
+/// A part that is killed in the middle of its work leaves no piece and is computed when it is
+/// repeated; a part that exists is not computed again.
 #[test]
 fn a_part_that_was_killed_is_repeated() {
     let desk = Desk::new();
@@ -208,7 +208,7 @@ fn a_part_that_was_killed_is_repeated() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("starts");
-    // it says how long it will take when the first chunk is done
+    // after the first chunk it prints the expected time
     let notes = BufReader::new(child.stderr.take().expect("piped"));
     let begun = notes.lines().map_while(Result::ok);
     assert!(
@@ -231,7 +231,7 @@ fn a_part_that_was_killed_is_repeated() {
         desk.good(command),
         "f32 is another run"
     );
-    // all three are there, and nothing else
+    // all three pieces exist, and no other new file
     let left = std::fs::read_dir(desk.0.path()).expect("lists").count();
     assert_eq!(left, 2 + 3 + 1);
 
@@ -251,7 +251,7 @@ fn a_part_that_was_killed_is_repeated() {
         after.modified().expect("a time")
     );
 
-    // of other work, or damaged: done anew
+    // pieces of other work and damaged pieces are computed anew
     let mut bytes = std::fs::read(desk.at("3-2.piece")).expect("there");
     let whole = bytes.clone();
     bytes.truncate(bytes.len() / 2);

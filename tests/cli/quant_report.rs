@@ -1,4 +1,4 @@
-//! `octavo quant-report` from outside.
+//! Tests of `octavo quant-report` as a program.
 
 use super::{bad, folder, good, json, octavo, stderr, stdout};
 
@@ -49,7 +49,7 @@ fn coarser_types_cost_more_and_the_ranking_is_complete() {
         .iter()
         .map(|r| r["role"].as_str().expect("a name"))
         .collect();
-    // q, k, v, output, gate, up, down, and the embedding, which is the output too
+    // q, k, v, output, gate, up, down, and the embedding, which is also the output
     assert_eq!(roles.len(), 8, "{roles:?}");
     assert!(
         ranked
@@ -63,7 +63,7 @@ fn coarser_types_cost_more_and_the_ranking_is_complete() {
     assert!(bad(&["quant-report", "/nonexistent", "-f", &text], 1).contains("/nonexistent"));
 }
 
-/// Experts are ranked like any matrices, with importance of their own; routers are never quantized.
+/// Experts are ranked like other matrices, with their own importance; routers are never quantized.
 #[test]
 fn experts_are_ranked_and_routers_are_not() {
     let dir = folder();

@@ -1,4 +1,4 @@
-//! `octavo quantize` and `octavo imatrix` from outside: what is written, printed and refused.
+//! `octavo quantize` and `octavo imatrix`: files, output and refusals.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -11,7 +11,7 @@ fn octavo(args: &[&str]) -> Output {
     super::octavo(args).output().expect("the program runs")
 }
 
-/// What a failure says.
+/// Runs a command that must fail; returns its message.
 fn refused(args: &[&str], code: i32) -> String {
     bad(args, code)["octavo: error: ".len()..].to_owned()
 }
@@ -26,7 +26,7 @@ fn path(p: &Path) -> &str {
     p.to_str().unwrap()
 }
 
-/// Refusals of a sound input, and of an older output of type Q8_0.
+/// Asserts refusals of a valid input, and of an older output of type Q8_0.
 fn refuses_what_must_not_be(folder: &Path, i: &str, o: &str) {
     assert!(
         refused(&["quantize", i, i, "Q8_0", "--force"], 1)
@@ -202,7 +202,7 @@ fn an_importance_matrix_is_made_and_used() {
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// llama-quantize's numbers for types, and what it takes beside them.
+/// llama-quantize's numbers of types, and its other options.
 #[test]
 fn numbers_and_files_say_what_names_say() {
     let demo = octavo_fixtures::workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");

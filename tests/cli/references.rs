@@ -26,7 +26,7 @@ fn model(name: &str) -> String {
 const DEMO: &str = "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 const OTHER: &str = "models/rnd-llama-Q4_K_M.gguf";
 
-/// The file, the text that it needs, what it is called, and how many tensors are compared.
+/// Files with the text that each needs, and its name and number of compared tensors.
 const FILES: [(&str, &[&str], &str); 8] = [
     ("debug.bin", &[], "(llama-debug, 4 tokens)"),
     ("debug-embeddings.bin", &[], "1 tensors"),
@@ -76,7 +76,7 @@ fn every_kind_of_file_agrees_with_its_model() {
             out.contains("verdict: within tolerance") && out.contains(says),
             "{name}: {out}"
         );
-        // llama.cpp rounds activations to 8 bits: that is seen
+        // llama.cpp's rounding of activations to 8 bits is detected
         let (code, out) = run(
             &model(DEMO),
             name,
@@ -117,8 +117,8 @@ fn damaged_files_give_one_line() {
     for (name, _, _) in FILES {
         let sound = std::fs::read(file(name)).expect("a committed file");
         for part in [0, 1, 5, 9, 37, 50, 99] {
-            // for a cut the text no longer fits, or the file is none of them: what matters is how
-            // that is said
+            // after a cut the text may not fit, or the file has no known kind: only the form of the
+            // message matters
             std::fs::write(&path, &sound[..sound.len() * part / 100]).expect("written");
             let output = octavo(&["diff", &model(DEMO), "--reference", damaged, "-p", "1+1="])
                 .output()

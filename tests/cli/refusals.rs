@@ -1,4 +1,4 @@
-//! What is refused before it costs time or leaves a file: folders that would not load, matrices of
+//! Refusals before work is done or a file is written: folders that would not load, matrices of
 //! other models.
 
 mod early;
@@ -15,14 +15,14 @@ fn path(p: &Path) -> &str {
     p.to_str().expect("a temporary path is text")
 }
 
-/// A folder with its settings and the head of its weights changed.
+/// Folder with changed settings and a changed header of its weights.
 struct Folder {
     dir: tempfile::TempDir,
     path: PathBuf,
 }
 
 impl Folder {
-    /// The committed model of an architecture, as plain F16.
+    /// Creates a folder with the committed model of an architecture, as plain F16.
     fn of(model: &str) -> Folder {
         let dir = folder();
         let (f16, made) = (dir.path().join("f16.gguf"), dir.path().join("made"));
@@ -34,7 +34,7 @@ impl Folder {
         for (key, value) in model.keys() {
             writer.set(key, value);
         }
-        // frequencies of random models follow from no settings
+        // the rotary frequencies of random models do not follow from settings
         for t in model
             .tensors()
             .iter()
@@ -69,8 +69,8 @@ impl Folder {
         std::fs::write(path, value.to_string()).expect("written");
     }
 
-    /// The list of tensors, changed, before the same data. What is left out of the list leaves a
-    /// hole in the data, which safetensors refuse: another name for it does not.
+    /// Changes the list of tensors before the same data. Removing a tensor leaves a hole in the
+    /// data, which safetensors refuses; renaming one does not.
     fn tensors(&self, change: impl FnOnce(&mut serde_json::Map<String, Value>)) {
         let path = self.path.join("model.safetensors");
         let bytes = std::fs::read(&path).expect("there");
@@ -94,7 +94,7 @@ impl Folder {
         });
     }
 
-    /// Conversion fails with one line that says all of this, and writes nothing.
+    /// Asserts that conversion fails with one line that contains all of these, and writes nothing.
     #[track_caller]
     fn is_not_converted(&self, says: &[&str]) {
         let before = std::fs::read_dir(self.dir.path()).expect("there").count();
@@ -131,7 +131,7 @@ fn a_folder_that_would_not_load_is_not_converted() {
             path(&sound.dir.path().join("out.gguf")),
         ]);
     }
-    // without a tensor, with one too many: a layer more or less than the settings say
+    // a tensor is missing, or there is one too many: a layer more or less than the settings say
     let folder = Folder::of(QWEN3);
     folder.settings(|c| c["num_hidden_layers"] = json!(5));
     folder.is_not_converted(&[
@@ -141,7 +141,7 @@ fn a_folder_that_would_not_load_is_not_converted() {
     ]);
     folder.settings(|c| c["num_hidden_layers"] = json!(3));
     folder.is_not_converted(&["unexpected tensor blk.3.", "model.layers.3."]);
-    // one that has gone, its bytes now a tensor that nothing asks for
+    // a missing tensor, whose bytes belong to a tensor that no layer uses
     let folder = Folder::of(QWEN3);
     folder.renamed(
         "model.layers.1.mlp.up_proj.weight",
@@ -151,7 +151,7 @@ fn a_folder_that_would_not_load_is_not_converted() {
         "missing tensor blk.1.ffn_up.weight",
         "model.layers.1.mlp.up_proj",
     ]);
-    // another shape of as many numbers
+    // another shape with the same number of elements
     let folder = Folder::of(QWEN3);
     folder.tensors(|list| {
         let shape = list["model.layers.2.mlp.down_proj.weight"]["shape"]
@@ -175,7 +175,7 @@ fn an_output_matrix_is_there_unless_it_is_the_embedding() {
             "got none",
         ]);
     }
-    // a model that runs would say something else than was trained
+    // the model would run, but differ from the trained one
     assert!(
         bad(&["run", path(&folder.path), "-p", "x"], 1).contains("tie_word_embeddings is not true")
     );

@@ -1,4 +1,4 @@
-//! run, chat and logits.
+//! Tests of `octavo run`, `chat` and `logits`.
 
 mod interactive;
 
@@ -150,7 +150,7 @@ fn the_most_tokens_and_stop_strings_are_kept() {
         (object["text"].as_str(), ids(&object["tokens"])),
         (Some(""), vec![20])
     );
-    // to the end of the context: 4 tokens of prompt and 28 more, of which the last needs no
+    // up to the end of the context: 4 prompt tokens and 28 more, of which the last needs no
     // position
     let object = json(&["run", "-p", "1+1=", "-c", "32", "--ignore-eos", "--json"]);
     assert_eq!(
@@ -214,7 +214,7 @@ fn how_it_is_computed_changes_no_greedy_text() {
     );
 }
 
-/// The files with the logits of every position are equal to the last byte.
+/// The files with the logits of every position are byte for byte equal.
 #[test]
 fn threads_and_batches_change_no_logit() {
     let dir = folder();
@@ -246,7 +246,7 @@ fn threads_and_batches_change_no_logit() {
             let got = dump(&[way, &["-t", threads, "-b", batch]].concat());
             assert!(got == expected, "{way:?} -t {threads} -b {batch}");
         }
-        // taps make the computation stop after every op
+        // with taps the computation stops after every op
         assert!(
             dump(&[way, &["--taps", "."]].concat()) == expected,
             "{way:?} with taps"

@@ -1,4 +1,4 @@
-//! `octavo serve` as a program: what it says, and how it ends.
+//! `octavo serve` as a program: its messages and its end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ struct Serving {
     lines: BufReader<std::process::ChildStderr>,
 }
 
-/// Starts a server and waits for the line that says its address.
+/// Starts a server and waits for the line with its address.
 fn serve(args: &[&str]) -> Serving {
     let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
         .args(["serve", "--port", "0"])
@@ -56,7 +56,7 @@ impl Serving {
         assert!(killed.expect("kill runs").success());
     }
 
-    /// Waits for its end; answers the exit code and what it still said.
+    /// Waits for its end; returns the exit code and the rest of its output.
     fn end(mut self) -> (Option<i32>, String) {
         let start = Instant::now();
         while self.child.try_wait().expect("it can be asked").is_none() {
@@ -87,7 +87,7 @@ fn a_server_answers_and_ends_when_it_is_told_to() {
     let start = Instant::now();
     serving.terminate();
     let (code, rest) = serving.end();
-    // but for the line of the request
+    // only the line of the request
     assert_eq!((code, rest.lines().count()), (Some(0), 1), "{rest}");
     assert!(
         start.elapsed() < Duration::from_secs(5),
@@ -121,7 +121,7 @@ fn who_takes_too_long_is_told_so_and_the_program_ends() {
         let start = Instant::now();
         for _ in 0..signals {
             serving.terminate();
-            // two that wait for the program are one
+            // two pending signals would count as one
             std::thread::sleep(Duration::from_millis(100));
         }
         let answer = read(stream);
@@ -228,7 +228,7 @@ fn the_log_of_requests_follows_the_options_of_all_commands() {
     assert_eq!(said(&["-q", "--log-file", log]), [false, false]);
     let kept = std::fs::read_to_string(log).expect("written");
     let line = kept.lines().find(|line| line.contains("/v1/completions"));
-    // a time, once
+    // the line has a time, only once
     assert!(
         line.is_some_and(|line| line[10..].matches('Z').count() == 1),
         "{kept}"
@@ -239,7 +239,7 @@ fn the_log_of_requests_follows_the_options_of_all_commands() {
 #[test]
 fn nobody_reads_the_log_and_the_server_goes_on() {
     let serving = serve(&[]);
-    // more than a pipe holds
+    // more lines than a pipe can hold
     for _ in 0..800 {
         let answer = read(serving.ask(r#"{"prompt": []}"#));
         assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
@@ -248,11 +248,11 @@ fn nobody_reads_the_log_and_the_server_goes_on() {
     assert_eq!(serving.end().0, Some(0));
 }
 
-/// Seconds of CPU that a process has taken.
+/// Returns the CPU time of a process in seconds.
 #[cfg(target_os = "linux")]
 fn cpu_seconds(child: &Child) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
-    // the name before it may have any characters
+    // the process name before it may have any characters
     let (_, rest) = stat.rsplit_once(')').expect("a name in brackets");
     let fields = rest.split_whitespace().skip(11).take(2);
     let ticks: f64 = fields
@@ -261,7 +261,7 @@ fn cpu_seconds(child: &Child) -> f64 {
     ticks / 100.0
 }
 
-/// Processes that do nothing but keep CPUs busy, each in a session of its own.
+/// Processes that keep CPUs busy, each in a session of its own.
 #[cfg(target_os = "linux")]
 struct Busy(Vec<Child>);
 
@@ -281,7 +281,7 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // timeout hands the signal on
+            // `timeout` forwards the signal
             let id = child.id().to_string();
             let ended = Command::new("kill").args(["-TERM", &id]).status();
             ended.expect("kill runs");
@@ -290,8 +290,8 @@ impl Drop for Busy {
     }
 }
 
-/// A step whose threads cannot go on without a late one has all of them wait, and spin, wherever
-/// one has lost its CPU: embeddings once cost a hundred times what they do on a quiet machine.
+/// All threads of a step wait, and spin, for one that has lost its CPU to other work: embeddings
+/// once took a hundred times as long as on an idle machine.
 #[cfg(target_os = "linux")]
 #[test]
 fn embeddings_take_no_more_of_a_busy_cpu_than_completions() {

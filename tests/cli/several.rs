@@ -1,4 +1,4 @@
-//! `octavo run` with many prompts, and with many texts of one: as if each were alone.
+//! `octavo run` with many prompts, and with many texts of one: the same as if each ran alone.
 
 use std::io::{BufRead, BufReader, Write};
 
@@ -59,7 +59,7 @@ fn several_texts_have_seeds_one_above_the_other() {
     assert!(best.len() == 1 && several.iter().any(|one| one["tokens"] == best[0]["tokens"]));
 }
 
-/// A program reads one kind of object, however many texts there are.
+/// One text and many have objects with the same fields.
 #[test]
 fn one_text_and_many_have_the_same_fields() {
     fn fields(object: &Value) -> Vec<&String> {
@@ -105,7 +105,7 @@ fn every_line_has_a_seed_of_its_own() {
     assert_eq!(alone["tokens"], all[1]["tokens"]);
 }
 
-/// A program that sends one line and waits for its answer is not left waiting.
+/// A program that sends one line and waits gets its answer.
 #[test]
 fn lines_are_answered_as_they_come() {
     for (command, field) in [("run", "text"), ("embed", "vectors")] {

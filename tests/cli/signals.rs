@@ -1,5 +1,5 @@
-//! No temporary file stays when a signal ends the program, whatever it was doing, and the exit code
-//! says which it was.
+//! No temporary file is left when a signal ends the program, whatever it was doing, and the exit
+//! code tells the signal.
 #![cfg(unix)]
 
 use std::fs;
@@ -12,8 +12,7 @@ use octavo_fixtures::{Lacks, skip};
 use super::kept::program;
 use super::outputs::Desk;
 
-/// Signals and the exit codes that tell of them; not a hangup that whoever runs the tests has them
-/// ignore.
+/// Returns signals and their exit codes; without SIGHUP if the tests run with it ignored.
 fn signals() -> Vec<(&'static str, i32)> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -30,10 +29,10 @@ fn signals() -> Vec<(&'static str, i32)> {
     all
 }
 
-/// Longer than anything here takes, also where other work runs.
+/// Maximum time to wait; everything here is faster, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The program, which does not outlive its test.
+/// The running program, killed on drop.
 struct Started(Child);
 
 impl Started {
@@ -52,7 +51,7 @@ impl Started {
         );
     }
 
-    /// Its exit code, once it has ended.
+    /// Waits for its end; returns the exit code.
     fn code(&mut self) -> Option<i32> {
         self.0.wait().expect("ends").code()
     }
@@ -60,7 +59,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // one that has ended cannot be killed, and need not
+        // a program that has ended cannot be killed, which is fine
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -80,7 +79,7 @@ fn start(desk: &Desk, args: &str) -> Started {
     Started(command.spawn().expect("starts"))
 }
 
-/// Files that were not there before, in the folder and in that of temporary files.
+/// Returns new files in the folder and in that of temporary files.
 fn new_files(desk: &Desk, before: &[String]) -> Vec<String> {
     let mut names = Vec::new();
     for folder in ["", "tmp", "keep"] {
@@ -111,8 +110,8 @@ fn leaves_nothing(desk: &Desk, args: &str) {
     for (signal, code) in signals() {
         let before = new_files(desk, &[]);
         let mut child = start(desk, args);
-        // the check before the work makes one for a moment: one that stays, or is filled, is the
-        // work's
+        // the check before the work makes a temporary file for a moment; one that stays or is
+        // filled belongs to the work
         let mut seen = 0;
         wait_for(args, || {
             assert_eq!(child.ended(), None, "{args}: ended before the signal");
@@ -129,7 +128,7 @@ fn leaves_nothing(desk: &Desk, args: &str) {
     }
 }
 
-/// A text that keeps a command busy.
+/// Writes a text that keeps a command busy.
 fn long(desk: &Desk) {
     let text = fs::read(desk.at("text")).expect("there").repeat(400);
     fs::write(desk.at("long"), text).expect("written");
@@ -143,7 +142,7 @@ fn a_model_that_is_quantized() {
     );
 }
 
-/// All others that end a program, where they are sent and where a limit is met.
+/// Tests all other signals that end a program, sent to it or raised by a limit.
 #[test]
 fn any_signal_that_ends_a_program() {
     use std::os::unix::process::ExitStatusExt;
@@ -251,7 +250,7 @@ fn a_comparison_with_llama_cpp_and_the_program_itself() {
         assert_eq!(child.code(), Some(code), "{signal}");
         assert_eq!(hidden(&desk.at("keep")), 0, "{signal}");
         let pid = fs::read_to_string(desk.at("pid")).expect("there");
-        // one that ended is a zombie until init has seen it
+        // an ended process is a zombie until init reaps it
         let runs = || {
             fs::read_to_string(format!("/proc/{}/cmdline", pid.trim()))
                 .is_ok_and(|line| !line.is_empty())
@@ -268,7 +267,7 @@ fn hidden(folder: &Path) -> usize {
         .count()
 }
 
-/// As `nohup` starts it.
+/// Starts the program as `nohup` does.
 #[test]
 fn a_hangup_that_is_ignored_stays_ignored() {
     let desk = Desk::new();
@@ -289,7 +288,7 @@ fn a_hangup_that_is_ignored_stays_ignored() {
         .spawn()
         .expect("starts");
     let mut child = Started(child);
-    // the check before the work makes one for a moment
+    // the check before the work makes a temporary file for a moment
     let mut seen = 0;
     wait_for("a base", || {
         seen = if desk.temporary_files().is_empty() {

@@ -1,4 +1,4 @@
-//! How many threads run, and what is told about it.
+//! The number of threads and the reason given for it.
 
 use std::process::Command;
 
@@ -10,8 +10,8 @@ use super::{good, json};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_octavo");
 
-/// What `inspect --devices` says about threads when this command, which ends in the program, starts
-/// it.
+/// Returns the number of threads and the reason that `inspect --devices` reports when this command,
+/// which ends in the program, starts it.
 fn told(mut command: Command, more: &[&str]) -> (u64, String) {
     let output = command
         .args(["inspect", "--devices", "--json"])
@@ -31,7 +31,7 @@ fn told(mut command: Command, more: &[&str]) -> (u64, String) {
     )
 }
 
-/// CPUs that this process may use, as -t takes them.
+/// Returns the number of CPUs that this process may use, as -t limits it.
 fn cpus() -> u64 {
     told(Command::new(PROGRAM), &["-t", "1024"]).0
 }
@@ -119,7 +119,7 @@ fn affinity_decides() {
     }
     let (threads, reason) = told(under_taskset(), &[]);
     assert_eq!(threads, 1);
-    // of a machine with one CPU all are allowed
+    // on a machine with one CPU all CPUs are allowed
     assert!(
         reason.starts_with("1 of ") && reason.ends_with(" allowed") || reason == "all CPUs",
         "{reason}"
@@ -144,7 +144,7 @@ fn a_quota_decides() {
             (without, reason)
         };
         assert_eq!(told(group.command(PROGRAM.as_ref()), &[]), expected);
-        // who gives a number is not held to the quota
+        // a given number is not limited by the quota
         let cpus = cpus();
         assert_eq!(
             told(group.command(PROGRAM.as_ref()), &["-t", "1024"]).0,

@@ -44,7 +44,7 @@ pub(in crate::cli) struct GivenRule {
 }
 
 impl ConstraintArgs {
-    /// Whether a rule is given.
+    /// Returns whether a rule is given.
     pub(in crate::cli) fn is_given(&self) -> bool {
         let files = [&self.json_schema_file, &self.grammar_file];
         let texts = [&self.json_schema, &self.grammar];

@@ -192,7 +192,7 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// The report's page.
+/// Returns the page of the report.
 fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
     Output {
         path,
@@ -229,7 +229,7 @@ impl QuantReportArgs {
         read.try_for_each(|(option, path)| load::check_there(option, path))
     }
 
-    /// All that the figures depend on.
+    /// Returns the key of everything that the figures depend on.
     fn key(&self, text: &[u8], options: &EngineOptions, n_ctx: usize) -> Result<Key, Failure> {
         let mut key = Key::new("quant-report");
         add_model(&mut key, "model", Some(&self.model))?;
@@ -254,8 +254,8 @@ impl QuantReportArgs {
         Ok(key)
     }
 
-    /// Scores all chunks or a part of them, and counts those of all parts; nothing where a part has
-    /// none.
+    /// Scores all chunks or a part of them; returns the number of units of all parts, and the
+    /// scores, `None` if the part has no units.
     fn scores(
         &self,
         text: &[u8],

@@ -1,4 +1,4 @@
-//! The report: a table, one JSON object, a page.
+//! The report, as a table, one JSON object and an HTML page.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal;
 
-/// The report.
+/// A report.
 pub(in crate::cli) struct Report {
     model: String,
     base: BaseRow,
@@ -36,7 +36,7 @@ const HEAD: [&str; 10] = [
 ];
 
 impl Report {
-    /// The figures of all chunks.
+    /// Makes a report of the figures of all chunks.
     pub(in crate::cli) fn of(model: String, scores: &Scores) -> Report {
         let base = scores.base.row();
         let (mut rows, mut failed, mut ranking) = (Vec::new(), Vec::new(), None);
@@ -83,7 +83,7 @@ impl Report {
         })
     }
 
-    /// The base and every type, as cells.
+    /// Returns the cells of the base and of every type.
     fn cells(&self) -> Vec<[String; 10]> {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
         let b = &self.base;
@@ -235,7 +235,7 @@ impl Report {
 fn heat_map(page: &mut Page, ranking: &[Sensitivity]) {
     let roles: BTreeSet<&str> = ranking.iter().map(|s| s.role.as_str()).collect();
     let layers: BTreeSet<Option<usize>> = ranking.iter().map(|s| s.layer).collect();
-    // a model has many layers and few kinds of tensors: columns are what a screen has no room for
+    // a model has many layers and few kinds of tensors, and a screen has no room for many columns
     let head: Vec<String> = roles.iter().map(|role| (*role).to_owned()).collect();
     let of = |role: &str, layer: &Option<usize>| {
         ranking

@@ -70,7 +70,7 @@ pub(super) fn run(
         group: args.group.map_or(128, |n| n as usize),
         threads,
     };
-    // before minutes of calibration
+    // checked before minutes of calibration
     check(&engine, options)?;
     let activations = match &text {
         Some(text) => {

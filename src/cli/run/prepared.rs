@@ -13,7 +13,7 @@ use crate::cli::args::{Constraints, GivenRule};
 use crate::cli::failure::Failure;
 use crate::cli::{chat as conversation, reply, vision};
 
-/// Turns texts into prompts.
+/// Makes the prompts of texts.
 pub(super) struct Prompts<'a> {
     args: &'a RunArgs,
     engine: &'a Engine,

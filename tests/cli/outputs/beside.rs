@@ -1,4 +1,4 @@
-//! What the table has no row for: pipes, standard input, parts of a model, folders.
+//! Outputs without a row in the table: pipes, standard input, parts of a model, folders.
 
 use super::*;
 

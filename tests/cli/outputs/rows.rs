@@ -53,7 +53,7 @@ fn convert_to_a_tower() {
         let to = desk.at("seeing").join(entry.file_name());
         fs::copy(entry.path(), to).expect("copied");
     }
-    // the model goes nowhere, so that it is not there already
+    // the model goes to /dev/null, so that it never exists already
     Writer {
         args: "convert @seeing /dev/null --mmproj @OUT",
         reads: &["seeing/model.safetensors", "seeing/config.json"],
@@ -169,7 +169,7 @@ fn diff_with_a_reference() {
     .row(&Desk::new());
 }
 
-/// A suite of the desk's model and its golden.
+/// Creates a desk with a suite of its model and golden.
 fn suite() -> Desk {
     let desk = Desk::new();
     let text = "models = [\"model.gguf\"]\ngoldens = \"goldens\"\n[prompts]\nsum = \"1+1=\"\n";
@@ -190,9 +190,9 @@ fn diff_of_a_suite() {
     .row(&suite());
 }
 
-/// The row of a piece, which stays if it is whole and of the same work.
+/// Tests the row of a piece, which is kept if it is complete and of the same work.
 fn piece(desk: &Desk, work: &str, reads: &[&str], same_bytes: bool) {
-    // and is replaced if it is of other work
+    // a piece of other work is replaced
     desk.good(&format!("{work} --part 2/2 --out @OUT"), "other part");
     let first = format!("{work} --part 1/2 --out @OUT");
     desk.good(&first, "first part");
@@ -242,11 +242,11 @@ fn piece_of_a_report() {
     let to_f16 = "quantize @model.gguf @OUT F16 --allow-requantize";
     desk.good(to_f16, "f16.gguf");
     let work = "quant-report @f16.gguf -f @text -c 16 --chunks 2 --types Q4_0 --also @model.gguf";
-    // speeds are in it
+    // the output has speeds, which differ
     piece(&desk, work, &["f16.gguf", "text", "model.gguf"], false);
 }
 
-/// Makes both parts of some work, under the names `1` and `2`.
+/// Computes both parts of some work, as files `1` and `2`.
 fn parts(desk: &Desk, work: &str) {
     for part in ["1", "2"] {
         desk.good(&format!("{work} --part {part}/2 --out @OUT"), part);
@@ -296,7 +296,7 @@ fn quant_report() {
     let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf \
                 --html @OUT";
     let reads = &["f16.gguf", "text", "model.gguf"];
-    // speeds are in it
+    // the output has speeds, which differ
     Writer {
         args,
         reads,

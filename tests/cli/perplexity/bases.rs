@@ -1,4 +1,4 @@
-//! Base files: written, compared with, and refused.
+//! Base files: writing, comparing, and refusals.
 
 use super::*;
 
@@ -40,11 +40,11 @@ fn a_base_is_written_and_compared_with() {
     let compare = ["--kl-divergence-base", &base, "--kl-divergence"];
     is_a_table(&compare);
     is_an_object(&json(&compare));
-    // the text may be named again, and a longer -c does no harm
+    // the text may be given again, and a longer -c is harmless
     good(&[&compare[..], &["-f", &licence, "-c", "100"]].concat());
 }
 
-/// What a comparison with a base of six chunks prints.
+/// Asserts that a comparison prints the table of a base of six chunks.
 fn is_a_table(compare: &[&str]) {
     let text = good(compare);
     let table = Regex::new(
@@ -56,7 +56,7 @@ fn is_a_table(compare: &[&str]) {
         6,
         "{text}"
     );
-    // the base ends 16 nats below the top, which this text often is
+    // the base cuts probabilities 16 nats below the top, which this text often reaches
     let same = [
         "Maximum KLD:   0.0000",
         "Same top p: 100.000 ± 0.000 %",
@@ -71,7 +71,7 @@ fn is_a_table(compare: &[&str]) {
     );
 }
 
-/// The same as JSON.
+/// Asserts the same of the JSON object.
 fn is_an_object(object: &Value) {
     assert_eq!(
         [&object["n_ctx"], &object["chunks"], &object["scored"]],

@@ -1,5 +1,5 @@
-//! The examples of docs/clusters.md, taken out of the page and run: one part of eight is killed the
-//! first time, and the merged output is that of one run.
+//! Runs the examples of docs/clusters.md, extracted from the page: one part of eight is killed the
+//! first time, and the merged output equals that of one run.
 #![cfg(unix)]
 
 mod slurm;
@@ -11,8 +11,8 @@ use octavo_fixtures::{Lacks, skip};
 
 use super::*;
 
-/// Stands before the program on the path: part 3 is killed the first time, as if its machine had
-/// gone away.
+/// Wrapper found on the path before the program: part 3 is killed the first time, as if its machine
+/// had failed.
 const WRAPPER: &str = r#"#!/bin/sh
 case "$*" in *"--part 3/8 "*)
     if mkdir killed 2>/dev/null; then
@@ -25,13 +25,13 @@ esac
 exec "$OCTAVO" "$@"
 "#;
 
-/// What one run prints.
+/// Returns the output of one run.
 fn whole(desk: &Desk) -> String {
     desk.good("perplexity @model.gguf -f @text.txt -t 1")
 }
 
-/// A folder as the examples have it, with text for a few chunks of 512 tokens more than there are
-/// parts.
+/// Creates a folder as the examples have it, with text for a few chunks of 512 tokens more than
+/// there are parts.
 fn site() -> Desk {
     let desk = Desk::new();
     let text = std::fs::read(desk.at("text.txt")).expect("there");
@@ -43,7 +43,7 @@ fn site() -> Desk {
     desk
 }
 
-/// The block of the page that has this name.
+/// Returns the block of the page that has this name.
 fn example(name: &str) -> String {
     let page = workspace_root().join("docs/clusters.md");
     let page = std::fs::read_to_string(page).expect("the page");
@@ -54,7 +54,7 @@ fn example(name: &str) -> String {
     lines.to_owned()
 }
 
-/// Runs a program in the folder, which finds ours on its path.
+/// Runs a program in the folder, with our program on its path.
 fn run_in(desk: &Desk, program: &str, args: &[&str], variables: &[(&str, &str)]) -> Output {
     let path = std::env::var("PATH").unwrap_or_default();
     Plain::new(program)
@@ -91,7 +91,7 @@ fn gnu_parallel() {
     is_merged(&desk);
 }
 
-/// The command of the Job for each index, again where it was killed.
+/// Runs the command of the Job for each index, again for the killed one.
 #[test]
 fn an_indexed_job() {
     let page = example("kubernetes");

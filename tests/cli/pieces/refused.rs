@@ -1,5 +1,4 @@
-//! What is wrong with parts and pieces, each in one line: exit code 2, or 75 where it is the
-//! machine that is at fault.
+//! Errors of parts and pieces, each in one line: exit code 2, or 75 if the machine is at fault.
 
 use super::*;
 
@@ -45,7 +44,7 @@ fn pieces_that_do_not_belong_together_are_refused() {
         );
         assert!(line.contains(what), "{more}: {line}");
     }
-    // another text, another model, another measurement
+    // pieces of another text, another model, another measurement
     std::fs::write(desk.at("more.txt"), "Something else. ".repeat(200)).expect("written");
     desk.good("quantize @model.gguf @coarse.gguf Q2_K --allow-requantize");
     for (own, what) in [
@@ -149,8 +148,8 @@ fn options_without_effect_are_refused() {
     );
 }
 
-/// Bad input is exit code 2 for a part, which no other try mends; a full disk or too little memory
-/// is 75.
+/// Bad input is exit code 2 for a part, because trying again does not help; a full disk or too
+/// little memory is 75.
 #[cfg(target_os = "linux")]
 #[test]
 fn exit_codes_say_whether_another_try_may_help() {
@@ -165,7 +164,7 @@ fn exit_codes_say_whether_another_try_may_help() {
     assert!(line.contains("an older piece of a measurement"), "{line}");
     let line = desk.bad(&format!("{text} --part 1/2 --out @text.txt --force"), 2);
     assert!(line.contains("is the input itself"), "{line}");
-    // the cache takes more than there is
+    // the KV cache needs more memory than there is
     let large = "perplexity @model.gguf -f @text.txt -c 200000 --kv-type f32 -t 1";
     let words = desk.words(&format!("{large} --part 1/2 --out @x.piece"));
     let output = Plain::new("sh")

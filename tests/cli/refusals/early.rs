@@ -1,11 +1,11 @@
-//! What is wrong with the options is said before a model is opened, with the option's name.
+//! Errors of options are reported before a model is opened, with the option's name.
 
 use crate::cli::{bad, good, octavo, stderr};
 
-/// Names nothing.
+/// Path that does not exist.
 const NOTHING: &str = "/nothing/there";
 
-/// Options with a file as their value, as the help of a command lists them.
+/// Returns the options with a file as their value, as the help of a command lists them.
 fn files(command: &str) -> Vec<String> {
     let help = good(&[command, "--help"]);
     let option = |line: &str| {
@@ -17,7 +17,7 @@ fn files(command: &str) -> Vec<String> {
     help.lines().filter_map(option).collect()
 }
 
-/// Commands that read a model, with one that is not there: whatever else is missing is named first.
+/// Commands with a model that does not exist: other missing files are reported first.
 const COMMANDS: [&str; 9] = [
     "run no-model.gguf -p x",
     "chat no-model.gguf --no-history",
@@ -30,7 +30,7 @@ const COMMANDS: [&str; 9] = [
     "quant-report no-model.gguf -f /etc/hosts",
 ];
 
-/// Written, and not read; or the model itself.
+/// Options of files that are written, or of the model itself.
 const OTHERS: [&str; 7] = [
     "--model",
     "--log-file",
@@ -56,7 +56,7 @@ fn files_of_options_are_looked_for_before_the_model() {
                     args.retain(|arg| *arg != "Q8_0");
                     &["awq"]
                 }
-                // another text would be in its way
+                // another text would conflict with it
                 "--file" => {
                     args.truncate(2);
                     &[]

@@ -1,8 +1,8 @@
-//! What stands against quantizing: matrices of other models, patterns, types.
+//! Refusals of quantizing: matrices of other models, patterns, types.
 
 use super::*;
 
-/// The demo model in F16, with layers and numbers changed.
+/// Writes the demo model in F16, with changed layers and numbers.
 fn f16(dir: &tempfile::TempDir) -> PathBuf {
     let demo = octavo_fixtures::workspace_root()
         .join("reference")
@@ -18,7 +18,7 @@ fn f16(dir: &tempfile::TempDir) -> PathBuf {
     path_of
 }
 
-/// An importance matrix for rows of these lengths.
+/// Writes an importance matrix for rows of these lengths.
 fn imatrix(dir: &tempfile::TempDir, name: &str, entries: &[(String, u64)]) -> PathBuf {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["text".to_owned()]);
@@ -40,7 +40,8 @@ fn imatrix(dir: &tempfile::TempDir, name: &str, entries: &[(String, u64)]) -> Pa
     path
 }
 
-/// The demo model's matrices, as llama-imatrix names them, in so many layers of this width.
+/// Returns the names and widths of the demo model's matrices, as llama-imatrix names them, for
+/// `layers` layers of this width.
 fn entries(layers: usize, width: u64) -> Vec<(String, u64)> {
     let names = [
         "attn_q",
@@ -163,7 +164,7 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
     let dir = folder();
     let (model, text) = (f16(&dir), text());
     let (m, t) = (path(&model), path(&text));
-    // one line, and none that says that scoring began
+    // only one line, without a message that scoring began
     let refused = |args: &[&str]| {
         bad(
             &[
@@ -233,7 +234,7 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
     assert!(line.contains("/nonexistent"), "{line}");
 }
 
-/// A value that Q8_0's scale can hold and Q4_0's cannot.
+/// Uses a value that Q8_0's scale can represent and Q4_0's cannot.
 #[test]
 fn a_type_that_fails_does_not_take_the_others_with_it() {
     let dir = folder();

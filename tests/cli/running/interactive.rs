@@ -1,4 +1,4 @@
-//! Terminals, readers that go away, and Ctrl-C.
+//! Terminals, closed readers, and Ctrl-C.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn what_nobody_reads_is_an_error() {
     fails_unread(&["run", "--help"]);
 }
 
-/// As `octavo run MODEL < file` and `echo text | octavo run MODEL` do.
+/// Reads prompts as in `octavo run MODEL < file` and `echo text | octavo run MODEL`.
 #[test]
 fn a_prompt_comes_from_a_pipe() {
     let piped = |args: &[&str], text: &str| {
@@ -69,8 +69,9 @@ fn ctrl_c_ends_a_generation_cleanly() {
     );
 }
 
-/// What the program prints on a terminal, which util-linux's `script` gives it; `None` where there
-/// is no such program. Whenever the first of `typed` has been printed, the second is typed.
+/// Returns the output of the program on a terminal, which util-linux's `script` provides; `None` if
+/// that is not installed. Each time the first text of a pair in `typed` has been printed, the
+/// second is typed.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(arguments: &str, typed: &[(&str, &str)]) -> Option<String> {
     use std::io::Write;
@@ -116,7 +117,7 @@ fn without_a_text_a_terminal_gets_a_conversation() {
     };
     assert!(text.contains("/help lists the commands"), "{text:?}");
     assert!(text.contains("\n2"), "{text:?}");
-    // whoever asks for a file's form wants no conversation
+    // an output format for programs opens no conversation
     let text = on_a_terminal("run --json", &[]).expect("there is one");
     assert!(text.contains("no text: expected -p TEXT"), "{text:?}");
 }

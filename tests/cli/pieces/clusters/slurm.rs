@@ -1,4 +1,4 @@
-//! Slurm on this machine: a controller and a node of one test, with ports and files of their own.
+//! Slurm on this machine: a controller and a node for one test, with ports and files of their own.
 
 use std::net::TcpListener;
 use std::process::Child;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// How long Slurm may take for what takes it seconds.
+/// Maximum time for Slurm's actions, which take it seconds.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Its programs, while this lives.
+/// Programs of Slurm, ended on drop.
 struct Slurm {
     config: String,
     programs: Vec<Child>,
@@ -18,7 +18,7 @@ struct Slurm {
 impl Drop for Slurm {
     fn drop(&mut self) {
         for program in self.programs.iter_mut().rev() {
-            // asked first: the node's program has others to end
+            // SIGTERM first, because the node's program has others to end
             let id = program.id().to_string();
             let _ = Plain::new("kill").arg(&id).status();
             let end = Instant::now() + Duration::from_secs(5);
@@ -37,7 +37,7 @@ fn free_port() -> u16 {
 }
 
 impl Slurm {
-    /// Starts it in a folder; `None` where it is not installed or may not run.
+    /// Starts it in a folder; `None` if it is not installed or may not run.
     fn start(desk: &Desk) -> Option<Slurm> {
         let installed = ["munged", "slurmctld", "slurmd", "sbatch", "squeue"];
         let is_there = |name: &&str| runs("sh", &["-c", &format!("command -v {name}")], name);
@@ -129,7 +129,7 @@ impl Slurm {
         }
     }
 
-    /// Runs a line of a shell as its user.
+    /// Runs a shell line as its user.
     fn run(&self, desk: &Desk, line: &str) -> Output {
         run_in(
             desk,
@@ -139,7 +139,7 @@ impl Slurm {
         )
     }
 
-    /// Submits both jobs as the page says, and waits for their end.
+    /// Submits both jobs as the page says, and waits until they end.
     fn submit(&self, desk: &Desk) {
         let output = self.run(desk, &example("slurm-submit"));
         assert!(output.status.success(), "{}", stderr(&output));
@@ -150,7 +150,8 @@ impl Slurm {
     }
 }
 
-/// The first time one part is killed, and nothing is merged; the second time it alone is done.
+/// The first time one part is killed and nothing is merged; the second time only that part is
+/// computed.
 #[test]
 fn an_array_and_a_merge_that_waits_for_it() {
     let desk = site();
