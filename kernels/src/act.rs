@@ -63,7 +63,7 @@ pub(crate) struct ActRow {
     pub(crate) scale: *const f32,
     /// k / 16 sums of the integers.
     pub(crate) isum: *const i32,
-    /// k / 16 sums of the values they stand for.
+    /// k / 16 sums of the dequantized values.
     pub(crate) fsum: *const f32,
     /// k / 32 sums of the integers.
     pub(crate) isum32: *const i32,

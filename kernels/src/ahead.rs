@@ -14,15 +14,15 @@ pub(crate) struct Ahead {
 
 /// For CPUs without measurements, and for the one where this was the best: a thread of a Xeon reads
 /// some 10 GB/s, so 2 KiB are 200 ns, more than its memory takes to answer, and two streams' worth
-/// is a twelfth of its first cache (48 KiB), so that nothing is driven out before it is read.
+/// is a twelfth of its L1 cache (48 KiB), so that nothing is evicted before it is read.
 const NEAR: Ahead = Ahead {
     bytes: 2 << 10,
     second_cache: false,
 };
 
-/// For AMD's CPUs. A thread of a Zen 4 (1 MiB of second cache, 25 GB/s a thread) gets two streams
-/// of narrow matrices (768 to 2,048 weights a row) at 12 to 17 GB/s with [`NEAR`] and at 19 to 31
-/// with this, wide ones at 20 to 24 and at 20 to 27. Distances from 4 to 32 KiB are equally good.
+/// For AMD's CPUs. A thread of a Zen 4 (1 MiB of L2 cache, 25 GB/s a thread) gets two streams of
+/// narrow matrices (768 to 2,048 weights a row) at 12 to 17 GB/s with [`NEAR`] and at 19 to 31 with
+/// this, wide ones at 20 to 24 and at 20 to 27. Distances from 4 to 32 KiB are equally good.
 const FAR: Ahead = Ahead {
     bytes: 8 << 10,
     second_cache: true,

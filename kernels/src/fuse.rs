@@ -79,7 +79,7 @@ pub(crate) struct Chain {
     pub(crate) norm: Option<HeadNorm>,
     turn: Option<HeadTurn>,
     pub(crate) out: Slot,
-    /// The operation behind it.
+    /// Number of the operation after it.
     end: usize,
 }
 

@@ -110,9 +110,9 @@ instruction_sets! {
         arithmetic "f32", rounding INT16_PRODUCTS, bytes false;
 }
 
-/// Prompts against quantized weights in 16-bit integers: half a step of 15 bits below the largest
-/// of 256, which is at most 16 times their rms, evenly spread. Attention likewise, at 14 bits below
-/// the length of a head's 256 values.
+/// Products of prompts with quantized weights in 16-bit integers: half a step of 15 bits below the
+/// largest of 256, which is at most 16 times their rms, evenly spread. Attention likewise, at 14
+/// bits below the length of a head's 256 values.
 const INT16: Rounding = Rounding {
     attention: 16.0 / 16_383.0 / ROOT_12,
     ..INT16_PRODUCTS
@@ -159,7 +159,7 @@ impl Isa {
         self.spec().arithmetic
     }
 
-    /// Rounding of its prompt kernels beyond f32, for models of quantized weights.
+    /// Rounding of its prompt kernels, coarser than f32, for models of quantized weights.
     pub fn prompt_rounding(self) -> Rounding {
         self.spec().prompt_rounding
     }
@@ -250,7 +250,7 @@ pub enum IsaError {
         names(offered)
     )]
     Missing {
-        /// The instruction set asked for.
+        /// The requested instruction set.
         wanted: Isa,
         /// Instruction sets of this CPU.
         offered: Vec<Isa>,

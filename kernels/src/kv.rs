@@ -72,7 +72,7 @@ impl Half {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("KV cache of {positions} positions: no memory for {}", Size(*bytes))]
 pub struct KvTooLarge {
-    /// Positions asked for.
+    /// Requested positions.
     pub positions: usize,
     /// Bytes that they take, unless that overflows.
     pub bytes: Option<usize>,

@@ -5,7 +5,8 @@
 /// Pairs of a head's dimensions that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// Neighbours: (2i, 2i + 1). GGUF's llama, whose converter permutes the weights so.
+    /// Neighbours: (2i, 2i + 1). The order of llama in GGUF, whose converter permutes the weights
+    /// accordingly.
     Norm,
     /// Halves: (i, i + n_rot / 2). Hugging Face's own order.
     Neox,

@@ -117,8 +117,8 @@ pub(crate) struct TiledKernels {
 /// Rows of the widest strip.
 pub(crate) const MAX_R: usize = 16;
 
-/// Attention of many query rows together, which rounds beyond f32: for prompts against quantized
-/// weights, which are rounded too.
+/// Attention of many query rows together, which rounds more coarsely than f32: for prompts with
+/// quantized weights, which are rounded too.
 pub(crate) struct PromptAttention {
     /// Whether it supports the heads of a cache.
     pub(crate) takes: fn(&KvShape) -> bool,

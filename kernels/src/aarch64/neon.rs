@@ -147,8 +147,8 @@ impl<D: Dot> Simd for Neon<D> {
                 vmlal_s16(vmlal_s16(acc[i], w0, x0), w1, x1)
             })
         }
-        // halves of lanes come apart once for all tokens: the compiler sees that it is the same for
-        // each
+        // halves of lanes are unpacked once for all tokens: the compiler sees that the result is
+        // the same for each
         dot2_same(acc: I, w: I, x: *const i32) -> I {
             let x = vreinterpret_s16_s32(vdup_n_s32(x.read_unaligned()));
             let (low, high) = (vreinterpretq_s16_s32(w[0]), vreinterpretq_s16_s32(w[1]));
@@ -291,7 +291,7 @@ impl Dot for SignedDot {
     }
 }
 
-/// `usdot`: unsigned bytes times signed bytes, which is what codes and planes are.
+/// `usdot`: unsigned bytes times signed bytes, the types of codes and planes.
 #[derive(Clone, Copy)]
 pub(crate) struct MixedDot;
 

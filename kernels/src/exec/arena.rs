@@ -257,8 +257,8 @@ pub(super) struct Arenas {
     counters: [Box<[AtomicUsize]>; PLACES],
 }
 
-// SAFETY: an arena is only changed by a thread that is alone in its place, see `reserve`; what it
-// points to is divided among the members of the team.
+// SAFETY: an arena is only changed by a thread that is alone in its place, see `reserve`; the
+// buffers it points to are divided among the members of the team.
 unsafe impl Sync for Arenas {}
 
 impl Arenas {

@@ -26,7 +26,7 @@ use crate::table::{CodeKernels, FloatKernels};
 pub(super) use grouping::Grouping;
 use grouping::Run;
 
-/// Generated rows of an expert multiplied at a time: as integers they stay in the first cache (some
+/// Generated rows of an expert multiplied at a time: as integers they stay in the L1 cache (some
 /// 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights are unpacked once.
 pub(super) const EXPERT_ROWS: usize = 16;
 

@@ -93,12 +93,11 @@ impl Part<'_> {
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
         // again.
         let Scratch { strip, tiled, .. } = unsafe { self.scratches.of(self.w.thread) };
-        // both from one pointer: to borrow the scratch again would end what came of the first
-        // borrow
+        // both from one pointer: borrowing the scratch again would invalidate the first borrow
         let near = strip.as_mut_ptr();
         let other = near.wrapping_add(m * width);
-        // SAFETY: one thread has these strips, so `n` columns of the output; strips that are not
-        // full, and what is not the output yet, go through this thread's scratch.
+        // SAFETY: one thread has these strips, so `n` columns of the output; partial strips, and
+        // results before the epilogue, go through this thread's scratch.
         unsafe {
             let Some(then) = then else {
                 if n == width {

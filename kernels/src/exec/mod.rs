@@ -3,7 +3,7 @@
 //!
 //! Threads write to the same buffers at the same time. These rules say which thread may access
 //! which values; every unsafe function here names the one that divides its work, and
-//! `tools/miri.sh` looks at every access of a small layer.
+//! `tools/miri.sh` checks every access of a small layer.
 //!
 //! - *Finished inputs*: the values that a task reads were written in an earlier section, or by this
 //!   member in the same one, where both tasks divide their values alike (`plan.rs` puts them into

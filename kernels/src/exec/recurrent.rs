@@ -81,7 +81,7 @@ impl Part<'_> {
         for write in &span.to {
             let state = kept(write.slot);
             // SAFETY: inputs are finished; this part of the result and of the new state are of this
-            // member's share; and what was kept before is whole, and elsewhere.
+            // member's share; and the state before is complete, and in another slot.
             unsafe {
                 match before {
                     Some(before) => std::ptr::copy_nonoverlapping(before, state, len),

@@ -219,8 +219,8 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of groups of a row that are normed
-    /// together, `grain` at a time.
+    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of groups of a row that are
+    /// normalized together, `grain` at a time.
     unsafe fn norm(
         &self,
         kernel: Norm,

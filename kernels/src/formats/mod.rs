@@ -188,7 +188,7 @@ unsafe fn one_bit<S: Simd, const H: usize>(
     }
 }
 
-/// Stamps a format: its numbers, the places of the f16 vectors its blocks start with (its block
+/// Defines a format: its numbers, the places of the f16 vectors its blocks start with (its block
 /// scales), the body of [`Format::scales`], which has these, the block and the group's number, and
 /// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales.
 macro_rules! format {

@@ -73,7 +73,7 @@ impl QueryRows<'_> {
 pub(crate) struct Query {
     /// head_dim floats.
     pub(crate) q: *const f32,
-    /// Likewise, for the result.
+    /// Destination of the result, head_dim floats.
     pub(crate) out: *mut f32,
     pub(crate) seen: Seen,
     /// See [`last_factors`].

@@ -144,7 +144,7 @@ unsafe fn store_codes<S: Simd, F: Format>(mut to: *mut u8, codes: [S::I; 4]) -> 
 /// Adds the products of a panel with all rows to their sums.
 ///
 /// # Safety
-/// As the fields of [`Chunk`] say: what is read is finished, the sums are the caller's.
+/// As the fields of [`Chunk`] say: inputs are finished, the sums are the caller's.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, const GROUP: usize, const MIN: bool>(a: &Chunk) {
     let mut row = 0;
@@ -188,7 +188,7 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
     let (next, lines) = (a.next.0, a.next.1.div_ceil(64));
     let (mut line, last) = (lines * row / a.m, lines * (row + M) / a.m);
     let at_once = (last - line).div_ceil(groups);
-    // SAFETY: panel, rows and sums have what is read by the promises of `Chunk`.
+    // SAFETY: panel, rows and sums cover the reads by the promises of `Chunk`.
     unsafe {
         let codes = (&raw const (*a.panel).codes).cast::<u8>();
         let scales = (&raw const (*a.panel).scales).cast::<f32>();

@@ -12,7 +12,8 @@
 //! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W],
 //!         scales [W], and for Winograd's products of pairs, [kc / 16][W] and [kc / 32][W]
 //! ```
-//! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
+//! Of four k the first pair holds 0 and 2, the second 1 and 3: the order that masking packed bytes
+//! yields.
 //!
 //! Where additions are cheaper than products, some tokens of a tile take half as many products by
 //! Winograd's inner products (see [`dots`]). Differences fit 16 bits because codes stay within a

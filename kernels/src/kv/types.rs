@@ -9,7 +9,7 @@ pub(crate) const SCALE_GROUP: usize = 32;
 /// Element type of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
-    /// IEEE half: what llama.cpp uses unless told otherwise.
+    /// IEEE half: the default of llama.cpp.
     #[default]
     F16,
     /// Exact.

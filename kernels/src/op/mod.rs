@@ -163,7 +163,7 @@ pub struct Recurrence {
 pub enum KeyHeads {
     /// Neighbours share one: head `h` of `n` has key `h / (n / keys)`.
     Grouped,
-    /// Keys take turns: head `h` has key `h % keys`.
+    /// Keys alternate: head `h` has key `h % keys`.
     Tiled,
 }
 

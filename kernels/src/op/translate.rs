@@ -5,13 +5,13 @@ use super::{CacheLayer, Op};
 
 /// Translates the operands of one vocabulary to another.
 pub trait Translate<V, M, C, T> {
-    /// Values there.
+    /// Values in the other vocabulary.
     type Value;
-    /// Matrices there.
+    /// Matrices in the other vocabulary.
     type Matrix;
-    /// Vectors there.
+    /// Vectors in the other vocabulary.
     type Vector;
-    /// Tables there.
+    /// Tables in the other vocabulary.
     type Table;
 
     /// A value.

@@ -81,7 +81,7 @@ impl Program {
     /// earlier sequences; returns the count with these.
     ///
     /// # Panics
-    /// If they are not whole rows for this program, or of tokens that are not there.
+    /// If they are not whole rows for this program, or of tokens that do not exist.
     fn place_given(&self, s: &Sequence<'_>, before: usize, rows: &mut [Row]) -> usize {
         let mut next = before;
         for given in s.given {

@@ -7,8 +7,8 @@
 //! rank that writes its third knows that all have read the first, since they have written their
 //! second.
 //!
-//! Large data is not copied but shown: the others read it where it lies, and its owner waits until
-//! all have.
+//! Large data is not copied but shown: the others read it in place, and its owner waits until all
+//! have.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};

@@ -62,7 +62,7 @@ pub(crate) const ROWS: usize = 256;
 const ROOM: usize = ROWS + 16;
 
 /// Whether this supports such heads: whole vectors, and whole pairs of pairs, of keys and values
-/// that the cache has rounded already. A cache in f32 asks for the accuracy of f32.
+/// that the cache has rounded already. A cache in f32 requires the accuracy of f32.
 pub(crate) fn takes(kv: &KvShape) -> bool {
     !kv.types.has(KvType::F32) && kv.head_dim.is_multiple_of(16)
 }

@@ -15,9 +15,9 @@ pub(crate) struct Pages<'a> {
     pub(crate) table: &'a [u32],
     /// The layer's pages of keys of this head.
     pub(crate) k: Base,
-    /// Likewise of values.
+    /// The layer's pages of values of this head.
     pub(crate) v: Base,
-    /// Values of a head: a multiple of 2, and of what a matrix unit takes.
+    /// Values of a head: a multiple of 2, and of the matrix unit's tile width where it is used.
     pub(crate) head_dim: usize,
 }
 
@@ -34,7 +34,7 @@ impl Pages<'_> {
         self.k.start.wrapping_add(self.number(i) * self.k.stride)
     }
 
-    /// Likewise values.
+    /// Values of the sequence's `i`th page, or of its last page if there are fewer.
     #[inline(always)]
     pub(crate) fn values(&self, i: usize) -> *const u8 {
         self.v.start.wrapping_add(self.number(i) * self.v.stride)
@@ -150,9 +150,8 @@ impl F8E4M3 {
     /// 20 bits to the left       ssssseee emmm0000 00000000 00000000
     /// as a float                s0000eee emmm0000 00000000 00000000
     /// ```
-    /// A float counts its exponent from 127, these theirs from 7: the product with 2^120 is exact,
-    /// also of what is below the smallest normal number in both. NaN codes become 480; none is ever
-    /// stored.
+    /// The exponent bias of a float is 127, that of E4M3 7: the product with 2^120 is exact, also
+    /// for values that are subnormal in both. NaN codes become 480; none is ever stored.
     ///
     /// # Safety
     /// One byte for each lane can be read.

@@ -392,7 +392,7 @@ unsafe fn rows<const GROUP: usize, const MIN: bool, const APART: bool, const M: 
     // lines that each group of the first rows prefetches
     let lines = if first == 0 { a.next.1.div_ceil(64) } else { 0 };
     let at_once = lines.div_ceil(groups);
-    // SAFETY: panel, rows and sums have what is read by the promises of `Chunk`.
+    // SAFETY: panel, rows and sums cover the reads by the promises of `Chunk`.
     unsafe {
         let tiles = (&raw const (*a.panel).tiles).cast::<u8>();
         let scales = (&raw const (*a.panel).scales).cast::<__m512>();
