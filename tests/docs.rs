@@ -2,7 +2,7 @@
 //! in the Markdown files and in the comments of Rust files, and every identifier such as
 //! `Type::method` in the Markdown files. Only the changelog may name things that no longer exist.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -240,6 +240,88 @@ fn what_the_documentation_names_exists() {
     }
     assert!(named > 100, "only {named} paths in Markdown were looked at");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Beginnings of comments that lack a subject.
+const FRAGMENT_STARTS: [&str; 3] = ["What", "Of which", "Whose"];
+
+/// Words for a subject or number that a comment should name, in lower case.
+const VAGUE_WORDS: [&str; 4] = ["so many", "whoever", "nobody", "somebody"];
+
+/// Fragments per 1,000 comment lines of a crate that are accepted.
+const MAX_FRAGMENTS: usize = 3;
+
+/// Returns the text of a line that is a comment.
+fn comment_text(line: &str) -> Option<&str> {
+    let text = line.trim_start().strip_prefix("//")?;
+    Some(text.trim_start_matches(['/', '!']).trim())
+}
+
+/// Returns whether a comment begins without a subject, or leaves it vague.
+fn is_fragment(comment: &str) -> bool {
+    let has = |text: &str, word: &str| {
+        let around = |at: usize| {
+            let before = text[..at].chars().next_back();
+            let after = text[at + word.len()..].chars().next();
+            !before.is_some_and(is_word) && !after.is_some_and(is_word)
+        };
+        text.match_indices(word).any(|(at, _)| around(at))
+    };
+    let starts = |start: &str| comment.starts_with(start) && has(comment, start);
+    let lower = comment.to_lowercase();
+    FRAGMENT_STARTS.iter().any(|start| starts(start)) || VAGUE_WORDS.iter().any(|w| has(&lower, w))
+}
+
+#[test]
+fn comments_name_their_subjects() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tree = Tree::read(root);
+    let mut crates: BTreeMap<&str, (usize, Vec<String>)> = BTreeMap::new();
+    for path in tree.files.iter().filter(|path| path.ends_with(".rs")) {
+        let text = fs::read_to_string(root.join(path)).expect("UTF-8");
+        let (lines, found) = crates.entry(tree.crate_of(path)).or_default();
+        for (i, line) in text.lines().enumerate() {
+            let Some(comment) = comment_text(line) else {
+                continue;
+            };
+            *lines += 1;
+            if is_fragment(comment) {
+                found.push(format!("{path}:{}: {comment}", i + 1));
+            }
+        }
+    }
+    for (name, (lines, found)) in crates {
+        assert!(
+            found.len() * 1000 <= lines * MAX_FRAGMENTS,
+            "{name}: {} of {lines} comment lines:\n{}",
+            found.len(),
+            found.join("\n")
+        );
+    }
+}
+
+#[test]
+fn planted_fragments_are_found() {
+    for line in [
+        "/// What it holds.",
+        "    // Of which some are given.",
+        "//! Whose kernels.",
+        "/// Bytes of so many values.",
+        "// Nobody else has it; whoever asks waits.",
+    ] {
+        assert!(comment_text(line).is_some_and(is_fragment), "{line}");
+    }
+    for line in [
+        "/// Whatever the batch, bits stay.",
+        "/// Which of the new tokens to return logits for.",
+        "/// Returns what a request asks for.",
+    ] {
+        assert!(
+            comment_text(line).is_some_and(|text| !is_fragment(text)),
+            "{line}"
+        );
+    }
+    assert_eq!(comment_text("let x = 1; // What"), None);
 }
 
 /// Counts the lines of code, without comments and blank ones.

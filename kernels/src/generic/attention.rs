@@ -259,10 +259,17 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
             // prefetch two rows of a page at a time, never many at once: waiting prefetches would
             // hold up all other loads
             for line in 0..(2 * row_bytes::<E>()).div_ceil(64) {
-                ahead.ask::<S>(soon[0].wrapping_add(d * row_bytes::<E>() + 64 * line));
+                let at = d * row_bytes::<E>() + 64 * line;
+                ahead.ask::<S>(soon[0].wrapping_add(at));
+                // of one type, they have as many lines: a number known to the compiler
+                if of_values == row_bytes::<E>() {
+                    ahead.ask::<S>(soon[1].wrapping_add(at));
+                }
             }
-            for line in 0..(2 * of_values).div_ceil(64) {
-                ahead.ask::<S>(soon[1].wrapping_add(d * of_values + 64 * line));
+            if of_values != row_bytes::<E>() {
+                for line in 0..(2 * of_values).div_ceil(64) {
+                    ahead.ask::<S>(soon[1].wrapping_add(d * of_values + 64 * line));
+                }
             }
         };
         for first in (0..PAGE).step_by(H * S::R) {

@@ -5,10 +5,12 @@
 //! small and are read.
 
 mod bind;
+mod rope;
 mod tensors;
 
 pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, Ends, bind, blk};
+pub use rope::RopeDivisors;
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
 /// A norm's weights, and llama.cpp's name for its result.
@@ -442,17 +444,6 @@ impl Layer {
             ..self
         })
     }
-}
-
-/// Divisors of the rotary angles, one for each pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RopeDivisors {
-    /// (n_rot / 2): for every context length.
-    pub all: Option<VecId>,
-    /// (n_rot / 2): for contexts up to the original length.
-    pub short: Option<VecId>,
-    /// (n_rot / 2): for longer ones.
-    pub long: Option<VecId>,
 }
 
 /// All weights of a model.
