@@ -241,7 +241,7 @@ fn bad_arguments_are_refused() {
         (&["-t", "0"], "0"),
         (&["-o", "yaml"], "yaml"),
         (&["--isa", "sse"], "sse"),
-        (&["--kv-type", "q5_1"], "q5_1"),
+        (&["--kv-type", "q5_2"], "q5_2"),
     ] {
         let line = bad(&[&["bench"], args].concat(), 2);
         assert!(line.contains(named), "{line}");

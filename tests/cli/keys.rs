@@ -92,6 +92,8 @@ fn every_command_that_loads_a_model_takes_them() {
     let text = dir.path().join("text.txt");
     std::fs::write(&text, "1+1=2 and 2+2=4. ".repeat(200)).expect("written");
     let text = text.to_str().expect("UTF-8");
+    let out = dir.path().join("out");
+    let out = out.to_str().expect("UTF-8");
     let bad_base = ["--override-kv", "qwen3.rope.freq_base=int:7"];
     for command in [
         &["run", file, "-p", "x"][..],
@@ -103,14 +105,8 @@ fn every_command_that_loads_a_model_takes_them() {
         &["embed", file, "-p", "x"],
         &["perplexity", file, "-f", text, "-c", "64"],
         &["bench", file, "--no-limits", "-p", "4", "-n", "1"],
-        &["imatrix", file, "-f", text, "-o", "/dev/null/x"],
-        &[
-            "quantize",
-            file,
-            "/dev/null/x",
-            "Q8_0",
-            "--allow-requantize",
-        ],
+        &["imatrix", file, "-f", text, "-o", out],
+        &["quantize", file, out, "Q8_0", "--allow-requantize"],
     ] {
         let error = bad(&[command, &bad_base[..]].concat(), 1);
         let types = "is of type f32: cannot be given a u32";
