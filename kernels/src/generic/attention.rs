@@ -237,6 +237,36 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
     state.fill((f32::NEG_INFINITY, 0.0));
 }
 
+/// Prefetches two rows, from `d` on, of a page of keys and of a page of values, whose rows have
+/// `of_values` bytes: never many rows at once, as waiting prefetches would hold up all other loads.
+///
+/// # Safety
+/// As the head of `simd.rs` says.
+#[inline(always)]
+unsafe fn prefetch_rows<S: Simd, K: Stored>(
+    ahead: Ahead,
+    pages: [*const u8; 2],
+    d: usize,
+    of_values: usize,
+) {
+    // SAFETY: prefetches are hints; the instruction set is the caller's promise.
+    unsafe {
+        for line in 0..(2 * row_bytes::<K>()).div_ceil(64) {
+            let at = d * row_bytes::<K>() + 64 * line;
+            ahead.ask::<S>(pages[0].wrapping_add(at));
+            // values of the type of the keys have as many lines, a number known to the compiler
+            if of_values == row_bytes::<K>() {
+                ahead.ask::<S>(pages[1].wrapping_add(at));
+            }
+        }
+        if of_values != row_bytes::<K>() {
+            for line in 0..(2 * of_values).div_ceil(64) {
+                ahead.ask::<S>(pages[1].wrapping_add(d * of_values + 64 * line));
+            }
+        }
+    }
+}
+
 /// Computes scores of a page's positions for the rows from `row` on, `H` vectors of positions at a
 /// time; prefetches the data that is read soon.
 #[inline(always)]
@@ -255,23 +285,7 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     unsafe {
         let q = a.q.add(row * head_dim);
         let of_values = a.pages.v.row_bytes;
-        let ask = |soon: [*const u8; 2], d: usize| {
-            // prefetch two rows of a page at a time, never many at once: waiting prefetches would
-            // hold up all other loads
-            for line in 0..(2 * row_bytes::<E>()).div_ceil(64) {
-                let at = d * row_bytes::<E>() + 64 * line;
-                ahead.ask::<S>(soon[0].wrapping_add(at));
-                // of one type, they have as many lines: a number known to the compiler
-                if of_values == row_bytes::<E>() {
-                    ahead.ask::<S>(soon[1].wrapping_add(at));
-                }
-            }
-            if of_values != row_bytes::<E>() {
-                for line in 0..(2 * of_values).div_ceil(64) {
-                    ahead.ask::<S>(soon[1].wrapping_add(d * of_values + 64 * line));
-                }
-            }
-        };
+        let ask = |soon, d| prefetch_rows::<S, E>(ahead, soon, d, of_values);
         for first in (0..PAGE).step_by(H * S::R) {
             let mut scaled = [[S::zero(); NQ]; H];
             for g in (0..head_dim).step_by(group) {

@@ -156,13 +156,8 @@ pub(crate) fn prepare(
         ..
     } = asked;
     let template = template(app)?.variant(!conversation.tools.is_empty());
-    let mut demanded = demanded(
-        &fields,
-        &conversation,
-        &choice,
-        template.source(),
-        &rendered,
-    )?;
+    let source = template.source();
+    let mut demanded = demanded(&fields, &conversation, &choice, source, &rendered)?;
     if caller.has_helper()
         && let Some(demanded) = &mut demanded
     {
@@ -177,7 +172,7 @@ pub(crate) fn prepare(
         .and_then(|demanded| demanded.demand.calls.as_ref());
     let is_strict = calls.is_some_and(|calls| calls.required);
     // in some vocabularies the markers of calls or reasoning are control tokens
-    let parser = AnswerParser::new(template.source(), "", wants);
+    let parser = AnswerParser::new(source, "", wants);
     options.show_special = wants.tools || parser.has_control_words(app.tokenizer());
     Ok(Prepared {
         request: Request {
@@ -191,7 +186,7 @@ pub(crate) fn prepare(
         stream: fields.bool("stream")?.unwrap_or(false),
         style: Style {
             model,
-            template: template.source().into(),
+            template: source.into(),
             is_strict,
             rendered: rendered.prompt.into(),
             in_thought: rendered.in_thought,

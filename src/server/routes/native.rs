@@ -165,8 +165,8 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
     chosen(object, &style.response_fields)
 }
 
-/// Selects fields of an object by paths such as `generation_settings/n_predict`; the paths are the
-/// keys of the result.
+/// Selects fields of an object by paths, such as n_predict of `generation_settings` with a slash
+/// between them; the paths are the keys of the result.
 fn chosen(object: Value, paths: &[String]) -> Value {
     if paths.is_empty() {
         return object;
