@@ -18,7 +18,7 @@ use super::answer::{self, Answer};
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
 use super::metrics::Metrics;
-use super::reply::Told;
+use super::reply::AnswerParts;
 use super::run::Prompt;
 use super::signal::Generating;
 use super::terminal;
@@ -261,12 +261,12 @@ fn step(
 
 impl Asked {
     /// Splits an answer into reasoning and content.
-    fn told(&self, text: &str) -> Told {
+    fn told(&self, text: &str) -> AnswerParts {
         match &self.parser {
-            Some(parser) => Told::of(parser.clone(), text),
-            None => Told {
+            Some(parser) => AnswerParts::of(parser.clone(), text),
+            None => AnswerParts {
                 content: text.to_owned(),
-                ..Told::default()
+                ..AnswerParts::default()
             },
         }
     }

@@ -19,14 +19,14 @@ pub(super) struct Reply<'a> {
     pub(super) output: Output<'a>,
     /// Separates reasoning from content; `None` shows the text as it is.
     parser: Option<AnswerParser>,
-    told: Told,
+    told: AnswerParts,
     /// Whether reasoning is being shown.
     dims: bool,
 }
 
 /// Parts of a complete answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct AnswerParts {
     /// Text of the answer.
     pub(super) content: String,
     /// Reasoning before it; empty if there is none.
@@ -42,21 +42,24 @@ pub(super) fn parser(template: &str, rendered: &str) -> AnswerParser {
     AnswerParser::new(template, rendered, wants)
 }
 
-impl Told {
+impl AnswerParts {
     /// Splits a complete answer into its parts.
-    pub(super) fn of(mut parser: AnswerParser, text: &str) -> Told {
-        let mut told = Told::default();
+    pub(super) fn of(mut parser: AnswerParser, text: &str) -> AnswerParts {
+        let mut told = AnswerParts::default();
         let mut pieces = parser.push(text);
         pieces.extend(parser.finish());
-        for piece in pieces {
-            match piece {
-                Piece::Content(text) => told.content.push_str(&text),
-                Piece::Reasoning(text) => told.reasoning.push_str(&text),
-                // no tool calls are requested
-                Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
-            }
-        }
+        pieces.iter().for_each(|piece| told.add(piece));
         told
+    }
+
+    /// Appends a piece.
+    fn add(&mut self, piece: &Piece) {
+        match piece {
+            Piece::Content(text) => self.content.push_str(text),
+            Piece::Reasoning(text) => self.reasoning.push_str(text),
+            // no tool calls are requested
+            Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
+        }
     }
 
     /// Returns the reasoning, if there is any.
@@ -87,17 +90,17 @@ impl<'a> Reply<'a> {
         Reply {
             output: Output::new(generating, stream, what),
             parser,
-            told: Told::default(),
+            told: AnswerParts::default(),
             dims: false,
         }
     }
 
     fn show(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
         for piece in pieces {
+            self.told.add(&piece);
             match piece {
                 Piece::Content(text) => {
                     self.dim(false)?;
-                    self.told.content.push_str(&text);
                     self.output.text(&text)?;
                 }
                 Piece::Reasoning(text) => {
@@ -105,7 +108,6 @@ impl<'a> Reply<'a> {
                         self.dim(true)?;
                         self.output.text(&text)?;
                     }
-                    self.told.reasoning.push_str(&text);
                 }
                 // no tool calls are requested
                 Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
@@ -127,7 +129,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Shows the text that was held back, ends dimmed text, and returns the parts of the answer.
-    pub(super) fn end(&mut self) -> io::Result<Told> {
+    pub(super) fn end(&mut self) -> io::Result<AnswerParts> {
         if let Some(parser) = &mut self.parser {
             let rest = parser.finish();
             self.show(rest)?;
@@ -184,7 +186,11 @@ mod tests {
                     .expect("it is shown");
             }
             let told = reply.end().expect("it is shown");
-            assert_eq!(told, Told::of(parser(template, ""), text), "{template}");
+            assert_eq!(
+                told,
+                AnswerParts::of(parser(template, ""), text),
+                "{template}"
+            );
             let message = told.into_message();
             assert_eq!(
                 message.reasoning_content.as_deref(),

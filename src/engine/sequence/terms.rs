@@ -94,7 +94,7 @@ impl Default for Options {
 pub enum Finish {
     /// A token or a string ended the text.
     Stop,
-    /// As many tokens as asked for were generated.
+    /// The maximum number of tokens was generated.
     Length,
     /// Every position of the context holds a token.
     #[serde(rename = "length")]

@@ -149,8 +149,8 @@ struct World {
 
 const GROUPS: usize = 2;
 
-/// As many states as an engine has per sequence: one to go on from, those that a step writes, and
-/// those to go back to.
+/// Recurrent states of a sequence, as in an engine: the current one, those that a step writes, and
+/// checkpoints.
 const STATES: u32 = (1 + WRITES + CHECKPOINTS) as u32;
 
 impl World {
