@@ -97,7 +97,7 @@ instruction_sets! {
     Avx512: "avx512", on target_arch = "x86_64", kernels x86::avx512::kernels::TABLE,
         arithmetic "f32", rounding INT16, bytes true;
     /// AVX-512 as above, and AMX with bf16 for prompts.
-    Amx: "amx", on target_arch = "x86_64", kernels x86::amx::kernels::TABLE,
+    Amx: "amx", on target_arch = "x86_64", kernels x86::amx::TABLE,
         arithmetic "bf16 tiles", rounding BF16, bytes false;
     /// NEON as in every 64-bit Arm CPU.
     Neon: "neon", on target_arch = "aarch64", kernels aarch64::neon::kernels::TABLE,

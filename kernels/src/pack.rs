@@ -96,9 +96,10 @@ fn words<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
     })
 }
 
-/// Packs rows of floats as `[k][r]`.
+/// Packs rows of floats as `[k][S::R]`.
 #[inline(always)]
-pub(crate) fn strip_float<E: Float>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
+pub(crate) fn strip_float<S: Simd, E: Float>(rows: &[&[u8]], out: &mut [u8]) {
+    let r = S::R;
     if rows.len() < r {
         out.fill(0);
     }

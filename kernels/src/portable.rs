@@ -2,8 +2,8 @@
 //! other vectors are tested against.
 
 use crate::act::Act4;
+use crate::dispatch::instantiate;
 use crate::simd::{ByteDots, Simd};
-use crate::stamp::instantiate;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -276,7 +276,7 @@ fn f16_to_f32(h: u16) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-instantiate!(kernels, Portable, floats 2, queries [2, 1], prompts by_pairs 2,
+instantiate!(kernels, Portable, floats 2, queries [2, 1], prompts 2,
     bytes 2);
 
 #[cfg(test)]

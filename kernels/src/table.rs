@@ -1,5 +1,5 @@
 //! Kernel dispatch by operation and format: a table of functions, one for every instruction set
-//! (`stamp.rs` makes it, `isa.rs` lists them).
+//! (`dispatch.rs` makes it, `isa.rs` lists them).
 
 use crate::act::{ActRow, Form};
 use crate::generic::batch::BatchKernels;

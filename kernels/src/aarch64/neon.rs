@@ -5,8 +5,8 @@
 //! and `usdot` are not stable yet (Rust 1.95), so they are one line of assembly each.
 
 use crate::act::Act4;
+use crate::dispatch::instantiate;
 use crate::simd::{Simd, ops};
-use crate::stamp::instantiate;
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -373,11 +373,11 @@ unsafe fn sdot_ones(mut acc: int32x2_t, x: int8x8_t) -> int32x2_t {
 }
 
 // two strips of six tokens are 24 of the 32 registers; weights and tokens take the others
-instantiate!(kernels, Neon<Widening>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+instantiate!(kernels, Neon<Widening>, floats 6, queries [8, 4, 2, 1], prompts 6,
     features ["neon"]);
-instantiate!(dot_kernels, Neon<SignedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+instantiate!(dot_kernels, Neon<SignedDot>, extends kernels, prompts 6,
     features ["neon", "dotprod"]);
-instantiate!(i8mm_kernels, Neon<MixedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+instantiate!(i8mm_kernels, Neon<MixedDot>, extends kernels, prompts 6,
     features ["neon", "dotprod", "i8mm"]);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The algorithms, once: generic over the vectors ([`crate::simd::Simd`]) and the weight format
 //! ([`crate::formats`]). Everything here is `#[inline(always)]` and carries no target feature;
-//! `stamp` instantiates the outermost functions, which do.
+//! `dispatch` instantiates the outermost functions, which do.
 
 pub(crate) mod attention;
 pub(crate) mod batch;

@@ -3,8 +3,8 @@
 
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
+use crate::dispatch::instantiate;
 use crate::simd::{ByteDots, Simd};
-use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -164,7 +164,7 @@ impl<const VNNI: bool> ByteDots for Avx2<VNNI> {
     }
 }
 
-instantiate!(kernels, Avx2<false>, floats 6, queries [4, 2, 1], prompts by_pairs 4,
+instantiate!(kernels, Avx2<false>, floats 6, queries [4, 2, 1], prompts 4,
     bytes 4, features ["avx2", "fma", "f16c"]);
-instantiate!(vnni_kernels, Avx2<true>, floats 6, queries [4, 2, 1], prompts by_pairs 5,
-    bytes 6, features ["avx2", "fma", "f16c", "avxvnni"]);
+instantiate!(vnni_kernels, Avx2<true>, extends kernels, prompts 5, bytes 6,
+    features ["avx2", "fma", "f16c", "avxvnni"]);

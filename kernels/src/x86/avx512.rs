@@ -2,8 +2,8 @@
 
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
+use crate::dispatch::instantiate;
 use crate::simd::{ByteDots, Simd};
-use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
@@ -117,7 +117,7 @@ impl ByteDots for Avx512 {
     }
 }
 
-instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 6,
+instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts 6,
 bytes 6, features [
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"
 ]);

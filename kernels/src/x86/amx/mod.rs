@@ -6,63 +6,75 @@
 //! tile    per 16 tokens and 32 k: [16 tokens][32]              1 KiB, an "A" tile
 //! sums    [16 tokens][16 rows] f32, stored to y as they are    a "C" tile
 //! ```
-//! `tile` has the unit's own instructions, `products` those with quantized weights, `generated` the
+//! `tile` has the unit's own instructions, `products` those with quantized weights, `decode` the
 //! products of tokens generated together, `prompt_attention` the attention of prompts; everything
 //! else is AVX-512's.
 
+mod decode;
 mod detect;
-mod generated;
 mod products;
 mod prompt_attention;
 mod tile;
 
-use super::avx512::Avx512;
-use crate::simd::Simd;
-use crate::stamp::instantiate;
-use detect::is_available;
+use super::avx512::kernels::KERNELS;
+use crate::dispatch::by_kv_type;
+use crate::formats::floats::{BF16, F16, F32};
+use crate::formats::{self, Float, Format, Visitor};
+use crate::generic::attention;
+use crate::kv::KvType;
+use crate::table::{
+    CodeKernels, Gemv, Packed, PromptAttention, PromptKernels, Table, UnpackedKernels,
+};
 
-/// Quantized prompts in bf16 on the matrix unit.
-macro_rules! by_tiles {
-    (kernels $($rest:tt)*) => {};
-    (prompt $format:ident) => {
-        PromptKernels {
-            activations: &products::BF16_TILES,
-            panel: products::panel::<$format>,
-            tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
-            offset: 0,
+/// Replaces the prompt kernels of a format, and adds those of its products in tiles.
+struct Rows(Packed);
+
+impl Visitor for Rows {
+    type Out = Packed;
+    fn blocks<F: Format>(&self) -> Packed {
+        let gemv = match self.0.gemv {
+            Gemv::Codes(vectors) => Gemv::Codes(CodeKernels {
+                tiled: Some(const { decode::kernels::<F>() }),
+                ..vectors
+            }),
+            floats @ Gemv::Float(_) => floats,
+        };
+        Packed {
+            gemv,
+            prompt: PromptKernels {
+                activations: &products::BF16_TILES,
+                panel: products::panel::<F>,
+                tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
+                offset: 0,
+            },
+            prompt_bytes: None,
+            ..self.0
         }
-    };
-    (generated $format:ident) => {
-        Some(const { generated::kernels::<$format>() })
-    };
-    (rows) => {
-        UnpackedKernels {
-            activations: &products::BF16_TILES,
-            convert: Some(products::narrow),
-            tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
-        }
-    };
-    (attention) => {
-        Some(PromptAttention {
-            takes: prompt_attention::takes,
-            rows: prompt_attention::ROWS,
-            scratch: prompt_attention::scratch_bytes,
-            keys: |ty| by_kv_type!(ty, prompt_attention::pack_keys),
-            values: |ty| by_kv_type!(ty, prompt_attention::pack_values),
-            attend: prompt_attention::attend,
-        })
-    };
-    (busy) => {
-        Some((tile::busy, tile::BUSY))
-    };
-    (enter) => {
-        tile::configure
-    };
-    (leave) => {
-        tile::release
-    };
+    }
+    fn floats<E: Float>(&self) -> Packed {
+        self.0
+    }
 }
 
-instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
-    features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"],
-    and is_available);
+/// Kernels of AVX-512, with prompts and tokens decoded together on the matrix unit.
+pub(crate) static TABLE: Table = Table {
+    detect: || (KERNELS.detect)() && detect::is_available(),
+    packed: |ty| formats::visit(ty, &Rows((KERNELS.packed)(ty)?)),
+    quantized_rows: UnpackedKernels {
+        activations: &products::BF16_TILES,
+        convert: Some(products::narrow),
+        tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
+    },
+    enter: tile::configure,
+    leave: tile::release,
+    prompt_attention: Some(PromptAttention {
+        takes: prompt_attention::takes,
+        rows: prompt_attention::ROWS,
+        scratch: prompt_attention::scratch_bytes,
+        keys: |ty| by_kv_type!(ty, prompt_attention::pack_keys),
+        values: |ty| by_kv_type!(ty, prompt_attention::pack_values),
+        attend: prompt_attention::attend,
+    }),
+    busy_unit: Some((tile::busy, tile::BUSY)),
+    ..KERNELS
+};
