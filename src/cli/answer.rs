@@ -70,7 +70,7 @@ pub(super) fn stats(timing: &Timing, tokens: usize) -> octavo_engine::generate::
         prompt: timing.prompt,
         first_token: timing.first_token,
         generation: timing.generation,
-        guessed: timing.guessed,
+        drafts: timing.drafts,
     }
 }
 

@@ -13,7 +13,7 @@ use octavo_vision::Sight;
 use octavo_vision::prompt::{private_marker, tokens};
 
 use super::args::{
-    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, GuessArgs, ModelArgs, SystemArgs,
+    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, ModelArgs, SpeculativeArgs, SystemArgs,
     TemplateArgs,
 };
 use super::failure::{Exit, Failure};
@@ -95,7 +95,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     // in this order: the line editor installs its own Ctrl-C handler when it is created
     let input = Input::new(args.no_history)?;
     signal::install()?;
-    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
+    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
     let sight = args.sight.load(&engine, &args.compute)?;
@@ -112,13 +112,13 @@ pub(super) fn open(
     model: &ModelArgs,
     template: &TemplateArgs,
     compute: &ComputeArgs,
-    guess: &GuessArgs,
+    speculative: &SpeculativeArgs,
     system: Option<&str>,
     options: Options,
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
     signal::install()?;
-    let engine = load::engine_with_draft(model, compute, guess)?;
+    let engine = load::engine_with_draft(model, compute, speculative)?;
     let Some(template) = template.load(&engine)? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",

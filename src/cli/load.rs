@@ -5,7 +5,7 @@ use std::path::Path;
 use octavo_engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_model::Hparams;
 
-use super::args::{ComputeArgs, GuessArgs, ModelArgs};
+use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
 use super::context::Context;
 use super::failure::Failure;
 use super::ranks;
@@ -52,11 +52,11 @@ pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine,
 pub(super) fn engine_with_draft(
     model: &ModelArgs,
     compute: &ComputeArgs,
-    guess: &GuessArgs,
+    speculative: &SpeculativeArgs,
 ) -> Result<Engine, Failure> {
-    guess.check()?;
+    speculative.check()?;
     let engine = engine(model, compute)?;
-    guess.load_draft(&engine, compute)?;
+    speculative.load_draft(&engine, compute)?;
     Ok(engine)
 }
 

@@ -11,6 +11,8 @@ pub(super) struct Metrics {
     prompt_tokens: usize,
     cached_tokens: usize,
     generated_tokens: usize,
+    draft_tokens: usize,
+    /// The former name of `draft_tokens`, for one version.
     guessed_tokens: usize,
     accepted_tokens: usize,
     prompt_seconds: f64,
@@ -32,8 +34,9 @@ impl Metrics {
             prompt_tokens: stats.prompt_tokens,
             cached_tokens: stats.cached_tokens,
             generated_tokens: stats.generated_tokens,
-            guessed_tokens: stats.guessed.tokens,
-            accepted_tokens: stats.guessed.accepted,
+            draft_tokens: stats.drafts.drafted,
+            guessed_tokens: stats.drafts.drafted,
+            accepted_tokens: stats.drafts.accepted,
             prompt_seconds: stats.prompt.as_secs_f64(),
             generation_seconds: stats.generation.as_secs_f64(),
             prompt_tokens_per_second: stats.prompt_rate(),
@@ -54,12 +57,12 @@ impl Metrics {
             0 => String::new(),
             n => format!(" ({n} cached)"),
         };
-        let guessed = match self.guessed_tokens {
+        let drafts = match self.draft_tokens {
             0 => String::new(),
-            n => format!(" ({} of {n} guesses right)", self.accepted_tokens),
+            n => format!(" (drafts {}/{n} accepted)", self.accepted_tokens),
         };
         format!(
-            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens{guessed}, {} tokens/s | \
+            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens{drafts}, {} tokens/s | \
              TTFT {} | TPOT {} | memory {} | {}",
             self.prompt_tokens,
             rate(self.prompt_tokens_per_second),
@@ -120,7 +123,7 @@ fn peak_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octavo_engine::speculate::Guessed;
+    use octavo_engine::speculative::DraftStats;
     use std::time::Duration;
 
     #[test]
@@ -137,8 +140,8 @@ mod tests {
             prompt: Duration::from_millis(100),
             first_token: Some(Duration::from_millis(101)),
             generation: Duration::from_millis(400),
-            guessed: Guessed {
-                tokens: 7,
+            drafts: DraftStats {
+                drafted: 7,
                 accepted: 3,
             },
         };
@@ -149,8 +152,8 @@ mod tests {
         .line(Finish::Stop);
         assert_eq!(
             line,
-            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (3 of 7 guesses \
-             right), 10.0 tokens/s | TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
+            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (drafts 3/7 \
+             accepted), 10.0 tokens/s | TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
         );
         let none = Metrics {
             peak_memory_bytes: None,

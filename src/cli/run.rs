@@ -106,7 +106,7 @@ impl RunArgs {
             let what = format!("{name} has no effect: expected --chat with it");
             return Err(Failure::Usage(what));
         }
-        self.generate.guess.check()?;
+        self.generate.speculative.check()?;
         self.template.check()?;
         self.pictures.check()?;
         self.system.check()
@@ -135,7 +135,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
             &args.model,
             &args.template,
             &args.compute,
-            &args.generate.guess,
+            &args.generate.speculative,
             args.system.read()?.as_deref(),
             options,
         );
@@ -159,7 +159,7 @@ fn one(
 ) -> Result<Exit, Failure> {
     signal::install()?;
     let seen = args.pictures.look(&args.model, &args.compute)?;
-    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
+    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
     options.chunk = engine.batch();
     let pictures = seen.show(&engine)?;
     let prompts = Prompts::new(args, &engine, &pictures, rule)?;
@@ -237,7 +237,9 @@ fn several(
     engine_options.sessions = args.several.sequences();
     let seen = args.pictures.look(&args.model, &args.compute)?;
     let engine = load::engine_with(&args.model, engine_options)?;
-    args.generate.guess.load_draft(&engine, &args.compute)?;
+    args.generate
+        .speculative
+        .load_draft(&engine, &args.compute)?;
     let pictures = seen.show(&engine)?;
     let prompts = Prompts::new(args, &engine, &pictures, rule)?;
     options.show_special |= prompts.shows_special();

@@ -14,7 +14,7 @@ use octavo_model::Hparams;
 use octavo_server::{Options, PictureHost, Stop};
 use octavo_vision::Sight;
 
-use super::args::{ComputeArgs, GuessArgs, ModelArgs, SampleArgs, TemplateArgs};
+use super::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
 use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
@@ -66,7 +66,7 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     sample: SampleArgs,
     #[command(flatten)]
-    guess: GuessArgs,
+    speculative: SpeculativeArgs,
     #[command(flatten)]
     log: LogArgs,
     #[command(flatten)]
@@ -179,13 +179,13 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         move || stop.stop()
     })?;
     let options = options(args)?;
-    args.guess.check()?;
+    args.speculative.check()?;
     args.template.check()?;
     args.sight.check()?;
     check_address(&args.listen)?;
     let (engine_options, context) = engine_options(args)?;
     let engine = load::any_engine(&args.model, engine_options)?;
-    args.guess.load_draft(&engine, &args.compute)?;
+    args.speculative.load_draft(&engine, &args.compute)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let options = with_sight(options, sight);
     let log = args.log.start()?;
@@ -242,7 +242,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
             ..Options::default().batch
         },
         queue: share.queue.into(),
-        lookup: args.guess.lookup(),
+        lookup: args.speculative.lookup(),
         sampling: args.sample.given()?,
         ..Options::default()
     })

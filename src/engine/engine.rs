@@ -18,7 +18,7 @@ use crate::runtime::Runtime;
 use crate::sample::SamplerDefaults;
 use crate::session::Session;
 use crate::source::ModelSource;
-use crate::speculate::Draft;
+use crate::speculative::DraftModel;
 use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -132,7 +132,7 @@ struct Loaded {
     threads: NonZeroUsize,
     pool: Option<SharedPool>,
     warnings: Vec<String>,
-    draft: OnceLock<Draft>,
+    draft: OnceLock<DraftModel>,
     sampling: SamplerDefaults,
 }
 
@@ -247,9 +247,9 @@ impl Engine {
     /// effect.
     ///
     /// # Errors
-    /// As [`Draft::new`].
-    pub fn guess_with(&self, draft: Engine) -> Result<(), Error> {
-        let draft = Draft::new(draft, self)?;
+    /// As [`DraftModel::new`].
+    pub fn set_draft_model(&self, draft: Engine) -> Result<(), Error> {
+        let draft = DraftModel::new(draft, self)?;
         self.0.draft.get_or_init(|| draft);
         Ok(())
     }
@@ -271,7 +271,7 @@ impl Engine {
     }
 
     /// Returns the draft model, if there is one.
-    pub fn draft(&self) -> Option<&Draft> {
+    pub fn draft(&self) -> Option<&DraftModel> {
         self.0.draft.get()
     }
 

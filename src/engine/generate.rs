@@ -8,7 +8,7 @@ use octavo_kernels::Role;
 
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Bounds, Computed, Sequence, SequenceError, Want};
-use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
+use crate::speculative::{CostModel, DraftBudget, DraftModel, DraftStats, Proposer};
 
 pub use crate::sequence::{Finish, Options, Vocabulary};
 
@@ -32,7 +32,7 @@ pub trait Lm {
     }
 
     /// Returns the draft model for speculative decoding, if there is one.
-    fn draft(&self) -> Option<&Draft> {
+    fn draft(&self) -> Option<&DraftModel> {
         None
     }
 
@@ -87,7 +87,7 @@ impl Lm for crate::Session {
         self.most_outputs()
     }
 
-    fn draft(&self) -> Option<&Draft> {
+    fn draft(&self) -> Option<&DraftModel> {
         self.engine().draft()
     }
 
@@ -154,7 +154,7 @@ pub struct Stats {
     /// Time from the first token to the last.
     pub generation: Duration,
     /// Draft and accepted tokens of speculative decoding.
-    pub guessed: Guessed,
+    pub drafts: DraftStats,
 }
 
 impl Stats {
@@ -244,7 +244,7 @@ pub fn generate_within<L: Lm>(
     if let Some(constraint) = constraint {
         sequence.constrain(constraint);
     }
-    let guesser = Guesser::new(options.lookup, lm.draft());
+    let proposer = Proposer::new(options.lookup, lm.draft());
     let alike = sequence.reuse(lm.tokens());
     lm.truncate(alike);
     let cached = sequence.reuse(lm.tokens());
@@ -253,8 +253,8 @@ pub fn generate_within<L: Lm>(
         vocabulary,
         observer,
         sequence,
-        guesser,
-        pace: Pace::default(),
+        proposer,
+        cost_model: CostModel::default(),
         start: Instant::now(),
         stats: Stats {
             prompt_tokens: prompt.len(),
@@ -271,8 +271,8 @@ struct Run<'a, L: Lm> {
     vocabulary: &'a dyn Vocabulary,
     observer: &'a mut dyn Observer,
     sequence: Sequence,
-    guesser: Guesser,
-    pace: Pace,
+    proposer: Proposer,
+    cost_model: CostModel,
     start: Instant,
     stats: Stats,
 }
@@ -301,7 +301,7 @@ impl<L: Lm> Run<'_, L> {
         let total = self.stats.prompt_tokens - self.stats.cached_tokens;
         let mut read = 0;
         loop {
-            self.guess(chunk)?;
+            self.add_drafts(chunk)?;
             let Some(work) = self.sequence.work() else {
                 return Ok(self.done());
             };
@@ -331,8 +331,8 @@ impl<L: Lm> Run<'_, L> {
                 Ok(()) => {}
                 // a draft token may be one that the model cannot compute: go on without drafts
                 Err(_) if rows > 1 => {
-                    self.guesser.stop();
-                    self.sequence.guess(&[]);
+                    self.proposer.stop();
+                    self.sequence.set_drafts(&[]);
                     continue;
                 }
                 Err(error) => return Err(Error::Model(error)),
@@ -354,25 +354,26 @@ impl<L: Lm> Run<'_, L> {
             }
             let accepted = self.feed(&outputs, want)?;
             if !reads {
-                self.pace.took(n + 1 - rows, rows - 1, accepted, took);
-                self.guesser.learn(accepted);
+                self.cost_model
+                    .record_step(n + 1 - rows, rows - 1, accepted, took);
+                self.proposer.learn(accepted);
             }
         }
     }
 
     /// Adds draft tokens to the next step, as many as fit.
-    fn guess(&mut self, chunk: usize) -> Result<(), Error<L::Error>> {
+    fn add_drafts(&mut self, chunk: usize) -> Result<(), Error<L::Error>> {
         let text = self.sequence.tokens();
         let pending = text.len() - self.sequence.n_cached();
         let in_step = chunk.min(self.lm.most_outputs()).saturating_sub(pending);
-        let room = Room {
+        let budget = DraftBudget {
             texts: 1,
             rows: pending,
-            most: self.sequence.room().min(in_step),
+            max: self.sequence.draft_room().min(in_step),
         };
-        if room.most > 0 {
-            let guesses = self.guesser.guess(text, room, &mut self.pace);
-            self.sequence.guess(&guesses.map_err(Error::Draft)?);
+        if budget.max > 0 {
+            let drafts = self.proposer.propose(text, budget, &mut self.cost_model);
+            self.sequence.set_drafts(&drafts.map_err(Error::Draft)?);
         }
         Ok(())
     }
@@ -387,7 +388,7 @@ impl<L: Lm> Run<'_, L> {
             let text = self.sequence.feed(computed, self.vocabulary)?;
             self.show(&text)?;
             self.clock();
-            if !self.sequence.is_fed_more() {
+            if !self.sequence.has_accepted_draft() {
                 break;
             }
             row += 1;
@@ -425,7 +426,7 @@ impl<L: Lm> Run<'_, L> {
 
     fn done(self) -> Generation {
         let stats = Stats {
-            guessed: self.guesser.guessed(),
+            drafts: self.proposer.stats(),
             ..self.stats
         };
         let text = self.sequence.into_text();

@@ -23,7 +23,7 @@ pub mod schedule;
 pub mod sequence;
 mod session;
 mod source;
-pub mod speculate;
+pub mod speculative;
 pub mod threads;
 
 pub use backend::{Loading, LoadingSink};

@@ -22,9 +22,9 @@ pub struct Sequence {
     bounds: Bounds,
     /// The prompt, then every token chosen that is, or will be, computed, then draft tokens.
     tokens: Vec<u32>,
-    n_guessed: usize,
+    n_drafts: usize,
     /// The token chosen last was a draft token.
-    is_ahead: bool,
+    last_was_draft: bool,
     n_prompt: usize,
     n_cached_before: usize,
     /// Tokens whose keys and values are cached.
@@ -74,8 +74,8 @@ impl Sequence {
             options: options.clone(),
             bounds,
             tokens: prompt.to_vec(),
-            n_guessed: 0,
-            is_ahead: false,
+            n_drafts: 0,
+            last_was_draft: false,
             n_prompt: prompt.len(),
             n_cached_before: 0,
             n_cached: 0,
@@ -135,18 +135,18 @@ impl Sequence {
             tokens: &self.tokens[self.n_cached..],
             role,
             want: self.want(),
-            outputs: 1 + self.n_guessed,
+            outputs: 1 + self.n_drafts,
         })
     }
 
     /// Returns the prompt and the tokens chosen, without a token that ended the text.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens[..self.tokens.len() - self.n_guessed]
+        &self.tokens[..self.tokens.len() - self.n_drafts]
     }
 
     /// Returns how many draft tokens may be of use at all: none behind the last token that can be
     /// chosen.
-    pub fn room(&self) -> usize {
+    pub fn draft_room(&self) -> usize {
         let chosen = self.generated.len() + 1;
         let to_choose = match self.options.max_tokens {
             Some(most) => most.saturating_sub(chosen),
@@ -160,22 +160,25 @@ impl Sequence {
     }
 
     /// Adds draft tokens, to be computed along with the tokens that must be: outputs of all of them
-    /// are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change no token
-    /// that is chosen.
+    /// are fed one by one then, as long as [`Sequence::has_accepted_draft`] says so. They change no
+    /// token that is chosen.
     ///
     /// # Panics
-    /// If there are more than [`Sequence::room`].
-    pub fn guess(&mut self, tokens: &[u32]) {
-        assert!(tokens.len() <= self.room(), "guesses without room");
-        self.drop_guesses();
+    /// If there are more than [`Sequence::draft_room`].
+    pub fn set_drafts(&mut self, tokens: &[u32]) {
+        assert!(
+            tokens.len() <= self.draft_room(),
+            "more draft tokens than fit"
+        );
+        self.drop_drafts();
         self.tokens.extend_from_slice(tokens);
-        self.n_guessed = tokens.len();
+        self.n_drafts = tokens.len();
     }
 
     /// Returns whether the token chosen last was a draft token, so that its output is computed
     /// already: that output must be fed next.
-    pub fn is_fed_more(&self) -> bool {
-        self.finish.is_none() && self.is_ahead
+    pub fn has_accepted_draft(&self) -> bool {
+        self.finish.is_none() && self.last_was_draft
     }
 
     /// Lowers the number of its tokens that a cache holds. Rejected draft tokens must be dropped
@@ -265,18 +268,18 @@ impl Sequence {
 
     /// Appends a chosen token. Draft tokens stay if it is the first of them.
     fn append(&mut self, id: u32) {
-        self.is_ahead = self.tokens.get(self.n_cached) == Some(&id);
-        if self.is_ahead {
-            self.n_guessed -= 1;
+        self.last_was_draft = self.tokens.get(self.n_cached) == Some(&id);
+        if self.last_was_draft {
+            self.n_drafts -= 1;
         } else {
-            self.drop_guesses();
+            self.drop_drafts();
             self.tokens.push(id);
         }
     }
 
-    fn drop_guesses(&mut self) {
-        self.tokens.truncate(self.tokens.len() - self.n_guessed);
-        self.n_guessed = 0;
+    fn drop_drafts(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.n_drafts);
+        self.n_drafts = 0;
     }
 
     /// Cancels it with what there is; returns the text that was held back.
@@ -360,7 +363,7 @@ impl Sequence {
 
     /// Ends it; returns the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
-        self.drop_guesses();
+        self.drop_drafts();
         // A text cut inside a character by a limit ends before it; one that the model ends there
         // has a broken character.
         let tail = match finish {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, Front};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::Sight;

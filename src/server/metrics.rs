@@ -301,20 +301,25 @@ fn counters(registry: &mut Registry, prefix: &str, snapshot: &Snapshot) {
 
 fn our_counters(registry: &mut Registry, snapshot: &Snapshot) {
     let totals = snapshot.totals;
-    let own: [(&str, &str, u64); 6] = [
+    let own: [(&str, &str, u64); 7] = [
         (
             "octavo_recomputed_tokens",
             "Tokens computed more than once",
             totals.recomputed_tokens,
         ),
         (
+            "octavo_draft_tokens",
+            "Draft tokens of speculative decoding",
+            totals.draft_tokens,
+        ),
+        (
             "octavo_guessed_tokens",
-            "Tokens computed before it was certain that they are chosen",
-            totals.guessed_tokens,
+            "The former name of octavo_draft_tokens, for one version",
+            totals.draft_tokens,
         ),
         (
             "octavo_accepted_tokens",
-            "Guessed tokens that were chosen",
+            "Draft tokens that were accepted",
             totals.accepted_tokens,
         ),
         (

@@ -176,9 +176,9 @@ pub(crate) fn timings(timing: &Timing) -> Value {
         "recomputed_n": timing.recomputed,
     });
     // llama-server's names, omitted there too if nothing was drafted
-    if timing.guessed.tokens > 0 {
-        timings["draft_n"] = timing.guessed.tokens.into();
-        timings["draft_n_accepted"] = timing.guessed.accepted.into();
+    if timing.drafts.drafted > 0 {
+        timings["draft_n"] = timing.drafts.drafted.into();
+        timings["draft_n_accepted"] = timing.drafts.accepted.into();
     }
     timings
 }

@@ -31,8 +31,8 @@ fn texts_follow_a_schema_or_a_grammar() {
     let text = good(&["run", "-p", "1+1=", "--grammar", grammar]);
     assert!(["no", "never"].contains(&text.as_str()), "{text}");
     // draft tokens follow it as well
-    let guessed = ["run", "-p", "1+1=", "--grammar", grammar, "--lookup", "on"];
-    assert_eq!(good(&guessed), text);
+    let drafted = ["run", "-p", "1+1=", "--grammar", grammar, "--lookup", "on"];
+    assert_eq!(good(&drafted), text);
 
     let dir = folder();
     let file = dir.path().join("rule");

@@ -8,7 +8,6 @@ mod diff;
 mod embed;
 mod facts;
 mod folders;
-mod guesses;
 mod hostile;
 mod kept;
 mod keys;
@@ -31,6 +30,7 @@ mod running;
 mod serve;
 mod several;
 mod signals;
+mod speculative;
 mod threads;
 
 use std::path::PathBuf;

@@ -3,9 +3,9 @@
 mod cache;
 mod constraint;
 mod device;
-mod guess;
 mod keys;
 mod sample;
+mod speculative;
 mod system;
 mod template;
 
@@ -15,13 +15,13 @@ pub(super) use cache::CacheArgs;
 use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
 pub(super) use device::{Device, DeviceArgs};
-pub(super) use guess::GuessArgs;
 pub(super) use keys::{KeyArgs, KeyValue, key_value};
 use octavo_engine::generate;
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::{Engine, EngineOptions};
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits};
 pub(super) use sample::SampleArgs;
+pub(super) use speculative::SpeculativeArgs;
 pub(super) use system::SystemArgs;
 pub(super) use template::TemplateArgs;
 
@@ -166,7 +166,7 @@ pub(super) struct GenerateArgs {
     #[command(flatten)]
     sample: SampleArgs,
     #[command(flatten)]
-    pub(super) guess: GuessArgs,
+    pub(super) speculative: SpeculativeArgs,
 }
 
 impl GenerateArgs {
@@ -213,7 +213,7 @@ impl GenerateArgs {
             stop_ids: self.stop_id.clone(),
             ignore_eos: self.ignore_eos,
             show_special: self.special,
-            lookup: self.guess.lookup(),
+            lookup: self.speculative.lookup(),
             ..generate::Options::default()
         })
     }

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::pictures::Shown;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
-use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
+use crate::speculative::{CostModel, DraftBudget, DraftModel, DraftStats, Proposer};
 
 use super::beams::Search;
 use super::pool::Pool;
@@ -31,7 +31,7 @@ pub(super) struct Branch {
 }
 
 enum Work {
-    Text(Box<Sequence>, Box<Guesser>),
+    Text(Box<Sequence>, Box<Proposer>),
     Beams {
         search: Box<Search>,
         /// Number of texts to return.
@@ -83,7 +83,7 @@ impl Branch {
         request: Request,
         bounds: Bounds,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&Draft>,
+        draft: Option<&DraftModel>,
     ) -> Result<Branch, SequenceError> {
         let n_prompt = request.prompt.len();
         // also for an embedding: it checks the prompt
@@ -103,8 +103,8 @@ impl Branch {
                 n: request.n,
             },
             Goal::Text => {
-                let guesser = Guesser::new(request.options.lookup, draft);
-                Work::Text(Box::new(sequence), Box::new(guesser))
+                let proposer = Proposer::new(request.options.lookup, draft);
+                Work::Text(Box::new(sequence), Box::new(proposer))
             }
         };
         let pictures = request.pictures.clone();
@@ -166,40 +166,44 @@ impl Branch {
     }
 
     /// Drafts tokens of the text for the next step; none for beams and embeddings.
-    pub(super) fn guess(&mut self, room: Room, pace: &mut Pace) -> Result<Vec<u32>, Error> {
-        let Work::Text(sequence, guesser) = &mut self.work else {
+    pub(super) fn propose(
+        &mut self,
+        budget: DraftBudget,
+        cost_model: &mut CostModel,
+    ) -> Result<Vec<u32>, Error> {
+        let Work::Text(sequence, proposer) = &mut self.work else {
             return Ok(Vec::new());
         };
-        let room = Room {
-            most: room.most.min(sequence.room()),
-            ..room
+        let budget = DraftBudget {
+            max: budget.max.min(sequence.draft_room()),
+            ..budget
         };
         // also without room: this drops the draft tokens of a step that had none in the end
-        let guesses = match room.most {
+        let drafts = match budget.max {
             0 => Vec::new(),
-            _ => guesser.guess(sequence.tokens(), room, pace)?,
+            _ => proposer.propose(sequence.tokens(), budget, cost_model)?,
         };
-        sequence.guess(&guesses);
-        Ok(guesses)
+        sequence.set_drafts(&drafts);
+        Ok(drafts)
     }
 
     /// Stops drafting.
-    pub(super) fn stop_guessing(&mut self) {
-        if let Work::Text(_, guesser) = &mut self.work {
-            guesser.stop();
+    pub(super) fn stop_drafting(&mut self) {
+        if let Work::Text(_, proposer) = &mut self.work {
+            proposer.stop();
         }
     }
 
     /// Returns how many of the last step's draft tokens were accepted.
-    pub(super) fn settle(&mut self, guessed: usize) -> usize {
-        let (Some(Ok(delta)), Work::Text(_, guesser)) = (&self.fed, &mut self.work) else {
+    pub(super) fn accept_drafts(&mut self, drafted: usize) -> usize {
+        let (Some(Ok(delta)), Work::Text(_, proposer)) = (&self.fed, &mut self.work) else {
             return 0;
         };
-        let right = guessed.min(delta.tokens.len().saturating_sub(1));
-        if guessed > 0 {
-            guesser.learn(right);
+        let accepted = drafted.min(delta.tokens.len().saturating_sub(1));
+        if drafted > 0 {
+            proposer.learn(accepted);
         }
-        right
+        accepted
     }
 
     /// Records the start time; returns whether this is the first call.
@@ -311,7 +315,7 @@ impl Branch {
     pub(super) fn siblings(
         &mut self,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&Draft>,
+        draft: Option<&DraftModel>,
     ) -> Vec<Branch> {
         let Some(siblings) = self.siblings.take_if(|siblings| siblings.first.is_some()) else {
             return Vec::new();
@@ -326,7 +330,7 @@ impl Branch {
         choice: usize,
         of: &Siblings,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&Draft>,
+        draft: Option<&DraftModel>,
     ) -> Branch {
         let request = &of.request;
         let mut options: Options = request.options.clone();
@@ -341,7 +345,7 @@ impl Branch {
             choice,
             n_prompt: self.n_prompt,
             prompt: None,
-            work: Work::Text(sequence, Box::new(Guesser::new(options.lookup, draft))),
+            work: Work::Text(sequence, Box::new(Proposer::new(options.lookup, draft))),
             clock: Clock {
                 first: None,
                 last: None,
@@ -378,9 +382,9 @@ impl Branch {
             generated_tokens: self.generated(),
             cached: 0,
             recomputed: 0,
-            guessed: match &self.work {
-                Work::Text(_, guesser) => guesser.guessed(),
-                Work::Beams { .. } | Work::Embedding(_) => Guessed::default(),
+            drafts: match &self.work {
+                Work::Text(_, proposer) => proposer.stats(),
+                Work::Beams { .. } | Work::Embedding(_) => DraftStats::default(),
             },
         }
     }
@@ -398,7 +402,7 @@ impl Branch {
     /// the draft was accepted.
     fn is_next(&self, position: usize) -> bool {
         let is_right = match (&self.fed, &self.work) {
-            (Some(_), Work::Text(sequence, _)) => sequence.is_fed_more(),
+            (Some(_), Work::Text(sequence, _)) => sequence.has_accepted_draft(),
             _ => true,
         };
         is_right && !self.embeds() && position + 1 == self.n_prompt + self.generated()

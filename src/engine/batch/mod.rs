@@ -3,13 +3,13 @@
 //! neighbours.
 
 mod again;
-mod ahead;
 mod beams;
 mod branch;
 mod hand_out;
 mod outputs;
 mod pool;
 mod request;
+mod speculate;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::pictures::{holds, is_cell};
 use crate::runtime::{Entry, Output, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
-use crate::speculate::Pace;
+use crate::speculative::CostModel;
 use crate::{Engine, Error};
 use again::Again;
 use branch::Branch;
@@ -50,7 +50,7 @@ pub struct Batch {
     next_id: RequestId,
     totals: Totals,
     again: Again,
-    pace: Pace,
+    cost_model: CostModel,
 }
 
 impl Batch {
@@ -77,7 +77,7 @@ impl Batch {
             next_id: 0,
             totals: Totals::default(),
             again: Again::default(),
-            pace: Pace::default(),
+            cost_model: CostModel::default(),
         }
     }
 
@@ -251,7 +251,7 @@ impl Batch {
     /// If the device fails. Requests stay as they were before the step that failed.
     pub fn step(&mut self, sink: &mut dyn FnMut(RequestId, Event)) -> Result<(), Error> {
         let mut events = Vec::new();
-        self.guess(&mut events);
+        self.add_drafts(&mut events);
         let result = self.both_roles(&mut events);
         // the device is free again: the sink may use the engine
         for (id, event) in events {
@@ -284,7 +284,7 @@ impl Batch {
         for role in [Role::Generated, Role::Prompt] {
             if role == Role::Prompt {
                 // draft tokens that found no room in the step are gone
-                self.scheduler.drop_guesses();
+                self.scheduler.drop_drafts();
             }
             let ledger = &mut runtime.ledger;
             let mut plan = match role {
@@ -321,15 +321,15 @@ impl Batch {
         self.totals.steps += 1;
         self.totals.busy += took;
         if role == Role::Generated {
-            self.settle(plan, runtime, took);
+            self.accept_drafts(plan, runtime, took);
         }
         self.scheduler.took(&mut runtime.ledger, role, plan, took);
         for (share, failure) in plan.shares.iter().zip(failures) {
             match failure {
                 // a draft token may be one that the model cannot compute
-                Some(_) if share.guessed > 0 => {
+                Some(_) if share.drafts > 0 => {
                     let branch = self.branches.get_mut(&share.group);
-                    branch.into_iter().for_each(Branch::stop_guessing);
+                    branch.into_iter().for_each(Branch::stop_drafting);
                 }
                 Some(error) => self.fail(share.id, error.into(), runtime, events),
                 None => self.advance(role, share, runtime, events),

@@ -9,7 +9,7 @@ use crate::kv::PageCounts;
 use crate::pictures::Shown;
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Finish, Options, SequenceError, Text};
-use crate::speculate::Guessed;
+use crate::speculative::DraftStats;
 
 pub use crate::schedule::RequestId;
 
@@ -196,7 +196,7 @@ pub struct Timing {
     /// Tokens recomputed after preemptions.
     pub recomputed: usize,
     /// Draft and accepted tokens of speculative decoding.
-    pub guessed: Guessed,
+    pub drafts: DraftStats,
 }
 
 impl Timing {
@@ -319,7 +319,7 @@ pub struct Totals {
     /// Tokens recomputed after preemptions.
     pub recomputed_tokens: u64,
     /// Draft tokens computed.
-    pub guessed_tokens: u64,
+    pub draft_tokens: u64,
     /// Draft tokens accepted.
     pub accepted_tokens: u64,
     /// Preemptions of requests.

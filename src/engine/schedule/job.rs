@@ -56,7 +56,7 @@ pub struct Job {
     pub(super) width: usize,
     /// The prompt, then generated tokens, then draft tokens.
     pub(super) tokens: Vec<u32>,
-    pub(super) n_guessed: usize,
+    pub(super) n_drafts: usize,
     pub(super) n_prompt: usize,
     pub(super) salt: Option<String>,
     /// Outputs of every token of the prompt are needed, so none may come from the cache.
@@ -75,7 +75,7 @@ impl Job {
             width: 1,
             n_prompt: prompt.len(),
             tokens: prompt,
-            n_guessed: 0,
+            n_drafts: 0,
             salt,
             wants_all,
             timeline: Timeline::default(),
@@ -144,7 +144,7 @@ impl Job {
 
     /// Returns the number of tokens to compute before it can go on.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.n_guessed - self.timeline.len()
+        self.tokens.len() - self.n_drafts - self.timeline.len()
     }
 
     /// Returns its pages of the KV cache.
@@ -240,7 +240,7 @@ pub struct Share {
     /// How many of them, from the last, need outputs.
     pub wanted: usize,
     /// How many of them, from the last, are draft tokens.
-    pub guessed: usize,
+    pub drafts: usize,
 }
 
 /// Inputs of a step for one share of a plan.
@@ -273,15 +273,15 @@ impl Plan {
             group: job.group,
             n,
             wanted,
-            guessed: 0,
+            drafts: 0,
         });
     }
 
     /// Adds all that is left of a request with its draft tokens, which need outputs too.
-    pub(super) fn push_guessed(&mut self, job: &Job) {
-        self.push(job, job.pending() + job.n_guessed, 1 + job.n_guessed);
+    pub(super) fn push_with_drafts(&mut self, job: &Job) {
+        self.push(job, job.pending() + job.n_drafts, 1 + job.n_drafts);
         if let Some(share) = self.shares.last_mut() {
-            share.guessed = job.n_guessed;
+            share.drafts = job.n_drafts;
         }
     }
 

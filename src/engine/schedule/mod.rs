@@ -105,36 +105,36 @@ impl Scheduler {
     }
 
     /// Adds draft tokens to the next step of a request, if there is room.
-    pub fn guess(&mut self, id: RequestId, guesses: &[u32]) {
+    pub fn add_drafts(&mut self, id: RequestId, drafts: &[u32]) {
         if let Some(at) = self.place(id) {
             let job = &mut self.jobs[at];
-            job.tokens.extend_from_slice(guesses);
-            job.n_guessed += guesses.len();
+            job.tokens.extend_from_slice(drafts);
+            job.n_drafts += drafts.len();
         }
     }
 
-    /// Accepts the first `right` draft tokens of a request, with what was computed up to them;
+    /// Accepts the first `accepted` draft tokens of a request, with what was computed up to them;
     /// drops the others.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn settle(&mut self, ledger: &mut Ledger, id: RequestId, right: usize) {
+    pub fn accept_drafts(&mut self, ledger: &mut Ledger, id: RequestId, accepted: usize) {
         let Some(at) = self.place(id) else { return };
         let job = &mut self.jobs[at];
-        assert!(right <= job.n_guessed, "{right} guesses are right");
+        assert!(accepted <= job.n_drafts, "{accepted} drafts are accepted");
         job.tokens
-            .truncate(job.tokens.len() - job.n_guessed + right);
-        job.n_guessed = 0;
+            .truncate(job.tokens.len() - job.n_drafts + accepted);
+        job.n_drafts = 0;
         if job.timeline.len() > job.tokens.len() {
             ledger.truncate(&mut job.timeline, job.tokens.len());
         }
     }
 
-    /// Drops all draft tokens that were not settled: no step had room for them.
-    pub fn drop_guesses(&mut self) {
+    /// Drops all draft tokens that were not accepted: no step had room for them.
+    pub fn drop_drafts(&mut self) {
         for job in &mut self.jobs {
-            job.tokens.truncate(job.tokens.len() - job.n_guessed);
-            job.n_guessed = 0;
+            job.tokens.truncate(job.tokens.len() - job.n_drafts);
+            job.n_drafts = 0;
         }
     }
 
@@ -153,13 +153,13 @@ impl Scheduler {
             if n == 0 || !job.generates() {
                 continue;
             }
-            let has_guesses = n == left && self.has_room_for_guesses(ledger, at, &mut plan);
-            if !has_guesses && !self.reserve(ledger, at, n, &mut plan) {
+            let has_drafts = n == left && self.has_room_for_drafts(ledger, at, &mut plan);
+            if !has_drafts && !self.reserve(ledger, at, n, &mut plan) {
                 continue;
             }
             let job = &self.jobs[at];
-            match has_guesses {
-                true => plan.push_guessed(job),
+            match has_drafts {
+                true => plan.push_with_drafts(job),
                 false => plan.push(job, n, usize::from(n == left)),
             }
             replays -= n - 1;
@@ -169,9 +169,9 @@ impl Scheduler {
 
     /// Reserves pages for what is left of a request and its draft tokens, if none need be taken
     /// from other requests; returns false if it has no draft tokens.
-    fn has_room_for_guesses(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) -> bool {
+    fn has_room_for_drafts(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) -> bool {
         let job = &mut self.jobs[at];
-        if job.n_guessed == 0 {
+        if job.n_drafts == 0 {
             return false;
         }
         let copies = ledger.reserve(&mut job.timeline, job.tokens.len());

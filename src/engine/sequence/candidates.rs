@@ -152,8 +152,8 @@ impl Sequence {
         Sequence {
             options: self.options.clone(),
             tokens: self.tokens().to_vec(),
-            n_guessed: 0,
-            is_ahead: false,
+            n_drafts: 0,
+            last_was_draft: false,
             sampler: self.sampler.clone(),
             constraint: self.constraint.as_ref().map(|own| own.fork()),
             utf8: self.utf8.clone(),

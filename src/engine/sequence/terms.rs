@@ -6,7 +6,7 @@ use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::sample::{ConfigError, Logprobs, SampleError, SamplerConfig};
-use crate::speculate::Lookup;
+use crate::speculative::Lookup;
 
 /// Maps tokens to text.
 pub trait Vocabulary {

@@ -1,7 +1,7 @@
 //! The same bits, whatever the number of threads, the batches of the prompt, the pages in the
 //! cache, and the history of a session.
 
-mod guesses;
+mod drafts;
 mod layers;
 
 use octavo_engine::backend::Role;

@@ -14,6 +14,6 @@ mod ranks;
 mod sampler;
 mod scheduler;
 mod sequence;
-mod speculate;
+mod speculative;
 mod variants;
 mod world;

@@ -1,9 +1,9 @@
 //! The same where recurrent states are kept, windows pass, and layers differ.
 
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use octavo_fixtures::tiny::File;
 
-use super::guesses::together;
+use super::drafts::together;
 use super::*;
 
 /// A session goes back to a checkpoint of its state, and continues the same from there, also if the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use serde_json::{Map, Value, json};
 
 use super::settings;

@@ -4,40 +4,40 @@
 use std::time::Duration;
 
 /// Maximum number of tokens drafted at a time.
-pub const MOST_GUESSES: usize = 15;
+pub const MAX_DRAFT_TOKENS: usize = 15;
 
 /// Largest step, in rows, whose time is measured separately for its size.
-const ROWS: usize = 64;
-/// Initial guess of an extra row's cost, as a fraction of a one-row step.
-const ROW: f64 = 0.3;
+const MAX_ROWS: usize = 64;
+/// Initial estimate of an extra row's cost, as a fraction of a one-row step.
+const ROW_COST: f64 = 0.3;
 /// Weight of a new measurement in a mean.
-const NEWS: f64 = 0.2;
+const NEW_WEIGHT: f64 = 0.2;
 /// Fraction of all time that drafting may lose.
 const LOSS: f64 = 0.02;
 /// Steps without drafts to measure before there are any: the first after a prompt is slow.
-const PLAIN: usize = 3;
+const BASELINE_STEPS: usize = 3;
 /// Steps with drafts after which one without is measured again: this baseline may have changed
 /// since, and was slower than usual if the machine had other work then.
-const MOST_AGAIN: usize = 24;
-/// First such interval, which doubles each time up to [`MOST_AGAIN`], while drafting would not be
+const MAX_INTERVAL: usize = 24;
+/// First such interval, which doubles each time up to [`MAX_INTERVAL`], while drafting would not be
 /// worth its time if steps without drafts took half of their measured time.
-const FIRST_AGAIN: usize = 4;
+const FIRST_INTERVAL: usize = 4;
 /// Weight of a faster step without drafts in their mean: a slow one may be so by chance.
-const NEWS_OF_FASTER: f64 = 0.5;
-/// Time that drafting may lose, in steps without drafts: before anything was gained, and at most,
+const FASTER_WEIGHT: f64 = 0.5;
+/// Time that drafting may lose, in steps without drafts: before anything was gained, and at max,
 /// also of earlier gains.
 const FIRST_LOSS: f64 = 1.0;
-const MOST_LOSS: f64 = 16.0;
+const MAX_LOSS: f64 = 16.0;
 
 /// Cost model: what steps cost, and what drafting has gained so far.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct CostModel {
     /// Seconds of a step by its number of rows, and the number of measurements.
-    steps: [Option<f64>; ROWS + 1],
-    measured: [usize; ROWS + 1],
+    steps: [Option<f64>; MAX_ROWS + 1],
+    measured: [usize; MAX_ROWS + 1],
     /// Steps with drafts since the last one without, and after how many of them comes another.
-    since_plain: Guessing,
-    again: usize,
+    since_plain: DraftedSteps,
+    interval: usize,
     /// Seconds of all steps.
     spent: f64,
     /// Seconds that drafting has gained.
@@ -46,7 +46,7 @@ pub struct Pace {
 
 /// Steps with draft tokens.
 #[derive(Clone, Copy, Debug, Default)]
-struct Guessing {
+struct DraftedSteps {
     steps: usize,
     seconds: f64,
     /// Steps without drafts that would have given as many tokens.
@@ -55,7 +55,7 @@ struct Guessing {
 
 /// How many draft tokens are worth their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Worth {
+pub(super) struct DraftPlan {
     /// Number of draft tokens.
     pub(super) n: usize,
     /// Gain in speed, in tokens per second of all texts together.
@@ -64,47 +64,47 @@ pub(super) struct Worth {
 
 /// A request for draft tokens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct DraftRequest {
     /// Tokens that the step computes in any case: one for each text.
     pub(super) texts: usize,
     /// Rows that it has already: those, and draft tokens of other texts.
     pub(super) rows: usize,
     /// Maximum number of draft tokens.
-    pub(super) most: usize,
+    pub(super) max: usize,
     /// Seconds that each takes to draft.
     pub(super) each: f64,
     /// Draft regardless of cost (`--lookup on`).
-    pub(super) is_wanted: bool,
+    pub(super) is_forced: bool,
 }
 
-impl Default for Pace {
+impl Default for CostModel {
     fn default() -> Self {
-        Pace {
-            steps: [None; ROWS + 1],
-            measured: [0; ROWS + 1],
-            since_plain: Guessing::default(),
-            again: FIRST_AGAIN,
+        CostModel {
+            steps: [None; MAX_ROWS + 1],
+            measured: [0; MAX_ROWS + 1],
+            since_plain: DraftedSteps::default(),
+            interval: FIRST_INTERVAL,
             spent: 0.0,
             gained: 0.0,
         }
     }
 }
 
-impl Pace {
-    /// Records the time of a decode step of `texts` rows and `guessed` draft tokens, of which
+impl CostModel {
+    /// Records the time of a decode step of `texts` rows and `drafted` draft tokens, of which
     /// `accepted` were accepted.
-    pub fn took(&mut self, texts: usize, guessed: usize, accepted: usize, time: Duration) {
+    pub fn record_step(&mut self, texts: usize, drafted: usize, accepted: usize, time: Duration) {
         let time = time.as_secs_f64();
         self.spent += time;
         let plain = self.step(texts);
-        if guessed == 0 {
+        if drafted == 0 {
             // the steps since the last one were compared with a baseline that was too slow
             let too_slow = plain.map_or(0.0, |plain| (plain - time).max(0.0));
             self.gained -= self.since_plain.stands_for * too_slow;
-            if self.since_plain.steps >= self.again {
-                self.again = (2 * self.again).min(MOST_AGAIN);
+            if self.since_plain.steps >= self.interval {
+                self.interval = (2 * self.interval).min(MAX_INTERVAL);
             }
-            self.since_plain = Guessing::default();
+            self.since_plain = DraftedSteps::default();
         } else {
             self.since_plain.steps += 1;
             if let Some(plain) = plain {
@@ -112,10 +112,10 @@ impl Pace {
                 self.since_plain.stands_for += stands_for;
                 self.since_plain.seconds += time;
                 let gained = self.gained + stands_for * plain - time;
-                self.gained = gained.min(MOST_LOSS * plain);
+                self.gained = gained.min(MAX_LOSS * plain);
             }
         }
-        let rows = texts + guessed;
+        let rows = texts + drafted;
         let Some(mean) = self.steps.get_mut(rows) else {
             return;
         };
@@ -123,54 +123,58 @@ impl Pace {
         self.measured[rows] += 1;
         // the first measurement is dropped
         *mean = Some(match *mean {
-            Some(old) if earlier > 1 && guessed == 0 && time < old => {
-                old + NEWS_OF_FASTER * (time - old)
+            Some(old) if earlier > 1 && drafted == 0 && time < old => {
+                old + FASTER_WEIGHT * (time - old)
             }
-            Some(old) if earlier > 1 => with_news(old, time),
+            Some(old) if earlier > 1 => updated_mean(old, time),
             _ => time,
         });
     }
 
     /// Records the seconds that drafting took.
-    pub(super) fn thought(&mut self, seconds: f64) {
+    pub(super) fn record_drafting(&mut self, seconds: f64) {
         self.spent += seconds;
         self.gained -= seconds;
     }
 
     /// Returns how many draft tokens are worth their time, if these are the probabilities that they
     /// are accepted, each given that those before it are.
-    pub(super) fn worth(&self, offer: Offer, chance: impl Fn(usize) -> f64) -> Worth {
-        let Offer {
+    pub(super) fn plan(&self, request: DraftRequest, chance: impl Fn(usize) -> f64) -> DraftPlan {
+        let DraftRequest {
             texts,
             rows,
-            most,
+            max,
             each,
-            is_wanted,
-        } = offer;
+            is_forced,
+        } = request;
         let (Some(plain), Some(before)) = (self.step(texts), self.step(rows)) else {
-            return Worth::default();
+            return DraftPlan::default();
         };
         let since_plain = &self.since_plain;
         let is_sure = since_plain.stands_for * plain > 2.0 * since_plain.seconds;
-        let again = if is_sure { MOST_AGAIN } else { self.again };
-        if since_plain.steps >= again
-            || self.measured.get(texts).is_some_and(|n| *n < PLAIN) && !is_wanted
+        let interval = if is_sure { MAX_INTERVAL } else { self.interval };
+        if since_plain.steps >= interval
+            || self
+                .measured
+                .get(texts)
+                .is_some_and(|n| *n < BASELINE_STEPS)
+                && !is_forced
         {
-            return Worth::default();
+            return DraftPlan::default();
         }
         // draft tokens of other texts in the same step gain what they cost, or more
         let (rate, without) = (texts as f64 / plain, before * texts as f64 / plain);
-        let allowed = self.gained + (LOSS * self.spent).min(MOST_LOSS * plain) + FIRST_LOSS * plain;
-        let mut best = Worth::default();
+        let allowed = self.gained + (LOSS * self.spent).min(MAX_LOSS * plain) + FIRST_LOSS * plain;
+        let mut best = DraftPlan::default();
         let (mut right, mut expected) = (1.0, 0.0);
-        for n in 1..=most {
+        for n in 1..=max {
             right *= chance(n - 1);
             expected += right;
             let cost = self.step(rows + n).unwrap_or(before) - before + n as f64 * each;
             let gain = (without + expected) / (before + cost) - rate;
-            let is_first = is_wanted && best.n == 0;
-            if is_first || (gain > best.gain && (is_wanted || cost <= allowed)) {
-                best = Worth { n, gain };
+            let is_first = is_forced && best.n == 0;
+            if is_first || (gain > best.gain && (is_forced || cost <= allowed)) {
+                best = DraftPlan { n, gain };
             }
         }
         best
@@ -182,15 +186,15 @@ impl Pace {
             return Some(known);
         }
         let known = |at: usize| Some((at, self.steps[at]?));
-        let (at, below) = (1..=rows.min(ROWS)).rev().find_map(known)?;
-        let above = (rows + 1..=ROWS).find_map(known);
+        let (at, below) = (1..=rows.min(MAX_ROWS)).rev().find_map(known)?;
+        let above = (rows + 1..=MAX_ROWS).find_map(known);
         Some(match above {
             Some((end, above)) => below + (above - below) * (rows - at) as f64 / (end - at) as f64,
             None => {
-                let (first, one) = (1..=ROWS).find_map(known)?;
+                let (first, one) = (1..=MAX_ROWS).find_map(known)?;
                 let row = match at > first {
                     true => (below - one) / (at - first) as f64,
-                    false => ROW * one / first as f64,
+                    false => ROW_COST * one / first as f64,
                 };
                 below + row.max(0.0) * (rows - at) as f64
             }
@@ -199,78 +203,78 @@ impl Pace {
 }
 
 /// Returns a mean with another measurement.
-pub(super) fn with_news(mean: f64, seen: f64) -> f64 {
-    mean + NEWS * (counted(mean, seen) - mean)
+pub(super) fn updated_mean(mean: f64, seen: f64) -> f64 {
+    mean + NEW_WEIGHT * (capped(mean, seen) - mean)
 }
 
 /// Returns how much of a measurement counts, given the mean of those before: other work of the
 /// machine is not part of the cost.
-pub(super) fn counted(mean: f64, seen: f64) -> f64 {
+pub(super) fn capped(mean: f64, seen: f64) -> f64 {
     seen.min(2.0 * mean)
 }
 
 /// Acceptance rates of draft tokens, by class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Odds<const N: usize> {
-    chances: [f64; N],
+pub(super) struct AcceptanceRate<const N: usize> {
+    rates: [f64; N],
     /// Number of draft tokens that each rate is the mean of; at first a weight of its initial
     /// value.
-    seen: [f64; N],
+    samples: [f64; N],
 }
 
-impl<const N: usize> Odds<N> {
-    /// Starts with given rates, which weigh as much as `worth` draft tokens each.
-    pub(super) fn new(chances: [f64; N], worth: f64) -> Odds<N> {
-        let seen = [worth; N];
-        Odds { chances, seen }
+impl<const N: usize> AcceptanceRate<N> {
+    /// Starts with given rates, which weigh as much as `weight` draft tokens each.
+    pub(super) fn new(rates: [f64; N], weight: f64) -> AcceptanceRate<N> {
+        let samples = [weight; N];
+        AcceptanceRate { rates, samples }
     }
 
     /// Records whether a draft token of a class was right.
-    pub(super) fn see(&mut self, kind: usize, was_right: bool) {
-        let (chance, seen) = (&mut self.chances[kind], &mut self.seen[kind]);
-        *seen = (*seen + 1.0).min(MOST_SEEN);
-        *chance += (f64::from(u8::from(was_right)) - *chance) / *seen;
+    pub(super) fn record(&mut self, kind: usize, was_right: bool) {
+        let (rate, samples) = (&mut self.rates[kind], &mut self.samples[kind]);
+        *samples = (*samples + 1.0).min(MAX_SAMPLES);
+        *rate += (f64::from(u8::from(was_right)) - *rate) / *samples;
     }
 
     /// Returns the acceptance rate of a class.
-    pub(super) fn of(&self, kind: usize) -> f64 {
-        self.chances[kind]
+    pub(super) fn rate(&self, kind: usize) -> f64 {
+        self.rates[kind]
     }
 }
 
 /// Maximum number of draft tokens that a rate is the mean of, because texts change.
-pub(super) const MOST_SEEN: f64 = 16.0;
+pub(super) const MAX_SAMPLES: f64 = 16.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// A machine on which a row takes `row` seconds beside the 10 ms of every step.
-    fn measured(row: f64) -> Pace {
-        let mut pace = Pace::default();
-        for _ in 0..PLAIN {
+    fn measured(row: f64) -> CostModel {
+        let mut cost_model = CostModel::default();
+        for _ in 0..BASELINE_STEPS {
             for rows in 1..=16 {
                 let time = Duration::from_secs_f64(0.01 + row * (rows - 1) as f64);
-                pace.took(rows, 0, 0, time);
+                cost_model.record_step(rows, 0, 0, time);
             }
         }
-        pace.spent = 100.0;
-        pace
+        cost_model.spent = 100.0;
+        cost_model
     }
 
-    fn offer(most: usize) -> Offer {
-        Offer {
+    fn request(max: usize) -> DraftRequest {
+        DraftRequest {
             texts: 1,
             rows: 1,
-            most,
+            max,
             each: 0.0,
-            is_wanted: false,
+            is_forced: false,
         }
     }
 
     #[test]
-    fn what_is_sure_and_cheap_is_guessed_far() {
-        let n = |row: f64, chance: f64| measured(row).worth(offer(15), |_| chance).n;
+    fn what_is_sure_and_cheap_is_drafted_far() {
+        let n = |row: f64, chance: f64| measured(row).plan(request(15), |_| chance).n;
         assert_eq!(n(0.001, 0.99), 15);
         assert_eq!(n(0.001, 0.05), 0);
         assert_eq!(n(0.012, 0.99), 0);
@@ -279,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn guesses_are_as_long_as_tokens_come_fastest() {
+    fn drafts_are_as_long_as_tokens_come_fastest() {
         // with 3, 4 and 5 draft tokens 3.44 tokens come in 22 ms, 4.1 in 26 and 4.69 in 30
-        let drafted = Offer {
+        let drafted = DraftRequest {
             each: 0.003,
-            ..offer(15)
+            ..request(15)
         };
-        let best = measured(0.001).worth(drafted, |_| 0.9);
+        let best = measured(0.001).plan(drafted, |_| 0.9);
         assert_eq!(best.n, 4);
         assert!(
             (best.gain - (4.0951 / 0.026 - 100.0)).abs() < 0.1,
@@ -295,102 +299,103 @@ mod tests {
 
     #[test]
     fn little_that_is_known_is_soon_learned_and_much_slowly() {
-        let [mut new, mut known] = [3.0, MOST_SEEN].map(|worth| Odds::new([0.6, 0.6], worth));
-        for odds in [&mut new, &mut known] {
-            (0..4).for_each(|_| odds.see(0, true));
+        let [mut new, mut known] =
+            [3.0, MAX_SAMPLES].map(|weight| AcceptanceRate::new([0.6, 0.6], weight));
+        for rates in [&mut new, &mut known] {
+            (0..4).for_each(|_| rates.record(0, true));
         }
-        assert!(new.of(0) > 0.82, "{}", new.of(0));
-        assert!((0.6..0.7).contains(&known.of(0)), "{}", known.of(0));
-        assert_eq!((new.of(1), known.of(1)), (0.6, 0.6));
-        (0..100).for_each(|_| new.see(0, false));
-        assert!(new.of(0) < 0.01);
+        assert!(new.rate(0) > 0.82, "{}", new.rate(0));
+        assert!((0.6..0.7).contains(&known.rate(0)), "{}", known.rate(0));
+        assert_eq!((new.rate(1), known.rate(1)), (0.6, 0.6));
+        (0..100).for_each(|_| new.record(0, false));
+        assert!(new.rate(0) < 0.01);
     }
 
     #[test]
-    fn nothing_is_guessed_before_a_step_was_measured_unless_it_is_wanted() {
-        let pace = Pace::default();
-        assert_eq!(pace.worth(offer(15), |_| 0.99).n, 0);
-        let wanted = Offer {
-            is_wanted: true,
-            ..offer(15)
+    fn nothing_is_drafted_before_a_step_was_measured_unless_it_is_forced() {
+        let cost_model = CostModel::default();
+        assert_eq!(cost_model.plan(request(15), |_| 0.99).n, 0);
+        let wanted = DraftRequest {
+            is_forced: true,
+            ..request(15)
         };
-        assert!(measured(0.012).worth(wanted, |_| 0.01).n == 1);
+        assert!(measured(0.012).plan(wanted, |_| 0.01).n == 1);
     }
 
     #[test]
-    fn what_guesses_may_lose_is_a_small_part_of_the_time() {
+    fn what_drafts_may_lose_is_a_small_part_of_the_time() {
         // drafts look good and are never accepted
-        let mut pace = Pace::default();
+        let mut cost_model = CostModel::default();
         let (step, row) = (0.01, 0.004);
         let mut lost = 0.0;
         for _ in 0..1000 {
-            let n = pace.worth(offer(15), |_| 0.95).n;
+            let n = cost_model.plan(request(15), |_| 0.95).n;
             let time = step + row * n as f64;
             lost += time - step;
-            pace.took(1, n, 0, Duration::from_secs_f64(time));
+            cost_model.record_step(1, n, 0, Duration::from_secs_f64(time));
         }
         let part = lost / (1000.0 * step);
         assert!(0.0 < part && part < 0.03, "{part}");
     }
 
     #[test]
-    fn a_slow_first_step_makes_no_guess_look_better_than_it_is() {
+    fn a_slow_first_step_makes_no_draft_look_better_than_it_is() {
         // drafts are always accepted and cost more than they save; the first step took ten times as
         // long as others do
-        let mut pace = Pace::default();
+        let mut cost_model = CostModel::default();
         let (step, row) = (0.01, 0.012);
         let mut spent = 0.0;
         for i in 0..300 {
-            let n = pace.worth(offer(7), |_| 0.99).n;
+            let n = cost_model.plan(request(7), |_| 0.99).n;
             let time = if i == 0 { 0.1 } else { step + row * n as f64 };
             spent += time - n as f64 * step;
-            pace.took(1, n, n, Duration::from_secs_f64(time));
+            cost_model.record_step(1, n, n, Duration::from_secs_f64(time));
         }
         assert!(spent < 0.09 + 300.0 * step * 1.03, "{spent}");
     }
 
     #[test]
     fn what_all_is_held_against_is_measured_again() {
-        let mut pace = measured(0.001);
+        let mut cost_model = measured(0.001);
         let mut plain = 0;
         for _ in 0..100 {
-            let n = pace.worth(offer(7), |_| 0.9).n;
+            let n = cost_model.plan(request(7), |_| 0.9).n;
             plain += usize::from(n == 0);
-            pace.took(1, n, n, Duration::from_secs_f64(0.01 + 0.001 * n as f64));
+            cost_model.record_step(1, n, n, Duration::from_secs_f64(0.01 + 0.001 * n as f64));
         }
-        assert_eq!(plain, 100 / (MOST_AGAIN + 1));
+        assert_eq!(plain, 100 / (MAX_INTERVAL + 1));
     }
 
     #[test]
-    fn a_slow_beginning_makes_no_guess_look_better_than_it_is() {
+    fn a_slow_beginning_makes_no_draft_look_better_than_it_is() {
         // a row costs nearly half a step, and a third of the drafts are accepted
         let (step, row) = (0.016, 0.007);
-        let mut pace = Pace::default();
+        let mut cost_model = CostModel::default();
         let (mut spent, mut tokens) = (0.0, 0);
         for i in 0..150 {
             // other work at the beginning
             let slower = if i < 8 { 1.6 } else { 1.0 };
-            let n = pace.worth(offer(7), |_| 0.75).n;
+            let n = cost_model.plan(request(7), |_| 0.75).n;
             let right = if i % 3 == 0 { n } else { 0 };
             let time = slower * (step + row * n as f64);
             spent += time;
             tokens += 1 + right;
-            pace.took(1, n, right, Duration::from_secs_f64(time));
+            cost_model.record_step(1, n, right, Duration::from_secs_f64(time));
         }
         let plain = (tokens as f64 + 8.0 * 0.6) * step;
         assert!(spent < 1.05 * plain, "{spent} {plain}");
     }
 
     #[test]
-    fn other_texts_make_guesses_dearer() {
-        let pace = measured(0.002);
+    fn other_texts_make_drafts_dearer() {
+        let cost_model = measured(0.002);
         let n = |texts: usize| {
-            let offer = Offer {
+            let request = DraftRequest {
                 texts,
                 rows: texts,
-                ..offer(8)
+                ..request(8)
             };
-            pace.worth(offer, |_| 0.7).n
+            cost_model.plan(request, |_| 0.7).n
         };
         assert!(n(1) > n(8), "{} {}", n(1), n(8));
     }

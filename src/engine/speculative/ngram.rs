@@ -17,13 +17,13 @@ pub enum Lookup {
 }
 
 /// Earlier occurrences of the last two tokens to check, from the latest on.
-const PLACES: usize = 32;
+const MAX_PLACES: usize = 32;
 /// Maximum number of tokens to compare at such a place.
-const LONGEST: usize = 32;
+const MAX_LENGTH: usize = 32;
 
 /// Tokens of a text, with an index of each pair of them.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct NgramIndex {
     tokens: Vec<u32>,
     /// Where each pair of tokens ended last.
     last: HashMap<[u32; 2], usize>,
@@ -33,14 +33,14 @@ pub(super) struct History {
 
 /// An earlier occurrence of the last tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct NgramMatch {
     /// Index of the token that followed there.
     at: usize,
     /// Number of tokens before it that are as the last ones.
     pub(super) length: usize,
 }
 
-impl History {
+impl NgramIndex {
     /// Returns the number of tokens.
     pub(super) fn len(&self) -> usize {
         self.tokens.len()
@@ -57,17 +57,17 @@ impl History {
 
     /// Returns the longest earlier occurrence of the last tokens, the latest of equal ones; `None`
     /// if not even two of them occurred before.
-    pub(super) fn find(&self) -> Option<Found> {
+    pub(super) fn find(&self) -> Option<NgramMatch> {
         let end = self.tokens.len().checked_sub(1)?;
-        let mut best: Option<Found> = None;
+        let mut best: Option<NgramMatch> = None;
         let mut place = self.before[end];
-        for _ in 0..PLACES {
+        for _ in 0..MAX_PLACES {
             let Some(at) = place else { break };
             let length = self.alike(at, end);
             if best.is_none_or(|best| length > best.length) {
-                best = Some(Found { at: at + 1, length });
+                best = Some(NgramMatch { at: at + 1, length });
             }
-            if length == LONGEST {
+            if length == MAX_LENGTH {
                 break;
             }
             place = self.before[at];
@@ -76,13 +76,13 @@ impl History {
     }
 
     /// Returns the token that followed there.
-    pub(super) fn next(&self, found: Found) -> u32 {
+    pub(super) fn next(&self, found: NgramMatch) -> u32 {
         self.tokens[found.at]
     }
 
     /// Copies `n` tokens that followed there, fewer if an image did. Where that is up to the end of
     /// the text, it goes on as if the copies were part of it.
-    pub(super) fn copy(&self, found: Found, n: usize) -> Vec<u32> {
+    pub(super) fn copy(&self, found: NgramMatch, n: usize) -> Vec<u32> {
         let mut copied: Vec<u32> = Vec::with_capacity(n);
         for at in found.at..found.at + n {
             let token = match self.tokens.get(at) {
@@ -100,7 +100,7 @@ impl History {
     /// Returns how many tokens up to these two places are equal.
     fn alike(&self, at: usize, end: usize) -> usize {
         let (one, other) = (self.tokens[..=at].iter(), self.tokens[..=end].iter());
-        let both = one.rev().zip(other.rev()).take(LONGEST);
+        let both = one.rev().zip(other.rev()).take(MAX_LENGTH);
         both.take_while(|(a, b)| a == b).count()
     }
 }
@@ -109,30 +109,30 @@ impl History {
 mod tests {
     use super::*;
 
-    fn history(tokens: &[u32]) -> History {
-        let mut history = History::default();
-        tokens.iter().for_each(|&token| history.push(token));
-        history
+    fn index(tokens: &[u32]) -> NgramIndex {
+        let mut index = NgramIndex::default();
+        tokens.iter().for_each(|&token| index.push(token));
+        index
     }
 
     #[test]
     fn the_longest_match_wins_and_of_equal_ones_the_latest() {
         // "2 3" occurs three times; "1 2 3" once
-        let text = history(&[1, 2, 3, 4, 9, 2, 3, 5, 2, 3, 6, 1, 2, 3]);
+        let text = index(&[1, 2, 3, 4, 9, 2, 3, 5, 2, 3, 6, 1, 2, 3]);
         let found = text.find().expect("it stood there");
         assert_eq!((found.length, text.next(found)), (3, 4));
         assert_eq!(text.copy(found, 4), [4, 9, 2, 3]);
-        let text = history(&[7, 2, 3, 4, 8, 2, 3, 5, 9, 2, 3]);
+        let text = index(&[7, 2, 3, 4, 8, 2, 3, 5, 9, 2, 3]);
         let found = text.find().expect("it stood there");
         assert_eq!((found.length, text.next(found)), (2, 5));
     }
 
     #[test]
     fn what_repeats_goes_on_repeating() {
-        let text = history(&[5, 6, 7, 5, 6]);
+        let text = index(&[5, 6, 7, 5, 6]);
         let found = text.find().expect("it stood there");
         assert_eq!(text.copy(found, 8), [7, 5, 6, 7, 5, 6, 7, 5]);
-        let same = history(&[4, 4, 4]);
+        let same = index(&[4, 4, 4]);
         assert_eq!(
             same.copy(same.find().expect("it stood there"), 3),
             [4, 4, 4]
@@ -142,16 +142,16 @@ mod tests {
     #[test]
     fn nothing_is_found_where_nothing_stood() {
         for text in [&[][..], &[1], &[1, 2], &[1, 2, 1], &[3, 1, 2, 2, 1]] {
-            assert_eq!(history(text).find(), None, "{text:?}");
+            assert_eq!(index(text).find(), None, "{text:?}");
         }
     }
 
     #[test]
-    fn pictures_are_not_guessed() {
+    fn images_are_not_drafted() {
         let cell = crate::pictures::FIRST_CELL;
-        let text = history(&[1, 2, cell, 1, 2]);
+        let text = index(&[1, 2, cell, 1, 2]);
         assert_eq!(text.find(), None);
-        let text = history(&[1, 2, 3, cell, 1, 2]);
+        let text = index(&[1, 2, 3, cell, 1, 2]);
         let found = text.find().expect("it stood there");
         assert_eq!(text.copy(found, 5), [3]);
     }

@@ -5,36 +5,36 @@ use std::time::Duration;
 use super::{Batch, BatchError, Events, RequestId};
 use crate::runtime::Runtime;
 use crate::schedule::Plan;
-use crate::speculate::{MOST_GUESSES, Room};
+use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS};
 
 impl Batch {
     /// Adds draft tokens to the texts that generate, as far as the step has room for them.
-    pub(super) fn guess(&mut self, events: &mut Events) {
+    pub(super) fn add_drafts(&mut self, events: &mut Events) {
         let generating = self.scheduler.jobs().iter().filter(|job| job.generates());
         let due: Vec<(RequestId, usize)> =
             generating.map(|job| (job.id(), job.pending())).collect();
         let texts: usize = due.iter().map(|(_, pending)| pending).sum();
         let limits = self.engine.limits();
-        let (mut rows, most) = (texts, limits.rows.min(limits.wanted));
+        let (mut rows, max) = (texts, limits.rows.min(limits.wanted));
         let mut failed = Vec::new();
         for (id, pending) in due {
             let Some(branch) = self.branches.get_mut(&id) else {
                 // a beam has no draft tokens
                 continue;
             };
-            let room = Room {
+            let budget = DraftBudget {
                 texts,
                 rows,
-                most: match pending {
-                    0..=MOST_GUESSES => most.saturating_sub(rows),
+                max: match pending {
+                    0..=MAX_DRAFT_TOKENS => max.saturating_sub(rows),
                     // its tokens are recomputed
                     _ => 0,
                 },
             };
-            match branch.guess(room, &mut self.pace) {
-                Ok(guesses) => {
-                    rows += guesses.len();
-                    self.scheduler.guess(id, &guesses);
+            match branch.propose(budget, &mut self.cost_model) {
+                Ok(drafts) => {
+                    rows += drafts.len();
+                    self.scheduler.add_drafts(id, &drafts);
                 }
                 Err(error) => failed.push((id, error)),
             }
@@ -46,19 +46,20 @@ impl Batch {
     }
 
     /// Accepts the draft tokens that were right, and updates the cost model.
-    pub(super) fn settle(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
-        let (mut right, mut guessed) = (0, 0);
+    pub(super) fn accept_drafts(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
+        let (mut accepted_tokens, mut drafted) = (0, 0);
         for share in &plan.shares {
             let branch = self.branches.get_mut(&share.group);
-            let accepted = branch.map_or(0, |branch| branch.settle(share.guessed));
+            let accepted = branch.map_or(0, |branch| branch.accept_drafts(share.drafts));
             self.scheduler
-                .settle(&mut runtime.ledger, share.id, accepted);
-            right += accepted;
-            guessed += share.guessed;
+                .accept_drafts(&mut runtime.ledger, share.id, accepted);
+            accepted_tokens += accepted;
+            drafted += share.drafts;
         }
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
-        self.pace.took(rows - guessed, guessed, right, took);
-        self.totals.guessed_tokens += guessed as u64;
-        self.totals.accepted_tokens += right as u64;
+        self.cost_model
+            .record_step(rows - drafted, drafted, accepted_tokens, took);
+        self.totals.draft_tokens += drafted as u64;
+        self.totals.accepted_tokens += accepted_tokens as u64;
     }
 }

@@ -4,33 +4,35 @@ use std::time::Instant;
 
 use octavo_kernels::Role;
 
-use super::MOST_GUESSES;
-use super::pace::{counted, with_news};
+use super::MAX_DRAFT_TOKENS;
+use super::cost_model::{capped, updated_mean};
 use crate::{Engine, Error, Session, Wanted};
 
 /// A model that drafts tokens for another one, the target.
 #[derive(Clone)]
-pub struct Draft(Engine);
+pub struct DraftModel(Engine);
 
-impl std::fmt::Debug for Draft {
+impl std::fmt::Debug for DraftModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Draft").field(&self.0.gguf().name()).finish()
+        f.debug_tuple("DraftModel")
+            .field(&self.0.gguf().name())
+            .finish()
     }
 }
 
-impl Draft {
+impl DraftModel {
     /// Makes `draft` the draft model of `engine`.
     ///
     /// # Errors
     /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
     /// is no model that generates text.
-    pub fn new(draft: Engine, engine: &Engine) -> Result<Draft, Error> {
+    pub fn new(draft: Engine, engine: &Engine) -> Result<DraftModel, Error> {
         draft.check_logits()?;
         let (own, other) = (draft.tokenizer(), engine.tokenizer());
         let n = own.n_vocab().max(other.n_vocab());
         let differs = |id: &u32| own.piece(*id) != other.piece(*id);
         match (0..n as u32).find(differs) {
-            None => Ok(Draft(draft)),
+            None => Ok(DraftModel(draft)),
             Some(id) => Err(Error::OtherVocabulary {
                 draft: draft.gguf().name().to_owned(),
                 file: engine.gguf().name().to_owned(),
@@ -45,8 +47,8 @@ impl Draft {
     }
 
     /// Starts to draft for one text.
-    pub(super) fn begin(&self) -> Drafter {
-        Drafter {
+    pub(super) fn session(&self) -> DraftSession {
+        DraftSession {
             session: self.0.session(),
             cost: Cost::default(),
         }
@@ -54,7 +56,7 @@ impl Draft {
 }
 
 /// Drafts tokens for one text.
-pub(super) struct Drafter {
+pub(super) struct DraftSession {
     session: Session,
     cost: Cost,
 }
@@ -66,7 +68,7 @@ pub(super) struct Drafted {
     pub(super) seconds: f64,
 }
 
-impl Drafter {
+impl DraftSession {
     /// Returns the seconds that a draft token takes.
     pub(super) fn each(&self) -> f64 {
         self.cost.each.unwrap_or(0.0)
@@ -77,8 +79,8 @@ impl Drafter {
         self.cost.decline();
     }
 
-    /// Computes a text, but for a few last tokens of it that [`Drafter::guess`] adds, and of a text
-    /// that is new to it but for the last one. That takes long for a prompt, once.
+    /// Computes a text, but for a few last tokens of it that [`DraftSession::propose`] adds, and of
+    /// a text that is new to it but for the last one. That takes long for a prompt, once.
     ///
     /// # Errors
     /// If the device fails.
@@ -92,18 +94,19 @@ impl Drafter {
         let last = text.len().saturating_sub(1);
         let held = self.session.truncate(alike.min(last));
         // the new tokens beside the last one are mostly the drafts before: one step computes both
-        if text.len() - held > MOST_GUESSES || held == 0 && last > 0 {
+        if text.len() - held > MAX_DRAFT_TOKENS || held == 0 && last > 0 {
             self.session
                 .eval(&text[held..last], Role::Prompt, Wanted::None)?;
         }
         Ok(())
     }
 
-    /// Drafts `n` tokens after a text that was [read](Drafter::read), each the most likely one.
+    /// Drafts `n` tokens after a text that was [read](DraftSession::read), each the most likely
+    /// one.
     ///
     /// # Errors
     /// If the device fails.
-    pub(super) fn guess(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
+    pub(super) fn propose(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
         let n = n.min(self.session.n_ctx().saturating_sub(text.len()));
         let (mut tokens, mut seconds) = (Vec::with_capacity(n), 0.0);
         if n > 0 {
@@ -146,7 +149,7 @@ impl Cost {
         let seen = seconds / n as f64;
         let (each, counts) = match self.each {
             None => (seen, seen),
-            Some(mean) => (with_news(mean, seen), counted(mean, seen)),
+            Some(mean) => (updated_mean(mean, seen), capped(mean, seen)),
         };
         self.each = Some(each);
         counts * n as f64
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_slow_once_is_not_what_guesses_take() {
+    fn what_was_slow_once_is_not_what_drafts_take() {
         let mut cost = Cost::default();
         assert_eq!((cost.took(3, 0.13), cost.each), (0.0, None));
         assert_eq!((cost.took(4, 0.02), cost.each), (0.02, Some(0.005)));

@@ -18,7 +18,7 @@ fn count(object: &Value, key: &str) -> u64 {
 const PROMPT: &str = "1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=";
 
 #[test]
-fn guesses_change_no_text_and_are_counted() {
+fn drafts_change_no_text_and_are_counted() {
     let draft = own("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
     let draft = draft.to_str().expect("text");
     for sampling in [&["--temp", "0"][..], &["--temp", "0.7", "--seed", "3"]] {
@@ -27,7 +27,7 @@ fn guesses_change_no_text_and_are_counted() {
             json(&[&common[..], sampling, more].concat())
         };
         let plain = run(&["--lookup", "off"]);
-        assert_eq!(count(&plain, "guessed_tokens"), 0);
+        assert_eq!(count(&plain, "draft_tokens"), 0);
         assert_eq!(plain["tokens"].as_array().map(Vec::len), Some(48));
         for more in [
             &["--lookup", "on"][..],
@@ -35,14 +35,14 @@ fn guesses_change_no_text_and_are_counted() {
             &["--lookup", "off", "--draft", draft],
             &["--draft", draft],
         ] {
-            let guessed = run(more);
-            assert_eq!(guessed["tokens"], plain["tokens"], "{more:?}");
-            assert_eq!(guessed["text"], plain["text"], "{more:?}");
-            let accepted = count(&guessed, "accepted_tokens");
-            assert!(accepted <= count(&guessed, "guessed_tokens"), "{more:?}");
+            let drafted = run(more);
+            assert_eq!(drafted["tokens"], plain["tokens"], "{more:?}");
+            assert_eq!(drafted["text"], plain["text"], "{more:?}");
+            let accepted = count(&drafted, "accepted_tokens");
+            assert!(accepted <= count(&drafted, "draft_tokens"), "{more:?}");
             // the number of draft tokens depends on measured times; some are tried in any case
             if more != ["--lookup", "auto"] {
-                assert!(count(&guessed, "guessed_tokens") > 0, "{more:?}");
+                assert!(count(&drafted, "draft_tokens") > 0, "{more:?}");
             }
         }
     }

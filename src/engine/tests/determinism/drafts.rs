@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use octavo_engine::sequence::Options;
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use octavo_engine::{Batch, BatchOptions, Event, Request, Totals};
 
 use super::*;
@@ -58,7 +58,7 @@ pub(super) fn together(
 /// tokens from lookup and from a draft model that is right now and then: the same model on another
 /// cache.
 #[test]
-fn guesses_change_nothing() {
+fn drafts_change_nothing() {
     let names = [
         "gemma2-Q8_0",
         "gpt-oss-MXFP4_MOE",
@@ -80,7 +80,7 @@ fn guesses_change_nothing() {
             )
         })
         .collect();
-    let (mut guessed, mut accepted, mut preempted) = (0, 0, 0);
+    let (mut drafted, mut accepted, mut preempted) = (0, 0, 0);
     for source in committed_models().into_iter().chain(others) {
         let engine = |sessions, kv_positions, kv_type| {
             let options = EngineOptions {
@@ -106,18 +106,18 @@ fn guesses_change_nothing() {
             let batch = engine(sessions, pages.map(|pages| pages * PAGE), KvType::F16);
             if has_draft {
                 let draft = engine(sessions, None, KvType::Q8_0);
-                batch.guess_with(draft).expect("the same vocabulary");
+                batch.set_draft_model(draft).expect("the same vocabulary");
             }
             let (got, totals) = together(&batch, &prompts, 1, Lookup::On);
             assert!(
                 got == expected,
                 "{source:?}: {sessions} places, {pages:?} pages"
             );
-            guessed += totals.guessed_tokens;
+            drafted += totals.draft_tokens;
             accepted += totals.accepted_tokens;
             preempted += totals.preemptions;
         }
     }
-    println!("{accepted} of {guessed} guesses were right, {preempted} preemptions");
-    assert!(0 < accepted && accepted < guessed && preempted > 0);
+    println!("{accepted} of {drafted} draft tokens were accepted, {preempted} preemptions");
+    assert!(0 < accepted && accepted < drafted && preempted > 0);
 }

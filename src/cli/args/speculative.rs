@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 
 use super::super::failure::Failure;
@@ -13,8 +13,8 @@ use super::ComputeArgs;
 /// Options of speculative decoding: draft tokens are verified several at a time, and kept where
 /// they equal the tokens that would have been chosen. That is faster and gives the same text.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Speculative decoding (same text, sooner)")]
-pub(in super::super) struct GuessArgs {
+#[command(next_help_heading = "Speculative decoding")]
+pub(in super::super) struct SpeculativeArgs {
     /// Draft tokens from earlier text (n-gram lookup): auto (where that saves time), on or off
     #[arg(
         long,
@@ -35,7 +35,7 @@ enum When {
     Off,
 }
 
-impl GuessArgs {
+impl SpeculativeArgs {
     /// Returns whether to draft tokens from the text itself.
     pub(in super::super) fn lookup(&self) -> Lookup {
         match self.lookup {
@@ -71,6 +71,6 @@ impl GuessArgs {
         };
         let draft = load::shown(|sink| Engine::load(&source, &options, sink))?;
         terminal::warn(draft.warnings());
-        Ok(engine.guess_with(draft)?)
+        Ok(engine.set_draft_model(draft)?)
     }
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use octavo_engine::generate::{Generation, Lm, Next, Options, Vocabulary, generate};
 use octavo_engine::sample::SamplerConfig;
-use octavo_engine::speculate::Lookup;
+use octavo_engine::speculative::Lookup;
 use octavo_kernels::Role;
 use proptest::prelude::*;
 
@@ -149,14 +149,14 @@ fn run(lookup: Lookup, options: &Options, parrot: &mut Parrot) -> Generation {
     let text: Vec<u32> = PROMPT.iter().chain(&out.tokens).copied().collect();
     assert!(
         text.starts_with(parrot.tokens()),
-        "guesses are left in the cache"
+        "drafts are left in the cache"
     );
     out
 }
 
 proptest! {
     #[test]
-    fn guesses_change_no_text(
+    fn drafts_change_no_text(
         options in options(),
         seed: u64,
         whims in 0..12u64,
@@ -166,7 +166,7 @@ proptest! {
             tokens: Vec::new(), n_ctx, most_outputs, stride, whims, seed, steps: 0,
         };
         let expected = run(Lookup::Off, &options, &mut parrot());
-        prop_assert_eq!(expected.stats.guessed.tokens, 0);
+        prop_assert_eq!(expected.stats.drafts.drafted, 0);
         for lookup in [Lookup::On, Lookup::Auto] {
             let got = run(lookup, &options, &mut parrot());
             prop_assert_eq!(&got.text, &expected.text);
@@ -174,7 +174,7 @@ proptest! {
             prop_assert_eq!(got.finish, expected.finish);
             prop_assert_eq!(&got.logprobs, &expected.logprobs);
             prop_assert_eq!(got.stats.generated_tokens, expected.stats.generated_tokens);
-            prop_assert!(got.stats.guessed.accepted <= got.stats.guessed.tokens);
+            prop_assert!(got.stats.drafts.accepted <= got.stats.drafts.drafted);
         }
     }
 }
@@ -196,7 +196,7 @@ fn what_repeats_takes_few_steps() {
     };
     let out = run(Lookup::On, &options, &mut parrot);
     assert_eq!(out.tokens.len(), 200);
-    let guessed = out.stats.guessed;
-    assert!(guessed.accepted > 150, "{guessed:?}");
+    let drafted = out.stats.drafts;
+    assert!(drafted.accepted > 150, "{drafted:?}");
     assert!(parrot.steps < 50, "{} steps", parrot.steps);
 }

@@ -1,0 +1,206 @@
+//! Speculative decoding. Draft tokens are computed along with the one that is certain, as decode
+//! rows of one text, and accepted as far as they are what is chosen there: weights are read once
+//! for several tokens. No bit of a text depends on it, only how long it takes.
+//!
+//! Draft tokens come from the text itself (`ngram`) or from a smaller model (`draft_model`), as
+//! many as are worth their time (`cost_model`).
+
+mod cost_model;
+mod draft_model;
+mod ngram;
+
+use crate::Error;
+use crate::pictures::is_cell;
+use cost_model::{AcceptanceRate, DraftPlan, DraftRequest, MAX_SAMPLES};
+use draft_model::DraftSession;
+use ngram::NgramIndex;
+
+pub use cost_model::{CostModel, MAX_DRAFT_TOKENS};
+pub use draft_model::DraftModel;
+pub use ngram::Lookup;
+
+/// Counts of draft and accepted tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftStats {
+    /// Draft tokens that were computed.
+    pub drafted: usize,
+    /// Draft tokens that were accepted.
+    pub accepted: usize,
+}
+
+impl DraftStats {
+    /// Adds other counts.
+    pub fn add(&mut self, other: DraftStats) {
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+    }
+}
+
+/// A step that draft tokens may be added to.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftBudget {
+    /// Tokens that it computes in any case: one for each text.
+    pub texts: usize,
+    /// Rows that it has already: those, and draft tokens of other texts.
+    pub rows: usize,
+    /// Maximum number of draft tokens.
+    pub max: usize,
+}
+
+/// Drafts tokens for one text.
+pub struct Proposer {
+    lookup: Lookup,
+    index: NgramIndex,
+    lookup_rates: AcceptanceRate<7>,
+    session: Option<DraftSession>,
+    model_rate: AcceptanceRate<1>,
+    /// Number of draft tokens in the last step, and whether the draft model proposed them.
+    last: usize,
+    is_drafted: bool,
+    stats: DraftStats,
+}
+
+impl Proposer {
+    /// Drafts from the text itself, and from a smaller model if there is one.
+    pub fn new(lookup: Lookup, draft: Option<&DraftModel>) -> Proposer {
+        Proposer {
+            lookup,
+            index: NgramIndex::default(),
+            lookup_rates: AcceptanceRate::new([0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95], MAX_SAMPLES),
+            session: draft.map(DraftModel::session),
+            model_rate: AcceptanceRate::new([0.8], 3.0),
+            last: 0,
+            is_drafted: false,
+            stats: DraftStats::default(),
+        }
+    }
+
+    /// Drafts tokens that may follow a text, all of which is given; none if none are worth their
+    /// time.
+    ///
+    /// # Errors
+    /// If the draft model's device fails.
+    pub fn propose(
+        &mut self,
+        text: &[u32],
+        budget: DraftBudget,
+        cost_model: &mut CostModel,
+    ) -> Result<Vec<u32>, Error> {
+        self.last = 0;
+        self.is_drafted = false;
+        let drafts = self.best_proposal(text, budget, cost_model)?;
+        self.last = drafts.len();
+        Ok(drafts)
+    }
+
+    fn best_proposal(
+        &mut self,
+        text: &[u32],
+        DraftBudget { texts, rows, max }: DraftBudget,
+        cost_model: &mut CostModel,
+    ) -> Result<Vec<u32>, Error> {
+        let request = DraftRequest {
+            texts,
+            rows,
+            max: max.min(MAX_DRAFT_TOKENS),
+            each: 0.0,
+            is_forced: false,
+        };
+        let found = match self.lookup {
+            Lookup::Off => None,
+            Lookup::Auto | Lookup::On => self.look_up(text),
+        };
+        let by_lookup = found.map(|found| {
+            let request = DraftRequest {
+                is_forced: self.lookup == Lookup::On,
+                ..request
+            };
+            let chance = |n: usize| self.lookup_rates.rate(kind(found.length + n));
+            (found, cost_model.plan(request, chance))
+        });
+        // a draft model could not read the embeddings of images
+        let session = self
+            .session
+            .as_mut()
+            .filter(|_| !text.iter().any(|id| is_cell(*id)));
+        if let Some(session) = session {
+            let request = DraftRequest {
+                each: session.each(),
+                ..request
+            };
+            let plan = cost_model.plan(request, |_| self.model_rate.rate(0));
+            let other = by_lookup.map_or(DraftPlan::default(), |(_, plan)| plan);
+            if plan.n > 0 && (other.n == 0 || plan.gain > other.gain) {
+                // the prefill of a prompt is the price of having a draft model, whatever is drafted
+                // then
+                let drafts = session
+                    .read(text)
+                    .and_then(|()| session.propose(text, plan.n))
+                    .map(|drafted| {
+                        cost_model.record_drafting(drafted.seconds);
+                        drafted.tokens
+                    });
+                match drafts {
+                    // other texts have the draft model's pages: this one goes on without drafts
+                    Err(Error::KvPages(_)) => self.session = None,
+                    drafts => {
+                        self.is_drafted = true;
+                        return drafts;
+                    }
+                }
+            } else if plan.n == 0 {
+                session.decline();
+            }
+        }
+        Ok(by_lookup.map_or(Vec::new(), |(found, plan)| self.index.copy(found, plan.n)))
+    }
+
+    /// Adds the new tokens of the text to the index, counting how often lookup was right; returns
+    /// the occurrence to draft from. Repetition inside a prompt says little about what an answer
+    /// will repeat of it, so that nothing is learned from the tokens that are there at first.
+    fn look_up(&mut self, text: &[u32]) -> Option<ngram::NgramMatch> {
+        let is_first = self.index.len() == 0;
+        for &token in text.get(self.index.len()..).unwrap_or_default() {
+            if let Some(found) = self.index.find().filter(|_| !is_first) {
+                let was_right = self.index.next(found) == token;
+                self.lookup_rates.record(kind(found.length), was_right);
+            }
+            self.index.push(token);
+        }
+        self.index.find()
+    }
+
+    /// Stops drafting.
+    pub fn stop(&mut self) {
+        self.lookup = Lookup::Off;
+        self.session = None;
+    }
+
+    /// Learns how many of the last draft tokens were accepted.
+    pub fn learn(&mut self, accepted: usize) {
+        let drafted = self.last;
+        self.stats.add(DraftStats { drafted, accepted });
+        if self.is_drafted {
+            let looked_at = drafted.min(accepted + 1);
+            (0..looked_at).for_each(|n| self.model_rate.record(0, n < accepted));
+        }
+    }
+
+    /// Returns the counts of draft and accepted tokens so far.
+    pub fn stats(&self) -> DraftStats {
+        self.stats
+    }
+}
+
+/// Returns the class of a match of this many tokens; each class has its own acceptance rate.
+fn kind(length: usize) -> usize {
+    match length {
+        0..=2 => 0,
+        3 => 1,
+        4 => 2,
+        5..=6 => 3,
+        7..=9 => 4,
+        10..=15 => 5,
+        _ => 6,
+    }
+}
