@@ -457,12 +457,12 @@ fn memory(
 /// Returns how many recurrent states this many sequences need, 0 for models without recurrent
 /// layers: each sequence reads one while it writes others, and keeps checkpoints to go back to.
 /// With several sequences, as many again serve prompts with a common prefix.
-fn states(model: &Model, timelines: usize) -> usize {
+fn states(model: &Model, sequences: usize) -> usize {
     if model.graph.states.is_empty() {
         return 0;
     }
-    let own = timelines.saturating_mul(1 + WRITES + CHECKPOINTS);
-    own + if timelines > 1 { own } else { 1 }
+    let own = sequences.saturating_mul(1 + WRITES + CHECKPOINTS);
+    own + if sequences > 1 { own } else { 1 }
 }
 
 /// Returns the bytes of a KV cache of this many positions: half of its values are keys.

@@ -15,7 +15,7 @@ use mailbox::Mailbox;
 
 /// Idle time after which the scratch memory of steps is freed. Allocating it again costs the next
 /// step a few milliseconds.
-const REST: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Error message of requests once a step has panicked.
 const FAULT: &str = "a step ended with a fault of the program";
@@ -103,7 +103,7 @@ impl Front {
             batch,
             shared: Arc::clone(&shared),
             mailboxes: HashMap::new(),
-            rests: false,
+            is_scratch_released: false,
         };
         let thread = std::thread::Builder::new()
             .name("steps".to_owned())
@@ -243,7 +243,7 @@ struct Worker {
     shared: Arc<Shared>,
     mailboxes: HashMap<RequestId, Receiver>,
     /// Scratch memory was freed, and there has been no work since.
-    rests: bool,
+    is_scratch_released: bool,
 }
 
 /// Event queue of a request, and how many of its texts have not ended.
@@ -301,7 +301,7 @@ impl Worker {
     /// Computes a chunk of a finished text as a prompt while no request needs the device, so that
     /// the next turn of the conversation finds it in the prefix cache.
     fn read_again(&mut self) {
-        self.rests = false;
+        self.is_scratch_released = false;
         let read = catch_unwind(AssertUnwindSafe(|| self.batch.read_again()));
         // a failing device fails again in a step of a request, which reports it
         if read.is_err() {
@@ -317,18 +317,18 @@ impl Worker {
         shared: &'a Shared,
         inbox: MutexGuard<'a, Inbox>,
     ) -> MutexGuard<'a, Inbox> {
-        if self.rests {
+        if self.is_scratch_released {
             let rung = shared.bell.wait(inbox);
             return rung.unwrap_or_else(PoisonError::into_inner);
         }
-        let rung = shared.bell.wait_timeout(inbox, REST);
+        let rung = shared.bell.wait_timeout(inbox, IDLE);
         let (inbox, waited) = rung.unwrap_or_else(PoisonError::into_inner);
         if !waited.timed_out() {
             return inbox;
         }
         drop(inbox);
-        self.batch.rest();
-        self.rests = true;
+        self.batch.release_scratch();
+        self.is_scratch_released = true;
         lock(&shared.inbox)
     }
 
@@ -358,7 +358,7 @@ impl Worker {
     }
 
     fn step(&mut self) {
-        self.rests = false;
+        self.is_scratch_released = false;
         lock(&self.shared.state).step = Some(Instant::now());
         let Worker {
             batch, mailboxes, ..

@@ -8,13 +8,13 @@ use octavo_model::Tap;
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
-use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, NO_PAGE, Timeline};
+use crate::kv::{BlockTable, Checkpoint, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv};
 use crate::pictures::{Pictures, Scene};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a sequence.
 pub(crate) struct Entry<'a> {
-    pub(crate) timeline: &'a mut Timeline,
+    pub(crate) kv: &'a mut SequenceKv,
     /// All tokens that the sequence holds.
     pub(crate) before: &'a [u32],
     /// The new tokens, at least one.
@@ -29,13 +29,9 @@ pub(crate) struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Creates an entry without outputs.
-    pub(crate) fn new(
-        timeline: &'a mut Timeline,
-        before: &'a [u32],
-        tokens: &'a [u32],
-    ) -> Entry<'a> {
+    pub(crate) fn new(kv: &'a mut SequenceKv, before: &'a [u32], tokens: &'a [u32]) -> Entry<'a> {
         Entry {
-            timeline,
+            kv,
             before,
             tokens,
             wanted: 0..0,
@@ -46,7 +42,7 @@ impl<'a> Entry<'a> {
 
     /// Returns the positions of the sequence after the step.
     fn end(&self) -> usize {
-        self.timeline.len() + self.tokens.len()
+        self.kv.len() + self.tokens.len()
     }
 }
 
@@ -69,7 +65,7 @@ pub(crate) enum Value<'a> {
 /// A device, and the owners of its pages.
 pub(crate) struct Runtime {
     executable: Box<dyn Executable>,
-    pub(crate) ledger: Ledger,
+    pub(crate) kv_cache: KvCacheManager,
     n_vocab: usize,
     pictures: Arc<Pictures>,
     /// Page numbers of a step's block tables, one after the other.
@@ -93,10 +89,10 @@ impl Runtime {
             "the device has other groups of layers"
         );
         let slots = u32::try_from(executable.n_states()).expect("states are numbered in 32 bits");
-        let ledger = Ledger::new(windows, n_pages).with_states(slots);
+        let kv_cache = KvCacheManager::new(windows, n_pages).with_states(slots);
         Runtime {
             executable,
-            ledger,
+            kv_cache,
             n_vocab,
             pictures,
             pages: Vec::new(),
@@ -115,8 +111,8 @@ impl Runtime {
     }
 
     /// Frees step scratch buffers while idle.
-    pub(crate) fn rest(&mut self) {
-        self.executable.rest();
+    pub(crate) fn release_scratch(&mut self) {
+        self.executable.release_scratch();
     }
 
     /// Computes new tokens of several sequences, all of one role. `sink` gets all outputs at once,
@@ -169,12 +165,12 @@ impl Runtime {
         let live: Vec<usize> = (0..entries.len())
             .filter(|i| entries[*i].failed.is_none())
             .collect();
-        let states: Vec<States> = entries.iter().map(|e| States::of(e.timeline)).collect();
+        let states: Vec<States> = entries.iter().map(|e| States::of(e.kv)).collect();
         let seqs: Vec<Sequence<'_>> = live
             .iter()
             .map(|&i| Sequence {
                 tokens: entries[i].tokens,
-                start: entries[i].timeline.len(),
+                start: entries[i].kv.len(),
                 tables: &tables[i],
                 wanted: entries[i].wanted.clone(),
                 states: StateUse {
@@ -221,7 +217,7 @@ impl Runtime {
             entries[live[at]].failed = Some(error);
         }
         for entry in entries.iter_mut().filter(|entry| entry.failed.is_none()) {
-            entry.timeline.advance(entry.end());
+            entry.kv.advance(entry.end());
         }
         Ok(())
     }
@@ -245,11 +241,11 @@ impl Runtime {
         self.pages.clear();
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            match self.ledger.reserve(entry.timeline, entry.end()) {
+            match self.kv_cache.reserve(entry.kv, entry.end()) {
                 Ok(copies) => self.copy(&copies)?,
                 Err(error) => entry.failed = Some(error.into()),
             }
-            let ranges = entry.timeline.tables().iter().map(|table: &BlockTable| {
+            let ranges = entry.kv.tables().iter().map(|table: &BlockTable| {
                 let start = self.pages.len();
                 self.pages.resize(start + table.passed(), NO_PAGE);
                 self.pages.extend(table.pages().iter().map(|page| page.0));
@@ -278,10 +274,10 @@ struct States {
 }
 
 impl States {
-    fn of(timeline: &Timeline) -> States {
-        let (from, to) = timeline.states();
+    fn of(kv: &SequenceKv) -> States {
+        let (from, to) = kv.states();
         let write = |state: &Checkpoint| StateWrite {
-            after: state.len - timeline.len(),
+            after: state.len - kv.len(),
             slot: state.slot.0,
         };
         States {
@@ -343,7 +339,7 @@ fn outputs<'a>(
     for (at, &i) in live.iter().enumerate() {
         let entry = &entries[i];
         let n = entry.wanted.len();
-        let position = |row: usize| entry.timeline.len() + entry.wanted.start + row;
+        let position = |row: usize| entry.kv.len() + entry.wanted.start + row;
         let is_wrong = |row: &usize| !rows.is_finite(first + row);
         if let Some(row) = (0..n).find(is_wrong) {
             let position = position(row);

@@ -6,7 +6,7 @@ use octavo_kernels::Role;
 use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
-use crate::kv::Timeline;
+use crate::kv::SequenceKv;
 use crate::pictures::{Shown, cells_before, holds, is_cell};
 use crate::runtime::{Entry, Output, Value};
 
@@ -55,7 +55,7 @@ pub struct Session {
     engine: Engine,
     /// Tokens whose keys and values are cached.
     tokens: Vec<u32>,
-    timeline: Timeline,
+    kv: SequenceKv,
     /// Images whose tokens may be in the sequence.
     pictures: Vec<Shown>,
 }
@@ -65,7 +65,7 @@ impl Session {
         Session {
             engine: engine.clone(),
             tokens: Vec::new(),
-            timeline: Timeline::default(),
+            kv: SequenceKv::default(),
             pictures: Vec::new(),
         }
     }
@@ -92,7 +92,7 @@ impl Session {
 
     /// Returns the number of KV cache pages it has in each group of layers.
     pub fn pages(&self) -> Vec<usize> {
-        let tables = self.timeline.tables().iter();
+        let tables = self.kv.tables().iter();
         tables.map(|table| table.pages().len()).collect()
     }
 
@@ -112,7 +112,7 @@ impl Session {
         loop {
             left -= cells_before(&self.tokens, left);
             let engine = self.engine.clone();
-            left = engine.runtime().ledger.truncate(&mut self.timeline, left);
+            left = engine.runtime().kv_cache.truncate(&mut self.kv, left);
             if cells_before(&self.tokens, left) == 0 {
                 self.tokens.truncate(left);
                 return left;
@@ -228,7 +228,7 @@ impl Session {
             let mut entries = [Entry {
                 wanted: without..part.len(),
                 only_argmax,
-                ..Entry::new(&mut self.timeline, &self.tokens, part)
+                ..Entry::new(&mut self.kv, &self.tokens, part)
             }];
             let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
             let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
@@ -241,7 +241,7 @@ impl Session {
                 return Err(error);
             }
             self.tokens.extend_from_slice(part);
-            self.engine.runtime().ledger.pass(&mut self.timeline);
+            self.engine.runtime().kv_cache.pass(&mut self.kv);
         }
         Ok(())
     }

@@ -165,7 +165,7 @@ impl Encoder {
         let width = self.tower.width();
         let rows = self.rows(layout, planes, tap)?;
         let rows = layout.in_raster_order(rows, width);
-        self.executable.rest();
+        self.executable.release_scratch();
         Ok(rows)
     }
 

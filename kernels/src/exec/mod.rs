@@ -460,7 +460,7 @@ impl Executor {
 
     /// Frees the buffers of steps; the next step makes new ones. A thread that was left behind
     /// keeps those that it uses until it is done.
-    pub fn rest(&mut self) {
+    pub fn release_scratch(&mut self) {
         self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
         self.scratches = Arc::new(Scratches::new(self.pool.lock().threads()));
     }

@@ -388,8 +388,8 @@ impl Executable for Cpu {
         Ok(())
     }
 
-    fn rest(&mut self) {
-        self.executor.rest();
+    fn release_scratch(&mut self) {
+        self.executor.release_scratch();
     }
 
     fn cache_groups(&self) -> usize {

@@ -127,7 +127,7 @@ pub trait Executable: Send {
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error>;
 
     /// Frees step scratch buffers while idle.
-    fn rest(&mut self) {}
+    fn release_scratch(&mut self) {}
 
     /// Returns the number of layer groups of the cache, each with its own block tables.
     fn cache_groups(&self) -> usize;

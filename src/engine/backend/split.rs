@@ -158,9 +158,9 @@ impl<D: Device> Executable for Split<D> {
         self.second.copy_page(group, from, to)
     }
 
-    fn rest(&mut self) {
-        self.first.rest();
-        self.second.rest();
+    fn release_scratch(&mut self) {
+        self.first.release_scratch();
+        self.second.release_scratch();
     }
 
     fn cache_groups(&self) -> usize {

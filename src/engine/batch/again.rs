@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use octavo_kernels::Role;
 
 use crate::Error;
-use crate::kv::{History, PAGE, Timeline};
+use crate::kv::{PAGE, PrefixKey, SequenceKv};
 use crate::runtime::{Entry, Runtime};
 
 /// Maximum number of waiting texts: more are not worth the memory, and the latest are continued
@@ -56,9 +56,9 @@ impl Again {
         let Some(mut text) = self.0.pop_back() else {
             return Ok(());
         };
-        let mut timeline = Timeline::default();
-        let read = text.read_on(runtime, &mut timeline, rows.min(CHUNK));
-        runtime.ledger.truncate(&mut timeline, 0);
+        let mut kv = SequenceKv::default();
+        let read = text.read_on(runtime, &mut kv, rows.min(CHUNK));
+        runtime.kv_cache.truncate(&mut kv, 0);
         text.read = read?;
         if text.read < text.tokens.len() {
             self.0.push_back(text);
@@ -73,30 +73,30 @@ impl Finished {
     fn read_on(
         &self,
         runtime: &mut Runtime,
-        timeline: &mut Timeline,
+        kv: &mut SequenceKv,
         n: usize,
     ) -> Result<usize, Error> {
         let all = self.tokens.len();
-        let history = History {
+        let key = PrefixKey {
             tokens: &self.tokens,
             n_prompt: all,
             salt: self.salt.as_deref(),
         };
-        runtime.ledger.adopt(timeline, &history, all);
-        let start = timeline.len();
+        runtime.kv_cache.adopt(kv, &key, all);
+        let start = kv.len();
         if start == all || start < self.read {
             // all is cached, or what was computed has been evicted again
             return Ok(all);
         }
         let tokens = &self.tokens[start..all.min(start + n)];
-        let mut entries = [Entry::new(timeline, &self.tokens[..start], tokens)];
+        let mut entries = [Entry::new(kv, &self.tokens[..start], tokens)];
         runtime.step(Role::Prompt, &mut entries, None, &mut |_| {})?;
         let [entry] = entries;
         if entry.failed.is_some() {
             // no pages: a request for this text computes it then, or fails with the error
             return Ok(all);
         }
-        runtime.ledger.keep(timeline, &history);
-        Ok(timeline.len())
+        runtime.kv_cache.keep(kv, &key);
+        Ok(kv.len())
     }
 }

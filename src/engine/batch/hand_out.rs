@@ -26,10 +26,10 @@ impl Batch {
             return;
         };
         if role == Role::Prompt {
-            let done = job.timeline().len();
+            let done = job.kv().len();
             events.push((branch.request, Event::Read { done }));
         }
-        let read = (role == Role::Prompt).then(|| job.timeline().len());
+        let read = (role == Role::Prompt).then(|| job.kv().len());
         if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
             let timing = branch.timing();
             events.push((branch.request, Event::Embedded { vector, timing }));
@@ -46,7 +46,7 @@ impl Batch {
         for sibling in siblings {
             let id = self.next_id;
             self.next_id += 1;
-            self.scheduler.fork(&mut runtime.ledger, share.id, id);
+            self.scheduler.fork(&mut runtime.kv_cache, share.id, id);
             self.branches.insert(id, sibling);
             self.hand_out(id, runtime, events);
         }
@@ -63,7 +63,7 @@ impl Batch {
             Err(error) => self.fail(at, error.into(), runtime, events),
             Ok(Turn::On(next)) => {
                 self.totals.generated_tokens += next.len() as u64;
-                self.scheduler.regroup(&mut runtime.ledger, at, &next);
+                self.scheduler.regroup(&mut runtime.kv_cache, at, &next);
             }
             Ok(Turn::Over(texts)) => {
                 let timing = self.timing(at);

@@ -84,14 +84,14 @@ impl Batch {
     /// Returns how many positions a request can have: those of the context, or of all the cache's
     /// pages.
     pub fn n_ctx(&self) -> usize {
-        let pages = self.engine.runtime().ledger.capacity();
+        let pages = self.engine.runtime().kv_cache.capacity();
         self.engine.n_ctx().min(pages * crate::kv::PAGE)
     }
 
     /// Returns how many positions each of `width` beams can have: they share full pages of the
     /// prompt only.
     fn n_ctx_of_beams(&self, n_prompt: usize, width: usize) -> usize {
-        let pages = self.engine.runtime().ledger.capacity();
+        let pages = self.engine.runtime().kv_cache.capacity();
         let common = (n_prompt / crate::kv::PAGE).min(pages);
         let own = (pages - common) / width;
         self.engine.n_ctx().min((common + own) * crate::kv::PAGE)
@@ -198,18 +198,18 @@ impl Batch {
                 id: branch.request,
                 choice: branch.choice + beam,
                 state: job.state_name(),
-                pages: job.timeline().n_pages(),
-                tokens: job.timeline().len(),
+                pages: job.kv().n_pages(),
+                tokens: job.kv().len(),
                 prompt_tokens: job.n_prompt(),
                 generated: branch.generated(),
             }
         };
         Snapshot {
-            pages: runtime.ledger.counts(),
+            pages: runtime.kv_cache.counts(),
             requests: self.scheduler.jobs().iter().map(view).collect(),
             totals: Totals {
                 preemptions: self.scheduler.preemptions(),
-                evictions: runtime.ledger.evicted(),
+                evictions: runtime.kv_cache.evicted(),
                 ..self.totals
             },
         }
@@ -217,7 +217,7 @@ impl Batch {
 
     /// Drops everything from the prefix cache that is not in use.
     pub fn clear_cache(&mut self) {
-        self.engine.runtime().ledger.clear();
+        self.engine.runtime().kv_cache.clear();
     }
 
     /// Returns whether finished texts wait for [`Batch::read_again`].
@@ -237,8 +237,8 @@ impl Batch {
     }
 
     /// Frees step scratch buffers while there is nothing to do.
-    pub fn rest(&mut self) {
-        self.engine.runtime().rest();
+    pub fn release_scratch(&mut self) {
+        self.engine.runtime().release_scratch();
         octavo_kernels::trim();
     }
 
@@ -286,10 +286,10 @@ impl Batch {
                 // draft tokens that found no room in the step are gone
                 self.scheduler.drop_drafts();
             }
-            let ledger = &mut runtime.ledger;
+            let kv_cache = &mut runtime.kv_cache;
             let mut plan = match role {
-                Role::Generated => self.scheduler.generated(ledger),
-                Role::Prompt => self.scheduler.prompts(ledger),
+                Role::Generated => self.scheduler.generated(kv_cache),
+                Role::Prompt => self.scheduler.prompts(kv_cache),
             };
             for (at, error) in std::mem::take(&mut plan.failed) {
                 let error = Error::from(error).into();
@@ -323,7 +323,7 @@ impl Batch {
         if role == Role::Generated {
             self.accept_drafts(plan, runtime, took);
         }
-        self.scheduler.took(&mut runtime.ledger, role, plan, took);
+        self.scheduler.took(&mut runtime.kv_cache, role, plan, took);
         for (share, failure) in plan.shares.iter().zip(failures) {
             match failure {
                 // a draft token may be one that the model cannot compute
@@ -372,7 +372,7 @@ impl Batch {
             of_its_kind.1.push(Entry {
                 wanted: share.n - share.wanted..share.n,
                 only_argmax: branch.wants_argmax(),
-                ..Entry::new(due.timeline, due.before, due.tokens)
+                ..Entry::new(due.kv, due.before, due.tokens)
             });
         }
         let mut give = |at: &[usize], outputs: Vec<Output<'_>>| {
@@ -446,7 +446,7 @@ impl Batch {
     }
 
     fn forget(&mut self, at: RequestId, runtime: &mut Runtime) -> Option<Branch> {
-        let job = self.scheduler.remove(&mut runtime.ledger, at);
+        let job = self.scheduler.remove(&mut runtime.kv_cache, at);
         let recomputed = job.map_or(0, |job| job.reused().recomputed);
         self.totals.recomputed_tokens += recomputed as u64;
         self.branches.remove(&at)

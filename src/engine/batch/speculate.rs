@@ -52,7 +52,7 @@ impl Batch {
             let branch = self.branches.get_mut(&share.group);
             let accepted = branch.map_or(0, |branch| branch.accept_drafts(share.drafts));
             self.scheduler
-                .accept_drafts(&mut runtime.ledger, share.id, accepted);
+                .accept_drafts(&mut runtime.kv_cache, share.id, accepted);
             accepted_tokens += accepted;
             drafted += share.drafts;
         }

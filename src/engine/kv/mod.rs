@@ -8,18 +8,18 @@
 //! of it or nothing. Layers with a sliding window have pages of their own, which a sequence frees
 //! when no token to come attends to them.
 
-mod ledger;
-mod pool;
-mod prefix;
-mod states;
-mod table;
-mod window;
+mod block_pool;
+mod block_table;
+mod cache_manager;
+mod prefix_cache;
+mod sliding_window;
+mod state_checkpoints;
 
-pub use ledger::{GroupCopy, Ledger, PageCounts, Timeline};
-pub use pool::{BlockPool, OutOfPages, PageId};
-pub use prefix::History;
-pub use states::{CHECKPOINTS, Checkpoint, WRITES};
-pub use table::{BlockTable, PageCopy};
+pub use block_pool::{BlockPool, OutOfPages, PageId};
+pub use block_table::{BlockTable, PageCopy};
+pub use cache_manager::{GroupCopy, KvCacheManager, PageCounts, SequenceKv};
+pub use prefix_cache::PrefixKey;
+pub use state_checkpoints::{CHECKPOINTS, Checkpoint, WRITES};
 
 /// Page number in a table where the page was freed: the number of no page, never read.
 pub const NO_PAGE: u32 = u32::MAX;

@@ -3,34 +3,39 @@
 
 use super::Scheduler;
 use super::job::{self, Job, Plan, State};
-use crate::kv::{Ledger, PAGE};
+use crate::kv::{KvCacheManager, PAGE};
 
 impl Scheduler {
     /// Lets a request run that does not, if it may. `is_open` becomes false if there is no place or
     /// no room: then no newer request may begin either, or this one would wait for ever.
-    pub(super) fn may_run(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+    pub(super) fn may_run(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        at: usize,
+        is_open: &mut bool,
+    ) -> bool {
         if self.is_of_running_group(at) {
-            return self.joins(ledger, at);
+            return self.joins(kv_cache, at);
         }
         let places = self.running() + self.jobs[at].width;
         *is_open = *is_open && !self.has_preempted && places <= self.settings.sequences;
-        *is_open && self.begins(ledger, at, is_open)
+        *is_open && self.begins(kv_cache, at, is_open)
     }
 
     /// Lets a waiting request begin with what the cache holds of it, if there is room.
-    fn begins(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+    fn begins(&mut self, kv_cache: &mut KvCacheManager, at: usize, is_open: &mut bool) -> bool {
         let job = &mut self.jobs[at];
         let mut cached = 0;
         if self.settings.prefixes && !job.wants_all {
-            cached = job.adopt(ledger, self.settings.reuse_generated);
+            cached = job.adopt(kv_cache, self.settings.reuse_generated);
         }
         let waits = self.settings.prefixes && self.is_being_read(at);
         let promised: usize = self.running_groups().map(job::pages_to_come).sum();
         let needed = job::pages_to_come(&self.jobs[self.members(at)]) + promised;
-        *is_open = waits || needed <= ledger.available() || self.running() == 0;
+        *is_open = waits || needed <= kv_cache.available() || self.running() == 0;
         let job = &mut self.jobs[at];
         if waits || !*is_open {
-            ledger.truncate(&mut job.timeline, 0);
+            kv_cache.truncate(&mut job.kv, 0);
             return false;
         }
         match job.state {
@@ -45,17 +50,17 @@ impl Scheduler {
     fn is_being_read(&self, at: usize) -> bool {
         let job = &self.jobs[at];
         let next = |job: &Job| {
-            let history = job.history(self.settings.reuse_generated);
-            history.page(job.timeline.len() / PAGE)
+            let key = job.prefix_key(self.settings.reuse_generated);
+            key.page(job.kv.len() / PAGE)
         };
         let alike = |other: &&Job| {
             other.state == State::Running
                 && other.reads()
                 && other.salt == job.salt
-                && Ledger::is_at_same_page(&other.timeline, &job.timeline)
+                && KvCacheManager::is_at_same_page(&other.kv, &job.kv)
                 && next(other) == next(job)
         };
-        let may_take = !job.wants_all && job.timeline.len() + PAGE < job.tokens.len();
+        let may_take = !job.wants_all && job.kv.len() + PAGE < job.tokens.len();
         may_take && self.jobs.iter().any(|other| alike(&other))
     }
 
@@ -63,15 +68,15 @@ impl Scheduler {
     /// returns false if there is no room, or the request itself was preempted.
     pub(super) fn reserve(
         &mut self,
-        ledger: &mut Ledger,
+        kv_cache: &mut KvCacheManager,
         at: usize,
         n: usize,
         plan: &mut Plan,
     ) -> bool {
         loop {
             let job = &mut self.jobs[at];
-            let end = job.timeline.len() + n;
-            let short = match ledger.reserve(&mut job.timeline, end) {
+            let end = job.kv.len() + n;
+            let short = match kv_cache.reserve(&mut job.kv, end) {
                 Ok(copies) => {
                     plan.copies.extend(copies);
                     return true;
@@ -87,7 +92,7 @@ impl Scheduler {
                 plan.failed.push((self.jobs[at].id, short));
                 return false;
             }
-            self.preempt(ledger, newest, plan);
+            self.preempt(kv_cache, newest, plan);
             if is_own {
                 return false;
             }

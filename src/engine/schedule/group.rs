@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::Scheduler;
 use super::job::{Job, Plan, RequestId, State};
-use crate::kv::Ledger;
+use crate::kv::KvCacheManager;
 
 impl Scheduler {
     /// Returns the number of places in use: one for a request that runs, and for a group all that
@@ -24,8 +24,7 @@ impl Scheduler {
 
     /// Returns whether all beams of a group are computed to their ends.
     pub fn is_level(&self, group: RequestId) -> bool {
-        let is_done =
-            |job: &Job| job.state == State::Running && job.timeline.len() == job.tokens.len();
+        let is_done = |job: &Job| job.state == State::Running && job.kv.len() == job.tokens.len();
         let place = self.place(group);
         place.is_some_and(|at| self.jobs[self.members(at)].iter().all(is_done))
     }
@@ -35,19 +34,24 @@ impl Scheduler {
     ///
     /// # Panics
     /// If there are none, or more than the group may have.
-    pub fn regroup(&mut self, ledger: &mut Ledger, group: RequestId, next: &[(usize, u32)]) {
+    pub fn regroup(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        group: RequestId,
+        next: &[(usize, u32)],
+    ) {
         let Some(at) = self.place(group) else { return };
         let all = self.members(at);
         let before = &self.jobs[all.clone()];
         let most = before[0].width;
         assert!((1..=most).contains(&next.len()), "1 to {most} beams");
         let follow = |(id, &(parent, token)): (RequestId, &(usize, u32))| {
-            before[parent].followed_by(ledger, id, token)
+            before[parent].followed_by(kv_cache, id, token)
         };
         let mut next: Vec<Job> = (group..).zip(next).map(follow).collect();
         next[0].reused.recomputed = before.iter().map(|job| job.reused.recomputed).sum();
         for mut job in self.jobs.splice(all, next) {
-            ledger.truncate(&mut job.timeline, 0);
+            kv_cache.truncate(&mut job.kv, 0);
         }
     }
 
@@ -79,28 +83,28 @@ impl Scheduler {
 
     /// Lets a beam run again beside one that has computed the prompt, from the prefix that the two
     /// have in common: so full pages of the prompt are shared even without a prefix cache.
-    pub(super) fn joins(&mut self, ledger: &mut Ledger, at: usize) -> bool {
+    pub(super) fn joins(&mut self, kv_cache: &mut KvCacheManager, at: usize) -> bool {
         let has_read = |i: &usize| self.jobs[*i].generates();
         let Some(of) = self.members(at).find(has_read) else {
             return false;
         };
-        let mut timeline = ledger.fork(&self.jobs[of].timeline);
+        let mut kv = kv_cache.fork(&self.jobs[of].kv);
         let (own, other) = (&self.jobs[at].tokens, &self.jobs[of].tokens);
         let alike = own.iter().zip(other).take_while(|(a, b)| a == b).count();
         // the last token is always computed: its outputs choose the next one
-        ledger.truncate(&mut timeline, alike.min(own.len() - 1));
+        kv_cache.truncate(&mut kv, alike.min(own.len() - 1));
         let job = &mut self.jobs[at];
-        job.reused.recomputed += job.tokens.len() - 1 - timeline.len();
-        job.timeline = timeline;
+        job.reused.recomputed += job.tokens.len() - 1 - kv.len();
+        job.kv = kv;
         job.state = State::Running;
         true
     }
 
     /// Preempts a job: frees its pages and those of all beams in its group.
-    pub(super) fn preempt(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) {
+    pub(super) fn preempt(&mut self, kv_cache: &mut KvCacheManager, at: usize, plan: &mut Plan) {
         let all = self.members(at);
         for job in &mut self.jobs[all] {
-            ledger.truncate(&mut job.timeline, 0);
+            kv_cache.truncate(&mut job.kv, 0);
             job.state = State::Preempted;
         }
         plan.retract(self.jobs[at].group);

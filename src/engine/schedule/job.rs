@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::kv::{GroupCopy, History, Ledger, OutOfPages, PAGE, PageId, Timeline};
+use crate::kv::{GroupCopy, KvCacheManager, OutOfPages, PAGE, PageId, PrefixKey, SequenceKv};
 
 /// Id of a request; later ones have higher ids.
 pub type RequestId = u64;
@@ -61,7 +61,7 @@ pub struct Job {
     pub(super) salt: Option<String>,
     /// Outputs of every token of the prompt are needed, so none may come from the cache.
     pub(super) wants_all: bool,
-    pub(super) timeline: Timeline,
+    pub(super) kv: SequenceKv,
     pub(super) state: State,
     pub(super) reused: Reused,
 }
@@ -78,7 +78,7 @@ impl Job {
             n_drafts: 0,
             salt,
             wants_all,
-            timeline: Timeline::default(),
+            kv: SequenceKv::default(),
             state: State::Waiting,
             reused: Reused::default(),
         }
@@ -92,13 +92,18 @@ impl Job {
 
     /// Creates the job that goes on from this one with a token, on the same pages until one of the
     /// two writes.
-    pub(super) fn followed_by(&self, ledger: &mut Ledger, id: RequestId, token: u32) -> Job {
+    pub(super) fn followed_by(
+        &self,
+        kv_cache: &mut KvCacheManager,
+        id: RequestId,
+        token: u32,
+    ) -> Job {
         let followed = [&self.tokens[..], &[token]].concat();
         Job {
             n_prompt: self.n_prompt,
             group: self.group,
             width: self.width,
-            timeline: ledger.fork(&self.timeline),
+            kv: kv_cache.fork(&self.kv),
             state: self.state,
             reused: Reused {
                 recomputed: 0,
@@ -144,16 +149,16 @@ impl Job {
 
     /// Returns the number of tokens to compute before it can go on.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.n_drafts - self.timeline.len()
+        self.tokens.len() - self.n_drafts - self.kv.len()
     }
 
     /// Returns its pages of the KV cache.
-    pub fn timeline(&self) -> &Timeline {
-        &self.timeline
+    pub fn kv(&self) -> &SequenceKv {
+        &self.kv
     }
 
     pub(super) fn reads(&self) -> bool {
-        self.timeline.len() < self.n_prompt
+        self.kv.len() < self.n_prompt
     }
 
     /// Returns whether it runs and is in prefill.
@@ -179,7 +184,7 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
         _ => first.n_prompt / PAGE,
     };
     let needed = common + first.width * (end - common);
-    let tables = group.iter().filter_map(|job| job.timeline.tables().first());
+    let tables = group.iter().filter_map(|job| job.kv.tables().first());
     let has = tables.clone().map(|table| table.places().min(common));
     let mut own: Vec<(usize, Option<PageId>)> = tables
         .flat_map(|table| (common..table.places()).map(|place| (place, table.page(place))))
@@ -192,32 +197,32 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
 impl Job {
     /// Adopts what the cache holds of its tokens; returns how many. The last one is always
     /// computed: its outputs choose the next one.
-    pub(super) fn adopt(&mut self, ledger: &mut Ledger, reuse_generated: bool) -> usize {
+    pub(super) fn adopt(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) -> usize {
         let end = self.tokens.len() - 1;
-        let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
-        ledger.adopt(&mut self.timeline, &history, end)
+        let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        kv_cache.adopt(&mut self.kv, &key, end)
     }
 
     /// Adds its full pages to the prefix cache.
-    pub(super) fn keep(&mut self, ledger: &mut Ledger, reuse_generated: bool) {
-        let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
-        ledger.keep(&mut self.timeline, &history);
+    pub(super) fn keep(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) {
+        let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        kv_cache.keep(&mut self.kv, &key);
     }
 
     /// Describes what its pages hold.
-    pub(super) fn history(&self, reuse_generated: bool) -> History<'_> {
-        history(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
+    pub(super) fn prefix_key(&self, reuse_generated: bool) -> PrefixKey<'_> {
+        prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
     }
 }
 
 /// Describes what pages hold; all of it counts as a prompt where generated pages are reused.
-fn history<'a>(
+fn prefix_key<'a>(
     tokens: &'a [u32],
     n_prompt: usize,
     salt: &'a Option<String>,
     reuse_generated: bool,
-) -> History<'a> {
-    History {
+) -> PrefixKey<'a> {
+    PrefixKey {
         tokens,
         n_prompt: if reuse_generated {
             tokens.len()
@@ -251,7 +256,7 @@ pub struct Due<'a> {
     /// Tokens to compute.
     pub tokens: &'a [u32],
     /// Its sequence in the KV cache.
-    pub timeline: &'a mut Timeline,
+    pub kv: &'a mut SequenceKv,
 }
 
 /// A step, for which pages are reserved.

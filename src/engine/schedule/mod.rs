@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use octavo_kernels::Role;
 
-use crate::kv::{Ledger, PAGE};
+use crate::kv::{KvCacheManager, PAGE};
 use job::State;
 pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
 
@@ -72,15 +72,15 @@ impl Scheduler {
 
     /// Adds a request that goes on from another one, on the same pages until one of the two writes.
     /// Where no more requests may run it waits, and later adopts what is left in the cache.
-    pub fn fork(&mut self, ledger: &mut Ledger, of: RequestId, id: RequestId) {
+    pub fn fork(&mut self, kv_cache: &mut KvCacheManager, of: RequestId, id: RequestId) {
         let may_run = self.running() < self.settings.sequences;
         let Some(at) = self.place(of) else { return };
         let parent = &self.jobs[at];
         let mut job = Job::new(id, parent.tokens.clone(), parent.salt.clone(), false);
         job.n_prompt = parent.n_prompt;
         if may_run && parent.state == State::Running {
-            job.timeline = ledger.fork(&parent.timeline);
-            job.reused.cached = job.timeline.len();
+            job.kv = kv_cache.fork(&parent.kv);
+            job.reused.cached = job.kv.len();
             job.state = State::Running;
         }
         self.add(job);
@@ -88,11 +88,11 @@ impl Scheduler {
 
     /// Removes a request, whatever its state, and frees its pages, with those of all its beams.
     /// Returns the first of them.
-    pub fn remove(&mut self, ledger: &mut Ledger, id: RequestId) -> Option<Job> {
+    pub fn remove(&mut self, kv_cache: &mut KvCacheManager, id: RequestId) -> Option<Job> {
         let all = self.members(self.place(id)?);
         let mut all: Vec<Job> = self.jobs.drain(all).collect();
         for job in &mut all {
-            ledger.truncate(&mut job.timeline, 0);
+            kv_cache.truncate(&mut job.kv, 0);
         }
         all.into_iter().next()
     }
@@ -118,15 +118,15 @@ impl Scheduler {
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn accept_drafts(&mut self, ledger: &mut Ledger, id: RequestId, accepted: usize) {
+    pub fn accept_drafts(&mut self, kv_cache: &mut KvCacheManager, id: RequestId, accepted: usize) {
         let Some(at) = self.place(id) else { return };
         let job = &mut self.jobs[at];
         assert!(accepted <= job.n_drafts, "{accepted} drafts are accepted");
         job.tokens
             .truncate(job.tokens.len() - job.n_drafts + accepted);
         job.n_drafts = 0;
-        if job.timeline.len() > job.tokens.len() {
-            ledger.truncate(&mut job.timeline, job.tokens.len());
+        if job.kv.len() > job.tokens.len() {
+            kv_cache.truncate(&mut job.kv, job.tokens.len());
         }
     }
 
@@ -139,7 +139,7 @@ impl Scheduler {
     }
 
     /// Plans the decode step of all requests that generate.
-    pub fn generated(&mut self, ledger: &mut Ledger) -> Plan {
+    pub fn generated(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
         self.has_preempted = false;
         let mut plan = Plan::default();
         let mut replays = match self.jobs.iter().filter(|job| job.generates()).count() {
@@ -153,8 +153,8 @@ impl Scheduler {
             if n == 0 || !job.generates() {
                 continue;
             }
-            let has_drafts = n == left && self.has_room_for_drafts(ledger, at, &mut plan);
-            if !has_drafts && !self.reserve(ledger, at, n, &mut plan) {
+            let has_drafts = n == left && self.has_room_for_drafts(kv_cache, at, &mut plan);
+            if !has_drafts && !self.reserve(kv_cache, at, n, &mut plan) {
                 continue;
             }
             let job = &self.jobs[at];
@@ -169,12 +169,17 @@ impl Scheduler {
 
     /// Reserves pages for what is left of a request and its draft tokens, if none need be taken
     /// from other requests; returns false if it has no draft tokens.
-    fn has_room_for_drafts(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) -> bool {
+    fn has_room_for_drafts(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        at: usize,
+        plan: &mut Plan,
+    ) -> bool {
         let job = &mut self.jobs[at];
         if job.n_drafts == 0 {
             return false;
         }
-        let copies = ledger.reserve(&mut job.timeline, job.tokens.len());
+        let copies = kv_cache.reserve(&mut job.kv, job.tokens.len());
         let is_there = copies.is_ok();
         plan.copies.extend(copies.unwrap_or_default());
         is_there
@@ -182,7 +187,7 @@ impl Scheduler {
 
     /// Plans the prefill step, to be taken after the decode step. Waiting requests begin here, in
     /// order of arrival.
-    pub fn prompts(&mut self, ledger: &mut Ledger) -> Plan {
+    pub fn prompts(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
         let (mut plan, mut rows) = (Plan::default(), self.chunk());
         let mut outputs = self.settings.wanted;
         let mut is_open = true;
@@ -190,11 +195,11 @@ impl Scheduler {
             if rows == 0 || outputs == 0 {
                 break;
             }
-            if self.jobs[at].state != State::Running && !self.may_run(ledger, at, &mut is_open) {
+            if self.jobs[at].state != State::Running && !self.may_run(kv_cache, at, &mut is_open) {
                 continue;
             }
             let job = &self.jobs[at];
-            let left = job.n_prompt.saturating_sub(job.timeline.len());
+            let left = job.n_prompt.saturating_sub(job.kv.len());
             let n = left
                 .min(rows)
                 .min(if job.wants_all { outputs } else { rows });
@@ -202,11 +207,11 @@ impl Scheduler {
                 // in a step of its own, before any newer request
                 break;
             }
-            if n == 0 || !self.reserve(ledger, at, n, &mut plan) {
+            if n == 0 || !self.reserve(kv_cache, at, n, &mut plan) {
                 continue;
             }
             let job = &self.jobs[at];
-            let is_last = job.timeline.len() + n == job.tokens.len();
+            let is_last = job.kv.len() + n == job.tokens.len();
             let wanted = if job.wants_all {
                 n
             } else {
@@ -225,11 +230,11 @@ impl Scheduler {
         let mut entries = Vec::with_capacity(plan.shares.len());
         for job in &mut self.jobs {
             if let Some(share) = shares.next_if(|share| share.id == job.id) {
-                let (before, rest) = job.tokens.split_at(job.timeline.len());
+                let (before, rest) = job.tokens.split_at(job.kv.len());
                 entries.push(Due {
                     before,
                     tokens: &rest[..share.n],
-                    timeline: &mut job.timeline,
+                    kv: &mut job.kv,
                 });
             }
         }
@@ -238,7 +243,7 @@ impl Scheduler {
 
     /// Records a step and its time: adds the pages that it filled to the prefix cache, and frees
     /// those behind sliding windows.
-    pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
+    pub fn took(&mut self, kv_cache: &mut KvCacheManager, role: Role, plan: &Plan, time: Duration) {
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
         let seconds = time.as_secs_f64();
         if role == Role::Generated {
@@ -253,10 +258,10 @@ impl Scheduler {
                 continue;
             };
             if self.settings.prefixes {
-                self.jobs[at].keep(ledger, self.settings.reuse_generated);
+                self.jobs[at].keep(kv_cache, self.settings.reuse_generated);
             }
             if self.all_run(at) {
-                ledger.pass(&mut self.jobs[at].timeline);
+                kv_cache.pass(&mut self.jobs[at].kv);
             }
         }
     }
@@ -291,7 +296,7 @@ impl Scheduler {
         // too
         if self.step < stall {
             let mut readers = self.jobs.iter().filter(|job| job.is_reading());
-            let depth = readers.next().map_or(0, |job| job.timeline.len()) as f64;
+            let depth = readers.next().map_or(0, |job| job.kv.len()) as f64;
             least = (least as f64 / (1.0 + depth / self.settings.balance)) as usize;
         }
         let in_time = self.rate.unwrap_or(0.0) * stall;

@@ -62,7 +62,7 @@ fn most_likely(logits: &[f32]) -> u32 {
 }
 
 /// Returns all logits of a prompt and of a greedy generation after it, as bits.
-fn timeline(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
+fn kv(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
     let read = session
         .eval(prompt, Role::Prompt, Wanted::All)
         .expect("logits");
@@ -135,7 +135,7 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
                 };
                 let engine = load(&source, &options);
                 let prompt = prompt(&engine);
-                timeline(&mut engine.session(), &prompt, GENERATED)
+                kv(&mut engine.session(), &prompt, GENERATED)
             };
             let expected = run(1, 512);
             for (threads, batch) in GRID.into_iter().step_by(2) {
@@ -176,7 +176,7 @@ fn threads_and_batches_change_nothing() {
                         },
                     );
                     let prompt = prompt(&engine);
-                    timeline(&mut engine.session(), &prompt, GENERATED)
+                    kv(&mut engine.session(), &prompt, GENERATED)
                 };
                 let expected = run(1, 512);
                 // the whole grid for the default options; its corners for the rest
@@ -204,7 +204,7 @@ fn threads_and_batches_change_nothing() {
 /// The length of a conversation: the pages of one sequence lie among those of others, in the order
 /// in which they were freed.
 #[test]
-fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
+fn a_long_sequence_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
     const LONG: usize = 260;
     for source in committed_models() {
         for kv_type in [KvType::F16.both(), KvType::F32.both(), MIXED] {
@@ -216,7 +216,7 @@ fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
             };
             let engine = load(&source, &options(1, 2, 512));
             let prompt = prompt(&engine);
-            let expected = timeline(&mut engine.session(), &prompt, LONG);
+            let expected = kv(&mut engine.session(), &prompt, LONG);
             let engine = load(&source, &options(4, 3, 7));
             // three sessions take pages alternately; two of them free theirs, and the third keeps
             // every third page in use
@@ -236,7 +236,7 @@ fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
                 .expect("it fits");
             drop(first);
             session.truncate(0);
-            let got = timeline(&mut session, &prompt, LONG);
+            let got = kv(&mut session, &prompt, LONG);
             assert_eq!(got.0, expected.0, "{source:?} {kv_type}");
             assert!(
                 got.1 == expected.1,
@@ -261,7 +261,7 @@ fn a_session_that_went_back_equals_a_fresh_one() {
             },
         );
         let prompt = prompt(&engine);
-        let expected = timeline(&mut engine.session(), &prompt, GENERATED);
+        let expected = kv(&mut engine.session(), &prompt, GENERATED);
         let mut session = engine.session();
         // other tokens first, at the same positions
         let other: Vec<u32> = prompt.iter().rev().copied().collect();
@@ -301,7 +301,7 @@ fn where_pages_lie_and_who_else_is_there_changes_nothing() {
             },
         );
         let prompt = prompt(&engine);
-        let expected = timeline(&mut engine.session(), &prompt, GENERATED);
+        let expected = kv(&mut engine.session(), &prompt, GENERATED);
         // two neighbours take and free pages alternately, so that this one's pages are scattered
         let (mut left, mut right, mut middle) =
             (engine.session(), engine.session(), engine.session());
@@ -386,7 +386,7 @@ fn reading_instead_of_mapping_changes_nothing() {
                 ..options(Isa::best(), 2, 512)
             },
         );
-        timeline(&mut engine.session(), &prompt(&engine), GENERATED)
+        kv(&mut engine.session(), &prompt(&engine), GENERATED)
     };
     assert!(run(true) == run(false));
 }

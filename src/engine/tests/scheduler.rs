@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use octavo_engine::kv::{CHECKPOINTS, Ledger, PAGE, PageId, Timeline, WRITES};
+use octavo_engine::kv::{CHECKPOINTS, KvCacheManager, PAGE, PageId, SequenceKv, WRITES};
 use octavo_engine::schedule::{Job, Plan, RequestId, Scheduler, Settings};
 use octavo_kernels::Role;
 use proptest::prelude::*;
@@ -129,7 +129,7 @@ enum Fault {
 type Beam = (Vec<u32>, Option<u64>);
 
 struct World {
-    ledger: Ledger,
+    kv_cache: KvCacheManager,
     scheduler: Scheduler,
     /// By group and page.
     store: HashMap<(usize, PageId), [u64; PAGE]>,
@@ -172,7 +172,7 @@ impl World {
         };
         let told = (told < usize::MAX).then_some(told);
         World {
-            ledger: Ledger::new(&[None, told], pages).with_states(n_states),
+            kv_cache: KvCacheManager::new(&[None, told], pages).with_states(n_states),
             windows: [usize::MAX, window],
             states: HashMap::new(),
             n_states,
@@ -191,7 +191,7 @@ impl World {
     }
 
     fn add(&mut self, asked: Asked) {
-        if asked.pages() > self.ledger.capacity() || asked.beams > self.sequences {
+        if asked.pages() > self.kv_cache.capacity() || asked.beams > self.sequences {
             return;
         }
         let id = self.next_id;
@@ -213,19 +213,15 @@ impl World {
     }
 
     fn end(&mut self, id: RequestId) {
-        let before = self.ledger.available();
+        let before = self.kv_cache.available();
         let job = self
             .scheduler
-            .remove(&mut self.ledger, id)
+            .remove(&mut self.kv_cache, id)
             .expect("it is there");
-        assert_eq!(
-            job.timeline().n_pages(),
-            0,
-            "its pages are given back at once"
-        );
-        assert!(self.ledger.available() >= before);
+        assert_eq!(job.kv().n_pages(), 0, "its pages are given back at once");
+        assert!(self.kv_cache.available() >= before);
         assert!(
-            self.scheduler.remove(&mut self.ledger, id).is_none(),
+            self.scheduler.remove(&mut self.kv_cache, id).is_none(),
             "only once"
         );
         self.asked.remove(&id);
@@ -243,7 +239,7 @@ impl World {
         }
         let id = self.next_id;
         self.next_id += 1;
-        self.scheduler.fork(&mut self.ledger, of, id);
+        self.scheduler.fork(&mut self.kv_cache, of, id);
         self.asked.insert(id, self.asked[&of].clone());
         self.said.insert(id, said);
     }
@@ -255,11 +251,11 @@ impl World {
         let oldest = before.first().copied();
         let preemptions = self.scheduler.preemptions();
         let mut computed = 0;
-        let plan = self.scheduler.generated(&mut self.ledger);
+        let plan = self.scheduler.generated(&mut self.kv_cache);
         computed += self.compute(Role::Generated, &plan);
         let has_preempted = self.scheduler.preemptions() > preemptions;
         let running = self.running();
-        let plan = self.scheduler.prompts(&mut self.ledger);
+        let plan = self.scheduler.prompts(&mut self.kv_cache);
         for share in plan.shares.iter().filter(|_| has_preempted) {
             assert!(
                 running.contains(&share.id),
@@ -303,39 +299,33 @@ impl World {
             "each request once, in order"
         );
         for (due, share) in entries.into_iter().zip(&plan.shares) {
-            let (tokens, timeline) = (due.tokens, due.timeline);
+            let (tokens, kv) = (due.tokens, due.kv);
             let salt = self.asked[&share.group].salt.as_deref();
-            let mut value = last_value(&self.store, timeline, self.windows, salt);
-            let (from, to) = timeline.states();
+            let mut value = last_value(&self.store, kv, self.windows, salt);
+            let (from, to) = kv.states();
             if self.n_states > 0 {
                 let state = from.map_or_else(|| root(salt), |slot| self.states[&slot]);
                 assert_eq!(state, value, "the state of another text");
                 let last = to.last().map(|state| state.len);
-                assert_eq!(last, Some(timeline.len() + tokens.len()));
+                assert_eq!(last, Some(kv.len() + tokens.len()));
             }
             for (i, &token) in tokens.iter().enumerate() {
                 value = mix(value, token, role);
                 let is_late = self.fault == Fault::LateStates;
-                let is_after = |len: usize| is_late || len == timeline.len() + i + 1;
+                let is_after = |len: usize| is_late || len == kv.len() + i + 1;
                 for state in to.iter().filter(|state| is_after(state.len)) {
                     assert_ne!(Some(state.slot), from, "a state is never changed");
                     self.states.insert(state.slot, value);
                 }
-                write(
-                    &mut self.store,
-                    &self.ledger,
-                    timeline,
-                    timeline.len() + i,
-                    value,
-                );
+                write(&mut self.store, &self.kv_cache, kv, kv.len() + i, value);
             }
-            timeline.advance(timeline.len() + tokens.len());
+            kv.advance(kv.len() + tokens.len());
             if share.wanted > 0 {
-                outputs.push((*share, value, timeline.len()));
+                outputs.push((*share, value, kv.len()));
             }
         }
         let time = Duration::from_millis(10);
-        self.scheduler.took(&mut self.ledger, role, plan, time);
+        self.scheduler.took(&mut self.kv_cache, role, plan, time);
         for &(share, value, len) in &outputs {
             if let Some(beams) = self.beams.get_mut(&share.group) {
                 let (said, last) = &mut beams[(share.id - share.group) as usize];
@@ -373,9 +363,9 @@ impl World {
         self.beams.insert(group, after);
         if self.fault == Fault::KeepLosers {
             let job = self.scheduler.job(group).expect("it is there");
-            std::mem::forget(self.ledger.fork(job.timeline()));
+            std::mem::forget(self.kv_cache.fork(job.kv()));
         }
-        self.scheduler.regroup(&mut self.ledger, group, &next);
+        self.scheduler.regroup(&mut self.kv_cache, group, &next);
     }
 
     /// Takes a request's next token; ends the request when it has all tokens it asked for.
@@ -402,13 +392,13 @@ impl World {
     fn check(&self) {
         let mut owners = vec![HashMap::<PageId, u32>::new(); GROUPS];
         for job in self.scheduler.jobs() {
-            for (group, table) in job.timeline().tables().iter().enumerate() {
+            for (group, table) in job.kv().tables().iter().enumerate() {
                 for &page in table.pages() {
                     *owners[group].entry(page).or_default() += 1;
                 }
             }
         }
-        for (group, (pool, owners)) in self.ledger.pools().iter().zip(owners).enumerate() {
+        for (group, (pool, owners)) in self.kv_cache.pools().iter().zip(owners).enumerate() {
             let mut kept = 0;
             for page in (0..pool.capacity() as u32).map(PageId) {
                 let own = owners.get(&page).copied().unwrap_or(0);
@@ -416,46 +406,46 @@ impl World {
                 assert!(of_tree <= 1, "a page has its tables and the tree as owners");
                 kept += of_tree as usize;
             }
-            assert_eq!(kept, self.ledger.kept_pages(group));
+            assert_eq!(kept, self.kv_cache.n_cached_pages(group));
         }
-        let counts = self.ledger.counts();
+        let counts = self.kv_cache.counts();
         let all = counts.free + counts.cached + counts.used;
-        assert_eq!(all, self.ledger.capacity());
+        assert_eq!(all, self.kv_cache.capacity());
     }
 }
 
 /// Returns the value of a sequence's last position. All that the next token attends to is there.
 fn last_value(
     store: &HashMap<(usize, PageId), [u64; PAGE]>,
-    timeline: &Timeline,
+    kv: &SequenceKv,
     windows: [usize; GROUPS],
     salt: Option<&str>,
 ) -> u64 {
     let value = |group: usize, position: usize| {
-        let located = timeline.tables()[group].locate(position);
+        let located = kv.tables()[group].locate(position);
         let (page, i) = located.expect("it is written, and was not given back");
         store[&(group, page)][i]
     };
     for (group, window) in windows.into_iter().enumerate() {
-        let first = (timeline.len() + 1).saturating_sub(window);
-        for position in first..timeline.len() {
+        let first = (kv.len() + 1).saturating_sub(window);
+        for position in first..kv.len() {
             assert_eq!(value(group, position), value(0, position), "groups agree");
         }
     }
-    let last = timeline.len().checked_sub(1);
+    let last = kv.len().checked_sub(1);
     last.map_or_else(|| root(salt), |last| value(0, last))
 }
 
 fn write(
     store: &mut HashMap<(usize, PageId), [u64; PAGE]>,
-    ledger: &Ledger,
-    timeline: &Timeline,
+    kv_cache: &KvCacheManager,
+    kv: &SequenceKv,
     position: usize,
     value: u64,
 ) {
-    for (group, table) in timeline.tables().iter().enumerate() {
+    for (group, table) in kv.tables().iter().enumerate() {
         let (page, i) = table.locate(position).expect("reserved before the step");
-        let owners = ledger.pools()[group].ref_count(page);
+        let owners = kv_cache.pools()[group].ref_count(page);
         assert_eq!(owners, 1, "nobody else sees a page that is written");
         store.entry((group, page)).or_default()[i] = value;
     }

@@ -9,7 +9,7 @@ pub(super) enum Message<'a> {
     /// Copy a page of a group of the cache's layers.
     Copy { group: usize, from: u32, to: u32 },
     /// Free step scratch buffers.
-    Rest,
+    ReleaseScratch,
     /// Prepare the model of this description.
     Load(&'a [u32]),
     /// Drop the model.
@@ -97,7 +97,7 @@ pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
     match *message {
         Message::Step(..) => unreachable!("steps have words of their own"),
         Message::Copy { group, from, to } => vec![COPY, word(group), from, to],
-        Message::Rest => vec![REST],
+        Message::ReleaseScratch => vec![REST],
         Message::Load(described) => [&[LOAD], described].concat(),
         Message::Unload => vec![UNLOAD],
         Message::Stop => vec![STOP],
@@ -127,7 +127,7 @@ pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
             from: *from,
             to: *to,
         },
-        (REST, _) => Message::Rest,
+        (REST, _) => Message::ReleaseScratch,
         (LOAD, described) => Message::Load(described),
         (UNLOAD, _) => Message::Unload,
         (STOP, _) => Message::Stop,

@@ -349,9 +349,9 @@ impl Executable for Ranks {
         self.mine.copy_page(group, from, to)
     }
 
-    fn rest(&mut self) {
-        self.world.say(&Message::Rest);
-        self.mine.rest();
+    fn release_scratch(&mut self) {
+        self.world.say(&Message::ReleaseScratch);
+        self.mine.release_scratch();
     }
 
     fn cache_groups(&self) -> usize {

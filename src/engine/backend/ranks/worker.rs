@@ -52,7 +52,7 @@ pub fn serve_on(link: &Arc<dyn Collective>, open: Open) {
                     give_up(&**link, &error);
                 }
             }
-            Some(Message::Rest) => loaded(&mut model).rest(),
+            Some(Message::ReleaseScratch) => loaded(&mut model).release_scratch(),
             None => unreachable!("rank 0 is of the same version"),
         }
     }

@@ -24,9 +24,9 @@ fn going_back_changes_nothing_where_states_are_kept() {
         };
         let engine = load(&source, &options);
         let all: Vec<u32> = (0..90).map(|i| (i * i + 3 * i + 7) % 200).collect();
-        let expected = timeline(&mut engine.session(), &all, GENERATED);
+        let expected = kv(&mut engine.session(), &all, GENERATED);
         let mut session = engine.session();
-        timeline(&mut session, &all[..61], GENERATED);
+        kv(&mut session, &all[..61], GENERATED);
         for asked in [70, 61, 50, 17, 3] {
             let left = session.truncate(asked);
             assert!(
@@ -80,7 +80,7 @@ fn windows_give_pages_back_and_change_nothing() {
             let engine = load(&source, &options);
             let all: Vec<u32> = (0..300).map(|i| (i * i + 3 * i + 7) % 200).collect();
             let mut session = engine.session();
-            let expected = timeline(&mut session, &all, 100);
+            let expected = kv(&mut session, &all, 100);
             let pages = session.pages();
             let passing = engine.hparams().caches.iter().map(|c| c.window.is_some());
             for (pages, passes) in pages.into_iter().zip(passing) {
@@ -97,7 +97,7 @@ fn windows_give_pages_back_and_change_nothing() {
                 let again = expected.0.iter().skip(left.saturating_sub(300));
                 let first = again.clone().next().expect("a token");
                 let rest = if left == 0 {
-                    timeline(&mut session, &all, 100).0
+                    kv(&mut session, &all, 100).0
                 } else {
                     let rest = 100 - (left - 300);
                     let mut said = vec![*first];
@@ -212,8 +212,8 @@ fn layers_with_other_key_heads_say_the_same() {
                     let prompt: Vec<u32> = (0..40).map(|i| (i * i + 3 * i + 7) % 200).collect();
                     let other: Vec<u32> = prompt.iter().map(|id| id + 1).collect();
                     let mut beside = engine.session();
-                    timeline(&mut beside, &other, 3);
-                    timeline(&mut engine.session(), &prompt, GENERATED)
+                    kv(&mut beside, &other, 3);
+                    kv(&mut engine.session(), &prompt, GENERATED)
                 });
                 assert!(expected == got, "{arch}, {isa}, {kv_type}, batch {batch}");
             }

@@ -78,11 +78,15 @@ fn play(pages: u32, settings: Settings, acts: &[Act], fault: Fault) {
     while !world.asked.is_empty() {
         assert!(world.round(), "every round computes something");
     }
-    assert_eq!(world.ledger.counts().used, 0, "all pages are free or kept");
-    world.ledger.clear();
-    assert_eq!(world.ledger.counts().free, world.ledger.capacity());
+    assert_eq!(
+        world.kv_cache.counts().used,
+        0,
+        "all pages are free or kept"
+    );
+    world.kv_cache.clear();
+    assert_eq!(world.kv_cache.counts().free, world.kv_cache.capacity());
     let states = (world.n_states > 0).then_some(world.n_states as usize);
-    assert_eq!(world.ledger.free_states(), states, "all states are free");
+    assert_eq!(world.kv_cache.free_states(), states, "all states are free");
 }
 
 proptest! {
@@ -189,11 +193,11 @@ fn a_round_of_many_takes_little_time() {
     let (mut total, mut rounds) = (Duration::ZERO, 0u32);
     for _ in 0..50 {
         let start = Instant::now();
-        let generated = world.scheduler.generated(&mut world.ledger);
+        let generated = world.scheduler.generated(&mut world.kv_cache);
         total += start.elapsed();
         world.compute(Role::Generated, &generated);
         let start = Instant::now();
-        let prompts = world.scheduler.prompts(&mut world.ledger);
+        let prompts = world.scheduler.prompts(&mut world.kv_cache);
         total += start.elapsed();
         world.compute(Role::Prompt, &prompts);
         rounds += 1;
@@ -207,19 +211,19 @@ fn a_round_of_many_takes_little_time() {
 /// Computes a plan in this much time, without contents.
 fn take(
     scheduler: &mut Scheduler,
-    ledger: &mut Ledger,
+    kv_cache: &mut KvCacheManager,
     (role, time): (Role, Duration),
 ) -> (usize, usize) {
     let plan = match role {
-        Role::Generated => scheduler.generated(ledger),
-        Role::Prompt => scheduler.prompts(ledger),
+        Role::Generated => scheduler.generated(kv_cache),
+        Role::Prompt => scheduler.prompts(kv_cache),
     };
     let mut at = 0;
     for due in scheduler.due(&plan) {
-        at = due.timeline.len();
-        due.timeline.advance(at + due.tokens.len());
+        at = due.kv.len();
+        due.kv.advance(at + due.tokens.len());
     }
-    scheduler.took(ledger, role, &plan, time);
+    scheduler.took(kv_cache, role, &plan, time);
     (at, plan.shares.iter().map(|share| share.n).sum())
 }
 
@@ -236,21 +240,21 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
         reuse_generated: false,
         whole: false,
     };
-    let mut ledger = Ledger::new(&[None], 1000);
+    let mut kv_cache = KvCacheManager::new(&[None], 1000);
     let mut scheduler = Scheduler::new(settings);
     let slow = (Role::Prompt, Duration::from_secs(1));
     scheduler.add(Job::new(0, vec![1; 8], None, false));
-    take(&mut scheduler, &mut ledger, slow);
+    take(&mut scheduler, &mut kv_cache, slow);
     scheduler.add(Job::new(1, vec![1; 9000], None, false));
     let mut pieces = BTreeMap::new();
     loop {
         scheduler.push(0, 1);
         take(
             &mut scheduler,
-            &mut ledger,
+            &mut kv_cache,
             (Role::Generated, Duration::from_millis(10)),
         );
-        let (at, n) = take(&mut scheduler, &mut ledger, slow);
+        let (at, n) = take(&mut scheduler, &mut kv_cache, slow);
         if at + n == 9000 {
             break;
         }

@@ -2,27 +2,27 @@
 //! sequences, and the prefix cache of pages that a later text may begin with.
 
 use super::PAGE;
-use super::pool::{BlockPool, OutOfPages, PageId};
-use super::prefix::{History, NodeId, PrefixTree};
-use super::states::{Checkpoint, StatePool, Trail};
-use super::table::{BlockTable, PageCopy};
-use super::window::Window;
+use super::block_pool::{BlockPool, OutOfPages, PageId};
+use super::block_table::{BlockTable, PageCopy};
+use super::prefix_cache::{NodeId, PrefixKey, PrefixTree};
+use super::sliding_window::Window;
+use super::state_checkpoints::{Checkpoint, StateCheckpoints, StatePool};
 
-/// Positions of one sequence, and the pages that hold them. Only [`Ledger::truncate`] frees pages:
-/// dropping a timeline does not.
+/// Positions of one sequence, and the pages that hold them. Only [`KvCacheManager::truncate`] frees
+/// pages: dropping a sequence does not.
 #[derive(Debug, Default)]
-pub struct Timeline {
+pub struct SequenceKv {
     /// One for each group of the cache's layers; none before pages are first reserved.
     tables: Vec<BlockTable>,
     len: usize,
     /// Its last page that is in the prefix tree, and how many are.
-    at: Option<NodeId>,
-    kept: usize,
+    node: Option<NodeId>,
+    n_cached_pages: usize,
     /// Its states of recurrent layers.
-    trail: Trail,
+    checkpoints: StateCheckpoints,
 }
 
-impl Timeline {
+impl SequenceKv {
     /// Returns the number of positions written.
     pub fn len(&self) -> usize {
         self.len
@@ -45,9 +45,9 @@ impl Timeline {
     }
 
     /// Returns the states of recurrent layers that a step reads and writes: the slot of the one
-    /// after [`Timeline::len`] positions, and the checkpoints that the step writes.
+    /// after [`SequenceKv::len`] positions, and the checkpoints that the step writes.
     pub fn states(&self) -> (Option<PageId>, &[Checkpoint]) {
-        (self.trail.current(), self.trail.next())
+        (self.checkpoints.current(), self.checkpoints.next())
     }
 
     /// Marks positions up to `end` as written.
@@ -55,7 +55,7 @@ impl Timeline {
     /// # Panics
     /// If they were not reserved.
     pub fn advance(&mut self, end: usize) {
-        self.trail.advance(end);
+        self.checkpoints.advance(end);
         self.len = end;
         self.tables.iter_mut().for_each(|table| table.advance(end));
     }
@@ -82,7 +82,7 @@ pub struct PageCounts {
 }
 
 /// Manager of the KV cache: which sequence has which pages.
-pub struct Ledger {
+pub struct KvCacheManager {
     /// One for each group of the cache's layers: pages of different shapes cannot replace each
     /// other.
     pools: Vec<BlockPool>,
@@ -94,11 +94,11 @@ pub struct Ledger {
     evicted: u64,
 }
 
-impl Ledger {
+impl KvCacheManager {
     /// Creates a manager with `n_pages` free pages for each group of layers. `windows` has the
     /// number of positions that a token attends to in each group, its own included; `None` for all.
-    pub fn new(windows: &[Option<usize>], n_pages: u32) -> Ledger {
-        Ledger {
+    pub fn new(windows: &[Option<usize>], n_pages: u32) -> KvCacheManager {
+        KvCacheManager {
             pools: windows.iter().map(|_| BlockPool::new(n_pages)).collect(),
             windows: windows.iter().copied().map(Window).collect(),
             states: None,
@@ -108,8 +108,8 @@ impl Ledger {
     }
 
     /// Adds slots for states of recurrent layers; 0 for models without such layers.
-    pub fn with_states(self, slots: u32) -> Ledger {
-        Ledger {
+    pub fn with_states(self, slots: u32) -> KvCacheManager {
+        KvCacheManager {
             states: (slots > 0).then(|| StatePool::new(slots)),
             ..self
         }
@@ -164,26 +164,22 @@ impl Ledger {
     /// If there are not enough pages.
     pub fn reserve(
         &mut self,
-        timeline: &mut Timeline,
+        kv: &mut SequenceKv,
         end: usize,
     ) -> Result<Vec<GroupCopy>, OutOfPages> {
-        timeline
-            .tables
-            .resize_with(self.pools.len(), BlockTable::new);
-        for (group, table) in timeline.tables.iter().enumerate() {
+        kv.tables.resize_with(self.pools.len(), BlockTable::new);
+        for (group, table) in kv.tables.iter().enumerate() {
             let needed = table.pages_needed(&self.pools[group], end);
-            let is_short = |ledger: &Ledger| ledger.pools[group].check(needed).is_err();
+            let is_short = |kv_cache: &KvCacheManager| kv_cache.pools[group].check(needed).is_err();
             while is_short(self) && (self.evict() || self.give_up_page(group)) {}
             self.pools[group].check(needed)?;
         }
         if let Some(states) = &mut self.states {
             let mut give_up = |states: &mut StatePool| self.tree.give_up_state(states);
-            timeline
-                .trail
-                .reserve(states, timeline.len, end, &mut give_up)?;
+            kv.checkpoints.reserve(states, kv.len, end, &mut give_up)?;
         }
         let mut copies = Vec::new();
-        let both = timeline.tables.iter_mut().zip(&mut self.pools);
+        let both = kv.tables.iter_mut().zip(&mut self.pools);
         for (group, (table, pool)) in both.enumerate() {
             let of_table = table.reserve(pool, end)?;
             copies.extend(of_table.into_iter().map(|copy| GroupCopy { group, copy }));
@@ -195,124 +191,122 @@ impl Ledger {
     /// many positions are left. These may be fewer: with recurrent layers the sequence goes back to
     /// a checkpoint, because states cannot be undone, and if it has freed a page that the next
     /// token attends to, it begins anew.
-    pub fn truncate(&mut self, timeline: &mut Timeline, n: usize) -> usize {
-        timeline.len = self.has_state(timeline, timeline.len.min(n));
-        if !self.has_windows(timeline, timeline.len) {
-            timeline.len = self.has_state(timeline, 0);
+    pub fn truncate(&mut self, kv: &mut SequenceKv, n: usize) -> usize {
+        kv.len = self.has_state(kv, kv.len.min(n));
+        if !self.has_windows(kv, kv.len) {
+            kv.len = self.has_state(kv, 0);
         }
-        let whole = timeline.len / PAGE;
-        if let Some(node) = timeline.at.filter(|_| whole < timeline.kept) {
-            timeline.at = self.tree.ancestor(node, timeline.kept - whole);
-            timeline.kept = whole;
+        let whole = kv.len / PAGE;
+        if let Some(node) = kv.node.filter(|_| whole < kv.n_cached_pages) {
+            kv.node = self.tree.ancestor(node, kv.n_cached_pages - whole);
+            kv.n_cached_pages = whole;
         }
-        for (table, pool) in timeline.tables.iter_mut().zip(&mut self.pools) {
-            table.truncate(pool, timeline.len);
+        for (table, pool) in kv.tables.iter_mut().zip(&mut self.pools) {
+            table.truncate(pool, kv.len);
         }
-        timeline.len
+        kv.len
     }
 
     /// Goes back to the last state after at most `n` positions; returns after how many it is. That
     /// is `n` without recurrent layers.
-    fn has_state(&mut self, timeline: &mut Timeline, n: usize) -> usize {
+    fn has_state(&mut self, kv: &mut SequenceKv, n: usize) -> usize {
         match &mut self.states {
-            Some(states) => timeline.trail.truncate(states, n),
+            Some(states) => kv.checkpoints.truncate(states, n),
             None => n,
         }
     }
 
     /// Returns whether a sequence has all pages that a token after `n` positions attends to.
-    fn has_windows(&self, timeline: &Timeline, n: usize) -> bool {
-        let mut both = timeline.tables.iter().zip(&self.windows);
+    fn has_windows(&self, kv: &SequenceKv, n: usize) -> bool {
+        let mut both = kv.tables.iter().zip(&self.windows);
         both.all(|(table, window)| table.passed() <= window.first_needed(n))
     }
 
     /// Frees the pages behind the windows of all tokens to come, but for a few, so that the
     /// sequence can go back a little. Those that are cached stay in the prefix tree.
-    pub fn pass(&mut self, timeline: &mut Timeline) {
-        let both = timeline.tables.iter_mut().zip(&mut self.pools);
+    pub fn pass(&mut self, kv: &mut SequenceKv) {
+        let both = kv.tables.iter_mut().zip(&mut self.pools);
         for ((table, pool), window) in both.zip(&self.windows) {
-            table.pass(pool, window.first_kept(timeline.len));
+            table.pass(pool, window.first_kept(kv.len));
         }
     }
 
     /// Creates a second sequence with the same positions; the two share pages until one of them
     /// writes.
-    pub fn fork(&mut self, timeline: &Timeline) -> Timeline {
-        let both = timeline.tables.iter().zip(&mut self.pools);
-        Timeline {
+    pub fn fork(&mut self, kv: &SequenceKv) -> SequenceKv {
+        let both = kv.tables.iter().zip(&mut self.pools);
+        SequenceKv {
             tables: both.map(|(table, pool)| table.fork(pool)).collect(),
-            len: timeline.len,
-            at: timeline.at,
-            kept: timeline.kept,
-            trail: match &mut self.states {
-                Some(states) => timeline.trail.fork(states),
-                None => Trail::default(),
+            len: kv.len,
+            node: kv.node,
+            n_cached_pages: kv.n_cached_pages,
+            checkpoints: match &mut self.states {
+                Some(states) => kv.checkpoints.fork(states),
+                None => StateCheckpoints::default(),
             },
         }
     }
 
-    /// Adopts cached pages that hold the next tokens of a history, up to position `end` at most;
+    /// Adopts cached pages that hold the next tokens of a text, up to position `end` at most;
     /// returns the number of positions adopted. Only for a sequence whose pages are all full and
     /// cached. With recurrent layers, the adopted prefix ends at a page whose state is cached; with
     /// windows, at one for which the window's pages are cached. Pages behind a window are not
     /// adopted.
-    pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
-        let before = timeline.len;
-        let nodes = self.adoptable(timeline, history, end);
+    pub fn adopt(&mut self, kv: &mut SequenceKv, prefix: &PrefixKey<'_>, end: usize) -> usize {
+        let before = kv.len;
+        let nodes = self.adoptable(kv, prefix, end);
         let len = before + nodes.len() * PAGE;
         for node in nodes {
             self.tree.touch(node);
-            timeline
-                .tables
-                .resize_with(self.pools.len(), BlockTable::new);
+            kv.tables.resize_with(self.pools.len(), BlockTable::new);
             let of_groups = self.pools.iter_mut().zip(&self.windows);
             let of_node = of_groups.zip(self.tree.pages(node));
-            for (table, ((pool, window), page)) in timeline.tables.iter_mut().zip(of_node) {
+            for (table, ((pool, window), page)) in kv.tables.iter_mut().zip(of_node) {
                 let is_kept = table.places() >= window.first_kept(len);
                 table.adopt(pool, page.filter(|_| is_kept));
             }
-            timeline.at = Some(node);
-            timeline.kept += 1;
-            timeline.len += PAGE;
+            kv.node = Some(node);
+            kv.n_cached_pages += 1;
+            kv.len += PAGE;
         }
-        if let (Some(states), Some(node)) = (&mut self.states, timeline.at) {
-            let state = self.tree.state(node).filter(|_| timeline.len > before);
+        if let (Some(states), Some(node)) = (&mut self.states, kv.node) {
+            let state = self.tree.state(node).filter(|_| kv.len > before);
             if let Some(slot) = state {
-                timeline.trail.adopt(states, timeline.len, slot);
+                kv.checkpoints.adopt(states, kv.len, slot);
             }
         }
-        timeline.len - before
+        kv.len - before
     }
 
     /// Returns the cached pages that a sequence can adopt, in order.
-    fn adoptable(&self, timeline: &Timeline, history: &History<'_>, end: usize) -> Vec<NodeId> {
-        let (mut nodes, mut at) = (Vec::new(), timeline.at);
-        if timeline.len != timeline.kept * PAGE {
+    fn adoptable(&self, kv: &SequenceKv, prefix: &PrefixKey<'_>, end: usize) -> Vec<NodeId> {
+        let (mut nodes, mut at) = (Vec::new(), kv.node);
+        if kv.len != kv.n_cached_pages * PAGE {
             return nodes;
         }
-        while timeline.len + (nodes.len() + 1) * PAGE <= end {
-            let Some(key) = history.page(timeline.kept + nodes.len()) else {
+        while kv.len + (nodes.len() + 1) * PAGE <= end {
+            let Some(key) = prefix.page(kv.n_cached_pages + nodes.len()) else {
                 break;
             };
-            let Some(node) = self.tree.child(at, history.salt, &key) else {
+            let Some(node) = self.tree.child(at, prefix.salt, &key) else {
                 break;
             };
             nodes.push(node);
             at = Some(node);
         }
-        nodes.truncate(self.complete(timeline, &nodes));
+        nodes.truncate(self.complete(kv, &nodes));
         nodes
     }
 
     /// Returns how many of the nodes after a sequence's last one it can adopt: up to one after
     /// which there are a state and all pages that the next token attends to.
-    fn complete(&self, timeline: &Timeline, nodes: &[NodeId]) -> usize {
-        let passed = |group| timeline.tables.get(group).map_or(0, BlockTable::passed);
+    fn complete(&self, kv: &SequenceKv, nodes: &[NodeId]) -> usize {
+        let passed = |group| kv.tables.get(group).map_or(0, BlockTable::passed);
         // for each group the place from which on no page is missing
         let mut from: Vec<usize> = (0..self.pools.len()).map(passed).collect();
         let mut complete = 0;
         for (i, &node) in nodes.iter().enumerate() {
-            let places = timeline.kept + i + 1;
+            let places = kv.n_cached_pages + i + 1;
             for (from, page) in from.iter_mut().zip(self.tree.pages(node)) {
                 *from = if page.is_some() { *from } else { places };
             }
@@ -327,23 +321,23 @@ impl Ledger {
 
     /// Adds the full pages of a sequence to the prefix cache. Where a page with the same tokens is
     /// cached already, the sequence goes on with that one and frees its own: their bits are equal.
-    pub fn keep(&mut self, timeline: &mut Timeline, history: &History<'_>) {
-        while (timeline.kept + 1) * PAGE <= timeline.len {
-            let Some(key) = history.page(timeline.kept) else {
+    pub fn keep(&mut self, kv: &mut SequenceKv, prefix: &PrefixKey<'_>) {
+        while (kv.n_cached_pages + 1) * PAGE <= kv.len {
+            let Some(key) = prefix.page(kv.n_cached_pages) else {
                 break;
             };
-            let node = match self.next(timeline, history) {
+            let node = match self.next(kv, prefix) {
                 Some(node) => {
-                    self.share(timeline, node);
+                    self.share(kv, node);
                     self.tree.touch(node);
                     node
                 }
-                None => self.enter(timeline, history, key),
+                None => self.enter(kv, prefix, key),
             };
-            timeline.at = Some(node);
-            timeline.kept += 1;
+            kv.node = Some(node);
+            kv.n_cached_pages += 1;
             if let Some(states) = &mut self.states {
-                let state = timeline.trail.at(timeline.kept * PAGE);
+                let state = kv.checkpoints.at(kv.n_cached_pages * PAGE);
                 if let Some(slot) = state.filter(|_| self.tree.state(node).is_none()) {
                     states.retain(slot);
                     self.tree.set_state(node, slot);
@@ -353,8 +347,8 @@ impl Ledger {
     }
 
     /// Returns whether two sequences stand after the same cached page, or both at the beginning.
-    pub(crate) fn is_at_same_page(a: &Timeline, b: &Timeline) -> bool {
-        a.at == b.at && a.kept == b.kept
+    pub(crate) fn is_at_same_page(a: &SequenceKv, b: &SequenceKv) -> bool {
+        a.node == b.node && a.n_cached_pages == b.n_cached_pages
     }
 
     /// Evicts all cached pages that no sequence uses.
@@ -363,16 +357,16 @@ impl Ledger {
     }
 
     /// Returns the cached page that follows a sequence's last one.
-    fn next(&self, timeline: &Timeline, history: &History<'_>) -> Option<NodeId> {
-        let key = history.page(timeline.kept)?;
-        self.tree.child(timeline.at, history.salt, &key)
+    fn next(&self, kv: &SequenceKv, prefix: &PrefixKey<'_>) -> Option<NodeId> {
+        let key = prefix.page(kv.n_cached_pages)?;
+        self.tree.child(kv.node, prefix.salt, &key)
     }
 
     /// Makes the pages of a sequence's next place and those of a node the same ones: the node's,
     /// and the sequence's where the node has none.
-    fn share(&mut self, timeline: &mut Timeline, node: NodeId) {
-        let place = timeline.kept;
-        let both = timeline.tables.iter_mut().zip(&mut self.pools);
+    fn share(&mut self, kv: &mut SequenceKv, node: NodeId) {
+        let place = kv.n_cached_pages;
+        let both = kv.tables.iter_mut().zip(&mut self.pools);
         for (group, (table, pool)) in both.enumerate() {
             let Some(own) = table.page(place) else {
                 continue;
@@ -388,16 +382,16 @@ impl Ledger {
 
     fn enter(
         &mut self,
-        timeline: &Timeline,
-        history: &History<'_>,
-        key: super::prefix::PageKey,
+        kv: &SequenceKv,
+        prefix: &PrefixKey<'_>,
+        key: super::prefix_cache::PageKey,
     ) -> NodeId {
-        let page = |table: &BlockTable| table.page(timeline.kept);
-        let pages: Vec<Option<PageId>> = timeline.tables.iter().map(page).collect();
+        let page = |table: &BlockTable| table.page(kv.n_cached_pages);
+        let pages: Vec<Option<PageId>> = kv.tables.iter().map(page).collect();
         for (pool, page) in self.pools.iter_mut().zip(&pages) {
             page.iter().for_each(|&page| pool.keep(page));
         }
-        self.tree.insert(timeline.at, history.salt, key, &pages)
+        self.tree.insert(kv.node, prefix.salt, key, &pages)
     }
 
     /// Evicts the least recently used node that has no user and no child, with its pages of all
@@ -417,7 +411,7 @@ impl Ledger {
         }
         let pages = self.tree.remove(node);
         for (pool, page) in self.pools.iter_mut().zip(&pages) {
-            page.iter().for_each(|&page| pool.drop_kept(page));
+            page.iter().for_each(|&page| pool.drop_cached(page));
         }
         self.evicted += u64::from(pages.iter().any(Option::is_some));
         true
@@ -434,13 +428,13 @@ impl Ledger {
         let Some(page) = self.tree.take_page(group, is_idle) else {
             return false;
         };
-        pool.drop_kept(page);
+        pool.drop_cached(page);
         self.evicted += 1;
         true
     }
 
     /// Returns the number of cached pages of a group, in use or not.
-    pub fn kept_pages(&self, group: usize) -> usize {
-        self.tree.kept(group)
+    pub fn n_cached_pages(&self, group: usize) -> usize {
+        self.tree.n_cached(group)
     }
 }

@@ -1,7 +1,7 @@
 //! The pages of one sequence, in order of position.
 
 use super::PAGE;
-use super::pool::{BlockPool, OutOfPages, PageId};
+use super::block_pool::{BlockPool, OutOfPages, PageId};
 
 /// The contents of `from` must be copied to `to` before the step writes: `from` is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

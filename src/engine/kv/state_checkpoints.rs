@@ -3,7 +3,7 @@
 //! with a common prefix share it, and a sequence can go back to an older one.
 
 use super::PAGE;
-use super::pool::{BlockPool, OutOfPages, PageId};
+use super::block_pool::{BlockPool, OutOfPages, PageId};
 
 /// Slots for states, counted like pages.
 pub(super) struct StatePool(BlockPool);
@@ -49,14 +49,14 @@ pub const WRITES: usize = 2;
 
 /// The states of a sequence.
 #[derive(Debug, Default)]
-pub(super) struct Trail {
+pub(super) struct StateCheckpoints {
     /// In order of position; the last is the current one.
     past: Vec<Checkpoint>,
     /// Those that the next step writes, likewise.
     next: Vec<Checkpoint>,
 }
 
-impl Trail {
+impl StateCheckpoints {
     /// Returns the current state; `None` at the beginning of the sequence.
     pub(super) fn current(&self) -> Option<PageId> {
         self.past.last().map(|state| state.slot)
@@ -130,9 +130,9 @@ impl Trail {
     }
 
     /// Returns the same states, shared.
-    pub(super) fn fork(&self, pool: &mut StatePool) -> Trail {
+    pub(super) fn fork(&self, pool: &mut StatePool) -> StateCheckpoints {
         self.past.iter().for_each(|state| pool.retain(state.slot));
-        Trail {
+        StateCheckpoints {
             past: self.past.clone(),
             next: Vec::new(),
         }

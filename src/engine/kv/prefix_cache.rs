@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::PAGE;
-use super::pool::PageId;
-use super::states::StatePool;
+use super::block_pool::PageId;
+use super::state_checkpoints::StatePool;
 
 /// Index of a node in the tree's memory.
 pub(super) type NodeId = usize;
@@ -26,16 +26,16 @@ const _: () = assert!(PAGE == u16::BITS as usize, "one bit for each position");
 
 /// Tokens in order, the first of which are a prompt.
 #[derive(Clone, Copy, Debug)]
-pub struct History<'a> {
+pub struct PrefixKey<'a> {
     /// All tokens.
     pub tokens: &'a [u32],
     /// How many of them, from the first, are computed as a prompt.
     pub n_prompt: usize,
-    /// Only histories with the same salt share pages.
+    /// Only texts with the same salt share pages.
     pub salt: Option<&'a str>,
 }
 
-impl History<'_> {
+impl PrefixKey<'_> {
     /// Returns the contents of page `n` when it is full; `None` if the tokens do not fill it.
     pub(crate) fn page(&self, n: usize) -> Option<PageKey> {
         let first = n * PAGE;
@@ -235,7 +235,7 @@ impl PrefixTree {
     }
 
     /// Returns the number of cached pages of a group.
-    pub(super) fn kept(&self, group: usize) -> usize {
+    pub(super) fn n_cached(&self, group: usize) -> usize {
         let nodes = self.nodes.iter().flatten();
         nodes.filter(|node| node.pages[group].is_some()).count()
     }

@@ -75,7 +75,7 @@ impl BlockPool {
     ///
     /// # Panics
     /// If the prefix tree does not own the page, or it has other owners.
-    pub(super) fn drop_kept(&mut self, page: PageId) {
+    pub(super) fn drop_cached(&mut self, page: PageId) {
         let i = page.0 as usize;
         assert!(
             self.kept[i] && self.refs[i] == 1,
