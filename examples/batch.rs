@@ -3,7 +3,8 @@
 //!     cargo run --release --example batch -- model.gguf
 
 use octavo_llm::{
-    Batch, BatchOptions, EncodeOptions, Engine, EngineOptions, Event, ModelSource, Options, Request,
+    Batch, BatchOptions, EncodeOptions, Engine, EngineOptions, Event, GenerationParams,
+    ModelSource, Request,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,9 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let prompt = engine
             .tokenizer()
             .encode(text.as_bytes(), EncodeOptions::PROMPT)?;
-        let options = Options {
+        let options = GenerationParams {
             max_tokens: Some(16),
-            ..Options::default()
+            ..GenerationParams::default()
         };
         batch.add(Request::new(&prompt, &options))?;
     }

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use octavo_llm::{EncodeOptions, Engine, EngineOptions, ModelSource, Options, generate};
+use octavo_llm::{EncodeOptions, Engine, EngineOptions, GenerationParams, ModelSource, generate};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -17,9 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt = engine
         .tokenizer()
         .encode(text.as_bytes(), EncodeOptions::PROMPT)?;
-    let options = Options {
+    let options = GenerationParams {
         max_tokens: Some(64),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     print!("{text}");
     let answer = generate(

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example logits -- "1+1=2" model.gguf
 
-use octavo_llm::{EncodeOptions, Engine, EngineOptions, ModelSource, Role, Wanted};
+use octavo_llm::{EncodeOptions, Engine, EngineOptions, LogitsFor, ModelSource, Phase};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -14,7 +14,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::load(&source, &EngineOptions::default(), &mut |_| {})?;
     let tokenizer = engine.tokenizer();
     let tokens = tokenizer.encode(text.as_bytes(), EncodeOptions::default())?;
-    let logits = engine.session().eval(&tokens, Role::Prompt, Wanted::All)?;
+    let logits = engine
+        .session()
+        .eval(&tokens, Phase::Prefill, LogitsFor::All)?;
 
     let shown = |id: u32| tokenizer.piece(id).unwrap_or_default().escape_ascii();
     for (row, &token) in tokens.iter().enumerate() {

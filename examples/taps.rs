@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example taps -- Qcur_normed-0 model.gguf
 
-use octavo_llm::{EncodeOptions, Engine, EngineOptions, ModelSource, Role, TapView, Wanted};
+use octavo_llm::{EncodeOptions, Engine, EngineOptions, LogitsFor, ModelSource, Phase, TapView};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     engine.session().eval_with(
         &tokens,
-        Role::Prompt,
-        Wanted::Last,
+        Phase::Prefill,
+        LogitsFor::Last,
         Some(&mut look),
         &mut |_, _| {},
     )?;

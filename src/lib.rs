@@ -4,15 +4,15 @@
 //! intermediate value out of it. `examples/` has a program for each.
 //!
 //! ```
-//! use octavo_llm::{Engine, EngineOptions, ModelSource, Options, generate};
+//! use octavo_llm::{Engine, EngineOptions, ModelSource, GenerationParams, generate};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // or ModelSource::Path("model.gguf".into())
 //! let engine = Engine::load(&ModelSource::Demo, &EngineOptions::default(), &mut |_| {})?;
 //! let prompt = engine.tokenizer().encode(b"1+1=", Default::default())?;
-//! let options = Options {
+//! let options = GenerationParams {
 //!     max_tokens: Some(1),
-//!     ..Options::default()
+//!     ..GenerationParams::default()
 //! };
 //! let answer = generate(
 //!     &mut engine.session(),
@@ -34,13 +34,13 @@ pub use octavo_lab as lab;
 pub use octavo_model as model;
 pub use octavo_text as text;
 
-pub use octavo_engine::backend::{Role, TapSink, TapView};
+pub use octavo_engine::backend::{Phase, TapSink, TapView};
 pub use octavo_engine::generate::{Generation, Observer, Stats, generate};
 pub use octavo_engine::sample::SamplerConfig;
-pub use octavo_engine::sequence::{Finish, Options};
+pub use octavo_engine::sequence::{FinishReason, GenerationParams};
 pub use octavo_engine::{
     Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineOptions, Error, Event, Loading,
-    Logits, ModelSource, Request, Session, Wanted,
+    Logits, LogitsFor, ModelSource, Request, Session,
 };
 pub use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 pub use octavo_model::{Hparams, Model, Tap};

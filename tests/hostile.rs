@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gguf_rs_lite::TensorType;
-use octavo_engine::backend::Role;
-use octavo_engine::generate::{Observer, Options, generate};
-use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::generate::{GenerationParams, Observer, generate};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 use octavo_fixtures::breaking::{Rng, damage};
 use octavo_fixtures::tiny::{File, Val};
 use octavo_kernels::{Isa, IsaChoice, KvType};
@@ -136,17 +136,17 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         return errors;
     }
     let mut session = engine.session();
-    match session.eval(&ids, Role::Prompt, Wanted::All) {
+    match session.eval(&ids, Phase::Prefill, LogitsFor::All) {
         Ok(logits) => {
             assert!(logits.data.iter().all(|x| x.is_finite()) && logits.rows() == ids.len())
         }
         // the error names the value that is not finite, and the command line names the model
         Err(error) => return [errors, vec![format!("model.gguf: {error}")]].concat(),
     }
-    let options = Options {
+    let options = GenerationParams {
         max_tokens: Some(3),
         logprobs: Some(2),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     if let Err(error) = generate(
         &mut session,

@@ -13,5 +13,5 @@ mod sizes;
 #[path = "../src/engine/tests/logits.rs"]
 mod logits;
 
-#[path = "../src/engine/tests/world.rs"]
-mod world;
+#[path = "../src/engine/tests/tensor_parallel.rs"]
+mod tensor_parallel;

@@ -20,8 +20,8 @@ use common::{Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
-    Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool,
-    Program, Role, Rope, RowSet, Scores, Sequence, Step, ValueShape,
+    Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Phase,
+    Pool, Program, Rope, RowSet, Scores, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -95,7 +95,7 @@ impl Bench<'_> {
 }
 
 /// Runs the program on `m` tokens from position `start` on.
-fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, m: usize) {
+fn step(executor: &mut Executor, store: &mut KvStore, phase: Phase, start: usize, m: usize) {
     let table: Vec<u32> = (0..(start + m).div_ceil(16) as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
     let seqs = [Sequence {
@@ -107,7 +107,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
     }];
     executor.step(
         &Step {
-            role,
+            phase,
             seqs: &seqs,
             input: &[],
         },
@@ -120,11 +120,11 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
 fn repeat(
     mut executor: Executor,
     mut store: KvStore,
-    role: Role,
+    phase: Phase,
     start: usize,
     m: usize,
 ) -> impl FnMut() {
-    move || step(&mut executor, &mut store, role, start, m)
+    move || step(&mut executor, &mut store, phase, start, m)
 }
 
 fn no_cache(m: usize) -> KvStore {
@@ -146,9 +146,9 @@ fn weights(ty: T, n: usize) -> Vec<u8> {
 fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     for ty in octavo_kernels::packed_types() {
         let rows = BYTES / ty.block_bytes() * ty.block_len() / 4096;
-        for (role, m, cols, rows) in [
-            (Role::Generated, 1, 4096, rows),
-            (Role::Prompt, TOKENS, 1024, 2048),
+        for (phase, m, cols, rows) in [
+            (Phase::Decode, 1, 4096, rows),
+            (Phase::Prefill, TOKENS, 1024, 2048),
         ] {
             let raw = weights(ty, rows * cols);
             let bytes = raw.len() as u64;
@@ -158,7 +158,7 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let mut pack = || {
                 Matrix::new(isa, (ty, rows, cols), raw.clone(), true, &mut pool).expect("a matrix")
             };
-            if role == Role::Generated {
+            if phase == Phase::Decode {
                 let name = format!("pack/{ty}");
                 bench.run(&name, &Throughput::Bytes(bytes), Some(read), || {
                     std::hint::black_box(pack());
@@ -169,9 +169,9 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
             let program = program(ops, &[cols, rows], common::KV);
             let executor = Executor::new(bench.isa, program, vec![matrix], pool);
-            let run = repeat(executor, no_cache(m), role, 0, m);
-            match role {
-                Role::Generated => {
+            let run = repeat(executor, no_cache(m), phase, 0, m);
+            match phase {
+                Phase::Decode => {
                     bench.run(
                         &format!("generated/{ty}"),
                         &Throughput::Bytes(bytes),
@@ -179,7 +179,7 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                         run,
                     );
                 }
-                Role::Prompt => {
+                Phase::Prefill => {
                     let work = Throughput::Elements((2 * m * rows * cols) as u64);
                     bench.run(&format!("prompt/{ty}"), &work, Some(flops), run);
                 }
@@ -197,7 +197,7 @@ const USED: usize = 8;
 fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     let (n, cols) = (768, 2048);
     for ty in [T::Q4_K, T::Q8_0] {
-        for (role, m) in [(Role::Generated, 1), (Role::Prompt, TOKENS)] {
+        for (phase, m) in [(Phase::Decode, 1), (Phase::Prefill, TOKENS)] {
             let turns = if m == 1 { EXPERTS / USED } else { 1 };
             let raw = weights(ty, EXPERTS * n * cols);
             let bytes = raw.len() as u64;
@@ -223,13 +223,13 @@ fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             }
             let program = program(ops, &[cols, USED, USED * n], common::KV);
             let executor = Executor::new(bench.isa, program, vec![matrix], pool);
-            let run = repeat(executor, no_cache(m), role, 0, m);
-            match role {
-                Role::Generated => {
+            let run = repeat(executor, no_cache(m), phase, 0, m);
+            match phase {
+                Phase::Decode => {
                     let work = Throughput::Bytes(bytes);
                     bench.run(&format!("generated/experts/{ty}"), &work, Some(read), run);
                 }
-                Role::Prompt => {
+                Phase::Prefill => {
                     let work = Throughput::Elements((2 * m * USED * n * cols) as u64);
                     bench.run(&format!("prompt/experts/{ty}"), &work, Some(flops), run);
                 }
@@ -243,10 +243,10 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     for ty in KvType::ALL {
         let position = 2 * ty.bytes(heads_kv * d).expect("small");
         let deep = BYTES / (4096 * position);
-        for (role, start, m, layers, window) in [
-            (Role::Generated, 4095, 1, deep, None),
-            (Role::Generated, 4095, 1, deep, Some(WINDOW)),
-            (Role::Prompt, 0, TOKENS, 1, None),
+        for (phase, start, m, layers, window) in [
+            (Phase::Decode, 4095, 1, deep, None),
+            (Phase::Decode, 4095, 1, deep, Some(WINDOW)),
+            (Phase::Prefill, 0, TOKENS, 1, None),
         ] {
             let scores = Scores {
                 window,
@@ -264,14 +264,14 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 step(
                     &mut attending(bench, kv, None),
                     &mut store,
-                    Role::Prompt,
+                    Phase::Prefill,
                     at,
                     TOKENS.min(start - at),
                 );
             }
-            let run = repeat(attending(bench, kv, Some(scores)), store, role, start, m);
-            match role {
-                Role::Generated => {
+            let run = repeat(attending(bench, kv, Some(scores)), store, phase, start, m);
+            match phase {
+                Phase::Decode => {
                     let bytes = layers * window.unwrap_or(start + m) * position;
                     let of = window.map_or(String::new(), |window| format!("{window} of "));
                     bench.run(
@@ -281,7 +281,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                         run,
                     );
                 }
-                Role::Prompt => {
+                Phase::Prefill => {
                     // scores and weighted sums, over half of the square (causal)
                     let flops_made = 2 * 2 * layers * heads * d * m * (m + 1) / 2;
                     let work = Throughput::Elements(flops_made as u64);
@@ -398,7 +398,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             name,
             &Throughput::Bytes(bytes),
             None,
-            repeat(executor, store(), Role::Prompt, 0, TOKENS),
+            repeat(executor, store(), Phase::Prefill, 0, TOKENS),
         );
     }
 }

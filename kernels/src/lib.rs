@@ -62,7 +62,7 @@ pub use op::{
 };
 pub use pool::{Pool, SharedPool};
 pub use program::{
-    GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse,
+    GivenRows, Instruction, Phase, Program, ProgramOp, RowTable, Sequence, Slot, StateUse,
     StateWrite, Step,
 };
 pub use prompt_bits::PromptBits;

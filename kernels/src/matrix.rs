@@ -6,7 +6,7 @@ use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pool::Pool;
-use crate::program::Role;
+use crate::program::Phase;
 use crate::prompt_bits::PromptBits;
 use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
 use octavo_quant::TensorType;
@@ -226,17 +226,17 @@ impl Matrix {
         kernel_name(self.isa, self.ty, self.is_packed(), self.prompt_bits)
     }
 
-    pub(crate) fn reads(&self, role: Role) -> Form {
+    pub(crate) fn reads(&self, phase: Phase) -> Form {
         match self.kernels {
             Some(Packed {
                 gemv: Gemv::Codes(_),
                 ..
-            }) if role == Role::Generated => Form::Codes,
+            }) if phase == Phase::Decode => Form::Codes,
             Some(Packed {
                 gemv: Gemv::Float(_),
                 ..
-            }) if role == Role::Generated => Form::Floats,
-            _ => self.prompt(role).0.form,
+            }) if phase == Phase::Decode => Form::Floats,
+            _ => self.prompt(phase).0.form,
         }
     }
 
@@ -244,12 +244,12 @@ impl Matrix {
     /// here where there is no packed form, and keep to f32.
     pub(crate) fn prompt(
         &self,
-        role: Role,
+        phase: Phase,
     ) -> (&'static ActivationForm, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
             Some(kernels) => (kernels.prompt.activations, kernels.prompt.tiles),
             None => {
-                let rows = self.rows_kernels(role);
+                let rows = self.rows_kernels(phase);
                 (rows.activations, rows.tiles)
             }
         }
@@ -260,11 +260,11 @@ impl Matrix {
         self.kernels.map_or(0, |kernels| kernels.prompt.offset)
     }
 
-    fn rows_kernels(&self, role: Role) -> &'static UnpackedKernels {
+    fn rows_kernels(&self, phase: Phase) -> &'static UnpackedKernels {
         let table = self.table;
         // rows of floats keep their precision
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
-        if quantized && role == Role::Prompt {
+        if quantized && phase == Phase::Prefill {
             &table.quantized_rows
         } else {
             &table.float_rows
@@ -336,9 +336,9 @@ impl Matrix {
 
     /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last
     /// are zero.
-    pub(crate) fn panel(&self, role: Role, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
+    pub(crate) fn panel(&self, phase: Phase, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let r = self.table.strip;
-        let tokens = self.prompt(role).0;
+        let tokens = self.prompt(phase).0;
         assert!(
             k0 <= k1
                 && k1 <= self.cols
@@ -351,7 +351,7 @@ impl Matrix {
             // multiples of the slice and so of every block, and `out` was checked.
             return unsafe { (kernels.prompt.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
         }
-        let Some(convert) = self.rows_kernels(role).convert else {
+        let Some(convert) = self.rows_kernels(phase).convert else {
             return self.float_panel(s, k0, k1, out);
         };
         for k in (k0..k1).step_by(KC) {

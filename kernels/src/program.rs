@@ -12,7 +12,7 @@ use octavo_quant::TensorType;
 use std::sync::Arc;
 
 pub(crate) use rows::Row;
-pub use step::{GivenRows, Role, Sequence, StateUse, StateWrite, Step};
+pub use step::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step};
 
 /// Number of a buffer.
 pub type Slot = usize;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, program, random_blocks, run};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Phase, Pool, Sequence, Step,
 };
 use octavo_quant::TensorType as T;
 
@@ -71,7 +71,7 @@ fn executor(
 
 /// Returns the output with a tap, which reads every result, so that nothing is fused; and the
 /// number of results.
-fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize) {
+fn one_by_one(executor: &mut Executor, phase: Phase, m: usize) -> (Vec<f32>, usize) {
     let tokens: Vec<u32> = (0..m as u32).collect();
     let table: Vec<u32> = (0..m.div_ceil(16) as u32).collect();
     let seqs = [Sequence {
@@ -90,7 +90,7 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
     let out = executor
         .step(
             &Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             },
@@ -186,12 +186,12 @@ fn absorbed_operations_give_the_same_bits() {
         {
             for (threads, repack) in [(1, true), (3, true), (2, false)] {
                 let mut executor = executor(case, isa, threads, repack, &x, &raw);
-                for role in [Role::Prompt, Role::Generated]
+                for phase in [Phase::Prefill, Phase::Decode]
                     .into_iter()
-                    .filter(|r| case.m < 100 || *r == Role::Prompt)
+                    .filter(|r| case.m < 100 || *r == Phase::Prefill)
                 {
                     let how = format!("{isa} repack {repack}");
-                    both_ways_agree(&mut executor, case, role, &how);
+                    both_ways_agree(&mut executor, case, phase, &how);
                 }
             }
         }
@@ -199,12 +199,12 @@ fn absorbed_operations_give_the_same_bits() {
 }
 
 /// Checks that a step gives the same bits whether operations are fused or run one by one.
-fn both_ways_agree(executor: &mut Executor, case: &Case, role: Role, how: &str) {
-    let near = run(executor, KV, role, case.m);
-    let (apart, seen) = one_by_one(executor, role, case.m);
+fn both_ways_agree(executor: &mut Executor, case: &Case, phase: Phase, how: &str) {
+    let near = run(executor, KV, phase, case.m);
+    let (apart, seen) = one_by_one(executor, phase, case.m);
     assert_eq!(seen, 7, "every operation is seen");
     let types = (case.gate, case.up, case.down);
-    let what = format!("{how} {role:?} {types:?} m {} {:?}", case.m, case.slots);
+    let what = format!("{how} {phase:?} {types:?} m {} {:?}", case.m, case.slots);
     assert!(
         near.iter().all(|v| v.is_finite()) && near.iter().any(|v| *v != 0.0),
         "{what}"
@@ -248,11 +248,11 @@ fn what_is_read_again_is_not_absorbed() {
             ];
             let mut executor =
                 Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], KV), matrices, pool);
-            for role in [Role::Prompt, Role::Generated] {
-                let near = run(&mut executor, KV, role, m);
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let near = run(&mut executor, KV, phase, m);
                 assert!(
-                    near == one_by_one(&mut executor, role, m).0,
-                    "{isa} {role:?}"
+                    near == one_by_one(&mut executor, phase, m).0,
+                    "{isa} {phase:?}"
                 );
             }
         }
@@ -296,11 +296,11 @@ fn a_gate_leaves_its_own_input_alone() {
                 Op::Add { a: 7, b: 8 }.to(9),
             ];
             let mut executor = Executor::new(isa, program(ops, &[D; 10], KV), matrices, pool);
-            for role in [Role::Prompt, Role::Generated] {
-                let near = run(&mut executor, KV, role, m);
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let near = run(&mut executor, KV, phase, m);
                 assert!(
-                    near == one_by_one(&mut executor, role, m).0,
-                    "{isa} {role:?}, another input: {other_input}, result in {result}"
+                    near == one_by_one(&mut executor, phase, m).0,
+                    "{isa} {phase:?}, another input: {other_input}, result in {result}"
                 );
             }
         }

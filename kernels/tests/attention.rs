@@ -9,8 +9,8 @@ mod windows;
 use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
 use exact::{Rounds, SCALE, exact, hold};
 use octavo_kernels::{
-    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Pool,
-    Program, Role, Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
+    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Phase, Pool,
+    Program, Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
 };
 use octavo_quant::{IQ4_LEVELS, TensorType};
 use std::sync::Arc;
@@ -143,10 +143,10 @@ fn run_together(
     let mut all = Vec::new();
     let mut at = 0;
     while at < n {
-        let (role, len) = if at < prompt {
-            (Role::Prompt, batch.min(prompt - at))
+        let (phase, len) = if at < prompt {
+            (Phase::Prefill, batch.min(prompt - at))
         } else {
-            (Role::Generated, together.min(n - at))
+            (Phase::Decode, together.min(n - at))
         };
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let table = table(at);
@@ -161,7 +161,7 @@ fn run_together(
         }];
         all.extend_from_slice(executor.step(
             &Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             },
@@ -434,7 +434,7 @@ fn hold_copied_pages(types: KvTypes) {
     }];
     executor.step(
         &Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         },
@@ -452,7 +452,7 @@ fn hold_copied_pages(types: KvTypes) {
     }];
     executor.step(
         &Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         },
@@ -468,7 +468,7 @@ fn hold_copied_pages(types: KvTypes) {
     }];
     let y = executor.step(
         &Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         },

@@ -1,15 +1,22 @@
 //! Elementwise functions against f64, on every instruction set, with any division among threads.
 
 use crate::common::{KV, Rng, embed, program, run};
-use octavo_kernels::{Activation, Executor, Function, Instruction, Isa, Op, Pool, Role};
+use octavo_kernels::{Activation, Executor, Function, Instruction, Isa, Op, Phase, Pool};
 
 /// Returns the results for rows of `x`, by `threads` threads of `isa`.
-fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role: Role) -> Vec<f32> {
+fn applied(
+    isa: Isa,
+    f: Function,
+    x: &[f32],
+    width: usize,
+    threads: usize,
+    phase: Phase,
+) -> Vec<f32> {
     let m = x.len() / width;
     let ops = vec![embed(m, width, x, 0), Op::Unary { x: 0, f }.to(1)];
     let pool = Pool::new(threads).expect("threads");
     let mut executor = Executor::new(isa, program(ops, &[width; 2], KV), Vec::new(), pool);
-    run(&mut executor, KV, role, m)
+    run(&mut executor, KV, phase, m)
 }
 
 /// Relative error bound of `cap * tanh(x / cap)`, in units of f32's epsilon. The quotient is
@@ -30,7 +37,7 @@ fn soft_caps_match_f64() {
                 .map(|_| cap * rng.unit() * 2f32.powi((rng.bits() % 28) as i32 - 20))
                 .collect();
             for isa in Isa::available() {
-                let got = applied(isa, Function::SoftCap(cap), &x, width, 1, Role::Prompt);
+                let got = applied(isa, Function::SoftCap(cap), &x, width, 1, Phase::Prefill);
                 for (x, got) in x.iter().zip(&got) {
                     let (cap, x) = (f64::from(cap), f64::from(*x));
                     let exact = cap * (x / cap).tanh();
@@ -41,8 +48,8 @@ fn soft_caps_match_f64() {
                         "{isa} cap {cap}, {x}: expected {exact}, got {got}, {error:e} > {allowed:e}"
                     );
                 }
-                for (threads, role) in [(2, Role::Prompt), (3, Role::Generated)] {
-                    let again = applied(isa, Function::SoftCap(cap), &x, width, threads, role);
+                for (threads, phase) in [(2, Phase::Prefill), (3, Phase::Decode)] {
+                    let again = applied(isa, Function::SoftCap(cap), &x, width, threads, phase);
                     assert!(again == got, "{isa} {threads} threads, {m} x {width}");
                 }
             }
@@ -61,7 +68,7 @@ fn soft_caps_hold_at_the_ends() {
         f32::NAN,
     ];
     for isa in Isa::available() {
-        let got = applied(isa, Function::SoftCap(30.0), &x, x.len(), 1, Role::Prompt);
+        let got = applied(isa, Function::SoftCap(30.0), &x, x.len(), 1, Phase::Prefill);
         assert_eq!(got[..5], [30.0, -30.0, 30.0, -30.0, 0.0], "{isa}");
         assert!(
             got[5].is_nan(),
@@ -133,7 +140,7 @@ fn functions_match_f64() {
         for (m, width) in [(1, 1), (3, 31), (2, 64), (5, 257), (16, 1000)] {
             let x = of_all_sizes(&mut rng, m * width);
             for isa in Isa::available() {
-                let got = applied(isa, f, &x, width, 1, Role::Prompt);
+                let got = applied(isa, f, &x, width, 1, Phase::Prefill);
                 for (x, got) in x.iter().zip(&got) {
                     let (exact, allowed) = expected(f, f64::from(*x));
                     let error = (f64::from(*got) - exact).abs();
@@ -144,8 +151,8 @@ fn functions_match_f64() {
                         "{isa} {f:?} of {x}: expected {exact}, got {got}, {error:e} > {allowed:e}"
                     );
                 }
-                for (threads, role) in [(2, Role::Prompt), (3, Role::Generated)] {
-                    let again = applied(isa, f, &x, width, threads, role);
+                for (threads, phase) in [(2, Phase::Prefill), (3, Phase::Decode)] {
+                    let again = applied(isa, f, &x, width, threads, phase);
                     assert!(again == got, "{isa} {f:?} {threads} threads, {m} x {width}");
                 }
             }
@@ -157,7 +164,7 @@ fn functions_match_f64() {
 fn functions_hold_at_the_ends() {
     let x = [-1e30, -200.0, 0.0, 200.0, f32::NAN];
     for isa in Isa::available() {
-        let of = |f| applied(isa, f, &x, x.len(), 1, Role::Prompt);
+        let of = |f| applied(isa, f, &x, x.len(), 1, Phase::Prefill);
         for (f, expected) in [
             (Function::Sigmoid, [0.0, 0.0, 0.5, 1.0]),
             (Function::Silu, [0.0, 0.0, 0.0, 200.0]),
@@ -209,7 +216,7 @@ fn gates_match_f64() {
     for act in [Activation::Silu, Activation::Gelu, Activation::SwigluOai] {
         for (m, width) in [(1, 1), (3, 31), (5, 257), (16, 640)] {
             let [gate, up] = [0, 1].map(|_| of_all_sizes(&mut rng, m * width));
-            let on = |isa, threads, role| {
+            let on = |isa, threads, phase| {
                 let ops = vec![
                     embed(m, width, &gate, 0),
                     embed(m, width, &up, 1),
@@ -223,10 +230,10 @@ fn gates_match_f64() {
                 let pool = Pool::new(threads).expect("threads");
                 let program = program(ops, &[width; 3], KV);
                 let mut executor = Executor::new(isa, program, Vec::new(), pool);
-                run(&mut executor, KV, role, m)
+                run(&mut executor, KV, phase, m)
             };
             for isa in Isa::available() {
-                let got = on(isa, 1, Role::Prompt);
+                let got = on(isa, 1, Phase::Prefill);
                 for ((gate, up), got) in gate.iter().zip(&up).zip(&got) {
                     let (exact, allowed) = expected_of_gate(act, (*gate).into(), (*up).into());
                     let error = (f64::from(*got) - exact).abs();
@@ -237,7 +244,7 @@ fn gates_match_f64() {
                          {error:e} > {allowed:e}"
                     );
                 }
-                assert!(on(isa, 2, Role::Generated) == got, "{isa} {act:?}");
+                assert!(on(isa, 2, Phase::Decode) == got, "{isa} {act:?}");
             }
         }
     }
@@ -257,7 +264,7 @@ fn layer_norms_match_f64() {
         let x: Vec<f32> = rng.floats(m * width).iter().map(|x| 3.0 + x).collect();
         let weight: Vec<f32> = rng.floats(group);
         let eps = 1e-5f32;
-        let on = |isa, threads, role| {
+        let on = |isa, threads, phase| {
             let norm = Op::LayerNorm {
                 x: 0,
                 weight: weight.clone().into(),
@@ -267,10 +274,10 @@ fn layer_norms_match_f64() {
             let pool = Pool::new(threads).expect("threads");
             let program = program(ops, &[width; 2], KV);
             let mut executor = Executor::new(isa, program, Vec::new(), pool);
-            run(&mut executor, KV, role, m)
+            run(&mut executor, KV, phase, m)
         };
         for isa in Isa::available() {
-            let got = on(isa, 1, Role::Prompt);
+            let got = on(isa, 1, Phase::Prefill);
             for (x, got) in x.chunks(group).zip(got.chunks(group)) {
                 let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
                 let n = group as f64;
@@ -294,7 +301,7 @@ fn layer_norms_match_f64() {
                     );
                 }
             }
-            assert!(on(isa, 2, Role::Generated) == got, "{isa} {m} x {width}");
+            assert!(on(isa, 2, Phase::Decode) == got, "{isa} {m} x {width}");
         }
     }
 }
@@ -303,15 +310,15 @@ fn layer_norms_match_f64() {
 fn scales_follow_positions() {
     let (m, width, rate, step) = (40, 33, 0.1f32, 16);
     let x = Rng(21).floats(m * width);
-    let on = |isa, threads, role| {
+    let on = |isa, threads, phase| {
         let op = Op::ScaleByPosition { x: 0, rate, step };
         let ops = vec![embed(m, width, &x, 0), op.to(1)];
         let pool = Pool::new(threads).expect("threads");
         let mut executor = Executor::new(isa, program(ops, &[width; 2], KV), Vec::new(), pool);
-        run(&mut executor, KV, role, m)
+        run(&mut executor, KV, phase, m)
     };
     for isa in Isa::available() {
-        let got = on(isa, 1, Role::Prompt);
+        let got = on(isa, 1, Phase::Prefill);
         for (position, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
             let factor = 1.0 + f64::from(rate) * ((1 + position / step) as f64).ln();
             for (x, got) in x.iter().zip(got) {
@@ -320,7 +327,7 @@ fn scales_follow_positions() {
                 assert!(error <= 2.0 * U * y.abs(), "{isa} {position}: {y}, {got}");
             }
         }
-        assert!(on(isa, 2, Role::Prompt) == got, "{isa}");
+        assert!(on(isa, 2, Phase::Prefill) == got, "{isa}");
     }
 }
 
@@ -357,7 +364,7 @@ fn slices_are_values_of_rows() {
                 let pool = Pool::new(threads).expect("threads");
                 let program = program(ops, &[width, width / each * part], KV);
                 let mut executor = Executor::new(isa, program, Vec::new(), pool);
-                let got = run(&mut executor, KV, Role::Prompt, m);
+                let got = run(&mut executor, KV, Phase::Prefill, m);
                 let pieces = x.chunks(each);
                 let expected: Vec<f32> = pieces
                     .flat_map(|piece| &piece[from..from + part])
@@ -398,7 +405,7 @@ fn products_of_values_are_rounded_once() {
                     let pool = Pool::new(threads).expect("threads");
                     let program = program(ops, &[width, width], KV);
                     let mut executor = Executor::new(isa, program, Vec::new(), pool);
-                    run(&mut executor, KV, Role::Prompt, m)
+                    run(&mut executor, KV, Phase::Prefill, m)
                 };
                 let by = by.clone().into();
                 let got = of(Op::MulVector { x: 0, by }.to(1));
@@ -420,7 +427,7 @@ fn a_factor_is_for_its_neighbours() {
         let program = program(ops, &[12, 12], KV);
         let pool = Pool::new(2).expect("threads");
         let mut executor = Executor::new(isa, program, Vec::new(), pool);
-        assert_eq!(run(&mut executor, KV, Role::Prompt, 2), expected, "{isa}");
+        assert_eq!(run(&mut executor, KV, Phase::Prefill, 2), expected, "{isa}");
     }
 }
 
@@ -447,7 +454,7 @@ fn pieces_follow_each_other_in_turn() {
                 let program = program(ops, &widths, KV);
                 let pool = Pool::new(threads).expect("threads");
                 let mut executor = Executor::new(isa, program, Vec::new(), pool);
-                assert_eq!(run(&mut executor, KV, Role::Prompt, m), expected, "{isa}");
+                assert_eq!(run(&mut executor, KV, Phase::Prefill, m), expected, "{isa}");
             }
         }
     }
@@ -481,6 +488,6 @@ fn a_constant_is_every_row() {
         let pool = Pool::new(2).expect("threads");
         let mut executor = Executor::new(isa, program(ops, &[1, 3], KV), Vec::new(), pool);
         let expected = [&values[..]; 4].concat();
-        assert_eq!(run(&mut executor, KV, Role::Prompt, 4), expected, "{isa}");
+        assert_eq!(run(&mut executor, KV, Phase::Prefill, 4), expected, "{isa}");
     }
 }

@@ -8,28 +8,33 @@ mod routing;
 mod shapes;
 
 use crate::common::{KV, embed, program};
-use octavo_kernels::{Executor, Isa, KvStore, Pool, Role, Sequence, Step, TapFn};
+use octavo_kernels::{Executor, Isa, KvStore, Phase, Pool, Sequence, Step, TapFn};
 
 pub(crate) use mixture::Mixture;
 pub(crate) use routing::{TOPS, check_softmax, rows_to_choose_from, sorted};
 
 /// Runs some tokens of one sequence, with a tap if `seen` is given, and returns the outputs of all.
-fn run(executor: &mut Executor, role: Role, tokens: &[u32], seen: Option<&mut usize>) -> Vec<f32> {
+fn run(
+    executor: &mut Executor,
+    phase: Phase,
+    tokens: &[u32],
+    seen: Option<&mut usize>,
+) -> Vec<f32> {
     match seen {
-        None => run_tapped(executor, role, tokens, None),
+        None => run_tapped(executor, phase, tokens, None),
         Some(seen) => {
             let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| {
                 *seen += 1;
                 None
             };
-            run_tapped(executor, role, tokens, Some(&mut tap))
+            run_tapped(executor, phase, tokens, Some(&mut tap))
         }
     }
 }
 
 fn run_tapped(
     executor: &mut Executor,
-    role: Role,
+    phase: Phase,
     tokens: &[u32],
     tap: Option<&mut TapFn<'_>>,
 ) -> Vec<f32> {
@@ -42,7 +47,7 @@ fn run_tapped(
         ..Sequence::default()
     }];
     let step = Step {
-        role,
+        phase,
         seqs: &seqs,
         input: &[],
     };
@@ -71,7 +76,7 @@ fn applied(
     let widths: Vec<usize> = inputs.iter().map(|x| x.1).chain([width]).collect();
     let pool = Pool::new(threads).expect("threads");
     let mut executor = Executor::new(isa, program(ops, &widths, KV), Vec::new(), pool);
-    run(&mut executor, Role::Prompt, &all(m), None)
+    run(&mut executor, Phase::Prefill, &all(m), None)
 }
 
 fn bits(y: &[f32]) -> Vec<u32> {

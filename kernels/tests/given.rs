@@ -3,7 +3,7 @@
 
 use octavo_kernels::cuda::{Executor as Gpu, Limits, Setup};
 use octavo_kernels::{
-    Executor, GivenRows, Isa, KvShape, KvStore, Op, Pairing, Pool, Program, Role, Rope, Sequence,
+    Executor, GivenRows, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope, Sequence,
     Step, Turns,
 };
 
@@ -111,7 +111,7 @@ impl Case {
             sequence(1),
         ];
         step(&Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         })

@@ -1,7 +1,7 @@
 //! Hadamard transforms against products with the matrix in f64.
 
 use crate::common::{KV, Rng, embed, program, run};
-use octavo_kernels::{Executor, Isa, Op, Pool, Role};
+use octavo_kernels::{Executor, Isa, Op, Phase, Pool};
 
 /// Half a unit in the last place: relative error of one rounding.
 const U: f64 = f32::EPSILON as f64 / 2.0;
@@ -18,7 +18,7 @@ pub(crate) fn transformed(
     let ops = vec![embed(m, width, x, 0), Op::Hadamard { x: 0, order }.to(1)];
     let pool = Pool::new(threads).expect("threads");
     let mut executor = Executor::new(isa, program(ops, &[width; 2], KV), Vec::new(), pool);
-    run(&mut executor, KV, Role::Prompt, m)
+    run(&mut executor, KV, Phase::Prefill, m)
 }
 
 /// Returns one value of a product with the matrix, and its error bound for pairwise sums and one

@@ -7,7 +7,7 @@ use crate::common::{
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Pool, PromptBits, Role, Sequence, Step, has_minimum,
+    Executor, Isa, KvStore, Matrix, Op, Phase, Pool, PromptBits, Sequence, Step, has_minimum,
     packed_types,
 };
 use octavo_quant::TensorType as T;
@@ -33,7 +33,7 @@ fn the_expected_instruction_sets_run() {
             (T::Q8_0, 9, 32),
             &[0; 9 * 34],
             &[1.0; 32],
-            Role::Generated,
+            Phase::Decode,
             true,
             1,
         );
@@ -106,7 +106,7 @@ struct Cell {
     rows: usize,
     cols: usize,
     tokens: usize,
-    role: Role,
+    phase: Phase,
     repack: bool,
     bits: PromptBits,
 }
@@ -118,7 +118,7 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
         rows,
         cols,
         tokens,
-        role,
+        phase,
         repack,
         bits,
     } = cell;
@@ -126,9 +126,9 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
     // slow
     let threads = if tokens == 3 { 2 } else { 1 };
     let shape = (ty, rows, cols);
-    let (y, kernel) = product_in(bits, isa, shape, raw, exact.x, role, repack, threads);
+    let (y, kernel) = product_in(bits, isa, shape, raw, exact.x, phase, repack, threads);
     assert_eq!(y.len(), rows * tokens);
-    let exact = exact.of(Form::of(&kernel, role));
+    let exact = exact.of(Form::of(&kernel, phase));
     let (mut outside, mut worst) = (0, (0.0, String::new()));
     for t in 0..tokens {
         for r in 0..rows {
@@ -148,7 +148,7 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
     }
     assert_eq!(
         outside, 0,
-        "{kernel}: {rows} x {cols}, {tokens} tokens, {role:?}: {} x bound: {}",
+        "{kernel}: {rows} x {cols}, {tokens} tokens, {phase:?}: {} x bound: {}",
         worst.0, worst.1
     );
     kernel
@@ -168,13 +168,13 @@ fn edges(ty: T, repack: bool, bits: PromptBits) -> Vec<String> {
             }
             let cols = cols.next_multiple_of(block);
             let raw = random_blocks(&mut rng, ty, rows * cols);
-            for (role, tokens) in [
-                (Role::Prompt, 1),
-                (Role::Prompt, 3),
-                (Role::Prompt, 14),
-                (Role::Prompt, 29),
-                (Role::Generated, 1),
-                (Role::Generated, 3),
+            for (phase, tokens) in [
+                (Phase::Prefill, 1),
+                (Phase::Prefill, 3),
+                (Phase::Prefill, 14),
+                (Phase::Prefill, 29),
+                (Phase::Decode, 1),
+                (Phase::Decode, 3),
             ] {
                 let x = rng.floats(tokens * cols);
                 let mut exact = Exact::new(ty, cols, &raw, &x);
@@ -186,7 +186,7 @@ fn edges(ty: T, repack: bool, bits: PromptBits) -> Vec<String> {
                             rows,
                             cols,
                             tokens,
-                            role,
+                            phase,
                             repack,
                             bits,
                         },
@@ -260,7 +260,7 @@ fn float_weights_take_any_width() {
             let (rows, tokens) = (19, 5);
             let raw = f32_bytes(&rng.floats(rows * cols));
             let x = rng.floats(tokens * cols);
-            for role in [Role::Prompt, Role::Generated] {
+            for phase in [Phase::Prefill, Phase::Decode] {
                 let mut exact = Exact::new(T::F32, cols, &raw, &x);
                 check(
                     &Cell {
@@ -269,7 +269,7 @@ fn float_weights_take_any_width() {
                         rows,
                         cols,
                         tokens,
-                        role,
+                        phase,
                         repack: true,
                         bits: PromptBits::Sixteen,
                     },
@@ -283,10 +283,10 @@ fn float_weights_take_any_width() {
 
 #[test]
 fn results_do_not_depend_on_threads_or_batch() {
-    for (role, bits) in [
-        (Role::Prompt, PromptBits::Sixteen),
-        (Role::Prompt, PromptBits::Eight),
-        (Role::Generated, PromptBits::Sixteen),
+    for (phase, bits) in [
+        (Phase::Prefill, PromptBits::Sixteen),
+        (Phase::Prefill, PromptBits::Eight),
+        (Phase::Decode, PromptBits::Sixteen),
     ] {
         for isa in instruction_sets() {
             let mut rng = Rng(9);
@@ -296,10 +296,10 @@ fn results_do_not_depend_on_threads_or_batch() {
                 let x = rng.floats(tokens * cols);
                 let of = |x: &[f32], threads| {
                     let shape = (ty, rows, cols);
-                    product_in(bits, isa, shape, &raw, x, role, true, threads).0
+                    product_in(bits, isa, shape, &raw, x, phase, true, threads).0
                 };
                 let all = of(&x, 1);
-                let what = format!("{isa} {ty} {role:?} in {bits} bits");
+                let what = format!("{isa} {ty} {phase:?} in {bits} bits");
                 for threads in [2, 3] {
                     assert!(all == of(&x, threads), "{what}: {threads} threads");
                 }
@@ -340,7 +340,7 @@ fn bytes_of_prompts_are_multiplied_exactly_on_every_instruction_set() {
         octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
         for isa in instruction_sets() {
             let (bits, shape) = (PromptBits::Eight, (ty, rows, cols));
-            let (y, kernel) = product_in(bits, isa, shape, &raw, &x, Role::Prompt, true, 1);
+            let (y, kernel) = product_in(bits, isa, shape, &raw, &x, Phase::Prefill, true, 1);
             if !kernel.contains("int8 panels") {
                 continue;
             }
@@ -372,7 +372,7 @@ fn tokens_generated_together_get_the_bits_of_each_alone() {
             for isa in instruction_sets() {
                 let of = |x: &[f32]| {
                     let shape = (ty, rows, cols);
-                    product(isa, shape, &raw, x, Role::Generated, true, 1).0
+                    product(isa, shape, &raw, x, Phase::Decode, true, 1).0
                 };
                 let alone: Vec<f32> = x[..17 * cols].chunks_exact(cols).flat_map(of).collect();
                 for tokens in [2, 3, 4, 5, 6, 7, 11, 17, 67] {
@@ -414,7 +414,7 @@ fn integer_parts_are_equal_on_every_instruction_set() {
         let mut w = vec![0.0; rows * cols];
         octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
         for isa in &isas {
-            let (y, _) = product(*isa, (ty, rows, cols), &raw, &x, Role::Generated, true, 1);
+            let (y, _) = product(*isa, (ty, rows, cols), &raw, &x, Phase::Decode, true, 1);
             for (r, y) in y.iter().enumerate() {
                 // integer sums of a group are exact; groups are added in f32 in order
                 let groups = w[r * cols..(r + 1) * cols].chunks(32).zip(x.chunks(32));
@@ -441,7 +441,7 @@ fn rows_of_outputs_are_divided_among_threads() {
         let ops = vec![embed(tokens, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
         let program = program(ops, &[cols, rows], KV);
         let mut executor = Executor::new(Isa::Scalar, program, vec![matrix], pool);
-        let whole = run(&mut executor, KV, Role::Generated, tokens);
+        let whole = run(&mut executor, KV, Phase::Decode, tokens);
         let ids: Vec<u32> = (0..tokens as u32).collect();
         let table: Vec<u32> = (0..tokens.div_ceil(16) as u32).collect();
         let seqs = [Sequence {
@@ -452,7 +452,7 @@ fn rows_of_outputs_are_divided_among_threads() {
             ..Sequence::default()
         }];
         let step = Step {
-            role: Role::Generated,
+            phase: Phase::Decode,
             seqs: &seqs,
             input: &[],
         };

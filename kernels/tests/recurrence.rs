@@ -2,7 +2,7 @@
 //! against one step.
 
 use octavo_kernels::{
-    Executor, Isa, KeyHeads, KvStore, Pool, Role, Sequence, StateUse, StateWrite, Step,
+    Executor, Isa, KeyHeads, KvStore, Phase, Pool, Sequence, StateUse, StateWrite, Step,
 };
 
 use crate::common::recurrent::{Case, Sizes, convolution, linear_attention};
@@ -42,7 +42,7 @@ impl Case {
                 ..Sequence::default()
             }];
             let step = Step {
-                role: Role::Prompt,
+                phase: Phase::Prefill,
                 seqs: &seqs,
                 input: &[],
             };
@@ -64,7 +64,7 @@ impl Case {
                     ..Sequence::default()
                 }];
                 let step = Step {
-                    role: Role::Generated,
+                    phase: Phase::Decode,
                     seqs: &seqs,
                     input: &[],
                 };
@@ -173,7 +173,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
             };
             let seqs = [sequence(0, &[&[0]]), sequence(1, &[&[1]])];
             let step = Step {
-                role: Role::Prompt,
+                phase: Phase::Prefill,
                 seqs: &seqs,
                 input: &[],
             };
@@ -209,7 +209,7 @@ fn a_state_that_is_read_is_not_written() {
         ..Sequence::default()
     }];
     let step = Step {
-        role: Role::Prompt,
+        phase: Phase::Prefill,
         seqs: &seqs,
         input: &[],
     };

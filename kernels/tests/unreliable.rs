@@ -3,7 +3,7 @@
 
 use crate::common::layers::Layers;
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, SharedPool, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Phase, Pool, Sequence, SharedPool, Step,
 };
 use octavo_quant::TensorType as T;
 
@@ -39,7 +39,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     let mut kv = KvStore::new(&[KV], 40).expect("memory");
     let table = [3, 0, 4, 1];
     let mut bits = Vec::new();
-    let mut step = |role, start: usize, n: usize| {
+    let mut step = |phase, start: usize, n: usize| {
         let tokens: Vec<u32> = (0..n).map(|i| ((start + i) * 7 % TOKENS) as u32).collect();
         let seqs = [Sequence {
             tokens: &tokens,
@@ -50,7 +50,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
         }];
         let out = executor.step(
             &Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             },
@@ -61,10 +61,10 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
         bits.extend(out.iter().map(|x| x.to_bits()));
     };
     for start in (0..PROMPT).step_by(17) {
-        step(Role::Prompt, start, 17.min(PROMPT - start));
+        step(Phase::Prefill, start, 17.min(PROMPT - start));
     }
     for start in (PROMPT..TOKENS).chain(PROMPT - 8..PROMPT) {
-        step(Role::Generated, start, 1);
+        step(Phase::Decode, start, 1);
     }
     // positions in between have never been written: zeros
     let long: Vec<u32> = (6..40).collect();
@@ -84,7 +84,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
         ];
         let out = executor.step(
             &Step {
-                role: Role::Generated,
+                phase: Phase::Decode,
                 seqs: &seqs,
                 input: &[],
             },

@@ -1,6 +1,6 @@
 //! JSON object of a text, the same for one text and for one of many.
 
-use octavo_engine::generate::Finish;
+use octavo_engine::generate::FinishReason;
 use octavo_engine::sample::Logprobs;
 use octavo_engine::{Timing, is_cell};
 use octavo_text::tokenizer::Tokenizer;
@@ -24,7 +24,7 @@ pub(super) struct Answer<'a> {
     pub(super) prompt: &'a [u32],
     /// All sampled tokens, including one that ended the text.
     pub(super) tokens: &'a [u32],
-    pub(super) finish: Finish,
+    pub(super) finish: FinishReason,
     /// Log-probabilities of each token, if they are wanted.
     pub(super) logprobs: Option<&'a [Logprobs]>,
     pub(super) metrics: &'a Metrics,

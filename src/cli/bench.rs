@@ -224,7 +224,7 @@ fn measure(
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads.count),
         pool: None,
-        world: ranks::world(),
+        tp_group: ranks::tp_group(),
         isa: args.isa,
         kv_type: setting.kv_type,
         prompt_bits: setting.prompt_bits,

@@ -5,7 +5,7 @@ mod input;
 use std::path::Path;
 
 use clap::Args;
-use octavo_engine::generate::{Finish, Options, generate_within};
+use octavo_engine::generate::{FinishReason, GenerationParams, generate_within};
 use octavo_engine::{Engine, Session, Shown};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::{self, ChatTemplate, Message};
@@ -114,7 +114,7 @@ pub(super) fn open(
     compute: &ComputeArgs,
     speculative: &SpeculativeArgs,
     system: Option<&str>,
-    options: Options,
+    options: GenerationParams,
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
     signal::install()?;
@@ -162,7 +162,9 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
                 terminal::tell(&format!("{other} is not a command: /help lists them"));
             }
             _ => match talk.turn(&line) {
-                Ok(Finish::Cancelled) if !input.is_terminal() => return Ok(Exit::Interrupted),
+                Ok(FinishReason::Cancelled) if !input.is_terminal() => {
+                    return Ok(Exit::Interrupted);
+                }
                 Ok(_) => {}
                 // a person can continue after a message that does not fit; a script cannot notice
                 // it
@@ -184,7 +186,7 @@ struct Conversation<'e> {
     session: Session,
     system: Vec<Message>,
     messages: Vec<Message>,
-    options: Options,
+    options: GenerationParams,
     last: Option<String>,
     constraints: Option<Constraints>,
     sight: Option<&'e Sight>,
@@ -201,7 +203,7 @@ impl<'e> Conversation<'e> {
         engine: &'e Engine,
         template: &'e ChatTemplate,
         system: Option<&str>,
-        mut options: Options,
+        mut options: GenerationParams,
     ) -> Conversation<'e> {
         options.chunk = engine.batch();
         let system: Vec<Message> = system
@@ -271,7 +273,7 @@ impl<'e> Conversation<'e> {
     }
 
     /// Answers one message; removes it from the conversation if that fails.
-    fn turn(&mut self, text: &str) -> Result<Finish, Failure> {
+    fn turn(&mut self, text: &str) -> Result<FinishReason, Failure> {
         let places = self.marker.repeat(self.next.len());
         self.messages
             .push(Message::new("user", format!("{places}{text}")));
@@ -285,7 +287,7 @@ impl<'e> Conversation<'e> {
         answer
     }
 
-    fn answer(&mut self) -> Result<Finish, Failure> {
+    fn answer(&mut self) -> Result<FinishReason, Failure> {
         let rendered = self.template.render(&self.messages, true)?;
         let tokenizer = self.engine.tokenizer();
         let ids = match &self.pictures[..] {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use octavo_engine::{
-    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request, RequestId,
-    Shown,
+    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Pooling, Request, RequestId, Shown,
+    Task,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
@@ -331,7 +331,7 @@ fn batch_options() -> BatchOptions {
 
 fn request(tokens: &[u32], pictures: &[Shown], embed: Embed) -> Request {
     Request {
-        goal: Goal::Embedding(embed),
+        task: Task::Embedding(embed),
         prompt: tokens.to_vec(),
         pictures: pictures.to_vec(),
         n: 1,

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use octavo_engine::generate::Options;
+use octavo_engine::generate::GenerationParams;
 use octavo_engine::sample::mean_logprob;
 use octavo_engine::sequence::Text;
 use octavo_engine::{
-    self as engine, Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request,
-    RequestId, Timing,
+    self as engine, Batch, BatchOptions, BeamSearch, Engine, Event, Found, Request, RequestId,
+    Task, Timing,
 };
 use octavo_text::chat::answer::AnswerParser;
 use serde_json::{Value, json};
@@ -91,10 +91,10 @@ impl SeveralArgs {
     }
 
     /// Returns the decoding method.
-    fn goal(&self) -> Goal {
+    fn task(&self) -> Task {
         match self.beams {
-            None => Goal::Text,
-            Some(width) => Goal::Beams(BeamSearch {
+            None => Task::Text,
+            Some(width) => Task::Beams(BeamSearch {
                 width: width.into(),
                 length_penalty: self.length_penalty,
             }),
@@ -120,7 +120,7 @@ pub(super) struct Several<'a> {
     pub(super) args: &'a SeveralArgs,
     /// Images of every prompt.
     pub(super) pictures: &'a [engine::Shown],
-    pub(super) options: Options,
+    pub(super) options: GenerationParams,
     /// Whether to print JSON objects; always so for lines.
     pub(super) json: bool,
 }
@@ -299,7 +299,7 @@ fn add(
     }
     let id = batch.add(Request {
         n: several.args.generated(),
-        goal: several.args.goal(),
+        task: several.args.task(),
         pictures: several.pictures.to_vec(),
         constraint: prompt.constraint,
         ..Request::new(&prompt.ids, &options)

@@ -70,7 +70,7 @@ pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<E
 /// Loads a model, with or without logits, and prints its warnings. If the options have no context,
 /// or 0, [`Context`] chooses one.
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
-    if ranks::world().is_some() && !model.keys.changes().is_empty() {
+    if ranks::tp_group().is_some() && !model.keys.changes().is_empty() {
         return Err(Failure::Usage(
             "--override-kv, --rope-* and --yarn-*: expected one process, not several ranks"
                 .to_owned(),
@@ -82,7 +82,7 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
         context.note();
         context.apply(&mut options);
     }
-    options.world = ranks::world();
+    options.tp_group = ranks::tp_group();
     let start = std::time::Instant::now();
     let engine = shown(|sink| Engine::load(&source, &options, sink))?;
     terminal::warn(engine.warnings());

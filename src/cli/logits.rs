@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_engine::backend::{Role, TapView};
+use octavo_engine::backend::{Phase, TapView};
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, Shown, Wanted, is_cell};
+use octavo_engine::{Engine, LogitsFor, Shown, is_cell};
 use octavo_model::Tap;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
@@ -142,9 +142,9 @@ fn compute(
     (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
 ) -> Result<Exit, Failure> {
     let wanted = if args.all || dump.is_some() {
-        Wanted::All
+        LogitsFor::All
     } else {
-        Wanted::Last
+        LogitsFor::Last
     };
     let last = tokens.len() - 1;
     let mut tops: Vec<Top> = Vec::new();
@@ -162,9 +162,9 @@ fn compute(
     match &mut taps {
         Some(taps) => {
             let mut look = |view: &TapView<'_>| taps.add(view);
-            session.eval_with(&tokens, Role::Prompt, wanted, Some(&mut look), &mut sink)?;
+            session.eval_with(&tokens, Phase::Prefill, wanted, Some(&mut look), &mut sink)?;
         }
-        None => session.eval_with(&tokens, Role::Prompt, wanted, None, &mut sink)?,
+        None => session.eval_with(&tokens, Phase::Prefill, wanted, None, &mut sink)?,
     }
     if let Some(dump) = &dump {
         let path_model = args

@@ -1,6 +1,6 @@
 //! Metrics of a generation: one line for people, one object for programs.
 
-use octavo_engine::generate::{Finish, Stats};
+use octavo_engine::generate::{FinishReason, Stats};
 use serde::Serialize;
 
 use super::terminal;
@@ -50,7 +50,7 @@ impl Metrics {
     }
 
     /// Formats the last line of a generation.
-    pub(super) fn line(&self, finish: Finish) -> String {
+    pub(super) fn line(&self, finish: FinishReason) -> String {
         let rate = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{r:.1}"));
         let ms = |t: Option<f64>| t.map_or("-".to_owned(), |t| format!("{:.1} ms", t * 1e3));
         let cached = match self.cached_tokens {
@@ -73,7 +73,7 @@ impl Metrics {
             self.peak_memory_bytes
                 .map_or("unknown".to_owned(), |b| size(b) + " peak"),
             match finish {
-                Finish::ContextFull => "context full",
+                FinishReason::ContextFull => "context full",
                 other => other.name(),
             },
         )
@@ -82,8 +82,8 @@ impl Metrics {
 
 /// Reports that a generation ended because the context is full, and what can be done: the text does
 /// not show it.
-pub(super) fn note_full(finish: Finish, used: usize, n_ctx: usize, more: &str) {
-    if finish == Finish::ContextFull {
+pub(super) fn note_full(finish: FinishReason, used: usize, n_ctx: usize, more: &str) {
+    if finish == FinishReason::ContextFull {
         terminal::note(&format!(
             "octavo: context full: {used} of {n_ctx} positions used; {more}"
         ));
@@ -149,7 +149,7 @@ mod tests {
             peak_memory_bytes: Some(1 << 20),
             ..Metrics::new(&stats, None, "cpu")
         }
-        .line(Finish::Stop);
+        .line(FinishReason::Stop);
         assert_eq!(
             line,
             "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (drafts 3/7 \
@@ -159,7 +159,7 @@ mod tests {
             peak_memory_bytes: None,
             ..Metrics::new(&Stats::default(), None, "cpu")
         };
-        let line = none.line(Finish::Cancelled);
+        let line = none.line(FinishReason::Cancelled);
         assert!(
             line.ends_with("TTFT - | TPOT - | memory unknown | cancelled"),
             "{line}"

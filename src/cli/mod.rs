@@ -251,8 +251,8 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     if command.prints() {
         terminal::check_stdout()?;
     }
-    if let Some(world) = ranks::world() {
-        command.check_ranks(world.ranks())?;
+    if let Some(tp_group) = ranks::tp_group() {
+        command.check_ranks(tp_group.ranks())?;
     }
     let numa = command.numa().and_then(|args| args.numa);
     let others = numa.map(ranks::Numa::start).transpose()?;

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
-use octavo_engine::generate::{Finish, Observer, Options, generate_within};
+use octavo_engine::generate::{FinishReason, GenerationParams, Observer, generate_within};
 
 use super::answer::Answer;
 use super::args::{
@@ -153,7 +153,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
 /// Generates one text.
 fn one(
     args: &RunArgs,
-    mut options: Options,
+    mut options: GenerationParams,
     rule: Option<GivenRule>,
     text: Vec<u8>,
 ) -> Result<Exit, Failure> {
@@ -215,7 +215,7 @@ fn one(
         terminal::note(&metrics.line(out.finish));
     }
     Ok(match out.finish {
-        Finish::Cancelled => Exit::Interrupted,
+        FinishReason::Cancelled => Exit::Interrupted,
         _ => Exit::Done,
     })
 }
@@ -224,7 +224,7 @@ fn one(
 /// stop strings for -e to process.
 fn several(
     args: &RunArgs,
-    mut options: Options,
+    mut options: GenerationParams,
     rule: Option<GivenRule>,
     beside: bool,
 ) -> Result<Exit, Failure> {

@@ -50,7 +50,7 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     listen: ListenArgs,
     #[command(flatten)]
-    share: ShareArgs,
+    scheduling: SchedulingArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// Start a new answer after a final assistant message instead of continuing it
@@ -138,7 +138,7 @@ struct FetchArgs {
 /// Options of scheduling and of the KV cache.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Scheduling and KV cache")]
-struct ShareArgs {
+struct SchedulingArgs {
     /// Maximum number of requests that run at a time; others wait (also: -np N)
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
@@ -155,9 +155,9 @@ struct ShareArgs {
     queue: u16,
     /// Target time in milliseconds of a prefill step while other requests generate (chunked
     /// prefill)
-    #[arg(long, value_name = "MS", default_value_t = 100)]
+    #[arg(long, alias = "stall", value_name = "MS", default_value_t = 100)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    stall: u32,
+    prefill_budget_ms: u32,
     /// Disable prefix caching: prefill every prompt from its beginning
     #[arg(long)]
     no_cache_prompt: bool,
@@ -221,7 +221,7 @@ fn with_sight(mut options: Options, sight: Option<Sight>) -> Options {
 }
 
 fn options(args: &ServeArgs) -> Result<Options, Failure> {
-    let (listen, share) = (&args.listen, &args.share);
+    let (listen, scheduling) = (&args.listen, &args.scheduling);
     Ok(Options {
         host: listen.host.clone(),
         port: listen.port,
@@ -234,14 +234,14 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         allowed_hosts: listen.allow_host.clone(),
         prefix: listen.api_prefix.clone().unwrap_or_default(),
         vllm_names: listen.metrics_prefix == MetricsPrefix::Vllm,
-        drain: Duration::from_secs(share.drain.into()),
+        drain: Duration::from_secs(scheduling.drain.into()),
         batch: BatchOptions {
-            stall: Duration::from_millis(share.stall.into()),
-            prefixes: !share.no_cache_prompt,
-            reuse_generated: share.reuse_generated,
+            prefill_budget: Duration::from_millis(scheduling.prefill_budget_ms.into()),
+            prefixes: !scheduling.no_cache_prompt,
+            reuse_generated: scheduling.reuse_generated,
             ..Options::default().batch
         },
-        queue: share.queue.into(),
+        queue: scheduling.queue.into(),
         lookup: args.speculative.lookup(),
         sampling: args.sample.given()?,
         ..Options::default()
@@ -257,7 +257,7 @@ fn check_address(listen: &ListenArgs) -> Result<(), Failure> {
         ))
     };
     // of several ranks, one listens later
-    if super::ranks::world().is_some() {
+    if super::ranks::tp_group().is_some() {
         return Ok(());
     }
     TcpListener::bind((host, port)).map(drop).map_err(refused)
@@ -334,9 +334,9 @@ fn no_keys(path: &Path) -> Failure {
 /// Returns the engine's options, with the number of sequences and of KV cache positions, and the
 /// context with the reason for its size.
 fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure> {
-    let share = &args.share;
+    let scheduling = &args.scheduling;
     let mut options = args.compute.options()?;
-    options.sessions = share.parallel.into();
+    options.sessions = scheduling.parallel.into();
     let gguf = load::source_quietly(&args.model).open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?;
@@ -347,10 +347,10 @@ fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure>
     let position = kv_bytes(&hparams, options.kv_type, 1).max(1);
     let fitting = |bytes: u64| usize::try_from(bytes / position).unwrap_or(usize::MAX);
     options.ctx = Some(context.positions);
-    options.kv_positions = Some(match (share.kv_pages, share.kv_memory) {
+    options.kv_positions = Some(match (scheduling.kv_pages, scheduling.kv_memory) {
         (Some(pages), _) => pages as usize * PAGE_POSITIONS,
         (None, Some(bytes)) => fitting(bytes).max(PAGE_POSITIONS),
-        (None, None) => context.of_all(share.parallel.into()),
+        (None, None) => context.of_all(scheduling.parallel.into()),
     });
     Ok((options, context))
 }

@@ -7,8 +7,8 @@ use gguf_rs_lite::Gguf;
 
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
-use crate::backend::ranks::{self, World};
-use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, Executable, Loading, LoadingSink, split};
+use crate::backend::ranks::{self, TensorParallelGroup};
+use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, Backend, Loading, LoadingSink, split};
 use crate::{EngineOptions, Error, ModelSource};
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
@@ -93,7 +93,7 @@ impl Placement {
         gguf: &Arc<Gguf>,
         network: &dyn Network,
         sink: &mut LoadingSink<'_>,
-    ) -> Result<Box<dyn Executable>, Error> {
+    ) -> Result<Box<dyn Backend>, Error> {
         self.place(gguf, network, sink, |gpu, sink| {
             let cuda = Cuda::prepare(gpu, gguf, network, &self.how.cuda, sink)?;
             Ok(Box::new(cuda))
@@ -106,7 +106,7 @@ impl Placement {
         gguf: &Arc<Gguf>,
         model: &Model,
         sink: &mut LoadingSink<'_>,
-    ) -> Result<Box<dyn Executable>, Error> {
+    ) -> Result<Box<dyn Backend>, Error> {
         self.place(gguf, model, sink, |gpu, sink| {
             split::prepare(gpu, gguf, model, &self.how, sink)
         })
@@ -115,12 +115,12 @@ impl Placement {
     /// Prepares the shards of a model on all ranks of a tensor parallel group.
     pub(crate) fn prepare_shares(
         &self,
-        world: &World,
+        tp_group: &TensorParallelGroup,
         wanted: (&ModelSource, &EngineOptions),
         (gguf, model): (&Arc<Gguf>, &Model),
         sink: &mut LoadingSink<'_>,
-    ) -> Result<Box<dyn Executable>, Error> {
-        let (ranks, gpu_layers) = (world.ranks(), wanted.1.gpu_layers);
+    ) -> Result<Box<dyn Backend>, Error> {
+        let (ranks, gpu_layers) = (tp_group.ranks(), wanted.1.gpu_layers);
         let has_all = self.how.gpu_layers >= model.hparams.n_layer();
         let first = match self.choice {
             DeviceChoice::Cpu => None,
@@ -140,7 +140,7 @@ impl Placement {
             cpu: &self.how.cpu,
             gpus: first.map(|gpu| (gpu, &self.how.cuda)),
         };
-        ranks::prepare(world, gguf, model, &wanted, sink)
+        ranks::prepare(tp_group, gguf, model, &wanted, sink)
     }
 
     /// Prepares with `on_gpu` on the chosen GPU, or else on the CPU.
@@ -149,8 +149,8 @@ impl Placement {
         gguf: &Arc<Gguf>,
         network: &dyn Network,
         sink: &mut LoadingSink<'_>,
-        on_gpu: impl FnOnce(Gpu, &mut LoadingSink<'_>) -> Result<Box<dyn Executable>, Error>,
-    ) -> Result<Box<dyn Executable>, Error> {
+        on_gpu: impl FnOnce(Gpu, &mut LoadingSink<'_>) -> Result<Box<dyn Backend>, Error>,
+    ) -> Result<Box<dyn Backend>, Error> {
         let open = |ordinal| cuda::open(ordinal).map_err(Error::from);
         match self.choice {
             DeviceChoice::Cpu => {}

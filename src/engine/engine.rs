@@ -9,8 +9,8 @@ use octavo_kernels::{IsaChoice, KvTypes, PAGE_POSITIONS, PromptBits, SharedPool}
 
 use crate::Error;
 use crate::backend::cuda::Limits;
-use crate::backend::ranks::World;
-use crate::backend::{Executable, LoadingSink, TapSink};
+use crate::backend::ranks::TensorParallelGroup;
+use crate::backend::{Backend, LoadingSink, TapSink};
 use crate::device::{DeviceChoice, Placement, default_batch, threads};
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
@@ -44,7 +44,7 @@ pub struct EngineOptions {
     /// one.
     pub pool: Option<SharedPool>,
     /// Tensor parallel group to run in; `None` means a single rank. Every rank has as many threads.
-    pub world: Option<World>,
+    pub tp_group: Option<TensorParallelGroup>,
     /// Instruction set to run; `Auto` picks the best this CPU has.
     pub isa: IsaChoice,
     /// Element types of the KV cache.
@@ -80,7 +80,7 @@ impl Default for EngineOptions {
             gpu_layers: None,
             threads: None,
             pool: None,
-            world: None,
+            tp_group: None,
             isa: IsaChoice::Auto,
             kv_type: KvTypes::default(),
             prompt_bits: PromptBits::default(),
@@ -150,10 +150,10 @@ impl Engine {
         options.isa.resolve()?;
         Engine::load_on(source, options, |gguf, model, limits| {
             let placement = Placement::new(options, limits)?;
-            match &options.world {
+            match &options.tp_group {
                 None => placement.prepare_model(gguf, model, sink),
-                Some(world) => {
-                    placement.prepare_shares(world, (source, options), (gguf, model), sink)
+                Some(tp_group) => {
+                    placement.prepare_shares(tp_group, (source, options), (gguf, model), sink)
                 }
             }
         })
@@ -167,7 +167,7 @@ impl Engine {
     pub fn load_on(
         source: &ModelSource,
         options: &EngineOptions,
-        prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Executable>, Error>,
+        prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Backend>, Error>,
     ) -> Result<Engine, Error> {
         let gguf = Arc::new(source.open(options.mmap)?);
         let mut model = Model::load(&gguf)?;
@@ -442,10 +442,10 @@ fn memory(
     gguf: &Gguf,
     model: &Model,
     options: &EngineOptions,
-    (executable, n_pages): (&dyn Executable, usize),
+    (executable, n_pages): (&dyn Backend, usize),
 ) -> MemoryReport {
-    let world = options.world.as_ref();
-    let ranks = world.map_or(1, |world| world.ranks() as u64);
+    let tp_group = options.tp_group.as_ref();
+    let ranks = tp_group.map_or(1, |tp_group| tp_group.ranks() as u64);
     let positions = n_pages * PAGE_POSITIONS;
     MemoryReport {
         file: gguf.file_bytes(),

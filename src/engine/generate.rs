@@ -4,13 +4,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Bounds, Computed, Sequence, SequenceError, Want};
 use crate::speculative::{CostModel, DraftBudget, DraftModel, DraftStats, Proposer};
 
-pub use crate::sequence::{Finish, Options, Vocabulary};
+pub use crate::sequence::{FinishReason, GenerationParams, Vocabulary};
 
 /// One sequence of a language model, as generation needs it; tests implement it too.
 pub trait Lm {
@@ -44,7 +44,7 @@ pub trait Lm {
     ///
     /// # Errors
     /// If a step fails; the tokens before it stay cached.
-    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Self::Error>;
+    fn eval(&mut self, tokens: &[u32], phase: Phase, next: Next<'_>) -> Result<(), Self::Error>;
 }
 
 /// Outputs to compute for the last of the new tokens.
@@ -60,7 +60,7 @@ pub enum Next<'a> {
         into: &'a mut Vec<f32>,
     },
     /// The most likely next token, the lowest id of equals.
-    Best {
+    Argmax {
         /// Number of tokens, from the last, to return it for.
         rows: usize,
         /// `[rows]` token ids
@@ -95,18 +95,18 @@ impl Lm for crate::Session {
         self.truncate(n);
     }
 
-    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Self::Error> {
-        use crate::Wanted;
+    fn eval(&mut self, tokens: &[u32], phase: Phase, next: Next<'_>) -> Result<(), Self::Error> {
+        use crate::LogitsFor;
         match next {
-            Next::Nothing => self.eval_with(tokens, role, Wanted::None, None, &mut |_, _| {}),
+            Next::Nothing => self.eval_with(tokens, phase, LogitsFor::None, None, &mut |_, _| {}),
             Next::Logits { rows, into } => {
                 into.clear();
-                self.eval_with(tokens, role, Wanted::Tail(rows), None, &mut |_, row| {
+                self.eval_with(tokens, phase, LogitsFor::Tail(rows), None, &mut |_, row| {
                     into.extend_from_slice(row);
                 })
             }
-            Next::Best { rows, into } => {
-                *into = self.eval_best_of(tokens, role, Wanted::Tail(rows))?;
+            Next::Argmax { rows, into } => {
+                *into = self.eval_argmax_of(tokens, phase, LogitsFor::Tail(rows))?;
                 Ok(())
             }
         }
@@ -186,7 +186,7 @@ pub struct Generation {
     /// All generated tokens, including one that ended the text.
     pub tokens: Vec<u32>,
     /// Finish reason.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Log-probabilities of each token, if asked for.
     pub logprobs: Vec<Logprobs>,
     /// Counts and times.
@@ -218,7 +218,7 @@ pub fn generate<L: Lm>(
     lm: &mut L,
     vocabulary: &dyn Vocabulary,
     prompt: &[u32],
-    options: &Options,
+    options: &GenerationParams,
     observer: &mut dyn Observer,
 ) -> Result<Generation, Error<L::Error>> {
     generate_within(lm, vocabulary, prompt, options, None, observer)
@@ -232,7 +232,7 @@ pub fn generate_within<L: Lm>(
     lm: &mut L,
     vocabulary: &dyn Vocabulary,
     prompt: &[u32],
-    options: &Options,
+    options: &GenerationParams,
     constraint: Option<Box<dyn Constraint>>,
     observer: &mut dyn Observer,
 ) -> Result<Generation, Error<L::Error>> {
@@ -283,13 +283,13 @@ struct Outputs {
     /// `[rows][n_vocab]`, or empty
     logits: Vec<f32>,
     /// `[rows]`, or empty
-    best: Vec<u32>,
+    argmax: Vec<u32>,
 }
 
 impl Outputs {
     fn row(&self, want: Want, row: usize, n_vocab: usize) -> Computed<'_> {
         match want {
-            Want::Argmax => Computed::Argmax(self.best[row]),
+            Want::Argmax => Computed::Argmax(self.argmax[row]),
             Want::Logits => Computed::Logits(&self.logits[row * n_vocab..(row + 1) * n_vocab]),
         }
     }
@@ -305,7 +305,7 @@ impl<L: Lm> Run<'_, L> {
             let Some(work) = self.sequence.work() else {
                 return Ok(self.done());
             };
-            let reads = work.role == Role::Prompt;
+            let reads = work.phase == Phase::Prefill;
             if reads {
                 self.observer.prompt(read, total);
                 if self.observer.cancelled() {
@@ -317,9 +317,9 @@ impl<L: Lm> Run<'_, L> {
             let is_last = n == work.tokens.len();
             let next = match want {
                 _ if !is_last => Next::Nothing,
-                Want::Argmax => Next::Best {
+                Want::Argmax => Next::Argmax {
                     rows,
-                    into: &mut outputs.best,
+                    into: &mut outputs.argmax,
                 },
                 Want::Logits => Next::Logits {
                     rows,
@@ -327,7 +327,7 @@ impl<L: Lm> Run<'_, L> {
                 },
             };
             let start = Instant::now();
-            match self.lm.eval(tokens, work.role, next) {
+            match self.lm.eval(tokens, work.phase, next) {
                 Ok(()) => {}
                 // a draft token may be one that the model cannot compute: go on without drafts
                 Err(_) if rows > 1 => {

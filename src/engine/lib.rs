@@ -11,8 +11,8 @@ mod batch;
 mod demo;
 mod device;
 mod engine;
+mod engine_handle;
 mod error;
-mod front;
 pub mod generate;
 pub mod hf;
 pub mod kv;
@@ -28,15 +28,15 @@ pub mod threads;
 
 pub use backend::{Loading, LoadingSink};
 pub use batch::{
-    Batch, BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Goal, MAX_CHOICES,
-    Request, RequestId, RequestView, Snapshot, Timing, Totals,
+    Batch, BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, MAX_CHOICES, Request,
+    RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
 pub use demo::demo_model;
 pub use device::{DeviceChoice, Placement, default_batch, default_threads};
 pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, kv_bytes};
+pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
-pub use front::{EventStream, Front, Health, Unavailable};
 pub use octavo_model::Pooling;
 pub use pictures::{Picture, Pictures, Scene, Shown, is_cell};
-pub use session::{Logits, Session, Wanted};
+pub use session::{Logits, LogitsFor, Session};
 pub use source::ModelSource;

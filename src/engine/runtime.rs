@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step};
 use octavo_model::Tap;
 
 use crate::Error;
-use crate::backend::{Executable, TapSink, TapView};
+use crate::backend::{Backend, TapSink, TapView};
 use crate::kv::{BlockTable, Checkpoint, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv};
 use crate::pictures::{Pictures, Scene};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a sequence.
-pub(crate) struct Entry<'a> {
+pub(crate) struct StepInput<'a> {
     pub(crate) kv: &'a mut SequenceKv,
     /// All tokens that the sequence holds.
     pub(crate) before: &'a [u32],
@@ -23,14 +23,18 @@ pub(crate) struct Entry<'a> {
     pub(crate) wanted: Range<usize>,
     /// Whether only the argmax of these outputs is needed.
     pub(crate) only_argmax: bool,
-    /// Error of this entry alone. Its sequence is as it was.
+    /// Error of this input alone. Its sequence is as it was.
     pub(crate) failed: Option<Error>,
 }
 
-impl<'a> Entry<'a> {
-    /// Creates an entry without outputs.
-    pub(crate) fn new(kv: &'a mut SequenceKv, before: &'a [u32], tokens: &'a [u32]) -> Entry<'a> {
-        Entry {
+impl<'a> StepInput<'a> {
+    /// Creates an input without outputs.
+    pub(crate) fn new(
+        kv: &'a mut SequenceKv,
+        before: &'a [u32],
+        tokens: &'a [u32],
+    ) -> StepInput<'a> {
+        StepInput {
             kv,
             before,
             tokens,
@@ -48,8 +52,8 @@ impl<'a> Entry<'a> {
 
 /// One output of a step.
 pub(crate) struct Output<'a> {
-    /// Index of its entry.
-    pub(crate) entry: usize,
+    /// Index of its input.
+    pub(crate) input: usize,
     /// Position of its token.
     pub(crate) position: usize,
     pub(crate) value: Value<'a>,
@@ -64,7 +68,7 @@ pub(crate) enum Value<'a> {
 
 /// A device, and the owners of its pages.
 pub(crate) struct Runtime {
-    executable: Box<dyn Executable>,
+    backend: Box<dyn Backend>,
     pub(crate) kv_cache: KvCacheManager,
     n_vocab: usize,
     pictures: Arc<Pictures>,
@@ -76,22 +80,22 @@ impl Runtime {
     /// Takes a device with this many pages for each group of layers, and each group's sliding
     /// window.
     pub(crate) fn new(
-        executable: Box<dyn Executable>,
+        backend: Box<dyn Backend>,
         n_pages: u32,
         windows: &[Option<usize>],
         n_vocab: usize,
         pictures: Arc<Pictures>,
     ) -> Runtime {
-        let groups = executable.cache_groups();
+        let groups = backend.cache_groups();
         assert_eq!(
             groups,
             windows.len(),
             "the device has other groups of layers"
         );
-        let slots = u32::try_from(executable.n_states()).expect("states are numbered in 32 bits");
+        let slots = u32::try_from(backend.n_states()).expect("states are numbered in 32 bits");
         let kv_cache = KvCacheManager::new(windows, n_pages).with_states(slots);
         Runtime {
-            executable,
+            backend,
             kv_cache,
             n_vocab,
             pictures,
@@ -105,31 +109,31 @@ impl Runtime {
     /// If the device fails.
     pub(crate) fn copy(&mut self, copies: &[GroupCopy]) -> Result<(), Error> {
         for GroupCopy { group, copy } in copies {
-            self.executable.copy_page(*group, copy.from.0, copy.to.0)?;
+            self.backend.copy_page(*group, copy.from.0, copy.to.0)?;
         }
         Ok(())
     }
 
     /// Frees step scratch buffers while idle.
     pub(crate) fn release_scratch(&mut self) {
-        self.executable.release_scratch();
+        self.backend.release_scratch();
     }
 
-    /// Computes new tokens of several sequences, all of one role. `sink` gets all outputs at once,
-    /// entry by entry and in order; `tap` receives every named value. Entries that fail alone
+    /// Computes new tokens of several sequences, all of one phase. `sink` gets all outputs at once,
+    /// input by input and in order; `tap` receives every named value. Inputs that fail alone
     /// record their error and hand out nothing; the others are not touched by that.
     ///
     /// # Errors
     /// If the device fails: no sequence has grown then.
     pub(crate) fn step(
         &mut self,
-        role: Role,
-        entries: &mut [Entry<'_>],
+        phase: Phase,
+        inputs: &mut [StepInput<'_>],
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
         let asked = tap.map_or(Asked::Outputs, Asked::Shown);
-        self.step_for(role, entries, asked, sink)
+        self.step_for(phase, inputs, asked, sink)
     }
 
     /// As [`Runtime::step`], but the outputs are the named value `tap` of the requested rows, and a
@@ -139,40 +143,40 @@ impl Runtime {
     /// As [`Runtime::step`].
     pub(crate) fn step_to_rows(
         &mut self,
-        role: Role,
-        entries: &mut [Entry<'_>],
+        phase: Phase,
+        inputs: &mut [StepInput<'_>],
         tap: Tap,
         sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
-        self.step_for(role, entries, Asked::Rows(tap), sink)
+        self.step_for(phase, inputs, Asked::Rows(tap), sink)
     }
 
     fn step_for(
         &mut self,
-        role: Role,
-        entries: &mut [Entry<'_>],
+        phase: Phase,
+        inputs: &mut [StepInput<'_>],
         asked: Asked<'_, '_>,
         sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
-        let ranges = self.reserve(entries)?;
+        let ranges = self.reserve(inputs)?;
         let table = |range: &Range<usize>| &self.pages[range.clone()];
         let tables: Vec<Vec<&[u32]>> = ranges
             .iter()
             .map(|ranges| ranges.iter().map(table).collect())
             .collect();
-        let scenes = self.scenes(entries);
+        let scenes = self.scenes(inputs);
         let given: Vec<Vec<GivenRows<'_>>> = scenes.iter().map(Scene::given).collect();
-        let live: Vec<usize> = (0..entries.len())
-            .filter(|i| entries[*i].failed.is_none())
+        let live: Vec<usize> = (0..inputs.len())
+            .filter(|i| inputs[*i].failed.is_none())
             .collect();
-        let states: Vec<States> = entries.iter().map(|e| States::of(e.kv)).collect();
+        let states: Vec<States> = inputs.iter().map(|e| States::of(e.kv)).collect();
         let seqs: Vec<Sequence<'_>> = live
             .iter()
             .map(|&i| Sequence {
-                tokens: entries[i].tokens,
-                start: entries[i].kv.len(),
+                tokens: inputs[i].tokens,
+                start: inputs[i].kv.len(),
                 tables: &tables[i],
-                wanted: entries[i].wanted.clone(),
+                wanted: inputs[i].wanted.clone(),
                 states: StateUse {
                     from: states[i].from,
                     to: &states[i].to,
@@ -186,66 +190,64 @@ impl Runtime {
             return Ok(());
         }
         let step = Step {
-            role,
+            phase,
             seqs: &seqs,
             input: &[],
         };
-        let needs_logits = |i: &usize| !entries[*i].only_argmax && !entries[*i].wanted.is_empty();
+        let needs_logits = |i: &usize| !inputs[*i].only_argmax && !inputs[*i].wanted.is_empty();
         let vectors;
         let rows = match asked {
             Asked::Rows(tap) => {
-                vectors = self.executable.rows_of(&step, tap)?;
+                vectors = self.backend.rows_of(&step, tap)?;
                 let wanted = step.wanted_rows().max(1);
                 Rows::Logits(&vectors, vectors.len() / wanted)
             }
-            Asked::Shown(tap) => {
-                Rows::Logits(self.executable.step(&step, Some(tap))?, self.n_vocab)
-            }
+            Asked::Shown(tap) => Rows::Logits(self.backend.step(&step, Some(tap))?, self.n_vocab),
             Asked::Outputs if live.iter().any(needs_logits) => {
-                Rows::Logits(self.executable.step(&step, None)?, self.n_vocab)
+                Rows::Logits(self.backend.step(&step, None)?, self.n_vocab)
             }
-            Asked::Outputs => Rows::Argmax(self.executable.best(&step)?),
+            Asked::Outputs => Rows::Argmax(self.backend.argmax(&step)?),
         };
-        let (outputs, wrong) = outputs(&rows, &live, entries);
+        let (outputs, wrong) = outputs(&rows, &live, inputs);
         sink(outputs);
         for Wrong { at, position } in wrong {
             let alone = Step {
                 seqs: &seqs[at..=at],
                 ..step.clone()
             };
-            let error = first_not_finite(&mut *self.executable, &alone, position)?;
-            entries[live[at]].failed = Some(error);
+            let error = first_not_finite(&mut *self.backend, &alone, position)?;
+            inputs[live[at]].failed = Some(error);
         }
-        for entry in entries.iter_mut().filter(|entry| entry.failed.is_none()) {
-            entry.kv.advance(entry.end());
+        for input in inputs.iter_mut().filter(|input| input.failed.is_none()) {
+            input.kv.advance(input.end());
         }
         Ok(())
     }
 
-    /// Returns the image inputs of each entry's tokens. An entry fails if one of its images has no
+    /// Returns the image inputs of each input's tokens. An input fails if one of its images has no
     /// handle any more.
-    fn scenes(&self, entries: &mut [Entry<'_>]) -> Vec<Scene> {
-        let scene = |entry: &mut Entry<'_>| {
-            let scene = self.pictures.scene(entry.before, entry.tokens);
+    fn scenes(&self, inputs: &mut [StepInput<'_>]) -> Vec<Scene> {
+        let scene = |input: &mut StepInput<'_>| {
+            let scene = self.pictures.scene(input.before, input.tokens);
             scene.unwrap_or_else(|id| {
-                entry.failed.get_or_insert(Error::NotShown { id });
+                input.failed.get_or_insert(Error::NotShown { id });
                 Scene::default()
             })
         };
-        entries.iter_mut().map(scene).collect()
+        inputs.iter_mut().map(scene).collect()
     }
 
-    /// Reserves pages for the new tokens; returns the ranges of each entry's page numbers, one for
-    /// each group of layers. An entry that finds no pages has failed.
-    fn reserve(&mut self, entries: &mut [Entry<'_>]) -> Result<Vec<Vec<Range<usize>>>, Error> {
+    /// Reserves pages for the new tokens; returns the ranges of each input's page numbers, one for
+    /// each group of layers. An input that finds no pages has failed.
+    fn reserve(&mut self, inputs: &mut [StepInput<'_>]) -> Result<Vec<Vec<Range<usize>>>, Error> {
         self.pages.clear();
-        let mut all = Vec::with_capacity(entries.len());
-        for entry in entries {
-            match self.kv_cache.reserve(entry.kv, entry.end()) {
+        let mut all = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            match self.kv_cache.reserve(input.kv, input.end()) {
                 Ok(copies) => self.copy(&copies)?,
-                Err(error) => entry.failed = Some(error.into()),
+                Err(error) => input.failed = Some(error.into()),
             }
-            let ranges = entry.kv.tables().iter().map(|table: &BlockTable| {
+            let ranges = input.kv.tables().iter().map(|table: &BlockTable| {
                 let start = self.pages.len();
                 self.pages.resize(start + table.passed(), NO_PAGE);
                 self.pages.extend(table.pages().iter().map(|page| page.0));
@@ -267,7 +269,7 @@ enum Asked<'a, 'b> {
     Rows(Tap),
 }
 
-/// Slots of an entry's recurrent states.
+/// Slots of an input's recurrent states.
 struct States {
     from: Option<u32>,
     to: Vec<StateWrite>,
@@ -322,33 +324,33 @@ impl Rows<'_> {
 
 /// An output that is not finite.
 struct Wrong {
-    /// Index among the entries that were computed.
+    /// Index among the inputs that were computed.
     at: usize,
     position: usize,
 }
 
-/// Returns the outputs of all entries that were computed, and which of `live` have one that is not
+/// Returns the outputs of all inputs that were computed, and which of `live` have one that is not
 /// finite: these get none.
 fn outputs<'a>(
     rows: &'a Rows<'_>,
     live: &[usize],
-    entries: &[Entry<'_>],
+    inputs: &[StepInput<'_>],
 ) -> (Vec<Output<'a>>, Vec<Wrong>) {
     let (mut outputs, mut wrong) = (Vec::new(), Vec::new());
     let mut first = 0;
     for (at, &i) in live.iter().enumerate() {
-        let entry = &entries[i];
-        let n = entry.wanted.len();
-        let position = |row: usize| entry.kv.len() + entry.wanted.start + row;
+        let input = &inputs[i];
+        let n = input.wanted.len();
+        let position = |row: usize| input.kv.len() + input.wanted.start + row;
         let is_wrong = |row: &usize| !rows.is_finite(first + row);
         if let Some(row) = (0..n).find(is_wrong) {
             let position = position(row);
             wrong.push(Wrong { at, position });
         } else {
             outputs.extend((0..n).map(|row| Output {
-                entry: i,
+                input: i,
                 position: position(row),
-                value: rows.value(first + row, entry.only_argmax),
+                value: rows.value(first + row, input.only_argmax),
             }));
         }
         first += n;
@@ -359,7 +361,7 @@ fn outputs<'a>(
 /// Runs the step again with taps on, to name the op that produced the first value that is not
 /// finite. The cache is written with the same values once more.
 fn first_not_finite(
-    executable: &mut dyn Executable,
+    backend: &mut dyn Backend,
     step: &Step<'_>,
     position: usize,
 ) -> Result<Error, Error> {
@@ -369,7 +371,7 @@ fn first_not_finite(
             first = Some(view.tap.to_string());
         }
     };
-    executable.step(step, Some(&mut look))?;
+    backend.step(step, Some(&mut look))?;
     Ok(Error::NotFinite {
         position,
         tap: first.unwrap_or_else(|| "an unnamed value".to_owned()),

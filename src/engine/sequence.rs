@@ -5,7 +5,7 @@
 mod candidates;
 mod terms;
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use octavo_text::stop::StopMatcher;
 use octavo_text::tokenizer::Utf8Stream;
 
@@ -13,12 +13,14 @@ use crate::pictures::is_cell;
 use crate::sample::{Constraint, Logprobs, SampleError, Sampler};
 
 pub(crate) use candidates::Candidate;
-pub use terms::{Bounds, Computed, Finish, Options, SequenceError, Text, Vocabulary, Want, Work};
+pub use terms::{
+    Bounds, Computed, FinishReason, GenerationParams, SequenceError, Text, Vocabulary, Want, Work,
+};
 
 /// One generation.
 #[derive(Debug)]
 pub struct Sequence {
-    options: Options,
+    options: GenerationParams,
     bounds: Bounds,
     /// The prompt, then every token chosen that is, or will be, computed, then draft tokens.
     tokens: Vec<u32>,
@@ -38,7 +40,7 @@ pub struct Sequence {
     text: String,
     generated: Vec<u32>,
     logprobs: Vec<Logprobs>,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     /// Index of the stop string that ended it.
     stopped_by: Option<usize>,
 }
@@ -50,7 +52,7 @@ impl Sequence {
     /// If the prompt is empty or does not fit, or an option is out of its range.
     pub fn new(
         prompt: &[u32],
-        options: &Options,
+        options: &GenerationParams,
         bounds: Bounds,
         vocabulary: &dyn Vocabulary,
     ) -> Result<Sequence, SequenceError> {
@@ -126,14 +128,14 @@ impl Sequence {
         if self.finish.is_some() {
             return None;
         }
-        let role = if self.n_cached < self.n_prompt {
-            Role::Prompt
+        let phase = if self.n_cached < self.n_prompt {
+            Phase::Prefill
         } else {
-            Role::Generated
+            Phase::Decode
         };
         Some(Work {
             tokens: &self.tokens[self.n_cached..],
-            role,
+            phase,
             want: self.want(),
             outputs: 1 + self.n_drafts,
         })
@@ -223,7 +225,7 @@ impl Sequence {
         }
         self.n_cached = self.tokens().len();
         if self.options.max_tokens == Some(0) {
-            return Ok(self.end(Finish::Length));
+            return Ok(self.end(FinishReason::Length));
         }
         let chosen = match computed {
             Computed::Argmax(id) => Some((id, None)),
@@ -232,7 +234,7 @@ impl Sequence {
         };
         match chosen {
             Some((id, recorded)) => self.take(id, recorded, vocabulary),
-            None => Ok(self.end(Finish::Stop)),
+            None => Ok(self.end(FinishReason::Stop)),
         }
     }
 
@@ -251,11 +253,11 @@ impl Sequence {
         self.generated.push(id);
         let (mut text, stopped) = self.say(id, vocabulary)?;
         let finish = if stopped {
-            Some(Finish::Stop)
+            Some(FinishReason::Stop)
         } else if Some(self.generated.len()) == self.options.max_tokens {
-            Some(Finish::Length)
+            Some(FinishReason::Length)
         } else if self.n_cached == self.bounds.n_ctx {
-            Some(Finish::ContextFull)
+            Some(FinishReason::ContextFull)
         } else {
             None
         };
@@ -287,7 +289,7 @@ impl Sequence {
         if self.finish.is_some() {
             return String::new();
         }
-        self.end(Finish::Cancelled)
+        self.end(FinishReason::Cancelled)
     }
 
     /// Returns whether every token of the prompt is cached.
@@ -306,7 +308,7 @@ impl Sequence {
     }
 
     /// Returns the finish reason; `None` as long as it has not ended.
-    pub fn finish(&self) -> Option<Finish> {
+    pub fn finish(&self) -> Option<FinishReason> {
         self.finish
     }
 
@@ -315,7 +317,7 @@ impl Sequence {
         Text {
             text: self.text,
             tokens: self.generated,
-            finish: self.finish.unwrap_or(Finish::Cancelled),
+            finish: self.finish.unwrap_or(FinishReason::Cancelled),
             stopped_by: self.stopped_by,
             logprobs: self.logprobs,
             prompt_tokens: self.n_prompt,
@@ -362,18 +364,20 @@ impl Sequence {
     }
 
     /// Ends it; returns the text that was held back.
-    fn end(&mut self, finish: Finish) -> String {
+    fn end(&mut self, finish: FinishReason) -> String {
         self.drop_drafts();
         // A text cut inside a character by a limit ends before it; one that the model ends there
         // has a broken character.
         let tail = match finish {
-            Finish::Stop => self.utf8.finish(),
-            Finish::Length | Finish::ContextFull | Finish::Cancelled => String::new(),
+            FinishReason::Stop => self.utf8.finish(),
+            FinishReason::Length | FinishReason::ContextFull | FinishReason::Cancelled => {
+                String::new()
+            }
         };
         let pushed = self.stops.push(&tail);
         let ended = pushed.stop.is_some();
         self.stopped_by = self.stopped_by.or(pushed.stop);
-        self.finish = Some(if ended { Finish::Stop } else { finish });
+        self.finish = Some(if ended { FinishReason::Stop } else { finish });
         let mut text = pushed.text;
         text.push_str(&self.stops.finish());
         self.text.push_str(&text);
@@ -381,7 +385,11 @@ impl Sequence {
     }
 }
 
-fn check_prompt(prompt: &[u32], options: &Options, bounds: Bounds) -> Result<(), SequenceError> {
+fn check_prompt(
+    prompt: &[u32],
+    options: &GenerationParams,
+    bounds: Bounds,
+) -> Result<(), SequenceError> {
     let Bounds { n_ctx, n_vocab } = bounds;
     if prompt.is_empty() {
         return Err(SequenceError::EmptyPrompt);

@@ -1,18 +1,18 @@
 //! One sequence, driven by a caller that waits for each step: the interface for the command line
 //! and for tests.
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
 use crate::kv::SequenceKv;
 use crate::pictures::{Shown, cells_before, holds, is_cell};
-use crate::runtime::{Entry, Output, Value};
+use crate::runtime::{Output, StepInput, Value};
 
 /// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LogitsFor {
     /// None: only the KV cache is filled.
     None,
     /// The last token.
@@ -128,9 +128,14 @@ impl Session {
     /// [`Error::NotFinite`] if a logit is NaN or infinite, [`Error::NoLogits`] for a model that has
     /// none. The session keeps its earlier tokens, or as many of them as [`Session::truncate`]
     /// leaves.
-    pub fn eval(&mut self, tokens: &[u32], role: Role, wanted: Wanted) -> Result<Logits, Error> {
+    pub fn eval(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        wanted: LogitsFor,
+    ) -> Result<Logits, Error> {
         let mut data = Vec::new();
-        self.eval_with(tokens, role, wanted, None, &mut |_, row| {
+        self.eval_with(tokens, phase, wanted, None, &mut |_, row| {
             data.extend_from_slice(row)
         })?;
         Ok(Logits {
@@ -147,13 +152,13 @@ impl Session {
     pub fn eval_with(
         &mut self,
         tokens: &[u32],
-        role: Role,
-        wanted: Wanted,
+        phase: Phase,
+        wanted: LogitsFor,
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.engine.check_logits()?;
-        self.run(tokens, role, wanted, tap, false, &mut |output| {
+        self.run(tokens, phase, wanted, tap, false, &mut |output| {
             if let Value::Logits(row) = output.value {
                 sink(output.position, row);
             }
@@ -168,24 +173,24 @@ impl Session {
     ///
     /// # Panics
     /// If there are no tokens.
-    pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
-        let best = self.eval_best_of(tokens, role, Wanted::Last)?;
+    pub fn eval_argmax(&mut self, tokens: &[u32], phase: Phase) -> Result<u32, Error> {
+        let best = self.eval_argmax_of(tokens, phase, LogitsFor::Last)?;
         Ok(*best.first().expect("expected at least one token"))
     }
 
-    /// As [`Session::eval_best`], for every requested token.
+    /// As [`Session::eval_argmax`], for every requested token.
     ///
     /// # Errors
     /// As [`Session::eval`].
-    pub fn eval_best_of(
+    pub fn eval_argmax_of(
         &mut self,
         tokens: &[u32],
-        role: Role,
-        wanted: Wanted,
+        phase: Phase,
+        wanted: LogitsFor,
     ) -> Result<Vec<u32>, Error> {
         let mut best = Vec::new();
         self.engine.check_logits()?;
-        self.run(tokens, role, wanted, None, true, &mut |output| {
+        self.run(tokens, phase, wanted, None, true, &mut |output| {
             if let Value::Argmax(id) = output.value {
                 best.push(id);
             }
@@ -195,15 +200,15 @@ impl Session {
 
     /// As [`Engine::look`], after the tokens that the session holds.
     pub(crate) fn look(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
-        let (role, wanted) = (Role::Prompt, Wanted::All);
-        self.run(tokens, role, wanted, Some(tap), false, &mut |_| {})
+        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
+        self.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
     }
 
     fn run(
         &mut self,
         tokens: &[u32],
-        role: Role,
-        wanted: Wanted,
+        phase: Phase,
+        wanted: LogitsFor,
         mut tap: Option<&mut TapSink<'_>>,
         only_argmax: bool,
         sink: &mut dyn FnMut(Output<'_>),
@@ -212,10 +217,10 @@ impl Session {
         self.check(tokens)?;
         let limits = self.engine.limits();
         let outputs = match wanted {
-            Wanted::None => 0,
-            Wanted::Last => 1,
-            Wanted::Tail(n) => n.min(tokens.len()),
-            Wanted::All => tokens.len(),
+            LogitsFor::None => 0,
+            LogitsFor::Last => 1,
+            LogitsFor::Tail(n) => n.min(tokens.len()),
+            LogitsFor::All => tokens.len(),
         };
         let batch = match outputs {
             0 | 1 => limits.rows,
@@ -225,18 +230,18 @@ impl Session {
         for part in tokens.chunks(batch) {
             let without = left.saturating_sub(outputs).min(part.len());
             left -= part.len();
-            let mut entries = [Entry {
+            let mut inputs = [StepInput {
                 wanted: without..part.len(),
                 only_argmax,
-                ..Entry::new(&mut self.kv, &self.tokens, part)
+                ..StepInput::new(&mut self.kv, &self.tokens, part)
             }];
             let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
             let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
             let mut runtime = self.engine.runtime();
-            let result = runtime.step(role, &mut entries, tap, &mut each);
+            let result = runtime.step(phase, &mut inputs, tap, &mut each);
             drop(runtime);
-            let [entry] = entries;
-            if let Err(error) = result.and(entry.failed.map_or(Ok(()), Err)) {
+            let [input] = inputs;
+            if let Err(error) = result.and(input.failed.map_or(Ok(()), Err)) {
                 self.truncate(have);
                 return Err(error);
             }

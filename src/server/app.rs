@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::{Engine, Front, Health};
+use octavo_engine::{Engine, EngineHandle, Health};
 use octavo_grammar::{Compiled, Compiler};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -36,7 +36,7 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(60);
 /// State shared by all routes.
 pub(crate) struct App {
     pub(crate) engine: Engine,
-    pub(crate) front: Front,
+    pub(crate) handle: EngineHandle,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) grammars: Compiler,
     /// Fetcher of remote images, if enabled.
@@ -66,12 +66,12 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(
         engine: Engine,
-        front: Front,
+        handle: EngineHandle,
         template: Option<ChatTemplate>,
         fetcher: Option<Fetcher>,
         options: Options,
     ) -> App {
-        let pages = front.snapshot().pages;
+        let pages = handle.snapshot().pages;
         let n_pages = pages.free + pages.cached + pages.used;
         let own = options.sampling.clone().or(engine.sampling());
         App {
@@ -84,7 +84,7 @@ impl App {
                 options.vllm_names,
             ),
             engine,
-            front,
+            handle,
             template,
             fetcher,
             options,
@@ -126,7 +126,7 @@ impl App {
 
     /// Returns whether the server is shutting down, and refuses new requests.
     pub(crate) fn is_closing(&self) -> bool {
-        self.front.health() == Health::Closing
+        self.handle.health() == Health::Closing
     }
 
     /// Returns the default model name of answers.

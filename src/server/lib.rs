@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::speculative::Lookup;
-use octavo_engine::{Batch, BatchOptions, Engine, Front};
+use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::Sight;
 use tokio::sync::watch;
@@ -220,11 +220,11 @@ pub fn serve(
         })?;
         options.is_local = is_local(address.ip());
         let batch = Batch::new(engine, options.batch.clone());
-        let front = Front::spawn(batch).map_err(Error::Thread)?;
+        let handle = EngineHandle::spawn(batch).map_err(Error::Thread)?;
         let drain = options.drain;
         let app = Arc::new(App::new(
             engine.clone(),
-            front.clone(),
+            handle.clone(),
             template,
             fetcher,
             options,
@@ -232,15 +232,15 @@ pub fn serve(
         ready(address);
         let stopped = async {
             stop.times(1).await;
-            front.close(drain);
+            handle.close(drain);
             let done = async {
-                while !front.has_ended() {
+                while !handle.has_ended() {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             };
             tokio::select! {
                 () = done => {}
-                () = stop.times(2) => front.close(Duration::ZERO),
+                () = stop.times(2) => handle.close(Duration::ZERO),
             }
         };
         http::serve(listener, routes::router(&app), stopped).await;

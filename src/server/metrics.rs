@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicU64;
 
 use octavo_engine::kv::PAGE;
-use octavo_engine::sequence::Finish;
+use octavo_engine::sequence::FinishReason;
 use octavo_engine::{Event, Snapshot, Timing};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -90,11 +90,11 @@ impl Recorder {
         }
     }
 
-    fn note_end(&self, finish: Finish) {
+    fn note_end(&self, finish: FinishReason) {
         let reason = match finish {
-            Finish::Stop => "stop",
-            Finish::Length | Finish::ContextFull => "length",
-            Finish::Cancelled => "abort",
+            FinishReason::Stop => "stop",
+            FinishReason::Length | FinishReason::ContextFull => "length",
+            FinishReason::Cancelled => "abort",
         };
         let labels = vec![("finished_reason".to_owned(), reason.to_owned())];
         self.ended.get_or_create(&labels).inc();

@@ -1,8 +1,8 @@
 //! Fields shared by all text generation requests.
 
-use octavo_engine::generate::Options;
+use octavo_engine::generate::GenerationParams;
 use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
-use octavo_engine::{BeamSearch, Goal, MAX_CHOICES};
+use octavo_engine::{BeamSearch, MAX_CHOICES, Task};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -38,7 +38,7 @@ pub(crate) fn options(
     app: &App,
     fields: &Fields<'_>,
     dialect: Dialect,
-) -> Result<Options, ApiError> {
+) -> Result<GenerationParams, ApiError> {
     let n_vocab = app.n_vocab();
     let mut stop = fields.strings("stop", MAX_STOPS)?.unwrap_or_default();
     // some clients send an empty string for none
@@ -47,7 +47,7 @@ pub(crate) fn options(
         let expected = format!("strings of at most {MAX_STOP_BYTES} bytes");
         return Err(fields.wrong("stop", &expected));
     }
-    Ok(Options {
+    Ok(GenerationParams {
         sampler: sampler(app, fields, dialect)?,
         stop,
         stop_ids: fields
@@ -56,7 +56,7 @@ pub(crate) fn options(
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         min_tokens: fields.count("min_tokens", 0, 1 << 20)?.unwrap_or(0),
         lookup: app.options.lookup,
-        ..Options::default()
+        ..GenerationParams::default()
     })
 }
 
@@ -205,17 +205,17 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiEr
 
 /// Reads whether `n` texts are sampled, or are the best of a beam search with `n` or `best_of`
 /// beams.
-pub(crate) fn goal(fields: &Fields<'_>, n: usize) -> Result<Goal, ApiError> {
+pub(crate) fn task(fields: &Fields<'_>, n: usize) -> Result<Task, ApiError> {
     let length_penalty = fields.f64("length_penalty", -10.0..=10.0)?;
     if !fields.bool("use_beam_search")?.unwrap_or(false) {
-        return Ok(Goal::Text);
+        return Ok(Task::Text);
     }
     if fields.bool("stream")?.unwrap_or(false) {
         let message = "expected false beside use_beam_search: \
                        which texts are the best is known at the end of the search";
         return Err(ApiError::bad_field("stream", message));
     }
-    Ok(Goal::Beams(BeamSearch {
+    Ok(Task::Beams(BeamSearch {
         width: fields.count("best_of", n, MAX_N)?.unwrap_or(n),
         length_penalty: length_penalty.unwrap_or(1.0),
     }))

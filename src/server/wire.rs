@@ -2,7 +2,7 @@
 
 use octavo_engine::Timing;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::sequence::{Finish, Vocabulary};
+use octavo_engine::sequence::{FinishReason, Vocabulary};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -184,10 +184,10 @@ pub(crate) fn timings(timing: &Timing) -> Value {
 }
 
 /// Returns OpenAI's finish reason.
-pub(crate) fn finish_reason(finish: Finish) -> &'static str {
+pub(crate) fn finish_reason(finish: FinishReason) -> &'static str {
     match finish {
-        Finish::Stop => "stop",
-        Finish::Length | Finish::ContextFull => "length",
-        Finish::Cancelled => "stop",
+        FinishReason::Stop => "stop",
+        FinishReason::Length | FinishReason::ContextFull => "length",
+        FinishReason::Cancelled => "stop",
     }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use octavo_engine::sample::{Logprobs, mean_logprob};
-use octavo_engine::sequence::{Finish, Text};
+use octavo_engine::sequence::{FinishReason, Text};
 use octavo_engine::{Event, EventStream, Found, Request, Timing};
 
 use crate::app::{Admission, App};
@@ -40,7 +40,7 @@ impl Work {
     /// Submits requests to the engine.
     pub(crate) fn begin(app: &Arc<App>, requests: Vec<Request>) -> Result<Work, ApiError> {
         let admission = app.admit()?;
-        let submit = |request| app.front.submit(request).map(Some);
+        let submit = |request| app.handle.submit(request).map(Some);
         let streams = requests.into_iter().map(submit).collect::<Result<_, _>>()?;
         Ok(Work {
             app: Arc::clone(app),
@@ -156,7 +156,7 @@ pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
     pub(crate) logprobs: Vec<Logprobs>,
-    pub(crate) finish: Finish,
+    pub(crate) finish: FinishReason,
     /// Index of the stop string that ended it.
     pub(crate) stopped_by: Option<usize>,
     pub(crate) timing: Timing,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::Limits;
-use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
+use octavo_engine::backend::{Backend, Phase, Sequence, Step, TapSink};
 use octavo_engine::{EngineOptions, LoadingSink, Picture, Placement};
 use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
@@ -53,7 +53,7 @@ pub fn limits(most_cells: usize) -> Limits {
 pub struct Encoder {
     tower: Tower,
     file: String,
-    executable: Box<dyn Executable>,
+    backend: Box<dyn Backend>,
     most_cells: usize,
 }
 
@@ -87,14 +87,14 @@ impl Encoder {
     pub fn load_on(
         gguf: &Gguf,
         most_cells: usize,
-        prepare: impl FnOnce(&Tower) -> Result<Box<dyn Executable>, octavo_engine::Error>,
+        prepare: impl FnOnce(&Tower) -> Result<Box<dyn Backend>, octavo_engine::Error>,
     ) -> Result<Encoder, Error> {
         let tower = Tower::load(gguf)?;
-        let executable = prepare(&tower)?;
+        let backend = prepare(&tower)?;
         Ok(Encoder {
             tower,
             file: gguf.name().to_owned(),
-            executable,
+            backend,
             most_cells,
         })
     }
@@ -106,7 +106,7 @@ impl Encoder {
 
     /// Describes the backend, for people.
     pub fn describe(&self) -> String {
-        self.executable.describe()
+        self.backend.describe()
     }
 
     /// Returns the loaded vision encoder.
@@ -165,7 +165,7 @@ impl Encoder {
         let width = self.tower.width();
         let rows = self.rows(layout, planes, tap)?;
         let rows = layout.in_raster_order(rows, width);
-        self.executable.release_scratch();
+        self.backend.release_scratch();
         Ok(rows)
     }
 
@@ -196,10 +196,10 @@ impl Encoder {
             ..Sequence::default()
         }];
         let step = Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &layout.pixels(planes, self.tower.hparams.patch),
         };
-        Ok(self.executable.step(&step, tap)?)
+        Ok(self.backend.step(&step, tap)?)
     }
 }

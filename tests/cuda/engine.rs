@@ -1,12 +1,13 @@
 //! The engine and `diff` on top of the backend.
 
 use octavo_engine::backend::{cpu, cuda};
-use octavo_engine::generate::{Observer, Options, generate};
+use octavo_engine::generate::{GenerationParams, Observer, generate};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType};
 use octavo_lab::diff::{
-    Backend, Fault, Options as DiffOptions, OracleExecution, Verdict, compare, compare_with,
+    BackendExecution, Fault, Options as DiffOptions, OracleExecution, Verdict, compare,
+    compare_with,
 };
 
 use super::{both, device, limits, open, small};
@@ -53,9 +54,9 @@ fn the_demo_model_generates() {
         .tokenizer()
         .encode(b"1+1=", Default::default())
         .expect("a text");
-    let options = Options {
+    let options = GenerationParams {
         max_tokens: Some(4),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let out = generate(
         &mut engine.session(),
@@ -101,11 +102,11 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             repack: true,
             lock: false,
         };
-        let mut a =
-            Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
+        let mut a = BackendExecution::cpu(gguf.clone(), same, &options, &mut |_, _| {})
+            .expect("it is prepared");
         let options = both(usize::MAX, KvType::F32, limits(7, 1, 7), true);
-        let mut b =
-            Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
+        let mut b = BackendExecution::cuda(device, gguf, model, &options, &mut |_| {})
+            .expect("it is prepared");
         let comparison =
             compare(&mut a, &mut b, (&tokens[..]).into(), &mut |_, _| {}).expect("both run");
         let worst = comparison
@@ -150,8 +151,8 @@ fn a_mixture_goes_on_with_the_experts_that_another_chose() {
         });
         let mut a = OracleExecution::with_fault(gguf.clone(), turned).expect("a model");
         let options = both(gpu_layers, KvType::F32, limits(7, 1, 7), true);
-        let mut b =
-            Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
+        let mut b = BackendExecution::cuda(device, gguf, model, &options, &mut |_| {})
+            .expect("it is prepared");
         let with = DiffOptions { same_routing: true };
         let c = compare_with(&mut a, &mut b, (&tokens[..]).into(), with, &mut |_, _| {})
             .expect("both run");

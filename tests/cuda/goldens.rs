@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::prompt_rounding;
-use octavo_engine::backend::{Role, split};
+use octavo_engine::backend::{Phase, split};
 use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Device;
@@ -48,28 +48,28 @@ fn check(
     prompt: &str,
     theirs: &Summary,
     device: Box<dyn Device>,
-    (role, gpu_layers): (Role, usize),
+    (phase, gpu_layers): (Phase, usize),
 ) {
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
     let options = both(gpu_layers, KvType::F32, limits(n, 1, n), true);
     let mut model_on =
         split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
-    let ours = match role {
-        Role::Prompt => Sequences::new(1, n)
-            .run(&mut *model_on, role, &[&golden.tokens])
+    let ours = match phase {
+        Phase::Prefill => Sequences::new(1, n)
+            .run(&mut *model_on, phase, &[&golden.tokens])
             .remove(0),
-        Role::Generated => {
+        Phase::Decode => {
             let mut sequence = Sequences::new(1, n);
             golden
                 .tokens
                 .iter()
-                .flat_map(|t| sequence.run(&mut *model_on, role, &[&[*t]]).remove(0))
+                .flat_map(|t| sequence.run(&mut *model_on, phase, &[&[*t]]).remove(0))
                 .collect()
         }
     };
     let what = format!(
-        "{} {prompt} {role:?}, {}",
+        "{} {prompt} {phase:?}, {}",
         path.display(),
         model_on.describe()
     );
@@ -92,7 +92,7 @@ fn check(
     } else {
         (OF_THEIRS * theirs.nmse).max(NMSE_FLOOR)
     };
-    let limit = if role == Role::Prompt {
+    let limit = if phase == Phase::Prefill {
         of_halves(&model.1) + if is_f32 { exact_limit } else { 0.0 }
     } else {
         exact_limit
@@ -108,15 +108,15 @@ fn check(
     }
 }
 
-/// Checks both roles on the short prompts of a model, with its last `gpu_layers` on the device.
+/// Checks both phases on the short prompts of a model, with its last `gpu_layers` on the device.
 fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usize) {
     let folder = goldens.join(model.file_stem().expect("a name"));
     let summary = read_summary(&folder.join("summary.json")).expect("a summary");
     for prompt in prompts {
         let theirs = summary.get(*prompt).expect("a prompt of the summary");
-        for role in [Role::Prompt, Role::Generated] {
+        for phase in [Phase::Prefill, Phase::Decode] {
             let Some(device) = device() else { return };
-            check(model, &folder, prompt, theirs, device, (role, gpu_layers));
+            check(model, &folder, prompt, theirs, device, (phase, gpu_layers));
         }
     }
 }
@@ -146,7 +146,7 @@ fn the_goldens_hold_where_warps_multiply_in_groups() {
         let folder = committed_goldens().join(path.file_stem().expect("a name"));
         let summary = read_summary(&folder.join("summary.json")).expect("a summary");
         let theirs = summary.get("sum").expect("a prompt of the summary");
-        let how = (Role::Prompt, usize::MAX);
+        let how = (Phase::Prefill, usize::MAX);
         check(&path, &folder, "sum", theirs, Box::new(device), how);
     }
 }
@@ -250,8 +250,9 @@ fn hold_rows(
     let options = both(gpu_layers, kv_type, limits(3 * n, 3, n), true);
     let mut model_on =
         split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
-    let mut run =
-        |texts: &[&[u32]]| Sequences::new(texts.len(), n).run(&mut *model_on, Role::Prompt, texts);
+    let mut run = |texts: &[&[u32]]| {
+        Sequences::new(texts.len(), n).run(&mut *model_on, Phase::Prefill, texts)
+    };
     let ours = run(&[&golden.tokens]).remove(0);
     let beside = run(&[&golden.tokens[1..], &golden.tokens, &golden.tokens[..1]]).remove(1);
     assert!(beside == ours, "{name}, {n} tokens: neighbours in a step");

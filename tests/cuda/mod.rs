@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::backend::{Executable, Role, Sequence, Step, cpu, cuda, split};
+use octavo_engine::backend::{Backend, Phase, Sequence, Step, cpu, cuda, split};
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
 use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
@@ -168,8 +168,8 @@ impl Sequences {
     /// Runs new tokens of every sequence in one step; returns all logits of each of them.
     fn run(
         &mut self,
-        executable: &mut dyn Executable,
-        role: Role,
+        executable: &mut dyn Backend,
+        phase: Phase,
         tokens: &[&[u32]],
     ) -> Vec<Vec<f32>> {
         let one = |((tokens, start), table): ((&&[u32], &usize), &Vec<u32>)| {
@@ -216,7 +216,7 @@ impl Sequences {
         let logits = executable
             .step(
                 &Step {
-                    role,
+                    phase,
                     seqs: &seqs,
                     input: &[],
                 },

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::{Engine, EngineOptions, ModelSource, Shown, Wanted};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource, Shown};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_reference::metrics::nmse;
@@ -111,7 +111,7 @@ fn pictures_are_llama_cpps_on_a_device() {
             .map(id)
             .map(|id| u32::try_from(id).unwrap_or_else(|_| cells.next().expect("as many")))
             .collect();
-        let got = session.eval(&ids, Role::Prompt, Wanted::All);
+        let got = session.eval(&ids, Phase::Prefill, LogitsFor::All);
         let got = got.expect("it runs").data;
         let off = nmse(&got, &floats(&golden, "logits")).expect("as many logits");
         println!("{model}: logits {off:e}");
@@ -131,7 +131,7 @@ fn pictures_are_llama_cpps_on_a_device() {
         let mut next = largest(&got[got.len() - n_vocab..]);
         for expected in expected.chunks_exact(4).map(id) {
             assert_eq!(next as i32, expected, "{model}: generated");
-            next = session.eval_best(&[next], Role::Generated).expect("room");
+            next = session.eval_argmax(&[next], Phase::Decode).expect("room");
         }
     }
 }

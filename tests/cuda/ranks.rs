@@ -7,7 +7,7 @@ use std::thread;
 
 use octavo_engine::backend::cuda::{self, Cuda};
 use octavo_engine::backend::ranks::{OnDevice, Opened, open_gpu};
-use octavo_engine::generate::{Options as Generation, generate};
+use octavo_engine::generate::{GenerationParams as Generation, generate};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::cuda::{Device, Gather, ThroughHost};
@@ -16,7 +16,7 @@ use octavo_kernels::{Collective, Threads};
 use super::device;
 use super::engine::Nobody;
 use super::watched::Watched;
-use crate::world::{self, assert_same_shown, on_ranks, shown};
+use crate::tensor_parallel::{self, assert_same_shown, on_ranks, shown};
 
 /// More than a page, and no multiple of a kernel's tile.
 const PROMPT: usize = 19;
@@ -82,7 +82,7 @@ fn alone(source: &ModelSource, options: &EngineOptions, device: Box<dyn Device>)
 
 /// Returns all logits of a prompt and of a generation after it, as bits.
 fn bits(engine: &Engine) -> Vec<u32> {
-    world::bits(engine, PROMPT, GENERATED)
+    tensor_parallel::bits(engine, PROMPT, GENERATED)
 }
 
 /// Compares one device with those of several ranks; returns the numbers of ranks that work.
@@ -92,7 +92,7 @@ fn compare(source: &ModelSource) -> Vec<usize> {
         return Vec::new();
     };
     let expected = bits(&alone(source, &options, device));
-    world::compare((source, &options, open), 2..=4, &expected, bits)
+    tensor_parallel::compare((source, &options, open), 2..=4, &expected, bits)
 }
 
 /// Lengths of each of three ranks' parts.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::{Cuda, Error, Options};
-use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
+use octavo_engine::backend::{Backend, Loading, Phase, Sequence, Step};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
 use octavo_kernels::{KvType, KvTypes, PAGE_POSITIONS};
@@ -24,11 +24,11 @@ fn logits_depend_on_no_page_order() {
         let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
         let mut run = |table: [u32; 4]| {
             let mut sequence = Sequences::on(vec![0], vec![table.to_vec()]);
-            let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
+            let mut all = sequence.run(&mut cuda, Phase::Prefill, &[&prompt]);
             all.extend(
                 generated
                     .iter()
-                    .flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])),
+                    .flat_map(|t| sequence.run(&mut cuda, Phase::Decode, &[&[*t]])),
             );
             all
         };
@@ -39,24 +39,24 @@ fn logits_depend_on_no_page_order() {
 }
 
 /// Runs three prompts and a token for each, together, one by one, and in two parts.
-pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: impl Display) {
+pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Backend, what: impl Display) {
     let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
     let mut together = Sequences::new(3, 48);
     let all = together.run(
         executable,
-        Role::Prompt,
+        Phase::Prefill,
         &[&prompts[0], &prompts[1], &prompts[2]],
     );
-    let next = together.run(executable, Role::Generated, &[&[5], &[6], &[7]]);
+    let next = together.run(executable, Phase::Decode, &[&[5], &[6], &[7]]);
     for (i, prompt) in prompts.iter().enumerate() {
         let mut alone = Sequences::new(1, 48);
         let (first, second) = prompt.split_at(prompt.len() / 2);
-        let mut logits = alone.run(executable, Role::Prompt, &[first]).remove(0);
-        logits.extend(alone.run(executable, Role::Prompt, &[second]).remove(0));
+        let mut logits = alone.run(executable, Phase::Prefill, &[first]).remove(0);
+        logits.extend(alone.run(executable, Phase::Prefill, &[second]).remove(0));
         assert!(logits == all[i], "{what}: prompt {i} alone, in two parts");
         let token = 5 + i as u32;
         assert!(
-            alone.run(executable, Role::Generated, &[&[token]])[0] == next[i],
+            alone.run(executable, Phase::Decode, &[&[token]])[0] == next[i],
             "{what}: token {i} alone"
         );
     }
@@ -85,7 +85,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
     let mut sequence = Sequences::new(1, 192);
     let expected: Vec<Vec<f32>> = tokens
         .iter()
-        .flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]]))
+        .flat_map(|t| sequence.run(&mut plain, Phase::Decode, &[&[*t]]))
         .collect();
 
     let watched = Watched::new(super::device().expect("there was one"));
@@ -94,7 +94,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
     let loaded = captured.device().uploads;
     let mut sequence = Sequences::new(1, 192);
     for (i, (t, expected)) in tokens.iter().zip(&expected).enumerate() {
-        let got = sequence.run(&mut captured, Role::Generated, &[&[*t]]);
+        let got = sequence.run(&mut captured, Phase::Decode, &[&[*t]]);
         assert!(got[0] == *expected, "token {i}");
     }
     let device = captured.device();
@@ -116,7 +116,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
 
     let mut several = Sequences::new(3, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {
-        let got = several.run(&mut captured, Role::Generated, &[&[*t], &[*t], &[*t]]);
+        let got = several.run(&mut captured, Phase::Decode, &[&[*t], &[*t], &[*t]]);
         assert!(
             got.iter().all(|got| *got == expected[i]),
             "token {i} of three sequences"
@@ -155,7 +155,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
             }];
             match cuda.step(
                 &Step {
-                    role: Role::Generated,
+                    phase: Phase::Decode,
                     seqs: &seqs,
                     input: &[],
                 },
@@ -191,15 +191,15 @@ fn what_is_done_together_changes_no_number() {
         let Some(device) = device() else { return };
         let mut cuda = prepare(device, &small(arch), kv, limits(20, 10, 40), false);
         let tokens = text(20);
-        for (role, n) in [
-            (Role::Prompt, 1),
-            (Role::Prompt, 3),
-            (Role::Generated, 1),
-            (Role::Generated, 10),
+        for (phase, n) in [
+            (Phase::Prefill, 1),
+            (Phase::Prefill, 3),
+            (Phase::Decode, 1),
+            (Phase::Decode, 10),
         ] {
             let pages: Vec<[u32; 1]> = (0..n as u32).map(|s| [s]).collect();
             let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
-            let length = if role == Role::Prompt { 5 } else { 1 };
+            let length = if phase == Phase::Prefill { 5 } else { 1 };
             let one = |s: usize| Sequence {
                 tokens: &tokens[s..s + length],
                 start: 0,
@@ -209,7 +209,7 @@ fn what_is_done_together_changes_no_number() {
             };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
             let step = Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             };
@@ -218,7 +218,7 @@ fn what_is_done_together_changes_no_number() {
             let apart = cuda.step(&step, Some(&mut |_| taps += 1)).expect("it runs");
             assert!(
                 taps > 20 && *apart == together,
-                "{arch}, {kv}, {role:?}, {n} sequences"
+                "{arch}, {kv}, {phase:?}, {n} sequences"
             );
         }
     }
@@ -239,13 +239,9 @@ fn the_largest_logit_is_found_where_it_is() {
         let tokens = text(20);
         let pages: Vec<[u32; 1]> = (0..4).map(|s| [s]).collect();
         let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
-        for (role, n) in [
-            (Role::Prompt, 2),
-            (Role::Generated, 1),
-            (Role::Generated, 3),
-        ] {
+        for (phase, n) in [(Phase::Prefill, 2), (Phase::Decode, 1), (Phase::Decode, 3)] {
             for at in 0..4 {
-                let length = if role == Role::Prompt { 5 } else { 1 };
+                let length = if phase == Phase::Prefill { 5 } else { 1 };
                 let wanted = length - 1..length;
                 let one = |s: usize| Sequence {
                     tokens: &tokens[s + at..s + at + length],
@@ -256,36 +252,36 @@ fn the_largest_logit_is_found_where_it_is() {
                 };
                 let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
                 let step = Step {
-                    role,
+                    phase,
                     seqs: &seqs,
                     input: &[],
                 };
-                let best = cuda.best(&step).expect("it runs");
+                let best = cuda.argmax(&step).expect("it runs");
                 let logits = cuda.step(&step, None).expect("it runs");
                 let expected: Vec<_> = logits.chunks_exact(logits.len() / n).map(argmax).collect();
                 assert_eq!(
                     best, expected,
-                    "{role:?}, {n} sequences, position {at}, graphs {graphs}"
+                    "{phase:?}, {n} sequences, position {at}, graphs {graphs}"
                 );
             }
         }
     }
 }
 
-/// Tokens without outputs leave the same keys and values as any others, in both roles and for both
+/// Tokens without outputs leave the same keys and values as any others, in both phases and for both
 /// kinds of outputs.
 #[test]
 fn tokens_without_outputs_are_remembered_like_any_others() {
-    let last = |role, wanted: bool, best: bool| {
+    let last = |phase, wanted: bool, best: bool| {
         let model = small("qwen3");
         let mut cuda = prepare(device()?, &model, KvType::F16, limits(5, 1, 16), true);
         let tokens = text(9);
         let mut logits = Vec::new();
-        for (role, range) in [
-            (Role::Prompt, 0..4),
-            (role, 4..5),
-            (role, 5..8),
-            (Role::Generated, 8..9),
+        for (phase, range) in [
+            (Phase::Prefill, 0..4),
+            (phase, 4..5),
+            (phase, 5..8),
+            (Phase::Decode, 8..9),
         ] {
             let n = range.len();
             let is_last = range.end == tokens.len();
@@ -297,13 +293,13 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
                 ..Sequence::default()
             }];
             let step = Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             };
             if best && !is_last {
                 let n = if wanted { n } else { 0 };
-                assert_eq!(cuda.best(&step).expect("it runs").len(), n);
+                assert_eq!(cuda.argmax(&step).expect("it runs").len(), n);
             } else {
                 logits = cuda.step(&step, None).expect("it runs").to_vec();
                 assert_eq!(logits.is_empty(), !wanted && !is_last);
@@ -311,14 +307,14 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
         }
         Some(logits)
     };
-    for role in [Role::Prompt, Role::Generated] {
-        let Some(expected) = last(role, true, false) else {
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let Some(expected) = last(phase, true, false) else {
             return;
         };
         assert!(!expected.is_empty());
         for (wanted, best) in [(true, true), (false, false), (false, true)] {
-            let got = last(role, wanted, best).expect("there was one");
-            assert!(got == expected, "{role:?}, wanted {wanted}, best {best}");
+            let got = last(phase, wanted, best).expect("there was one");
+            assert!(got == expected, "{phase:?}, wanted {wanted}, best {best}");
         }
     }
 }
@@ -353,7 +349,7 @@ fn layers_take_few_launches() {
         );
         let mut sequence = Sequences::new(1, 16);
         for token in [1, 2, 3] {
-            sequence.run(&mut cuda, Role::Generated, &[&[token]]);
+            sequence.run(&mut cuda, Phase::Decode, &[&[token]]);
         }
         let recorded = &cuda.device().recorded;
         // embeddings, the last norm, the last product
@@ -379,15 +375,15 @@ fn a_copied_page_is_the_page() {
     );
     let tokens = text(20);
     let mut sequence = Sequences::on(vec![0], vec![vec![0, 1]]);
-    sequence.run(&mut cuda, Role::Prompt, &[&tokens]);
-    let expected = sequence.run(&mut cuda, Role::Generated, &[&[9]]);
+    sequence.run(&mut cuda, Phase::Prefill, &[&tokens]);
+    let expected = sequence.run(&mut cuda, Phase::Decode, &[&[9]]);
     cuda.copy_page(0, 0, 3).expect("it copies");
     let mut other = Sequences::on(vec![20], vec![vec![3, 1]]);
-    assert_eq!(other.run(&mut cuda, Role::Generated, &[&[9]]), expected);
+    assert_eq!(other.run(&mut cuda, Phase::Decode, &[&[9]]), expected);
     cuda.copy_page(0, 2, 0).expect("it copies");
     let mut sequence = Sequences::on(vec![20], vec![vec![0, 1]]);
     assert_ne!(
-        sequence.run(&mut cuda, Role::Generated, &[&[9]]),
+        sequence.run(&mut cuda, Phase::Decode, &[&[9]]),
         expected,
         "what was there is gone"
     );
@@ -462,10 +458,10 @@ fn layers_with_other_key_heads_have_caches_of_their_own() {
             let mut sequences = Sequences::new(2, 64);
             let tokens = text(48);
             let prompts = [&tokens[..24 - 7], &tokens[24..24 + 7]];
-            let mut all = sequences.run(&mut cuda, Role::Prompt, &prompts);
+            let mut all = sequences.run(&mut cuda, Phase::Prefill, &prompts);
             for i in 0..3 {
                 let next = [&tokens[40 + i..=40 + i], &tokens[20 + i..=20 + i]];
-                all.extend(sequences.run(&mut cuda, Role::Generated, &next));
+                all.extend(sequences.run(&mut cuda, Phase::Decode, &next));
             }
             Some(all)
         };

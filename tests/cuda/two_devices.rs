@@ -5,12 +5,12 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::{Error, Limits};
 use octavo_engine::backend::split::{self, Split};
-use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step, TapView, cpu};
+use octavo_engine::backend::{Backend, Loading, Phase, Sequence, Step, TapView, cpu};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::workspace_root;
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Device;
-use octavo_lab::diff::{Backend, Verdict, compare};
+use octavo_lab::diff::{BackendExecution, Verdict, compare};
 use octavo_model::Model;
 use octavo_reference::metrics::nmse;
 
@@ -45,10 +45,10 @@ fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
             let ((gguf, first), (_, second)) = (model(), model());
             let n_taps = first.graph.taps().count();
             let options = both(gpu_layers, KvType::F32, limits(7, 1, 7), true);
-            let mut a = Backend::cpu(gguf.clone(), first, &options.cpu, &mut |_, _| {})
+            let mut a = BackendExecution::cpu(gguf.clone(), first, &options.cpu, &mut |_, _| {})
                 .expect("it is prepared");
-            let mut b =
-                Backend::cuda(device, gguf, second, &options, &mut |_| {}).expect("it is prepared");
+            let mut b = BackendExecution::cuda(device, gguf, second, &options, &mut |_| {})
+                .expect("it is prepared");
             let tokens = [11, 502, 33, 4, 905, 66, 7];
             let comparison =
                 compare(&mut a, &mut b, (&tokens[..]).into(), &mut |_, _| {}).expect("both run");
@@ -80,21 +80,21 @@ fn logits_are_the_cpus() {
         let options = both(1, KvType::F16, limits, true);
         let mut cpu = cpu::Cpu::prepare(&model.0, &model.1, &options.cpu, &mut |_, _| {})
             .expect("it is prepared");
-        let mut error = |role, parts: &[&[u32]]| {
+        let mut error = |phase, parts: &[&[u32]]| {
             let (mut ours, mut theirs) = (Sequences::new(1, 48), Sequences::new(1, 48));
             let run = |part: &&[u32]| {
                 let (a, b) = (
-                    ours.run(&mut split, role, &[part]),
-                    theirs.run(&mut cpu, role, &[part]),
+                    ours.run(&mut split, phase, &[part]),
+                    theirs.run(&mut cpu, phase, &[part]),
                 );
                 nmse(&a[0], &b[0]).expect("same length")
             };
             parts.iter().map(run).fold(0.0, f64::max)
         };
         let tokens = text(21);
-        let (prompt, limit) = (error(Role::Prompt, &[&tokens]), of_halves(&model.1));
+        let (prompt, limit) = (error(Phase::Prefill, &[&tokens]), of_halves(&model.1));
         assert!(prompt <= limit, "{arch}: {prompt:e} > {limit:e}");
-        let generated = error(Role::Generated, &tokens.chunks(1).collect::<Vec<_>>());
+        let generated = error(Phase::Decode, &tokens.chunks(1).collect::<Vec<_>>());
         assert!(generated <= NMSE_FLOOR, "{arch}: {generated:e}");
     }
 }
@@ -123,7 +123,7 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
             seen.push(view.tap.to_string());
         };
         let step = Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         };
@@ -159,7 +159,7 @@ fn captured_generation_goes_on_from_new_rows_each_time() {
     let mut sequence = Sequences::new(1, 192);
     let expected: Vec<Vec<f32>> = tokens
         .iter()
-        .flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]]))
+        .flat_map(|t| sequence.run(&mut plain, Phase::Decode, &[&[*t]]))
         .collect();
 
     let watched = Watched::new(super::device().expect("there was one"));
@@ -168,7 +168,7 @@ fn captured_generation_goes_on_from_new_rows_each_time() {
     let mut sequence = Sequences::new(1, 192);
     for (i, (t, expected)) in tokens.iter().zip(&expected).enumerate() {
         assert!(
-            sequence.run(&mut captured, Role::Generated, &[&[*t]])[0] == *expected,
+            sequence.run(&mut captured, Phase::Decode, &[&[*t]])[0] == *expected,
             "token {i}"
         );
     }
@@ -187,7 +187,7 @@ fn captured_generation_goes_on_from_new_rows_each_time() {
     // nine in a bucket of sixteen
     let mut several = Sequences::new(9, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {
-        let got = several.run(&mut captured, Role::Generated, &[&[*t][..]; 9]);
+        let got = several.run(&mut captured, Phase::Decode, &[&[*t][..]; 9]);
         assert!(
             got.iter().all(|got| *got == expected[i]),
             "token {i} of nine sequences"
@@ -230,7 +230,7 @@ fn rows_that_are_not_wanted_are_cached() {
         split
             .step(
                 &Step {
-                    role: Role::Prompt,
+                    phase: Phase::Prefill,
                     seqs: &seqs,
                     input: &[],
                 },
@@ -250,13 +250,13 @@ fn a_page_is_copied_in_both_parts() {
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
     let mut sequence = Sequences::on(vec![0], vec![vec![0, 1]]);
-    sequence.run(&mut split, Role::Prompt, &[&tokens]);
-    let expected = sequence.run(&mut split, Role::Generated, &[&[9]]);
+    sequence.run(&mut split, Phase::Prefill, &[&tokens]);
+    let expected = sequence.run(&mut split, Phase::Decode, &[&[9]]);
     split.copy_page(0, 0, 3).expect("it copies");
     // the old contents are overwritten
-    Sequences::on(vec![0], vec![vec![0]]).run(&mut split, Role::Prompt, &[&text(16)[..9]]);
+    Sequences::on(vec![0], vec![vec![0]]).run(&mut split, Phase::Prefill, &[&text(16)[..9]]);
     let mut other = Sequences::on(vec![20], vec![vec![3, 1]]);
-    assert_eq!(other.run(&mut split, Role::Generated, &[&[9]]), expected);
+    assert_eq!(other.run(&mut split, Phase::Decode, &[&[9]]), expected);
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn searched_scales_cost_less_than_rounding() {
         .tokenizer()
         .encode(text(2, 12).as_bytes(), EncodeOptions::PIECE)
         .expect("tokens");
-    let exact = logits(&base, &tokens, Role::Prompt);
+    let exact = logits(&base, &tokens, Phase::Prefill);
     let n_vocab = base.hparams().n_vocab();
     let cost = |name: &str, activations: Option<&Activations>, threads: usize| {
         let mut improved = 0;
@@ -68,7 +68,7 @@ fn searched_scales_cost_less_than_rounding() {
         });
         let path = dir.path().join(name);
         hf::write(&view.expect("quantized"), &path).expect("written");
-        let ours = logits(&load(&path, Isa::Scalar, true), &tokens, Role::Prompt);
+        let ours = logits(&load(&path, Isa::Scalar, true), &tokens, Phase::Prefill);
         let bytes = std::fs::read(path.join("model.safetensors")).expect("there");
         (
             kl(&ours, &exact, n_vocab).expect("as many logits").mean,

@@ -9,7 +9,7 @@ pub(crate) mod types;
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, Value, View};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_engine::hf;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
@@ -278,8 +278,8 @@ fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
 }
 
 /// Returns the NMSE, and the number of positions with another first choice.
-fn against(engine: &Engine, golden: &Full, role: Role) -> (f64, usize) {
-    let ours = logits(engine, &golden.tokens, role);
+fn against(engine: &Engine, golden: &Full, phase: Phase) -> (f64, usize) {
+    let ours = logits(engine, &golden.tokens, phase);
     let rows = ours
         .chunks_exact(golden.n_vocab)
         .zip(golden.exact.chunks_exact(golden.n_vocab));
@@ -302,10 +302,10 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
         .into();
     for isa in Isa::available() {
         let engine = load(&folder, isa, true);
-        for role in [Role::Prompt, Role::Generated] {
+        for phase in [Phase::Prefill, Phase::Decode] {
             let (mut positions, mut wrong) = (0, 0);
             for golden in &goldens {
-                let (error, other) = against(&engine, golden, role);
+                let (error, other) = against(&engine, golden, phase);
                 assert!(error <= 1e-4, "{isa}: NMSE {error}");
                 positions += golden.tokens.len();
                 wrong += other;
@@ -322,7 +322,7 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
     convert(&view, Some(TensorType::F32), &path, 2);
     let exact = load(&path, Isa::Scalar, true);
     for golden in &goldens {
-        let (error, other) = against(&exact, golden, Role::Prompt);
+        let (error, other) = against(&exact, golden, Phase::Prefill);
         assert!(error <= 1e-9 && other == 0, "F32: NMSE {error}");
     }
 }
@@ -415,7 +415,7 @@ fn conversions_keep_the_numbers() {
                 logits(
                     &load(path, Isa::Scalar, true),
                     &[3, 1, 4, 1, 5],
-                    Role::Prompt,
+                    Phase::Prefill,
                 )
             };
             let error = nmse(&greedy(&path), &greedy(&folder)).expect("as many logits");

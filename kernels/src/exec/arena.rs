@@ -8,8 +8,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::items::Items;
-use super::plan::{CODES, Phase, Section};
-use super::{Model, Role};
+use super::plan::{CODES, Section, Stage};
+use super::{Model, Phase};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
@@ -22,7 +22,7 @@ pub(super) const MAX_TILE: usize = 16;
 /// Sizes that a step's buffers need.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
-    pub(super) role: Role,
+    pub(super) phase: Phase,
     pub(super) rows: usize,
     /// Rows with outputs.
     pub(super) wanted: usize,
@@ -210,7 +210,7 @@ impl Arena {
             buffer.grow(rows * program.slots[slot].width);
         }
         let (most, widest) = (extent.most_rows(), model.widest_input());
-        if extent.role == Role::Generated {
+        if extent.phase == Phase::Decode {
             self.codes
                 .iter_mut()
                 .for_each(|codes| codes.reserve(most * widest.div_ceil(ACT_GROUP)));
@@ -339,7 +339,7 @@ impl Arenas {
         from: usize,
         to: usize,
     ) -> bool {
-        let section = &model.plan(extent.role, false).sections[number];
+        let section = &model.plan(extent.phase, false).sections[number];
         // SAFETY: the caller's promise: this thread is alone there.
         if with_memory(|| unsafe { self.reserve(to, model, extent) }).is_err() {
             return false;
@@ -391,7 +391,7 @@ impl Arenas {
             let (done, now_done) = (&self.progress(from).done, &self.progress(to).done);
             let (from, to) = (self.view(from), self.view(to));
             let mut first = 0;
-            for task in &model.plan(extent.role, false).sections[number].tasks {
+            for task in &model.plan(extent.phase, false).sections[number].tasks {
                 let Some(items) = Items::of(model, extent, task) else {
                     continue;
                 };
@@ -406,7 +406,7 @@ impl Arenas {
                         buffers(to)
                             .write(at, region.len)
                             .copy_from_slice(buffers(from).read(at, region.len));
-                        if let (Some(codes), Phase::Whole(_)) = (task.codes, task.phase) {
+                        if let (Some(codes), Stage::Whole(_)) = (task.codes, task.stage) {
                             let (from, to) =
                                 (from.codes[codes].at_group(at / ACT_GROUP), &to.codes[codes]);
                             to.at_group(at / ACT_GROUP)

@@ -1,7 +1,7 @@
 //! Operations that a product applies to its results while they are still in the cache, instead of
 //! running them separately.
 
-use super::{Form, Matrix, Role, Slot};
+use super::{Form, Matrix, Phase, Slot};
 use crate::fuse::{Group, Kind};
 use crate::op::Activation;
 
@@ -28,9 +28,9 @@ impl Epilogue {
 }
 
 /// The epilogue of a group's first product, if this executor fuses the group.
-pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option<Epilogue> {
+pub(super) fn epilogue(group: &Group, matrices: &[Matrix], phase: Phase) -> Option<Epilogue> {
     // the epilogue may overwrite the input, unless products of other rows still read it
-    let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(role) != Form::Floats;
+    let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(phase) != Form::Floats;
     // both go through one kernel
     let like = |w: usize| {
         let matrix = &matrices[w];
@@ -38,7 +38,7 @@ pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option
             matrix.ty,
             matrix.rows,
             matrix.is_packed(),
-            matrix.reads(role),
+            matrix.reads(phase),
         )
     };
     match group.kind {

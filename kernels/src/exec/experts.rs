@@ -4,7 +4,7 @@
 //! Each expert of a row is a *choice*, numbered row by row. Choices are sorted by expert first, by
 //! every thread for itself: that takes less time than to wait for each other. Then threads take
 //! pairs of strips of the chosen experts only, so that weights of the others are not read. All rows
-//! of an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role,
+//! of an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their phase,
 //! which give a row the same bits whatever other rows there are.
 
 mod choosing;
@@ -17,7 +17,7 @@ use super::gemv::PACKED;
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
 use super::scratch::Scratch;
 use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
-use super::{Role, UNITS, gemm, sums_len};
+use super::{Phase, UNITS, gemm, sums_len};
 use crate::act::ActRow;
 use crate::generic::batch;
 use crate::matrix::Strips;
@@ -52,8 +52,8 @@ impl Experts {
                 most.count = most.count.max(experts);
                 most.cols = most.cols.max(matrices[w].cols);
                 most.width = most.width.max(program.slots[x].width);
-                for (tiled, role) in most.tiled.iter_mut().zip([Role::Prompt, Role::Generated]) {
-                    *tiled |= !matches!(matrices[w].reads(role), Form::Codes | Form::Floats);
+                for (tiled, phase) in most.tiled.iter_mut().zip([Phase::Prefill, Phase::Decode]) {
+                    *tiled |= !matches!(matrices[w].reads(phase), Form::Codes | Form::Floats);
                 }
             }
         }
@@ -61,8 +61,8 @@ impl Experts {
     }
 
     /// Floats that the inputs of `rows` rows take in tiles.
-    pub(super) fn tile_floats(&self, role: Role, rows: usize) -> usize {
-        let is_tiled = self.tiled[usize::from(role == Role::Generated)];
+    pub(super) fn tile_floats(&self, phase: Phase, rows: usize) -> usize {
+        let is_tiled = self.tiled[usize::from(phase == Phase::Decode)];
         let floats = || tile_floats(rows, self.used, self.count, self.cols);
         if is_tiled { floats() } else { 0 }
     }
@@ -145,7 +145,7 @@ impl Part<'_> {
         }
         // SAFETY: the same items of the same finished input.
         unsafe {
-            match product.matrix.reads(self.extent.role) {
+            match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.expert_gemv(product),
                 Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.expert_gemm(product),
             }
@@ -179,7 +179,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Shares* of whole tiles.
     unsafe fn tile_by_expert(&self, product: &ExpertProduct<'_>) {
-        let tokens = product.matrix.prompt(self.extent.role).0;
+        let tokens = product.matrix.prompt(self.extent.phase).0;
         let (k, nt) = (product.matrix.cols, tokens.tile);
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let Scratch { grouping, rows, .. } = unsafe { self.scratches.of(self.w.thread) };
@@ -220,7 +220,7 @@ impl Part<'_> {
     /// As [`Part::expert_matmul`].
     unsafe fn expert_gemm(&self, product: &ExpertProduct<'_>) {
         let matrix = product.matrix;
-        let tokens = matrix.prompt(self.extent.role).0;
+        let tokens = matrix.prompt(self.extent.phase).0;
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {

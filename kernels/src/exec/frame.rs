@@ -67,7 +67,7 @@ impl Span {
 
 impl Frame {
     pub(super) fn section(&self, section: usize) -> &Section {
-        let plan = self.model.plan(self.extent.role, self.tapped);
+        let plan = self.model.plan(self.extent.phase, self.tapped);
         &plan.sections[self.sections.start + section]
     }
 

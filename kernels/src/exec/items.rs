@@ -2,7 +2,7 @@
 //! section is taken over.
 
 use super::epilogue::Epilogue;
-use super::plan::{Phase, Task};
+use super::plan::{Stage, Task};
 use super::{Extent, Form, Model, Op, QUERY_BLOCK, STRIP_PAIR, Slot, piece_len};
 
 /// The items of a task.
@@ -59,13 +59,13 @@ impl Items {
         let width = |slot: Slot| program.slots[slot].width;
         let rows = |slot: Slot| program.rows_of(slot, extent.rows, extent.wanted);
         let instruction = &program.ops[task.op];
-        match (task.phase, &instruction.op) {
-            (Phase::Whole(then), &Op::MatMul { w, .. }) => {
+        match (task.stage, &instruction.op) {
+            (Stage::Whole(then), &Op::MatMul { w, .. }) => {
                 let out = then.map_or_else(|| instruction.result(), Epilogue::out);
                 let matrix = &model.matrices[w];
                 let both = matches!(then, Some(Epilogue::Gate { .. }));
                 let by_strip =
-                    both && !matches!(matrix.reads(extent.role), Form::Codes | Form::Floats);
+                    both && !matches!(matrix.reads(extent.phase), Form::Codes | Form::Floats);
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
                 let kind = Kind::Columns {
                     slot: out,
@@ -78,7 +78,7 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Whole(_), &Op::ExpertMatMul { w, ids, .. }) => {
+            (Stage::Whole(_), &Op::ExpertMatMul { w, ids, .. }) => {
                 let n = model.matrices[w].expert_rows();
                 let at_once = model.table.strip * STRIP_PAIR;
                 let parts = n.div_ceil(at_once);
@@ -93,7 +93,7 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Whole(_), &Op::Attention { q, cache, .. }) => {
+            (Stage::Whole(_), &Op::Attention { q, cache, .. }) => {
                 let (out, kv) = (instruction.result(), program.cache(cache));
                 let heads_kv = kv.n_head_kv;
                 let block = block_tokens(model, width(q) / kv.head_dim / heads_kv);
@@ -109,7 +109,7 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Pieces, &Op::Attention { q, cache, .. }) => {
+            (Stage::Pieces, &Op::Attention { q, cache, .. }) => {
                 let kv = program.cache(cache);
                 let heads_kv = kv.n_head_kv;
                 let kind = Kind::Pieces {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{
-    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Matrix, Operands, Part, Role, STRIP_PAIR,
+    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Matrix, Operands, Part, Phase, STRIP_PAIR,
     Scratch, Slot, Task, UNITS, gemm, sums_len,
 };
 
@@ -52,13 +52,13 @@ impl<'a> StripPairs<'a> {
     }
 
     /// Writes the panels of a pair one after the other, and returns how many there are.
-    fn write_panels(&self, role: Role, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
-        let bytes = self.matrix.prompt(role).0.bytes;
+    fn write_panels(&self, phase: Phase, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
+        let bytes = self.matrix.prompt(phase).0.bytes;
         let floats = k.len() * self.matrix.strip_rows() * bytes / 4;
         let mut n = 0;
         for (matrix, strip) in self.strips(pair) {
             let out = &mut out[n * floats..(n + 1) * floats];
-            matrix.panel(role, strip, k.start, k.end, out);
+            matrix.panel(phase, strip, k.start, k.end, out);
             n += 1;
         }
         n
@@ -115,7 +115,7 @@ impl Part<'_> {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
                 Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
-                    self.tile(x, matrix.prompt(self.extent.role).0)
+                    self.tile(x, matrix.prompt(self.extent.phase).0)
                 }
             }
         }
@@ -132,7 +132,7 @@ impl Part<'_> {
         }
         // SAFETY: the same items of the same finished input.
         unsafe {
-            match product.matrix.reads(self.extent.role) {
+            match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.gemv(product, m),
                 Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.gemm(product, m),
             }
@@ -202,7 +202,7 @@ impl Part<'_> {
     /// finished by itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let matrix = product.matrix;
-        let (activations, _) = matrix.prompt(self.extent.role);
+        let (activations, _) = matrix.prompt(self.extent.phase);
         let pairs = StripPairs {
             matrix,
             up: match product.then {
@@ -281,8 +281,8 @@ impl Part<'_> {
         sums: &mut [f32],
     ) {
         let &Tokens { x, m, y } = tokens;
-        let (role, cols) = (self.extent.role, pairs.matrix.cols);
-        let (activations, kernels) = pairs.matrix.prompt(role);
+        let (phase, cols) = (self.extent.phase, pairs.matrix.cols);
+        let (activations, kernels) = pairs.matrix.prompt(phase);
         let offset = pairs.matrix.panel_offset();
         for k0 in (0..cols).step_by(activations.slice) {
             let kc = activations.slice.min(cols - k0);
@@ -291,7 +291,7 @@ impl Part<'_> {
                 .zip(sums.chunks_exact_mut(sums_len(m)))
                 .enumerate()
             {
-                let n_strips = pairs.write_panels(role, *pair, k0..k0 + kc, panel);
+                let n_strips = pairs.write_panels(phase, *pair, k0..k0 + kc, panel);
                 // data that the next iteration of these loops reads
                 let (next, k) = match turn.get(i + 1) {
                     Some(next) => (*next, k0),

@@ -53,7 +53,7 @@ use crate::kv::{Cell, KvPages, KvShape, KvStore};
 use crate::matrix::Matrix;
 use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, SharedPool, Work};
-use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
+use crate::program::{Instruction, Phase, Program, Resource, Row, Sequence, Slot, Step};
 use crate::ranks::{Collective, Cut};
 use crate::table::{ActivationForm, Gemv, MAX_R, PromptAttention, Table};
 use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
@@ -62,7 +62,7 @@ use experts::Experts;
 use frame::{Frame, Span};
 use model::Model;
 use part::Part;
-use plan::{Division, Phase, Plan, Task};
+use plan::{Division, Plan, Stage, Task};
 use scratch::{Scratch, Scratches};
 
 /// Positions of a generated token's attention that one thread takes: fixed, so that results do not
@@ -136,7 +136,7 @@ impl<'a> Whole<'a> {
         let (wanted_before, wanted) = (before(part.start), before(part.end));
         let pieces = self.ends().into_iter().map(|end| end.div_ceil(PIECE));
         Extent {
-            role: self.step.role,
+            phase: self.step.phase,
             rows: part.len(),
             wanted: wanted - wanted_before,
             pieces: pieces.max().unwrap_or(0),
@@ -230,19 +230,19 @@ impl Executor {
         // where prompts are rounded for products, attention may round them too
         let rounds = matrices
             .iter()
-            .any(|m| m.reads(Role::Prompt) != Form::Tiles);
+            .any(|m| m.reads(Phase::Prefill) != Form::Tiles);
         let prompt_attention = table
             .prompt_attention
             .as_ref()
             .filter(|a| rounds && program.caches.iter().all(|kv| (a.takes)(kv)));
         let groups = fuse::groups(&program);
         let experts = Experts::of(&program, &matrices);
-        let plan = |role, tapped| Plan::new(table, &program, &matrices, &groups, role, tapped);
+        let plan = |phase, tapped| Plan::new(table, &program, &matrices, &groups, phase, tapped);
         let plans = [
-            plan(Role::Prompt, false),
-            plan(Role::Generated, false),
-            plan(Role::Prompt, true),
-            plan(Role::Generated, true),
+            plan(Phase::Prefill, false),
+            plan(Phase::Decode, false),
+            plan(Phase::Prefill, true),
+            plan(Phase::Decode, true),
         ];
         Executor {
             arenas: Arc::new(Arenas::new(program.ops.len())),
@@ -319,7 +319,7 @@ impl Executor {
         let program = &self.model.program;
         let rows = program.rows(step, kv.n_pages);
         let whole = Whole::new(step, rows, program.given, kv.pages());
-        let plan = self.model.plan(step.role, tap.is_some());
+        let plan = self.model.plan(step.phase, tap.is_some());
         let (end, output) = match last {
             None => (plan.sections.len(), program.output),
             Some(op) => (plan.sections_up_to(op), program.ops[op].result()),
@@ -411,7 +411,7 @@ impl Executor {
             let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else {
                 return;
             };
-            if task.phase == Phase::Tap {
+            if task.stage == Stage::Tap {
                 // SAFETY: the others have nothing to do in this section but to wait for this
                 // thread, and no section of a step with taps is done in another place.
                 unsafe { shown.show(task.op, place, *tap) }

@@ -7,7 +7,7 @@ use super::experts::Experts;
 use super::items::Items;
 use super::plan::{Plan, Section};
 use super::{
-    Collective, Instruction, Isa, Matrix, Op, Program, PromptAttention, Resource, Role, Slot,
+    Collective, Instruction, Isa, Matrix, Op, Phase, Program, PromptAttention, Resource, Slot,
     Table, piece_len,
 };
 use crate::ranks::Threads;
@@ -31,13 +31,13 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn plan(&self, role: Role, tapped: bool) -> &Plan {
-        &self.plans[usize::from(role == Role::Generated) + 2 * usize::from(tapped)]
+    pub(super) fn plan(&self, phase: Phase, tapped: bool) -> &Plan {
+        &self.plans[usize::from(phase == Phase::Decode) + 2 * usize::from(tapped)]
     }
 
     /// Whether a slot is handed from stage to stage; see [`Stages`](super::plan::Stages).
     pub(super) fn is_kept(&self, slot: Slot) -> bool {
-        let stages = self.plan(Role::Prompt, false).stages.as_ref();
+        let stages = self.plan(Phase::Prefill, false).stages.as_ref();
         stages.is_some_and(|stages| stages.kept[slot])
     }
 
@@ -56,7 +56,7 @@ impl Model {
     pub(super) fn tile_floats(&self, extent: &Extent) -> usize {
         let rows = extent.most_rows();
         let ordinary = (rows + MAX_TILE) * self.widest();
-        ordinary.max(self.experts.tile_floats(extent.role, rows))
+        ordinary.max(self.experts.tile_floats(extent.phase, rows))
     }
 
     /// Items of the tasks of any section, at most.
@@ -69,7 +69,7 @@ impl Model {
                 .map(|items| items.count)
                 .sum()
         };
-        self.plan(extent.role, false)
+        self.plan(extent.phase, false)
             .sections
             .iter()
             .map(of_section)
@@ -104,15 +104,15 @@ impl Model {
     }
 
     /// The ranks, if their parts of rows are read in place: a prompt's, in one process.
-    pub(super) fn ranks_that_show(&self, role: Role) -> Option<&Threads> {
+    pub(super) fn ranks_that_show(&self, phase: Phase) -> Option<&Threads> {
         let in_process = self.ranks.as_ref()?.in_process();
-        in_process.filter(|_| role == Role::Prompt)
+        in_process.filter(|_| phase == Phase::Prefill)
     }
 
     /// Floats of all ranks' parts of the widest rows that they gather; none where these are read in
     /// place.
     pub(super) fn gathered_floats(&self, extent: &Extent) -> usize {
-        if self.ranks_that_show(extent.role).is_some() {
+        if self.ranks_that_show(extent.phase).is_some() {
             return 0;
         }
         let of = |i: &Instruction| match i.op {

@@ -7,7 +7,7 @@ use super::arena::View;
 use super::experts::ExpertProduct;
 use super::frame::Frame;
 use super::matmul::Product;
-use super::plan::{Phase, Task};
+use super::plan::{Stage, Task};
 use super::{Member, Op, Slot};
 use crate::program::Attend;
 
@@ -127,17 +127,17 @@ impl Part<'_> {
         // SAFETY: all of these need finished inputs and a place with room, which the caller
         // promises.
         unsafe {
-            match (task.phase, &instruction.op) {
-                (Phase::Angles, _) => self.angles(),
+            match (task.stage, &instruction.op) {
+                (Stage::Angles, _) => self.angles(),
                 // thread 0 shows it to the tap, see `Executor::step`
-                (Phase::Tap, _) => {}
-                (Phase::Exchange, &Op::AllGather { x, cut }) => {
+                (Stage::Tap, _) => {}
+                (Stage::Exchange, &Op::AllGather { x, cut }) => {
                     self.exchange(x, cut, instruction.result());
                 }
-                (Phase::Prepare(form), Op::MatMul { x, w }) => {
+                (Stage::Prepare(form), Op::MatMul { x, w }) => {
                     self.prepare(form, *x, &self.model.matrices[*w], task);
                 }
-                (Phase::Whole(then), Op::MatMul { x, w }) => self.matmul(&Product {
+                (Stage::Whole(then), Op::MatMul { x, w }) => self.matmul(&Product {
                     task,
                     x: *x,
                     matrix: &self.model.matrices[*w],
@@ -145,7 +145,7 @@ impl Part<'_> {
                     then,
                 }),
                 (
-                    phase @ (Phase::Prepare(_) | Phase::Whole(_)),
+                    stage @ (Stage::Prepare(_) | Stage::Whole(_)),
                     &Op::ExpertMatMul { x, w, ids, .. },
                 ) => {
                     let product = ExpertProduct {
@@ -155,13 +155,13 @@ impl Part<'_> {
                         matrix: &self.model.matrices[w],
                         out: instruction.result(),
                     };
-                    match phase {
-                        Phase::Prepare(form) => self.prepare_experts(form, &product),
+                    match stage {
+                        Stage::Prepare(form) => self.prepare_experts(form, &product),
                         _ => self.expert_matmul(&product),
                     }
                 }
                 (
-                    phase @ (Phase::Pieces | Phase::Whole(_)),
+                    stage @ (Stage::Pieces | Stage::Whole(_)),
                     &Op::Attention {
                         q,
                         cache,
@@ -175,7 +175,7 @@ impl Part<'_> {
                         scores,
                         out: instruction.result(),
                     };
-                    if phase == Phase::Pieces {
+                    if stage == Stage::Pieces {
                         self.attend_pieces(task, &attend, sinks.as_deref());
                     } else {
                         self.attend_prompt(at, &attend, sinks.as_deref());

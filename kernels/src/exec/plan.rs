@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::epilogue::Epilogue;
 use super::experts::ByExpert;
-use super::{Form, Matrix, Op, Program, Resource, Role, Slot, Table};
+use super::{Form, Matrix, Op, Phase, Program, Resource, Slot, Table};
 use crate::fuse::Group;
 use steps::steps;
 
@@ -58,12 +58,12 @@ pub(super) struct Ready {
     pub(super) at: Resource,
 }
 
-/// One phase of an operation.
+/// One stage of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Task {
     /// Number of the operation.
     pub(super) op: usize,
-    pub(super) phase: Phase,
+    pub(super) stage: Stage,
     /// How its values are divided.
     pub(super) division: Division,
     /// Place of a product's input, if it reads integers.
@@ -74,7 +74,7 @@ pub(super) struct Task {
 
 /// Part of an operation that a task executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum Stage {
     /// Computes cosines and sines of all positions, before all operations.
     Angles,
     /// Converts a product's input to a form.
@@ -117,20 +117,20 @@ impl Division {
 type Uses = Vec<(Resource, Division)>;
 
 impl Plan {
-    /// Makes the sections of a program for tokens of a role. If `tapped`, every result is shown,
+    /// Makes the sections of a program for tokens of a phase. If `tapped`, every result is shown,
     /// nothing is fused, and nothing can be repeated.
     pub(super) fn new(
         table: &Table,
         program: &Program,
         matrices: &[Matrix],
         groups: &[Option<Group>],
-        role: Role,
+        phase: Phase,
         tapped: bool,
     ) -> Plan {
         let mut sections: Vec<Section> = Vec::new();
         let (mut read, mut written): (Uses, Uses) = (Vec::new(), Vec::new());
         let mut uses: Vec<(Vec<Resource>, Vec<Resource>)> = Vec::new();
-        for step in steps(table, program, matrices, groups, role, tapped) {
+        for step in steps(table, program, matrices, groups, phase, tapped) {
             let clashes = |with: &Uses, resource: &Resource| {
                 let apart = |division| division != step.task.division || division == Division::Own;
                 with.iter()
@@ -141,10 +141,10 @@ impl Plan {
                     .writes
                     .iter()
                     .any(|r| clashes(&written, r) || clashes(&read, r))
-                || step.task.phase == Phase::Tap
+                || step.task.stage == Stage::Tap
                 || sections
                     .last()
-                    .is_none_or(|s| s.tasks.iter().any(|task| task.phase == Phase::Tap));
+                    .is_none_or(|s| s.tasks.iter().any(|task| task.stage == Stage::Tap));
             if waits {
                 read.clear();
                 written.clear();
@@ -181,7 +181,7 @@ impl Plan {
             live.extend(news);
             section.carried = live.iter().copied().filter(|r| !r.is_kept()).collect();
         }
-        let stages = stages(program, &sections).filter(|_| role == Role::Prompt && !tapped);
+        let stages = stages(program, &sections).filter(|_| phase == Phase::Prefill && !tapped);
         Plan { sections, stages }
     }
 

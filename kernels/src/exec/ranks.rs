@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Collective, Cut, Part, Role, Slot};
+use super::{Collective, Cut, Part, Phase, Slot};
 
 impl Part<'_> {
     fn ranks(&self) -> &dyn Collective {
@@ -25,7 +25,7 @@ impl Part<'_> {
         // section; both hold whole rows of the result.
         unsafe {
             let mine = self.view.buffers[x].read(0, n);
-            if let Some(ranks) = self.model.ranks_that_show(self.extent.role) {
+            if let Some(ranks) = self.model.ranks_that_show(self.extent.phase) {
                 ranks.show(mine, |rank, part| self.join(rank, part, 0..rows, cut, out));
                 return;
             }
@@ -35,7 +35,7 @@ impl Part<'_> {
                 return;
             }
             ranks.all_gather(mine, &lens, self.view.parts.write(0, len));
-            if self.extent.role == Role::Generated {
+            if self.extent.phase == Phase::Decode {
                 (0..rows).for_each(|row| self.join_row(row, cut, out));
             }
         }
@@ -47,7 +47,7 @@ impl Part<'_> {
     /// As [`Part::run`]. *Shares* of rows, `grain` at a time.
     pub(super) unsafe fn join_parts(&self, cut: Cut, out: Slot, grain: usize) {
         let rows = self.n_rows(out);
-        let are_shown = self.model.ranks_that_show(self.extent.role).is_some();
+        let are_shown = self.model.ranks_that_show(self.extent.phase).is_some();
         if are_shown || cut.is_in_order(rows) {
             return;
         }

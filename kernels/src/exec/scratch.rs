@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::arena::{Codes, Extent, MAX_TILE};
 use super::experts::{EXPERT_ROWS, Grouping};
-use super::{GENERATED_ROWS, Model, PANEL_FLOATS, Role, STRIP_PAIR, UNITS, sums_len};
+use super::{GENERATED_ROWS, Model, PANEL_FLOATS, Phase, STRIP_PAIR, UNITS, sums_len};
 use crate::act::{ACT_GROUP, ActRow};
 use crate::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
 use crate::memory::Floats;
@@ -158,7 +158,7 @@ impl Scratch {
         self.out.grow(QUERY_ROWS * padded(head_dim));
         let rows = extent.most_rows().min(GENERATED_ROWS);
         self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
-        if extent.role == Role::Generated {
+        if extent.phase == Phase::Decode {
             let rows = extent.most_rows();
             let bytes = model.matrices.iter().filter_map(|matrix| {
                 let tiled = matrix.tiled().filter(|tiled| tiled.fewest <= rows)?;
@@ -171,7 +171,7 @@ impl Scratch {
             let rows = extent.most_rows();
             self.grouping.reserve(rows * experts.used, experts.count);
             self.rows.grow(MAX_TILE * experts.cols);
-            if extent.role == Role::Generated {
+            if extent.phase == Phase::Decode {
                 let groups = experts.cols.div_ceil(ACT_GROUP);
                 self.codes.reserve(rows.min(EXPERT_ROWS) * groups);
             }

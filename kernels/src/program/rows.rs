@@ -1,6 +1,6 @@
 //! Conversion of a step's tokens to rows, with checks that they fit.
 
-use super::{Program, Role, Sequence, StateUse, Step};
+use super::{Phase, Program, Sequence, StateUse, Step};
 use crate::generic::attention::PAGE;
 use crate::op::Op;
 use crate::rope::Turns;
@@ -44,7 +44,7 @@ impl Program {
         let (mut rows, mut wanted, mut n_given) = (Vec::new(), Vec::new(), 0);
         for (seq, s) in step.seqs.iter().enumerate() {
             assert!(
-                limits.is_causal || (s.start == 0 && step.role == Role::Prompt),
+                limits.is_causal || (s.start == 0 && step.phase == Phase::Prefill),
                 "a part of a sequence whose tokens see later ones"
             );
             limits.check(s);

@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use crate::rope::Turns;
 
-/// Origin of a token: decides the kernels, so that results do not depend on batch sizes.
+/// Phase that a token is computed in: it decides the kernels, so that results do not depend on
+/// batch sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Read from the user: prompt kernels, also for a single token.
-    Prompt,
-    /// Sampled: generation kernels.
-    Generated,
+pub enum Phase {
+    /// A token of a prompt: prefill kernels, also for a single token.
+    Prefill,
+    /// A sampled token: decode kernels.
+    Decode,
 }
 
 /// New tokens of one sequence.
@@ -67,11 +68,11 @@ pub struct StateWrite {
     pub slot: u32,
 }
 
-/// One step: new tokens of some sequences, all of one role.
+/// One step: new tokens of some sequences, all of one phase.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// See [`Role`].
-    pub role: Role,
+    /// See [`Phase`].
+    pub phase: Phase,
     /// Sequences, each at most once.
     pub seqs: &'a [Sequence<'a>],
     /// Values of [`Op::Input`](crate::Op::Input), `[rows][width]`; empty for programs without one.

@@ -11,8 +11,8 @@ pub(crate) mod standin;
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program,
-    PromptBits, Role, Rope, RowSet, RowTable, Sequence, Step, ValueShape,
+    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Phase, Pool,
+    Program, PromptBits, Rope, RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -156,12 +156,12 @@ pub(crate) enum Form {
 
 impl Form {
     /// Determines the form from the name of the kernel that ran.
-    pub(crate) fn of(kernel: &str, role: Role) -> Form {
-        match role {
-            Role::Generated if kernel.contains("x int16 strips") => Form::Integers(32),
-            Role::Prompt if kernel.contains("int16 panels") => Form::Integers(256),
-            Role::Prompt if kernel.contains("int8 panels") => Form::Bytes,
-            Role::Prompt if kernel.contains("bf16 tiles") => Form::Bf16,
+    pub(crate) fn of(kernel: &str, phase: Phase) -> Form {
+        match phase {
+            Phase::Decode if kernel.contains("x int16 strips") => Form::Integers(32),
+            Phase::Prefill if kernel.contains("int16 panels") => Form::Integers(256),
+            Phase::Prefill if kernel.contains("int8 panels") => Form::Bytes,
+            Phase::Prefill if kernel.contains("bf16 tiles") => Form::Bf16,
             _ => Form::Floats,
         }
     }
@@ -222,7 +222,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
 }
 
 /// Runs `m` tokens 0, 1, … of one sequence and returns the outputs of all.
-pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) -> Vec<f32> {
+pub(crate) fn run(executor: &mut Executor, kv: KvShape, phase: Phase, m: usize) -> Vec<f32> {
     let pages = m.div_ceil(16);
     let table: Vec<u32> = (0..pages as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
@@ -236,7 +236,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
     executor
         .step(
             &Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             },
@@ -253,12 +253,12 @@ pub(crate) fn product(
     shape: (TensorType, usize, usize),
     raw: &[u8],
     x: &[f32],
-    role: Role,
+    phase: Phase,
     repack: bool,
     threads: usize,
 ) -> (Vec<f32>, String) {
     let bits = PromptBits::default();
-    product_in(bits, isa, shape, raw, x, role, repack, threads)
+    product_in(bits, isa, shape, raw, x, phase, repack, threads)
 }
 
 /// Computes `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
@@ -269,7 +269,7 @@ pub(crate) fn product_in(
     (ty, rows, cols): (TensorType, usize, usize),
     raw: &[u8],
     x: &[f32],
-    role: Role,
+    phase: Phase,
     repack: bool,
     threads: usize,
 ) -> (Vec<f32>, String) {
@@ -287,5 +287,5 @@ pub(crate) fn product_in(
     let m = x.len() / cols;
     let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
     let mut executor = Executor::new(isa, program(ops, &[cols, rows], KV), vec![matrix], pool);
-    (run(&mut executor, KV, role, m), kernel)
+    (run(&mut executor, KV, phase, m), kernel)
 }

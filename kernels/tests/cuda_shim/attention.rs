@@ -11,7 +11,7 @@ use octavo_kernels::cuda::params::{Attention, KvWrite, Paging};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, HEAD_DIMS, Limits, Ptr, Setup, Source, launch};
 use octavo_kernels::{
-    CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Role, Scores,
+    CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Phase, Pool, Scores,
     Sequence, Step,
 };
 use octavo_quant::TensorType;

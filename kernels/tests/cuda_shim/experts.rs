@@ -9,7 +9,7 @@ use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
 use octavo_kernels::cuda::{Device, Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{Instruction, KvShape, Role, Sequence, Step, TapFn, TopGroups};
+use octavo_kernels::{Instruction, KvShape, Phase, Sequence, Step, TapFn, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
@@ -249,17 +249,17 @@ fn programs_take_mixtures() {
     let ops = MIXTURE.ops(&rng.floats(M * D), &bias);
     let sources = sources(&mut rng);
     let mut executor = executor(machine.boxed(), ops, &sources);
-    for role in [Role::Prompt, Role::Generated] {
+    for phase in [Phase::Prefill, Phase::Decode] {
         let mut shown: Vec<Vec<f32>> = Vec::new();
         let mut tap = |_: usize, _: usize, _: usize, x: &[f32]| {
             shown.push(x.to_vec());
             None
         };
-        let tapped = run(&mut executor, role, Some(&mut tap));
+        let tapped = run(&mut executor, phase, Some(&mut tap));
         check_mixture(&shown, &sources, &bias);
         for round in 0..3 {
-            let again = run(&mut executor, role, None);
-            assert!(again == tapped, "{role:?}, round {round}");
+            let again = run(&mut executor, phase, None);
+            assert!(again == tapped, "{phase:?}, round {round}");
         }
     }
 }
@@ -282,17 +282,17 @@ fn what_a_tap_gives_is_what_the_next_operation_reads() {
         let mut ops = MIXTURE.ops(&x, &bias);
         ops[op] = embed(M, MIXTURE.widths()[op], values, op);
         let mut known = executor(machine.boxed(), ops, &sources);
-        for role in [Role::Prompt, Role::Generated] {
-            let how = format!("{role:?}, operation {op}");
-            let expected = run(&mut known, role, None);
-            let own = run(&mut tapped, role, None);
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let how = format!("{phase:?}, operation {op}");
+            let expected = run(&mut known, phase, None);
+            let own = run(&mut tapped, phase, None);
             assert!(own != expected, "{how}: nothing changed");
             let mut tap =
                 |at: usize, _: usize, _: usize, _: &[f32]| (at == op).then(|| values.clone());
-            let got = run(&mut tapped, role, Some(&mut tap));
+            let got = run(&mut tapped, phase, Some(&mut tap));
             assert!(got == expected, "{how}");
             // and the next step is not affected
-            assert!(run(&mut tapped, role, None) == own, "{how}");
+            assert!(run(&mut tapped, phase, None) == own, "{how}");
         }
     }
 }
@@ -342,7 +342,7 @@ fn executor(
 /// Runs each token as a sequence of its own, so that decode is replayed.
 fn run(
     executor: &mut Executor<Box<dyn Device>>,
-    role: Role,
+    phase: Phase,
     tap: Option<&mut TapFn<'_>>,
 ) -> Vec<f32> {
     let pages: Vec<[u32; 1]> = (0..M as u32).map(|i| [i]).collect();
@@ -357,7 +357,7 @@ fn run(
     };
     let seqs: Vec<Sequence<'_>> = (0..M).map(sequence).collect();
     let step = Step {
-        role,
+        phase,
         seqs: &seqs,
         input: &[],
     };

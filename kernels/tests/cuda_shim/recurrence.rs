@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Device, Error, Executor, Limits, MOST_KEPT, Setup};
-use octavo_kernels::{KeyHeads, KvShape, Role, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{KeyHeads, KvShape, Phase, Sequence, StateUse, StateWrite, Step};
 
 use super::{Bench, device};
 use crate::common::recurrent::{Case, Exact, Sizes, convolution, linear_attention};
@@ -110,7 +110,7 @@ impl Texts {
         self.texts.len() - 1
     }
 
-    fn step(&mut self, role: Role, parts: &[Part<'_>]) {
+    fn step(&mut self, phase: Phase, parts: &[Part<'_>]) {
         let mut next = self.next;
         let mut write = |after: usize| {
             let slot = next;
@@ -139,7 +139,7 @@ impl Texts {
         };
         let seqs: Vec<Sequence<'_>> = parts.iter().zip(&writes).map(sequence).collect();
         let step = Step {
-            role,
+            phase,
             seqs: &seqs,
             input: &[],
         };
@@ -158,9 +158,9 @@ impl Texts {
     }
 
     /// Runs the rest of a sequence in one step; returns its results.
-    fn finish(&mut self, role: Role, text: usize) -> &[f32] {
+    fn finish(&mut self, phase: Phase, text: usize) -> &[f32] {
         let Text { tokens, done, .. } = &self.texts[text];
-        self.step(role, &[Part::of(text, tokens.len() - done)]);
+        self.step(phase, &[Part::of(text, tokens.len() - done)]);
         &self.texts[text].got
     }
 }
@@ -178,25 +178,25 @@ fn check_in_any_steps(case: &Case, exact: &Exact, n: usize, what: &str) {
             return;
         };
         let whole = texts.begin(around(0, n));
-        let whole = texts.finish(Role::Prompt, whole).to_vec();
+        let whole = texts.finish(Phase::Prefill, whole).to_vec();
         exact.check(what, &whole);
         let each: Vec<usize> = (1..=n).collect();
         let mut kept = vec![1, n / 2, n - 1];
         kept.dedup();
-        let cuts: [(Role, &[usize], &[usize]); 4] = [
-            (Role::Generated, &each, &[]),
-            (Role::Prompt, &[1, n], &[]),
-            (Role::Prompt, &[n - 1, n], &kept[..1]),
-            (Role::Prompt, &[n], &kept),
+        let cuts: [(Phase, &[usize], &[usize]); 4] = [
+            (Phase::Decode, &each, &[]),
+            (Phase::Prefill, &[1, n], &[]),
+            (Phase::Prefill, &[n - 1, n], &kept[..1]),
+            (Phase::Prefill, &[n], &kept),
         ];
-        for (role, ends, kept) in cuts {
+        for (phase, ends, kept) in cuts {
             let text = texts.begin(around(0, n));
             for end in ends {
                 let tokens = end - texts.texts[text].done;
                 let inside = kept.iter().filter(|at| **at < tokens);
                 let kept: Vec<usize> = inside.copied().collect();
                 let kept = &kept;
-                texts.step(role, &[Part { text, tokens, kept }]);
+                texts.step(phase, &[Part { text, tokens, kept }]);
             }
             assert!(texts.texts[text].got == whole, "{what}: steps to {ends:?}");
             if kept.is_empty() {
@@ -205,7 +205,7 @@ fn check_in_any_steps(case: &Case, exact: &Exact, n: usize, what: &str) {
             for state in 0..texts.texts[text].states.len() - 1 {
                 let again = texts.go_on(text, state);
                 let (after, _) = texts.texts[text].states[state];
-                let again = texts.finish(Role::Generated, again);
+                let again = texts.finish(Phase::Decode, again);
                 assert!(again == whole, "{what}: from the state after {after}");
             }
         }
@@ -275,7 +275,7 @@ fn alone(case: &Case, texts: usize, n: usize) -> Option<Vec<Vec<f32>>> {
     let of = |first| {
         let mut texts = Texts::new(case, false, 0)?;
         let text = texts.begin(around(first, n));
-        Some(texts.finish(Role::Prompt, text).to_vec())
+        Some(texts.finish(Phase::Prefill, text).to_vec())
     };
     (0..texts).map(of).collect()
 }
@@ -295,27 +295,27 @@ fn texts_of_a_step_have_states_of_their_own() {
                 texts.begin(around(first, n));
             }
             let with = |text, tokens, kept| Part { text, tokens, kept };
-            let steps: [(Role, &[Part<'_>]); 5] = [
+            let steps: [(Phase, &[Part<'_>]); 5] = [
                 (
-                    Role::Prompt,
+                    Phase::Prefill,
                     &[with(0, 5, &[2]), Part::of(1, 18), with(2, 1, &[])],
                 ),
                 (
-                    Role::Generated,
+                    Phase::Decode,
                     &[Part::of(2, 3), Part::of(0, 1), Part::of(1, 2)],
                 ),
                 (
-                    Role::Prompt,
+                    Phase::Prefill,
                     &[with(3, 20, &[1, 3, 17]), with(2, 16, &[1, 2])],
                 ),
                 (
-                    Role::Generated,
+                    Phase::Decode,
                     &[Part::of(0, 1), Part::of(3, 1), Part::of(1, 1)],
                 ),
-                (Role::Prompt, &[Part::of(2, 1), with(0, 14, &[13])]),
+                (Phase::Prefill, &[Part::of(2, 1), with(0, 14, &[13])]),
             ];
-            for (role, parts) in steps {
-                texts.step(role, parts);
+            for (phase, parts) in steps {
+                texts.step(phase, parts);
             }
             for (text, alone) in texts.texts.iter().zip(&alone) {
                 assert!(text.got == *alone, "of {} tokens", text.done);
@@ -343,17 +343,17 @@ fn replayed_steps_are_the_same() {
             // at least two tokens: a padding row that kept a state would keep that after one token
             let prompts: Vec<Part<'_>> =
                 (0..most).map(|text| Part::of(text, 2 + text % 5)).collect();
-            texts.step(Role::Prompt, &prompts);
+            texts.step(Phase::Prefill, &prompts);
             loop {
                 let rest = (0..most).rev().filter(|text| texts.texts[*text].done < n);
                 let parts: Vec<Part<'_>> = rest.map(|text| Part::of(text, 1)).collect();
                 if parts.is_empty() {
                     break;
                 }
-                texts.step(Role::Generated, &parts);
+                texts.step(Phase::Decode, &parts);
             }
             let again = texts.go_on(0, 0);
-            texts.finish(Role::Prompt, again);
+            texts.finish(Phase::Prefill, again);
             assert_eq!(texts.texts[again].states[0].1, 0, "the first slot");
             for (text, alone) in texts.texts.iter().zip(alone.iter().chain(&alone[..1])) {
                 assert!(text.got == *alone, "captured: {capture}");
@@ -364,7 +364,7 @@ fn replayed_steps_are_the_same() {
 
 /// Returns the panic message of an invalid step.
 fn complaint(texts: &mut Texts, part: &Part<'_>) -> String {
-    let step = || texts.step(Role::Prompt, std::slice::from_ref(part));
+    let step = || texts.step(Phase::Prefill, std::slice::from_ref(part));
     let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("too much");
     match panic.downcast::<String>() {
         Ok(text) => *text,

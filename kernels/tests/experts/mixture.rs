@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{all, bits, run, run_tapped};
 use crate::common::{KV, Rng, embed, program, random_blocks};
-use octavo_kernels::{Activation, Executor, Instruction, Isa, Matrix, Op, Pool, Role, TopGroups};
+use octavo_kernels::{Activation, Executor, Instruction, Isa, Matrix, Op, Phase, Pool, TopGroups};
 use octavo_quant::TensorType as T;
 
 /// A mixture with all its operations. Slots: 0 x, 1 logits, 2 probabilities, 3 experts, 4 their
@@ -187,21 +187,21 @@ fn what_a_tap_gives_is_what_the_next_operation_reads() {
         let mut executors = [1, 3].map(|threads| mixture.executor(isa, true, pool(threads)));
         for (op, values) in others.iter().enumerate() {
             let mut known = mixture.executor_with(isa, true, pool(1), Some((op, values)));
-            for role in [Role::Prompt, Role::Generated] {
-                let expected = run(&mut known, role, &tokens, None);
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let expected = run(&mut known, phase, &tokens, None);
                 for executor in &mut executors {
-                    let how = format!("{isa}, {role:?}, operation {op}");
-                    let own = run(executor, role, &tokens, None);
+                    let how = format!("{isa}, {phase:?}, operation {op}");
+                    let own = run(executor, phase, &tokens, None);
                     assert!(bits(&own) != bits(&expected), "{how}: nothing changed");
                     let mut tap = |at: usize, _: usize, _: usize, seen: &[f32]| {
                         assert!(at != op || seen != values, "{how}");
                         (at == op).then(|| values.clone())
                     };
-                    let got = run_tapped(executor, role, &tokens, Some(&mut tap));
+                    let got = run_tapped(executor, phase, &tokens, Some(&mut tap));
                     assert!(bits(&got) == bits(&expected), "{how}");
                     // and the next step is not affected
                     assert!(
-                        bits(&run(executor, role, &tokens, None)) == bits(&own),
+                        bits(&run(executor, phase, &tokens, None)) == bits(&own),
                         "{how}"
                     );
                 }
@@ -218,7 +218,7 @@ fn a_tap_that_gives_too_few_values_is_refused() {
     let isa = Isa::Scalar;
     let mut executor = mixture.executor(isa, true, Pool::new(2).expect("threads"));
     let mut tap = |_: usize, _: usize, _: usize, seen: &[f32]| Some(seen[1..].to_vec());
-    run_tapped(&mut executor, Role::Prompt, &all(2), Some(&mut tap));
+    run_tapped(&mut executor, Phase::Prefill, &all(2), Some(&mut tap));
 }
 
 /// Tokens in a batch, each alone, with taps, and with threads that stall.
@@ -230,27 +230,27 @@ fn a_mixture_depends_on_the_token_alone() {
         for isa in Isa::available() {
             for repack in [true, false] {
                 let mut one = mixture.executor(isa, repack, Pool::new(1).expect("a thread"));
-                for role in [Role::Prompt, Role::Generated] {
-                    let how = format!("{isa}, repacked {repack}, {role:?}");
-                    let expected = run(&mut one, role, &tokens, None);
+                for phase in [Phase::Prefill, Phase::Decode] {
+                    let how = format!("{isa}, repacked {repack}, {phase:?}");
+                    let expected = run(&mut one, phase, &tokens, None);
                     assert!(
                         expected.iter().all(|y| y.is_finite())
                             && expected.iter().any(|y| *y != 0.0),
                         "{how}"
                     );
                     for (token, expected) in tokens.iter().zip(expected.chunks_exact(mixture.d)) {
-                        let alone = run(&mut one, role, &[*token], None);
+                        let alone = run(&mut one, phase, &[*token], None);
                         assert!(bits(&alone) == bits(expected), "{how}: token {token}");
                     }
                     let mut seen = 0;
-                    let tapped = run(&mut one, role, &tokens, Some(&mut seen));
+                    let tapped = run(&mut one, phase, &tokens, Some(&mut seen));
                     assert_eq!(seen, 15, "every operation is seen");
                     assert!(bits(&tapped) == bits(&expected), "{how}: with taps");
                     for (threads, one_of) in [(2, 10), (3, 20)] {
                         let pool = Pool::unreliable(threads, 5, one_of).expect("threads");
                         let mut executor = mixture.executor(isa, repack, pool);
                         for round in 0..6 {
-                            let got = run(&mut executor, role, &tokens, None);
+                            let got = run(&mut executor, phase, &tokens, None);
                             assert!(
                                 bits(&got) == bits(&expected),
                                 "{how}: {threads} threads, round {round}"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{all, bits, run};
 use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
-use octavo_kernels::{Executor, Isa, Matrix, Op, Pool, Role};
+use octavo_kernels::{Executor, Isa, Matrix, Op, Phase, Pool};
 use octavo_quant::TensorType as T;
 
 /// Sizes and options of expert products.
@@ -75,7 +75,7 @@ impl Case {
     fn one_by_one(
         &self,
         isa: Isa,
-        role: Role,
+        phase: Phase,
         repack: bool,
         raw: &[u8],
         x: &[f32],
@@ -106,7 +106,7 @@ impl Case {
                 continue;
             }
             let raw = &raw[expert * bytes..(expert + 1) * bytes];
-            let (of_all, _) = product(isa, (ty, n, cols), raw, &inputs, role, repack, 1);
+            let (of_all, _) = product(isa, (ty, n, cols), raw, &inputs, phase, repack, 1);
             for (choice, of_one) in mine.iter().zip(of_all.chunks_exact(n)) {
                 y[choice * n..(choice + 1) * n].copy_from_slice(of_one);
             }
@@ -169,21 +169,21 @@ fn rows_get_the_bits_of_their_experts_alone() {
             let ids = choices(&mut rng, &case);
             let expert_of: Vec<usize> = ids.iter().map(|id| *id as usize).collect();
             for isa in Isa::available() {
-                for (role, repack) in [
-                    (Role::Prompt, true),
-                    (Role::Prompt, false),
-                    (Role::Generated, true),
-                    (Role::Generated, false),
+                for (phase, repack) in [
+                    (Phase::Prefill, true),
+                    (Phase::Prefill, false),
+                    (Phase::Decode, true),
+                    (Phase::Decode, false),
                 ] {
-                    let expected = case.one_by_one(isa, role, repack, &raw, &x, &expert_of);
+                    let expected = case.one_by_one(isa, phase, repack, &raw, &x, &expert_of);
                     for threads in [1, 2] {
                         let pool = Pool::new(threads).expect("threads");
                         let mut executor = case.executor(isa, pool, repack, &raw, &x, &ids);
-                        let got = run(&mut executor, role, &all(m), None);
+                        let got = run(&mut executor, phase, &all(m), None);
                         assert!(got.iter().all(|y| y.is_finite()));
                         assert!(
                             bits(&got) == bits(&expected),
-                            "{isa} {role:?}, repacked {repack}, {threads} threads: {case:?}"
+                            "{isa} {phase:?}, repacked {repack}, {threads} threads: {case:?}"
                         );
                     }
                 }
@@ -213,11 +213,11 @@ fn long_prompts_too() {
         .into_iter()
         .filter(|isa| *isa != Isa::Scalar)
     {
-        let expected = case.one_by_one(isa, Role::Prompt, true, &raw, &x, &expert_of);
+        let expected = case.one_by_one(isa, Phase::Prefill, true, &raw, &x, &expert_of);
         for threads in [1, 3] {
             let pool = Pool::new(threads).expect("threads");
             let mut executor = case.executor(isa, pool, true, &raw, &x, &ids);
-            let got = run(&mut executor, Role::Prompt, &all(case.m), None);
+            let got = run(&mut executor, Phase::Prefill, &all(case.m), None);
             assert!(bits(&got) == bits(&expected), "{isa}, {threads} threads");
         }
     }
@@ -252,12 +252,12 @@ fn no_number_of_an_expert_reads_beyond_them() {
         let raw = random_blocks(&mut rng, ty, 4 * 21 * 256);
         let x = rng.floats(9 * 256);
         for isa in Isa::available() {
-            for role in [Role::Prompt, Role::Generated] {
-                let expected = case.one_by_one(isa, role, true, &raw, &x, &expert_of);
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let expected = case.one_by_one(isa, phase, true, &raw, &x, &expert_of);
                 let pool = Pool::new(2).expect("threads");
                 let mut executor = case.executor(isa, pool, true, &raw, &x, &ids);
-                let got = run(&mut executor, role, &all(3), None);
-                assert!(bits(&got) == bits(&expected), "{isa} {ty} {role:?}");
+                let got = run(&mut executor, phase, &all(3), None);
+                assert!(bits(&got) == bits(&expected), "{isa} {ty} {phase:?}");
             }
         }
     }

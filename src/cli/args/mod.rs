@@ -205,8 +205,8 @@ impl GenerateArgs {
     }
 
     /// Returns the validated options of a generation; `escape` processes escapes in stop strings.
-    pub(super) fn options(&self, escape: bool) -> Result<generate::Options, Failure> {
-        Ok(generate::Options {
+    pub(super) fn options(&self, escape: bool) -> Result<generate::GenerationParams, Failure> {
+        Ok(generate::GenerationParams {
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             sampler: self.sample.config()?,
             stop: self.stops(escape)?,
@@ -214,7 +214,7 @@ impl GenerateArgs {
             ignore_eos: self.ignore_eos,
             show_special: self.special,
             lookup: self.speculative.lookup(),
-            ..generate::Options::default()
+            ..generate::GenerationParams::default()
         })
     }
 }

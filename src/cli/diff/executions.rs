@@ -8,8 +8,8 @@ use octavo_engine::backend::{cpu, cuda, split};
 use octavo_engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
 use octavo_lab::diff::{
-    Backend, Comparison, Execution, Input, Options, OracleExecution, Seen, Text, TowerBackend,
-    Verdict, compare_with,
+    BackendExecution, Comparison, Execution, Input, Options, OracleExecution, Seen, Text,
+    TowerBackend, Verdict, compare_with,
 };
 use octavo_model::Model;
 use octavo_model::taps::FFN_MOE_TOPK;
@@ -235,11 +235,11 @@ fn execution(
             cuda: on_gpu,
         };
         return Ok(Box::new(shown(|sink| {
-            Backend::cuda(gpu, gguf, model, &options, sink)
+            BackendExecution::cuda(gpu, gguf, model, &options, sink)
         })?));
     }
     let backend = shown(|sink| {
-        Backend::cpu(gguf, model, &on_cpu, &mut |done, total| {
+        BackendExecution::cpu(gguf, model, &on_cpu, &mut |done, total| {
             sink(Loading::Weights { done, total })
         })
     });

@@ -241,8 +241,8 @@ fn by_this_engine(
         .encode(text.as_bytes(), EncodeOptions::default())?;
     let logits = engine.session().eval(
         &tokens,
-        octavo_engine::backend::Role::Prompt,
-        octavo_engine::Wanted::All,
+        octavo_engine::backend::Phase::Prefill,
+        octavo_engine::LogitsFor::All,
     )?;
     golden.check()?;
     let path_model = model.name.to_string_lossy().into_owned();

@@ -11,7 +11,7 @@ mod nodes;
 use std::sync::OnceLock;
 
 pub(super) use nodes::{Numa, NumaArgs};
-use octavo_engine::backend::ranks::World;
+use octavo_engine::backend::ranks::TensorParallelGroup;
 
 /// Default time in seconds that a rank may take to answer.
 #[cfg(feature = "mpi")]
@@ -21,7 +21,7 @@ pub(super) const SECONDS: u64 = 60;
 const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
 /// Tensor-parallel group of which this process, or its first thread, is the first rank.
-static WORLD: OnceLock<World> = OnceLock::new();
+static GROUP: OnceLock<TensorParallelGroup> = OnceLock::new();
 
 /// Returns the number of ranks that a launcher has started, if more than one.
 fn started() -> Option<usize> {
@@ -30,8 +30,8 @@ fn started() -> Option<usize> {
 }
 
 /// Returns the tensor-parallel group, if there is more than this rank.
-pub(super) fn world() -> Option<World> {
-    WORLD.get().cloned()
+pub(super) fn tp_group() -> Option<TensorParallelGroup> {
+    GROUP.get().cloned()
 }
 
 /// Runs the program, together with the ranks that were started with it.

@@ -13,11 +13,11 @@ use mpi::Threading;
 use mpi::request::{LocalScope, Request, scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Equivalence, Source};
-use octavo_engine::backend::ranks::{World, agree, serve};
+use octavo_engine::backend::ranks::{TensorParallelGroup, agree, serve};
 use octavo_kernels::Collective;
 use serde::{Deserialize, Serialize};
 
-use super::WORLD;
+use super::GROUP;
 use crate::cli::terminal;
 
 /// Time to poll before sleeping. Waits within a step are shorter; others have time to sleep.
@@ -65,9 +65,9 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
         serve(&link);
         return ExitCode::SUCCESS;
     }
-    let world = WORLD.get_or_init(|| World::new(link));
+    let tp_group = GROUP.get_or_init(|| TensorParallelGroup::new(link));
     let code = program();
-    world.stop();
+    tp_group.stop();
     code
 }
 

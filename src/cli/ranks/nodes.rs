@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use octavo_engine::backend::ranks::{World, serve};
+use octavo_engine::backend::ranks::{TensorParallelGroup, serve};
 use octavo_engine::threads::nodes;
 use octavo_kernels::{Collective, Threads, stay_on};
 
-use super::WORLD;
+use super::GROUP;
 use crate::cli::failure::Failure;
 use crate::cli::terminal;
 
@@ -56,7 +56,7 @@ pub(in crate::cli) struct Others(Vec<JoinHandle<()>>);
 impl Numa {
     /// Starts the other ranks and makes this thread the first one.
     pub(in crate::cli) fn start(self) -> Result<Others, Failure> {
-        if let Some(ranks) = super::world().map(|world| world.ranks()) {
+        if let Some(ranks) = super::tp_group().map(|tp_group| tp_group.ranks()) {
             return Err(Failure::Usage(format!(
                 "--numa ranks: expected one process, found {ranks} ranks that a launcher started"
             )));
@@ -82,7 +82,7 @@ impl Numa {
         let (first, own) = ranks.next().expect("two at least");
         bind(&own)?;
         let others = ranks.map(|(rank, cpus)| spawn(rank, cpus));
-        WORLD.get_or_init(|| World::new(Arc::new(first)));
+        GROUP.get_or_init(|| TensorParallelGroup::new(Arc::new(first)));
         Ok(Others(others.collect::<Result<_, _>>()?))
     }
 }
@@ -90,8 +90,8 @@ impl Numa {
 impl Others {
     /// Ends them and waits until they have ended.
     pub(in crate::cli) fn stop(self) {
-        if let Some(world) = super::world().filter(|_| !self.0.is_empty()) {
-            world.stop();
+        if let Some(tp_group) = super::tp_group().filter(|_| !self.0.is_empty()) {
+            tp_group.stop();
         }
         for thread in self.0 {
             // a rank that panics ends the process

@@ -14,7 +14,7 @@ use octavo_kernels::{
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::{Gathered, Share};
 use super::rotate::Stored;
-use super::{Executable, TapSink, best_of};
+use super::{Backend, TapSink, finite_argmax};
 use octavo_model::{Network, Tap, WeightId, WeightRef};
 
 /// How to run on the CPU.
@@ -337,7 +337,7 @@ fn lock(matrices: &[Matrix]) -> Result<(), Error> {
         })
 }
 
-impl Executable for Cpu {
+impl Backend for Cpu {
     fn step(
         &mut self,
         step: &Step<'_>,
@@ -364,10 +364,10 @@ impl Executable for Cpu {
         Ok(logits.map_err(Error::from)?)
     }
 
-    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
         self.check()?;
         let Cpu { executor, kv, .. } = self;
-        let rows = with_memory(|| executor.step_by_rows(step, kv, &best_of));
+        let rows = with_memory(|| executor.step_by_rows(step, kv, &finite_argmax));
         Ok(rows.map_err(Error::from)?)
     }
 

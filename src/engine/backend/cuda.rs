@@ -15,7 +15,7 @@ pub use octavo_kernels::cuda::{Error, Limits};
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::{Gathered, OnDevice, Share};
 use super::rotate::Stored;
-use super::{Executable, Loading, LoadingSink, TapSink};
+use super::{Backend, Loading, LoadingSink, TapSink};
 use octavo_model::{Network, WeightRef};
 
 /// How to run on a GPU.
@@ -261,7 +261,7 @@ impl<D: Device> Cuda<D> {
     }
 }
 
-impl<D: Device> Executable for Cuda<D> {
+impl<D: Device> Backend for Cuda<D> {
     fn batch(&self) -> usize {
         super::BATCH_OF_GPUS
     }
@@ -286,8 +286,8 @@ impl<D: Device> Executable for Cuda<D> {
         Ok(executor.step(step, Some(&mut view))?)
     }
 
-    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
-        Ok(self.executor.best(step)?)
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+        Ok(self.executor.argmax(step)?)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {

@@ -10,7 +10,7 @@ pub mod split;
 
 use std::cell::RefCell;
 
-pub use octavo_kernels::{Role, Sequence, SharedPool, Step};
+pub use octavo_kernels::{Phase, Sequence, SharedPool, Step};
 
 use crate::Error;
 use crate::sample::{are_finite, argmax};
@@ -65,7 +65,7 @@ pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
 
 /// Returns the index of a row's largest logit, the first of equal ones; `None` if one is not
 /// finite.
-fn best_of(row: &[f32]) -> Option<u32> {
+fn finite_argmax(row: &[f32]) -> Option<u32> {
     argmax(row).filter(|_| are_finite(row))
 }
 
@@ -75,7 +75,7 @@ pub(crate) const BATCH_OF_CPUS: usize = 512;
 pub(crate) const BATCH_OF_GPUS: usize = 2048;
 
 /// A model prepared for one device, with its KV cache pages.
-pub trait Executable: Send {
+pub trait Backend: Send {
     /// Returns the prefill batch size in tokens that keeps its device busy.
     fn batch(&self) -> usize {
         BATCH_OF_CPUS
@@ -90,21 +90,21 @@ pub trait Executable: Send {
     /// If the device fails.
     fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
 
-    /// As [`Executable::step`], but returns for each requested row only the index of its largest
+    /// As [`Backend::step`], but returns for each requested row only the index of its largest
     /// logit, the first of equal ones; `None` if a logit is not finite.
     ///
     /// # Errors
     /// If the device fails.
-    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let wanted = step.wanted_rows();
         let logits = self.step(step, None)?;
         Ok(logits
             .chunks_exact((logits.len() / wanted.max(1)).max(1))
-            .map(best_of)
+            .map(finite_argmax)
             .collect())
     }
 
-    /// As [`Executable::step`], but returns the named value `tap` of the requested rows,
+    /// As [`Backend::step`], but returns the named value `tap` of the requested rows,
     /// `[wanted][width]`. A backend need not compute what comes after it.
     ///
     /// # Errors

@@ -133,11 +133,11 @@ mod tests {
     use std::sync::Arc;
 
     use gguf_rs_lite::{Gguf, OpenOptions};
-    use octavo_kernels::{Isa, KvType, PromptBits, Role, Sequence, Step};
+    use octavo_kernels::{Isa, KvType, Phase, PromptBits, Sequence, Step};
     use octavo_model::Model;
 
     use super::*;
-    use crate::backend::Executable;
+    use crate::backend::Backend;
     use crate::backend::cpu::{Cpu, Options};
     use crate::demo_model;
 
@@ -164,7 +164,7 @@ mod tests {
             ..Sequence::default()
         }];
         let step = Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         };

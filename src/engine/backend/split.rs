@@ -9,7 +9,7 @@ use octavo_kernels::cuda::Device;
 use super::cpu::{self, Cpu};
 use super::cuda::{self, Cuda};
 use super::lower::weight_bytes;
-use super::{Executable, Loading, LoadingSink, TapSink};
+use super::{Backend, Loading, LoadingSink, TapSink};
 use crate::Error;
 use octavo_model::{Model, Tap};
 
@@ -34,7 +34,7 @@ pub fn prepare<D: Device + 'static>(
     model: &Model,
     options: &Options,
     sink: &mut LoadingSink<'_>,
-) -> Result<Box<dyn Executable>, Error> {
+) -> Result<Box<dyn Backend>, Error> {
     if options.gpu_layers >= model.hparams.n_layer() {
         return Ok(Box::new(Cuda::prepare(
             device,
@@ -127,7 +127,7 @@ impl<D: Device> Split<D> {
     }
 }
 
-impl<D: Device> Executable for Split<D> {
+impl<D: Device> Backend for Split<D> {
     fn batch(&self) -> usize {
         super::BATCH_OF_GPUS
     }
@@ -143,9 +143,9 @@ impl<D: Device> Executable for Split<D> {
         self.second.step(&Step { input, ..*step }, tap)
     }
 
-    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let input = self.first.step(step, None)?;
-        self.second.best(&Step { input, ..*step })
+        self.second.argmax(&Step { input, ..*step })
     }
 
     fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, Error> {

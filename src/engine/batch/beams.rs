@@ -198,7 +198,7 @@ impl Search {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sequence::{Bounds, Finish, Options};
+    use crate::sequence::{Bounds, FinishReason, GenerationParams};
 
     /// A vocabulary whose tokens are letters; 0 ends the text.
     struct Letters;
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    fn search(width: usize, length_penalty: f64, options: &Options) -> Search {
+    fn search(width: usize, length_penalty: f64, options: &GenerationParams) -> Search {
         let bounds = Bounds {
             n_ctx: 8,
             n_vocab: 5,
@@ -240,9 +240,9 @@ mod tests {
 
     #[test]
     fn equals_are_in_the_order_of_beams_and_tokens() {
-        let options = Options {
+        let options = GenerationParams {
             ignore_eos: true,
-            ..Options::default()
+            ..GenerationParams::default()
         };
         let mut search = search(3, 1.0, &options);
         assert_eq!(step(&mut search, &[0.0; 5]), [(0, 1), (0, 2), (0, 3)]);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_the_best_may_end_a_text_and_the_first_of_equals_is_kept() {
-        let mut all = search(1, 1.0, &Options::default());
+        let mut all = search(1, 1.0, &GenerationParams::default());
         // ending is second best and so dropped, although it would score better than the final text
         assert_eq!(step(&mut all, &[1.0, 1.5, 0.0, 0.0, 0.0]), [(0, 1)]);
         assert_eq!(
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(
             (&found[0].text.tokens[..], found[0].text.finish),
-            (&[1, 0][..], Finish::Stop)
+            (&[1, 0][..], FinishReason::Stop)
         );
         assert_eq!(found[0].score, found[0].logprob / 2.0);
     }
@@ -277,7 +277,7 @@ mod tests {
         // with a small penalty each ended text scores like the beam that goes on, and worse than
         // the one before; with a large one it scores better, up to the end of the context
         for (penalty, steps) in [(1.0, 3), (2.0, 8)] {
-            let mut search = search(2, penalty, &Options::default());
+            let mut search = search(2, penalty, &GenerationParams::default());
             step(&mut search, &certain);
             let mut taken = 2;
             while !step(&mut search, &even).is_empty() {
@@ -291,15 +291,15 @@ mod tests {
 
     #[test]
     fn who_asks_for_no_tokens_gets_an_empty_text() {
-        let options = Options {
+        let options = GenerationParams {
             max_tokens: Some(0),
-            ..Options::default()
+            ..GenerationParams::default()
         };
         let mut search = search(2, 1.0, &options);
         assert_eq!(step(&mut search, &[0.0; 5]), []);
         let found = search.take_found();
         assert_eq!((found.len(), found[0].score), (1, 0.0));
-        assert_eq!(found[0].text.finish, Finish::Length);
+        assert_eq!(found[0].text.finish, FinishReason::Length);
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
                 n_ctx: 8,
                 n_vocab: 5,
             };
-            let options = Options::default();
+            let options = GenerationParams::default();
             let sequence = Sequence::new(&[1], &options, bounds, &Letters).expect("it fits");
             let error = Search::new(how, sequence)
                 .err()

@@ -5,12 +5,14 @@ use std::time::Instant;
 use crate::Error;
 use crate::pictures::Shown;
 use crate::sample::{Logprobs, SampleError, logprobs};
-use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
+use crate::sequence::{
+    Bounds, Computed, GenerationParams, Sequence, SequenceError, Text, Vocabulary, Want,
+};
 use crate::speculative::{CostModel, DraftBudget, DraftModel, DraftStats, Proposer};
 
 use super::beams::Search;
 use super::pool::Pool;
-use super::request::{Delta, Found, Goal, Request, RequestId, Timing};
+use super::request::{Delta, Found, Request, RequestId, Task, Timing};
 
 /// Result of feeding a text, until it is handed out.
 pub(super) type Fed = Result<Delta, SequenceError>;
@@ -96,13 +98,13 @@ impl Branch {
             n_top,
             found: Vec::new(),
         });
-        let work = match request.goal {
-            Goal::Embedding(embed) => Work::Embedding(Pool::new(embed)),
-            Goal::Beams(how) => Work::Beams {
+        let work = match request.task {
+            Task::Embedding(embed) => Work::Embedding(Pool::new(embed)),
+            Task::Beams(how) => Work::Beams {
                 search: Box::new(Search::new(how, sequence)?),
                 n: request.n,
             },
-            Goal::Text => {
+            Task::Text => {
                 let proposer = Proposer::new(request.options.lookup, draft);
                 Work::Text(Box::new(sequence), Box::new(proposer))
             }
@@ -333,7 +335,7 @@ impl Branch {
         draft: Option<&DraftModel>,
     ) -> Branch {
         let request = &of.request;
-        let mut options: Options = request.options.clone();
+        let mut options: GenerationParams = request.options.clone();
         options.sampler.seed = options.sampler.seed.wrapping_add(choice as u64);
         let made = Sequence::new(&request.prompt, &options, of.bounds, vocabulary);
         let mut sequence = Box::new(made.expect("as sound as the first text of the request"));

@@ -1,56 +1,56 @@
 //! Turns the outputs of a step into events, and schedules what is next for each text.
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use super::branch::{Branch, Turn};
 use super::{Batch, Delta, Event, Events, RequestId, Timing};
 use crate::pictures::is_cell;
 use crate::runtime::Runtime;
-use crate::schedule::{Job, Share};
+use crate::schedule::{Job, ScheduledChunk};
 
 impl Batch {
     /// Hands out the outputs of a request's tokens in a step.
     pub(super) fn advance(
         &mut self,
-        role: Role,
-        share: &Share,
+        phase: Phase,
+        chunk: &ScheduledChunk,
         runtime: &mut Runtime,
         events: &mut Events,
     ) {
-        let Some(branch) = self.branches.get_mut(&share.group) else {
+        let Some(branch) = self.branches.get_mut(&chunk.group) else {
             // another text of the request has failed, or its last beam has just been computed
             return;
         };
-        let Some(job) = self.scheduler.job(share.id) else {
+        let Some(job) = self.scheduler.job(chunk.id) else {
             // a beam that was not continued
             return;
         };
-        if role == Role::Prompt {
+        if phase == Phase::Prefill {
             let done = job.kv().len();
             events.push((branch.request, Event::Read { done }));
         }
-        let read = (role == Role::Prompt).then(|| job.kv().len());
+        let read = (phase == Phase::Prefill).then(|| job.kv().len());
         if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
             let timing = branch.timing();
             events.push((branch.request, Event::Embedded { vector, timing }));
-            self.forget(share.id, runtime);
+            self.forget(chunk.id, runtime);
             return;
         }
         if let Some(all) = branch.take_prompt() {
             events.push((branch.request, Event::Prompt(all)));
         }
         if branch.searches() {
-            return self.search(share.group, runtime, events);
+            return self.search(chunk.group, runtime, events);
         }
         let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft());
         for sibling in siblings {
             let id = self.next_id;
             self.next_id += 1;
-            self.scheduler.fork(&mut runtime.kv_cache, share.id, id);
+            self.scheduler.fork(&mut runtime.kv_cache, chunk.id, id);
             self.branches.insert(id, sibling);
             self.hand_out(id, runtime, events);
         }
-        self.hand_out(share.id, runtime, events);
+        self.hand_out(chunk.id, runtime, events);
     }
 
     /// Advances the beam search of a request by a token once all beams are computed, or ends it.
@@ -137,7 +137,7 @@ impl Batch {
             && !self.options.reuse_generated
         {
             tokens.extend(answer);
-            self.again.add(tokens, salt);
+            self.warmup.add(tokens, salt);
         }
     }
 }

@@ -2,34 +2,34 @@
 //! generates, then prefills more of the others' prompts. A request's output does not depend on its
 //! neighbours.
 
-mod again;
 mod beams;
 mod branch;
 mod hand_out;
 mod outputs;
 mod pool;
+mod prefix_warmup;
 mod request;
 mod speculate;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use octavo_model::Model;
 
 use crate::pictures::{holds, is_cell};
-use crate::runtime::{Entry, Output, Runtime};
-use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
+use crate::runtime::{Output, Runtime, StepInput};
+use crate::schedule::{Job, Plan, ScheduledChunk, Scheduler, Settings};
 use crate::sequence::Bounds;
 use crate::speculative::CostModel;
 use crate::{Engine, Error};
-use again::Again;
 use branch::Branch;
 use outputs::{BeamOutput, ByBranch, hand_out};
+use prefix_warmup::PrefixWarmup;
 
 pub use request::{
-    BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Goal, Request, RequestId,
-    RequestView, Snapshot, Timing, Totals,
+    BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Request, RequestId,
+    RequestView, Snapshot, Task, Timing, Totals,
 };
 
 /// Maximum number of texts per request.
@@ -49,7 +49,7 @@ pub struct Batch {
     branches: BTreeMap<RequestId, Branch>,
     next_id: RequestId,
     totals: Totals,
-    again: Again,
+    warmup: PrefixWarmup,
     cost_model: CostModel,
 }
 
@@ -62,7 +62,7 @@ impl Batch {
             sequences: limits.sequences.min(limits.wanted).min(limits.rows),
             rows: limits.rows,
             wanted: limits.wanted,
-            stall: options.stall,
+            prefill_budget: options.prefill_budget,
             balance: balance(engine.model()),
             prefixes: options.prefixes && engine.hparams().is_causal(),
             whole: !engine.hparams().is_causal(),
@@ -76,7 +76,7 @@ impl Batch {
             branches: BTreeMap::new(),
             next_id: 0,
             totals: Totals::default(),
-            again: Again::default(),
+            warmup: PrefixWarmup::default(),
             cost_model: CostModel::default(),
         }
     }
@@ -106,12 +106,12 @@ impl Batch {
         if waiting >= self.options.queue {
             return Err(BatchError::QueueFull { waiting });
         }
-        let width = match request.goal {
-            Goal::Beams(how) => how.width,
-            Goal::Text | Goal::Embedding(_) => 1,
+        let width = match request.task {
+            Task::Beams(how) => how.width,
+            Task::Text | Task::Embedding(_) => 1,
         };
         self.check_counts(&request, width)?;
-        if let Goal::Text | Goal::Beams(_) = request.goal {
+        if let Task::Text | Task::Beams(_) = request.task {
             self.engine.check_logits()?;
         }
         let bounds = Bounds {
@@ -155,9 +155,9 @@ impl Batch {
             let most = self.places;
             return Err(BatchError::Beams { width, most });
         }
-        let most = match request.goal {
-            Goal::Beams(_) => width,
-            Goal::Text | Goal::Embedding(_) => MAX_CHOICES,
+        let most = match request.task {
+            Task::Beams(_) => width,
+            Task::Text | Task::Embedding(_) => MAX_CHOICES,
         };
         match request.n {
             n if !(1..=most).contains(&n) => Err(BatchError::Choices { n, most }),
@@ -220,9 +220,9 @@ impl Batch {
         self.engine.runtime().kv_cache.clear();
     }
 
-    /// Returns whether finished texts wait for [`Batch::read_again`].
+    /// Returns whether finished texts wait for [`Batch::warm_prefixes`].
     pub fn has_finished_texts(&self) -> bool {
-        !self.again.is_empty()
+        !self.warmup.is_empty()
     }
 
     /// Computes a chunk of a finished text as a prompt, so that the next turn of its conversation
@@ -231,9 +231,9 @@ impl Batch {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn read_again(&mut self) -> Result<(), Error> {
+    pub fn warm_prefixes(&mut self) -> Result<(), Error> {
         let rows = self.engine.limits().rows;
-        self.again.read(&mut self.engine.runtime(), rows)
+        self.warmup.read(&mut self.engine.runtime(), rows)
     }
 
     /// Frees step scratch buffers while there is nothing to do.
@@ -244,15 +244,15 @@ impl Batch {
 
     /// Advances every request: a decode step for those that generate, then a prefill step for a
     /// chunk of the prompts, so that a long prompt holds up no other request's next token. `sink`
-    /// receives the events. Weights are read twice where there are both: a token's role decides its
-    /// kernels, which is what makes its numbers independent of its neighbours.
+    /// receives the events. Weights are read twice where there are both: a token's phase decides
+    /// its kernels, which is what makes its numbers independent of its neighbours.
     ///
     /// # Errors
     /// If the device fails. Requests stay as they were before the step that failed.
     pub fn step(&mut self, sink: &mut dyn FnMut(RequestId, Event)) -> Result<(), Error> {
         let mut events = Vec::new();
         self.add_drafts(&mut events);
-        let result = self.both_roles(&mut events);
+        let result = self.both_phases(&mut events);
         // the device is free again: the sink may use the engine
         for (id, event) in events {
             sink(id, event);
@@ -278,28 +278,28 @@ impl Batch {
         }
     }
 
-    fn both_roles(&mut self, events: &mut Events) -> Result<(), Error> {
+    fn both_phases(&mut self, events: &mut Events) -> Result<(), Error> {
         let engine = self.engine.clone();
         let mut runtime = engine.runtime();
-        for role in [Role::Generated, Role::Prompt] {
-            if role == Role::Prompt {
+        for phase in [Phase::Decode, Phase::Prefill] {
+            if phase == Phase::Prefill {
                 // draft tokens that found no room in the step are gone
                 self.scheduler.drop_drafts();
             }
             let kv_cache = &mut runtime.kv_cache;
-            let mut plan = match role {
-                Role::Generated => self.scheduler.generated(kv_cache),
-                Role::Prompt => self.scheduler.prompts(kv_cache),
+            let mut plan = match phase {
+                Phase::Decode => self.scheduler.decodes(kv_cache),
+                Phase::Prefill => self.scheduler.prefills(kv_cache),
             };
             for (at, error) in std::mem::take(&mut plan.failed) {
                 let error = Error::from(error).into();
                 self.fail(at, error, &mut runtime, events);
             }
             // other texts of the failed requests have ended with them
-            let is_there = |share: &Share| self.branches.contains_key(&share.group);
-            plan.shares.retain(is_there);
-            if !plan.shares.is_empty() {
-                self.compute(role, &plan, &mut runtime, events)?;
+            let is_there = |chunk: &ScheduledChunk| self.branches.contains_key(&chunk.group);
+            plan.chunks.retain(is_there);
+            if !plan.chunks.is_empty() {
+                self.compute(phase, &plan, &mut runtime, events)?;
             }
         }
         Ok(())
@@ -308,7 +308,7 @@ impl Batch {
     /// Runs a step and hands its outputs to the requests.
     fn compute(
         &mut self,
-        role: Role,
+        phase: Phase,
         plan: &Plan,
         runtime: &mut Runtime,
         events: &mut Events,
@@ -316,33 +316,34 @@ impl Batch {
         let start = Instant::now();
         self.begin(plan, start, events);
         runtime.copy(&plan.copies)?;
-        let failures = self.run(role, plan, runtime)?;
+        let failures = self.run(phase, plan, runtime)?;
         let took = start.elapsed();
         self.totals.steps += 1;
         self.totals.busy += took;
-        if role == Role::Generated {
+        if phase == Phase::Decode {
             self.accept_drafts(plan, runtime, took);
         }
-        self.scheduler.took(&mut runtime.kv_cache, role, plan, took);
-        for (share, failure) in plan.shares.iter().zip(failures) {
+        self.scheduler
+            .took(&mut runtime.kv_cache, phase, plan, took);
+        for (chunk, failure) in plan.chunks.iter().zip(failures) {
             match failure {
                 // a draft token may be one that the model cannot compute
-                Some(_) if share.drafts > 0 => {
-                    let branch = self.branches.get_mut(&share.group);
+                Some(_) if chunk.drafts > 0 => {
+                    let branch = self.branches.get_mut(&chunk.group);
                     branch.into_iter().for_each(Branch::stop_drafting);
                 }
-                Some(error) => self.fail(share.id, error.into(), runtime, events),
-                None => self.advance(role, share, runtime, events),
+                Some(error) => self.fail(chunk.id, error.into(), runtime, events),
+                None => self.advance(phase, chunk, runtime, events),
             }
         }
         Ok(())
     }
 
-    /// Runs the tokens of a plan; returns for each share why it failed, if it failed alone. Texts
+    /// Runs the tokens of a plan; returns for each chunk why it failed, if it failed alone. Texts
     /// to embed take a step of their own, which ends before the logits.
     fn run(
         &mut self,
-        role: Role,
+        phase: Phase,
         plan: &Plan,
         runtime: &mut Runtime,
     ) -> Result<Vec<Option<Error>>, Error> {
@@ -353,65 +354,65 @@ impl Batch {
             ..
         } = self;
         let graph = &engine.model().graph;
-        let mut failures: Vec<Option<Error>> = plan.shares.iter().map(|_| None).collect();
-        // the shares of each kind by index, and their entries
+        let mut failures: Vec<Option<Error>> = plan.chunks.iter().map(|_| None).collect();
+        // the chunks of each kind by index, and their inputs
         let (mut texts, mut vectors) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-        for (i, (due, share)) in scheduler
-            .due(plan)
+        for (i, (input, chunk)) in scheduler
+            .inputs(plan)
             .into_iter()
-            .zip(&plan.shares)
+            .zip(&plan.chunks)
             .enumerate()
         {
-            let branch = &branches[&share.group];
+            let branch = &branches[&chunk.group];
             // a model without logits ends with hidden states anyway
             let of_its_kind = match branch.embeds() && graph.has_logits() {
                 true => &mut vectors,
                 false => &mut texts,
             };
             of_its_kind.0.push(i);
-            of_its_kind.1.push(Entry {
-                wanted: share.n - share.wanted..share.n,
+            of_its_kind.1.push(StepInput {
+                wanted: chunk.n - chunk.wanted..chunk.n,
                 only_argmax: branch.wants_argmax(),
-                ..Entry::new(due.kv, due.before, due.tokens)
+                ..StepInput::new(input.kv, input.before, input.tokens)
             });
         }
         let mut give = |at: &[usize], outputs: Vec<Output<'_>>| {
             let mut all = ByBranch::new();
             for output in outputs {
-                let Share { id, group, .. } = plan.shares[at[output.entry]];
+                let ScheduledChunk { id, group, .. } = plan.chunks[at[output.input]];
                 let beam = (id - group) as usize;
                 let own = all.entry(group).or_default();
                 own.push(BeamOutput { beam, output });
             }
             hand_out(all, branches, engine.tokenizer(), engine.threads());
         };
-        let (at, mut entries) = texts;
-        if !entries.is_empty() {
-            runtime.step(role, &mut entries, None, &mut |outputs| give(&at, outputs))?;
+        let (at, mut inputs) = texts;
+        if !inputs.is_empty() {
+            runtime.step(phase, &mut inputs, None, &mut |outputs| give(&at, outputs))?;
         }
-        let of_texts = at.into_iter().zip(entries);
-        let (at, mut entries) = vectors;
-        if !entries.is_empty() {
+        let of_texts = at.into_iter().zip(inputs);
+        let (at, mut inputs) = vectors;
+        if !inputs.is_empty() {
             let tap = graph.hidden_tap();
-            runtime.step_to_rows(role, &mut entries, tap, &mut |outputs| give(&at, outputs))?;
+            runtime.step_to_rows(phase, &mut inputs, tap, &mut |outputs| give(&at, outputs))?;
         }
-        for (i, entry) in of_texts.chain(at.into_iter().zip(entries)) {
-            failures[i] = entry.failed;
+        for (i, input) in of_texts.chain(at.into_iter().zip(inputs)) {
+            failures[i] = input.failed;
         }
         Ok(failures)
     }
 
     /// Records which branches begin with this step.
     fn begin(&mut self, plan: &Plan, now: Instant, events: &mut Events) {
-        for share in &plan.shares {
+        for chunk in &plan.chunks {
             let branch = self
                 .branches
-                .get_mut(&share.group)
+                .get_mut(&chunk.group)
                 .expect("a branch of the plan");
             if !branch.begins(now) {
                 continue;
             }
-            let job = self.scheduler.job(share.id).expect("a job of the plan");
+            let job = self.scheduler.job(chunk.id).expect("a job of the plan");
             let (prompt, cached) = (job.n_prompt(), job.reused().cached);
             if branch.choice == 0 {
                 self.totals.prompt_tokens += prompt as u64;

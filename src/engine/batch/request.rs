@@ -8,14 +8,14 @@ use crate::Error;
 use crate::kv::PageCounts;
 use crate::pictures::Shown;
 use crate::sample::{Constraint, Logprobs};
-use crate::sequence::{Finish, Options, SequenceError, Text};
+use crate::sequence::{FinishReason, GenerationParams, SequenceError, Text};
 use crate::speculative::DraftStats;
 
 pub use crate::schedule::RequestId;
 
 /// Task of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Goal {
+pub enum Task {
     /// Text that continues the prompt.
     #[default]
     Text,
@@ -72,7 +72,7 @@ pub struct Request {
     /// Images whose tokens are in the prompt.
     pub pictures: Vec<Shown>,
     /// Settings of the generation.
-    pub options: Options,
+    pub options: GenerationParams,
     /// Number of texts to generate, each with a seed one above the last's; of a beam search, number
     /// of the best texts to return.
     pub n: usize,
@@ -85,12 +85,12 @@ pub struct Request {
     /// what is cached.
     pub salt: Option<String>,
     /// Task: text, beam search or embedding.
-    pub goal: Goal,
+    pub task: Task,
 }
 
 impl Request {
     /// Creates a request for one text that continues a prompt.
-    pub fn new(prompt: &[u32], options: &Options) -> Request {
+    pub fn new(prompt: &[u32], options: &GenerationParams) -> Request {
         Request {
             prompt: prompt.to_vec(),
             options: options.clone(),
@@ -253,7 +253,7 @@ pub enum BatchError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOptions {
     /// Target time of a prefill step while other requests generate (chunked prefill).
-    pub stall: Duration,
+    pub prefill_budget: Duration,
     /// Maximum number of waiting requests.
     pub queue: usize,
     /// Keep full pages in the prefix cache, for later prompts that begin alike.
@@ -265,7 +265,7 @@ pub struct BatchOptions {
 impl Default for BatchOptions {
     fn default() -> Self {
         BatchOptions {
-            stall: Duration::from_millis(100),
+            prefill_budget: Duration::from_millis(100),
             queue: 1024,
             prefixes: true,
             reuse_generated: false,
@@ -326,9 +326,9 @@ pub struct Totals {
     pub preemptions: u64,
     /// Pages evicted from the prefix cache.
     pub evictions: u64,
-    /// Texts with finish reason [`Finish::Stop`].
+    /// Texts with finish reason [`FinishReason::Stop`].
     pub stopped: u64,
-    /// Texts with finish reason [`Finish::Length`] or [`Finish::ContextFull`].
+    /// Texts with finish reason [`FinishReason::Length`] or [`FinishReason::ContextFull`].
     pub full: u64,
     /// Aborted requests.
     pub aborted: u64,
@@ -337,11 +337,11 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub(super) fn count(&mut self, finish: Finish) {
+    pub(super) fn count(&mut self, finish: FinishReason) {
         match finish {
-            Finish::Stop => self.stopped += 1,
-            Finish::Length | Finish::ContextFull => self.full += 1,
-            Finish::Cancelled => self.aborted += 1,
+            FinishReason::Stop => self.stopped += 1,
+            FinishReason::Length | FinishReason::ContextFull => self.full += 1,
+            FinishReason::Cancelled => self.aborted += 1,
         }
     }
 }

@@ -48,15 +48,15 @@ impl Batch {
     /// Accepts the draft tokens that were right, and updates the cost model.
     pub(super) fn accept_drafts(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
         let (mut accepted_tokens, mut drafted) = (0, 0);
-        for share in &plan.shares {
-            let branch = self.branches.get_mut(&share.group);
-            let accepted = branch.map_or(0, |branch| branch.accept_drafts(share.drafts));
+        for chunk in &plan.chunks {
+            let branch = self.branches.get_mut(&chunk.group);
+            let accepted = branch.map_or(0, |branch| branch.accept_drafts(chunk.drafts));
             self.scheduler
-                .accept_drafts(&mut runtime.kv_cache, share.id, accepted);
+                .accept_drafts(&mut runtime.kv_cache, chunk.id, accepted);
             accepted_tokens += accepted;
-            drafted += share.drafts;
+            drafted += chunk.drafts;
         }
-        let rows: usize = plan.shares.iter().map(|share| share.n).sum();
+        let rows: usize = plan.chunks.iter().map(|chunk| chunk.n).sum();
         self.cost_model
             .record_step(rows - drafted, drafted, accepted_tokens, took);
         self.totals.draft_tokens += drafted as u64;

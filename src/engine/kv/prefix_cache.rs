@@ -2,7 +2,7 @@
 //! earlier one need not be computed again.
 //!
 //! A tree: a node is one full page, and the path to it from its root gives every token before it.
-//! Nodes are found by token ids, roles and salt, all compared in full. The contents of a page
+//! Nodes are found by token ids, phases and salt, all compared in full. The contents of a page
 //! depend on these alone, so a page found here has the bits that computing it would give.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -17,7 +17,7 @@ pub struct Settings {
     /// Maximum number of tokens with outputs in a step.
     pub wanted: usize,
     /// Target time of a prefill step while other requests generate.
-    pub stall: Duration,
+    pub prefill_budget: Duration,
     /// Positions before a token whose attention takes as long as its products with weights.
     pub balance: f64,
     /// Compute each prompt in one step, because its tokens attend to later ones.
@@ -235,7 +235,7 @@ fn prefix_key<'a>(
 
 /// Tokens of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct ScheduledChunk {
     /// Id of the request.
     pub id: RequestId,
     /// Id of the first beam of its group; its own id if it is no beam.
@@ -248,9 +248,9 @@ pub struct Share {
     pub drafts: usize,
 }
 
-/// Inputs of a step for one share of a plan.
+/// Inputs of a step for one chunk of a plan.
 #[derive(Debug)]
-pub struct Due<'a> {
+pub struct ChunkInput<'a> {
     /// Tokens that its sequence holds.
     pub before: &'a [u32],
     /// Tokens to compute.
@@ -263,7 +263,7 @@ pub struct Due<'a> {
 #[derive(Debug, Default)]
 pub struct Plan {
     /// In order of arrival of the requests.
-    pub shares: Vec<Share>,
+    pub chunks: Vec<ScheduledChunk>,
     /// Pages to copy first.
     pub copies: Vec<GroupCopy>,
     /// Requests that ran out of pages with no newer request left to preempt.
@@ -273,7 +273,7 @@ pub struct Plan {
 impl Plan {
     /// Adds `n` tokens of a request; the last `wanted` of them need outputs.
     pub(super) fn push(&mut self, job: &Job, n: usize, wanted: usize) {
-        self.shares.push(Share {
+        self.chunks.push(ScheduledChunk {
             id: job.id,
             group: job.group,
             n,
@@ -285,14 +285,14 @@ impl Plan {
     /// Adds all that is left of a request with its draft tokens, which need outputs too.
     pub(super) fn push_with_drafts(&mut self, job: &Job) {
         self.push(job, job.pending() + job.n_drafts, 1 + job.n_drafts);
-        if let Some(share) = self.shares.last_mut() {
-            share.drafts = job.n_drafts;
+        if let Some(chunk) = self.chunks.last_mut() {
+            chunk.drafts = job.n_drafts;
         }
     }
 
     /// Removes the tokens of a preempted group. Its page copies are still made, before everything
     /// that is copied to the same pages for others.
     pub(super) fn retract(&mut self, group: RequestId) {
-        self.shares.retain(|share| share.group != group);
+        self.chunks.retain(|chunk| chunk.group != group);
     }
 }

@@ -1,10 +1,10 @@
 //! Decides which tokens of which requests are computed next. Knows no model, no text and no device;
 //! it learns how long steps took and has no clock of its own.
 //!
-//! One round is a decode step, then a prefill step: a token's role decides its kernels, so no step
+//! One round is a decode step, then a prefill step: a token's phase decides its kernels, so no step
 //! mixes the two. A request's next token waits for no more than one chunk of prompts (chunked
 //! prefill). When pages run out, the newest running request is preempted and recomputes its tokens
-//! later, in the roles they had, so that its bits stay what they were. Beams of one request are a
+//! later, in the phases they had, so that its bits stay what they were. Beams of one request are a
 //! group, which does all of this together.
 
 mod admission;
@@ -13,11 +13,11 @@ mod job;
 
 use std::time::Duration;
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use crate::kv::{KvCacheManager, PAGE};
 use job::State;
-pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
+pub use job::{ChunkInput, Job, Plan, RequestId, Reused, ScheduledChunk, Settings};
 
 /// Minimum number of prompt tokens in a step, however long they take, where few positions are
 /// before them. One page: unpacking the weights takes about as long as multiplying them with it, so
@@ -139,7 +139,7 @@ impl Scheduler {
     }
 
     /// Plans the decode step of all requests that generate.
-    pub fn generated(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
+    pub fn decodes(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
         self.has_preempted = false;
         let mut plan = Plan::default();
         let mut replays = match self.jobs.iter().filter(|job| job.generates()).count() {
@@ -187,7 +187,7 @@ impl Scheduler {
 
     /// Plans the prefill step, to be taken after the decode step. Waiting requests begin here, in
     /// order of arrival.
-    pub fn prompts(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
+    pub fn prefills(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
         let (mut plan, mut rows) = (Plan::default(), self.chunk());
         let mut outputs = self.settings.wanted;
         let mut is_open = true;
@@ -224,16 +224,16 @@ impl Scheduler {
         plan
     }
 
-    /// Returns the inputs of a plan's shares, in its order.
-    pub fn due(&mut self, plan: &Plan) -> Vec<Due<'_>> {
-        let mut shares = plan.shares.iter().peekable();
-        let mut entries = Vec::with_capacity(plan.shares.len());
+    /// Returns the inputs of a plan's chunks, in its order.
+    pub fn inputs(&mut self, plan: &Plan) -> Vec<ChunkInput<'_>> {
+        let mut chunks = plan.chunks.iter().peekable();
+        let mut entries = Vec::with_capacity(plan.chunks.len());
         for job in &mut self.jobs {
-            if let Some(share) = shares.next_if(|share| share.id == job.id) {
+            if let Some(chunk) = chunks.next_if(|chunk| chunk.id == job.id) {
                 let (before, rest) = job.tokens.split_at(job.kv.len());
-                entries.push(Due {
+                entries.push(ChunkInput {
                     before,
-                    tokens: &rest[..share.n],
+                    tokens: &rest[..chunk.n],
                     kv: &mut job.kv,
                 });
             }
@@ -243,18 +243,24 @@ impl Scheduler {
 
     /// Records a step and its time: adds the pages that it filled to the prefix cache, and frees
     /// those behind sliding windows.
-    pub fn took(&mut self, kv_cache: &mut KvCacheManager, role: Role, plan: &Plan, time: Duration) {
-        let rows: usize = plan.shares.iter().map(|share| share.n).sum();
+    pub fn took(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        phase: Phase,
+        plan: &Plan,
+        time: Duration,
+    ) {
+        let rows: usize = plan.chunks.iter().map(|chunk| chunk.n).sum();
         let seconds = time.as_secs_f64();
-        if role == Role::Generated {
+        if phase == Phase::Decode {
             self.step += NEWS * (seconds - self.step);
         } else if rows >= MIN_CHUNK.min(self.chunk()) {
             // the last tokens of a prompt say little about the speed
             let rate = rows as f64 / seconds.max(1e-9);
             self.rate = Some(self.rate.map_or(rate, |old| old + NEWS * (rate - old)));
         }
-        for share in &plan.shares {
-            let Some(at) = self.place(share.id) else {
+        for chunk in &plan.chunks {
+            let Some(at) = self.place(chunk.id) else {
                 continue;
             };
             if self.settings.prefixes {
@@ -290,16 +296,19 @@ impl Scheduler {
         if !self.jobs.iter().any(Job::generates) {
             return self.settings.rows;
         }
-        let (stall, most) = (self.settings.stall.as_secs_f64(), self.settings.rows);
+        let (prefill_budget, most) = (
+            self.settings.prefill_budget.as_secs_f64(),
+            self.settings.rows,
+        );
         let mut least = MIN_CHUNK;
         // where a decode step alone takes longer, no chunk meets the target, and a prompt must end
         // too
-        if self.step < stall {
+        if self.step < prefill_budget {
             let mut readers = self.jobs.iter().filter(|job| job.is_reading());
             let depth = readers.next().map_or(0, |job| job.kv.len()) as f64;
             least = (least as f64 / (1.0 + depth / self.settings.balance)) as usize;
         }
-        let in_time = self.rate.unwrap_or(0.0) * stall;
+        let in_time = self.rate.unwrap_or(0.0) * prefill_budget;
         (in_time as usize).max(least.max(FEWEST)).min(most)
     }
 }

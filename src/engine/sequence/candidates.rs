@@ -1,7 +1,7 @@
 //! Chooses the next token, or proposes several candidates, each of which a sequence of its own can
 //! go on with (beam search).
 
-use super::{Finish, Sequence, SequenceError, Vocabulary};
+use super::{FinishReason, Sequence, SequenceError, Vocabulary};
 use crate::sample::{Among, Logprobs, SampleError, TokenSet, all_logprobs, logprobs};
 
 /// A candidate for the next token.
@@ -27,7 +27,7 @@ impl Sequence {
         vocabulary: &dyn Vocabulary,
     ) -> Result<Vec<Candidate>, SequenceError> {
         if self.options.max_tokens == Some(0) {
-            self.end(Finish::Length);
+            self.end(FinishReason::Length);
             return Ok(Vec::new());
         }
         let allowed = self.allowed()?;

@@ -1,6 +1,6 @@
 //! Settings, inputs and results of a sequence, and the text of tokens.
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use octavo_text::stop::EmptyStop;
 use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -47,7 +47,7 @@ impl Vocabulary for Tokenizer {
 
 /// Settings of a generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct GenerationParams {
     /// Maximum number of tokens to generate; `None` goes on to the end of the context.
     pub max_tokens: Option<usize>,
     /// Sampling settings.
@@ -71,9 +71,9 @@ pub struct Options {
     pub chunk: usize,
 }
 
-impl Default for Options {
+impl Default for GenerationParams {
     fn default() -> Self {
-        Options {
+        GenerationParams {
             max_tokens: None,
             sampler: SamplerConfig::default(),
             stop: Vec::new(),
@@ -91,7 +91,7 @@ impl Default for Options {
 /// Finish reason of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Finish {
+pub enum FinishReason {
     /// A token or a string ended the text.
     Stop,
     /// The maximum number of tokens was generated.
@@ -103,13 +103,13 @@ pub enum Finish {
     Cancelled,
 }
 
-impl Finish {
+impl FinishReason {
     /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Finish::Stop => "stop",
-            Finish::Length | Finish::ContextFull => "length",
-            Finish::Cancelled => "cancelled",
+            FinishReason::Stop => "stop",
+            FinishReason::Length | FinishReason::ContextFull => "length",
+            FinishReason::Cancelled => "cancelled",
         }
     }
 
@@ -117,9 +117,9 @@ impl Finish {
     /// separate field.
     pub fn detail(self) -> Option<&'static str> {
         match self {
-            Finish::Length => Some("max_tokens"),
-            Finish::ContextFull => Some("context_full"),
-            Finish::Stop | Finish::Cancelled => None,
+            FinishReason::Length => Some("max_tokens"),
+            FinishReason::ContextFull => Some("context_full"),
+            FinishReason::Stop | FinishReason::Cancelled => None,
         }
     }
 }
@@ -173,8 +173,8 @@ pub enum Want {
 pub struct Work<'a> {
     /// The tokens in order, at least one. Some of the first may be computed alone, without outputs.
     pub tokens: &'a [u32],
-    /// Role of the tokens: prompt or generated.
-    pub role: Role,
+    /// Phase of the tokens: prefill or decode.
+    pub phase: Phase,
     /// Output needed once all are computed.
     pub want: Want,
     /// Number of tokens, from the last, that need it: one, and one for each draft token.
@@ -209,7 +209,7 @@ pub struct Text {
     /// All generated tokens, including one that ended the text.
     pub tokens: Vec<u32>,
     /// Finish reason.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Index of the stop string that ended it.
     pub stopped_by: Option<usize>,
     /// Log-probabilities of each token, if asked for.

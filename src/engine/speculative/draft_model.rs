@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use super::MAX_DRAFT_TOKENS;
 use super::cost_model::{capped, updated_mean};
-use crate::{Engine, Error, Session, Wanted};
+use crate::{Engine, Error, LogitsFor, Session};
 
 /// A model that drafts tokens for another one, the target.
 #[derive(Clone)]
@@ -96,7 +96,7 @@ impl DraftSession {
         // the new tokens beside the last one are mostly the drafts before: one step computes both
         if text.len() - held > MAX_DRAFT_TOKENS || held == 0 && last > 0 {
             self.session
-                .eval(&text[held..last], Role::Prompt, Wanted::None)?;
+                .eval(&text[held..last], Phase::Prefill, LogitsFor::None)?;
         }
         Ok(())
     }
@@ -112,10 +112,10 @@ impl DraftSession {
         if n > 0 {
             let new = &text[self.session.tokens().len()..];
             let start = Instant::now();
-            let mut next = self.session.eval_best(new, Role::Generated)?;
+            let mut next = self.session.eval_argmax(new, Phase::Decode)?;
             tokens.push(next);
             while tokens.len() < n {
-                next = self.session.eval_best(&[next], Role::Generated)?;
+                next = self.session.eval_argmax(&[next], Phase::Decode)?;
                 tokens.push(next);
             }
             seconds = self.cost.took(n, start.elapsed().as_secs_f64());

@@ -12,7 +12,7 @@ use crate::goldens::{designed_for, geometric_mean};
 use crate::logits::{GELU_NMSE, load, logits};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::Engine;
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_fixtures::{Lacks, shared_dir, skip};
 use octavo_kernels::Isa;
 use octavo_model::{Arch, Op};
@@ -94,7 +94,7 @@ fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
 
 /// Runs every golden of one model; returns the failures, and adds its errors as ratios to
 /// llama.cpp's.
-fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Vec<String> {
+fn check(recorded: &Recorded, isa: Isa, phase: Phase, ratios: &mut Vec<f64>) -> Vec<String> {
     let engine = load(&recorded.model, isa, true);
     let traits = Traits::of(&engine);
     let mut faults = Vec::new();
@@ -107,8 +107,8 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Ve
         n += 1;
         let golden = Full::read(&path).expect("a golden");
         let prompt = path.file_stem().expect("a name").to_string_lossy();
-        let what = format!("{} {prompt} {isa} {role:?}", recorded.name);
-        let ours = logits(&engine, &golden.tokens, role);
+        let what = format!("{} {prompt} {isa} {phase:?}", recorded.name);
+        let ours = logits(&engine, &golden.tokens, phase);
         let error = |x: &[f32], y: &[f32]| self::error(x, y, golden.n_vocab, &traits);
         if recorded.name.ends_with("-F32") {
             let limit = if traits.gelu { GELU_NMSE } else { F32_NMSE };
@@ -137,7 +137,7 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Ve
     faults
 }
 
-fn every_architecture(role: Role) {
+fn every_architecture(phase: Phase) {
     let Some(shared) = shared_dir() else {
         return;
     };
@@ -150,17 +150,17 @@ fn every_architecture(role: Role) {
         }
         let mut ratios = Vec::new();
         for model in &recorded {
-            faults.extend(check(model, isa, role, &mut ratios));
+            faults.extend(check(model, isa, phase, &mut ratios));
         }
         let mean = geometric_mean(&ratios);
         println!(
-            "{isa} {role:?}: {} quantized goldens; error as a ratio to llama.cpp's: NMSE mean \
+            "{isa} {phase:?}: {} quantized goldens; error as a ratio to llama.cpp's: NMSE mean \
              {mean:.4}",
             ratios.len()
         );
-        let limit = designed_for(isa, role);
+        let limit = designed_for(isa, phase);
         if mean > limit {
-            faults.push(format!("{isa} {role:?}: mean ratio {mean:.3} > {limit}"));
+            faults.push(format!("{isa} {phase:?}: mean ratio {mean:.3} > {limit}"));
         }
     }
     let mut by_model: BTreeMap<&str, usize> = BTreeMap::new();
@@ -174,10 +174,10 @@ fn every_architecture(role: Role) {
 
 #[test]
 fn prompts_of_every_architecture() {
-    every_architecture(Role::Prompt);
+    every_architecture(Phase::Prefill);
 }
 
 #[test]
 fn generation_of_every_architecture() {
-    every_architecture(Role::Generated);
+    every_architecture(Phase::Decode);
 }

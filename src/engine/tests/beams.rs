@@ -4,12 +4,12 @@
 mod pages;
 
 use octavo_engine::sample::SamplerConfig;
-use octavo_engine::sequence::{Finish, Options, Text};
+use octavo_engine::sequence::{FinishReason, GenerationParams, Text};
 use octavo_engine::{
-    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Found, Goal,
-    ModelSource, Request, RequestId, Wanted,
+    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Found, LogitsFor,
+    ModelSource, Request, RequestId, Task,
 };
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use octavo_text::tokenizer::EncodeOptions;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,10 +39,15 @@ const PROMPTS: [&str; 3] = [
     "The opposite of hot is",
 ];
 
-fn search(prompt: &[u32], options: &Options, width: usize, length_penalty: f64) -> Request {
+fn search(
+    prompt: &[u32],
+    options: &GenerationParams,
+    width: usize,
+    length_penalty: f64,
+) -> Request {
     Request {
         n: width,
-        goal: Goal::Beams(BeamSearch {
+        task: Task::Beams(BeamSearch {
             width,
             length_penalty,
         }),
@@ -57,7 +62,7 @@ type Beam = (Vec<u32>, f64);
 struct Oracle<'a> {
     engine: &'a Engine,
     prompt: &'a [u32],
-    options: &'a Options,
+    options: &'a GenerationParams,
     width: usize,
     length_penalty: f64,
 }
@@ -66,10 +71,10 @@ impl Oracle<'_> {
     /// Returns the log-probabilities of all tokens after a text.
     fn logprobs(&self, said: &[u32]) -> Vec<f64> {
         let mut session = self.engine.session();
-        let read = session.eval(self.prompt, Role::Prompt, Wanted::Last);
+        let read = session.eval(self.prompt, Phase::Prefill, LogitsFor::Last);
         let mut row = read.expect("it fits").data;
         if !said.is_empty() {
-            let said = session.eval(said, Role::Generated, Wanted::Last);
+            let said = session.eval(said, Phase::Decode, LogitsFor::Last);
             row = said.expect("it fits").data;
         }
         let mut logits: Vec<f64> = row.iter().map(|&logit| f64::from(logit)).collect();
@@ -173,10 +178,10 @@ fn alone(engine: &Engine, request: Request) -> Vec<Found> {
     run(&mut batch).remove(&id).expect("it ends").0
 }
 
-fn at_most(max_tokens: usize) -> Options {
-    Options {
+fn at_most(max_tokens: usize) -> GenerationParams {
+    GenerationParams {
         max_tokens: Some(max_tokens),
-        ..Options::default()
+        ..GenerationParams::default()
     }
 }
 
@@ -190,16 +195,16 @@ fn it_finds_what_its_definition_says() {
     };
     let all = [
         at_most(10),
-        Options {
+        GenerationParams {
             ignore_eos: true,
             ..at_most(7)
         },
-        Options {
+        GenerationParams {
             min_tokens: 3,
             stop_ids: stops,
             ..at_most(8)
         },
-        Options {
+        GenerationParams {
             stop: vec!["is".to_owned(), "a".to_owned()],
             sampler: biased,
             ..at_most(8)
@@ -232,7 +237,7 @@ fn it_finds_what_its_definition_says() {
                 // sums of at most ten values of a few bits' error each
                 assert!((found.logprob - sum).abs() < 1e-10, "{what}");
                 assert!((found.score - score).abs() < 1e-9, "{what}");
-                ended += usize::from(found.text.finish == Finish::Stop);
+                ended += usize::from(found.text.finish == FinishReason::Stop);
             }
         }
     }
@@ -248,7 +253,7 @@ fn one_beam_is_the_greedy_text() {
     };
     for sampler in [SamplerConfig::default(), penalised] {
         for text in PROMPTS {
-            let options = Options {
+            let options = GenerationParams {
                 sampler: sampler.clone(),
                 logprobs: Some(2),
                 ..at_most(20)
@@ -279,7 +284,7 @@ fn the_best_are_told_and_no_more_than_asked_for() {
     };
     assert_eq!(alone(&engine, two), all[..2]);
     // sampling settings have no effect
-    let drawn = Options {
+    let drawn = GenerationParams {
         sampler: SamplerConfig {
             temperature: 1.5,
             seed: 9,
@@ -298,7 +303,7 @@ fn what_cannot_be_is_refused() {
     let mut refused = |width, n, length_penalty| {
         let request = Request {
             n,
-            ..search(&[5, 6], &Options::default(), width, length_penalty)
+            ..search(&[5, 6], &GenerationParams::default(), width, length_penalty)
         };
         batch.add(request).expect_err("it is refused")
     };

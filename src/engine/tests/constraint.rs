@@ -1,7 +1,7 @@
 //! Constraints that allow everything for a while.
 
 use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
-use octavo_engine::sequence::{Bounds, Computed, Options, Sequence, Vocabulary, Want};
+use octavo_engine::sequence::{Bounds, Computed, GenerationParams, Sequence, Vocabulary, Want};
 
 /// A vocabulary whose tokens are letters; 0 ends the text.
 struct Letters;
@@ -45,12 +45,12 @@ impl Constraint for Waits {
 
 #[test]
 fn a_constraint_that_waits_leaves_the_choice_to_the_device() {
-    let options = Options {
+    let options = GenerationParams {
         sampler: SamplerConfig {
             temperature: 0.0,
             ..SamplerConfig::default()
         },
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let bounds = Bounds {
         n_ctx: 8,

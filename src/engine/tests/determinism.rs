@@ -4,9 +4,9 @@
 mod drafts;
 mod layers;
 
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource, Session};
 use octavo_fixtures::{is_full, shared, workspace_root};
 use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PAGE_POSITIONS as PAGE, PromptBits};
 
@@ -64,13 +64,13 @@ fn most_likely(logits: &[f32]) -> u32 {
 /// Returns all logits of a prompt and of a greedy generation after it, as bits.
 fn kv(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
     let read = session
-        .eval(prompt, Role::Prompt, Wanted::All)
+        .eval(prompt, Phase::Prefill, LogitsFor::All)
         .expect("logits");
     let mut tokens = vec![most_likely(read.last().expect("a row"))];
     let mut bits: Vec<u32> = read.data.iter().map(|x| x.to_bits()).collect();
     while tokens.len() < generated {
         let next = session
-            .eval(&tokens[tokens.len() - 1..], Role::Generated, Wanted::Last)
+            .eval(&tokens[tokens.len() - 1..], Phase::Decode, LogitsFor::Last)
             .expect("logits");
         bits.extend(next.data.iter().map(|x| x.to_bits()));
         tokens.push(most_likely(&next.data));
@@ -224,7 +224,7 @@ fn a_long_sequence_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
             for page in prompt.chunks(16).cycle().take(12) {
                 for session in &mut others {
                     session
-                        .eval(page, Role::Prompt, Wanted::None)
+                        .eval(page, Phase::Prefill, LogitsFor::None)
                         .expect("it fits");
                 }
             }
@@ -232,7 +232,7 @@ fn a_long_sequence_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
             drop(last);
             let mut session = engine.session();
             session
-                .eval(&prompt[..20], Role::Prompt, Wanted::None)
+                .eval(&prompt[..20], Phase::Prefill, LogitsFor::None)
                 .expect("it fits");
             drop(first);
             session.truncate(0);
@@ -266,19 +266,19 @@ fn a_session_that_went_back_equals_a_fresh_one() {
         // other tokens first, at the same positions
         let other: Vec<u32> = prompt.iter().rev().copied().collect();
         session
-            .eval(&other, Role::Prompt, Wanted::None)
+            .eval(&other, Phase::Prefill, LogitsFor::None)
             .expect("it fits");
         for kept in [0, 1, 15, 16, 17, 36] {
             session.truncate(0);
             session
-                .eval(&prompt[..kept], Role::Prompt, Wanted::None)
+                .eval(&prompt[..kept], Phase::Prefill, LogitsFor::None)
                 .expect("it fits");
             session
-                .eval(&other[kept..], Role::Prompt, Wanted::None)
+                .eval(&other[kept..], Phase::Prefill, LogitsFor::None)
                 .expect("it fits");
             session.truncate(kept);
             let rest = session
-                .eval(&prompt[kept..], Role::Prompt, Wanted::All)
+                .eval(&prompt[kept..], Phase::Prefill, LogitsFor::All)
                 .expect("logits");
             let bits: Vec<u32> = rest.data.iter().map(|x| x.to_bits()).collect();
             let n_vocab = rest.n_vocab;
@@ -307,14 +307,14 @@ fn where_pages_lie_and_who_else_is_there_changes_nothing() {
             (engine.session(), engine.session(), engine.session());
         let mut bits = Vec::new();
         for part in prompt.chunks(5) {
-            left.eval(part, Role::Prompt, Wanted::None)
+            left.eval(part, Phase::Prefill, LogitsFor::None)
                 .expect("it fits");
             let logits = middle
-                .eval(part, Role::Prompt, Wanted::All)
+                .eval(part, Phase::Prefill, LogitsFor::All)
                 .expect("logits");
             bits.extend(logits.data.iter().map(|x| x.to_bits()));
             right
-                .eval(part, Role::Prompt, Wanted::None)
+                .eval(part, Phase::Prefill, LogitsFor::None)
                 .expect("it fits");
             if left.tokens().len() > 20 {
                 left.truncate(3);
@@ -332,10 +332,10 @@ fn where_pages_lie_and_who_else_is_there_changes_nothing() {
         );
         for token in &expected.0[1..] {
             left.truncate(2);
-            left.eval(&[last], Role::Generated, Wanted::None)
+            left.eval(&[last], Phase::Decode, LogitsFor::None)
                 .expect("it fits");
             let logits = middle
-                .eval(&[last], Role::Generated, Wanted::Last)
+                .eval(&[last], Phase::Decode, LogitsFor::Last)
                 .expect("logits");
             last = most_likely(&logits.data);
             assert_eq!(last, *token, "{source:?}: generation on scattered pages");
@@ -350,7 +350,7 @@ fn looking_at_tensors_changes_nothing() {
         let prompt = prompt(&engine);
         let expected = engine
             .session()
-            .eval(&prompt, Role::Prompt, Wanted::All)
+            .eval(&prompt, Phase::Prefill, LogitsFor::All)
             .expect("logits")
             .data;
         let (mut seen, mut got) = (0, Vec::new());
@@ -360,8 +360,8 @@ fn looking_at_tensors_changes_nothing() {
         session
             .eval_with(
                 &prompt,
-                Role::Prompt,
-                Wanted::All,
+                Phase::Prefill,
+                LogitsFor::All,
                 Some(&mut look),
                 &mut sink,
             )

@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use octavo_engine::{
-    Batch, BatchError, BatchOptions, Embed, Engine, EngineOptions, Error, Event, Goal, ModelSource,
-    Pooling, Request,
+    Batch, BatchError, BatchOptions, Embed, Engine, EngineOptions, Error, Event, ModelSource,
+    Pooling, Request, Task,
 };
 use octavo_fixtures::{Lacks, shared, shared_dir, skip};
 use octavo_kernels::{Isa, IsaChoice, KvType, Pool, SharedPool};
@@ -17,7 +17,7 @@ use octavo_reference::metrics::nmse;
 use octavo_text::tokenizer::EncodeOptions;
 
 use crate::goldens::{designed_for, geometric_mean};
-use octavo_engine::backend::{Role, TapView};
+use octavo_engine::backend::{Phase, TapView};
 
 /// The models, and upper bounds of llama.cpp's own error on their F32 files: it takes GELU from a
 /// table of halves.
@@ -44,12 +44,12 @@ fn load(path: &Path, isa: IsaChoice, threads: usize) -> Engine {
 fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
     let mut batch = Batch::new(engine, BatchOptions::default());
     let mut add = |text: &&[u32]| {
-        let goal = Goal::Embedding(Embed {
+        let task = Task::Embedding(Embed {
             pooling,
             normalize: false,
         });
         let request = Request {
-            goal,
+            task,
             prompt: text.to_vec(),
             n: 1,
             ..Request::default()
@@ -131,7 +131,7 @@ fn vectors_are_those_of_llama_cpp() {
             "{isa}: {} vectors; error as a ratio to llama.cpp's: NMSE mean {mean:.4}",
             ratios.len()
         );
-        if mean > designed_for(isa, Role::Prompt) {
+        if mean > designed_for(isa, Phase::Prefill) {
             faults.push(format!("{isa}: mean ratio {mean:.3}"));
         }
     }
@@ -210,21 +210,21 @@ fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
     assert!(error.to_string().contains("the 512 positions"), "{error}");
     let engine = load(512, 16).expect("the model loads");
     let mut batch = Batch::new(&engine, BatchOptions::default());
-    let mut add = |n: usize, goal: Goal| {
+    let mut add = |n: usize, task: Task| {
         let request = Request {
-            goal,
+            task,
             prompt: vec![7; n],
             n: 1,
             ..Request::default()
         };
         batch.add(request)
     };
-    let goal = Goal::Embedding(Embed {
+    let task = Task::Embedding(Embed {
         pooling: Pooling::Mean,
         normalize: true,
     });
-    assert!(add(16, goal).is_ok());
-    let error = add(17, goal).expect_err("longer than a step");
+    assert!(add(16, task).is_ok());
+    let error = add(17, task).expect_err("longer than a step");
     assert!(
         matches!(
             error,
@@ -236,9 +236,9 @@ fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
         ),
         "{error}"
     );
-    let error = add(3, Goal::Text).expect_err("no logits");
+    let error = add(3, Task::Text).expect_err("no logits");
     assert!(error.to_string().contains("architecture bert"), "{error}");
-    let error = engine.session().eval_best(&[1, 2], Role::Prompt);
+    let error = engine.session().eval_argmax(&[1, 2], Phase::Prefill);
     assert!(matches!(error, Err(Error::NoLogits { .. })));
 }
 

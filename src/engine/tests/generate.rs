@@ -10,11 +10,11 @@ use std::io;
 
 use approx::assert_abs_diff_eq;
 use octavo_engine::generate::{
-    Error, Finish, Generation, Lm, Next, Observer, Options, Vocabulary, generate,
+    Error, FinishReason, Generation, GenerationParams, Lm, Next, Observer, Vocabulary, generate,
 };
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::sequence::SequenceError;
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use proptest::prelude::*;
 
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +29,8 @@ struct Script {
     n_ctx: usize,
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Every call: number of tokens, and their role.
-    calls: Vec<(usize, Role)>,
+    /// Every call: number of tokens, and their phase.
+    calls: Vec<(usize, Phase)>,
     fail_at: Option<usize>,
 }
 
@@ -68,17 +68,17 @@ impl Lm for Script {
         self.tokens.truncate(n);
     }
 
-    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Broken> {
+    fn eval(&mut self, tokens: &[u32], phase: Phase, next: Next<'_>) -> Result<(), Broken> {
         if self.fail_at == Some(self.calls.len()) {
             return Err(Broken);
         }
-        self.calls.push((tokens.len(), role));
+        self.calls.push((tokens.len(), phase));
         self.tokens.extend_from_slice(tokens);
         assert!(
             self.tokens.len() <= self.n_ctx,
             "written past the end of the context"
         );
-        if role == Role::Prompt {
+        if phase == Phase::Prefill {
             self.prompt_len = self.tokens.len();
         }
         let end = self.tokens.len() - self.prompt_len;
@@ -94,7 +94,7 @@ impl Lm for Script {
                     into[start + token as usize] = 5.0;
                 }
             }
-            Next::Best { rows, into } => *into = last(rows).collect(),
+            Next::Argmax { rows, into } => *into = last(rows).collect(),
         }
         Ok(())
     }
@@ -162,14 +162,14 @@ impl Observer for Seen {
     }
 }
 
-fn limited(n: usize) -> Options {
-    Options {
+fn limited(n: usize) -> GenerationParams {
+    GenerationParams {
         max_tokens: Some(n),
-        ..Options::default()
+        ..GenerationParams::default()
     }
 }
 
-fn run(script: &[u32], vocabulary: &Pieces, options: &Options) -> (Generation, Seen) {
+fn run(script: &[u32], vocabulary: &Pieces, options: &GenerationParams) -> (Generation, Seen) {
     let mut seen = Seen::default();
     let mut lm = Script::new(script, vocabulary.len());
     let out = generate(&mut lm, vocabulary, &[2], options, &mut seen).expect("a generation");
@@ -185,8 +185,8 @@ fn run(script: &[u32], vocabulary: &Pieces, options: &Options) -> (Generation, S
 #[test]
 fn ends_at_the_end_of_generation_token_and_counts_it() {
     let v = Pieces::new(&[b"a", b"b"]);
-    let (out, seen) = run(&[2, 3, 0, 2], &v, &Options::default());
-    assert_eq!((out.text.as_str(), out.finish), ("ab", Finish::Stop));
+    let (out, seen) = run(&[2, 3, 0, 2], &v, &GenerationParams::default());
+    assert_eq!((out.text.as_str(), out.finish), ("ab", FinishReason::Stop));
     assert_eq!(out.tokens, [2, 3, 0]);
     assert_eq!(seen.pieces, ["a", "b"], "text is shown as it comes");
     assert_eq!(out.stats.generated_tokens, 3);
@@ -197,7 +197,7 @@ fn ends_at_the_most_tokens_asked_for() {
     let v = Pieces::new(&[b"a"]);
     for n in [0, 1, 5] {
         let (out, _) = run(&[2], &v, &limited(n));
-        assert_eq!((out.tokens.len(), out.finish), (n, Finish::Length));
+        assert_eq!((out.tokens.len(), out.finish), (n, FinishReason::Length));
         assert_eq!(out.text, "a".repeat(n));
     }
 }
@@ -213,20 +213,20 @@ fn ends_at_the_end_of_the_context() {
         &mut lm,
         &v,
         &[2, 2, 2],
-        &Options::default(),
+        &GenerationParams::default(),
         &mut Seen::default(),
     )
     .expect("fits");
     assert_eq!(
         (out.tokens.len(), out.finish),
-        (4, Finish::ContextFull),
+        (4, FinishReason::ContextFull),
         "the last token needs no position"
     );
     let error = generate(
         &mut lm,
         &v,
         &[2; 7],
-        &Options::default(),
+        &GenerationParams::default(),
         &mut Seen::default(),
     )
     .expect_err("too long");
@@ -240,14 +240,14 @@ fn ends_at_the_end_of_the_context() {
 fn an_empty_prompt_and_unknown_ids_are_refused() {
     let v = Pieces::new(&[b"a"]);
     let mut lm = Script::new(&[2], v.len());
-    let refused = |lm: &mut Script, prompt: &[u32], options: &Options| {
+    let refused = |lm: &mut Script, prompt: &[u32], options: &GenerationParams| {
         generate(lm, &v, prompt, options, &mut Seen::default()).expect_err("refused")
     };
     assert!(matches!(
-        refused(&mut lm, &[], &Options::default()),
+        refused(&mut lm, &[], &GenerationParams::default()),
         Error::Sequence(SequenceError::EmptyPrompt)
     ));
-    let unknown = refused(&mut lm, &[2, 99], &Options::default());
+    let unknown = refused(&mut lm, &[2, 99], &GenerationParams::default());
     assert!(
         matches!(
             unknown,
@@ -255,17 +255,17 @@ fn an_empty_prompt_and_unknown_ids_are_refused() {
         ),
         "{unknown}"
     );
-    let stop_ids = Options {
+    let stop_ids = GenerationParams {
         stop_ids: vec![3],
-        ..Options::default()
+        ..GenerationParams::default()
     };
     assert!(matches!(
         refused(&mut lm, &[2], &stop_ids),
         Error::Sequence(SequenceError::UnknownToken { id: 3, .. })
     ));
-    let empty_stop = Options {
+    let empty_stop = GenerationParams {
         stop: vec![String::new()],
-        ..Options::default()
+        ..GenerationParams::default()
     };
     assert!(matches!(
         refused(&mut lm, &[2], &empty_stop),
@@ -279,9 +279,9 @@ fn an_empty_prompt_and_unknown_ids_are_refused() {
         refused(
             &mut lm,
             &[2],
-            &Options {
+            &GenerationParams {
                 sampler,
-                ..Options::default()
+                ..GenerationParams::default()
             }
         ),
         Error::Sequence(SequenceError::Config(_))
@@ -299,7 +299,7 @@ fn what_the_cache_holds_is_not_read_again() {
             &mut lm,
             &v,
             prompt,
-            &Options::default(),
+            &GenerationParams::default(),
             &mut Seen::default(),
         )
         .expect("fits");
@@ -328,14 +328,18 @@ fn a_prompt_is_read_in_chunks_with_progress() {
     let v = Pieces::new(&[b"a"]);
     let mut lm = Script::new(&[0], v.len());
     let mut seen = Seen::default();
-    let options = Options {
+    let options = GenerationParams {
         chunk: 4,
-        ..Options::default()
+        ..GenerationParams::default()
     };
     generate(&mut lm, &v, &[2; 10], &options, &mut seen).expect("fits");
     assert_eq!(
         lm.calls,
-        [(4, Role::Prompt), (4, Role::Prompt), (2, Role::Prompt)]
+        [
+            (4, Phase::Prefill),
+            (4, Phase::Prefill),
+            (2, Phase::Prefill)
+        ]
     );
     assert_eq!(seen.progress, [(0, 10), (4, 10), (8, 10), (10, 10)]);
 }
@@ -355,21 +359,21 @@ fn cancelling_keeps_what_there_is() {
             cancel_after: Some(after),
             ..Seen::default()
         };
-        let options = Options {
+        let options = GenerationParams {
             chunk: 2,
             stop: vec!["<x".to_owned()],
-            ..Options::default()
+            ..GenerationParams::default()
         };
         let out =
             generate(&mut lm, &v, &[2; 4], &options, &mut seen).expect("cancelling is no error");
         assert_eq!(
             (out.finish, out.text.as_str()),
-            (Finish::Cancelled, text),
+            (FinishReason::Cancelled, text),
             "after {after}"
         );
         assert_eq!(seen.pieces.concat(), text);
         assert_eq!(
-            lm.calls.iter().filter(|c| c.1 == Role::Prompt).count(),
+            lm.calls.iter().filter(|c| c.1 == Phase::Prefill).count(),
             chunks
         );
     }
@@ -382,16 +386,22 @@ fn errors_of_the_model_and_of_the_output_are_passed_on() {
         fail_at: Some(1),
         ..Script::new(&[2], v.len())
     };
-    let error = generate(&mut lm, &v, &[2], &Options::default(), &mut Seen::default())
-        .expect_err("told to fail");
+    let error = generate(
+        &mut lm,
+        &v,
+        &[2],
+        &GenerationParams::default(),
+        &mut Seen::default(),
+    )
+    .expect_err("told to fail");
     assert_eq!(error.to_string(), "the step was told to fail");
     let mut lm = Script::new(&[2], v.len());
     let mut closed = Seen {
         pipe_closed: true,
         ..Seen::default()
     };
-    let error =
-        generate(&mut lm, &v, &[2], &Options::default(), &mut closed).expect_err("nobody reads");
+    let error = generate(&mut lm, &v, &[2], &GenerationParams::default(), &mut closed)
+        .expect_err("nobody reads");
     assert!(matches!(error, Error::Output(_)), "{error}");
 }
 
@@ -402,7 +412,7 @@ fn logprobs_are_those_of_the_raw_logits() {
         logit_bias: vec![(2, -100.0)],
         ..SamplerConfig::default()
     };
-    let options = Options {
+    let options = GenerationParams {
         logprobs: Some(2),
         sampler: bias,
         ..limited(2)

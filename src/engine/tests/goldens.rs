@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::logits::{load, load_in, logits};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_fixtures::{Lacks, committed_goldens, is_full, shared_dir, skip, workspace_root};
 use octavo_kernels::{Isa, KvType, KvTypes, PromptBits, kernel_name};
 use octavo_reference::golden::{Full, Golden, read_summary};
@@ -72,7 +72,7 @@ pub(crate) fn geometric_mean(x: &[f64]) -> f64 {
 #[derive(Clone, Copy)]
 struct Way {
     isa: Isa,
-    role: Role,
+    phase: Phase,
     /// Whether weights are packed.
     repack: bool,
     bits: PromptBits,
@@ -81,10 +81,10 @@ struct Way {
 
 impl Way {
     /// The most exact options.
-    fn of(isa: Isa, role: Role) -> Way {
+    fn of(isa: Isa, phase: Phase) -> Way {
         Way {
             isa,
-            role,
+            phase,
             repack: true,
             bits: PromptBits::Sixteen,
             kv_type: KvType::F32.both(),
@@ -97,7 +97,7 @@ impl Way {
 fn check(recorded: &Recorded, way: Way) -> Ratios {
     let Way {
         isa,
-        role,
+        phase,
         repack,
         bits,
         kv_type,
@@ -125,13 +125,13 @@ fn check(recorded: &Recorded, way: Way) -> Ratios {
             continue; // of the committed goldens only the small ones are kept
         }
         let golden = Full::read(&path).expect("a golden");
-        let what = format!("{name} {prompt} {isa} {role:?} in {bits} bits, cache {kv_type}");
+        let what = format!("{name} {prompt} {isa} {phase:?} in {bits} bits, cache {kv_type}");
         let own = engine
             .tokenizer()
             .encode(theirs.text.as_bytes(), Default::default())
             .expect("text");
         assert_eq!(own, golden.tokens, "{what}: tokens");
-        let ours = logits(&engine, &golden.tokens, role);
+        let ours = logits(&engine, &golden.tokens, phase);
         if is_f32 {
             let error = nmse(&ours, &golden.logits).expect("same length");
             assert!(error <= F32_NMSE, "{what}: NMSE {error:e} > {F32_NMSE:e}");
@@ -167,9 +167,9 @@ fn check(recorded: &Recorded, way: Way) -> Ratios {
 
 /// Returns the error that kernels are designed for, as a ratio to llama.cpp's. The required ratio
 /// is 1.
-pub(crate) fn designed_for(isa: Isa, role: Role) -> f64 {
+pub(crate) fn designed_for(isa: Isa, phase: Phase) -> f64 {
     // bf16 rounds inputs to about 1e-3 of themselves, integers of 15 bits to about 1e-4
-    if role == Role::Prompt && isa.prompt_rounding().products > 5e-4 {
+    if phase == Phase::Prefill && isa.prompt_rounding().products > 5e-4 {
         0.25
     } else {
         0.1
@@ -179,7 +179,7 @@ pub(crate) fn designed_for(isa: Isa, role: Role) -> f64 {
 fn every_model(way: Way) {
     let Way {
         isa,
-        role,
+        phase,
         bits,
         kv_type,
         ..
@@ -197,7 +197,7 @@ fn every_model(way: Way) {
     let (nmse, kl) = (geometric_mean(&all.nmse), geometric_mean(&all.kl));
     let worst = |x: &[f64]| x.iter().copied().fold(0.0, f64::max);
     println!(
-        "{isa} {role:?} in {bits} bits, cache {kv_type}: {} goldens; error as a ratio to \
+        "{isa} {phase:?} in {bits} bits, cache {kv_type}: {} goldens; error as a ratio to \
          llama.cpp's: NMSE mean {nmse:.4} worst {:.4}, KL mean {kl:.4} worst {:.4}",
         all.nmse.len(),
         worst(&all.nmse),
@@ -205,18 +205,18 @@ fn every_model(way: Way) {
     );
     let limit = match bits {
         PromptBits::Eight => EIGHT_BITS,
-        PromptBits::Sixteen => designed_for(isa, role),
+        PromptBits::Sixteen => designed_for(isa, phase),
     };
     assert!(
         nmse <= limit && kl <= limit,
-        "{isa} {role:?}: NMSE {nmse}, KL {kl}"
+        "{isa} {phase:?}: NMSE {nmse}, KL {kl}"
     );
 }
 
 #[test]
 fn prompts_on_every_instruction_set() {
     for isa in Isa::ALL {
-        every_model(Way::of(isa, Role::Prompt));
+        every_model(Way::of(isa, Phase::Prefill));
     }
 }
 
@@ -226,7 +226,7 @@ fn prompts_with_a_cache_of_halves() {
     for isa in Isa::ALL {
         every_model(Way {
             kv_type: KvType::F16.both(),
-            ..Way::of(isa, Role::Prompt)
+            ..Way::of(isa, Phase::Prefill)
         });
     }
 }
@@ -252,22 +252,22 @@ fn a_cache_of_two_types_costs_what_these_round() {
             let exact = load(isa, KvType::F32.both());
             for types in PAIRS.into_iter().filter(takes) {
                 let engine = load(isa, types);
-                for role in [Role::Prompt, Role::Generated] {
-                    let exact = logits(&exact, &tokens, role);
-                    let error = nmse(&logits(&engine, &tokens, role), &exact).expect("as long");
+                for phase in [Phase::Prefill, Phase::Decode] {
+                    let exact = logits(&exact, &tokens, phase);
+                    let error = nmse(&logits(&engine, &tokens, phase), &exact).expect("as long");
                     let [k, v] = [types.k, types.v].map(|ty| ty.rounding().powi(2));
                     let model = recorded.model.display();
                     println!(
-                        "{model} {isa} {role:?} {types}: {:.4} of the bound",
+                        "{model} {isa} {phase:?} {types}: {:.4} of the bound",
                         error / (k + v)
                     );
                     assert!(
                         error <= k + v,
-                        "{model} {isa} {role:?} {types}: NMSE {error:e}"
+                        "{model} {isa} {phase:?} {types}: NMSE {error:e}"
                     );
                     assert!(
                         error > 0.0,
-                        "{model} {isa} {role:?} {types}: nothing is rounded"
+                        "{model} {isa} {phase:?} {types}: nothing is rounded"
                     );
                     held += 1;
                 }
@@ -302,7 +302,7 @@ fn prompts_in_eight_bits() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.has_byte_prompts()) {
         every_model(Way {
             bits: PromptBits::Eight,
-            ..Way::of(isa, Role::Prompt)
+            ..Way::of(isa, Phase::Prefill)
         });
     }
 }
@@ -310,7 +310,7 @@ fn prompts_in_eight_bits() {
 #[test]
 fn generation_on_every_instruction_set() {
     for isa in Isa::ALL {
-        every_model(Way::of(isa, Role::Generated));
+        every_model(Way::of(isa, Phase::Decode));
     }
 }
 
@@ -318,7 +318,7 @@ fn generation_on_every_instruction_set() {
 fn rows_as_in_the_file() {
     every_model(Way {
         repack: false,
-        ..Way::of(Isa::best(), Role::Prompt)
+        ..Way::of(Isa::best(), Phase::Prefill)
     });
 }
 
@@ -331,7 +331,8 @@ fn a_wrong_token_is_seen() {
     let engine = load(&model, Isa::best(), true);
     let mut tokens = golden.tokens.clone();
     tokens[3] ^= 1;
-    let error = nmse(&logits(&engine, &tokens, Role::Prompt), &golden.exact).expect("same length");
+    let error =
+        nmse(&logits(&engine, &tokens, Phase::Prefill), &golden.exact).expect("same length");
     assert!(error > 1e-3, "NMSE {error:e}");
 }
 
@@ -354,23 +355,23 @@ fn smollm2() {
             let Golden::Top(golden) = Golden::read(&path).expect("a golden") else {
                 panic!("the top-k form")
             };
-            for (engine, role) in [
-                (&exact, Role::Prompt),
-                (&halves, Role::Prompt),
-                (&exact, Role::Generated),
+            for (engine, phase) in [
+                (&exact, Phase::Prefill),
+                (&halves, Phase::Prefill),
+                (&exact, Phase::Decode),
             ] {
                 let ours = golden
-                    .kl(&logits(engine, &golden.tokens, role))
+                    .kl(&logits(engine, &golden.tokens, phase))
                     .expect("same length")
                     .mean;
                 let theirs = golden.llama_cpp_kl().expect("a golden").mean;
                 println!(
-                    "smollm2 {prompt} {isa} {role:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}"
+                    "smollm2 {prompt} {isa} {phase:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}"
                 );
-                let limit = designed_for(isa, role) * theirs;
+                let limit = designed_for(isa, phase) * theirs;
                 assert!(
                     ours <= limit,
-                    "smollm2 {prompt} {isa} {role:?}: {ours:e} > {limit:e}, llama.cpp's {theirs:e}"
+                    "smollm2 {prompt} {isa} {phase:?}: {ours:e} > {limit:e}, llama.cpp's {theirs:e}"
                 );
             }
         }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use octavo_engine::backend::Role;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 
 pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
@@ -35,20 +35,20 @@ pub(crate) fn load_in(
 }
 
 /// Returns all logits of a prompt; decode kernels run token by token, as in a generation.
-pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
+pub(crate) fn logits(engine: &Engine, tokens: &[u32], phase: Phase) -> Vec<f32> {
     let mut session = engine.session();
-    match role {
-        Role::Prompt => {
+    match phase {
+        Phase::Prefill => {
             session
-                .eval(tokens, role, Wanted::All)
+                .eval(tokens, phase, LogitsFor::All)
                 .expect("logits")
                 .data
         }
-        Role::Generated => tokens
+        Phase::Decode => tokens
             .iter()
             .flat_map(|t| {
                 session
-                    .eval(&[*t], role, Wanted::Last)
+                    .eval(&[*t], phase, LogitsFor::Last)
                     .expect("logits")
                     .data
             })

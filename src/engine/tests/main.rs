@@ -15,5 +15,5 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod speculative;
+mod tensor_parallel;
 mod variants;
-mod world;

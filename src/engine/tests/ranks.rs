@@ -8,7 +8,7 @@ use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource};
 use octavo_fixtures::{is_full, shared, workspace_root};
 use octavo_kernels::{Collective, Isa, IsaChoice, Pool, Threads};
 
-use crate::world::{self, assert_same_shown, shown};
+use crate::tensor_parallel::{self, assert_same_shown, shown};
 
 /// More than two pages, and no multiple of a kernel's tile.
 const PROMPT: usize = 37;
@@ -34,12 +34,12 @@ fn on_ranks<T>(
     options: &EngineOptions,
     run: impl FnOnce(Result<Engine, Error>) -> T,
 ) -> T {
-    world::on_ranks(ranks, source, options, open_gpu, run)
+    tensor_parallel::on_ranks(ranks, source, options, open_gpu, run)
 }
 
 /// Returns all logits of a prompt and of a generation after it, as bits.
 fn bits(engine: &Engine, generated: usize) -> Vec<u32> {
-    world::bits(engine, PROMPT, 1 + generated)
+    tensor_parallel::bits(engine, PROMPT, 1 + generated)
 }
 
 /// Compares one rank with several, for all instruction sets; returns the numbers of ranks that
@@ -56,7 +56,8 @@ fn compare(source: &ModelSource, generated: usize) -> Vec<usize> {
         let alone = Engine::load(source, &options, &mut |_| {}).expect("the model loads");
         let expected = bits(&alone, generated);
         let what = (source, &options, open_gpu as Open);
-        possible = world::compare(what, 1..=4, &expected, |engine| bits(engine, generated));
+        possible =
+            tensor_parallel::compare(what, 1..=4, &expected, |engine| bits(engine, generated));
     }
     possible
 }
@@ -211,7 +212,8 @@ fn ranks_that_are_apart_change_no_bit() {
             let other = |engine: Result<Engine, Error>| {
                 bits(&engine.expect("the model loads"), GENERATED) != expected
             };
-            let other = world::on_links(links, &ModelSource::Demo, &several, open_gpu, other);
+            let other =
+                tensor_parallel::on_links(links, &ModelSource::Demo, &several, open_gpu, other);
             assert!(!other, "{isa}, {threads} threads: other bits");
         }
     }

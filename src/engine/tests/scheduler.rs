@@ -1,5 +1,5 @@
 //! The scheduler and the prefix tree on random schedules, with a device that only stores values:
-//! each position holds a number that depends on every token before it, on their roles and on the
+//! each position holds a number that depends on every token before it, on their phases and on the
 //! salt, as real keys and values do.
 
 mod schedules;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use octavo_engine::kv::{CHECKPOINTS, KvCacheManager, PAGE, PageId, SequenceKv, WRITES};
 use octavo_engine::schedule::{Job, Plan, RequestId, Scheduler, Settings};
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use proptest::prelude::*;
 
 /// Returns the value of a position, given the value of the one before it.
-fn mix(before: u64, token: u32, role: Role) -> u64 {
+fn mix(before: u64, token: u32, phase: Phase) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (before, token, role == Role::Generated).hash(&mut hasher);
+    (before, token, phase == Phase::Decode).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -36,7 +36,7 @@ fn next(value: u64) -> u32 {
 fn followers(values: &[u64], width: usize) -> Vec<(usize, u32)> {
     let token = |parent: usize| (0..3u32).map(move |token| (parent, token));
     let mut all: Vec<(usize, u32)> = (0..values.len()).flat_map(token).collect();
-    all.sort_by_key(|&(parent, token)| mix(values[parent], token, Role::Prompt));
+    all.sort_by_key(|&(parent, token)| mix(values[parent], token, Phase::Prefill));
     let n = 1 + values.iter().fold(0, |sum, value| sum ^ value) as usize % width;
     all.truncate(n);
     all
@@ -64,7 +64,7 @@ impl Asked {
 
     /// Returns the tokens of its beams after each step if it runs alone.
     fn beams_alone(&self) -> Vec<Vec<Vec<u32>>> {
-        let read = |value, token: &u32| mix(value, *token, Role::Prompt);
+        let read = |value, token: &u32| mix(value, *token, Phase::Prefill);
         let value = self.prompt.iter().fold(root(self.salt.as_deref()), read);
         let mut beams = vec![(value, Vec::new())];
         let mut steps = Vec::new();
@@ -73,7 +73,7 @@ impl Asked {
             let follow = |(parent, token): (usize, u32)| {
                 let (value, said): &(u64, Vec<u32>) = &beams[parent];
                 let said = [&said[..], &[token]].concat();
-                (mix(*value, token, Role::Generated), said)
+                (mix(*value, token, Phase::Decode), said)
             };
             beams = followers(&values, self.beams)
                 .into_iter()
@@ -86,14 +86,14 @@ impl Asked {
 
     /// Returns its tokens if it runs alone.
     fn alone(&self) -> Vec<u32> {
-        let read = |value, token: &u32| mix(value, *token, Role::Prompt);
+        let read = |value, token: &u32| mix(value, *token, Phase::Prefill);
         let mut value = self.prompt.iter().fold(root(self.salt.as_deref()), read);
         let mut said = vec![next(value)];
         while said.len() < self.n {
             value = mix(
                 value,
                 *said.last().expect("it says something"),
-                Role::Generated,
+                Phase::Decode,
             );
             said.push(next(value));
         }
@@ -244,25 +244,25 @@ impl World {
         self.said.insert(id, said);
     }
 
-    /// Takes a step of each role; returns whether anything was computed, or a request began whose
+    /// Takes a step of each phase; returns whether anything was computed, or a request began whose
     /// whole prompt was cached.
     fn round(&mut self) -> bool {
         let before = self.running();
         let oldest = before.first().copied();
         let preemptions = self.scheduler.preemptions();
         let mut computed = 0;
-        let plan = self.scheduler.generated(&mut self.kv_cache);
-        computed += self.compute(Role::Generated, &plan);
+        let plan = self.scheduler.decodes(&mut self.kv_cache);
+        computed += self.compute(Phase::Decode, &plan);
         let has_preempted = self.scheduler.preemptions() > preemptions;
         let running = self.running();
-        let plan = self.scheduler.prompts(&mut self.kv_cache);
-        for share in plan.shares.iter().filter(|_| has_preempted) {
+        let plan = self.scheduler.prefills(&mut self.kv_cache);
+        for chunk in plan.chunks.iter().filter(|_| has_preempted) {
             assert!(
-                running.contains(&share.id),
+                running.contains(&chunk.id),
                 "nobody begins after a preemption"
             );
         }
-        computed += self.compute(Role::Prompt, &plan);
+        computed += self.compute(Phase::Prefill, &plan);
         if let Some(oldest) = oldest.filter(|id| self.asked.contains_key(id)) {
             assert!(
                 self.running().contains(&oldest),
@@ -284,7 +284,7 @@ impl World {
         self.in_state("running")
     }
 
-    fn compute(&mut self, role: Role, plan: &Plan) -> usize {
+    fn compute(&mut self, phase: Phase, plan: &Plan) -> usize {
         assert!(plan.failed.is_empty(), "whoever was let in can end alone");
         for copy in plan.copies.iter().filter(|_| self.fault != Fault::NoCopies) {
             let page = self.store.get(&(copy.group, copy.copy.from)).copied();
@@ -292,15 +292,15 @@ impl World {
                 .insert((copy.group, copy.copy.to), page.unwrap_or_default());
         }
         let mut outputs = Vec::new();
-        let entries = self.scheduler.due(plan);
+        let entries = self.scheduler.inputs(plan);
         assert_eq!(
             entries.len(),
-            plan.shares.len(),
+            plan.chunks.len(),
             "each request once, in order"
         );
-        for (due, share) in entries.into_iter().zip(&plan.shares) {
+        for (due, chunk) in entries.into_iter().zip(&plan.chunks) {
             let (tokens, kv) = (due.tokens, due.kv);
-            let salt = self.asked[&share.group].salt.as_deref();
+            let salt = self.asked[&chunk.group].salt.as_deref();
             let mut value = last_value(&self.store, kv, self.windows, salt);
             let (from, to) = kv.states();
             if self.n_states > 0 {
@@ -310,7 +310,7 @@ impl World {
                 assert_eq!(last, Some(kv.len() + tokens.len()));
             }
             for (i, &token) in tokens.iter().enumerate() {
-                value = mix(value, token, role);
+                value = mix(value, token, phase);
                 let is_late = self.fault == Fault::LateStates;
                 let is_after = |len: usize| is_late || len == kv.len() + i + 1;
                 for state in to.iter().filter(|state| is_after(state.len)) {
@@ -320,27 +320,27 @@ impl World {
                 write(&mut self.store, &self.kv_cache, kv, kv.len() + i, value);
             }
             kv.advance(kv.len() + tokens.len());
-            if share.wanted > 0 {
-                outputs.push((*share, value, kv.len()));
+            if chunk.wanted > 0 {
+                outputs.push((*chunk, value, kv.len()));
             }
         }
         let time = Duration::from_millis(10);
-        self.scheduler.took(&mut self.kv_cache, role, plan, time);
-        for &(share, value, len) in &outputs {
-            if let Some(beams) = self.beams.get_mut(&share.group) {
-                let (said, last) = &mut beams[(share.id - share.group) as usize];
-                let is_last = len == self.asked[&share.group].prompt.len() + said.len();
+        self.scheduler.took(&mut self.kv_cache, phase, plan, time);
+        for &(chunk, value, len) in &outputs {
+            if let Some(beams) = self.beams.get_mut(&chunk.group) {
+                let (said, last) = &mut beams[(chunk.id - chunk.group) as usize];
+                let is_last = len == self.asked[&chunk.group].prompt.len() + said.len();
                 *last = if is_last { Some(value) } else { *last };
             }
         }
-        for (share, value, len) in outputs {
-            match self.beams.contains_key(&share.group) {
-                true => self.follow(share.group),
-                false if self.asked.contains_key(&share.id) => self.say(share.id, next(value), len),
+        for (chunk, value, len) in outputs {
+            match self.beams.contains_key(&chunk.group) {
+                true => self.follow(chunk.group),
+                false if self.asked.contains_key(&chunk.id) => self.say(chunk.id, next(value), len),
                 false => {}
             }
         }
-        plan.shares.iter().map(|share| share.n).sum()
+        plan.chunks.iter().map(|chunk| chunk.n).sum()
     }
 
     /// Advances the beams of a group by a token, if all are computed.

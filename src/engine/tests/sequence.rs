@@ -3,12 +3,14 @@
 
 use octavo_engine::generate::{Observer, generate};
 use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
-use octavo_engine::sequence::{Bounds, Computed, Finish, Options, Sequence, Vocabulary, Want};
-use octavo_engine::{
-    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Goal, ModelSource,
-    Request, RequestId,
+use octavo_engine::sequence::{
+    Bounds, Computed, FinishReason, GenerationParams, Sequence, Vocabulary, Want,
 };
-use octavo_kernels::Role;
+use octavo_engine::{
+    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, ModelSource,
+    Request, RequestId, Task,
+};
+use octavo_kernels::Phase;
 use octavo_text::tokenizer::EncodeOptions;
 
 /// A vocabulary whose tokens are letters; 0 ends the text.
@@ -33,21 +35,21 @@ const BOUNDS: Bounds = Bounds {
     n_vocab: 9,
 };
 
-fn sequence(prompt: &[u32], options: &Options) -> Sequence {
+fn sequence(prompt: &[u32], options: &GenerationParams) -> Sequence {
     Sequence::new(prompt, options, BOUNDS, &Letters).expect("it fits")
 }
 
 #[test]
 fn a_prompt_may_be_computed_in_pieces_of_any_size() {
-    let mut s = sequence(&[1, 2, 3], &Options::default());
-    for (left, role) in [
-        (3, Role::Prompt),
-        (1, Role::Prompt),
-        (1, Role::Generated),
-        (1, Role::Generated),
+    let mut s = sequence(&[1, 2, 3], &GenerationParams::default());
+    for (left, phase) in [
+        (3, Phase::Prefill),
+        (1, Phase::Prefill),
+        (1, Phase::Decode),
+        (1, Phase::Decode),
     ] {
         let work = s.work().expect("it goes on");
-        assert_eq!((work.tokens.len(), work.role), (left, role));
+        assert_eq!((work.tokens.len(), work.phase), (left, phase));
         let computed = if left == 3 {
             Computed::Cached(2)
         } else {
@@ -60,36 +62,39 @@ fn a_prompt_may_be_computed_in_pieces_of_any_size() {
     assert_eq!(s.feed(Computed::Argmax(0), &Letters).expect("a token"), "");
     assert!(s.work().is_none());
     let text = s.into_text();
-    assert_eq!((text.text.as_str(), text.finish), ("ddd", Finish::Stop));
+    assert_eq!(
+        (text.text.as_str(), text.finish),
+        ("ddd", FinishReason::Stop)
+    );
 }
 
 #[test]
 fn the_last_token_of_a_prompt_is_always_computed() {
-    let mut s = sequence(&[1, 2, 3], &Options::default());
+    let mut s = sequence(&[1, 2, 3], &GenerationParams::default());
     assert_eq!(s.reuse(&[1, 2, 3, 4]), 2);
     assert_eq!(s.work().expect("it goes on").tokens, [3]);
-    let mut other = sequence(&[1, 2, 3], &Options::default());
+    let mut other = sequence(&[1, 2, 3], &GenerationParams::default());
     assert_eq!(other.reuse(&[1, 3]), 1);
     assert_eq!(other.work().expect("it goes on").tokens, [2, 3]);
 }
 
 #[test]
 fn a_full_context_ends_it() {
-    let mut s = sequence(&[1; 6], &Options::default());
+    let mut s = sequence(&[1; 6], &GenerationParams::default());
     for _ in 0..3 {
         assert_eq!(s.finish(), None);
         s.feed(Computed::Argmax(1), &Letters).expect("a token");
     }
     // the last token chosen needs no position of its own
-    assert_eq!(s.finish(), Some(Finish::ContextFull));
+    assert_eq!(s.finish(), Some(FinishReason::ContextFull));
     assert_eq!(s.generated().len(), 3);
 }
 
 #[test]
 fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
-    let options = Options {
+    let options = GenerationParams {
         stop: vec!["abc".to_owned()],
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let mut s = sequence(&[1], &options);
     for id in [1, 2] {
@@ -97,22 +102,22 @@ fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
     }
     assert_eq!(s.cancel(), "ab");
     assert_eq!(s.cancel(), "");
-    assert_eq!(s.into_text().finish, Finish::Cancelled);
+    assert_eq!(s.into_text().finish, FinishReason::Cancelled);
 }
 
 #[test]
 fn logits_are_wanted_only_where_the_largest_is_not_enough() {
-    let want = |options: &Options| sequence(&[1], options).work().expect("work").want;
+    let want = |options: &GenerationParams| sequence(&[1], options).work().expect("work").want;
     let greedy = SamplerConfig {
         temperature: 0.0,
         ..SamplerConfig::default()
     };
-    let options = Options {
+    let options = GenerationParams {
         sampler: greedy,
-        ..Options::default()
+        ..GenerationParams::default()
     };
     assert_eq!(want(&options), Want::Argmax);
-    let with_logprobs = Options {
+    let with_logprobs = GenerationParams {
         logprobs: Some(0),
         ..options
     };
@@ -145,7 +150,7 @@ const PROMPTS: [&str; 4] = [
     "2+",
 ];
 
-fn options(seed: u64) -> Options {
+fn options(seed: u64) -> GenerationParams {
     let sampler = if seed.is_multiple_of(2) {
         SamplerConfig {
             temperature: 0.0,
@@ -158,10 +163,10 @@ fn options(seed: u64) -> Options {
             ..SamplerConfig::default()
         }
     };
-    Options {
+    GenerationParams {
         max_tokens: Some(12 + seed as usize),
         sampler,
-        ..Options::default()
+        ..GenerationParams::default()
     }
 }
 
@@ -264,7 +269,7 @@ fn who_finds_no_pages_waits_for_them() {
     let engine = engine(2, 512);
     let mut session = engine.session();
     session
-        .eval(&[5; 96], Role::Prompt, octavo_engine::Wanted::None)
+        .eval(&[5; 96], Phase::Prefill, octavo_engine::LogitsFor::None)
         .expect("there is room");
     let mut batch = Batch::new(&engine, BatchOptions::default());
     for first in [5, 6] {
@@ -326,7 +331,7 @@ fn who_is_told_of_an_event_may_use_the_engine() {
             told += 1;
             let mut session = engine.session();
             session
-                .eval(&[5], Role::Prompt, octavo_engine::Wanted::Last)
+                .eval(&[5], Phase::Prefill, octavo_engine::LogitsFor::Last)
                 .expect("the device is free");
         };
         batch.step(look).expect("a step");
@@ -355,12 +360,12 @@ impl Constraint for Wants {
 
 #[test]
 fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
-    let usual = Options::default();
-    let no_end = Options {
+    let usual = GenerationParams::default();
+    let no_end = GenerationParams {
         ignore_eos: true,
         ..usual.clone()
     };
-    let long = Options {
+    let long = GenerationParams {
         min_tokens: 7,
         ..usual.clone()
     };
@@ -378,13 +383,16 @@ fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
         }
         assert_eq!(s.generated(), tokens);
         let text = s.into_text();
-        assert_eq!((text.text.as_str(), text.finish), ("aa", Finish::Stop));
+        assert_eq!(
+            (text.text.as_str(), text.finish),
+            ("aa", FinishReason::Stop)
+        );
     }
 }
 
 /// Returns the text of tokens that are each the most likely in turn, and the stop string that ended
 /// it.
-fn said(options: &Options, ids: &[usize]) -> (String, Option<usize>) {
+fn said(options: &GenerationParams, ids: &[usize]) -> (String, Option<usize>) {
     let mut s = sequence(&[1], options);
     for &id in ids {
         if s.work().is_none() {
@@ -401,7 +409,7 @@ fn said(options: &Options, ids: &[usize]) -> (String, Option<usize>) {
 
 #[test]
 fn nothing_ends_a_text_before_its_fewest_tokens() {
-    let options = |min_tokens: usize, stop: &[&str], stop_ids: &[u32]| Options {
+    let options = |min_tokens: usize, stop: &[&str], stop_ids: &[u32]| GenerationParams {
         sampler: SamplerConfig {
             temperature: 0.0,
             ..SamplerConfig::default()
@@ -410,7 +418,7 @@ fn nothing_ends_a_text_before_its_fewest_tokens() {
         stop_ids: stop_ids.to_vec(),
         min_tokens,
         max_tokens: Some(6),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let ids = [1, 2, 3, 1, 2, 3];
     let ended = |text: &str, by: Option<usize>| (text.to_owned(), by);
@@ -449,15 +457,15 @@ impl Constraint for GivesUp {
 #[test]
 fn a_request_whose_texts_all_fail_in_one_step_fails_once() {
     let engine = engine(4, 512);
-    let beams = Goal::Beams(BeamSearch {
+    let beams = Task::Beams(BeamSearch {
         width: 3,
         length_penalty: 1.0,
     });
-    for goal in [Goal::Text, beams] {
+    for task in [Task::Text, beams] {
         let mut batch = Batch::new(&engine, BatchOptions::default());
         let request = Request {
             n: 3,
-            goal,
+            task,
             constraint: Some(Box::new(GivesUp(2))),
             ..Request::new(&[5, 6], &options(0))
         };

@@ -2,10 +2,10 @@
 
 use std::convert::Infallible;
 
-use octavo_engine::generate::{Generation, Lm, Next, Options, Vocabulary, generate};
+use octavo_engine::generate::{Generation, GenerationParams, Lm, Next, Vocabulary, generate};
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::speculative::Lookup;
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use proptest::prelude::*;
 
 const N_VOCAB: usize = 12;
@@ -72,7 +72,7 @@ impl Lm for Parrot {
         }
     }
 
-    fn eval(&mut self, tokens: &[u32], _: Role, next: Next<'_>) -> Result<(), Infallible> {
+    fn eval(&mut self, tokens: &[u32], _: Phase, next: Next<'_>) -> Result<(), Infallible> {
         self.steps += 1;
         self.tokens.extend_from_slice(tokens);
         assert!(self.tokens.len() <= self.n_ctx, "written past the context");
@@ -84,7 +84,7 @@ impl Lm for Parrot {
                 assert!(n <= tokens.len().min(self.most_outputs), "{n} outputs");
                 *into = rows(n).flatten().collect();
             }
-            Next::Best { rows: n, into } => {
+            Next::Argmax { rows: n, into } => {
                 assert!(n <= tokens.len().min(self.most_outputs), "{n} outputs");
                 let best = |row: Vec<f32>| {
                     let largest = row.iter().copied().fold(f32::MIN, f32::max);
@@ -115,11 +115,11 @@ impl Vocabulary for Letters {
 
 const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 1, 2];
 
-fn options() -> impl Strategy<Value = Options> {
+fn options() -> impl Strategy<Value = GenerationParams> {
     let limits = (0..60usize, 0..20usize, 1..40usize);
     let choice = (0..3u64, any::<bool>(), any::<bool>(), 0..4usize);
-    (limits, choice).prop_map(
-        |((max, min, chunk), (heat, penalty, probs, stop))| Options {
+    (limits, choice).prop_map(|((max, min, chunk), (heat, penalty, probs, stop))| {
+        GenerationParams {
             max_tokens: (max < 50).then_some(max),
             min_tokens: min,
             chunk,
@@ -132,13 +132,13 @@ fn options() -> impl Strategy<Value = Options> {
                 repeat_penalty: if penalty { 1.1 } else { 1.0 },
                 ..SamplerConfig::default()
             },
-            ..Options::default()
-        },
-    )
+            ..GenerationParams::default()
+        }
+    })
 }
 
-fn run(lookup: Lookup, options: &Options, parrot: &mut Parrot) -> Generation {
-    let options = Options {
+fn run(lookup: Lookup, options: &GenerationParams, parrot: &mut Parrot) -> Generation {
+    let options = GenerationParams {
         lookup,
         ..options.clone()
     };
@@ -190,9 +190,9 @@ fn what_repeats_takes_few_steps() {
         seed: 1,
         steps: 0,
     };
-    let options = Options {
+    let options = GenerationParams {
         max_tokens: Some(200),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let out = run(Lookup::On, &options, &mut parrot);
     assert_eq!(out.tokens.len(), 200);

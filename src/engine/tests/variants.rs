@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::logits::{load, logits};
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_fixtures::shared;
 use octavo_kernels::Isa;
 use octavo_reference::golden::Full;
@@ -152,7 +152,7 @@ fn both(base: &Path, change: fn(&mut File)) -> (Vec<f32>, Vec<f64>) {
     let mut file = File::read(base);
     change(&mut file);
     file.write(&path);
-    let ours = logits(&load(&path, Isa::best(), true), &tokens(), Role::Prompt);
+    let ours = logits(&load(&path, Isa::best(), true), &tokens(), Phase::Prefill);
     let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
     let oracle = Oracle::open(&gguf).unwrap_or_else(|e| panic!("{e}"));
     let exact = oracle.forward(&tokens()).unwrap_or_else(|e| panic!("{e}"));
@@ -318,10 +318,10 @@ fn scales_beside_matrices_are_llama_cpps() {
     let mut n = 0;
     for entry in std::fs::read_dir(goldens).expect("goldens") {
         let golden = Full::read(&entry.expect("an entry").path()).expect("a golden");
-        for role in [Role::Prompt, Role::Generated] {
-            let ours = logits(&engine, &golden.tokens, role);
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let ours = logits(&engine, &golden.tokens, phase);
             let error = nmse(&ours, &golden.logits).expect("as many");
-            assert!(error < 1e-9, "{role:?}: NMSE {error:e}");
+            assert!(error < 1e-9, "{phase:?}: NMSE {error:e}");
         }
         n += 1;
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::Error;
 use crate::imatrix::readers;
-use octavo_engine::backend::{Role, TapView};
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::backend::{Phase, TapView};
+use octavo_engine::{Engine, LogitsFor};
 use octavo_text::tokenizer::EncodeOptions;
 
 /// Input rows that quantization errors are measured on.
@@ -83,8 +83,8 @@ impl Activations {
             let mut session = engine.session();
             session.eval_with(
                 part,
-                Role::Prompt,
-                Wanted::All,
+                Phase::Prefill,
+                LogitsFor::All,
                 Some(&mut look),
                 &mut |_, _| {},
             )?;

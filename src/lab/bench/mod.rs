@@ -17,8 +17,8 @@ use octavo_kernels::{Isa, Pool, PromptBits, kernel_name, probe};
 use octavo_quant::TensorType;
 
 use octavo_engine::Error as EngineError;
-use octavo_engine::backend::{Role, cpu};
-use octavo_engine::{BatchError, Engine, Session, Wanted};
+use octavo_engine::backend::{Phase, cpu};
+use octavo_engine::{BatchError, Engine, LogitsFor, Session};
 
 pub use record::{Build, Record, Setting};
 pub use work::Work;
@@ -108,7 +108,7 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Test {
     /// Kind of test.
-    pub role: Role,
+    pub phase: Phase,
     /// Tokens prefilled or generated.
     pub n: usize,
     /// Tokens in the KV cache before the test.
@@ -129,7 +129,7 @@ impl Test {
         let mut tests = Vec::new();
         for &depth in depths {
             let prompts = prompts.iter().map(|&n| Test {
-                role: Role::Prompt,
+                phase: Phase::Prefill,
                 n,
                 depth,
                 sequences: 1,
@@ -139,7 +139,7 @@ impl Test {
                 .iter()
                 .flat_map(each)
                 .map(|(n, sequences)| Test {
-                    role: Role::Generated,
+                    phase: Phase::Decode,
                     n,
                     depth,
                     sequences,
@@ -162,9 +162,9 @@ impl Test {
 
 impl std::fmt::Display for Test {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = match self.role {
-            Role::Prompt => "pp",
-            Role::Generated => "tg",
+        let kind = match self.phase {
+            Phase::Prefill => "pp",
+            Phase::Decode => "tg",
         };
         let depth = if self.depth > 0 {
             format!(" @ d{}", self.depth)
@@ -240,14 +240,14 @@ pub fn run(
         progress(repetition, repetitions + 1);
         if test.sequences == 1 {
             let left = session.truncate(test.depth);
-            session.eval(&before[left..], Role::Prompt, Wanted::None)?;
+            session.eval(&before[left..], Phase::Prefill, LogitsFor::None)?;
         }
         let start = Instant::now();
         let (time, chosen);
         if test.sequences > 1 {
             (time, n, chosen) = together::once(session.engine(), test)?;
         } else {
-            chosen = once(session, test.role, after)?;
+            chosen = once(session, test.phase, after)?;
             time = start.elapsed();
         }
         let got = hash(&chosen);
@@ -275,18 +275,18 @@ pub fn run(
 
 /// Runs the timed part and returns the tokens chosen. A generation starts with the first of
 /// `tokens` and continues with its own.
-fn once(session: &mut Session, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
+fn once(session: &mut Session, phase: Phase, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
     let mut chosen = Vec::with_capacity(tokens.len());
     let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
-        let next = session.eval_best(tokens, role)?;
+        let next = session.eval_argmax(tokens, phase)?;
         chosen.push(next);
         Ok(next)
     };
-    match role {
-        Role::Prompt => {
+    match phase {
+        Phase::Prefill => {
             step(tokens)?;
         }
-        Role::Generated => {
+        Phase::Decode => {
             let mut token = tokens.first().copied().unwrap_or(0);
             for _ in tokens {
                 token = step(&[token])?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{Limits, Processor, Samples, Test, Work};
 use crate::quantize::Target;
 use octavo_engine::Engine;
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_engine::threads::Threads;
 use octavo_text::time;
 
@@ -128,7 +128,7 @@ impl Record {
             (spread(&nanoseconds), spread(&samples_ts));
         let work = Work::of(engine.model(), setting.kv_type, test);
         let rate = |work: u64| work as f64 * avg_ts / test.n as f64 / 1e9;
-        let prompt = test.role == Role::Prompt;
+        let prompt = test.phase == Phase::Prefill;
         let n_layer = engine.hparams().n_layer();
         let n_gpu_layers = match setting.processor {
             Processor::Cpu(_) => 0,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use octavo_engine::sequence::Options;
+use octavo_engine::sequence::GenerationParams;
 use octavo_engine::{Batch, BatchOptions, Engine, Event, Request, RequestId};
 
 use super::{Error, Test, prompt_tokens};
@@ -16,15 +16,15 @@ use super::{Error, Test, prompt_tokens};
 pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<u32>), Error> {
     let prompt = test.depth + 1;
     let tokens = prompt_tokens(engine, test.sequences * prompt);
-    let options = Options {
+    let options = GenerationParams {
         chunk: engine.batch(),
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let mut batch = Batch::new(
         engine,
         BatchOptions {
             // prefill at full speed, and every prompt from its beginning
-            stall: Duration::from_secs(3600),
+            prefill_budget: Duration::from_secs(3600),
             prefixes: false,
             ..BatchOptions::default()
         },

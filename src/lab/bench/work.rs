@@ -3,7 +3,7 @@
 use octavo_kernels::{KvTypes, MERGED_ROWS, RowSet};
 
 use super::Test;
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_model::{Model, Op};
 
 /// Bytes and operations in one run of a test.
@@ -43,9 +43,9 @@ impl Work {
             }
         }
         let (n, depth) = (test.n as u64, test.depth as u64);
-        let steps = match test.role {
-            Role::Prompt => 1,
-            Role::Generated => n,
+        let steps = match test.phase {
+            Phase::Prefill => 1,
+            Phase::Decode => n,
         };
         let kv: u64 = model
             .hparams
@@ -85,19 +85,19 @@ mod tests {
     fn the_demo_models_work_adds_up() {
         let gguf = ModelSource::Demo.open(true).expect("sound");
         let model = Model::load(&gguf).expect("sound");
-        let of = |role, n, depth| {
+        let of = |phase, n, depth| {
             Work::of(
                 &model,
                 KvType::F16.both(),
                 Test {
-                    role,
+                    phase,
                     n,
                     depth,
                     sequences: 1,
                 },
             )
         };
-        let one = of(Role::Generated, 1, 0);
+        let one = of(Phase::Decode, 1, 0);
         // tied embeddings: all two-dimensional tensors are multiplied, the embedding as the output
         // head
         let matrices = || gguf.tensors().iter().filter(|t| t.dims.len() == 2);
@@ -113,12 +113,12 @@ mod tests {
             weights + kv + embedding.bytes / embedding.dims[1]
         );
         assert_eq!(
-            of(Role::Generated, 3, 10).read_bytes,
+            of(Phase::Decode, 3, 10).read_bytes,
             3 * (one.read_bytes - kv) + kv * (11 + 12 + 13)
         );
         // a prompt computes the output head for one token only
-        assert!(of(Role::Prompt, 8, 0).flops < 8 * one.flops);
-        assert_eq!(of(Role::Prompt, 1, 0).flops, one.flops);
+        assert!(of(Phase::Prefill, 8, 0).flops < 8 * one.flops);
+        assert_eq!(of(Phase::Prefill, 1, 0).flops, one.flops);
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         let gguf = File::mixture().gguf();
         let model = Model::load(&gguf).expect("sound");
         let test = Test {
-            role: Role::Generated,
+            phase: Phase::Decode,
             n: 1,
             depth: 0,
             sequences: 1,

@@ -10,7 +10,7 @@ use octavo_reference::{ImageRows, Oracle, Piece, Rgb, VisionOracle};
 use super::Error;
 use super::subject::{Input, Seen, Subject, Text};
 use octavo_engine::backend::{
-    Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split,
+    Backend, LoadingSink, Phase, Sequence, Step, TapView, cpu, cuda, split,
 };
 use octavo_engine::{DeviceChoice, EngineOptions, is_cell};
 use octavo_model::taps::Numbering;
@@ -90,16 +90,16 @@ pub trait Execution: Send {
 }
 
 /// A model on one of the engine's backends.
-pub struct Backend {
+pub struct BackendExecution {
     gguf: Arc<Gguf>,
     subject: Subject,
     n_vocab: usize,
-    executable: Box<dyn Executable>,
+    backend: Box<dyn Backend>,
     kv_type: KvTypes,
     kernels: octavo_kernels::Rounding,
 }
 
-impl Backend {
+impl BackendExecution {
     /// Prepares `model` (of `gguf`) on the CPU for texts of up to `n_tokens` tokens.
     ///
     /// # Errors
@@ -109,13 +109,13 @@ impl Backend {
         model: Model,
         options: &cpu::Options,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Backend, octavo_engine::Error> {
-        let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
-        Ok(Backend {
+    ) -> Result<BackendExecution, octavo_engine::Error> {
+        let backend = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
+        Ok(BackendExecution {
             gguf,
             n_vocab: model.hparams.n_vocab(),
             subject: Subject::Model(Arc::new(model)),
-            executable,
+            backend,
             kv_type: options.kv_type,
             kernels: options
                 .isa
@@ -133,8 +133,8 @@ impl Backend {
         model: Model,
         options: &split::Options,
         sink: &mut LoadingSink<'_>,
-    ) -> Result<Backend, octavo_engine::Error> {
-        let executable = split::prepare(device, &gguf, &model, options, sink)?;
+    ) -> Result<BackendExecution, octavo_engine::Error> {
+        let backend = split::prepare(device, &gguf, &model, options, sink)?;
         let of_cpu = &options.cpu;
         let cpu = of_cpu
             .isa
@@ -146,20 +146,20 @@ impl Backend {
         } else {
             gpu
         };
-        Ok(Backend {
+        Ok(BackendExecution {
             gguf,
             n_vocab: model.hparams.n_vocab(),
             subject: Subject::Model(Arc::new(model)),
-            executable,
+            backend,
             kv_type: options.cuda.kv_type,
             kernels,
         })
     }
 }
 
-impl Execution for Backend {
+impl Execution for BackendExecution {
     fn describe(&self) -> String {
-        format!("{} on {}", self.gguf.name(), self.executable.describe())
+        format!("{} on {}", self.gguf.name(), self.backend.describe())
     }
 
     fn gguf(&self) -> &Arc<Gguf> {
@@ -188,8 +188,8 @@ impl Execution for Backend {
         let scene = pictures.scene(&[], tokens);
         let scene = scene.map_err(|id| octavo_engine::Error::NotShown { id })?;
         let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
-        if n_pages > self.executable.n_pages() {
-            let n_ctx = self.executable.n_pages() * PAGE_POSITIONS;
+        if n_pages > self.backend.n_pages() {
+            let n_ctx = self.backend.n_pages() * PAGE_POSITIONS;
             return Err(octavo_engine::Error::Context {
                 have: 0,
                 new: tokens.len(),
@@ -198,7 +198,7 @@ impl Execution for Backend {
             .into());
         }
         let table: Vec<u32> = (0..).take(n_pages).collect();
-        let tables = vec![&table[..]; self.executable.cache_groups()];
+        let tables = vec![&table[..]; self.backend.cache_groups()];
         let seqs = [Sequence {
             tokens,
             start: 0,
@@ -216,12 +216,12 @@ impl Execution for Backend {
             ..Sequence::default()
         }];
         let step = Step {
-            role: Role::Prompt,
+            phase: Phase::Prefill,
             seqs: &seqs,
             input: &[],
         };
         let mut look = look_for(sink);
-        self.executable.step(&step, Some(&mut look))?;
+        self.backend.step(&step, Some(&mut look))?;
         Ok(())
     }
 }

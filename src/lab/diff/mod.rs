@@ -22,7 +22,7 @@ mod tensors;
 mod tolerance;
 
 pub use execution::{
-    After, Backend, Execution, Fault, Images, OracleExecution, PIXELS, Rounding, TapOut,
+    After, BackendExecution, Execution, Fault, Images, OracleExecution, PIXELS, Rounding, TapOut,
     TapOutSink, TowerBackend,
 };
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};

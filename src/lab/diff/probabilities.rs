@@ -5,8 +5,8 @@ use octavo_reference::metrics::{log_sum_exp, top_k};
 use serde::Serialize;
 
 use super::Error;
-use octavo_engine::backend::Role;
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, LogitsFor};
 
 /// One generated token on both sides.
 #[derive(Clone, Debug, Serialize)]
@@ -37,7 +37,7 @@ pub(super) fn generated(
 ) -> Result<Vec<TokenComparison>, Error> {
     let n_vocab = engine.hparams().n_vocab();
     let mut session = engine.session();
-    let mut row = session.eval(prompt, Role::Prompt, Wanted::Last)?.data;
+    let mut row = session.eval(prompt, Phase::Prefill, LogitsFor::Last)?.data;
     let mut all = Vec::new();
     for (i, token) in completion.tokens.iter().enumerate() {
         let lse = log_sum_exp(&row);
@@ -71,7 +71,7 @@ pub(super) fn generated(
         });
         if i + 1 < completion.tokens.len() {
             row = session
-                .eval(&[token.id], Role::Generated, Wanted::Last)?
+                .eval(&[token.id], Phase::Decode, LogitsFor::Last)?
                 .data;
         }
     }

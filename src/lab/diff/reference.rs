@@ -21,8 +21,8 @@ use super::tensors::{self, TensorComparison, Tensors};
 use super::tolerance::Tolerance;
 use crate::eval;
 use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
-use octavo_engine::backend::Role;
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, LogitsFor};
 use octavo_text::tokenizer::EncodeOptions;
 use octavo_vision::Encoder;
 use octavo_vision::pixels::Prepared;
@@ -295,7 +295,7 @@ impl Reference {
             Recorded::Last(row) => Measured::Logits(logits(
                 engine,
                 &ids()?,
-                Wanted::Last,
+                LogitsFor::Last,
                 &mut |c, position, ours| c.add(position, ours, row),
             )?),
             Recorded::Hidden(values) => {
@@ -342,7 +342,7 @@ impl Reference {
 /// Compares with the logits of every position, `[positions, n_vocab]`.
 fn all_logits(engine: &Engine, tokens: &[u32], rows: &[f32]) -> Result<LogitComparison, Error> {
     let n_vocab = engine.hparams().n_vocab();
-    logits(engine, tokens, Wanted::All, &mut |c, position, ours| {
+    logits(engine, tokens, LogitsFor::All, &mut |c, position, ours| {
         let theirs = &rows[position * n_vocab..(position + 1) * n_vocab];
         c.add(position, ours, theirs)
     })
@@ -355,7 +355,7 @@ fn top_logits(
     k: usize,
     top: &TopLogits,
 ) -> Result<LogitComparison, Error> {
-    logits(engine, tokens, Wanted::All, &mut |c, position, ours| {
+    logits(engine, tokens, LogitsFor::All, &mut |c, position, ours| {
         let kept = position * k..(position + 1) * k;
         let theirs = (
             &top.ids[kept.clone()],
@@ -387,7 +387,7 @@ type Add<'a> = &'a mut dyn FnMut(&mut LogitComparison, usize, &[f32]) -> Result<
 fn logits(
     engine: &Engine,
     tokens: &[u32],
-    wanted: Wanted,
+    wanted: LogitsFor,
     add: Add<'_>,
 ) -> Result<LogitComparison, Error> {
     let mut comparison = LogitComparison::new(tokens, engine.hparams().n_vocab());
@@ -399,7 +399,7 @@ fn logits(
     };
     engine
         .session()
-        .eval_with(tokens, Role::Prompt, wanted, None, &mut sink)?;
+        .eval_with(tokens, Phase::Prefill, wanted, None, &mut sink)?;
     failed.map_or(Ok(comparison), Err)
 }
 

@@ -2,8 +2,8 @@
 
 use super::base::Shape;
 use super::{Error, Options};
-use octavo_engine::backend::Role;
-use octavo_engine::{Engine, Session, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, LogitsFor, Session};
 
 /// Largest number of bytes of logits in memory at once.
 const MAX_LOGIT_BYTES: usize = 64 << 20;
@@ -83,7 +83,7 @@ impl Pass {
         for part in read[..first].chunks(self.batch) {
             stop(cancelled)?;
             self.session
-                .eval_with(part, Role::Prompt, Wanted::None, None, &mut |_, _| ())?;
+                .eval_with(part, Phase::Prefill, LogitsFor::None, None, &mut |_, _| ())?;
         }
         for start in (0..n_rows).step_by(self.rows) {
             stop(cancelled)?;
@@ -92,8 +92,13 @@ impl Pass {
             self.logits.clear();
             let logits = &mut self.logits;
             let sink = &mut |_, row: &[f32]| logits.extend_from_slice(row);
-            self.session
-                .eval_with(&read[at.clone()], Role::Prompt, Wanted::All, None, sink)?;
+            self.session.eval_with(
+                &read[at.clone()],
+                Phase::Prefill,
+                LogitsFor::All,
+                None,
+                sink,
+            )?;
             // the target of the row at position p is the token at p + 1
             let targets = &tokens[at.start + 1..at.end + 1];
             score(&Part {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use gguf_rs_lite::{Gguf, TensorInfo};
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 use serde::Serialize;
 
 use crate::eval::base::{Reader, Writer};
@@ -23,7 +23,7 @@ use crate::eval::{self, Divergence, Observer, Perplexity, Text};
 use crate::imatrix::Importance;
 use crate::pieces::Part;
 use crate::quantize::{self, Plan, Target};
-use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 
 pub use check::check;
 pub use scores::{BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, TensorScores};
@@ -292,10 +292,10 @@ const GENERATED: usize = 32;
 fn generation(engine: &Engine) -> Result<Pace, Error> {
     let mut session = engine.session();
     let n = GENERATED.min(session.n_ctx().saturating_sub(2)).max(1);
-    session.eval(&[0], Role::Generated, Wanted::Last)?;
+    session.eval(&[0], Phase::Decode, LogitsFor::Last)?;
     let start = Instant::now();
     for id in (0..).take(n) {
-        session.eval(&[id], Role::Generated, Wanted::Last)?;
+        session.eval(&[id], Phase::Decode, LogitsFor::Last)?;
     }
     Ok(Pace::since(start, n))
 }

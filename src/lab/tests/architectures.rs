@@ -8,7 +8,9 @@ use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_engine::backend::cpu;
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, KvType};
-use octavo_lab::diff::{Absent, Backend, Comparison, Execution, OracleExecution, Verdict, compare};
+use octavo_lab::diff::{
+    Absent, BackendExecution, Comparison, Execution, OracleExecution, Verdict, compare,
+};
 use octavo_model::{Arch, Model, OwnedTap};
 use octavo_reference::golden::{Embedded, Full};
 
@@ -52,7 +54,7 @@ fn named(name: &str) -> Option<Case> {
     shared(&format!("arch/models/{name}.gguf")).map(case)
 }
 
-fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
+fn backend(gguf: &Arc<Gguf>, isa: Isa) -> BackendExecution {
     let options = cpu::Options {
         isa,
         threads: 2,
@@ -65,7 +67,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         lock: false,
     };
     let model = Model::load(gguf).expect("a model");
-    Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
+    BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
 }
 
 #[test]

@@ -8,7 +8,9 @@ use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType, KvTypes};
-use octavo_lab::diff::{Backend, Comparison, Execution, Fault, OracleExecution, Verdict, compare};
+use octavo_lab::diff::{
+    BackendExecution, Comparison, Execution, Fault, OracleExecution, Verdict, compare,
+};
 use octavo_model::{Model, OwnedTap, Pairing};
 
 const TOKENS: [u32; 21] = [
@@ -25,7 +27,7 @@ fn open(model: &str) -> Arc<Gguf> {
     Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a committed model"))
 }
 
-fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> Backend {
+fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> BackendExecution {
     let options = cpu::Options {
         isa,
         threads: 2,
@@ -38,7 +40,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> Backend {
         lock: false,
     };
     let model = Model::load(gguf).expect("a model");
-    Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
+    BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
 }
 
 fn run(a: &mut dyn Execution, b: &mut dyn Execution) -> Comparison {
@@ -257,7 +259,8 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         repack: true,
         lock: false,
     };
-    let mut other = Backend::cpu(gguf, model, &options, &mut |_, _| {}).expect("it is prepared");
+    let mut other =
+        BackendExecution::cpu(gguf, model, &options, &mut |_, _| {}).expect("it is prepared");
     assert_eq!(address(&mut other), ("Qcur-0".to_owned(), 1));
 }
 
@@ -309,7 +312,7 @@ fn key_heads_given_to_the_wrong_queries_are_found_at_the_attention() {
 #[test]
 fn the_same_execution_twice_is_identical() {
     let gguf = open(DEMO);
-    let mut all: Vec<Backend> = [KvType::F16, KvType::F16]
+    let mut all: Vec<BackendExecution> = [KvType::F16, KvType::F16]
         .map(|kv| backend(&gguf, Isa::best(), kv))
         .into();
     let (a, b) = all.split_at_mut(1);

@@ -9,8 +9,8 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer as GgufWriter};
-use octavo_engine::backend::Role;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 use octavo_lab::eval::base::{self, Norm, Reader, Shape, Writer};
 use octavo_lab::eval::{
@@ -78,7 +78,7 @@ fn scored(engine: &Engine, text: &Text) -> Vec<(Vec<f32>, usize)> {
         }
         let logits = engine
             .session()
-            .eval(&read, Role::Prompt, Wanted::All)
+            .eval(&read, Phase::Prefill, LogitsFor::All)
             .expect("evaluates");
         all.extend(
             (n_ctx / 2..n_ctx - 1).map(|at| (logits.row(at).to_vec(), tokens[at + 1] as usize)),

@@ -13,8 +13,8 @@ use octavo_engine::{EngineOptions, Pictures, Shown};
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_lab::diff::{
-    Backend, Comparison, Error, Execution, Fault, Images, Input, OracleExecution, PIXELS, Rounding,
-    Seen, Subject, TapOut, TapOutSink, Text, TowerBackend, Verdict, compare,
+    BackendExecution, Comparison, Error, Execution, Fault, Images, Input, OracleExecution, PIXELS,
+    Rounding, Seen, Subject, TapOut, TapOutSink, Text, TowerBackend, Verdict, compare,
 };
 use octavo_model::taps::Numbering;
 use octavo_model::{Model, OwnedTap};
@@ -145,7 +145,7 @@ impl Asked {
         })
     }
 
-    fn backend(&self, isa: Isa) -> Backend {
+    fn backend(&self, isa: Isa) -> BackendExecution {
         let options = cpu::Options {
             isa,
             threads: 2,
@@ -158,7 +158,8 @@ impl Asked {
             lock: false,
         };
         let model = Model::load(&self.gguf).expect("a model");
-        Backend::cpu(self.gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
+        BackendExecution::cpu(self.gguf.clone(), model, &options, &mut |_, _| {})
+            .expect("it is prepared")
     }
 
     /// Returns the start position of the first image, and its number of image tokens.

@@ -8,8 +8,9 @@ use octavo_engine::backend::cpu;
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, KvType, TopGroups};
 use octavo_lab::diff::{
-    After, Backend, Cause, Comparison, Error, Execution, Fault, Input, Options, OracleExecution,
-    Rounding, Routing, Subject, TapOut, TapOutSink, Verdict, compare, compare_with,
+    After, BackendExecution, Cause, Comparison, Error, Execution, Fault, Input, Options,
+    OracleExecution, Rounding, Routing, Subject, TapOut, TapOutSink, Verdict, compare,
+    compare_with,
 };
 use octavo_model::{Model, Op, OwnedTap};
 
@@ -39,7 +40,7 @@ fn open(name: &str) -> Option<Arc<Gguf>> {
     Some(Arc::new(gguf))
 }
 
-fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
+fn engine(gguf: &Arc<Gguf>, isa: Isa) -> BackendExecution {
     let options = cpu::Options {
         isa,
         threads: 2,
@@ -52,7 +53,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         lock: false,
     };
     let model = Model::load(gguf).expect("a model");
-    Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
+    BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
 }
 
 fn oracle(gguf: &Arc<Gguf>, fault: Box<Fault>) -> OracleExecution {

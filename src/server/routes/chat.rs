@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
-use octavo_engine::sequence::Finish;
+use octavo_engine::sequence::FinishReason;
 use octavo_engine::{Request, Shown};
 use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
@@ -138,7 +138,7 @@ pub(crate) fn prepare(
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     options.max_tokens = params::max_tokens(&fields, &names, 1)?.flatten();
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
-    let goal = params::goal(&fields, n)?;
+    let task = params::task(&fields, n)?;
     let logprobs = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs", 0, MAX_TOP)?;
     if top.is_some_and(|top| top > 0) && !logprobs {
@@ -177,7 +177,7 @@ pub(crate) fn prepare(
     Ok(Prepared {
         request: Request {
             n,
-            goal,
+            task,
             salt: salt(&fields, caller.salt())?,
             pictures,
             ..Request::new(&prompt, &options)
@@ -329,7 +329,7 @@ impl Assembled {
     }
 }
 
-fn finish_reason(finish: Finish, has_called: bool) -> &'static str {
+fn finish_reason(finish: FinishReason, has_called: bool) -> &'static str {
     match wire::finish_reason(finish) {
         "stop" if has_called => "tool_calls",
         reason => reason,

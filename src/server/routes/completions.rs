@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::{Event, Goal, Request, Timing};
+use octavo_engine::{Event, Request, Task, Timing};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         let expected = format!("at least n = {n}, and no more in a stream");
         return Err(fields.wrong("best_of", &expected));
     }
-    let goal = params::goal(&fields, n)?;
+    let task = params::task(&fields, n)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     // some clients send the chat API's value
     let logprobs = match fields.get("logprobs") {
@@ -104,7 +104,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     // always include the most likely token: it shows whether a text is greedy
     let top = logprobs.map(|top| top.max(1));
     // sampled texts are ranked by them
-    options.logprobs = match best_of > n && goal == Goal::Text {
+    options.logprobs = match best_of > n && task == Task::Text {
         true => Some(top.unwrap_or(0)),
         false => top,
     };
@@ -128,8 +128,8 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             check_length(app, prompt)?;
         }
         Ok(Request {
-            n: if goal == Goal::Text { best_of } else { n },
-            goal,
+            n: if task == Task::Text { best_of } else { n },
+            task,
             prompt_logprobs: top.filter(|_| echo && prompt.len() > 1),
             salt: salt.clone(),
             ..Request::new(prompt, &options)

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use octavo_engine::{Embed, Goal, Pooling, Request};
+use octavo_engine::{Embed, Pooling, Request, Task};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -120,7 +120,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             return Err(ApiError::too_long(prompt.len(), app.n_ctx()));
         }
         Ok(Request {
-            goal: Goal::Embedding(Embed {
+            task: Task::Embedding(Embed {
                 pooling,
                 normalize: true,
             }),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::sequence::Finish;
+use octavo_engine::sequence::FinishReason;
 use octavo_engine::{Event, Request, Timing};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -181,7 +181,7 @@ fn chosen(object: Value, paths: &[String]) -> Value {
 
 /// End of a text.
 struct End {
-    finish: Finish,
+    finish: FinishReason,
     stopped_by: Option<usize>,
     has_new_line: bool,
 }
@@ -190,10 +190,10 @@ struct End {
 fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
     let word = end.stopped_by.and_then(|place| style.stop.get(place));
     let kind = match end.finish {
-        Finish::Stop if word.is_some() => "word",
-        Finish::Stop => "eos",
-        Finish::Length | Finish::ContextFull => "limit",
-        Finish::Cancelled => "none",
+        FinishReason::Stop if word.is_some() => "word",
+        FinishReason::Stop => "eos",
+        FinishReason::Length | FinishReason::ContextFull => "limit",
+        FinishReason::Cancelled => "none",
     };
     let mut object = json!({
         "index": index,
@@ -209,7 +209,7 @@ fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
         "generation_settings": style.settings,
         "prompt": style.prompts.get(index),
         "has_new_line": end.has_new_line,
-        "truncated": end.finish == Finish::ContextFull,
+        "truncated": end.finish == FinishReason::ContextFull,
         "stop_type": kind,
         "stopping_word": word.map_or("", String::as_str),
         "timings": wire::timings(timing),

@@ -23,10 +23,10 @@ pub(crate) async fn health(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 
 /// Returns whether the engine works, even while shutting down. If not, only a restart helps.
 pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    if let Health::Broken(why) = app.front.health() {
+    if let Health::Broken(why) = app.handle.health() {
         return Err(ApiError::unavailable(why));
     }
-    if app.front.step_time().is_some_and(|time| time > STUCK) {
+    if app.handle.step_time().is_some_and(|time| time > STUCK) {
         return Err(ApiError::unavailable("a step does not end"));
     }
     let uptime = app.started.elapsed().as_secs();
@@ -37,7 +37,7 @@ pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 
 /// Returns whether new requests are accepted.
 pub(crate) async fn ready(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    match app.front.health() {
+    match app.handle.health() {
         Health::Well => Ok(json_response(&json!({ "status": "ready" }))),
         Health::Closing => Err(ApiError::unavailable("it is shutting down")),
         Health::Broken(why) => Err(ApiError::unavailable(why)),
@@ -46,7 +46,7 @@ pub(crate) async fn ready(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 
 /// Returns the metrics for Prometheus.
 pub(crate) async fn metrics(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let text = app.metrics.encode(&app.front.snapshot());
+    let text = app.metrics.encode(&app.handle.snapshot());
     let text = text.map_err(|_| ApiError::server("the numbers cannot be written"))?;
     let mut response = Response::new(Body::from(text));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

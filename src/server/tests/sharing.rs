@@ -27,10 +27,10 @@ fn text(server: &Server, prompt: &str) -> Value {
     answer.json()["choices"][0]["text"].clone()
 }
 
-fn batch(stall: u64, prefixes: bool) -> Options {
+fn batch(prefill_budget: u64, prefixes: bool) -> Options {
     Options {
         batch: BatchOptions {
-            stall: Duration::from_millis(stall),
+            prefill_budget: Duration::from_millis(prefill_budget),
             prefixes,
             ..Options::default().batch
         },
@@ -46,7 +46,7 @@ fn texts_are_the_same_beside_any_others_and_with_few_pages() {
         .map(|prompt| text(&alone, prompt))
         .collect();
     let mut preempted = false;
-    for (pages, stall, prefixes, threads) in
+    for (pages, prefill_budget, prefixes, threads) in
         [(400, 100, true, 2), (14, 1, true, 1), (14, 1000, false, 2)]
     {
         let engine = EngineOptions {
@@ -54,7 +54,7 @@ fn texts_are_the_same_beside_any_others_and_with_few_pages() {
             threads: Some(threads),
             ..small()
         };
-        let server = Server::new(engine, batch(stall, prefixes));
+        let server = Server::new(engine, batch(prefill_budget, prefixes));
         std::thread::scope(|scope| {
             let ask = |prompt: String| {
                 scope.spawn({

@@ -1,8 +1,8 @@
 //! Compares text models with image input with llama.cpp's goldens.
 
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 use octavo_engine::backend::TapView;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Session, Shown, Wanted};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource, Picture, Session, Shown};
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_vision::Encoder;
 
@@ -79,7 +79,7 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
                 let engine = engine(family, golden, isa, 2, 512);
                 let pictures = pictures(family, golden, isa);
                 let (mut session, ids) = prompt(&engine, golden, &pictures);
-                let logits = session.eval(&ids, Role::Prompt, Wanted::All);
+                let logits = session.eval(&ids, Phase::Prefill, LogitsFor::All);
                 let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
                 let own = nmse(&logits.data, &theirs);
                 let bound = match (&*golden.name, golden.facts["text"].as_str()) {
@@ -119,7 +119,7 @@ fn greedy(session: &mut Session, golden: &Golden, logits: &[f32], what: &str) ->
     let generated = golden.integers("generated");
     for (i, expected) in generated.iter().copied().enumerate() {
         assert_eq!(next, expected, "{what}: generated token {i}");
-        let row = session.eval(&[next as u32], Role::Generated, Wanted::Last);
+        let row = session.eval(&[next as u32], Phase::Decode, LogitsFor::Last);
         next = largest(&row.expect("there is room").data);
     }
     generated.len()
@@ -139,7 +139,7 @@ fn cuts_batches_and_threads_change_no_bit() {
             for (threads, batch) in [(1, 512), (2, 5), (3, 17), (2, 1)] {
                 let engine = engine(family, golden, isa, threads, batch);
                 let (mut session, ids) = prompt(&engine, golden, &pictures);
-                let got = session.eval(&ids, Role::Prompt, Wanted::All);
+                let got = session.eval(&ids, Phase::Prefill, LogitsFor::All);
                 let got = got.expect("it runs").data;
                 let expected = expected.get_or_insert_with(|| got.clone());
                 assert!(
@@ -162,7 +162,7 @@ fn pictures_go_whole_and_come_back() {
     let engine = engine(&family, golden, Isa::best(), 2, 16);
     let (mut session, ids) = prompt(&engine, golden, &pictures);
     let expected = session
-        .eval(&ids, Role::Prompt, Wanted::Last)
+        .eval(&ids, Phase::Prefill, LogitsFor::Last)
         .expect("it runs");
     // 11 text tokens, 24 image tokens, 6 text, 8 image, 21 text
     for (to, left) in [
@@ -176,13 +176,13 @@ fn pictures_go_whole_and_come_back() {
         (11, 11),
     ] {
         assert_eq!(session.truncate(to), left, "to {to}");
-        let got = session.eval(&ids[left..], Role::Prompt, Wanted::Last);
+        let got = session.eval(&ids[left..], Phase::Prefill, LogitsFor::Last);
         assert_eq!(got.expect("it runs"), expected, "from {left} on");
     }
     // a session that does not hold an image cannot use its tokens
     let mut other = engine.session();
     let error = other
-        .eval(&ids, Role::Prompt, Wanted::Last)
+        .eval(&ids, Phase::Prefill, LogitsFor::Last)
         .expect_err("not its picture");
     assert!(
         error.to_string().contains("expected a cell of a picture"),
@@ -208,9 +208,9 @@ fn rows_that_layers_gain_are_llama_cpps() {
             compared += 1;
         }
     };
-    let (role, wanted) = (Role::Prompt, Wanted::All);
+    let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
     session
-        .eval_with(&ids, role, wanted, Some(&mut look), &mut |_, _| {})
+        .eval_with(&ids, phase, wanted, Some(&mut look), &mut |_, _| {})
         .expect("it runs");
     assert_eq!(compared, 6, "named values of the golden");
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use libloading::Library;
 use octavo_engine::backend::cuda::{Cuda, Options};
-use octavo_engine::backend::{Executable, Role, Sequence, Step};
+use octavo_engine::backend::{Backend, Phase, Sequence, Step};
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Gpu;
 use octavo_model::Model;
@@ -101,11 +101,11 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
         Cuda::prepare(gpu, gguf, model, &options, &mut |_| {}).map_err(|e| one_line(&e))?;
     let tokens = text(8);
     let mut all = Vec::new();
-    for (role, range) in [
-        (Role::Prompt, 0..5),
-        (Role::Generated, 5..6),
-        (Role::Generated, 6..7),
-        (Role::Generated, 7..8),
+    for (phase, range) in [
+        (Phase::Prefill, 0..5),
+        (Phase::Decode, 5..6),
+        (Phase::Decode, 6..7),
+        (Phase::Decode, 7..8),
     ] {
         let tokens = &tokens[range.clone()];
         let seqs = [Sequence {
@@ -116,7 +116,7 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
             ..Sequence::default()
         }];
         let step = Step {
-            role,
+            phase,
             seqs: &seqs,
             input: &[],
         };

@@ -13,7 +13,7 @@ use octavo_kernels::cuda::Gpu;
 use super::machine::kept;
 use super::on_standin::{Driver, run};
 use super::{Sequences, limits, prepare, small, text};
-use octavo_engine::backend::Role;
+use octavo_engine::backend::Phase;
 
 /// Returns a stand-in, if the compilers that it needs are there.
 fn driver() -> Option<Driver> {
@@ -82,8 +82,8 @@ fn long_generation() {
     let mut captured = prepare(gpu(0), &model, KvType::F16, limits(), true);
     let (mut one, mut other) = (Sequences::new(1, TOKENS), Sequences::new(1, TOKENS));
     for (i, token) in text(TOKENS).into_iter().enumerate() {
-        let expected = one.run(&mut plain, Role::Generated, &[&[token]]);
-        let got = other.run(&mut captured, Role::Generated, &[&[token]]);
+        let expected = one.run(&mut plain, Phase::Decode, &[&[token]]);
+        let got = other.run(&mut captured, Phase::Decode, &[&[token]]);
         assert!(got == expected, "token {i}");
     }
     println!("{TOKENS} tokens, all alike");
@@ -118,9 +118,9 @@ fn on_two_gpus() {
     let generate = |gpu: Gpu| {
         let mut cuda = prepare(gpu, &model, KvType::F16, limits(9, 1, 32), true);
         let mut sequence = Sequences::new(1, 32);
-        let mut all = sequence.run(&mut cuda, Role::Prompt, &[&text(9)]);
+        let mut all = sequence.run(&mut cuda, Phase::Prefill, &[&text(9)]);
         for token in text(12) {
-            all.extend(sequence.run(&mut cuda, Role::Generated, &[&[token]]));
+            all.extend(sequence.run(&mut cuda, Phase::Decode, &[&[token]]));
         }
         all
     };

@@ -237,7 +237,7 @@ fn folders_of_every_type_are_their_files() {
         let tokens: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 250).collect();
         let [a, b] = [&folder, &file].map(|path| {
             let engine = load(path, isa, true);
-            [Role::Prompt, Role::Generated].map(|role| logits(&engine, &tokens, role))
+            [Phase::Prefill, Phase::Decode].map(|phase| logits(&engine, &tokens, phase))
         });
         let bits = |all: [Vec<f32>; 2]| all.map(|l| l.iter().map(|x| x.to_bits()).collect());
         let (a, b): ([Vec<u32>; 2], [Vec<u32>; 2]) = (bits(a), bits(b));

@@ -38,7 +38,7 @@ fn folders_are_quantized_and_weighed_as_their_files() {
         let tokens: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 250).collect();
         let isa = Isa::available().into_iter().last().expect("one");
         let [a, b] = [&quantized[0], &quantized[1]]
-            .map(|path| logits(&load(path, isa, true), &tokens, Role::Prompt));
+            .map(|path| logits(&load(path, isa, true), &tokens, Phase::Prefill));
         let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
         assert_eq!(bits(&a), bits(&b), "{model_type}");
 

@@ -103,7 +103,7 @@ impl Scene<'_> {
     }
 
     /// Returns the launches that compute each row's argmax.
-    pub(super) fn best(&self) -> Vec<Launch> {
+    pub(super) fn argmax(&self) -> Vec<Launch> {
         let (slot, rows) = (self.program.output, self.shape.wanted);
         if rows == 0 {
             return Vec::new();

@@ -274,7 +274,7 @@ impl<D: Device> Executor<D> {
     ///
     /// # Panics
     /// As [`Executor::step`], and for a program that selects no rows.
-    pub fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+    pub fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         assert!(
             self.program.slots[self.program.output].rows == RowSet::Wanted,
             "outputs of no row in particular"

@@ -6,7 +6,7 @@ use super::plan::Limits;
 use crate::cuda::Ptr;
 use crate::cuda::launch::TILE_QUERIES;
 use crate::cuda::params::Paging;
-use crate::program::{Program, Role, Row, StateUse, Step};
+use crate::program::{Phase, Program, Row, StateUse, Step};
 
 /// Sizes that determine a step's launches, independent of its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +22,7 @@ pub(super) struct Shape {
 impl Shape {
     /// Returns the exact shape of a step, with prefill attention in tiles of `tile_rows` rows.
     pub(super) fn of(step: &Step<'_>, tile_rows: usize) -> Shape {
-        let generated = step.role == Role::Generated;
+        let generated = step.phase == Phase::Decode;
         let tiles = step
             .seqs
             .iter()

@@ -30,7 +30,7 @@ impl<D: Device> Executor<D> {
         let scene = self.scene(shape);
         let mut list: Vec<Task> = scene.all(true).into_iter().flat_map(Part::tasks).collect();
         if best {
-            list.extend(scene.best().into_iter().map(Task::Launch));
+            list.extend(scene.argmax().into_iter().map(Task::Launch));
         }
         list
     }

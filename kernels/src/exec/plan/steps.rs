@@ -3,8 +3,10 @@
 
 use super::super::epilogue::{Epilogue, epilogue};
 use super::super::experts::ByExpert;
-use super::super::{ACT_GROUP, Form, Matrix, Op, Program, Resource, Role, STRIP_PAIR, Slot, Table};
-use super::{CODES, Division, Phase, Ready, Task};
+use super::super::{
+    ACT_GROUP, Form, Matrix, Op, Phase, Program, Resource, STRIP_PAIR, Slot, Table,
+};
+use super::{CODES, Division, Ready, Stage, Task};
 use crate::fuse::Group;
 
 /// A task with what it reads and writes.
@@ -22,20 +24,20 @@ pub(super) fn steps(
     program: &Program,
     matrices: &[Matrix],
     groups: &[Option<Group>],
-    role: Role,
+    phase: Phase,
     tapped: bool,
 ) -> Vec<Step> {
     let mut steps = Steps {
         program,
         matrices,
         table,
-        role,
+        phase,
         ready: Vec::new(),
         list: Vec::new(),
     };
     steps.push(
         0,
-        Phase::Angles,
+        Stage::Angles,
         vec![],
         vec![Resource::Angles],
         Division::Own,
@@ -43,16 +45,16 @@ pub(super) fn steps(
     let mut at = 0;
     while let Some(instruction) = program.ops.get(at) {
         let fused = groups[at].as_ref().filter(|_| !tapped);
-        let then = fused.and_then(|group| epilogue(group, matrices, role));
+        let then = fused.and_then(|group| epilogue(group, matrices, phase));
         match instruction.op {
             Op::MatMul { x, w } => steps.product(at, x, w, instruction.result(), then),
             Op::ExpertMatMul { x, w, ids, .. } => {
                 steps.expert_product(at, x, w, ids, instruction.result());
             }
-            Op::Attention { .. } if role == Role::Generated => {
+            Op::Attention { .. } if phase == Phase::Decode => {
                 steps.push(
                     at,
-                    Phase::Pieces,
+                    Stage::Pieces,
                     instruction.reads(),
                     vec![Resource::Slot(instruction.result()), Resource::Pieces],
                     Division::Own,
@@ -61,14 +63,14 @@ pub(super) fn steps(
             Op::AllGather { x, .. } => steps.all_gather(at, x, instruction.result()),
             _ => steps.push(
                 at,
-                Phase::Whole(None),
+                Stage::Whole(None),
                 instruction.reads(),
                 instruction.writes(),
                 steps.division(at),
             ),
         }
         if tapped && instruction.out.is_some() {
-            steps.push(at, Phase::Tap, vec![], vec![], Division::Own);
+            steps.push(at, Stage::Tap, vec![], vec![], Division::Own);
         }
         at = 1 + fused
             .filter(|_| then.is_some())
@@ -82,7 +84,7 @@ struct Steps<'a> {
     program: &'a Program,
     matrices: &'a [Matrix],
     table: &'a Table,
-    role: Role,
+    phase: Phase,
     /// Product inputs prepared after the last step.
     ready: Vec<Ready>,
     list: Vec<Step>,
@@ -92,14 +94,14 @@ impl Steps<'_> {
     fn push(
         &mut self,
         op: usize,
-        phase: Phase,
+        stage: Stage,
         reads: Vec<Resource>,
         writes: Vec<Resource>,
         division: Division,
     ) {
         let task = Task {
             op,
-            phase,
+            stage,
             division,
             reads_codes: 0,
             codes: None,
@@ -123,7 +125,7 @@ impl Steps<'_> {
     }
 
     fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
-        let form = self.matrices[w].reads(self.role);
+        let form = self.matrices[w].reads(self.phase);
         let mut input = Resource::Slot(x);
         if form != Form::Floats {
             input = self.prepared(at, x, w, None);
@@ -135,7 +137,7 @@ impl Steps<'_> {
         let out = then.map_or(out, Epilogue::out);
         self.push(
             at,
-            Phase::Whole(then),
+            Stage::Whole(then),
             reads,
             vec![Resource::Slot(out)],
             Division::Own,
@@ -147,7 +149,7 @@ impl Steps<'_> {
 
     /// Adds a product with the experts that `ids` names.
     fn expert_product(&mut self, at: usize, x: Slot, w: usize, ids: Slot, out: Slot) {
-        let input = match self.matrices[w].reads(self.role) {
+        let input = match self.matrices[w].reads(self.phase) {
             Form::Floats => Resource::Slot(x),
             // in their rows' order: each expert finds its rows
             Form::Codes => self.prepared(at, x, w, None),
@@ -159,7 +161,7 @@ impl Steps<'_> {
         };
         self.push(
             at,
-            Phase::Whole(None),
+            Stage::Whole(None),
             vec![input, Resource::Slot(ids)],
             vec![Resource::Slot(out)],
             Division::Own,
@@ -174,18 +176,18 @@ impl Steps<'_> {
     fn all_gather(&mut self, at: usize, x: Slot, out: Slot) {
         let (parts, out) = (Resource::Parts, Resource::Slot(out));
         let reads = vec![Resource::Slot(x)];
-        self.push(at, Phase::Exchange, reads, vec![parts, out], Division::Own);
-        if self.role == Role::Prompt {
+        self.push(at, Stage::Exchange, reads, vec![parts, out], Division::Own);
+        if self.phase == Phase::Prefill {
             let division = self.division(at);
-            let phase = Phase::Whole(None);
-            self.push(at, phase, vec![parts], vec![out], division);
+            let stage = Stage::Whole(None);
+            self.push(at, stage, vec![parts], vec![out], division);
         }
     }
 
     /// The resource that holds the input of the product at `at` in the form that it reads, perhaps
     /// arranged by experts; adds a step that converts it if necessary.
     fn prepared(&mut self, at: usize, x: Slot, w: usize, by: Option<ByExpert>) -> Resource {
-        let form = self.matrices[w].reads(self.role);
+        let form = self.matrices[w].reads(self.phase);
         if let Some(ready) = self
             .ready
             .iter()
@@ -203,7 +205,7 @@ impl Steps<'_> {
             let ids = by.map(|by| Resource::Slot(by.ids));
             self.push(
                 at,
-                Phase::Prepare(form),
+                Stage::Prepare(form),
                 [Resource::Slot(x)].into_iter().chain(ids).collect(),
                 Vec::new(),
                 division,
@@ -255,13 +257,13 @@ impl Steps<'_> {
             .list
             .last()
             .expect("the first step is pushed before all others");
-        let together = match (step.task.phase, &self.program.ops[step.task.op].op) {
-            (Phase::Pieces, &Op::Attention { cache, .. }) => {
+        let together = match (step.task.stage, &self.program.ops[step.task.op].op) {
+            (Stage::Pieces, &Op::Attention { cache, .. }) => {
                 self.program.slots[x].width / self.program.cache(cache).n_head_kv
             }
             // this kernel takes strips in pairs
-            (Phase::Whole(Some(Epilogue::Gate { .. })), &Op::MatMul { w, .. })
-                if self.matrices[w].reads(self.role) == Form::Codes =>
+            (Stage::Whole(Some(Epilogue::Gate { .. })), &Op::MatMul { w, .. })
+                if self.matrices[w].reads(self.phase) == Form::Codes =>
             {
                 STRIP_PAIR * self.table.strip
             }
@@ -280,7 +282,7 @@ impl Steps<'_> {
         let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
         // integers are made in groups of values, so that one row keeps several threads busy where
         // none has it already
-        let in_groups = self.matrices[w].reads(self.role) == Form::Codes;
+        let in_groups = self.matrices[w].reads(self.phase) == Form::Codes;
         if by_rows || !in_groups {
             own_rows
         } else {
@@ -291,11 +293,11 @@ impl Steps<'_> {
     /// How the preparation of a product's input divides rows, so that the threads that made the
     /// rows can continue with them.
     fn rows_of_preparation(&self, w: usize) -> Division {
-        match self.matrices[w].reads(self.role) {
+        match self.matrices[w].reads(self.phase) {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
             Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => Division::Rows {
-                grain: self.matrices[w].prompt(self.role).0.tile,
+                grain: self.matrices[w].prompt(self.phase).0.tile,
             },
         }
     }

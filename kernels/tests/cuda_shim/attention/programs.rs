@@ -124,10 +124,10 @@ fn programs_take_windows_caps_and_sinks() {
         };
         let mut both = Both::new(bench, scores, sinks);
         let prompt = if causal { 50 } else { TOKENS };
-        let steps = [(Role::Prompt, 0..prompt)]
+        let steps = [(Phase::Prefill, 0..prompt)]
             .into_iter()
-            .chain((prompt..TOKENS).map(|at| (Role::Generated, at..at + 1)));
-        for (role, tokens) in steps {
+            .chain((prompt..TOKENS).map(|at| (Phase::Decode, at..at + 1)));
+        for (phase, tokens) in steps {
             let ids: Vec<u32> = tokens.clone().map(|t| (7 * t % TOKENS) as u32).collect();
             let seqs = [Sequence {
                 tokens: &ids,
@@ -138,13 +138,13 @@ fn programs_take_windows_caps_and_sinks() {
                 ..Sequence::default()
             }];
             let step = Step {
-                role,
+                phase,
                 seqs: &seqs,
                 input: &[],
             };
             both.agree_on(
                 &step,
-                &format!("{scores:?} sinks {sinks} {role:?} {tokens:?}"),
+                &format!("{scores:?} sinks {sinks} {phase:?} {tokens:?}"),
             );
         }
     }

@@ -238,7 +238,7 @@ fn scales_follow_positions() {
         ..Sequence::default()
     }];
     let all = Step {
-        role: Role::Prompt,
+        phase: Phase::Prefill,
         seqs: &seqs,
         input: &[],
     };
@@ -314,7 +314,7 @@ fn programs_take_soft_caps() {
         ..Sequence::default()
     }];
     let step = Step {
-        role: Role::Prompt,
+        phase: Phase::Prefill,
         seqs: &seqs,
         input: &[],
     };

@@ -1,6 +1,6 @@
 //! Messages from rank 0 to the other ranks, as 32-bit words.
 
-use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step, Turns};
+use octavo_kernels::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step, Turns};
 
 /// A command to the other ranks.
 pub(super) enum Message<'a> {
@@ -24,14 +24,14 @@ pub(super) enum Asked {
     /// Logits.
     Outputs,
     /// Argmax of the logits.
-    Best,
+    Argmax,
     /// Logits, and every named value.
     Shown,
 }
 
 /// A step that owns its data.
 pub(super) struct OwnedStep {
-    role: Role,
+    phase: Phase,
     sequences: Vec<OwnedSequence>,
 }
 
@@ -48,7 +48,7 @@ struct OwnedSequence {
 }
 
 const STEP: u32 = 0;
-const BEST_OF_STEP: u32 = 1;
+const ARGMAX_OF_STEP: u32 = 1;
 const SHOWN_STEP: u32 = 2;
 const COPY: u32 = 3;
 const REST: u32 = 4;
@@ -61,10 +61,10 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
     words.clear();
     words.push(match asked {
         Asked::Outputs => STEP,
-        Asked::Best => BEST_OF_STEP,
+        Asked::Argmax => ARGMAX_OF_STEP,
         Asked::Shown => SHOWN_STEP,
     });
-    words.push(u32::from(step.role == Role::Generated));
+    words.push(u32::from(step.phase == Phase::Decode));
     let mut list = Writer(words);
     list.number(step.seqs.len());
     for s in step.seqs {
@@ -108,19 +108,19 @@ pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
 pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
     let (kind, rest) = words.split_first()?;
     Some(match (*kind, rest) {
-        (STEP | BEST_OF_STEP | SHOWN_STEP, _) => {
+        (STEP | ARGMAX_OF_STEP | SHOWN_STEP, _) => {
             let mut reader = Reader(rest);
-            let role = match reader.word()? {
-                0 => Role::Prompt,
-                _ => Role::Generated,
+            let phase = match reader.word()? {
+                0 => Phase::Prefill,
+                _ => Phase::Decode,
             };
             let sequences = reader.several(sequence)?;
             let asked = match *kind {
                 STEP => Asked::Outputs,
-                BEST_OF_STEP => Asked::Best,
+                ARGMAX_OF_STEP => Asked::Argmax,
                 _ => Asked::Shown,
             };
-            Message::Step(OwnedStep { role, sequences }, asked)
+            Message::Step(OwnedStep { phase, sequences }, asked)
         }
         (COPY, [group, from, to]) => Message::Copy {
             group: *group as usize,
@@ -189,7 +189,7 @@ impl OwnedStep {
             })
             .collect();
         of(&Step {
-            role: self.role,
+            phase: self.phase,
             seqs: &sequences,
             input: &[],
         })

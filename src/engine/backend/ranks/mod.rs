@@ -22,7 +22,7 @@ use octavo_model::Model;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Executable, LoadingSink, TapSink, cpu, cuda};
+use super::{Backend, LoadingSink, TapSink, cpu, cuda};
 use crate::{Error, ModelSource};
 pub(super) use gathered::Gathered;
 use message::{Asked, Message};
@@ -33,7 +33,7 @@ pub use worker::{serve, serve_on};
 
 /// A tensor parallel group, as rank 0 sees it. Clones are the same group.
 #[derive(Clone, Debug)]
-pub struct World(Arc<Inner>);
+pub struct TensorParallelGroup(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -44,23 +44,23 @@ struct Inner {
     is_taken: AtomicBool,
 }
 
-impl World {
+impl TensorParallelGroup {
     /// Creates the group of the ranks that this one, which is rank 0, reaches over the link. All
     /// others [`serve`] it.
     ///
     /// # Panics
     /// If this is another rank.
-    pub fn new(link: Arc<dyn Collective>) -> World {
-        World::on(link, open_gpu)
+    pub fn new(link: Arc<dyn Collective>) -> TensorParallelGroup {
+        TensorParallelGroup::on(link, open_gpu)
     }
 
-    /// As [`World::new`], with other devices in place of GPUs.
+    /// As [`TensorParallelGroup::new`], with other devices in place of GPUs.
     ///
     /// # Panics
-    /// As [`World::new`].
-    pub fn on(link: Arc<dyn Collective>, open: Open) -> World {
+    /// As [`TensorParallelGroup::new`].
+    pub fn on(link: Arc<dyn Collective>, open: Open) -> TensorParallelGroup {
         assert_eq!(link.rank(), 0, "the rank that says what is done");
-        World(Arc::new(Inner {
+        TensorParallelGroup(Arc::new(Inner {
             link,
             open,
             is_taken: AtomicBool::new(false),
@@ -211,13 +211,13 @@ fn digest(gguf: &Gguf) -> String {
 /// # Errors
 /// If it cannot be divided among this many ranks, or a rank cannot prepare its shard.
 pub(crate) fn prepare(
-    world: &World,
+    tp_group: &TensorParallelGroup,
     gguf: &Arc<Gguf>,
     model: &Model,
     wanted: &Wanted<'_>,
     sink: &mut LoadingSink<'_>,
-) -> Result<Box<dyn Executable>, Error> {
-    let (link, ranks) = (&world.0.link, world.ranks());
+) -> Result<Box<dyn Backend>, Error> {
+    let (link, ranks) = (&tp_group.0.link, tp_group.ranks());
     if !heads::is_possible(model, ranks) {
         return Err(Error::Ranks {
             file: gguf.name().to_owned(),
@@ -225,45 +225,48 @@ pub(crate) fn prepare(
             possible: heads::possible(model),
         });
     }
-    if world.0.is_taken.swap(true, Ordering::SeqCst) {
+    if tp_group.0.is_taken.swap(true, Ordering::SeqCst) {
         return Err(Error::RanksTaken);
     }
     let described = Described::new(wanted, gguf);
     let text = serde_json::to_string(&described).expect("text and numbers");
     let words: Vec<u32> = text.bytes().map(u32::from).collect();
-    world.say(&Message::Load(&words));
+    tp_group.say(&Message::Load(&words));
     let place = match wanted.gpus {
         None => Ok(Place::Cpu(wanted.cpu.clone())),
         Some((first, options)) => {
-            let opened = (world.0.open)(&**link, first);
+            let opened = (tp_group.0.open)(&**link, first);
             opened.map(|opened| Place::Device(opened, *options))
         }
     };
-    let prepared = agreed(world, place.map_err(Error::from))
-        .and_then(|place| agreed(world, place.prepare(link, gguf, model, sink)));
+    let prepared = agreed(tp_group, place.map_err(Error::from))
+        .and_then(|place| agreed(tp_group, place.prepare(link, gguf, model, sink)));
     match prepared {
         Ok(mine) => Ok(Box::new(Ranks {
             mine,
             on_gpus: wanted.gpus.is_some(),
-            world: world.clone(),
+            tp_group: tp_group.clone(),
             words: Vec::new(),
         })),
         Err(error) => {
-            world.0.is_taken.store(false, Ordering::SeqCst);
+            tp_group.0.is_taken.store(false, Ordering::SeqCst);
             Err(error)
         }
     }
 }
 
 /// Returns rank 0's result if all ranks succeeded.
-fn agreed<T>(world: &World, mine: Result<T, Error>) -> Result<T, Error> {
-    let failed = agree(&*world.0.link, mine.as_ref().err().map(ToString::to_string));
+fn agreed<T>(tp_group: &TensorParallelGroup, mine: Result<T, Error>) -> Result<T, Error> {
+    let failed = agree(
+        &*tp_group.0.link,
+        mine.as_ref().err().map(ToString::to_string),
+    );
     match (mine, failed) {
         (Ok(mine), None) => Ok(mine),
         (Err(error), _) => Err(error),
         (Ok(_), Some((rank, why))) => Err(Error::Rank {
             rank,
-            ranks: world.ranks(),
+            ranks: tp_group.ranks(),
             why,
         }),
     }
@@ -293,9 +296,9 @@ pub fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, Strin
 /// A model on several ranks, as rank 0 has it.
 struct Ranks {
     /// Shard of rank 0.
-    mine: Box<dyn Executable>,
+    mine: Box<dyn Backend>,
     on_gpus: bool,
-    world: World,
+    tp_group: TensorParallelGroup,
     /// Buffer for the words of a step.
     words: Vec<u32>,
 }
@@ -303,7 +306,7 @@ struct Ranks {
 impl Ranks {
     fn tell(&mut self, step: &Step<'_>, asked: Asked) {
         message::step(step, asked, &mut self.words);
-        self.world.0.link.broadcast(&mut self.words);
+        self.tp_group.0.link.broadcast(&mut self.words);
     }
 }
 
@@ -312,7 +315,7 @@ fn give_up(link: &dyn Collective, error: &impl ToString) -> ! {
     link.give_up(&error.to_string())
 }
 
-impl Executable for Ranks {
+impl Backend for Ranks {
     fn batch(&self) -> usize {
         self.mine.batch()
     }
@@ -325,32 +328,32 @@ impl Executable for Ranks {
                 None => Asked::Outputs,
             },
         );
-        let Ranks { mine, world, .. } = self;
+        let Ranks { mine, tp_group, .. } = self;
         let logits = mine.step(step, tap);
-        logits.map_err(|error| give_up(&*world.0.link, &error))
+        logits.map_err(|error| give_up(&*tp_group.0.link, &error))
     }
 
-    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         // a GPU computes the argmax itself, inside its captured graph, so all ranks must; on CPUs
         // it is not needed of the others
         self.tell(
             step,
             match self.on_gpus {
-                true => Asked::Best,
+                true => Asked::Argmax,
                 false => Asked::Outputs,
             },
         );
-        let best = self.mine.best(step);
-        best.map_err(|error| give_up(&*self.world.0.link, &error))
+        let best = self.mine.argmax(step);
+        best.map_err(|error| give_up(&*self.tp_group.0.link, &error))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
-        self.world.say(&Message::Copy { group, from, to });
+        self.tp_group.say(&Message::Copy { group, from, to });
         self.mine.copy_page(group, from, to)
     }
 
     fn release_scratch(&mut self) {
-        self.world.say(&Message::ReleaseScratch);
+        self.tp_group.say(&Message::ReleaseScratch);
         self.mine.release_scratch();
     }
 
@@ -375,7 +378,7 @@ impl Executable for Ranks {
     }
 
     fn describe(&self) -> String {
-        let ranks = self.world.ranks();
+        let ranks = self.tp_group.ranks();
         format!("{ranks} ranks, each: {}", self.mine.describe())
     }
 }
@@ -384,8 +387,8 @@ impl Drop for Ranks {
     fn drop(&mut self) {
         // a rank that panics ends, and the others learn of it
         if !std::thread::panicking() {
-            self.world.say(&Message::Unload);
-            self.world.0.is_taken.store(false, Ordering::SeqCst);
+            self.tp_group.say(&Message::Unload);
+            self.tp_group.0.is_taken.store(false, Ordering::SeqCst);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda};
 use crate::backend::rotate::Stored;
-use crate::backend::{Executable, Loading, LoadingSink};
+use crate::backend::{Backend, Loading, LoadingSink};
 
 /// A device, and its link to those of the other ranks.
 pub struct OnDevice {
@@ -65,7 +65,7 @@ impl Place {
         gguf: &Arc<Gguf>,
         model: &Model,
         sink: &mut LoadingSink<'_>,
-    ) -> Result<Box<dyn Executable>, Error> {
+    ) -> Result<Box<dyn Backend>, Error> {
         let kv_type = match &self {
             Place::Cpu(options) => options.kv_type,
             Place::Device(_, options) => options.kv_type,

@@ -12,7 +12,7 @@ use super::place::{Open, Place, open_gpu};
 use super::{Described, DescribedGpus, agree, digest, give_up};
 use crate::ModelSource;
 use crate::backend::cuda::Limits;
-use crate::backend::{Executable, TapView, cpu, cuda};
+use crate::backend::{Backend, TapView, cpu, cuda};
 use crate::device::default_threads;
 
 /// Serves rank 0 until it says stop: prepares shards of models and computes its part of steps.
@@ -39,7 +39,7 @@ pub fn serve_on(link: &Arc<dyn Collective>, open: Open) {
                     let mut nobody = |_: &TapView<'_>| {};
                     match asked {
                         Asked::Outputs => model.step(step, None).map(drop),
-                        Asked::Best => model.best(step).map(drop),
+                        Asked::Argmax => model.argmax(step).map(drop),
                         Asked::Shown => model.step(step, Some(&mut nobody)).map(drop),
                     }
                 });
@@ -58,17 +58,13 @@ pub fn serve_on(link: &Arc<dyn Collective>, open: Open) {
     }
 }
 
-fn loaded(model: &mut Option<Box<dyn Executable>>) -> &mut dyn Executable {
+fn loaded(model: &mut Option<Box<dyn Backend>>) -> &mut dyn Backend {
     let model = model.as_mut().expect("rank 0 has a model: all have");
     &mut **model
 }
 
 /// Prepares this rank's shard of the described model; `None` unless all ranks succeed.
-fn prepare(
-    link: &Arc<dyn Collective>,
-    open: Open,
-    described: &[u32],
-) -> Option<Box<dyn Executable>> {
+fn prepare(link: &Arc<dyn Collective>, open: Open, described: &[u32]) -> Option<Box<dyn Backend>> {
     let Ready { gguf, model, place } = agreed(link, ready(link, open, described))?;
     let mine = place.prepare(link, &gguf, &model, &mut |_| {});
     agreed(link, mine.map_err(line))

@@ -9,7 +9,7 @@ fn requests(engine: &Engine) -> Vec<Request> {
     let request = |i: usize| {
         let text = format!("{} {}", PROMPTS[i % 3], &PROMPTS[1][..i * 5]);
         let prompt = ids(engine, &text);
-        let options = Options {
+        let options = GenerationParams {
             ignore_eos: !i.is_multiple_of(4),
             logprobs: i.is_multiple_of(3).then_some(1),
             ..at_most(9 + 3 * i)
@@ -34,7 +34,7 @@ fn it_finds_the_same_beside_any_others_and_with_few_pages() {
         .map(|request| alone(&reference, request))
         .collect();
     let mut preemptions = 0;
-    for (pages, batch, threads, stall, prefixes) in [
+    for (pages, batch, threads, prefill_budget, prefixes) in [
         (48, 512, 2, 100, true),
         (13, 512, 2, 100, true),
         (13, 7, 1, 1, true),
@@ -48,7 +48,7 @@ fn it_finds_the_same_beside_any_others_and_with_few_pages() {
             ..usual()
         });
         let options = BatchOptions {
-            stall: Duration::from_millis(stall),
+            prefill_budget: Duration::from_millis(prefill_budget),
             prefixes,
             ..BatchOptions::default()
         };
@@ -83,7 +83,7 @@ fn it_finds_the_same_beside_any_others_and_with_few_pages() {
 fn whoever_is_preempted_alone_gets_by_with_the_pages_of_its_beams() {
     let reference = engine(usual());
     let prompt = [vec![5; 30], ids(&reference, PROMPTS[1])].concat();
-    let options = Options {
+    let options = GenerationParams {
         ignore_eos: true,
         ..at_most(20)
     };
@@ -102,7 +102,7 @@ fn whoever_is_preempted_alone_gets_by_with_the_pages_of_its_beams() {
         };
         let mut batch = Batch::new(&engine, options_of_batch);
         // it is older, so the search is preempted until it has ended
-        let longer = Options {
+        let longer = GenerationParams {
             max_tokens: Some(60),
             ..options.clone()
         };
@@ -131,7 +131,7 @@ fn whoever_is_preempted_alone_gets_by_with_the_pages_of_its_beams() {
 fn losers_give_their_pages_back_at_once() {
     let engine = engine(usual());
     let prompt = ids(&engine, PROMPTS[1]);
-    let options = Options {
+    let options = GenerationParams {
         ignore_eos: true,
         ..at_most(40)
     };
@@ -155,7 +155,7 @@ fn losers_give_their_pages_back_at_once() {
 fn whoever_is_aborted_gives_all_pages_back() {
     let engine = engine(usual());
     let prompt = ids(&engine, PROMPTS[1]);
-    let options = Options {
+    let options = GenerationParams {
         ignore_eos: true,
         ..at_most(30)
     };
@@ -199,17 +199,21 @@ fn a_prompt_longer_than_its_beams_have_pages_for_is_refused() {
     });
     let mut batch = Batch::new(&engine, BatchOptions::default());
     // five full pages and a bit: three are left for the ends of four beams
-    let request = search(&[5; 5 * PAGE + 1], &Options::default(), 4, 1.0);
+    let request = search(&[5; 5 * PAGE + 1], &GenerationParams::default(), 4, 1.0);
     let error = batch.add(request).expect_err("it is refused").to_string();
     assert_eq!(
         error,
         "the prompt has 81 tokens: expected at most the context of 80"
     );
-    let request = search(&[5; 5 * PAGE + 1], &Options::default(), 3, 1.0);
+    let request = search(&[5; 5 * PAGE + 1], &GenerationParams::default(), 3, 1.0);
     let id = batch.add(request).expect("it fits");
     let found = run(&mut batch).remove(&id).expect("it ends").0;
     let full = found
         .iter()
-        .any(|found| found.text.finish == Finish::ContextFull);
-    assert!(full || found.iter().all(|found| found.text.finish == Finish::Stop));
+        .any(|found| found.text.finish == FinishReason::ContextFull);
+    assert!(
+        full || found
+            .iter()
+            .all(|found| found.text.finish == FinishReason::Stop)
+    );
 }

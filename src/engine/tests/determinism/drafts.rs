@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use octavo_engine::sequence::Options;
+use octavo_engine::sequence::GenerationParams;
 use octavo_engine::speculative::Lookup;
 use octavo_engine::{Batch, BatchOptions, Event, Request, Totals};
 
@@ -17,7 +17,7 @@ pub(super) fn together(
     lookup: Lookup,
 ) -> (Vec<Vec<u32>>, Totals) {
     let options = BatchOptions {
-        stall: Duration::from_millis(1),
+        prefill_budget: Duration::from_millis(1),
         prefixes: rounds > 1,
         ..BatchOptions::default()
     };
@@ -25,11 +25,11 @@ pub(super) fn together(
     let mut said = BTreeMap::new();
     for _ in 0..rounds {
         for &(i, ref prompt) in prompts {
-            let options = Options {
+            let options = GenerationParams {
                 max_tokens: Some(20 + i),
                 ignore_eos: true,
                 lookup,
-                ..Options::default()
+                ..GenerationParams::default()
             };
             let request = Request {
                 n: 1 + i % 2,
@@ -48,7 +48,7 @@ pub(super) fn together(
             batch.step(&mut sink).expect("a step");
         }
         while batch.has_finished_texts() {
-            batch.read_again().expect("a step");
+            batch.warm_prefixes().expect("a step");
         }
     }
     (said.into_values().collect(), batch.snapshot().totals)

@@ -43,7 +43,7 @@ fn going_back_changes_nothing_where_states_are_kept() {
                 continue;
             }
             let rows = session
-                .eval(&all[left..], Role::Prompt, Wanted::All)
+                .eval(&all[left..], Phase::Prefill, LogitsFor::All)
                 .expect("logits");
             let bits: Vec<u32> = rows.data.iter().map(|x| x.to_bits()).collect();
             assert!(
@@ -104,7 +104,7 @@ fn windows_give_pages_back_and_change_nothing() {
                     while said.len() < rest {
                         let last = &said[said.len() - 1..];
                         let next = session
-                            .eval(last, Role::Generated, Wanted::Last)
+                            .eval(last, Phase::Decode, LogitsFor::Last)
                             .expect("logits");
                         said.push(most_likely(&next.data));
                     }

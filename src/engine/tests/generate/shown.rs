@@ -5,53 +5,59 @@ use super::*;
 #[test]
 fn stop_ids_end_the_text_before_them() {
     let v = Pieces::new(&[b"a", b"b"]);
-    let options = Options {
+    let options = GenerationParams {
         stop_ids: vec![3],
-        ..Options::default()
+        ..GenerationParams::default()
     };
     let (out, _) = run(&[2, 2, 3, 2], &v, &options);
     assert_eq!(
         (out.text.as_str(), out.finish, out.tokens.as_slice()),
-        ("aa", Finish::Stop, &[2, 2, 3][..])
+        ("aa", FinishReason::Stop, &[2, 2, 3][..])
     );
 }
 
 #[test]
 fn a_stop_string_across_tokens_is_never_shown() {
     let v = Pieces::new(&[b"hello <", b"/", b"s> more"]);
-    let options = Options {
+    let options = GenerationParams {
         stop: vec!["</s>".to_owned()],
         ..limited(9)
     };
     let (out, seen) = run(&[2, 3, 4, 2], &v, &options);
-    assert_eq!((out.text.as_str(), out.finish), ("hello ", Finish::Stop));
+    assert_eq!(
+        (out.text.as_str(), out.finish),
+        ("hello ", FinishReason::Stop)
+    );
     assert_eq!(
         (out.tokens.len(), seen.pieces.as_slice()),
         (3, &["hello ".to_owned()][..])
     );
     // text that was held back is handed out if the stop string never completes
     let (out, _) = run(&[2, 3, 0], &v, &options);
-    assert_eq!((out.text.as_str(), out.finish), ("hello </", Finish::Stop));
+    assert_eq!(
+        (out.text.as_str(), out.finish),
+        ("hello </", FinishReason::Stop)
+    );
     let (out, _) = run(
         &[2, 3],
         &v,
-        &Options {
+        &GenerationParams {
             max_tokens: Some(2),
             ..options
         },
     );
     assert_eq!(
         (out.text.as_str(), out.finish),
-        ("hello </", Finish::Length)
+        ("hello </", FinishReason::Length)
     );
 }
 
 #[test]
 fn characters_are_shown_whole_and_what_is_no_text_once() {
     let v = Pieces::new(&[b"\xf0\x9f", b"\x98\x80", b"\xff", b"z"]);
-    let (out, seen) = run(&[2, 3, 5, 0], &v, &Options::default());
+    let (out, seen) = run(&[2, 3, 5, 0], &v, &GenerationParams::default());
     assert_eq!((out.text.as_str(), seen.pieces.len()), ("\u{1f600}z", 2));
-    let (out, _) = run(&[4, 5, 2, 0], &v, &Options::default());
+    let (out, _) = run(&[4, 5, 2, 0], &v, &GenerationParams::default());
     assert_eq!(
         out.text, "\u{fffd}z\u{fffd}",
         "an unfinished character at the end"
@@ -62,14 +68,14 @@ fn characters_are_shown_whole_and_what_is_no_text_once() {
 fn a_text_that_is_cut_inside_a_character_ends_before_it() {
     let v = Pieces::new(&[b"a", b"\xc3", b"\xa9"]);
     let cut = |most: usize| {
-        let options = Options {
+        let options = GenerationParams {
             max_tokens: Some(most),
-            ..Options::default()
+            ..GenerationParams::default()
         };
         let (out, seen) = run(&[2, 3, 4], &v, &options);
         assert_eq!(
             (out.finish, seen.pieces.concat()),
-            (Finish::Length, out.text.clone())
+            (FinishReason::Length, out.text.clone())
         );
         out.text
     };
@@ -79,14 +85,17 @@ fn a_text_that_is_cut_inside_a_character_ends_before_it() {
 #[test]
 fn control_tokens_are_no_text_unless_asked_for() {
     let v = Pieces::new(&[b"a"]);
-    assert_eq!(run(&[2, 1, 2, 0], &v, &Options::default()).0.text, "aa");
+    assert_eq!(
+        run(&[2, 1, 2, 0], &v, &GenerationParams::default()).0.text,
+        "aa"
+    );
     assert_eq!(
         run(
             &[2, 1, 2, 0],
             &v,
-            &Options {
+            &GenerationParams {
                 show_special: true,
-                ..Options::default()
+                ..GenerationParams::default()
             }
         )
         .0
@@ -101,12 +110,12 @@ fn ignore_eos_never_chooses_it() {
     let (out, _) = run(
         &[2, 0, 2],
         &v,
-        &Options {
+        &GenerationParams {
             ignore_eos: true,
             ..limited(3)
         },
     );
-    assert_eq!((out.tokens.len(), out.finish), (3, Finish::Length));
+    assert_eq!((out.tokens.len(), out.finish), (3, FinishReason::Length));
     assert!(!out.tokens.contains(&0));
 }
 
@@ -134,7 +143,8 @@ proptest! {
         let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
         let v = Pieces::new(&pieces);
         let script: Vec<u32> = (2..2 + pieces.len() as u32).chain([0]).collect();
-        let (out, _) = run(&script, &v, &Options { stop: stops.clone(), ..Options::default() });
+        let params = GenerationParams { stop: stops.clone(), ..GenerationParams::default() };
+        let (out, _) = run(&script, &v, &params);
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let ends = whole.char_indices().map(|(i, c)| i + c.len_utf8());
         let cut = ends.filter_map(|end| {
@@ -143,6 +153,6 @@ proptest! {
             longest.map(|len| end - len)
         }).next();
         prop_assert_eq!(out.text, &whole[..cut.unwrap_or(whole.len())]);
-        prop_assert_eq!(out.finish, Finish::Stop);
+        prop_assert_eq!(out.finish, FinishReason::Stop);
     }
 }

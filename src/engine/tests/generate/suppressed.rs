@@ -1,9 +1,9 @@
 //! Tokens that the model file suppresses.
 
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 use octavo_fixtures::tiny::{File, Val};
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use super::*;
 
@@ -36,7 +36,9 @@ fn first(file: &File, bias: Vec<(u32, f32)>) -> (Engine, u32) {
 fn suppressed_tokens_are_never_chosen() {
     let mut file = File::running("llama");
     let (engine, largest) = first(&file, Vec::new());
-    let logits = engine.session().eval(&[2, 3], Role::Prompt, Wanted::Last);
+    let logits = engine
+        .session()
+        .eval(&[2, 3], Phase::Prefill, LogitsFor::Last);
     let top = top_logits(&logits.expect("logits").data, 3);
     let [best, second, third] = [0, 1, 2].map(|i| top[i].0);
     assert_eq!(largest, best, "nothing is suppressed yet");

@@ -45,7 +45,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         sequences,
         rows,
         wanted: rows.min(20),
-        stall: Duration::from_millis(5),
+        prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
         prefixes,
         reuse_generated: false,
@@ -107,7 +107,7 @@ fn faults_are_seen() {
         sequences: 4,
         rows: 64,
         wanted: 20,
-        stall: Duration::from_millis(5),
+        prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
         prefixes: true,
         reuse_generated: false,
@@ -170,7 +170,7 @@ fn a_round_of_many_takes_little_time() {
         sequences: 64,
         rows: 512,
         wanted: 100,
-        stall: Duration::from_millis(100),
+        prefill_budget: Duration::from_millis(100),
         balance: 1000.0,
         prefixes: true,
         reuse_generated: false,
@@ -193,13 +193,13 @@ fn a_round_of_many_takes_little_time() {
     let (mut total, mut rounds) = (Duration::ZERO, 0u32);
     for _ in 0..50 {
         let start = Instant::now();
-        let generated = world.scheduler.generated(&mut world.kv_cache);
+        let generated = world.scheduler.decodes(&mut world.kv_cache);
         total += start.elapsed();
-        world.compute(Role::Generated, &generated);
+        world.compute(Phase::Decode, &generated);
         let start = Instant::now();
-        let prompts = world.scheduler.prompts(&mut world.kv_cache);
+        let prompts = world.scheduler.prefills(&mut world.kv_cache);
         total += start.elapsed();
-        world.compute(Role::Prompt, &prompts);
+        world.compute(Phase::Prefill, &prompts);
         rounds += 1;
     }
     let each = total / rounds;
@@ -212,19 +212,19 @@ fn a_round_of_many_takes_little_time() {
 fn take(
     scheduler: &mut Scheduler,
     kv_cache: &mut KvCacheManager,
-    (role, time): (Role, Duration),
+    (phase, time): (Phase, Duration),
 ) -> (usize, usize) {
-    let plan = match role {
-        Role::Generated => scheduler.generated(kv_cache),
-        Role::Prompt => scheduler.prompts(kv_cache),
+    let plan = match phase {
+        Phase::Decode => scheduler.decodes(kv_cache),
+        Phase::Prefill => scheduler.prefills(kv_cache),
     };
     let mut at = 0;
-    for due in scheduler.due(&plan) {
+    for due in scheduler.inputs(&plan) {
         at = due.kv.len();
         due.kv.advance(at + due.tokens.len());
     }
-    scheduler.took(kv_cache, role, &plan, time);
-    (at, plan.shares.iter().map(|share| share.n).sum())
+    scheduler.took(kv_cache, phase, &plan, time);
+    (at, plan.chunks.iter().map(|chunk| chunk.n).sum())
 }
 
 /// Beside a text in decode, on a machine so slow that no chunk of a prompt meets the target.
@@ -234,7 +234,7 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
         sequences: 2,
         rows: 512,
         wanted: 512,
-        stall: Duration::from_millis(100),
+        prefill_budget: Duration::from_millis(100),
         balance: 1000.0,
         prefixes: false,
         reuse_generated: false,
@@ -242,7 +242,7 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
     };
     let mut kv_cache = KvCacheManager::new(&[None], 1000);
     let mut scheduler = Scheduler::new(settings);
-    let slow = (Role::Prompt, Duration::from_secs(1));
+    let slow = (Phase::Prefill, Duration::from_secs(1));
     scheduler.add(Job::new(0, vec![1; 8], None, false));
     take(&mut scheduler, &mut kv_cache, slow);
     scheduler.add(Job::new(1, vec![1; 9000], None, false));
@@ -252,7 +252,7 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
         take(
             &mut scheduler,
             &mut kv_cache,
-            (Role::Generated, Duration::from_millis(10)),
+            (Phase::Decode, Duration::from_millis(10)),
         );
         let (at, n) = take(&mut scheduler, &mut kv_cache, slow);
         if at + n == 9000 {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::sequence::Finish;
+use octavo_engine::sequence::FinishReason;
 use octavo_engine::{Event, Timing};
 use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
@@ -139,7 +139,13 @@ impl ChatWriter {
         }
     }
 
-    fn end(&mut self, index: usize, finish: Finish, timing: &Timing, messages: &mut Vec<Message>) {
+    fn end(
+        &mut self,
+        index: usize,
+        finish: FinishReason,
+        timing: &Timing,
+        messages: &mut Vec<Message>,
+    ) {
         self.begin(index, messages);
         let pieces = self.choices[index].parser.finish();
         for value in self.pieces(index, pieces) {

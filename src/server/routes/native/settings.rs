@@ -1,13 +1,13 @@
 //! Generation settings under llama-server's names.
 
-use octavo_engine::generate::Options;
+use octavo_engine::generate::GenerationParams;
 use octavo_engine::sample::Stage;
 use serde_json::{Value, json};
 
 use crate::app::App;
 
 /// Returns the settings of a request.
-pub(super) fn of(app: &App, options: &Options, stream: bool) -> Value {
+pub(super) fn of(app: &App, options: &GenerationParams, stream: bool) -> Value {
     let sampler = &options.sampler;
     let most = options.max_tokens.map_or(json!(-1), |n| json!(n));
     let samplers: Vec<&str> = sampler

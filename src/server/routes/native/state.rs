@@ -55,7 +55,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 /// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No
 /// texts.
 pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let snapshot = app.front.snapshot();
+    let snapshot = app.handle.snapshot();
     let running = snapshot.requests.iter();
     let mut running = running.filter(|request| request.state == "running");
     let n_ctx = app.n_ctx();
@@ -85,7 +85,7 @@ pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 
 /// `/cache`: returns the cache use of each request. No texts.
 pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let snapshot = app.front.snapshot();
+    let snapshot = app.handle.snapshot();
     let pages = snapshot.pages;
     let requests = snapshot.requests.iter().map(|request| {
         json!({

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use octavo_engine::Event;
-use octavo_engine::sequence::Finish;
+use octavo_engine::sequence::FinishReason;
 use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
 
@@ -85,7 +85,7 @@ pub(super) struct ResponseWriter {
     sequence: u64,
     messages: Vec<Message>,
     usage: Value,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     has_ended: bool,
 }
 
@@ -117,7 +117,7 @@ impl ResponseWriter {
 
     pub(super) fn status(&self) -> &'static str {
         match self.finish {
-            Some(Finish::Length | Finish::ContextFull) => "incomplete",
+            Some(FinishReason::Length | FinishReason::ContextFull) => "incomplete",
             _ => "completed",
         }
     }

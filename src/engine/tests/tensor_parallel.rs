@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::thread;
 
-use octavo_engine::backend::ranks::{Open, World, serve_on};
-use octavo_engine::backend::{Role, TapView};
+use octavo_engine::backend::ranks::{Open, TensorParallelGroup, serve_on};
+use octavo_engine::backend::{Phase, TapView};
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_engine::{Engine, EngineOptions, Error, LogitsFor, ModelSource};
 use octavo_kernels::{Collective, Threads};
 
 /// Returns the result of `run` on an engine of this many ranks; `open` is for ranks with GPUs.
@@ -35,13 +35,13 @@ pub(crate) fn on_links<T>(
             let link: Arc<dyn Collective> = Arc::new(link);
             scope.spawn(move || serve_on(&link, open));
         }
-        let world = World::on(Arc::new(first), open);
+        let tp_group = TensorParallelGroup::on(Arc::new(first), open);
         let options = EngineOptions {
-            world: Some(world.clone()),
+            tp_group: Some(tp_group.clone()),
             ..options.clone()
         };
         let result = run(Engine::load(source, &options, &mut |_| {}));
-        world.stop();
+        tp_group.stop();
         result
     })
 }
@@ -76,13 +76,13 @@ pub(crate) fn bits(engine: &Engine, prompt: usize, steps: usize) -> Vec<u32> {
     let prompt: Vec<u32> = prompt.collect();
     let mut session = engine.session();
     let mut bits = Vec::new();
-    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
+    let (mut tokens, mut phase, mut wanted) = (prompt, Phase::Prefill, LogitsFor::All);
     for _ in 0..steps {
-        let logits = session.eval(&tokens, role, wanted).expect("logits");
+        let logits = session.eval(&tokens, phase, wanted).expect("logits");
         bits.extend(logits.data.iter().map(|x| x.to_bits()));
         let last = logits.last().expect("a row");
         tokens = vec![top_logits(last, 1)[0].0];
-        (role, wanted) = (Role::Generated, Wanted::Last);
+        (phase, wanted) = (Phase::Decode, LogitsFor::Last);
     }
     bits
 }

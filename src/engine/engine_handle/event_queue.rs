@@ -15,12 +15,12 @@ use crate::batch::Event;
 const UNREAD: Duration = Duration::from_secs(30);
 
 /// Event queue of one request.
-pub(super) struct Mailbox {
-    pub(super) letters: Mutex<Letters>,
+pub(super) struct EventQueue {
+    pub(super) state: Mutex<QueueState>,
     pub(super) arrival: Condvar,
 }
 
-pub(super) struct Letters {
+pub(super) struct QueueState {
     events: VecDeque<Event>,
     pub(super) waker: Option<Waker>,
     pub(super) has_ended: bool,
@@ -28,7 +28,7 @@ pub(super) struct Letters {
     unread: Instant,
 }
 
-impl Letters {
+impl QueueState {
     /// Takes the first event.
     pub(super) fn take(&mut self) -> Option<Event> {
         self.unread = Instant::now();
@@ -36,10 +36,10 @@ impl Letters {
     }
 }
 
-impl Mailbox {
-    pub(super) fn new() -> Mailbox {
-        Mailbox {
-            letters: Mutex::new(Letters {
+impl EventQueue {
+    pub(super) fn new() -> EventQueue {
+        EventQueue {
+            state: Mutex::new(QueueState {
                 events: VecDeque::new(),
                 waker: None,
                 has_ended: false,
@@ -52,12 +52,12 @@ impl Mailbox {
     /// Adds an event. Text that has not been taken yet grows instead, so that the length of the
     /// queue is bounded by what the request may generate.
     pub(super) fn put(&self, event: Event, is_last: bool) {
-        let mut letters = lock(&self.letters);
+        let mut state = lock(&self.state);
         // time spent waiting for this event does not count as leaving it unread
-        if letters.events.is_empty() {
-            letters.unread = Instant::now();
+        if state.events.is_empty() {
+            state.unread = Instant::now();
         }
-        match (letters.events.back_mut(), event) {
+        match (state.events.back_mut(), event) {
             (
                 Some(Event::Delta {
                     choice: before,
@@ -74,10 +74,10 @@ impl Mailbox {
                 *time = timing;
             }
             (Some(Event::Read { done }), Event::Read { done: more }) => *done = more,
-            (_, event) => letters.events.push_back(event),
+            (_, event) => state.events.push_back(event),
         }
-        letters.has_ended |= is_last;
-        if let Some(waker) = letters.waker.take() {
+        state.has_ended |= is_last;
+        if let Some(waker) = state.waker.take() {
             waker.wake();
         }
         self.arrival.notify_one();
@@ -85,7 +85,7 @@ impl Mailbox {
 
     /// Returns whether events have been unread for too long.
     pub(super) fn is_abandoned(&self) -> bool {
-        let letters = lock(&self.letters);
-        !letters.events.is_empty() && letters.unread.elapsed() > UNREAD
+        let state = lock(&self.state);
+        !state.events.is_empty() && state.unread.elapsed() > UNREAD
     }
 }

@@ -1,7 +1,7 @@
 //! Runs a batch on a thread of its own, with handles for other threads. Only callers that want the
 //! outcome of a step wait for it, and no step waits for a caller.
 
-mod mailbox;
+mod event_queue;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::batch::{Batch, BatchError, Event, Request, RequestId, Snapshot};
-use mailbox::Mailbox;
+use event_queue::EventQueue;
 
 /// Idle time after which the scratch memory of steps is freed. Allocating it again costs the next
 /// step a few milliseconds.
@@ -25,9 +25,9 @@ const FAULT: &str = "a step ended with a fault of the program";
 const STACK_BYTES: usize = 64 << 20;
 
 /// A handle to the thread that runs a batch. Clones share the thread; it ends after
-/// [`Front::close`] or when the last handle is dropped.
+/// [`EngineHandle::close`] or when the last handle is dropped.
 #[derive(Clone)]
-pub struct Front(Arc<Handle>);
+pub struct EngineHandle(Arc<Handle>);
 
 struct Handle {
     shared: Arc<Shared>,
@@ -44,16 +44,16 @@ struct Shared {
 #[derive(Default)]
 struct Inbox {
     orders: VecDeque<Order>,
-    /// Deadline for ending, once [`Front::close`] was called; no new request is accepted from then
-    /// on.
+    /// Deadline for ending, once [`EngineHandle::close`] was called; no new request is accepted
+    /// from then on.
     until: Option<Instant>,
     /// The thread does not read the inbox any more.
     is_shut: bool,
 }
 
 enum Order {
-    Add(Box<Request>, Arc<Mailbox>),
-    Abort(Arc<Mailbox>),
+    Add(Box<Request>, Arc<EventQueue>),
+    Abort(Arc<EventQueue>),
     ClearCache,
 }
 
@@ -84,12 +84,12 @@ pub enum Health {
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-impl Front {
+impl EngineHandle {
     /// Starts the thread.
     ///
     /// # Errors
     /// If the system cannot start another thread.
-    pub fn spawn(batch: Batch) -> std::io::Result<Front> {
+    pub fn spawn(batch: Batch) -> std::io::Result<EngineHandle> {
         let state = State {
             snapshot: batch.snapshot(),
             ..State::default()
@@ -102,14 +102,14 @@ impl Front {
         let worker = Worker {
             batch,
             shared: Arc::clone(&shared),
-            mailboxes: HashMap::new(),
+            receivers: HashMap::new(),
             is_scratch_released: false,
         };
         let thread = std::thread::Builder::new()
             .name("steps".to_owned())
             .stack_size(STACK_BYTES);
         let thread = Mutex::new(Some(thread.spawn(|| worker.work())?));
-        Ok(Front(Arc::new(Handle { shared, thread })))
+        Ok(EngineHandle(Arc::new(Handle { shared, thread })))
     }
 
     /// Submits a request. The first of its events says whether it could be added.
@@ -120,8 +120,8 @@ impl Front {
         if let Health::Broken(why) = self.health() {
             return Err(Unavailable(why));
         }
-        let mailbox = Arc::new(Mailbox::new());
-        let order = Order::Add(Box::new(request), Arc::clone(&mailbox));
+        let queue = Arc::new(EventQueue::new());
+        let order = Order::Add(Box::new(request), Arc::clone(&queue));
         let mut inbox = lock(&self.0.shared.inbox);
         if inbox.is_shut || inbox.until.is_some() {
             return Err(Unavailable("it is shutting down".to_owned()));
@@ -130,7 +130,7 @@ impl Front {
         self.0.shared.bell.notify_one();
         drop(inbox);
         Ok(EventStream {
-            mailbox,
+            queue,
             shared: Arc::clone(&self.0.shared),
         })
     }
@@ -195,19 +195,19 @@ impl Shared {
 
 /// The events of one request. Dropping it aborts the request.
 pub struct EventStream {
-    mailbox: Arc<Mailbox>,
+    queue: Arc<EventQueue>,
     shared: Arc<Shared>,
 }
 
 impl EventStream {
     /// Polls for the next event; `None` after the last. For `async` callers.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        let mut letters = lock(&self.mailbox.letters);
-        match letters.take() {
+        let mut state = lock(&self.queue.state);
+        match state.take() {
             Some(event) => Poll::Ready(Some(event)),
-            None if letters.has_ended => Poll::Ready(None),
+            None if state.has_ended => Poll::Ready(None),
             None => {
-                letters.waker = Some(context.waker().clone());
+                state.waker = Some(context.waker().clone());
                 Poll::Pending
             }
         }
@@ -215,24 +215,24 @@ impl EventStream {
 
     /// Waits for the next event; `None` after the last.
     pub fn wait_next(&mut self) -> Option<Event> {
-        let mut letters = lock(&self.mailbox.letters);
+        let mut state = lock(&self.queue.state);
         loop {
-            if let Some(event) = letters.take() {
+            if let Some(event) = state.take() {
                 return Some(event);
             }
-            if letters.has_ended {
+            if state.has_ended {
                 return None;
             }
-            let rung = self.mailbox.arrival.wait(letters);
-            letters = rung.unwrap_or_else(PoisonError::into_inner);
+            let rung = self.queue.arrival.wait(state);
+            state = rung.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        if !lock(&self.mailbox.letters).has_ended {
-            self.shared.order(Order::Abort(Arc::clone(&self.mailbox)));
+        if !lock(&self.queue.state).has_ended {
+            self.shared.order(Order::Abort(Arc::clone(&self.queue)));
         }
     }
 }
@@ -241,14 +241,14 @@ impl Drop for EventStream {
 struct Worker {
     batch: Batch,
     shared: Arc<Shared>,
-    mailboxes: HashMap<RequestId, Receiver>,
+    receivers: HashMap<RequestId, Receiver>,
     /// Scratch memory was freed, and there has been no work since.
     is_scratch_released: bool,
 }
 
 /// Event queue of a request, and how many of its texts have not ended.
 struct Receiver {
-    mailbox: Arc<Mailbox>,
+    queue: Arc<EventQueue>,
     open: usize,
 }
 
@@ -290,7 +290,7 @@ impl Worker {
             }
             if self.batch.has_finished_texts() {
                 drop(inbox);
-                self.read_again();
+                self.warm_prefixes();
                 inbox = lock(&shared.inbox);
                 continue;
             }
@@ -300,9 +300,9 @@ impl Worker {
 
     /// Computes a chunk of a finished text as a prompt while no request needs the device, so that
     /// the next turn of the conversation finds it in the prefix cache.
-    fn read_again(&mut self) {
+    fn warm_prefixes(&mut self) {
         self.is_scratch_released = false;
-        let read = catch_unwind(AssertUnwindSafe(|| self.batch.read_again()));
+        let read = catch_unwind(AssertUnwindSafe(|| self.batch.warm_prefixes()));
         // a failing device fails again in a step of a request, which reports it
         if read.is_err() {
             lock(&self.shared.state).broken = Some(FAULT.to_owned());
@@ -334,26 +334,26 @@ impl Worker {
 
     fn follow(&mut self, order: Order) {
         match order {
-            Order::Add(request, mailbox) => self.add(*request, mailbox),
-            Order::Abort(mailbox) => {
-                let of = |receiver: &Receiver| Arc::ptr_eq(&receiver.mailbox, &mailbox);
-                let found = self.mailboxes.iter().find(|(_, receiver)| of(receiver));
+            Order::Add(request, queue) => self.add(*request, queue),
+            Order::Abort(queue) => {
+                let of = |receiver: &Receiver| Arc::ptr_eq(&receiver.queue, &queue);
+                let found = self.receivers.iter().find(|(_, receiver)| of(receiver));
                 if let Some(id) = found.map(|(&id, _)| id) {
                     self.batch.abort(id);
-                    self.mailboxes.remove(&id);
+                    self.receivers.remove(&id);
                 }
             }
             Order::ClearCache => self.batch.clear_cache(),
         }
     }
 
-    fn add(&mut self, request: Request, mailbox: Arc<Mailbox>) {
+    fn add(&mut self, request: Request, queue: Arc<EventQueue>) {
         let open = request.n;
         match self.batch.add(request) {
             Ok(id) => {
-                self.mailboxes.insert(id, Receiver { mailbox, open });
+                self.receivers.insert(id, Receiver { queue, open });
             }
-            Err(error) => mailbox.put(Event::Failed(error), true),
+            Err(error) => queue.put(Event::Failed(error), true),
         }
     }
 
@@ -361,9 +361,9 @@ impl Worker {
         self.is_scratch_released = false;
         lock(&self.shared.state).step = Some(Instant::now());
         let Worker {
-            batch, mailboxes, ..
+            batch, receivers, ..
         } = self;
-        let mut sink = |id, event| deliver(mailboxes, id, event);
+        let mut sink = |id, event| deliver(receivers, id, event);
         // a panic in a step must not take down the rest of the program
         let stepped = catch_unwind(AssertUnwindSafe(|| batch.step(&mut sink)));
         let (why, is_broken) = match stepped {
@@ -382,25 +382,25 @@ impl Worker {
 
     fn fail_all(&mut self, why: &str) {
         let Worker {
-            batch, mailboxes, ..
+            batch, receivers, ..
         } = self;
-        batch.fail_all(why, &mut |id, event| deliver(mailboxes, id, event));
+        batch.fail_all(why, &mut |id, event| deliver(receivers, id, event));
         let orders = std::mem::take(&mut lock(&self.shared.inbox).orders);
         for order in orders {
-            if let Order::Add(_, mailbox) = order {
-                mailbox.put(Event::Failed(BatchError::Step(why.to_owned())), true);
+            if let Order::Add(_, queue) = order {
+                queue.put(Event::Failed(BatchError::Step(why.to_owned())), true);
             }
         }
     }
 
     fn drop_abandoned(&mut self) {
         let batch = &mut self.batch;
-        self.mailboxes.retain(|&id, receiver| {
-            let is_abandoned = receiver.mailbox.is_abandoned();
+        self.receivers.retain(|&id, receiver| {
+            let is_abandoned = receiver.queue.is_abandoned();
             if is_abandoned {
                 batch.abort(id);
                 let error = BatchError::Step("nobody took its events".to_owned());
-                receiver.mailbox.put(Event::Failed(error), true);
+                receiver.queue.put(Event::Failed(error), true);
             }
             !is_abandoned
         });
@@ -412,8 +412,8 @@ impl Worker {
     }
 }
 
-fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: Event) {
-    let Some(receiver) = mailboxes.get_mut(&id) else {
+fn deliver(receivers: &mut HashMap<RequestId, Receiver>, id: RequestId, event: Event) {
+    let Some(receiver) = receivers.get_mut(&id) else {
         return;
     };
     let is_last = match &event {
@@ -426,9 +426,9 @@ fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
             false
         }
     };
-    receiver.mailbox.put(event, is_last);
+    receiver.queue.put(event, is_last);
     if is_last {
-        mailboxes.remove(&id);
+        receivers.remove(&id);
     }
 }
 

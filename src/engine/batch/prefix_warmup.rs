@@ -7,11 +7,11 @@
 
 use std::collections::VecDeque;
 
-use octavo_kernels::Role;
+use octavo_kernels::Phase;
 
 use crate::Error;
 use crate::kv::{PAGE, PrefixKey, SequenceKv};
-use crate::runtime::{Entry, Runtime};
+use crate::runtime::{Runtime, StepInput};
 
 /// Maximum number of waiting texts: more are not worth the memory, and the latest are continued
 /// most likely.
@@ -22,7 +22,7 @@ const CHUNK: usize = 64;
 
 /// Finished texts to compute, the latest last.
 #[derive(Default)]
-pub(super) struct Again(VecDeque<Finished>);
+pub(super) struct PrefixWarmup(VecDeque<Finished>);
 
 /// A prompt and its answer, cut to full pages.
 struct Finished {
@@ -32,7 +32,7 @@ struct Finished {
     read: usize,
 }
 
-impl Again {
+impl PrefixWarmup {
     /// Adds a text: prompt and answer.
     pub(super) fn add(&mut self, mut tokens: Vec<u32>, salt: Option<String>) {
         tokens.truncate(tokens.len() / PAGE * PAGE);
@@ -89,10 +89,10 @@ impl Finished {
             return Ok(all);
         }
         let tokens = &self.tokens[start..all.min(start + n)];
-        let mut entries = [Entry::new(kv, &self.tokens[..start], tokens)];
-        runtime.step(Role::Prompt, &mut entries, None, &mut |_| {})?;
-        let [entry] = entries;
-        if entry.failed.is_some() {
+        let mut inputs = [StepInput::new(kv, &self.tokens[..start], tokens)];
+        runtime.step(Phase::Prefill, &mut inputs, None, &mut |_| {})?;
+        let [input] = inputs;
+        if input.failed.is_some() {
             // no pages: a request for this text computes it then, or fails with the error
             return Ok(all);
         }
