@@ -35,8 +35,10 @@ all=scalar,neon,dotprod,i8mm
 # own tests, only those of NVRTC need such code
 no_gpu=(--skip cuda_shim:: --skip cuda::)
 # what asks for equal bits in many batches takes minutes there, and is no different from elsewhere;
-# Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again
-slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits)
+# Arm has no kernels for prompts in 8 bits, so that those tests are the ones of 16 bits again; and
+# tests of attention have every pair of types of the cache
+slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits
+  --skip a_cache_of_two_types)
 on max $all --lib -- --skip cuda::nvrtc::
 on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: \
   "${no_gpu[@]}" "${slow[@]}"

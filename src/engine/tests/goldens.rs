@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::logits::{load, load_in, logits};
 use octavo_engine::backend::Phase;
-use octavo_fixtures::{Lacks, committed_goldens, is_full, shared_dir, skip, workspace_root};
+use octavo_fixtures::{
+    Lacks, committed_goldens, is_full, shared_dir, skip, some_of, workspace_root,
+};
 use octavo_kernels::{Isa, KvType, KvTypes, PromptBits, kernel_name};
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, nmse, top_order};
@@ -238,7 +240,7 @@ fn prompts_with_a_cache_of_halves() {
 #[test]
 fn a_cache_of_two_types_costs_what_these_round() {
     let mut held = 0;
-    for recorded in recorded() {
+    for (i, recorded) in recorded().into_iter().enumerate() {
         let load = |isa, types| load_in((PromptBits::default(), types), &recorded.model, isa, true);
         let exact = load(Isa::Scalar, KvType::F32.both());
         let heads = exact.hparams().caches.iter().map(|cache| cache.head_dim);
@@ -250,7 +252,7 @@ fn a_cache_of_two_types_costs_what_these_round() {
                 continue;
             }
             let exact = load(isa, KvType::F32.both());
-            for types in PAIRS.into_iter().filter(takes) {
+            for types in some_of(PAIRS.into_iter().filter(takes), i, 4) {
                 let engine = load(isa, types);
                 for phase in [Phase::Prefill, Phase::Decode] {
                     let exact = logits(&exact, &tokens, phase);
@@ -274,7 +276,7 @@ fn a_cache_of_two_types_costs_what_these_round() {
             }
         }
     }
-    assert!(held >= 4 * PAIRS.len(), "{held} are too few");
+    assert!(held >= PAIRS.len(), "{held} are too few");
 }
 
 /// Types that are rotated and types that are not, as keys and as values.
@@ -350,7 +352,12 @@ fn smollm2() {
     for isa in Isa::available().into_iter().rev() {
         let [exact, halves] = [KvType::F32, KvType::F16]
             .map(|ty| load_in((PromptBits::default(), ty.both()), &model, isa, true));
-        for prompt in ["capital", "code", "story", "unicode", "licence"] {
+        // slower kernels are held to goldens of every architecture elsewhere
+        let prompts = match isa == Isa::best() || is_full() {
+            true => &["capital", "code", "story", "unicode", "licence"][..],
+            false => &["capital"],
+        };
+        for prompt in prompts {
             let path = shared.join(format!("goldens/smollm2/{prompt}.safetensors"));
             let Golden::Top(golden) = Golden::read(&path).expect("a golden") else {
                 panic!("the top-k form")

@@ -13,8 +13,11 @@ use crate::tensor_parallel::{self, assert_same_shown, shown};
 /// More than two pages, and no multiple of a kernel's tile.
 const PROMPT: usize = 37;
 
-/// A dozen pages more: a bit that differs is cached, and read for all that follows.
-const GENERATED: usize = 200;
+/// Returns the number of tokens to generate, several pages more: a bit that differs is cached, and
+/// read for all that follows.
+fn generated() -> usize {
+    if is_full() { 200 } else { 60 }
+}
 
 fn options(isa: Isa, ctx: usize) -> EngineOptions {
     EngineOptions {
@@ -80,7 +83,7 @@ fn ranks_change_no_bit_of_recorded_models() {
     let mut all = vec![ModelSource::Demo];
     all.extend(models(workspace_root().join("reference/models")));
     all.extend(shared("models").into_iter().flat_map(models));
-    let on_two = |source: &&ModelSource| compare(source, GENERATED).contains(&2);
+    let on_two = |source: &&ModelSource| compare(source, generated()).contains(&2);
     let several = all.iter().filter(on_two).count();
     // some have one KV head, and so one rank
     let expected = if all.len() > 3 { 30 } else { 2 };
@@ -99,7 +102,7 @@ fn ranks_change_no_bit_of_other_architectures() {
         let Some(engine) = engine.ok().filter(|engine| engine.check_logits().is_ok()) else {
             continue;
         };
-        let possible = compare(&source, GENERATED);
+        let possible = compare(&source, generated());
         if !engine.hparams().layers.iter().any(|layer| layer.attends()) {
             without_attention += 1;
             assert_eq!(possible, [1, 2, 3, 4], "{source:?} has no heads to divide");
@@ -200,9 +203,9 @@ impl Collective for Apart {
 #[test]
 fn ranks_that_are_apart_change_no_bit() {
     for isa in Isa::available() {
-        let one = options(isa, PROMPT + GENERATED);
+        let one = options(isa, PROMPT + generated());
         let alone = Engine::load(&ModelSource::Demo, &one, &mut |_| {}).expect("the model loads");
-        let expected = bits(&alone, GENERATED);
+        let expected = bits(&alone, generated());
         for threads in [1, 2] {
             let links = Threads::new(2).into_iter().map(Apart).collect();
             let several = EngineOptions {
@@ -210,7 +213,7 @@ fn ranks_that_are_apart_change_no_bit() {
                 ..one.clone()
             };
             let other = |engine: Result<Engine, Error>| {
-                bits(&engine.expect("the model loads"), GENERATED) != expected
+                bits(&engine.expect("the model loads"), generated()) != expected
             };
             let other =
                 tensor_parallel::on_links(links, &ModelSource::Demo, &several, open_gpu, other);
