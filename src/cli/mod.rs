@@ -256,6 +256,10 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     }
     let numa = command.numa().and_then(|args| args.numa);
     let others = numa.map(ranks::Numa::start).transpose()?;
+    if command.numa().is_some_and(|args| args.nccl) && ranks::tp_group().is_none() {
+        let expected = "expected several ranks (--numa ranks=N, or mpirun)";
+        return Err(Failure::Usage(format!("--nccl: {expected}, found one")));
+    }
     terminal::detail(&format!("octavo: version {}", env!("CARGO_PKG_VERSION")));
     let start = std::time::Instant::now();
     let result = execute(command);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use octavo_engine::backend::cuda::{self, Cuda};
-use octavo_engine::backend::ranks::{OnDevice, Opened, open_gpu};
+use octavo_engine::backend::ranks::{OnDevice, Open, Opened, open_gpu, open_gpu_by_nccl};
 use octavo_engine::generate::{GenerationParams as Generation, generate};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
@@ -40,12 +40,16 @@ fn on_gpus() -> bool {
     std::env::var("OCTAVO_TEST_DEVICE").is_ok_and(|device| device == "gpu")
 }
 
-/// Returns whether GPUs gather by themselves.
-fn by_nccl() -> bool {
-    on_gpus() && cfg!(feature = "nccl")
+/// Returns the ways in which devices gather.
+fn ways() -> Vec<Open> {
+    match on_gpus() {
+        true => vec![open, open_gpu_by_nccl],
+        false => vec![open],
+    }
 }
 
-/// Opens a rank's device: if tests run on GPUs a GPU of its own, as far as there are enough.
+/// Opens a rank's device, which gathers through the host: if tests run on GPUs a GPU of its own, as
+/// far as there are enough.
 fn open(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
     if on_gpus() {
         return open_gpu(link, first);
@@ -85,14 +89,18 @@ fn bits(engine: &Engine) -> Vec<u32> {
     tensor_parallel::bits(engine, PROMPT, GENERATED)
 }
 
-/// Compares one device with those of several ranks; returns the numbers of ranks that work.
+/// Compares one device with those of several ranks, in every way of gathering; returns the numbers
+/// of ranks that work.
 fn compare(source: &ModelSource) -> Vec<usize> {
     let options = options();
     let Some(device) = device() else {
         return Vec::new();
     };
     let expected = bits(&alone(source, &options, device));
-    tensor_parallel::compare((source, &options, open), 2..=4, &expected, bits)
+    let compare = |open| tensor_parallel::compare((source, &options, open), 2..=4, &expected, bits);
+    let possible: Vec<_> = ways().into_iter().map(compare).collect();
+    assert!(possible.iter().all(|p| *p == possible[0]), "{possible:?}");
+    possible[0].clone()
 }
 
 /// Lengths of each of three ranks' parts.
@@ -100,7 +108,7 @@ const LENS: [[usize; 3]; 3] = [[5, 5, 5], [3, 70, 1], [4, 0, 9]];
 
 /// Returns a rank's results of gathers of these lengths, where rank `r` sends `100 r`, `100 r + 1`
 /// and so on.
-fn gathered(link: Arc<dyn Collective>) -> Vec<Vec<f32>> {
+fn gathered(link: Arc<dyn Collective>, open: Open) -> Vec<Vec<f32>> {
     let (rank, opened) = (link.rank(), open(&*link, 0).expect("a device"));
     let OnDevice { mut device, ranks } = opened(link).expect("they meet");
     let gathered = LENS.map(|lens| {
@@ -135,9 +143,13 @@ fn ranks_with_devices_gather_parts_of_any_length() {
     if device().is_none() {
         return;
     }
+    ways().into_iter().for_each(gather_parts_of_any_length);
+}
+
+fn gather_parts_of_any_length(open: Open) {
     let links = Threads::new(LENS[0].len());
     let all: Vec<_> = thread::scope(|scope| {
-        let one = |link| scope.spawn(move || gathered(Arc::new(link)));
+        let one = |link| scope.spawn(move || gathered(Arc::new(link), open));
         let started: Vec<_> = links.into_iter().map(one).collect();
         let ended = started
             .into_iter()
@@ -203,9 +215,22 @@ fn other_architectures_change_no_bit_on_ranks() {
 /// gathers are part of the replay, unless GPUs gather through the host.
 #[test]
 fn ranks_with_devices_generate_what_one_does() {
+    generate_what_one_does::<false>();
+    if on_gpus() {
+        generate_what_one_does::<true>();
+    }
+}
+
+fn generate_what_one_does<const BY_NCCL: bool>() {
     static REPLAYS: AtomicUsize = AtomicUsize::new(0);
-    fn watched(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
-        let opened = open(link, first)?;
+    fn watched<const BY_NCCL: bool>(
+        link: &dyn Collective,
+        first: usize,
+    ) -> Result<Opened, cuda::Error> {
+        let opened = match BY_NCCL {
+            true => open_gpu_by_nccl(link, first)?,
+            false => open(link, first)?,
+        };
         Ok(Box::new(|link| {
             let OnDevice { device, ranks } = opened(link)?;
             let mut device = Watched::new(device);
@@ -236,7 +261,8 @@ fn ranks_with_devices_generate_what_one_does() {
             graphs,
             ..options()
         };
-        on_ranks(2, &source, &options, watched, |engine| {
+        REPLAYS.store(0, Ordering::Relaxed);
+        on_ranks(2, &source, &options, watched::<BY_NCCL>, |engine| {
             let engine = engine.expect("it loads");
             assert_eq!(answer(&engine), expected, "captured: {graphs}");
             let described = engine.describe();
@@ -247,7 +273,7 @@ fn ranks_with_devices_generate_what_one_does() {
         });
         // for each rank: the first token comes from the prompt, the second is computed without a
         // replay
-        let replayed = graphs && (by_nccl() || !on_gpus());
+        let replayed = graphs && (BY_NCCL || !on_gpus());
         let expected = if replayed { 2 * (TOKENS - 2) } else { 0 };
         assert_eq!(REPLAYS.load(Ordering::Relaxed), expected, "{graphs}");
     }

@@ -100,7 +100,6 @@ impl Gpu {
     }
 
     /// Returns the stream that all work is enqueued on.
-    #[cfg(feature = "nccl")]
     pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

@@ -34,7 +34,6 @@ pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 pub use pinned::HostBuffer;
-#[cfg(feature = "nccl")]
 pub use ranks::Nccl;
 pub use ranks::{DeviceCollective, Gather, Task, ThroughHost};
 pub use toolkits::toolkits;

@@ -5,13 +5,11 @@
 //! with the launches, without waiting on the host; one through the host works everywhere, but waits
 //! for all earlier work.
 
-#[cfg(feature = "nccl")]
 mod nccl;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-#[cfg(feature = "nccl")]
 pub use nccl::Nccl;
 
 use super::{Device, Error, HostBuffer, Launch, Ptr};

@@ -39,6 +39,8 @@ pub struct Sources {
     pub files: Vec<(String, String)>,
     /// Weight formats to build kernels for; a test may need only a few.
     pub formats: Vec<TensorType>,
+    /// Head sizes to build attention for; a test may need only one.
+    pub head_dims: Vec<usize>,
 }
 
 impl Default for Sources {
@@ -71,6 +73,7 @@ impl Default for Sources {
         Sources {
             files,
             formats: FORMATS.to_vec(),
+            head_dims: HEAD_DIMS.to_vec(),
         }
     }
 }
@@ -194,6 +197,7 @@ impl Shim {
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
             | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
+            Module::Attention(dim) => self.sources.head_dims.contains(dim),
             _ => true,
         };
         for module in Module::all()

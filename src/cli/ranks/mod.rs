@@ -11,7 +11,7 @@ mod nodes;
 use std::sync::OnceLock;
 
 pub(super) use nodes::{Numa, NumaArgs};
-use octavo_engine::backend::ranks::TensorParallelGroup;
+use octavo_engine::backend::ranks::{Open, TensorParallelGroup, open_gpu, open_gpu_by_nccl};
 
 /// Default time in seconds that a rank may take to answer.
 #[cfg(feature = "mpi")]
@@ -27,6 +27,18 @@ static GROUP: OnceLock<TensorParallelGroup> = OnceLock::new();
 fn started() -> Option<usize> {
     let several = |name| std::env::var(name).ok()?.parse().ok().filter(|n| *n > 1);
     SIZES.into_iter().find_map(several)
+}
+
+/// Name of the option that lets GPUs gather by NCCL.
+const NCCL: &str = "--nccl";
+
+/// Returns what opens the GPUs of ranks. All ranks have the same arguments, but only the first one
+/// parses them.
+fn open() -> Open {
+    match std::env::args_os().any(|arg| arg == NCCL) {
+        true => open_gpu_by_nccl,
+        false => open_gpu,
+    }
 }
 
 /// Returns the tensor-parallel group, if there is more than this rank.

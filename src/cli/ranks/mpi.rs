@@ -13,7 +13,7 @@ use mpi::Threading;
 use mpi::request::{LocalScope, Request, scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, Destination, Equivalence, Source};
-use octavo_engine::backend::ranks::{TensorParallelGroup, agree, serve};
+use octavo_engine::backend::ranks::{TensorParallelGroup, agree, serve_on};
 use octavo_kernels::Collective;
 use serde::{Deserialize, Serialize};
 
@@ -62,10 +62,10 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
     }
     if own.rank > 0 {
         crate::cli::guard_maps(1);
-        serve(&link);
+        serve_on(&link, super::open());
         return ExitCode::SUCCESS;
     }
-    let tp_group = GROUP.get_or_init(|| TensorParallelGroup::new(link));
+    let tp_group = GROUP.get_or_init(|| TensorParallelGroup::on(link, super::open()));
     let code = program();
     tp_group.stop();
     code

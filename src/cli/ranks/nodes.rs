@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use octavo_engine::backend::ranks::{TensorParallelGroup, serve};
+use octavo_engine::backend::ranks::{TensorParallelGroup, serve_on};
 use octavo_engine::threads::nodes;
 use octavo_kernels::{Collective, Threads, stay_on};
 
@@ -26,6 +26,10 @@ pub(in crate::cli) struct NumaArgs {
     /// memory; ranks=N makes N parts instead. -t is then per part
     #[arg(long, value_name = "ranks[=N]")]
     pub(in crate::cli) numa: Option<Numa>,
+    /// Tensor parallel on GPUs: let them exchange parts of rows by NVIDIA's NCCL instead of through
+    /// the hosts' memory; each rank needs a GPU of its own
+    #[arg(long)]
+    pub(in crate::cli) nccl: bool,
 }
 
 /// Value of `--numa`: the number of ranks, `None` for as many as there are nodes.
@@ -82,7 +86,7 @@ impl Numa {
         let (first, own) = ranks.next().expect("two at least");
         bind(&own)?;
         let others = ranks.map(|(rank, cpus)| spawn(rank, cpus));
-        GROUP.get_or_init(|| TensorParallelGroup::new(Arc::new(first)));
+        GROUP.get_or_init(|| TensorParallelGroup::on(Arc::new(first), super::open()));
         Ok(Others(others.collect::<Result<_, _>>()?))
     }
 }
@@ -108,7 +112,7 @@ fn spawn(rank: Rank, cpus: Vec<usize>) -> Result<JoinHandle<()>, Failure> {
         if let Err(failure) = bind(&cpus) {
             link.give_up(&failure.message());
         }
-        serve(&link);
+        serve_on(&link, super::open());
     };
     let work = move || {
         // the others would wait for this rank; the panic hook has printed the message

@@ -89,8 +89,7 @@ fn long_generation() {
     println!("{TOKENS} tokens, all alike");
 }
 
-/// Ranks with GPUs of their own gather through the host, or by NCCL if the program is built with
-/// it.
+/// Ranks with GPUs of their own gather through the host, or by NCCL.
 #[test]
 fn ranks_run_through_the_driver() {
     let Some(driver) = driver() else { return };

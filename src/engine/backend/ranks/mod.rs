@@ -27,7 +27,7 @@ use crate::{Error, ModelSource};
 pub(super) use gathered::Gathered;
 use message::{Asked, Message};
 use place::Place;
-pub use place::{OnDevice, Open, Opened, open_gpu};
+pub use place::{OnDevice, Open, Opened, open_gpu, open_gpu_by_nccl};
 pub(super) use share::Share;
 pub use worker::{serve, serve_on};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::Collective;
-use octavo_kernels::cuda::{Device, DeviceCollective, gpus};
+use octavo_kernels::cuda::{Device, DeviceCollective, Gpu, Nccl, ThroughHost, gpus};
 use octavo_model::Model;
 
 use super::Share;
@@ -30,25 +30,41 @@ pub type Opened = Box<dyn FnOnce(Arc<dyn Collective>) -> Result<OnDevice, cuda::
 /// reports it here, so that no other rank waits for it later.
 pub type Open = fn(&dyn Collective, usize) -> Result<Opened, cuda::Error>;
 
-/// Opens a rank's GPU: each rank has the next one of its machine, starting over after the last.
+/// Opens a rank's GPU, which gathers through the hosts' memory: each rank has the next GPU of its
+/// machine, starting over after the last.
 ///
 /// # Errors
 /// One line that says what is missing.
 pub fn open_gpu(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
-    let n = gpus()?.len().max(1);
-    let gpu = cuda::open((first + link.rank()) % n)?;
-    #[cfg(feature = "nccl")]
-    octavo_kernels::cuda::Nccl::find()?;
+    let gpu = next_gpu(link, first)?;
     Ok(Box::new(move |link| {
-        #[cfg(feature = "nccl")]
-        let ranks = octavo_kernels::cuda::Nccl::join(&gpu, &*link)?;
-        #[cfg(not(feature = "nccl"))]
-        let ranks = octavo_kernels::cuda::ThroughHost::new(link);
         Ok(OnDevice {
             device: Box::new(gpu),
-            ranks: Arc::new(ranks),
+            ranks: Arc::new(ThroughHost::new(link)),
         })
     }))
+}
+
+/// Opens a rank's GPU as [`open_gpu`], which gathers by NCCL: each rank needs a GPU of its own.
+///
+/// # Errors
+/// As [`open_gpu`], and if NCCL is not there.
+pub fn open_gpu_by_nccl(link: &dyn Collective, first: usize) -> Result<Opened, cuda::Error> {
+    let gpu = next_gpu(link, first)?;
+    Nccl::find()?;
+    Ok(Box::new(move |link| {
+        let ranks = Arc::new(Nccl::join(&gpu, &*link)?);
+        Ok(OnDevice {
+            device: Box::new(gpu),
+            ranks,
+        })
+    }))
+}
+
+/// Opens the GPU of a rank.
+fn next_gpu(link: &dyn Collective, first: usize) -> Result<Gpu, cuda::Error> {
+    let n = gpus()?.len().max(1);
+    cuda::open((first + link.rank()) % n)
 }
 
 /// The device for a rank's shard, with its options.
