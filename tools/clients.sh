@@ -77,7 +77,7 @@ seeing=${OCTAVO_SHARED:-../shared}/vision
 if [[ -d $seeing ]]; then
   model=$seeing/vl-a-text-F32.gguf tower=$seeing/vl-a-mmproj-F32.gguf
   begin "$model" --mmproj "$tower"
-  "$python" tests/clients/openai_pictures.py "$octavo" "$url/v1" "$model" "$tower" \
+  "$python" tests/clients/openai_images.py "$octavo" "$url/v1" "$model" "$tower" \
     "$seeing/images/photo.png"
   end
 fi

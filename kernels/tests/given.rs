@@ -164,7 +164,7 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn pictures_stand_in_the_place_of_tokens_on_cpus() {
+fn images_stand_in_the_place_of_tokens_on_cpus() {
     let case = Case::new();
     let expected = case.expected();
     for isa in Isa::available() {
@@ -179,7 +179,7 @@ fn pictures_stand_in_the_place_of_tokens_on_cpus() {
 }
 
 #[test]
-fn pictures_stand_in_the_place_of_tokens_on_gpus() {
+fn images_stand_in_the_place_of_tokens_on_gpus() {
     let Some(Bench(machine)) = device() else {
         return;
     };

@@ -2,7 +2,7 @@
 
 use octavo_engine::generate::FinishReason;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::{Timing, is_cell};
+use octavo_engine::{Timing, is_image_token};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
 
 /// Returns a token's id for output; -1 for an image token.
 pub(super) fn shown_id(id: u32) -> i32 {
-    match is_cell(id) {
+    match is_image_token(id) {
         true => -1,
         false => id as i32,
     }
@@ -103,8 +103,8 @@ pub(super) fn shown_ids(ids: &[u32]) -> Vec<i32> {
 
 /// Returns a token as text; bytes that are not UTF-8 by themselves become U+FFFD.
 pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
-    match is_cell(id) {
-        true => "<picture>".to_owned(),
+    match is_image_token(id) {
+        true => "<image>".to_owned(),
         false => String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned(),
     }
 }

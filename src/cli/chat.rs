@@ -6,10 +6,10 @@ use std::path::Path;
 
 use clap::Args;
 use octavo_engine::generate::{FinishReason, GenerationParams, generate_within};
-use octavo_engine::{Engine, Session, Shown};
+use octavo_engine::{Engine, ImageHandle, Session};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::{self, ChatTemplate, Message};
-use octavo_vision::Sight;
+use octavo_vision::EncoderCache;
 use octavo_vision::prompt::{private_marker, tokens};
 
 use super::args::{
@@ -22,7 +22,7 @@ use super::prompt;
 use super::ranks::NumaArgs;
 use super::reply::{self, Reply};
 use super::signal::{self, Generating};
-use super::vision::{self, SightArgs};
+use super::vision::{self, MmprojArgs};
 use super::{load, terminal};
 use input::{Input, Line};
 
@@ -65,7 +65,7 @@ pub(super) struct ChatArgs {
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
-    sight: SightArgs,
+    mmproj: MmprojArgs,
     #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
@@ -91,16 +91,16 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let rule = args.constraint.read()?;
     let system = args.system.read()?;
     args.template.check()?;
-    args.sight.check()?;
+    args.mmproj.check()?;
     // in this order: the line editor installs its own Ctrl-C handler when it is created
     let input = Input::new(args.no_history)?;
     signal::install()?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
-    let sight = args.sight.load(&engine, &args.compute)?;
+    let encoder_cache = args.mmproj.load(&engine, &args.compute)?;
     let talk = Conversation {
-        sight: sight.as_ref(),
+        encoder_cache: encoder_cache.as_ref(),
         constraints: rule.map(|rule| Constraints::new(&engine, rule)),
         ..Conversation::new(&engine, &template, system.as_deref(), options)
     };
@@ -189,13 +189,13 @@ struct Conversation<'e> {
     options: GenerationParams,
     last: Option<String>,
     constraints: Option<Constraints>,
-    sight: Option<&'e Sight>,
+    encoder_cache: Option<&'e EncoderCache>,
     /// Marker that stands for images in messages.
     marker: String,
     /// The images of all messages, in order.
-    pictures: Vec<Shown>,
+    images: Vec<ImageHandle>,
     /// The images of the next message.
-    next: Vec<Shown>,
+    next: Vec<ImageHandle>,
 }
 
 impl<'e> Conversation<'e> {
@@ -219,27 +219,27 @@ impl<'e> Conversation<'e> {
             options,
             last: None,
             constraints: None,
-            sight: None,
+            encoder_cache: None,
             marker: private_marker(),
-            pictures: Vec::new(),
+            images: Vec::new(),
             next: Vec::new(),
         }
     }
 
     /// Adds an image to the next message.
     fn look(&mut self, path: &Path) -> Result<(), Failure> {
-        let Some(sight) = self.sight else {
+        let Some(encoder_cache) = self.encoder_cache else {
             return Err(Failure::Input(
                 "this model sees nothing: expected --mmproj FILE, its vision tower".to_owned(),
             ));
         };
-        let shown = vision::see(sight, path)?;
-        let picture = shown.picture();
+        let shown = vision::register(encoder_cache, path)?;
+        let image = shown.image();
         terminal::tell(&format!(
-            "{}: {} x {} cells, shown with the next message.",
+            "{}: {} x {} image tokens, sent with the next message.",
             path.display(),
-            picture.nx,
-            picture.ny
+            image.nx,
+            image.ny
         ));
         self.session.hold(&shown);
         self.next.push(shown);
@@ -248,10 +248,10 @@ impl<'e> Conversation<'e> {
 
     fn reset(&mut self) {
         self.messages.clone_from(&self.system);
-        if !(self.pictures.is_empty() && self.next.is_empty()) {
+        if !(self.images.is_empty() && self.next.is_empty()) {
             // the session holds the images
             self.session = self.engine.session();
-            self.pictures.clear();
+            self.images.clear();
             self.next.clear();
         }
         self.last = None;
@@ -277,12 +277,12 @@ impl<'e> Conversation<'e> {
         let places = self.marker.repeat(self.next.len());
         self.messages
             .push(Message::new("user", format!("{places}{text}")));
-        let before = self.pictures.len();
-        self.pictures.append(&mut self.next);
+        let before = self.images.len();
+        self.images.append(&mut self.next);
         let answer = self.answer();
         if answer.is_err() {
             self.messages.pop();
-            self.pictures.truncate(before);
+            self.images.truncate(before);
         }
         answer
     }
@@ -290,7 +290,7 @@ impl<'e> Conversation<'e> {
     fn answer(&mut self) -> Result<FinishReason, Failure> {
         let rendered = self.template.render(&self.messages, true)?;
         let tokenizer = self.engine.tokenizer();
-        let ids = match &self.pictures[..] {
+        let ids = match &self.images[..] {
             [] => chat::encode(tokenizer, &rendered)?,
             all => tokens(tokenizer, rendered.as_bytes(), &self.marker, all)?,
         };

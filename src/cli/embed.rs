@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use octavo_engine::{
-    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Pooling, Request, RequestId, Shown,
-    Task,
+    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, ImageHandle, Pooling, Request,
+    RequestId, Task,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
@@ -20,7 +20,7 @@ use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::vision::{self, PictureArgs};
+use super::vision::{self, ImageArgs};
 use super::{load, signal, terminal};
 
 /// Turn texts into vectors (embeddings)
@@ -71,7 +71,7 @@ pub(super) struct EmbedArgs {
     #[arg(long, requires = "dump")]
     force: bool,
     #[command(flatten)]
-    pictures: PictureArgs,
+    images: ImageArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -115,24 +115,24 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     }
     let mut feed = args.feed()?;
     signal::install()?;
-    let seen = args.pictures.look(&args.model, &args.compute)?;
+    let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::any_engine(&args.model, options(args)?)?;
-    let pictures = seen.show(&engine)?;
+    let images = encoded.register(&engine)?;
     let embed = Embed {
         pooling: args.pooling.map_or(engine.pooling(), How::pooling),
         normalize: !args.no_normalize,
     };
-    let prepare = |text: &[u8]| tokens_of(args, &engine, text, &pictures);
+    let prepare = |text: &[u8]| tokens_of(args, &engine, text, &images);
     if let Some(dump) = &dump {
         let Fed::Text((_, text)) = feed.next(true, || false)? else {
             unreachable!("--dump takes one text, and one there is")
         };
         let tokens = prepare(&text)?;
-        return write(dump, &engine, &Read { tokens, pictures }, embed);
+        return write(dump, &engine, &Read { tokens, images }, embed);
     }
     let mut work = Work {
         batch: Batch::new(&engine, batch_options()),
-        pictures: &pictures,
+        images: &images,
         embed,
         waiting: BTreeMap::new(),
         printer: Printer {
@@ -150,7 +150,7 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
 impl EmbedArgs {
     /// Returns the texts, in order.
     fn feed(&self) -> Result<Feed, Failure> {
-        Ok(match &self.pictures.image[..] {
+        Ok(match &self.images.image[..] {
             _ if self.lines => Feed::lines(&self.text, false)?,
             [] => Feed::of(self.text.require()?),
             // the text may be empty beside an image
@@ -163,7 +163,7 @@ impl EmbedArgs {
 struct Work<'a> {
     batch: Batch,
     /// Images of every text.
-    pictures: &'a [Shown],
+    images: &'a [ImageHandle],
     embed: Embed,
     waiting: BTreeMap<RequestId, Waiting>,
     printer: Printer<'a>,
@@ -196,9 +196,7 @@ impl Work<'_> {
                     }
                 };
                 let added = prepare(&text).and_then(|tokens| {
-                    let id = self
-                        .batch
-                        .add(request(&tokens, self.pictures, self.embed))?;
+                    let id = self.batch.add(request(&tokens, self.images, self.embed))?;
                     Ok((id, tokens))
                 });
                 match added {
@@ -280,22 +278,22 @@ impl Printer<'_> {
 struct Read {
     tokens: Vec<u32>,
     /// Images among the tokens.
-    pictures: Vec<Shown>,
+    images: Vec<ImageHandle>,
 }
 
 fn tokens_of(
     args: &EmbedArgs,
     engine: &Engine,
     text: &[u8],
-    pictures: &[Shown],
+    images: &[ImageHandle],
 ) -> Result<Vec<u32>, Failure> {
-    let text = args.pictures.place(text.to_vec());
+    let text = args.images.place(text.to_vec());
     let special = !args.no_special;
     let options = EncodeOptions {
         add_special: special,
         parse_special: special,
     };
-    vision::tokens(engine.tokenizer(), &text, options, pictures)
+    vision::tokens(engine.tokenizer(), &text, options, images)
 }
 
 /// Returns the engine's options. The KV cache is f32 unless a type is given, because it holds a
@@ -329,11 +327,11 @@ fn batch_options() -> BatchOptions {
     }
 }
 
-fn request(tokens: &[u32], pictures: &[Shown], embed: Embed) -> Request {
+fn request(tokens: &[u32], images: &[ImageHandle], embed: Embed) -> Request {
     Request {
         task: Task::Embedding(embed),
         prompt: tokens.to_vec(),
-        pictures: pictures.to_vec(),
+        images: images.to_vec(),
         n: 1,
         ..Request::default()
     }
@@ -342,7 +340,7 @@ fn request(tokens: &[u32], pictures: &[Shown], embed: Embed) -> Request {
 /// Computes the vectors of one text.
 fn embed_one(engine: &Engine, read: &Read, embed: Embed) -> Result<Vec<f32>, Failure> {
     let mut batch = Batch::new(engine, batch_options());
-    batch.add(request(&read.tokens, &read.pictures, embed))?;
+    batch.add(request(&read.tokens, &read.images, embed))?;
     let mut result = Ok(Vec::new());
     while !batch.is_empty() && result.is_ok() {
         batch.step(&mut |_, event| match event {

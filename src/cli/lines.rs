@@ -119,7 +119,7 @@ impl SeveralArgs {
 pub(super) struct Several<'a> {
     pub(super) args: &'a SeveralArgs,
     /// Images of every prompt.
-    pub(super) pictures: &'a [engine::Shown],
+    pub(super) images: &'a [engine::ImageHandle],
     pub(super) options: GenerationParams,
     /// Whether to print JSON objects; always so for lines.
     pub(super) json: bool,
@@ -300,7 +300,7 @@ fn add(
     let id = batch.add(Request {
         n: several.args.generated(),
         task: several.args.task(),
-        pictures: several.pictures.to_vec(),
+        images: several.images.to_vec(),
         constraint: prompt.constraint,
         ..Request::new(&prompt.ids, &options)
     })?;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use octavo_engine::backend::{Phase, TapView};
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, LogitsFor, Shown, is_cell};
+use octavo_engine::{Engine, ImageHandle, LogitsFor, is_image_token};
 use octavo_model::Tap;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
@@ -21,7 +21,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
 use super::ranks::NumaArgs;
-use super::vision::{self, PictureArgs};
+use super::vision::{self, ImageArgs};
 use super::{load, signal, terminal};
 
 /// Show the logits after a text, raw and in full precision
@@ -70,7 +70,7 @@ pub(super) struct LogitsArgs {
     #[arg(long, value_name = "REGEX")]
     taps: Option<Regex>,
     #[command(flatten)]
-    pictures: PictureArgs,
+    images: ImageArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
@@ -100,9 +100,9 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         Some(_) => None,
         None => Some(args.text.require_or("--tokens IDS")?),
     };
-    let seen = args.pictures.look(&args.model, &args.compute)?;
+    let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::engine(&args.model, &args.compute)?;
-    let pictures = seen.show(&engine)?;
+    let images = encoded.register(&engine)?;
     let tokens = match (&args.tokens, text) {
         (Some(ids), _) => ids.clone(),
         (None, text) => {
@@ -111,8 +111,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
                 add_special: special,
                 parse_special: special,
             };
-            let text = args.pictures.place(text.unwrap_or_default());
-            vision::tokens(engine.tokenizer(), &text, options, &pictures)?
+            let text = args.images.place(text.unwrap_or_default());
+            vision::tokens(engine.tokenizer(), &text, options, &images)?
         }
     };
     if tokens.is_empty() {
@@ -132,13 +132,13 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         .as_ref()
         .map(|pattern| Taps::new(pattern, &engine))
         .transpose()?;
-    compute(args, &engine, (tokens, pictures), (taps, dump))
+    compute(args, &engine, (tokens, images), (taps, dump))
 }
 
 fn compute(
     args: &LogitsArgs,
     engine: &Engine,
-    (tokens, pictures): (Vec<u32>, Vec<Shown>),
+    (tokens, images): (Vec<u32>, Vec<ImageHandle>),
     (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
 ) -> Result<Exit, Failure> {
     let wanted = if args.all || dump.is_some() {
@@ -158,7 +158,7 @@ fn compute(
         }
     };
     let mut session = engine.session();
-    pictures.iter().for_each(|picture| session.hold(picture));
+    images.iter().for_each(|image| session.hold(image));
     match &mut taps {
         Some(taps) => {
             let mut look = |view: &TapView<'_>| taps.add(view);
@@ -222,7 +222,7 @@ fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> 
     for (pos, top) in tops {
         // each position is one of the text's
         let of = match tokens.get(*pos) {
-            Some(&id) if is_cell(id) => "a cell of a picture".to_owned(),
+            Some(&id) if is_image_token(id) => "an image token".to_owned(),
             id => id.map_or(String::new(), |&id| format!("token {id} {}", quoted(id))),
         };
         let _ = writeln!(out, "position {pos}, after {of}:");

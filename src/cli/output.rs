@@ -34,7 +34,7 @@ pub(super) enum Kind {
     /// A file of `octavo embed`.
     Embeddings,
     /// An image as `octavo inspect` writes it.
-    Picture,
+    Image,
     /// A base of log-probabilities.
     Base,
     /// A piece of a measurement.
@@ -56,7 +56,7 @@ impl Kind {
             Kind::Imatrix => "importance matrix".to_owned(),
             Kind::Logits => "file of logits".to_owned(),
             Kind::Embeddings => "file of embeddings".to_owned(),
-            Kind::Picture => "picture's file".to_owned(),
+            Kind::Image => "image's file".to_owned(),
             Kind::Base => "file of log-probabilities".to_owned(),
             Kind::Piece => "piece of a measurement".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
@@ -81,7 +81,7 @@ impl Kind {
                         .all(|name| g.tensor(name).is_some())
             }),
             Kind::Embeddings => says(path, PRODUCER),
-            Kind::Picture => says(path, super::inspect::PRODUCER),
+            Kind::Image => says(path, super::inspect::PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Piece => beginning(path).starts_with(pieces::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),

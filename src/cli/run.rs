@@ -21,7 +21,7 @@ use super::ranks::NumaArgs;
 use super::reply::Reply;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
-use super::vision::PictureArgs;
+use super::vision::ImageArgs;
 use super::{chat, load};
 pub(super) use prepared::Prompt;
 use prepared::Prompts;
@@ -90,7 +90,7 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
-    pictures: PictureArgs,
+    images: ImageArgs,
     #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
@@ -108,7 +108,7 @@ impl RunArgs {
         }
         self.generate.speculative.check()?;
         self.template.check()?;
-        self.pictures.check()?;
+        self.images.check()?;
         self.system.check()
     }
 
@@ -119,7 +119,7 @@ impl RunArgs {
             || self.echo
             || self.json
             || self.constraint.is_given()
-            || self.pictures.sight.mmproj.is_some()
+            || self.images.mmproj.mmproj.is_some()
             || self.several.is_several();
         !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
     }
@@ -158,15 +158,15 @@ fn one(
     text: Vec<u8>,
 ) -> Result<Exit, Failure> {
     signal::install()?;
-    let seen = args.pictures.look(&args.model, &args.compute)?;
+    let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
     options.chunk = engine.batch();
-    let pictures = seen.show(&engine)?;
-    let prompts = Prompts::new(args, &engine, &pictures, rule)?;
+    let images = encoded.register(&engine)?;
+    let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();
     let prompt = prompts.of(text)?;
     let mut session = engine.session();
-    pictures.iter().for_each(|picture| session.hold(picture));
+    images.iter().for_each(|image| session.hold(image));
     let generating = Generating::begin();
     let mut reply = Reply::new(&generating, !args.json, prompt.parser);
     if args.echo && !args.json {
@@ -235,17 +235,17 @@ fn several(
     signal::install()?;
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
-    let seen = args.pictures.look(&args.model, &args.compute)?;
+    let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::engine_with(&args.model, engine_options)?;
     args.generate
         .speculative
         .load_draft(&engine, &args.compute)?;
-    let pictures = seen.show(&engine)?;
-    let prompts = Prompts::new(args, &engine, &pictures, rule)?;
+    let images = encoded.register(&engine)?;
+    let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();
     let several = Several {
         args: &args.several,
-        pictures: &pictures,
+        images: &images,
         options,
         json: args.json,
     };

@@ -11,14 +11,14 @@ use clap::Args;
 use octavo_engine::{BatchOptions, EngineOptions, kv_bytes};
 use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::Hparams;
-use octavo_server::{Options, PictureHost, Stop};
-use octavo_vision::Sight;
+use octavo_server::{ImageHost, Options, Stop};
+use octavo_vision::EncoderCache;
 
 use super::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
 use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
-use super::vision::SightArgs;
+use super::vision::MmprojArgs;
 use super::{load, signal, terminal, values};
 use log::LogArgs;
 
@@ -60,7 +60,7 @@ pub(super) struct ServeArgs {
     #[arg(long, hide = true, conflicts_with = "no_prefill_assistant")]
     prefill_assistant: bool,
     #[command(flatten)]
-    sight: SightArgs,
+    mmproj: MmprojArgs,
     #[command(flatten)]
     fetch: FetchArgs,
     #[command(flatten)]
@@ -132,7 +132,7 @@ struct FetchArgs {
     /// addresses, with or without a port; or public, for every host with a public address [default:
     /// none are fetched]
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "mmproj")]
-    fetch_images: Vec<PictureHost>,
+    fetch_images: Vec<ImageHost>,
 }
 
 /// Options of scheduling and of the KV cache.
@@ -181,13 +181,13 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let options = options(args)?;
     args.speculative.check()?;
     args.template.check()?;
-    args.sight.check()?;
+    args.mmproj.check()?;
     check_address(&args.listen)?;
     let (engine_options, context) = engine_options(args)?;
     let engine = load::any_engine(&args.model, engine_options)?;
     args.speculative.load_draft(&engine, &args.compute)?;
-    let sight = args.sight.load(&engine, &args.compute)?;
-    let options = with_sight(options, sight);
+    let encoder_cache = args.mmproj.load(&engine, &args.compute)?;
+    let options = with_encoder_cache(options, encoder_cache);
     let log = args.log.start()?;
     let mut options = Options {
         log: args.log.sink(&log),
@@ -212,10 +212,10 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
 }
 
 /// Adds the image encoder to the options, if there is one.
-fn with_sight(mut options: Options, sight: Option<Sight>) -> Options {
-    if let Some(sight) = sight {
+fn with_encoder_cache(mut options: Options, encoder_cache: Option<EncoderCache>) -> Options {
+    if let Some(encoder_cache) = encoder_cache {
         options.max_body = options.max_body.max(PICTURES_BODY);
-        options.sight = Some(Arc::new(sight));
+        options.encoder_cache = Some(Arc::new(encoder_cache));
     }
     options
 }
@@ -229,7 +229,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         strict_model: listen.strict_model,
         prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
-        picture_hosts: args.fetch.fetch_images.clone(),
+        image_hosts: args.fetch.fetch_images.clone(),
         origins: listen.cors_origin.clone(),
         allowed_hosts: listen.allow_host.clone(),
         prefix: listen.api_prefix.clone().unwrap_or_default(),

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{DeviceChoice, Engine, EngineOptions, Shown, hf};
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, ImageHandle, hf};
 use octavo_model::Hparams;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
-use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
-use octavo_vision::{Encoder, Sight, Viewer, prompt};
+use octavo_vision::pixels::{DecodedImage, Limits, TokenLimits, decode};
+use octavo_vision::{Encoder, EncoderCache, ImageEncoder, prompt};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;
@@ -20,7 +20,7 @@ use super::load;
 /// Options of the number of image tokens.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Images")]
-pub(super) struct CellsArgs {
+pub(super) struct ImageTokenArgs {
     /// Minimum number of tokens per image; smaller images are enlarged [default: 8]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -36,28 +36,28 @@ pub(super) struct CellsArgs {
 #[command(next_help_heading = "Images")]
 #[command(mut_arg("image_min_tokens", |a| a.requires("mmproj")))]
 #[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
-pub(super) struct SightArgs {
+pub(super) struct MmprojArgs {
     /// Image encoder (vision tower) of the model: a GGUF file (mmproj), or a Hugging Face folder
     /// that has one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
     #[command(flatten)]
-    cells: CellsArgs,
+    image_tokens: ImageTokenArgs,
 }
 
 /// Options of images in a prompt.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Images")]
-pub(super) struct PictureArgs {
+pub(super) struct ImageArgs {
     #[command(flatten)]
-    pub(super) sight: SightArgs,
+    pub(super) mmproj: MmprojArgs,
     /// Image: a PNG, JPEG, WebP, BMP or GIF file; may be given several times. Images replace
     /// <__media__> in the text, or come before it
     #[arg(long, value_name = "FILE", requires = "mmproj", value_hint = clap::ValueHint::FilePath)]
     pub(super) image: Vec<PathBuf>,
 }
 
-impl CellsArgs {
+impl ImageTokenArgs {
     /// Returns the limits of tokens per image: the given ones, or the defaults. If only one limit
     /// is given, the default of the other moves where they would contradict each other.
     pub(super) fn limits(&self) -> Result<TokenLimits, Failure> {
@@ -79,10 +79,10 @@ impl CellsArgs {
     }
 }
 
-impl SightArgs {
+impl MmprojArgs {
     /// Checks that the image encoder exists.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        self.cells.limits()?;
+        self.image_tokens.limits()?;
         let path = self.mmproj.as_deref();
         path.map_or(Ok(()), |path| load::check_there("--mmproj", path))
     }
@@ -92,48 +92,63 @@ impl SightArgs {
         &self,
         engine: &Engine,
         compute: &ComputeArgs,
-    ) -> Result<Option<Sight>, Failure> {
+    ) -> Result<Option<EncoderCache>, Failure> {
         let Some(path) = &self.mmproj else {
             return Ok(None);
         };
-        let cells = self.cells.limits()?;
+        let token_limits = self.image_tokens.limits()?;
         let options = EngineOptions {
             pool: engine.pool(),
             ..options(compute)?
         };
-        let encoder = encoder(path, cells, &options)?;
-        Ok(Some(Sight::new(engine, encoder, Limits::default(), cells)?))
+        let encoder = encoder(path, token_limits, &options)?;
+        Ok(Some(EncoderCache::new(
+            engine,
+            encoder,
+            Limits::default(),
+            token_limits,
+        )?))
     }
 }
 
-impl PictureArgs {
+impl ImageArgs {
     /// Checks that the image encoder and the images exist.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        self.sight.check()?;
+        self.mmproj.check()?;
         let mut images = self.image.iter();
         images.try_for_each(|path| load::check_there("--image", path))
     }
 
     /// Encodes all images for a model that is loaded later: by then the encoder is dropped and its
     /// memory is free.
-    pub(super) fn look(&self, model: &ModelArgs, compute: &ComputeArgs) -> Result<Seen, Failure> {
-        let Some(path) = &self.sight.mmproj else {
-            return Ok(Seen(Vec::new()));
+    pub(super) fn encode(
+        &self,
+        model: &ModelArgs,
+        compute: &ComputeArgs,
+    ) -> Result<EncodedImages, Failure> {
+        let Some(path) = &self.mmproj.mmproj else {
+            return Ok(EncodedImages(Vec::new()));
         };
         self.check()?;
-        let cells = self.sight.cells.limits()?;
+        let token_limits = self.mmproj.image_tokens.limits()?;
         let source = load::source_quietly(model);
         let text = source.open(true)?;
         let hparams = Hparams::from_gguf(&text)?;
-        let encoder = encoder(path, cells, &options(compute)?)?;
-        let mut viewer = Viewer::new(text.name(), &hparams, encoder, Limits::default(), cells)?;
-        let mut seen: Vec<octavo_engine::Picture> = Vec::new();
+        let encoder = encoder(path, token_limits, &options(compute)?)?;
+        let mut image_encoder = ImageEncoder::new(
+            text.name(),
+            &hparams,
+            encoder,
+            Limits::default(),
+            token_limits,
+        )?;
+        let mut seen: Vec<octavo_engine::EncodedImage> = Vec::new();
         for path in &self.image {
             let file = read(path)?;
-            let picture = viewer.look(&file);
-            seen.push(picture.map_err(|error| of_image(path, &error))?);
+            let image = image_encoder.encode(&file);
+            seen.push(image.map_err(|error| of_image(path, &error))?);
         }
-        Ok(Seen(seen))
+        Ok(EncodedImages(seen))
     }
 
     /// Returns the text with markers for the images; unchanged without images.
@@ -143,12 +158,12 @@ impl PictureArgs {
 }
 
 /// Encoded images that are not registered with a model yet.
-pub(super) struct Seen(Vec<octavo_engine::Picture>);
+pub(super) struct EncodedImages(Vec<octavo_engine::EncodedImage>);
 
-impl Seen {
+impl EncodedImages {
     /// Registers the images with the model.
-    pub(super) fn show(self, engine: &Engine) -> Result<Vec<Shown>, Failure> {
-        let shown = self.0.into_iter().map(|picture| engine.show(picture));
+    pub(super) fn register(self, engine: &Engine) -> Result<Vec<ImageHandle>, Failure> {
+        let shown = self.0.into_iter().map(|image| engine.register(image));
         Ok(shown.collect::<Result<_, _>>()?)
     }
 }
@@ -163,12 +178,12 @@ fn options(compute: &ComputeArgs) -> Result<EngineOptions, Failure> {
     Ok(options)
 }
 
-/// Returns the text with `pictures` markers before it, unless it has markers of its own.
-pub(super) fn place(pictures: usize, text: Vec<u8>) -> Vec<u8> {
-    if pictures == 0 || prompt::places(&text, prompt::MARKER) > 0 {
+/// Returns the text with `images` markers before it, unless it has markers of its own.
+pub(super) fn place(images: usize, text: Vec<u8>) -> Vec<u8> {
+    if images == 0 || prompt::places(&text, prompt::MARKER) > 0 {
         return text;
     }
-    let mut all = prompt::MARKER.repeat(pictures).into_bytes();
+    let mut all = prompt::MARKER.repeat(images).into_bytes();
     all.extend(text);
     all
 }
@@ -178,24 +193,24 @@ pub(super) fn tokens(
     tokenizer: &Tokenizer,
     text: &[u8],
     options: EncodeOptions,
-    pictures: &[Shown],
+    images: &[ImageHandle],
 ) -> Result<Vec<u32>, Failure> {
-    match pictures {
+    match images {
         [] => Ok(tokenizer.encode(text, options)?),
-        _ => Ok(prompt::tokens(tokenizer, text, prompt::MARKER, pictures)?),
+        _ => Ok(prompt::tokens(tokenizer, text, prompt::MARKER, images)?),
     }
 }
 
 /// Maximum number of image tokens with these limits: long and narrow images get more than asked for
 /// when they are enlarged.
-pub(super) fn most_cells(cells: TokenLimits) -> usize {
-    cells.max.max(1024) + cells.max / 4
+pub(super) fn max_image_tokens(token_limits: TokenLimits) -> usize {
+    token_limits.max.max(1024) + token_limits.max / 4
 }
 
 /// Loads an image encoder for images with these limits of tokens.
 pub(super) fn encoder(
     path: &Path,
-    cells: TokenLimits,
+    token_limits: TokenLimits,
     options: &EngineOptions,
 ) -> Result<Encoder, Failure> {
     let mapped = OpenOptions {
@@ -207,23 +222,23 @@ pub(super) fn encoder(
         false => Gguf::open(path, &mapped)?,
     };
     let gguf = Arc::new(gguf);
-    let most_cells = most_cells(cells);
+    let max_image_tokens = max_image_tokens(token_limits);
     Ok(load::shown(|sink| {
-        Encoder::load(&gguf, options, most_cells, sink)
+        Encoder::load(&gguf, options, max_image_tokens, sink)
     })?)
 }
 
 /// Encodes an image file for a model.
-pub(super) fn see(sight: &Sight, path: &Path) -> Result<Shown, Failure> {
+pub(super) fn register(encoder_cache: &EncoderCache, path: &Path) -> Result<ImageHandle, Failure> {
     let bytes = read(path)?;
-    let shown = sight.see(&bytes);
+    let shown = encoder_cache.register(&bytes);
     shown.map_err(|error| of_image(path, &error))
 }
 
 /// Decodes an image file.
-pub(super) fn picture(path: &Path) -> Result<Picture, Failure> {
-    let picture = decode(&read(path)?, &Limits::default());
-    picture.map_err(|error| of_image(path, &error))
+pub(super) fn image(path: &Path) -> Result<DecodedImage, Failure> {
+    let image = decode(&read(path)?, &Limits::default());
+    image.map_err(|error| of_image(path, &error))
 }
 
 /// Names the image file in an error.

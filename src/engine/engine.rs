@@ -12,8 +12,8 @@ use crate::backend::cuda::Limits;
 use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{Backend, LoadingSink, TapSink};
 use crate::device::{DeviceChoice, Placement, default_batch, threads};
+use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
 use crate::kv::{CHECKPOINTS, WRITES};
-use crate::pictures::{Picture, Pictures, Shown};
 use crate::runtime::Runtime;
 use crate::sample::SamplerDefaults;
 use crate::session::Session;
@@ -124,7 +124,7 @@ struct Loaded {
     model: Model,
     tokenizer: Tokenizer,
     runtime: Mutex<Runtime>,
-    pictures: Arc<Pictures>,
+    images: Arc<ImageRegistry>,
     n_ctx: usize,
     limits: Limits,
     memory: MemoryReport,
@@ -222,14 +222,14 @@ impl Engine {
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let width = model.graph.output_width();
-        let pictures = Arc::new(Pictures::default());
-        let runtime = Runtime::new(executable, capacity, &windows, width, pictures.clone());
+        let images = Arc::new(ImageRegistry::default());
+        let runtime = Runtime::new(executable, capacity, &windows, width, images.clone());
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
             tokenizer,
             runtime: Mutex::new(runtime),
-            pictures,
+            images,
             n_ctx,
             limits,
             memory,
@@ -284,18 +284,18 @@ impl Engine {
     ///
     /// # Errors
     /// If its embeddings are for another model, or no ids are left.
-    pub fn show(&self, picture: Picture) -> Result<Shown, Error> {
-        let (expected, cells) = (self.hparams().picture_width(), picture.cells());
-        let got = picture.rows.len();
-        if expected == 0 || cells == 0 || cells.checked_mul(expected) != Some(got) {
-            return Err(Error::PictureWidth {
+    pub fn register(&self, image: EncodedImage) -> Result<ImageHandle, Error> {
+        let (expected, tokens) = (self.hparams().image_embedding_width(), image.n_tokens());
+        let got = image.rows.len();
+        if expected == 0 || tokens == 0 || tokens.checked_mul(expected) != Some(got) {
+            return Err(Error::ImageWidth {
                 arch: self.hparams().arch.name(),
-                cells,
+                tokens,
                 expected,
                 got,
             });
         }
-        self.0.pictures.show(picture).ok_or(Error::TooManyPictures)
+        self.0.images.register(image).ok_or(Error::TooManyImages)
     }
 
     /// Returns the model file.
@@ -385,9 +385,9 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Session::eval`], and [`Error::Whole`].
-    pub fn look(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+    pub fn run_with_taps(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
         self.check_whole(tokens.len())?;
-        self.session().look(tokens, tap)
+        self.session().run_with_taps(tokens, tap)
     }
 
     /// Checks that this many tokens can be computed: all in one step if the model is not causal,

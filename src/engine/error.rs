@@ -105,29 +105,29 @@ pub enum Error {
         n_vocab: usize,
     },
     /// An image token whose image is not held.
-    #[error("token id {id}: expected a cell of a picture that was shown and is still held")]
-    NotShown {
+    #[error("token id {id}: expected a token of an image that is registered and still held")]
+    ImageNotHeld {
         /// The id.
         id: u32,
     },
     /// An image encoded for another model, or given to a model without image input.
     #[error(
-        "a picture of {cells} cells in {got} values: expected {expected} for each cell, which is \
+        "an image of {tokens} tokens in {got} values: expected {expected} for each token, which is \
          what architecture {arch} takes"
     )]
-    PictureWidth {
+    ImageWidth {
         /// The model's architecture.
         arch: &'static str,
         /// Tokens of the image.
-        cells: usize,
+        tokens: usize,
         /// Values per image token; 0 if the model takes no images.
         expected: usize,
         /// Values given in all.
         got: usize,
     },
     /// No ids left for the tokens of another image.
-    #[error("too many pictures were shown: no ids are left for their cells")]
-    TooManyPictures,
+    #[error("too many images are registered: no ids are left for their tokens")]
+    TooManyImages,
     /// A KV cache whose pages are used up.
     #[error(transparent)]
     KvPages(#[from] crate::kv::OutOfPages),

@@ -15,8 +15,8 @@ mod engine_handle;
 mod error;
 pub mod generate;
 pub mod hf;
+mod image_registry;
 pub mod kv;
-mod pictures;
 mod runtime;
 pub mod sample;
 pub mod schedule;
@@ -36,7 +36,9 @@ pub use device::{DeviceChoice, Placement, default_batch, default_threads};
 pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, kv_bytes};
 pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
+pub use image_registry::{
+    EncodedImage, ImageHandle, ImageRegistry, MultimodalInput, is_image_token,
+};
 pub use octavo_model::Pooling;
-pub use pictures::{Picture, Pictures, Scene, Shown, is_cell};
 pub use session::{Logits, LogitsFor, Session};
 pub use source::ModelSource;

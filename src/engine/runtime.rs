@@ -8,8 +8,8 @@ use octavo_model::Tap;
 
 use crate::Error;
 use crate::backend::{Backend, TapSink, TapView};
+use crate::image_registry::{ImageRegistry, MultimodalInput};
 use crate::kv::{BlockTable, Checkpoint, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv};
-use crate::pictures::{Pictures, Scene};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a sequence.
@@ -71,7 +71,7 @@ pub(crate) struct Runtime {
     backend: Box<dyn Backend>,
     pub(crate) kv_cache: KvCacheManager,
     n_vocab: usize,
-    pictures: Arc<Pictures>,
+    images: Arc<ImageRegistry>,
     /// Page numbers of a step's block tables, one after the other.
     pages: Vec<u32>,
 }
@@ -84,7 +84,7 @@ impl Runtime {
         n_pages: u32,
         windows: &[Option<usize>],
         n_vocab: usize,
-        pictures: Arc<Pictures>,
+        images: Arc<ImageRegistry>,
     ) -> Runtime {
         let groups = backend.cache_groups();
         assert_eq!(
@@ -98,7 +98,7 @@ impl Runtime {
             backend,
             kv_cache,
             n_vocab,
-            pictures,
+            images,
             pages: Vec::new(),
         }
     }
@@ -132,7 +132,7 @@ impl Runtime {
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
-        let asked = tap.map_or(Asked::Outputs, Asked::Shown);
+        let asked = tap.map_or(Asked::Outputs, Asked::Taps);
         self.step_for(phase, inputs, asked, sink)
     }
 
@@ -164,8 +164,9 @@ impl Runtime {
             .iter()
             .map(|ranges| ranges.iter().map(table).collect())
             .collect();
-        let scenes = self.scenes(inputs);
-        let given: Vec<Vec<GivenRows<'_>>> = scenes.iter().map(Scene::given).collect();
+        let multimodal = self.multimodal(inputs);
+        let given: Vec<Vec<GivenRows<'_>>> =
+            multimodal.iter().map(MultimodalInput::given).collect();
         let live: Vec<usize> = (0..inputs.len())
             .filter(|i| inputs[*i].failed.is_none())
             .collect();
@@ -181,7 +182,7 @@ impl Runtime {
                     from: states[i].from,
                     to: &states[i].to,
                 },
-                turns: &scenes[i].turns,
+                turns: &multimodal[i].turns,
                 given: &given[i],
                 ..Sequence::default()
             })
@@ -202,7 +203,7 @@ impl Runtime {
                 let wanted = step.wanted_rows().max(1);
                 Rows::Logits(&vectors, vectors.len() / wanted)
             }
-            Asked::Shown(tap) => Rows::Logits(self.backend.step(&step, Some(tap))?, self.n_vocab),
+            Asked::Taps(tap) => Rows::Logits(self.backend.step(&step, Some(tap))?, self.n_vocab),
             Asked::Outputs if live.iter().any(needs_logits) => {
                 Rows::Logits(self.backend.step(&step, None)?, self.n_vocab)
             }
@@ -226,15 +227,15 @@ impl Runtime {
 
     /// Returns the image inputs of each input's tokens. An input fails if one of its images has no
     /// handle any more.
-    fn scenes(&self, inputs: &mut [StepInput<'_>]) -> Vec<Scene> {
-        let scene = |input: &mut StepInput<'_>| {
-            let scene = self.pictures.scene(input.before, input.tokens);
-            scene.unwrap_or_else(|id| {
-                input.failed.get_or_insert(Error::NotShown { id });
-                Scene::default()
+    fn multimodal(&self, inputs: &mut [StepInput<'_>]) -> Vec<MultimodalInput> {
+        let multimodal = |input: &mut StepInput<'_>| {
+            let multimodal = self.images.input(input.before, input.tokens);
+            multimodal.unwrap_or_else(|id| {
+                input.failed.get_or_insert(Error::ImageNotHeld { id });
+                MultimodalInput::default()
             })
         };
-        inputs.iter_mut().map(scene).collect()
+        inputs.iter_mut().map(multimodal).collect()
     }
 
     /// Reserves pages for the new tokens; returns the ranges of each input's page numbers, one for
@@ -264,7 +265,7 @@ enum Asked<'a, 'b> {
     /// Logits, or their argmax.
     Outputs,
     /// Logits, and every named value to a sink.
-    Shown(&'a mut TapSink<'b>),
+    Taps(&'a mut TapSink<'b>),
     /// A named value of the requested rows.
     Rows(Tap),
 }

@@ -9,7 +9,7 @@ use octavo_kernels::Phase;
 use octavo_text::stop::StopMatcher;
 use octavo_text::tokenizer::Utf8Stream;
 
-use crate::pictures::is_cell;
+use crate::image_registry::is_image_token;
 use crate::sample::{Constraint, Logprobs, SampleError, Sampler};
 
 pub(crate) use candidates::Candidate;
@@ -68,7 +68,7 @@ impl Sequence {
             .logit_bias
             .extend(in_range.map(|&id| (id, f32::NEG_INFINITY)));
         let mut sampler = Sampler::new(config, bounds.n_vocab)?;
-        let words = prompt.iter().filter(|id| !is_cell(**id));
+        let words = prompt.iter().filter(|id| !is_image_token(**id));
         words.for_each(|&id| sampler.accept(id));
         Ok(Sequence {
             stops: StopMatcher::new(&options.stop)?,
@@ -399,7 +399,7 @@ fn check_prompt(
         return Err(SequenceError::PromptTooLong { prompt, n_ctx });
     }
     // the caller knows which images are held
-    let words = prompt.iter().filter(|id| !is_cell(**id));
+    let words = prompt.iter().filter(|id| !is_image_token(**id));
     let mut ids = words.chain(&options.stop_ids);
     match ids.find(|&&id| id as usize >= n_vocab) {
         Some(&id) => Err(SequenceError::UnknownToken { id, n_vocab }),

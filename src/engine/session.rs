@@ -6,8 +6,8 @@ use octavo_kernels::Phase;
 use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
+use crate::image_registry::{ImageHandle, holds, image_tokens_before, is_image_token};
 use crate::kv::SequenceKv;
-use crate::pictures::{Shown, cells_before, holds, is_cell};
 use crate::runtime::{Output, StepInput, Value};
 
 /// Selects the new tokens to return logits for.
@@ -57,7 +57,7 @@ pub struct Session {
     tokens: Vec<u32>,
     kv: SequenceKv,
     /// Images whose tokens may be in the sequence.
-    pictures: Vec<Shown>,
+    images: Vec<ImageHandle>,
 }
 
 impl Session {
@@ -66,7 +66,7 @@ impl Session {
             engine: engine.clone(),
             tokens: Vec::new(),
             kv: SequenceKv::default(),
-            pictures: Vec::new(),
+            images: Vec::new(),
         }
     }
 
@@ -97,9 +97,9 @@ impl Session {
     }
 
     /// Holds an image, so that its tokens can be appended.
-    pub fn hold(&mut self, picture: &Shown) {
-        if !holds(&self.pictures, picture.tokens().start) {
-            self.pictures.push(picture.clone());
+    pub fn hold(&mut self, image: &ImageHandle) {
+        if !holds(&self.images, image.tokens().start) {
+            self.images.push(image.clone());
         }
     }
 
@@ -110,10 +110,10 @@ impl Session {
     pub fn truncate(&mut self, n: usize) -> usize {
         let mut left = n.min(self.tokens.len());
         loop {
-            left -= cells_before(&self.tokens, left);
+            left -= image_tokens_before(&self.tokens, left);
             let engine = self.engine.clone();
             left = engine.runtime().kv_cache.truncate(&mut self.kv, left);
-            if cells_before(&self.tokens, left) == 0 {
+            if image_tokens_before(&self.tokens, left) == 0 {
                 self.tokens.truncate(left);
                 return left;
             }
@@ -199,7 +199,11 @@ impl Session {
     }
 
     /// As [`Engine::look`], after the tokens that the session holds.
-    pub(crate) fn look(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+    pub(crate) fn run_with_taps(
+        &mut self,
+        tokens: &[u32],
+        tap: &mut TapSink<'_>,
+    ) -> Result<(), Error> {
         let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
         self.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
     }
@@ -258,9 +262,9 @@ impl Session {
             return Err(Error::Context { have, new, n_ctx });
         }
         let n_vocab = self.engine.hparams().n_vocab();
-        let is_known = |id: u32| (id as usize) < n_vocab || holds(&self.pictures, id);
+        let is_known = |id: u32| (id as usize) < n_vocab || holds(&self.images, id);
         match tokens.iter().find(|id| !is_known(**id)) {
-            Some(&id) if is_cell(id) => Err(Error::NotShown { id }),
+            Some(&id) if is_image_token(id) => Err(Error::ImageNotHeld { id }),
             Some(&id) => Err(Error::Token { id, n_vocab }),
             None => Ok(()),
         }

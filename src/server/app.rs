@@ -219,7 +219,10 @@ impl App {
 
     /// Returns the placeholder for images in texts, if images are accepted.
     pub(crate) fn marker(&self) -> Option<&str> {
-        self.options.sight.as_ref().map(|_| self.marker.as_str())
+        self.options
+            .encoder_cache
+            .as_ref()
+            .map(|_| self.marker.as_str())
     }
 
     /// Runs image encoding on a blocking thread.

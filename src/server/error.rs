@@ -231,7 +231,7 @@ impl From<BatchError> for ApiError {
             }
             BatchError::Sequence(error) => ApiError::bad_request(error.to_string()),
             BatchError::QueueFull { .. } => ApiError::busy(error.to_string()),
-            BatchError::PictureLogprobs => ApiError::bad_field("logprobs", error.to_string()),
+            BatchError::ImageLogprobs => ApiError::bad_field("logprobs", error.to_string()),
             BatchError::Choices { .. } => ApiError::bad_field("n", error.to_string()),
             BatchError::Beams { .. } => ApiError::bad_field("best_of", error.to_string()),
             BatchError::Engine(octavo_engine::Error::KvPages(_)) | BatchError::Step(_) => {

@@ -25,7 +25,7 @@ use url::Url;
 
 use crate::error::ApiError;
 use exchange::Answer;
-pub use hosts::{HostError, PictureHost};
+pub use hosts::{HostError, ImageHost};
 
 /// Requests whose images are being fetched, or are fetched but not yet encoded, at a time.
 const PLACES: usize = 4;
@@ -57,7 +57,7 @@ pub(crate) enum Error {
     #[error("expected a URL without a user and a password")]
     Credentials,
     /// The host is not on the list.
-    #[error("expected a host that this server may fetch pictures from, found {0}")]
+    #[error("expected a host that this server may fetch images from, found {0}")]
     Host(String),
     /// The host has a private address where only public ones are allowed. The address is not
     /// revealed.
@@ -69,17 +69,17 @@ pub(crate) enum Error {
     Connect { host: String, why: String },
     #[error("{host}: no secure connection: {why}")]
     Tls { host: String, why: String },
-    #[error("{host}: expected the picture within {} seconds, it is not there", time.as_secs())]
+    #[error("{host}: expected the image within {} seconds, it is not there", time.as_secs())]
     Slow { host: String, time: Duration },
     #[error("{host}: expected an answer of HTTP, found {why}")]
     Http { host: String, why: String },
     #[error("{host}: expected status 200, found {status}")]
     Status { host: String, status: u16 },
-    #[error("{host}: expected a picture, found {found:?}")]
+    #[error("{host}: expected an image, found {found:?}")]
     Type { host: String, found: String },
-    #[error("{host}: expected at most {most} bytes, of all pictures together, found more")]
+    #[error("{host}: expected at most {most} bytes, of all images together, found more")]
     TooMany { host: String, most: usize },
-    #[error("{host}: the picture ended before its end")]
+    #[error("{host}: the image ended before its end")]
     Cut { host: String },
     #[error("expected at most {MAX_REDIRECTS} redirects, found more")]
     Redirects,
@@ -130,7 +130,7 @@ pub(crate) fn is_remote(url: &str) -> bool {
 
 /// Fetches images.
 pub(crate) struct Fetcher {
-    hosts: Vec<PictureHost>,
+    hosts: Vec<ImageHost>,
     bounds: Bounds,
     tls: TlsConnector,
     places: Arc<Semaphore>,
@@ -139,7 +139,7 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     /// Creates a fetcher for these hosts, which verifies certificates against `roots`.
-    pub(crate) fn new(hosts: Vec<PictureHost>, bounds: Bounds, roots: RootCertStore) -> Fetcher {
+    pub(crate) fn new(hosts: Vec<ImageHost>, bounds: Bounds, roots: RootCertStore) -> Fetcher {
         Fetcher {
             hosts,
             bounds,
@@ -156,7 +156,7 @@ impl Fetcher {
     pub(crate) async fn all(&self, wanted: &[Wanted]) -> Result<Fetched, ApiError> {
         let places = Arc::clone(&self.places);
         let Ok(Ok(place)) = timeout(PATIENCE, places.acquire_owned()).await else {
-            return Err(ApiError::busy("too many pictures are being fetched"));
+            return Err(ApiError::busy("too many images are being fetched"));
         };
         let mut by_url: HashMap<String, Vec<u8>> = HashMap::new();
         let Bounds {
@@ -219,7 +219,7 @@ impl Fetcher {
         }
         let host = name(url);
         let is_named = self.hosts.iter().any(|allowed| allowed.names(url));
-        if !is_named && !self.hosts.contains(&PictureHost::Public) {
+        if !is_named && !self.hosts.contains(&ImageHost::Public) {
             return Err(Error::Host(host));
         }
         let mut addresses = self.look_up(url).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE};
-use octavo_engine::Shown;
+use octavo_engine::ImageHandle;
 use serde_json::Value;
 
 use crate::app::App;
@@ -18,8 +18,8 @@ use crate::routes::conversation::{self, Asked, Image};
 pub(crate) const MAX_IMAGES: usize = 64;
 
 /// Encodes the images of a conversation, if there are any and the model has vision.
-pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>, ApiError> {
-    if app.options.sight.is_none() || !has_images(body) {
+pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<ImageHandle>, ApiError> {
+    if app.options.encoder_cache.is_none() || !has_images(body) {
         return Ok(Vec::new());
     }
     let fetched = fetch(app, body).await?;
@@ -29,7 +29,7 @@ pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>,
         asked
             .images
             .iter()
-            .map(|image| see_one(app, image, fetched.as_ref()))
+            .map(|image| register_one(app, image, fetched.as_ref()))
             .collect()
     })
     .await
@@ -61,7 +61,7 @@ async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, Api
 fn read<'a>(app: &App, body: &'a Value) -> Result<Asked<'a>, ApiError> {
     let asked = conversation::read(app, &Fields::of(body)?)?;
     if asked.images.len() > MAX_IMAGES {
-        let message = format!("expected at most {MAX_IMAGES} pictures");
+        let message = format!("expected at most {MAX_IMAGES} images");
         return Err(ApiError::bad_field("messages", message));
     }
     Ok(asked)
@@ -77,20 +77,30 @@ fn has_images(body: &Value) -> bool {
     parts.any(|part| part["type"] != "text")
 }
 
-fn see_one(app: &App, image: &Image<'_>, fetched: Option<&Fetched>) -> Result<Shown, ApiError> {
+fn register_one(
+    app: &App,
+    image: &Image<'_>,
+    fetched: Option<&Fetched>,
+) -> Result<ImageHandle, ApiError> {
     let wrong = |why: String| ApiError::bad_field(image.field.clone(), why);
     let bytes = match fetched.and_then(|fetched| fetched.file(image.url)) {
         Some(file) => Cow::Borrowed(file),
         None => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
     };
-    let sight = app.options.sight.as_ref().expect("pictures are taken");
-    sight.see(&bytes).map_err(|error| wrong(error.to_string()))
+    let encoder_cache = app
+        .options
+        .encoder_cache
+        .as_ref()
+        .expect("images are taken");
+    encoder_cache
+        .register(&bytes)
+        .map_err(|error| wrong(error.to_string()))
 }
 
 /// Decodes a data URL, or bare base64.
 fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
-    const EXPECTED: &str = "expected a data URL with the picture in base64; others are fetched \
-                            only by servers that were started with hosts to fetch pictures from";
+    const EXPECTED: &str = "expected a data URL with the image in base64; others are fetched \
+                            only by servers that were started with hosts to fetch images from";
     let data = match url.split_once(',') {
         Some((head, data)) if head.starts_with("data:") => {
             if !head.ends_with(";base64") {

@@ -29,12 +29,12 @@ use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::speculative::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle};
 use octavo_text::chat::ChatTemplate;
-use octavo_vision::Sight;
+use octavo_vision::EncoderCache;
 use tokio::sync::watch;
 
 use app::App;
 use fetch::{Bounds, Fetcher};
-pub use fetch::{HostError, PictureHost};
+pub use fetch::{HostError, ImageHost};
 pub use logging::{LogEvent, LogSink, RequestRecord};
 
 /// Idle time before a blocking thread ends. The allocator retains the memory that a thread freed
@@ -85,9 +85,9 @@ pub struct Options {
     /// Whether it listens on a loopback address only. Set at start-up.
     pub is_local: bool,
     /// Image encoder; without it, images are refused.
-    pub sight: Option<Arc<Sight>>,
+    pub encoder_cache: Option<Arc<EncoderCache>>,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
-    pub picture_hosts: Vec<PictureHost>,
+    pub image_hosts: Vec<ImageHost>,
     /// Whether metrics are also exported under vLLM's names.
     pub vllm_names: bool,
     /// Secret for generated ids, so that they cannot be guessed.
@@ -119,8 +119,8 @@ impl Default for Options {
             lookup: Lookup::Auto,
             sampling: SamplerDefaults::default(),
             is_local: true,
-            sight: None,
-            picture_hosts: Vec::new(),
+            encoder_cache: None,
+            image_hosts: Vec::new(),
             vllm_names: false,
             secret: random(),
         }
@@ -252,16 +252,16 @@ pub fn serve(
 
 /// Creates the fetcher of remote images, if enabled and images are accepted.
 fn fetcher(options: &Options, warn: &mut dyn FnMut(&str)) -> Option<Fetcher> {
-    let sight = options.sight.as_ref()?;
-    if options.picture_hosts.is_empty() {
+    let encoder_cache = options.encoder_cache.as_ref()?;
+    if options.image_hosts.is_empty() {
         return None;
     }
     let roots = fetch::authorities();
     if roots.is_empty() {
-        warn("no certificate authorities found on this system: no picture is fetched over https");
+        warn("no certificate authorities found on this system: no image is fetched over https");
     }
-    let hosts = options.picture_hosts.clone();
-    let bounds = Bounds::of_bytes(sight.most_bytes());
+    let hosts = options.image_hosts.clone();
+    let bounds = Bounds::of_bytes(encoder_cache.most_bytes());
     Some(Fetcher::new(hosts, bounds, roots))
 }
 

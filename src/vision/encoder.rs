@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::Limits;
 use octavo_engine::backend::{Backend, Phase, Sequence, Step, TapSink};
-use octavo_engine::{EngineOptions, LoadingSink, Picture, Placement};
+use octavo_engine::{EncodedImage, EngineOptions, LoadingSink, Placement};
 use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
@@ -14,7 +14,7 @@ use crate::tower::{Layout, Tower};
 
 /// Embeddings of an image's tokens.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cells {
+pub struct ImageEmbeddings {
     /// Image tokens per row.
     pub nx: usize,
     /// Rows of image tokens.
@@ -23,10 +23,10 @@ pub struct Cells {
     pub rows: Vec<f32>,
 }
 
-impl Cells {
+impl ImageEmbeddings {
     /// Converts them to the engine's input; `digest` identifies the image.
-    pub fn picture(self, digest: [u8; 32]) -> Picture {
-        Picture {
+    pub fn image(self, digest: [u8; 32]) -> EncodedImage {
+        EncodedImage {
             nx: self.nx,
             ny: self.ny,
             rows: self.rows,
@@ -35,10 +35,10 @@ impl Cells {
     }
 }
 
-/// Returns the limits a backend must support: one step, with an image of at most `most_cells`
+/// Returns the limits a backend must support: one step, with an image of at most `max_image_tokens`
 /// tokens.
-pub fn limits(most_cells: usize) -> Limits {
-    let patches = most_cells * MERGED_ROWS;
+pub fn limits(max_image_tokens: usize) -> Limits {
+    let patches = max_image_tokens * MERGED_ROWS;
     Limits {
         rows: patches,
         wanted: patches,
@@ -54,19 +54,19 @@ pub struct Encoder {
     tower: Tower,
     file: String,
     backend: Box<dyn Backend>,
-    most_cells: usize,
+    max_image_tokens: usize,
 }
 
 impl Encoder {
-    /// Prepares a vision encoder for images of up to `most_cells` tokens, on the device of the
-    /// options.
+    /// Prepares a vision encoder for images of up to `max_image_tokens` tokens, on the device of
+    /// the options.
     ///
     /// # Errors
     /// If the file is not a supported vision encoder, or its device or memory is not available.
     pub fn load(
         gguf: &Arc<Gguf>,
         options: &EngineOptions,
-        most_cells: usize,
+        max_image_tokens: usize,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Encoder, Error> {
         let options = EngineOptions {
@@ -74,8 +74,8 @@ impl Encoder {
             prompt_bits: PromptBits::default(),
             ..options.clone()
         };
-        Encoder::load_on(gguf, most_cells, |tower| {
-            let placement = Placement::new(&options, &limits(most_cells))?;
+        Encoder::load_on(gguf, max_image_tokens, |tower| {
+            let placement = Placement::new(&options, &limits(max_image_tokens))?;
             placement.prepare(gguf, tower, sink)
         })
     }
@@ -86,7 +86,7 @@ impl Encoder {
     /// If the file is not a supported vision encoder, and those of `prepare`.
     pub fn load_on(
         gguf: &Gguf,
-        most_cells: usize,
+        max_image_tokens: usize,
         prepare: impl FnOnce(&Tower) -> Result<Box<dyn Backend>, octavo_engine::Error>,
     ) -> Result<Encoder, Error> {
         let tower = Tower::load(gguf)?;
@@ -95,7 +95,7 @@ impl Encoder {
             tower,
             file: gguf.name().to_owned(),
             backend,
-            most_cells,
+            max_image_tokens,
         })
     }
 
@@ -118,8 +118,8 @@ impl Encoder {
     /// encoder's order.
     ///
     /// # Errors
-    /// If the sides are not whole image tokens, there are more tokens than `most_cells`, or the
-    /// device fails.
+    /// If the sides are not whole image tokens, there are more tokens than
+    /// `max_image_tokens`, or the device fails.
     ///
     /// # Panics
     /// If the planes do not match the sides.
@@ -127,7 +127,7 @@ impl Encoder {
         &mut self,
         pixels: Pixels<'_>,
         tap: Option<&mut TapSink<'_>>,
-    ) -> Result<Cells, Error> {
+    ) -> Result<ImageEmbeddings, Error> {
         let Pixels {
             width,
             height,
@@ -143,17 +143,17 @@ impl Encoder {
                 unit,
             });
         }
-        assert_eq!(planes.len(), 3 * width * height, "pixels of a picture");
+        assert_eq!(planes.len(), 3 * width * height, "pixels of an image");
         let (nx, ny) = (width / unit, height / unit);
-        if nx * ny > self.most_cells {
-            return Err(Error::TooManyCells {
+        if nx * ny > self.max_image_tokens {
+            return Err(Error::TooManyImageTokens {
                 got: nx * ny,
-                most: self.most_cells,
+                most: self.max_image_tokens,
             });
         }
         let layout = self.tower.layout(nx, ny);
         let rows = self.run(&layout, planes, tap)?;
-        Ok(Cells { nx, ny, rows })
+        Ok(ImageEmbeddings { nx, ny, rows })
     }
 
     fn run(

@@ -26,40 +26,40 @@ pub enum Error {
         got: usize,
     },
     /// Sides are not a multiple of an image token's.
-    #[error("a picture of {width} x {height} pixels: expected sides that are multiples of {unit}")]
+    #[error("an image of {width} x {height} pixels: expected sides that are multiples of {unit}")]
     Sides {
         width: usize,
         height: usize,
         unit: usize,
     },
     /// The text model takes no images.
-    #[error("{file}: architecture {arch} reads text alone: expected a model that sees pictures")]
+    #[error("{file}: architecture {arch} reads text alone: expected a model that takes images")]
     ReadsText { file: String, arch: &'static str },
     /// The number of markers differs from the number of images.
-    #[error(
-        "the text has {markers} places for pictures: expected {pictures}, one for each picture"
-    )]
-    Markers { markers: usize, pictures: usize },
+    #[error("the text has {markers} places for images: expected {images}, one for each image")]
+    Markers { markers: usize, images: usize },
     /// Unsupported file format.
     #[error("expected a PNG, JPEG, WebP, BMP or GIF file, got {got}")]
     Format { got: String },
     /// The image cannot be decoded.
-    #[error("a damaged picture: {why}")]
+    #[error("a damaged image: {why}")]
     Damaged { why: String },
     /// The file exceeds the size limit.
-    #[error("a picture's file of {got} bytes: expected at most {most}")]
+    #[error("an image's file of {got} bytes: expected at most {most}")]
     TooManyBytes { got: usize, most: usize },
     /// The image exceeds the pixel limit.
-    #[error("a picture of {width} x {height} pixels: expected at most {most} pixels")]
+    #[error("an image of {width} x {height} pixels: expected at most {most} pixels")]
     TooManyPixels {
         width: usize,
         height: usize,
         most: usize,
     },
     /// The image is too narrow to be resized within the limits.
-    #[error("a picture of {width} x {height} pixels is too long and narrow to be cut into cells")]
+    #[error(
+        "an image of {width} x {height} pixels is too long and narrow to be cut into image tokens"
+    )]
     TooNarrow { width: usize, height: usize },
     /// The image has more tokens than the encoder was prepared for.
-    #[error("a picture of {got} cells: expected at most {most}")]
-    TooManyCells { got: usize, most: usize },
+    #[error("an image of {got} tokens: expected at most {most}")]
+    TooManyImageTokens { got: usize, most: usize },
 }

@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use octavo_engine::Shown;
+use octavo_engine::ImageHandle;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::Error;
@@ -35,13 +35,13 @@ pub fn tokens(
     tokenizer: &Tokenizer,
     text: &[u8],
     marker: &str,
-    pictures: &[Shown],
+    images: &[ImageHandle],
 ) -> Result<Vec<u32>, Error> {
     let markers = places(text, marker);
-    if markers != pictures.len() {
+    if markers != images.len() {
         return Err(Error::Markers {
             markers,
-            pictures: pictures.len(),
+            images: images.len(),
         });
     }
     let options = EncodeOptions {
@@ -53,12 +53,12 @@ pub fn tokens(
         ids.map_err(|error| Error::Engine(error.into()))
     };
     let mut ids = Vec::new();
-    let mut pictures = pictures.iter();
+    let mut images = images.iter();
     for piece in pieces(text, marker) {
         ids.extend(encode(piece)?);
-        if let Some(picture) = pictures.next() {
+        if let Some(image) = images.next() {
             ids.extend(encode(AROUND[0].as_bytes())?);
-            ids.extend(picture.tokens());
+            ids.extend(image.tokens());
             ids.extend(encode(AROUND[1].as_bytes())?);
         }
     }

@@ -10,7 +10,7 @@ mod on_standin;
 
 mod engine;
 mod goldens;
-mod pictures;
+mod images;
 mod ranks;
 mod standin;
 mod steps;

@@ -16,7 +16,7 @@ use octavo_model::taps::FFN_MOE_TOPK;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::Tower;
 
-use super::pictures::{self, Prompt};
+use super::images::{self, Prompt};
 use super::{DiffArgs, Exec, print};
 use crate::cli::args::Device;
 use crate::cli::failure::{Exit, Failure};
@@ -43,11 +43,14 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
         device: args.device(args.b_device),
     };
     if Tower::is_in(&a) {
-        let picture = pictures::only(args)?;
-        let cells = args.cells.limits()?;
+        let image = images::only(args)?;
+        let token_limits = args.image_tokens.limits()?;
         let mut pair = [tower(args, a, &of_a)?, tower(args, b, &of_b)?];
-        let picture = &picture;
-        let input = Input::Picture(Seen { picture, cells });
+        let image = &image;
+        let input = Input::Image(Seen {
+            image,
+            token_limits,
+        });
         return compare(args, &mut pair, input, None, page);
     }
     if !args.image.is_empty() && args.mmproj.is_none() {
@@ -64,7 +67,7 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
     let mut pair = [execution(args, a, &of_a, n)?, execution(args, b, &of_b, n)?];
     let input = Input::Text(Text {
         tokens: &tokens,
-        pictures: &prompt.pictures,
+        images: &prompt.images,
     });
     compare(args, &mut pair, input, Some(&tokenizer), page)
 }
@@ -174,8 +177,8 @@ fn tower(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side) -> Result<Box<dyn Execut
         isa: side.isa,
         ..args.compute.options()?
     };
-    let most_cells = vision::most_cells(args.cells.limits()?);
-    let tower = shown(|sink| TowerBackend::load(gguf, &options, most_cells, sink))?;
+    let max_image_tokens = vision::max_image_tokens(args.image_tokens.limits()?);
+    let tower = shown(|sink| TowerBackend::load(gguf, &options, max_image_tokens, sink))?;
     Ok(Box::new(tower))
 }
 

@@ -2,7 +2,7 @@
 
 mod executions;
 mod html;
-mod pictures;
+mod images;
 mod print;
 mod recorded;
 mod routing;
@@ -22,7 +22,7 @@ use super::pieces::PartArgs;
 use super::prompt::TextArgs;
 use super::signal;
 use super::values;
-use super::vision::CellsArgs;
+use super::vision::ImageTokenArgs;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
@@ -97,7 +97,7 @@ pub(super) struct DiffArgs {
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: Vec<PathBuf>,
     #[command(flatten)]
-    cells: CellsArgs,
+    image_tokens: ImageTokenArgs,
     /// Run a suite: models, prompts and instruction sets against stored goldens; print what changed
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
     #[arg(conflicts_with_all = ["prompt", "file", "escape", "tokens", "no_special"])]

@@ -52,7 +52,11 @@ pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_j
             "head_dim": h.head_dim(),
             "activation": h.feature.name(),
             "patch": h.patch,
+            "image_token": h.unit(),
+            // the former name of `image_token`, for one version
             "cell": h.unit(),
+            "window_tokens": h.windows.map(|windows| windows.side),
+            // the former name of `window_tokens`, for one version
             "window_cells": h.windows.map(|windows| windows.side),
             "deepstack_blocks": h.deepstack,
             "text_width": h.n_projected,

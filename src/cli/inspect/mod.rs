@@ -15,7 +15,7 @@ use octavo_lab::facts::Facts;
 use super::args::{ComputeArgs, ModelArgs};
 use super::context::Context;
 use super::failure::{Exit, Failure};
-use super::vision::CellsArgs;
+use super::vision::ImageTokenArgs;
 use super::{load, terminal};
 
 pub(super) use tower::PRODUCER;
@@ -62,7 +62,7 @@ pub(super) struct InspectArgs {
     #[arg(long, requires = "dump")]
     force: bool,
     #[command(flatten)]
-    cells: CellsArgs,
+    image_tokens: ImageTokenArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

@@ -15,7 +15,7 @@ use super::super::vision::{self, encoder, of_image};
 use super::super::{signal, terminal};
 use super::InspectArgs;
 
-/// Producer's name, by which these files are recognized: see [`Kind::Picture`].
+/// Producer's name, by which these files are recognized: see [`Kind::Image`].
 pub(in super::super) const PRODUCER: &str = "octavo inspect";
 
 /// Writes the section.
@@ -40,9 +40,9 @@ pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     )?;
     let (heads, head_dim) = (h.n_head, h.head_dim());
     let seen = match h.windows {
-        None => "every patch sees the whole picture".to_owned(),
+        None => "every patch attends to the whole image".to_owned(),
         Some(windows) => format!(
-            "in windows of {side} x {side} cells, but in every {}. block",
+            "in windows of {side} x {side} image tokens, but in every {}. block",
             windows.whole_every,
             side = windows.side
         ),
@@ -54,7 +54,8 @@ pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     line(
         "pixels",
         format!(
-            "patches of {patch} x {patch}, cells of {unit} x {unit}, mean {:?}, deviation {:?}",
+            "patches of {patch} x {patch}, image tokens of {unit} x {unit}, mean {:?}, \
+             deviation {:?}",
             h.mean,
             h.std,
             patch = h.patch,
@@ -68,7 +69,7 @@ pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     line(
         "rows",
         format!(
-            "one for each cell: {} values for the text model{deep}",
+            "one for each image token: {} values for the text model{deep}",
             h.n_projected
         ),
     )
@@ -86,39 +87,39 @@ pub(super) fn dump(
             "--image: expected MODEL, the file of a vision tower".to_owned(),
         ));
     };
-    let cells = args.cells.limits()?;
+    let token_limits = args.image_tokens.limits()?;
     let inputs = Inputs::default().model(Some(path)).file(Some(image));
     let output = Output {
         path: dump,
-        kind: Kind::Picture,
+        kind: Kind::Image,
         force: args.force,
         inputs: &inputs,
     };
     output.check()?;
     signal::install()?;
-    let mut encoder = encoder(path, cells, options)?;
-    let picture = vision::picture(image)?;
-    let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
+    let mut encoder = encoder(path, token_limits, options)?;
+    let decoded = vision::image(image)?;
+    let prepared = Prepared::new(&decoded, &encoder.tower().hparams, token_limits);
     let prepared = prepared.map_err(|error| of_image(image, &error))?;
     let pixels = prepared.pixels();
     let start = Instant::now();
-    let cells = encoder
+    let embeddings = encoder
         .encode(pixels, None)
         .map_err(|error| of_image(image, &error))?;
     let took = start.elapsed().as_secs_f64();
-    let shape = [cells.nx * cells.ny, encoder.tower().width()];
+    let shape = [embeddings.nx * embeddings.ny, encoder.tower().width()];
     let arrays = [
         Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
-        Array::floats("embeddings", &shape, &cells.rows),
+        Array::floats("embeddings", &shape, &embeddings.rows),
     ];
     output.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
     terminal::note(&format!(
-        "octavo: wrote {}: {} x {} pixels, {} x {} cells, encoded in {took:.2} s on {}",
+        "octavo: wrote {}: {} x {} pixels, {} x {} image tokens, encoded in {took:.2} s on {}",
         dump.display(),
         pixels.width,
         pixels.height,
-        cells.nx,
-        cells.ny,
+        embeddings.nx,
+        embeddings.ny,
         encoder.describe()
     ));
     Ok(Exit::Done)

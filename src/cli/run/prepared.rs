@@ -1,7 +1,7 @@
 //! The prompt of a text, the constraint of its answer and the parser that reads it.
 
 use octavo_engine::sample::Constraint;
-use octavo_engine::{Engine, Shown};
+use octavo_engine::{Engine, ImageHandle};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::answer::AnswerParser;
 use octavo_text::chat::{self, ChatTemplate, Message};
@@ -17,7 +17,7 @@ use crate::cli::{chat as conversation, reply, vision};
 pub(super) struct Prompts<'a> {
     args: &'a RunArgs,
     engine: &'a Engine,
-    pictures: &'a [Shown],
+    images: &'a [ImageHandle],
     /// The chat template, with `--chat`.
     template: Option<ChatTemplate>,
     system: Option<String>,
@@ -40,7 +40,7 @@ impl<'a> Prompts<'a> {
     pub(super) fn new(
         args: &'a RunArgs,
         engine: &'a Engine,
-        pictures: &'a [Shown],
+        images: &'a [ImageHandle],
         rule: Option<GivenRule>,
     ) -> Result<Prompts<'a>, Failure> {
         let template = match args.chat {
@@ -50,7 +50,7 @@ impl<'a> Prompts<'a> {
         Ok(Prompts {
             args,
             engine,
-            pictures,
+            images,
             template,
             system: args.system.read()?,
             constraints: rule.map(|rule| Constraints::new(engine, rule)),
@@ -72,10 +72,10 @@ impl<'a> Prompts<'a> {
 
     /// Makes the prompt of a text.
     pub(super) fn of(&self, text: Vec<u8>) -> Result<Prompt, Failure> {
-        let text = self.args.pictures.place(text);
+        let text = self.args.images.place(text);
         let Some(template) = &self.template else {
             let options = EncodeOptions::PROMPT;
-            let ids = vision::tokens(self.engine.tokenizer(), &text, options, self.pictures)?;
+            let ids = vision::tokens(self.engine.tokenizer(), &text, options, self.images)?;
             return Ok(Prompt {
                 text,
                 ids,
@@ -84,13 +84,13 @@ impl<'a> Prompts<'a> {
             });
         };
         let rendered = template.render(&self.messages(text)?, true)?;
-        let ids = match self.pictures {
+        let ids = match self.images {
             [] => chat::encode(self.engine.tokenizer(), &rendered)?,
             _ => prompt::tokens(
                 self.engine.tokenizer(),
                 rendered.as_bytes(),
                 prompt::MARKER,
-                self.pictures,
+                self.images,
             )?,
         };
         Ok(Prompt {

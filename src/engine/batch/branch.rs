@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::Error;
-use crate::pictures::Shown;
+use crate::image_registry::ImageHandle;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{
     Bounds, Computed, GenerationParams, Sequence, SequenceError, Text, Vocabulary, Want,
@@ -29,7 +29,7 @@ pub(super) struct Branch {
     /// Other texts of the request, which begin where this one's prompt ends.
     siblings: Option<Siblings>,
     /// Images of the prompt, held as long as it may have to be computed.
-    pictures: Vec<Shown>,
+    images: Vec<ImageHandle>,
 }
 
 enum Work {
@@ -109,7 +109,7 @@ impl Branch {
                 Work::Text(Box::new(sequence), Box::new(proposer))
             }
         };
-        let pictures = request.pictures.clone();
+        let images = request.images.clone();
         let has_siblings = request.n > 1 && matches!(work, Work::Text(..));
         let siblings = has_siblings.then_some(Siblings {
             request,
@@ -125,7 +125,7 @@ impl Branch {
             clock: Clock::new(),
             fed: None,
             siblings,
-            pictures,
+            images,
         })
     }
 
@@ -355,7 +355,7 @@ impl Branch {
             },
             fed: None,
             siblings: None,
-            pictures: self.pictures.clone(),
+            images: self.images.clone(),
         };
         match &of.first {
             Some(First::Argmax(id)) => branch.feed(Computed::Argmax(*id), vocabulary),

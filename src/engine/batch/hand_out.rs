@@ -4,7 +4,7 @@ use octavo_kernels::Phase;
 
 use super::branch::{Branch, Turn};
 use super::{Batch, Delta, Event, Events, RequestId, Timing};
-use crate::pictures::is_cell;
+use crate::image_registry::is_image_token;
 use crate::runtime::Runtime;
 use crate::schedule::{Job, ScheduledChunk};
 
@@ -131,7 +131,7 @@ impl Batch {
     /// Queues a finished text for prefix warm-up, where prompts may begin with it.
     fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
         // a chat with an image registers it again, and until then it may have no handle
-        let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_cell(*id));
+        let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_image_token(*id));
         if let Some((mut tokens, salt)) = asked.filter(is_text)
             && self.options.prefixes
             && !self.options.reuse_generated

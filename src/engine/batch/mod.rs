@@ -17,7 +17,7 @@ use std::time::Instant;
 use octavo_kernels::Phase;
 use octavo_model::Model;
 
-use crate::pictures::{holds, is_cell};
+use crate::image_registry::{holds, is_image_token};
 use crate::runtime::{Output, Runtime, StepInput};
 use crate::schedule::{Job, Plan, ScheduledChunk, Scheduler, Settings};
 use crate::sequence::Bounds;
@@ -119,7 +119,7 @@ impl Batch {
             n_vocab: self.engine.hparams().n_vocab(),
         };
         let id = self.next_id;
-        self.check_cells(&request)?;
+        self.check_image_tokens(&request)?;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
         let branch = Branch::new(
             id,
@@ -138,13 +138,17 @@ impl Batch {
 
     /// Checks that the request holds the image of every image token in its prompt, and does not ask
     /// for prompt log-probabilities along with image tokens, which have none.
-    fn check_cells(&self, request: &Request) -> Result<(), BatchError> {
-        let mut cells = request.prompt.iter().filter(|id| is_cell(**id)).peekable();
-        if cells.peek().is_some() && request.prompt_logprobs.is_some() {
-            return Err(BatchError::PictureLogprobs);
+    fn check_image_tokens(&self, request: &Request) -> Result<(), BatchError> {
+        let mut image_tokens = request
+            .prompt
+            .iter()
+            .filter(|id| is_image_token(**id))
+            .peekable();
+        if image_tokens.peek().is_some() && request.prompt_logprobs.is_some() {
+            return Err(BatchError::ImageLogprobs);
         }
-        match cells.find(|id| !holds(&request.pictures, **id)) {
-            Some(&id) => Err(Error::NotShown { id }.into()),
+        match image_tokens.find(|id| !holds(&request.images, **id)) {
+            Some(&id) => Err(Error::ImageNotHeld { id }.into()),
             None => Ok(()),
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use octavo_model::Pooling;
 
 use crate::Error;
+use crate::image_registry::ImageHandle;
 use crate::kv::PageCounts;
-use crate::pictures::Shown;
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{FinishReason, GenerationParams, SequenceError, Text};
 use crate::speculative::DraftStats;
@@ -70,7 +70,7 @@ pub struct Request {
     /// The tokens to continue.
     pub prompt: Vec<u32>,
     /// Images whose tokens are in the prompt.
-    pub pictures: Vec<Shown>,
+    pub images: Vec<ImageHandle>,
     /// Settings of the generation.
     pub options: GenerationParams,
     /// Number of texts to generate, each with a seed one above the last's; of a beam search, number
@@ -231,8 +231,8 @@ pub enum BatchError {
         most: usize,
     },
     /// Log-probabilities asked of a prompt with image tokens, which have none.
-    #[error("log-probabilities of a prompt's tokens: expected a prompt without pictures")]
-    PictureLogprobs,
+    #[error("log-probabilities of a prompt's tokens: expected a prompt without images")]
+    ImageLogprobs,
     /// A number of beams out of its range.
     #[error("{width} beams: expected 1 to {most}, which is how many texts run at a time")]
     Beams {

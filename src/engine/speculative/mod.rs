@@ -10,7 +10,7 @@ mod draft_model;
 mod ngram;
 
 use crate::Error;
-use crate::pictures::is_cell;
+use crate::image_registry::is_image_token;
 use cost_model::{AcceptanceRate, DraftPlan, DraftRequest, MAX_SAMPLES};
 use draft_model::DraftSession;
 use ngram::NgramIndex;
@@ -122,7 +122,7 @@ impl Proposer {
         let session = self
             .session
             .as_mut()
-            .filter(|_| !text.iter().any(|id| is_cell(*id)));
+            .filter(|_| !text.iter().any(|id| is_image_token(*id)));
         if let Some(session) = session {
             let request = DraftRequest {
                 each: session.each(),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::pictures::is_cell;
+use crate::image_registry::is_image_token;
 
 /// Whether to draft tokens from the text itself (n-gram lookup).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl NgramIndex {
             }
             place = self.before[at];
         }
-        best.filter(|found| !is_cell(self.tokens[found.at]))
+        best.filter(|found| !is_image_token(self.tokens[found.at]))
     }
 
     /// Returns the token that followed there.
@@ -89,7 +89,7 @@ impl NgramIndex {
                 Some(&token) => token,
                 None => copied[at - self.tokens.len()],
             };
-            if is_cell(token) {
+            if is_image_token(token) {
                 break;
             }
             copied.push(token);
@@ -148,10 +148,10 @@ mod tests {
 
     #[test]
     fn images_are_not_drafted() {
-        let cell = crate::pictures::FIRST_CELL;
-        let text = index(&[1, 2, cell, 1, 2]);
+        let image = crate::image_registry::FIRST_IMAGE_TOKEN;
+        let text = index(&[1, 2, image, 1, 2]);
         assert_eq!(text.find(), None);
-        let text = index(&[1, 2, 3, cell, 1, 2]);
+        let text = index(&[1, 2, 3, image, 1, 2]);
         let found = text.find().expect("it stood there");
         assert_eq!(text.copy(found, 5), [3]);
     }

@@ -251,7 +251,7 @@ fn shown(engine: &Engine, text: &[u32]) -> Vec<u32> {
             bits.extend(view.data.iter().map(|x| x.to_bits()));
         }
     };
-    engine.look(text, &mut see).expect("a step");
+    engine.run_with_taps(text, &mut see).expect("a step");
     bits
 }
 

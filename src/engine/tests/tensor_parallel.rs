@@ -107,7 +107,9 @@ pub(crate) fn shown(engine: &Engine) -> Vec<Shown> {
             bits: view.data.iter().map(|x| x.to_bits()).collect(),
         });
     };
-    engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
+    engine
+        .run_with_taps(&[1, 2, 3, 4, 5], &mut tap)
+        .expect("a step");
     all
 }
 

@@ -12,7 +12,7 @@ use super::subject::{Input, Seen, Subject, Text};
 use octavo_engine::backend::{
     Backend, LoadingSink, Phase, Sequence, Step, TapView, cpu, cuda, split,
 };
-use octavo_engine::{DeviceChoice, EngineOptions, is_cell};
+use octavo_engine::{DeviceChoice, EngineOptions, is_image_token};
 use octavo_model::taps::Numbering;
 use octavo_model::{Model, OwnedTap};
 use octavo_vision::pixels::Prepared;
@@ -179,14 +179,14 @@ impl Execution for BackendExecution {
     }
 
     fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
-        let Text { tokens, pictures } = input.text(self.gguf.name())?;
+        let Text { tokens, images } = input.text(self.gguf.name())?;
         let n_vocab = self.n_vocab;
-        let is_known = |id: u32| is_cell(id) || (id as usize) < n_vocab;
+        let is_known = |id: u32| is_image_token(id) || (id as usize) < n_vocab;
         if let Some(&id) = tokens.iter().find(|id| !is_known(**id)) {
             return Err(octavo_engine::Error::Token { id, n_vocab }.into());
         }
-        let scene = pictures.scene(&[], tokens);
-        let scene = scene.map_err(|id| octavo_engine::Error::NotShown { id })?;
+        let scene = images.input(&[], tokens);
+        let scene = scene.map_err(|id| octavo_engine::Error::ImageNotHeld { id })?;
         let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
         if n_pages > self.backend.n_pages() {
             let n_ctx = self.backend.n_pages() * PAGE_POSITIONS;
@@ -323,15 +323,15 @@ impl Execution for OracleExecution {
                 let oracle = Oracle::open(&self.gguf)?;
                 oracle.forward_pieces(&images.pieces(text.tokens), &mut tap)?;
             }
-            Input::Picture(seen) => {
+            Input::Image(seen) => {
                 let oracle = VisionOracle::open(&self.gguf)?;
                 let image = oracle.prepare(
                     Rgb {
-                        width: seen.picture.width,
-                        height: seen.picture.height,
-                        bytes: &seen.picture.rgb,
+                        width: seen.image.width,
+                        height: seen.image.height,
+                        bytes: &seen.image.rgb,
                     },
-                    [seen.cells.min, seen.cells.max],
+                    [seen.token_limits.min, seen.token_limits.max],
                 )?;
                 let mut pixels = image
                     .values
@@ -392,16 +392,16 @@ impl Images {
     pub fn of(text: Text<'_>) -> Result<Images, Error> {
         let (mut images, mut at) = (Vec::new(), 0);
         while let Some(&id) = text.tokens.get(at) {
-            if !is_cell(id) {
+            if !is_image_token(id) {
                 at += 1;
                 continue;
             }
-            let shown = text.pictures.picture_of(id);
-            let shown = shown.ok_or(octavo_engine::Error::NotShown { id })?;
-            let picture = shown.picture();
-            let rows = picture.rows.iter().map(|x| f64::from(*x)).collect();
-            images.push((at, ImageRows::new(picture.nx, picture.ny, rows)?));
-            at += picture.cells();
+            let shown = text.images.image_of(id);
+            let shown = shown.ok_or(octavo_engine::Error::ImageNotHeld { id })?;
+            let image = shown.image();
+            let rows = image.rows.iter().map(|x| f64::from(*x)).collect();
+            images.push((at, ImageRows::new(image.nx, image.ny, rows)?));
+            at += image.n_tokens();
         }
         Ok(Images(images))
     }
@@ -428,18 +428,18 @@ pub struct TowerBackend {
 }
 
 impl TowerBackend {
-    /// Prepares the tower of `gguf` for images of up to `most_cells` image tokens, on the device in
-    /// the options.
+    /// Prepares the tower of `gguf` for images of up to `max_image_tokens` image tokens, on the
+    /// device in the options.
     ///
     /// # Errors
     /// As [`Encoder::load`].
     pub fn load(
         gguf: Arc<Gguf>,
         options: &EngineOptions,
-        most_cells: usize,
+        max_image_tokens: usize,
         sink: &mut LoadingSink<'_>,
     ) -> Result<TowerBackend, Error> {
-        let encoder = Encoder::load(&gguf, options, most_cells, sink)?;
+        let encoder = Encoder::load(&gguf, options, max_image_tokens, sink)?;
         let kernels = match options.device {
             DeviceChoice::Cpu => options.isa.resolve().map(Isa::prompt_rounding),
             DeviceChoice::Auto { .. } | DeviceChoice::Cuda(_) => Ok(cuda::prompt_rounding()),
@@ -475,11 +475,14 @@ impl Execution for TowerBackend {
     }
 
     fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
-        let Seen { picture, cells } = input.picture(self.gguf.name())?;
-        let prepared = Prepared::new(picture, &self.encoder.tower().hparams, cells)?;
+        let Seen {
+            image,
+            token_limits,
+        } = input.image(self.gguf.name())?;
+        let prepared = Prepared::new(image, &self.encoder.tower().hparams, token_limits)?;
         let shown = TapOut {
             tap: Numbering::default().next(PIXELS.to_owned(), None),
-            width: prepared.picture.width,
+            width: prepared.image.width,
             data: prepared.planes.clone(),
         };
         if sink(shown) != After::Unseen {

@@ -99,7 +99,7 @@ pub enum Error {
         "a file of {kind}: expected what llama-mtmd-cli prints of a tower's tensors \
          (MTMD_DEBUG_GRAPH=1)"
     )]
-    NoPicture {
+    NoImage {
         /// Program that wrote the reference.
         kind: &'static str,
     },

@@ -324,17 +324,17 @@ impl Reference {
     ///
     /// # Errors
     /// If the file holds something else, or the image cannot be encoded.
-    pub fn compare_picture(
+    pub fn compare_image(
         &self,
         encoder: &mut Encoder,
         seen: Seen<'_>,
         tolerance: &Tolerance,
     ) -> Result<Measured, Error> {
         let Recorded::Printed(all) = &self.recorded else {
-            return Err(Error::NoPicture { kind: self.kind });
+            return Err(Error::NoImage { kind: self.kind });
         };
-        let prepared = Prepared::new(seen.picture, &encoder.tower().hparams, seen.cells)?;
-        let all = tensors::printed_of_picture(encoder, &prepared, all, tolerance.nmse)?;
+        let prepared = Prepared::new(seen.image, &encoder.tower().hparams, seen.token_limits)?;
+        let all = tensors::printed_of_image(encoder, &prepared, all, tolerance.nmse)?;
         Ok(Measured::Tensors(all))
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, LazyLock};
 
-use octavo_engine::{Error as EngineError, Pictures};
+use octavo_engine::{Error as EngineError, ImageRegistry};
 use octavo_model::{Model, Network};
 use octavo_vision::Tower;
-use octavo_vision::pixels::{Picture, Prepared, TokenLimits};
+use octavo_vision::pixels::{DecodedImage, Prepared, TokenLimits};
 
 use super::Error;
 
@@ -15,7 +15,7 @@ pub enum Input<'a> {
     /// A text, for a language model.
     Text(Text<'a>),
     /// An image, for a vision tower.
-    Picture(Seen<'a>),
+    Image(Seen<'a>),
 }
 
 /// A text; image tokens may be among its tokens.
@@ -24,27 +24,27 @@ pub struct Text<'a> {
     /// Token ids, in order.
     pub tokens: &'a [u32],
     /// Images that the image tokens refer to.
-    pub pictures: &'a Pictures,
+    pub images: &'a ImageRegistry,
 }
 
 /// An image.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// The decoded image.
-    pub picture: &'a Picture,
+    pub image: &'a DecodedImage,
     /// Limits on its number of image tokens.
-    pub cells: TokenLimits,
+    pub token_limits: TokenLimits,
 }
 
 /// Empty image registry, for texts alone.
-static NO_PICTURES: LazyLock<Pictures> = LazyLock::new(Pictures::default);
+static NO_IMAGES: LazyLock<ImageRegistry> = LazyLock::new(ImageRegistry::default);
 
 impl<'a> From<&'a [u32]> for Input<'a> {
     /// Makes an input of a text without images.
     fn from(tokens: &'a [u32]) -> Input<'a> {
         Input::Text(Text {
             tokens,
-            pictures: &NO_PICTURES,
+            images: &NO_IMAGES,
         })
     }
 }
@@ -54,7 +54,7 @@ impl<'a> Input<'a> {
     pub fn tokens(&self) -> &'a [u32] {
         match self {
             Input::Text(text) => text.tokens,
-            Input::Picture(_) => &[],
+            Input::Image(_) => &[],
         }
     }
 
@@ -62,7 +62,7 @@ impl<'a> Input<'a> {
     pub(super) fn text(self, file: &str) -> Result<Text<'a>, Error> {
         match self {
             Input::Text(text) => Ok(text),
-            Input::Picture(_) => Err(Error::Input {
+            Input::Image(_) => Err(Error::Input {
                 file: file.to_owned(),
                 expected: "a text",
             }),
@@ -70,12 +70,12 @@ impl<'a> Input<'a> {
     }
 
     /// Returns the image, or an error for a tower that got a text.
-    pub(super) fn picture(self, file: &str) -> Result<Seen<'a>, Error> {
+    pub(super) fn image(self, file: &str) -> Result<Seen<'a>, Error> {
         match self {
-            Input::Picture(picture) => Ok(picture),
+            Input::Image(image) => Ok(image),
             Input::Text(_) => Err(Error::Input {
                 file: file.to_owned(),
-                expected: "a picture",
+                expected: "an image",
             }),
         }
     }
@@ -144,7 +144,7 @@ impl Subject {
     pub(super) fn entering(&self, file: &str, input: Input<'_>) -> Result<Entering, Error> {
         match self {
             Subject::Model(model) => Entering::text(model, input.text(file)?),
-            Subject::Tower(tower) => Entering::picture(tower, input.picture(file)?),
+            Subject::Tower(tower) => Entering::image(tower, input.image(file)?),
         }
     }
 }
@@ -162,8 +162,8 @@ pub(super) struct Entering {
 
 impl Entering {
     fn text(model: &Model, text: Text<'_>) -> Result<Entering, Error> {
-        let scene = text.pictures.scene(&[], text.tokens);
-        let scene = scene.map_err(|id| EngineError::NotShown { id })?;
+        let scene = text.images.input(&[], text.tokens);
+        let scene = scene.map_err(|id| EngineError::ImageNotHeld { id })?;
         let n = text.tokens.len();
         let mut given = vec![None; n];
         let width = model.graph.given.max(1);
@@ -180,12 +180,12 @@ impl Entering {
         })
     }
 
-    fn picture(tower: &Tower, seen: Seen<'_>) -> Result<Entering, Error> {
+    fn image(tower: &Tower, seen: Seen<'_>) -> Result<Entering, Error> {
         let h = &tower.hparams;
-        let prepared = Prepared::new(seen.picture, h, seen.cells)?;
+        let prepared = Prepared::new(seen.image, h, seen.token_limits)?;
         let pixels = prepared.pixels();
-        let cells = [pixels.width, pixels.height].map(|side| side / h.unit());
-        let layout = tower.layout(cells[0], cells[1]);
+        let tokens = [pixels.width, pixels.height].map(|side| side / h.unit());
+        let layout = tower.layout(tokens[0], tokens[1]);
         let n = layout.places.len();
         let mut given = vec![None; n];
         if let Some(table) = &tower.positions {

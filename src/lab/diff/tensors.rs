@@ -159,7 +159,7 @@ pub(super) fn printed(
     let routing = RecordedRouting::new(options.same_routing, nmse);
     let graph = &engine.model().graph;
     compare_printed(graph, tokens.len(), all, routing, |tap| {
-        Ok(engine.look(tokens, tap)?)
+        Ok(engine.run_with_taps(tokens, tap)?)
     })
 }
 
@@ -168,7 +168,7 @@ pub(super) fn printed(
 ///
 /// # Errors
 /// If the image cannot be encoded.
-pub(super) fn printed_of_picture(
+pub(super) fn printed_of_image(
     encoder: &mut Encoder,
     prepared: &Prepared,
     all: &[Printed],
@@ -176,14 +176,14 @@ pub(super) fn printed_of_picture(
 ) -> Result<Tensors, Error> {
     let graph = encoder.tower().graph.clone();
     let unit = encoder.tower().hparams.unit();
-    let cells = prepared.picture.width / unit * (prepared.picture.height / unit);
+    let cells = prepared.image.width / unit * (prepared.image.height / unit);
     let (n, width) = (cells * MERGED_ROWS, encoder.tower().hparams.n_embd);
     let of_patches = |t: &&Printed| t.name.starts_with(taps::LAYER_OUT);
     if let Some(t) = all.iter().find(of_patches) {
         let theirs = t.dims.iter().product::<usize>() / width;
         if theirs != n {
             return Err(Error::Differ {
-                what: "patches of the picture, here and in the reference",
+                what: "patches of the image, here and in the reference",
                 a: n.to_string(),
                 b: theirs.to_string(),
             });
@@ -329,7 +329,7 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensor
     }
     let routing = RecordedRouting::new(false, nmse);
     run(cache.tokens.len(), known, routing, |tap| {
-        Ok(engine.look(&cache.tokens, tap)?)
+        Ok(engine.run_with_taps(&cache.tokens, tap)?)
     })
 }
 
@@ -370,7 +370,7 @@ pub(super) fn hidden(
     let known = HashMap::from([(tap, known)]);
     let routing = RecordedRouting::new(false, nmse);
     run(tokens.len(), known, routing, |tap| {
-        Ok(engine.look(tokens, tap)?)
+        Ok(engine.run_with_taps(tokens, tap)?)
     })
 }
 

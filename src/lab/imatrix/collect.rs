@@ -141,7 +141,7 @@ impl<'e> Collector<'e> {
             }
         };
         // needs all rows: with fewer outputs the last layer would compute only those
-        self.engine.look(&tokens, &mut look)?;
+        self.engine.run_with_taps(&tokens, &mut look)?;
         self.sums.push(&entries);
         Ok(())
     }

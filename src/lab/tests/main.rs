@@ -2,9 +2,9 @@
 
 mod architectures;
 mod diff;
+mod images;
 mod imatrix;
 mod perplexity;
-mod pictures;
 mod pieces;
 mod quantize;
 mod quantize_arch;

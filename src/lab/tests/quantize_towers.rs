@@ -90,9 +90,8 @@ fn rows(gguf: &Arc<Gguf>) -> Vec<f32> {
     let encoder = Encoder::load(gguf, &options, 128, &mut |_| {});
     let mut encoder = encoder.unwrap_or_else(|e| panic!("{e}"));
     let image = shared("vision/images/photo.png").expect("its towers are there");
-    let picture = decode(&std::fs::read(image).unwrap(), &Limits::default()).unwrap();
-    let prepared =
-        Prepared::new(&picture, &encoder.tower().hparams, TokenLimits::default()).unwrap();
+    let image = decode(&std::fs::read(image).unwrap(), &Limits::default()).unwrap();
+    let prepared = Prepared::new(&image, &encoder.tower().hparams, TokenLimits::default()).unwrap();
     encoder.encode(prepared.pixels(), None).unwrap().rows
 }
 

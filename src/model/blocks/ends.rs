@@ -93,7 +93,7 @@ impl Builder<'_> {
             states: self.nodes.states,
             n_layer: self.h.n_layer(),
             input: 0,
-            given: self.h.picture_width(),
+            given: self.h.image_embedding_width(),
             layers,
             hidden,
             logits,

@@ -267,7 +267,7 @@ impl Hparams {
 
     /// Returns the width of the row given for an image token: its embedding and the deepstack
     /// features; 0 for text-only models.
-    pub fn picture_width(&self) -> usize {
+    pub fn image_embedding_width(&self) -> usize {
         match self.arch.spec().sections {
             Some(_) => (1 + self.n_deepstack) * self.n_embd(),
             None => 0,

@@ -147,7 +147,7 @@ async fn read(answer: hyper::Response<Incoming>, url: &Url, most: usize) -> Resu
         }
     }
     if let Some(found) = text(&head.headers, header::CONTENT_TYPE)
-        && !may_be_picture(&found)
+        && !may_be_image(&found)
     {
         let found = found.chars().take(MAX_TOLD).collect();
         return Err(Error::Type {
@@ -176,7 +176,7 @@ fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
 }
 
 /// Returns whether a file of this media type may be an image: some hosts send images as bytes.
-fn may_be_picture(media_type: &str) -> bool {
+fn may_be_image(media_type: &str) -> bool {
     let essence = media_type.split(';').next().unwrap_or_default();
     let essence = essence.trim().to_ascii_lowercase();
     essence.starts_with("image/") || essence.ends_with("/octet-stream")

@@ -7,7 +7,7 @@ use url::{Host, Url};
 
 /// Allowed source of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PictureHost {
+pub enum ImageHost {
     /// Any host, at its public addresses.
     Public,
     /// This host, at any address.
@@ -29,12 +29,12 @@ pub struct HostError {
 /// Text for all hosts with public addresses.
 const PUBLIC: &str = "public";
 
-impl FromStr for PictureHost {
+impl FromStr for ImageHost {
     type Err = HostError;
 
-    fn from_str(text: &str) -> Result<PictureHost, HostError> {
+    fn from_str(text: &str) -> Result<ImageHost, HostError> {
         if text == PUBLIC {
-            return Ok(PictureHost::Public);
+            return Ok(ImageHost::Public);
         }
         let wrong = || HostError {
             found: text.to_owned(),
@@ -46,16 +46,16 @@ impl FromStr for PictureHost {
             None => (text, None),
         };
         let host = Host::parse(host).map_err(|_| wrong())?;
-        Ok(PictureHost::Named { host, port })
+        Ok(ImageHost::Named { host, port })
     }
 }
 
-impl PictureHost {
+impl ImageHost {
     /// Returns whether a URL has this host by name.
     pub(super) fn names(&self, url: &Url) -> bool {
         match self {
-            PictureHost::Public => false,
-            PictureHost::Named { host, port } => {
+            ImageHost::Public => false,
+            ImageHost::Named { host, port } => {
                 let is_host = url.host().is_some_and(|asked| asked == *host);
                 is_host && port.is_none_or(|port| url.port_or_known_default() == Some(port))
             }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn hosts_are_names_and_addresses_with_and_without_ports() {
         let names = |host: &str, url: &str| {
-            let host: PictureHost = host.parse().expect("a host");
+            let host: ImageHost = host.parse().expect("a host");
             host.names(&Url::parse(url).expect("a URL"))
         };
         for (host, url) in [
@@ -201,7 +201,7 @@ mod tests {
         for wrong in [
             "", "a b", "http://a", "a:b", "a:99999", "::1", "a/b", "[::1",
         ] {
-            let error = wrong.parse::<PictureHost>().expect_err(wrong);
+            let error = wrong.parse::<ImageHost>().expect_err(wrong);
             assert!(error.to_string().contains(&format!("{wrong:?}")), "{error}");
         }
     }

@@ -59,17 +59,17 @@ fn fetch(fetcher: &Fetcher, urls: &[String]) -> Result<Vec<Vec<u8>>, String> {
 }
 
 #[test]
-fn pictures_come_as_they_are() {
+fn images_come_as_they_are() {
     let web = Web::new(PICTURE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     for path in [
-        "/picture",
+        "/image",
         "/bytes",
         "/untyped",
         "/to/0",
         "/to/4",
         "/beside",
-        "/picture#part",
+        "/image#part",
     ] {
         assert_eq!(
             fetch(&fetcher, &[web.url(path)]).expect(path),
@@ -79,10 +79,10 @@ fn pictures_come_as_they_are() {
     }
     web.asked();
     // each URL is fetched once, however often it occurs
-    let urls = ["/picture", "/bytes", "/picture"].map(|path| web.url(path));
+    let urls = ["/image", "/bytes", "/image"].map(|path| web.url(path));
     assert_eq!(fetch(&fetcher, &urls).expect("both"), [PICTURE; 3]);
-    assert_eq!(web.asked(), ["/picture", "/bytes"]);
-    let shouted = web.url("/picture").replace("http", "HTTP");
+    assert_eq!(web.asked(), ["/image", "/bytes"]);
+    let shouted = web.url("/image").replace("http", "HTTP");
     assert!(is_remote(&shouted) && fetch(&fetcher, &[shouted]).is_ok());
     for other in [
         "data:image/png;base64,AQID",
@@ -101,21 +101,18 @@ fn what_goes_wrong_is_said_in_a_line() {
     for (path, expected) in [
         (
             "/text",
-            "expected a picture, found \"text/html; charset=utf-8\"",
+            "expected an image, found \"text/html; charset=utf-8\"",
         ),
         ("/none", "expected status 200, found 404"),
         ("/round", "expected at most 5 redirects, found more"),
         ("/to/6", "expected at most 5 redirects, found more"),
-        ("/private", "may fetch pictures from, found 127.0.0.2"),
-        (
-            "/metadata",
-            "may fetch pictures from, found 169.254.169.254",
-        ),
+        ("/private", "may fetch images from, found 127.0.0.2"),
+        ("/metadata", "may fetch images from, found 169.254.169.254"),
         ("/file", "expected http or https, found file"),
         ("/nowhere", "found a redirect to nowhere"),
         ("/huge", "expected at most 100000 bytes"),
         ("/endless", "expected at most 100000 bytes"),
-        ("/cut", "the picture ended before its end"),
+        ("/cut", "the image ended before its end"),
         ("/closed", "expected an answer of HTTP"),
         ("/noise", "expected an answer of HTTP"),
     ] {
@@ -172,7 +169,7 @@ fn only_public_addresses_are_asked_unless_they_are_named() {
         "169.254.169.254",
         "10.0.0.1",
     ] {
-        let error = fetch(&public, &[format!("http://{host}:{port}/picture")]).expect_err(host);
+        let error = fetch(&public, &[format!("http://{host}:{port}/image")]).expect_err(host);
         assert!(
             error.contains("expected a host with a public address"),
             "{host}: {error}"
@@ -181,41 +178,41 @@ fn only_public_addresses_are_asked_unless_they_are_named() {
     // if only named hosts are allowed, no other host is contacted, whatever its address
     let named = fetcher(&["example.org", "localhost:1"], RootCertStore::empty());
     for host in ["127.0.0.1", "localhost", "1.1.1.1"] {
-        let error = fetch(&named, &[format!("http://{host}:{port}/picture")]).expect_err(host);
+        let error = fetch(&named, &[format!("http://{host}:{port}/image")]).expect_err(host);
         assert!(
-            error.contains("may fetch pictures from, found"),
+            error.contains("may fetch images from, found"),
             "{host}: {error}"
         );
     }
     assert_eq!(web.asked(), [""; 0]);
     let both = fetcher(&["public", "localhost"], RootCertStore::empty());
     let url = |host: &str, path: &str| format!("http://{host}:{port}{path}");
-    assert!(fetch(&both, &[url("localhost", "/picture")]).is_ok());
+    assert!(fetch(&both, &[url("localhost", "/image")]).is_ok());
     let error = fetch(&both, &[url("localhost", "/private")]).expect_err("127.0.0.2");
     assert!(
         error.contains("a public address, found 127.0.0.2"),
         "{error}"
     );
-    assert_eq!(web.asked(), ["/picture", "/private"]);
+    assert_eq!(web.asked(), ["/image", "/private"]);
 }
 
 #[test]
-fn pictures_of_a_request_are_bounded_together() {
+fn images_of_a_request_are_bounded_together() {
     let web = Web::new(&[7; MOST / 2]);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
-    let urls = ["/picture", "/bytes", "/untyped"].map(|path| web.url(path));
+    let urls = ["/image", "/bytes", "/untyped"].map(|path| web.url(path));
     assert!(fetch(&fetcher, &urls[..2]).is_ok());
     let error = fetch(&fetcher, &urls).expect_err("one too many");
     assert!(
-        error.contains("at most 100000 bytes, of all pictures together"),
+        error.contains("at most 100000 bytes, of all images together"),
         "{error}"
     );
     // the time limit is shared too
     let start = Instant::now();
-    let slow = [web.url("/slow"), web.url("/picture")];
+    let slow = [web.url("/slow"), web.url("/image")];
     let error = fetch(&fetcher, &slow).expect_err("it never ends");
     assert!(
-        error.contains("expected the picture within 2 seconds"),
+        error.contains("expected the image within 2 seconds"),
         "{error}"
     );
     assert!(
@@ -232,7 +229,7 @@ fn as_many_are_fetched_at_a_time_as_there_are_places() {
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     let wanted = [Wanted {
         field: String::new(),
-        url: web.url("/picture"),
+        url: web.url("/image"),
     }];
     let runtime = runtime();
     let one = || runtime.block_on(async { timeout(PATIENCE, fetcher.all(&wanted)).await });
@@ -289,14 +286,14 @@ fn secure_hosts_are_who_they_say_they_are() {
     roots.add(authority).expect("an authority");
     let port = web.address.port();
     let trusting = fetcher(&["localhost", "127.0.0.1"], roots);
-    let good = format!("https://localhost:{port}/picture");
+    let good = format!("https://localhost:{port}/image");
     assert_eq!(
         fetch(&trusting, std::slice::from_ref(&good)).expect("it is"),
         [PICTURE]
     );
-    assert_eq!(web.asked(), ["/picture"]);
+    assert_eq!(web.asked(), ["/image"]);
     // the certificate covers the name only
-    let error = fetch(&trusting, &[format!("https://127.0.0.1:{port}/picture")]);
+    let error = fetch(&trusting, &[format!("https://127.0.0.1:{port}/image")]);
     let error = error.expect_err("another name");
     assert!(error.contains("127.0.0.1: no secure connection"), "{error}");
     let distrusting = fetcher(&["localhost"], RootCertStore::empty());

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
 use octavo_engine::sequence::FinishReason;
-use octavo_engine::{Request, Shown};
+use octavo_engine::{ImageHandle, Request};
 use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
 use octavo_text::chat::{ChatTemplate, Continued, Conversation};
@@ -86,8 +86,8 @@ pub(crate) async fn handle(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let body = Arc::new(body);
-    let pictures = images::see(&app, &body).await?;
-    let prepared = app.work(move |app| prepare(app, &caller, &body, pictures));
+    let images = images::see(&app, &body).await?;
+    let prepared = app.work(move |app| prepare(app, &caller, &body, images));
     let prepared = prepared.await?;
     let Prepared {
         mut request,
@@ -129,7 +129,7 @@ pub(crate) fn prepare(
     app: &App,
     caller: &Caller,
     body: &Value,
-    pictures: Vec<Shown>,
+    images: Vec<ImageHandle>,
 ) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;
@@ -149,7 +149,7 @@ pub(crate) fn prepare(
         rendered,
         tokens: prompt,
         warning,
-    } = rendered::fitting(app, &mut asked, &pictures)?;
+    } = rendered::fitting(app, &mut asked, &images)?;
     let Asked {
         conversation,
         choice,
@@ -179,7 +179,7 @@ pub(crate) fn prepare(
             n,
             task,
             salt: salt(&fields, caller.salt())?,
-            pictures,
+            images,
             ..Request::new(&prompt, &options)
         },
         demanded,
@@ -203,16 +203,12 @@ pub(crate) fn prepare(
 }
 
 /// Tokenizes a rendered conversation, with its images in place of their markers.
-fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, ApiError> {
+fn tokens(app: &App, rendered: &str, images: &[ImageHandle]) -> Result<Vec<u32>, ApiError> {
     check_bytes(app, rendered)?;
     match app.marker() {
-        Some(marker) if !pictures.is_empty() => {
-            let tokens = octavo_vision::prompt::tokens(
-                app.tokenizer(),
-                rendered.as_bytes(),
-                marker,
-                pictures,
-            );
+        Some(marker) if !images.is_empty() => {
+            let tokens =
+                octavo_vision::prompt::tokens(app.tokenizer(), rendered.as_bytes(), marker, images);
             tokens.map_err(|error| ApiError::bad_field("messages", error.to_string()))
         }
         _ => Ok(octavo_text::chat::encode(app.tokenizer(), rendered)?),

@@ -59,8 +59,8 @@ async fn ready(
     caller: Caller,
     chat: Arc<Value>,
 ) -> Result<(Request, bool, chat::Style), ApiError> {
-    let pictures = images::see(app, &chat).await?;
-    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, pictures));
+    let images = images::see(app, &chat).await?;
+    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, images));
     let Prepared {
         mut request,
         demanded,

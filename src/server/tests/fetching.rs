@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use octavo_server::{Options, PictureHost};
+use octavo_server::{ImageHost, Options};
 use serde_json::{Value, json};
 
-use crate::pictures::{asked, image, picture, seeing, text};
+use crate::images::{asked, image, image_path, seeing, text};
 use crate::web::Web;
 
 fn remote(url: &str) -> Value {
@@ -15,22 +15,24 @@ fn remote(url: &str) -> Value {
 fn from(hosts: &[&str]) -> Options {
     let hosts = hosts.iter().map(|host| host.parse().expect("a host"));
     Options {
-        picture_hosts: hosts.collect::<Vec<PictureHost>>(),
+        image_hosts: hosts.collect::<Vec<ImageHost>>(),
         ..Options::default()
     }
 }
 
 fn web() -> Option<Web> {
     octavo_fixtures::shared("vision")?;
-    Some(Web::new(&std::fs::read(picture("wide")).expect("a file")))
+    Some(Web::new(
+        &std::fs::read(image_path("wide")).expect("a file"),
+    ))
 }
 
 #[test]
-fn a_picture_is_the_same_from_wherever_it_comes() {
+fn an_image_is_the_same_from_wherever_it_comes() {
     let Some(web) = web() else { return };
     let server = seeing(from(&[&web.host()])).expect("the same folder");
-    let ask = |picture| {
-        let parts = vec![text("What is in "), picture, text("?")];
+    let ask = |image| {
+        let parts = vec![text("What is in "), image, text("?")];
         server.post("/v1/chat/completions", &asked(parts)).json()
     };
     let fetched = ask(remote(&web.url("/to/2")));
@@ -45,7 +47,7 @@ fn a_picture_is_the_same_from_wherever_it_comes() {
     let body = json!({
         "input": [{ "role": "user", "content": [
             { "type": "input_text", "text": "What is in " },
-            { "type": "input_image", "image_url": web.url("/picture") },
+            { "type": "input_image", "image_url": web.url("/image") },
             { "type": "input_text", "text": "?" },
         ] }],
         "temperature": 0,
@@ -58,18 +60,18 @@ fn a_picture_is_the_same_from_wherever_it_comes() {
     );
     assert_eq!(
         web.asked(),
-        ["/to/2", "/to/1", "/to/0", "/picture", "/bytes", "/picture"]
+        ["/to/2", "/to/1", "/to/0", "/image", "/bytes", "/image"]
     );
 }
 
 #[test]
 fn nothing_is_fetched_unless_it_is_allowed() {
     let Some(web) = web() else { return };
-    let body = asked(vec![text("a"), remote(&web.url("/picture"))]);
+    let body = asked(vec![text("a"), remote(&web.url("/image"))]);
     for (options, expected) in [
         (
             Options::default(),
-            "only by servers that were started with hosts to fetch pictures from",
+            "only by servers that were started with hosts to fetch images from",
         ),
         (
             from(&["public"]),
@@ -77,7 +79,7 @@ fn nothing_is_fetched_unless_it_is_allowed() {
         ),
         (
             from(&["example.org"]),
-            "expected a host that this server may fetch pictures from, found 127.0.0.1",
+            "expected a host that this server may fetch images from, found 127.0.0.1",
         ),
     ] {
         let server = seeing(options).expect("the same folder");
@@ -91,14 +93,14 @@ fn nothing_is_fetched_unless_it_is_allowed() {
 }
 
 #[test]
-fn what_is_fetched_is_read_as_any_picture_is() {
+fn what_is_fetched_is_read_as_any_image_is() {
     let Some(good) = web() else { return };
-    let bad = Web::new(b"no picture at all");
+    let bad = Web::new(b"no image at all");
     let server = seeing(from(&[&good.host(), &bad.host()])).expect("the same folder");
     // the second image is the wrong one, and the responses API has its own name for it
     let body = json!({ "input": [{ "role": "user", "content": [
-        { "type": "input_image", "image_url": good.url("/picture") },
-        { "type": "input_image", "image_url": bad.url("/picture") },
+        { "type": "input_image", "image_url": good.url("/image") },
+        { "type": "input_image", "image_url": bad.url("/image") },
     ] }] });
     let answer = server.post("/v1/responses", &body);
     let field = "input[0].content[1].image_url";
@@ -127,7 +129,7 @@ fn who_leaves_ends_the_fetching_and_who_stays_is_not_held_up() {
     for parts in [
         vec![text("a")],
         vec![image("wide")],
-        vec![remote(&web.url("/picture"))],
+        vec![remote(&web.url("/image"))],
     ] {
         let answer = server.post("/v1/chat/completions", &asked(parts));
         assert_eq!(answer.status, 200, "{}", answer.text);

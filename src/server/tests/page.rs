@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::browser::Browser;
 use crate::client::{Server, small};
-use crate::pictures::{asked, image, picture, seeing, text};
+use crate::images::{asked, image, image_path, seeing, text};
 
 /// The Enter key.
 const ENTER: &str = "\u{e007}";
@@ -130,7 +130,7 @@ fn sent(browser: &Browser) -> Value {
 
 fn choose(browser: &Browser, name: &str) {
     let before = browser.count("#drafts .picture");
-    let path = picture(name).display().to_string();
+    let path = image_path(name).display().to_string();
     browser.write("#files", &path);
     browser.wait(&format!(
         "return document.querySelectorAll('#drafts .picture').length === {};",
@@ -291,7 +291,7 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
     }
     assert_eq!(browser.count("#drafts .picture"), 0);
     // a valid image is accepted beside an invalid one
-    let good = std::fs::read(picture("wide")).expect("it is there");
+    let good = std::fs::read(image_path("wide")).expect("it is there");
     let files = format!("[['a.tiff', 'image/tiff', [1]], ['wide.png', 'image/png', {good:?}]]");
     browser.run("hideNotice();");
     hand(&browser, "drop", &files);

@@ -21,7 +21,7 @@ pub(crate) struct Web {
 }
 
 struct Shared {
-    picture: Vec<u8>,
+    image: Vec<u8>,
     address: SocketAddr,
     /// Requested paths.
     asked: Mutex<Vec<String>>,
@@ -31,19 +31,19 @@ struct Shared {
 
 impl Web {
     /// Starts a host with this image.
-    pub(crate) fn new(picture: &[u8]) -> Web {
-        Web::with(picture, |stream| Box::new(stream))
+    pub(crate) fn new(image: &[u8]) -> Web {
+        Web::with(image, |stream| Box::new(stream))
     }
 
     /// Starts a host whose connections are wrapped first.
     pub(crate) fn with(
-        picture: &[u8],
+        image: &[u8],
         wrap: impl Fn(TcpStream) -> Box<dyn Stream> + Clone + Send + 'static,
     ) -> Web {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
-            picture: picture.to_owned(),
+            image: image.to_owned(),
             address,
             asked: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -95,14 +95,14 @@ impl Shared {
             .expect("nobody panics")
             .push(path.to_owned());
         let file = |kind: &str| {
-            let n = self.picture.len();
+            let n = self.image.len();
             let kind = match kind {
                 "" => String::new(),
                 kind => format!("content-type: {kind}\r\n"),
             };
             [
                 format!("HTTP/1.1 200 OK\r\n{kind}content-length: {n}\r\n\r\n").as_bytes(),
-                &self.picture,
+                &self.image,
             ]
             .concat()
         };
@@ -112,15 +112,15 @@ impl Shared {
         };
         let port = self.address.port();
         let answer = match path {
-            "/picture" => file("image/png"),
+            "/image" => file("image/png"),
             "/bytes" => file("application/octet-stream"),
             "/untyped" => file(""),
             "/text" => file("text/html; charset=utf-8"),
-            "/to/0" => moved("/picture"),
-            "/beside" => moved("picture?of=it#here"),
-            "/picture?of=it" => file("image/png"),
+            "/to/0" => moved("/image"),
+            "/beside" => moved("image?of=it#here"),
+            "/image?of=it" => file("image/png"),
             "/round" => moved("/round"),
-            "/private" => moved(&format!("http://127.0.0.2:{port}/picture")),
+            "/private" => moved(&format!("http://127.0.0.2:{port}/image")),
             "/metadata" => moved("http://169.254.169.254/latest/meta-data/"),
             "/file" => moved("file:///etc/passwd"),
             "/nowhere" => b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n".to_vec(),

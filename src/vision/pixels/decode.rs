@@ -30,7 +30,7 @@ impl Default for Limits {
 
 /// An image of 8 bits per colour.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
+pub struct DecodedImage {
     /// Pixels per row.
     pub width: usize,
     /// Rows.
@@ -45,7 +45,7 @@ pub struct Picture {
 ///
 /// # Errors
 /// If it has another format, is damaged, or exceeds the limits.
-pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
+pub fn decode(bytes: &[u8], limits: &Limits) -> Result<DecodedImage, Error> {
     if bytes.len() > limits.bytes {
         return Err(Error::TooManyBytes {
             got: bytes.len(),
@@ -100,7 +100,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     if format == ImageFormat::Bmp {
         super::bmp::widen(bytes, &mut rgb);
     }
-    Ok(Picture { width, height, rgb })
+    Ok(DecodedImage { width, height, rgb })
 }
 
 /// Converts an image to 8-bit red, green and blue.

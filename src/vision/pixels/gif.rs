@@ -4,14 +4,14 @@ use std::num::NonZeroU64;
 
 use gif::{ColorOutput, DecodeOptions, Frame, MemoryLimit};
 
-use super::{Limits, Picture};
+use super::{DecodedImage, Limits};
 use crate::Error;
 
 /// Decodes the first frame of a GIF file.
 ///
 /// # Errors
 /// If it is damaged, or exceeds the limits.
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
+pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<DecodedImage, Error> {
     let damaged = |why: String| Error::Damaged { why };
     let bad = |error: gif::DecodingError| damaged(error.to_string().replace(['\n', '\r'], " "));
     let mut options = DecodeOptions::new();
@@ -37,7 +37,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
     let global = decoder.global_palette().map(<[u8]>::to_vec);
     let background = decoder.bg_color().filter(|index| *index > 0);
     let frame = decoder.read_next_frame().map_err(bad)?;
-    let frame = frame.ok_or_else(|| damaged("no picture".to_owned()))?;
+    let frame = frame.ok_or_else(|| damaged("no image".to_owned()))?;
     let palette = frame.palette.as_deref().or(global.as_deref());
     let palette = palette.ok_or_else(|| damaged("no table of colours".to_owned()))?;
     let colour = |index: usize| palette.get(3 * index..3 * index + 3);
@@ -47,7 +47,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
         .map_or([0; 3], |rgb| [rgb[2], rgb[1], rgb[0]]);
     let mut rgb = around.repeat(width * height);
     draw(frame, colour, &mut rgb, width);
-    Ok(Picture { width, height, rgb })
+    Ok(DecodedImage { width, height, rgb })
 }
 
 /// Draws a frame, which lies inside the image. Transparent pixels, and indices beyond the palette,

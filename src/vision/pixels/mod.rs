@@ -8,7 +8,7 @@ mod jpeg;
 mod resample;
 mod size;
 
-pub use decode::{Limits, Picture, decode};
+pub use decode::{DecodedImage, Limits, decode};
 pub use resample::fit;
 pub use size::{Size, TokenLimits};
 
@@ -20,7 +20,7 @@ pub struct Prepared {
     /// Size in the file.
     pub source: Size,
     /// Resized and padded image.
-    pub picture: Picture,
+    pub image: DecodedImage,
     /// Normalised planes of red, green and blue, `[3][height][width]`.
     pub planes: Vec<f32>,
 }
@@ -42,31 +42,31 @@ impl Prepared {
     /// # Errors
     /// If the image is so long and narrow that its resized sides would exceed all limits.
     pub fn new(
-        picture: &Picture,
+        image: &DecodedImage,
         h: &Hparams,
         limits: TokenLimits,
     ) -> Result<Prepared, crate::Error> {
-        let source = picture.size();
-        let to = source.for_cells(h.unit(), limits)?;
-        let picture = fit(picture, to);
+        let source = image.size();
+        let to = source.for_image_tokens(h.unit(), limits)?;
+        let image = fit(image, to);
         Ok(Prepared {
             source,
-            planes: picture.normalised(h.mean, h.std),
-            picture,
+            planes: image.normalised(h.mean, h.std),
+            image,
         })
     }
 
     /// Returns the encoder's input.
     pub fn pixels(&self) -> Pixels<'_> {
         Pixels {
-            width: self.picture.width,
-            height: self.picture.height,
+            width: self.image.width,
+            height: self.image.height,
             planes: &self.planes,
         }
     }
 }
 
-impl Picture {
+impl DecodedImage {
     /// Returns width and height.
     pub fn size(&self) -> Size {
         Size {

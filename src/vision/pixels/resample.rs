@@ -1,7 +1,7 @@
 //! Resampling as in Pillow: bicubic, with a kernel that widens when an image shrinks; in integers,
 //! so that all machines agree to the bit.
 
-use super::decode::Picture;
+use super::decode::DecodedImage;
 use super::size::Size;
 
 /// Fraction bits of weights.
@@ -13,15 +13,15 @@ const A: f64 = -0.5;
 
 /// Resizes an image until one of its sides fits, and pads it evenly with black, preserving the
 /// aspect ratio. An image of the target size is returned unchanged.
-pub fn fit(picture: &Picture, to: Size) -> Picture {
-    let from = picture.size();
+pub fn fit(image: &DecodedImage, to: Size) -> DecodedImage {
+    let from = image.size();
     if from == to {
-        return picture.clone();
+        return image.clone();
     }
     let scale = (to.width as f32 / from.width as f32).min(to.height as f32 / from.height as f32);
     let side = |from: usize, to: usize| ((from as f32 * scale).ceil() as usize).clamp(1, to);
     let scaled = resample(
-        picture,
+        image,
         Size {
             width: side(from.width, to.width),
             height: side(from.height, to.height),
@@ -36,7 +36,7 @@ pub fn fit(picture: &Picture, to: Size) -> Picture {
         let at = 3 * ((top + y) * to.width + left);
         rgb[at..at + line.len()].copy_from_slice(line);
     }
-    Picture {
+    DecodedImage {
         width: to.width,
         height: to.height,
         rgb,
@@ -45,9 +45,9 @@ pub fn fit(picture: &Picture, to: Size) -> Picture {
 
 /// Resamples horizontally, then vertically; a side of the target size is skipped. Between the two
 /// passes values are rounded to bytes.
-fn resample(picture: &Picture, to: Size) -> Picture {
-    let Picture { width, height, .. } = *picture;
-    let mut rgb = picture.rgb.clone();
+fn resample(image: &DecodedImage, to: Size) -> DecodedImage {
+    let DecodedImage { width, height, .. } = *image;
+    let mut rgb = image.rgb.clone();
     if to.width != width {
         let taps = Taps::all(width, to.width);
         let mut out = Vec::with_capacity(3 * to.width * height);
@@ -74,7 +74,7 @@ fn resample(picture: &Picture, to: Size) -> Picture {
         }
         rgb = out;
     }
-    Picture {
+    DecodedImage {
         width: to.width,
         height: to.height,
         rgb,

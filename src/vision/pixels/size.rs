@@ -37,7 +37,7 @@ impl Size {
     ///
     /// # Errors
     /// If a side would exceed 2^24 pixels, for extremely long and narrow images.
-    pub fn for_cells(self, unit: usize, limits: TokenLimits) -> Result<Size, Error> {
+    pub fn for_image_tokens(self, unit: usize, limits: TokenLimits) -> Result<Size, Error> {
         let (width, height, unit) = (self.width as f32, self.height as f32, unit as f32);
         let area = |w: f32, h: f32| f64::from(w) * f64::from(h);
         let cells = |n: usize| n as f64 * f64::from(unit) * f64::from(unit);

@@ -1,9 +1,9 @@
 //! BMP and GIF files give the pixels of stb_image, which llama.cpp uses.
 
 use gif::{Encoder, Frame};
-use octavo_vision::pixels::{Limits, Picture, decode};
+use octavo_vision::pixels::{DecodedImage, Limits, decode};
 
-fn decoded(bytes: &[u8]) -> Picture {
+fn decoded(bytes: &[u8]) -> DecodedImage {
     decode(bytes, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -78,9 +78,9 @@ fn bitmaps_of_every_depth_are_read() {
                 .flat_map(|row| line(*row, usize::from(bits / 8)))
                 .collect(),
         };
-        let picture = decoded(&file.bytes());
-        assert_eq!((picture.width, picture.height), (width, height));
-        assert!(picture.rgb == expected, "{bits} bits, {from_below}");
+        let image = decoded(&file.bytes());
+        assert_eq!((image.width, image.height), (width, height));
+        assert!(image.rgb == expected, "{bits} bits, {from_below}");
     }
     // palette indices of 1, 4 and 8 bits
     for bits in [1_u16, 4, 8] {
@@ -199,7 +199,7 @@ fn frame(left: u16, top: u16, width: u16, codes: &[u8]) -> Frame<'static> {
 }
 
 #[test]
-fn of_a_moving_picture_the_first_is_read() {
+fn of_a_moving_image_the_first_is_read() {
     let codes = [1, 2, 3, 4, 4, 3, 2, 1];
     let shown = [255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30];
     let first = frame(1, 2, 4, &codes);
@@ -208,37 +208,37 @@ fn of_a_moving_picture_the_first_is_read() {
     // the rest is black, unless the file names a background: then that colour with red and blue
     // swapped
     for (background, around) in [(0, [0, 0, 0]), (4, [30, 20, 10]), (200, [0, 0, 0])] {
-        let picture = decoded(&gif(&[first.clone(), second.clone()], background));
-        assert_eq!((picture.width, picture.height), (6, 4));
-        assert_eq!(picture.rgb[..3], around, "{background}");
-        assert_eq!(picture.rgb[at(5, 3)..], around);
-        assert_eq!(picture.rgb[at(1, 2)..at(5, 2)], shown);
-        assert_eq!(picture.rgb[at(1, 3)..at(2, 3)], [10, 20, 30]);
+        let image = decoded(&gif(&[first.clone(), second.clone()], background));
+        assert_eq!((image.width, image.height), (6, 4));
+        assert_eq!(image.rgb[..3], around, "{background}");
+        assert_eq!(image.rgb[at(5, 3)..], around);
+        assert_eq!(image.rgb[at(1, 2)..at(5, 2)], shown);
+        assert_eq!(image.rgb[at(1, 3)..at(2, 3)], [10, 20, 30]);
     }
     // transparent pixels inside the frame are black
     let holes = Frame {
         transparent: Some(4),
         ..first.clone()
     };
-    let picture = decoded(&gif(&[holes], 1));
-    assert_eq!(picture.rgb[at(4, 2)..at(5, 2)], [0, 0, 0]);
-    assert_eq!(picture.rgb[at(5, 2)..at(5, 2) + 3], [0, 0, 255]);
+    let image = decoded(&gif(&[holes], 1));
+    assert_eq!(image.rgb[at(4, 2)..at(5, 2)], [0, 0, 0]);
+    assert_eq!(image.rgb[at(5, 2)..at(5, 2) + 3], [0, 0, 255]);
     // a frame with its own palette
     let own = Frame {
         palette: Some(vec![9, 8, 7, 1, 2, 3]),
         ..frame(0, 0, 6, &[[0; 6], [1; 6], [0; 6], [1; 6]].concat())
     };
-    let picture = decoded(&gif(&[own], 0));
-    assert_eq!(picture.rgb[at(0, 2)..at(1, 2)], [9, 8, 7]);
-    assert_eq!(picture.rgb[at(5, 3)..], [1, 2, 3]);
+    let image = decoded(&gif(&[own], 0));
+    assert_eq!(image.rgb[at(0, 2)..at(1, 2)], [9, 8, 7]);
+    assert_eq!(image.rgb[at(5, 3)..], [1, 2, 3]);
 }
 
 #[test]
-fn frames_beyond_the_picture_and_large_pictures_are_refused() {
+fn frames_beyond_the_image_and_large_images_are_refused() {
     let outside = gif(&[frame(3, 0, 4, &[1; 16])], 0);
     let error = decode(&outside, &Limits::default()).expect_err("it is refused");
     assert!(
-        error.to_string().starts_with("a damaged picture: "),
+        error.to_string().starts_with("a damaged image: "),
         "{error}"
     );
     let nothing = gif(&[], 0);
@@ -251,7 +251,7 @@ fn frames_beyond_the_picture_and_large_pictures_are_refused() {
     let error = decode(&small, &few).expect_err("it is refused").to_string();
     assert_eq!(
         error,
-        "a picture of 6 x 4 pixels: expected at most 23 pixels"
+        "an image of 6 x 4 pixels: expected at most 23 pixels"
     );
     // a header that claims 65535 x 65535 pixels
     let mut large = small;
@@ -275,10 +275,10 @@ fn random_files_have_stb_images_pixels() {
         let [name, width, height, file, pixels] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}");
         };
-        let picture = decoded(&bytes(file));
-        let size = [picture.width, picture.height].map(|n| n.to_string());
+        let image = decoded(&bytes(file));
+        let size = [image.width, image.height].map(|n| n.to_string());
         assert_eq!([width, height], size, "{name}");
-        assert!(picture.rgb == bytes(pixels), "{name}");
+        assert!(image.rgb == bytes(pixels), "{name}");
         n += 1;
     }
     assert_eq!(n, 35);

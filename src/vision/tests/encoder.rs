@@ -9,7 +9,7 @@ use octavo_reference::{Pixels as OraclePixels, VisionOracle};
 use octavo_vision::Encoder;
 use octavo_vision::pixels::{Prepared, TokenLimits};
 
-use crate::support::{Family, nmse, picture};
+use crate::support::{Family, image, nmse};
 
 /// Tolerance for llama.cpp, which rounds pixels and kernels to f16 and looks GELU up in a table of
 /// f16.
@@ -28,8 +28,8 @@ fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) 
 
 fn for_oracle(prepared: &Prepared) -> OraclePixels<'_> {
     OraclePixels {
-        width: prepared.picture.width,
-        height: prepared.picture.height,
+        width: prepared.image.width,
+        height: prepared.image.height,
         values: &prepared.planes,
     }
 }
@@ -44,12 +44,12 @@ fn pixels_and_sizes_are_llama_cpps_to_the_bit() {
         for golden in &family.goldens {
             let gguf = family.tower(golden);
             let h = octavo_vision::Tower::load(&gguf).expect("a tower").hparams;
-            for (i, prepared) in golden.pictures(&h).iter().enumerate() {
-                let what = format!("{} {} picture {i}", family.model, golden.name);
+            for (i, prepared) in golden.images(&h).iter().enumerate() {
+                let what = format!("{} {} image {i}", family.model, golden.name);
                 let chunks = golden.facts["chunks"].as_array().expect("a list");
                 let chunk = chunks.iter().filter(|c| c["image"].is_u64()).nth(i);
-                let size = prepared.picture.size();
-                let resized = &chunk.expect("a chunk for each picture")["resized"];
+                let size = prepared.image.size();
+                let resized = &chunk.expect("a chunk for each image")["resized"];
                 assert_eq!(resized[0], size.width, "{what}");
                 assert_eq!(resized[1], size.height, "{what}");
                 if let Some(planes) = golden.floats(&format!("image{i}.pixels")) {
@@ -57,7 +57,7 @@ fn pixels_and_sizes_are_llama_cpps_to_the_bit() {
                     compared += 1;
                 }
                 if let Some(bytes) = golden.bytes(&format!("image{i}.pixels_u8")) {
-                    let plane = |c: usize| prepared.picture.rgb.iter().skip(c).step_by(3);
+                    let plane = |c: usize| prepared.image.rgb.iter().skip(c).step_by(3);
                     let planes: Vec<u8> = (0..3).flat_map(plane).copied().collect();
                     assert!(planes == bytes, "{what}: pixels");
                     compared += 1;
@@ -80,17 +80,17 @@ fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
             for isa in Isa::available() {
                 let mut encoder = encoder(&gguf, isa, 2);
                 let width = encoder.tower().width();
-                let pictures = golden.pictures(&encoder.tower().hparams);
-                for (i, prepared) in pictures.iter().enumerate() {
-                    let what = format!("{} {} picture {i}, {isa}", family.model, golden.name);
+                let images = golden.images(&encoder.tower().hparams);
+                for (i, prepared) in images.iter().enumerate() {
+                    let what = format!("{} {} image {i}, {isa}", family.model, golden.name);
                     let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
                     let rows = golden.floats(&format!("image{i}.embd"));
-                    let rows = rows.expect("rows of each picture");
+                    let rows = rows.expect("rows of each image");
                     assert_eq!(cells.nx * cells.ny * width, rows.len(), "{what}");
                     let off = nmse(&cells.rows, &rows);
                     assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
                     let exact = oracle.encode(for_oracle(prepared));
-                    let exact = exact.expect("the same picture");
+                    let exact = exact.expect("the same image");
                     assert_eq!((exact.nx(), exact.ny()), (cells.nx, cells.ny), "{what}");
                     let off = nmse(&cells.rows, exact.rows());
                     println!("{what}: {off:e} from the oracle");
@@ -112,7 +112,7 @@ fn every_named_value_is_the_oracles() {
         let gguf = family.tower(golden);
         let oracle = VisionOracle::open(&gguf).expect("a tower");
         let mut encoder = encoder(&gguf, Isa::best(), 2);
-        let prepared = &golden.pictures(&encoder.tower().hparams)[0];
+        let prepared = &golden.images(&encoder.tower().hparams)[0];
         let (mut exact, mut counts) = (HashMap::new(), HashMap::new());
         let mut see = |name: &str, layer: Option<usize>, _: usize, values: &mut [f64]| {
             let nth: &mut usize = counts.entry((name.to_owned(), layer)).or_default();
@@ -157,7 +157,7 @@ fn values_inside_of_towers_are_llama_cpps() {
             }
             let gguf = family.tower(golden);
             let mut encoder = encoder(&gguf, Isa::best(), 2);
-            let prepared = &golden.pictures(&encoder.tower().hparams)[0];
+            let prepared = &golden.images(&encoder.tower().hparams)[0];
             let mut look = |view: &TapView<'_>| {
                 if view.tap.nth > 0 {
                     return;
@@ -179,7 +179,7 @@ fn values_inside_of_towers_are_llama_cpps() {
 }
 
 #[test]
-fn rows_do_not_depend_on_threads_or_on_pictures_before() {
+fn rows_do_not_depend_on_threads_or_on_images_before() {
     let Some(families) = Family::all() else {
         return;
     };
@@ -189,14 +189,14 @@ fn rows_do_not_depend_on_threads_or_on_pictures_before() {
         let gguf = family.tower(golden);
         for isa in Isa::available() {
             let mut one = encoder(&gguf, isa, 1);
-            let pictures = golden.pictures(&one.tower().hparams);
-            let mut rows = |i: usize| one.encode(pictures[i].pixels(), None).expect("it runs");
+            let images = golden.images(&one.tower().hparams);
+            let mut rows = |i: usize| one.encode(images[i].pixels(), None).expect("it runs");
             let expected = [rows(0), rows(1)];
             assert!(rows(0) == expected[0], "{isa}: again, after another");
             for threads in [2, 3] {
                 let mut several = encoder(&gguf, isa, threads);
-                for (picture, expected) in pictures.iter().zip(&expected) {
-                    let got = several.encode(picture.pixels(), None).expect("it runs");
+                for (image, expected) in images.iter().zip(&expected) {
+                    let got = several.encode(image.pixels(), None).expect("it runs");
                     assert!(got == *expected, "{isa}, {threads} threads");
                 }
             }
@@ -207,7 +207,7 @@ fn rows_do_not_depend_on_threads_or_on_pictures_before() {
 /// A large image is processed in chunks of rows, unless its values are tapped; both give the same
 /// rows.
 #[test]
-fn rows_of_large_pictures_are_those_of_all_at_once() {
+fn rows_of_large_images_are_those_of_all_at_once() {
     let Some(families) = Family::all() else {
         return;
     };
@@ -218,7 +218,7 @@ fn rows_of_large_pictures_are_those_of_all_at_once() {
         for isa in Isa::available() {
             let mut one = encoder(&gguf, isa, 1);
             let h = &one.tower().hparams;
-            let large = Prepared::new(&picture("photo"), h, enlarged).expect("a usual picture");
+            let large = Prepared::new(&image("photo"), h, enlarged).expect("a usual image");
             let parts = one.encode(large.pixels(), None).expect("it runs");
             assert!(parts.nx * parts.ny > 400, "several parts of 512 patches");
             let whole = one.encode(large.pixels(), Some(&mut |_| {}));
@@ -227,7 +227,7 @@ fn rows_of_large_pictures_are_those_of_all_at_once() {
             let mut three = encoder(&gguf, isa, 3);
             let again = three.encode(large.pixels(), None).expect("it runs");
             assert!(parts == again, "{what}: three threads");
-            let exact = oracle.encode(for_oracle(&large)).expect("the same picture");
+            let exact = oracle.encode(for_oracle(&large)).expect("the same image");
             let off = nmse(&parts.rows, exact.rows());
             println!("{what}: {off:e} from the oracle");
             assert!(off <= EXACT, "{what}: {off:e} from the oracle");

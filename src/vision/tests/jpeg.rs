@@ -2,7 +2,7 @@
 
 use octavo_fixtures::breaking::Rng;
 use octavo_fixtures::workspace_root;
-use octavo_vision::pixels::{Limits, Picture, decode};
+use octavo_vision::pixels::{DecodedImage, Limits, decode};
 use sha2::{Digest, Sha256};
 
 /// Files in `tests/jpeg`, their sides, and the SHA-256 of the pixels that `stbi_load` of llama.cpp
@@ -97,7 +97,7 @@ pub(crate) fn file(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-fn decoded(bytes: &[u8]) -> Picture {
+fn decoded(bytes: &[u8]) -> DecodedImage {
     decode(bytes, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -142,7 +142,7 @@ fn pixels_are_those_of_stb_image() {
 }
 
 #[test]
-fn what_stands_around_the_picture_changes_nothing() {
+fn what_stands_around_the_image_changes_nothing() {
     let plain = file("420");
     let expected = decoded(&plain);
     let mut more = plain.clone();
@@ -209,7 +209,7 @@ fn a_file_that_is_cut_short_is_refused() {
         for end in 3..whole.len() {
             let error = refusal(&whole[..end], &Limits::default());
             assert!(
-                error.contains("a damaged picture: the JPEG"),
+                error.contains("a damaged image: the JPEG"),
                 "{name}: {error}"
             );
         }
@@ -217,7 +217,7 @@ fn a_file_that_is_cut_short_is_refused() {
     let mut ended = file("420");
     let data = segment(&ended, 0xda) + 40;
     ended.splice(data.., *b"\xff\xd9");
-    says(&ended, "the JPEG's data ends before its picture");
+    says(&ended, "the JPEG's data ends before its image");
     let two = file("three-scans");
     let last = two.windows(2).rposition(|pair| pair == [0xff, 0xda]);
     let two = [&two[..last.expect("a scan")], b"\xff\xd9"].concat();
@@ -306,8 +306,8 @@ fn damaged_files_are_refused_or_read() {
                 bytes[at] = [0, 255, bytes[at] ^ (1 << rng.below(8))][rng.below(3)];
             }
             match decode(&bytes, &Limits::default()) {
-                Ok(picture) => {
-                    assert_eq!(picture.rgb.len(), 3 * picture.width * picture.height);
+                Ok(image) => {
+                    assert_eq!(image.rgb.len(), 3 * image.width * image.height);
                     read += 1;
                 }
                 Err(error) => {

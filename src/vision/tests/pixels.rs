@@ -5,7 +5,7 @@ use std::io::Cursor;
 use image::{DynamicImage, ImageFormat};
 use octavo_fixtures::breaking::Rng;
 use octavo_fixtures::shared;
-use octavo_vision::pixels::{Limits, Picture, Size, TokenLimits, decode, fit};
+use octavo_vision::pixels::{DecodedImage, Limits, Size, TokenLimits, decode, fit};
 use proptest::prelude::*;
 
 /// Encodes an image as a file.
@@ -15,7 +15,7 @@ fn file(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
-fn decoded(bytes: &[u8]) -> Picture {
+fn decoded(bytes: &[u8]) -> DecodedImage {
     decode(bytes, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -42,7 +42,9 @@ fn sizes_are_llama_cpps() {
                 [side(0), side(1)]
             };
             let [width, height] = pair("source");
-            let got = Size { width, height }.for_cells(32, limits).expect("usual");
+            let got = Size { width, height }
+                .for_image_tokens(32, limits)
+                .expect("usual");
             let cells = [got.width / 32, got.height / 32];
             assert_eq!(cells, pair("tokens"), "{name}: {width} x {height}");
         }
@@ -57,7 +59,7 @@ fn sizes_at_the_edge_of_what_can_be_are_sizes_or_errors() {
         for height in sides {
             for (min, max) in [(8, 4096), (1, 1), (4096, 4096), (8, usize::MAX)] {
                 let limits = TokenLimits { min, max };
-                match (Size { width, height }).for_cells(28, limits) {
+                match (Size { width, height }).for_image_tokens(28, limits) {
                     Ok(size) => {
                         let is_whole = |side: usize| side > 0 && side.is_multiple_of(28);
                         assert!(is_whole(size.width) && is_whole(size.height), "{size:?}");
@@ -226,8 +228,8 @@ fn damaged_files_are_refused_or_read() {
                 }
             }
             match decode(&bytes, &Limits::default()) {
-                Ok(picture) => {
-                    assert_eq!(picture.rgb.len(), 3 * picture.width * picture.height);
+                Ok(image) => {
+                    assert_eq!(image.rgb.len(), 3 * image.width * image.height);
                     read += 1;
                 }
                 Err(error) => {
@@ -241,7 +243,7 @@ fn damaged_files_are_refused_or_read() {
 }
 
 /// Computes a single pixel of Pillow's bicubic: both passes by the formula.
-fn slow(picture: &Picture, to: Size, x: usize, y: usize) -> [u8; 3] {
+fn slow(image: &DecodedImage, to: Size, x: usize, y: usize) -> [u8; 3] {
     let weights = |from: usize, to: usize, out: usize| -> Vec<(usize, i64)> {
         if from == to {
             return vec![(out, 1 << 22)];
@@ -267,10 +269,10 @@ fn slow(picture: &Picture, to: Size, x: usize, y: usize) -> [u8; 3] {
         let sum: i64 = terms.iter().map(|(i, w)| w * i64::from(value(*i))).sum();
         ((sum + (1 << 21)) >> 22).clamp(0, 255) as u8
     };
-    let across = weights(picture.width, to.width, x);
-    let down = weights(picture.height, to.height, y);
+    let across = weights(image.width, to.width, x);
+    let down = weights(image.height, to.height, y);
     [0, 1, 2].map(|c| {
-        let line = |y: usize| pass(&across, &|x| picture.rgb[3 * (y * picture.width + x) + c]);
+        let line = |y: usize| pass(&across, &|x| image.rgb[3 * (y * image.width + x) + c]);
         pass(&down, &line)
     })
 }
@@ -286,9 +288,9 @@ proptest! {
     ) {
         let mut rng = Rng(seed | 1);
         let rgb = (0..3 * w * h).map(|_| rng.below(256) as u8).collect();
-        let picture = Picture { width: w, height: h, rgb };
+        let image = DecodedImage { width: w, height: h, rgb };
         let to = Size { width: tw, height: th };
-        let got = fit(&picture, to);
+        let got = fit(&image, to);
         prop_assert_eq!((got.width, got.height), (tw, th));
         let scale = (tw as f32 / w as f32).min(th as f32 / h as f32);
         let side = |from: usize, to: usize| ((from as f32 * scale).ceil() as usize).clamp(1, to);
@@ -299,10 +301,10 @@ proptest! {
                 let at = 3 * (y * tw + x);
                 let inside = (left..left + inner.width).contains(&x)
                     && (top..top + inner.height).contains(&y);
-                let same = || picture.rgb[at..at + 3].try_into().expect("three");
+                let same = || image.rgb[at..at + 3].try_into().expect("three");
                 let expected = match inside {
                     true if (w, h) == (tw, th) => same(),
-                    true => slow(&picture, inner, x - left, y - top),
+                    true => slow(&image, inner, x - left, y - top),
                     false => [0; 3],
                 };
                 for (got, expected) in got.rgb[at..at + 3].iter().zip(expected) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::shared;
 use octavo_reference::metrics::{self, Logit};
-use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
+use octavo_vision::pixels::{DecodedImage, Limits, Prepared, TokenLimits, decode};
 use octavo_vision::tower::Hparams;
 use safetensors::{Dtype, SafeTensors};
 
@@ -72,7 +72,7 @@ impl Golden {
     }
 
     /// Returns the images of this case, resized for a vision encoder.
-    pub(crate) fn pictures(&self, h: &Hparams) -> Vec<Prepared> {
+    pub(crate) fn images(&self, h: &Hparams) -> Vec<Prepared> {
         let limit = |key: &str, usual: usize| {
             let n = self.facts[key].as_i64().filter(|n| *n > 0);
             n.map_or(usual, |n| n as usize)
@@ -84,16 +84,16 @@ impl Golden {
         };
         let images = self.facts["images"].as_array().expect("a list");
         let names = images.iter().map(|name| name.as_str().expect("a name"));
-        let prepare = |name| Prepared::new(&picture(name), h, limits).expect("a usual picture");
+        let prepare = |name| Prepared::new(&image(name), h, limits).expect("a usual image");
         names.map(prepare).collect()
     }
 }
 
 /// Reads an image of the shared folder.
-pub(crate) fn picture(name: &str) -> Picture {
+pub(crate) fn image(name: &str) -> DecodedImage {
     let path = shared(&format!("vision/images/{name}.png")).expect("its goldens are there");
     let bytes = std::fs::read(path).expect("a file");
-    decode(&bytes, &Limits::default()).expect("a picture")
+    decode(&bytes, &Limits::default()).expect("an image")
 }
 
 /// Opens a file of the shared folder.

@@ -2,7 +2,9 @@
 
 use octavo_engine::backend::Phase;
 use octavo_engine::backend::TapView;
-use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource, Picture, Session, Shown};
+use octavo_engine::{
+    EncodedImage, Engine, EngineOptions, ImageHandle, LogitsFor, ModelSource, Session,
+};
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_vision::Encoder;
 
@@ -30,7 +32,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
 }
 
 /// Encodes the images of a case with its vision encoder.
-fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
+fn images(family: &Family, golden: &Golden, isa: Isa) -> Vec<EncodedImage> {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(2),
@@ -39,23 +41,23 @@ fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
     let gguf = family.tower(golden);
     let encoder = Encoder::load(&gguf, &options, 128, &mut |_| {});
     let mut encoder = encoder.unwrap_or_else(|e| panic!("{e}"));
-    let prepared = golden.pictures(&encoder.tower().hparams);
+    let prepared = golden.images(&encoder.tower().hparams);
     let mut digest = 0;
-    let mut picture = |prepared: &octavo_vision::pixels::Prepared| {
+    let mut image = |prepared: &octavo_vision::pixels::Prepared| {
         let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
         digest += 1;
-        cells.picture([digest; 32])
+        cells.image([digest; 32])
     };
-    prepared.iter().map(&mut picture).collect()
+    prepared.iter().map(&mut image).collect()
 }
 
 /// Returns a session that holds the images, and the golden's prompt with their image tokens.
-fn prompt(engine: &Engine, golden: &Golden, pictures: &[Picture]) -> (Session, Vec<u32>) {
+fn prompt(engine: &Engine, golden: &Golden, images: &[EncodedImage]) -> (Session, Vec<u32>) {
     let mut session = engine.session();
-    let show = |p: &Picture| engine.show(p.clone()).expect("it is for this model");
-    let shown: Vec<Shown> = pictures.iter().map(show).collect();
+    let register = |p: &EncodedImage| engine.register(p.clone()).expect("it is for this model");
+    let shown: Vec<ImageHandle> = images.iter().map(register).collect();
     shown.iter().for_each(|shown| session.hold(shown));
-    let mut cells = shown.iter().flat_map(Shown::tokens);
+    let mut cells = shown.iter().flat_map(ImageHandle::tokens);
     let ids = golden.integers("tokens").into_iter();
     let id = |id: i32| u32::try_from(id).unwrap_or_else(|_| cells.next().expect("as many cells"));
     let ids: Vec<u32> = ids.map(id).collect();
@@ -77,8 +79,8 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
             for isa in Isa::available() {
                 let what = format!("{} {}, {isa}", family.model, golden.name);
                 let engine = engine(family, golden, isa, 2, 512);
-                let pictures = pictures(family, golden, isa);
-                let (mut session, ids) = prompt(&engine, golden, &pictures);
+                let images = images(family, golden, isa);
+                let (mut session, ids) = prompt(&engine, golden, &images);
                 let logits = session.eval(&ids, Phase::Prefill, LogitsFor::All);
                 let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
                 let own = nmse(&logits.data, &theirs);
@@ -133,12 +135,12 @@ fn cuts_batches_and_threads_change_no_bit() {
     for family in &families {
         let golden = family.goldens.iter().find(|g| g.name == "two");
         let golden = golden.expect("both have it");
-        let pictures = pictures(family, golden, Isa::best());
+        let images = images(family, golden, Isa::best());
         for isa in Isa::available() {
             let mut expected: Option<Vec<f32>> = None;
             for (threads, batch) in [(1, 512), (2, 5), (3, 17), (2, 1)] {
                 let engine = engine(family, golden, isa, threads, batch);
-                let (mut session, ids) = prompt(&engine, golden, &pictures);
+                let (mut session, ids) = prompt(&engine, golden, &images);
                 let got = session.eval(&ids, Phase::Prefill, LogitsFor::All);
                 let got = got.expect("it runs").data;
                 let expected = expected.get_or_insert_with(|| got.clone());
@@ -152,15 +154,15 @@ fn cuts_batches_and_threads_change_no_bit() {
 }
 
 #[test]
-fn pictures_go_whole_and_come_back() {
+fn images_go_whole_and_come_back() {
     let Some([family, _]) = Family::all() else {
         return;
     };
     let golden = family.goldens.iter().find(|g| g.name == "two");
     let golden = golden.expect("it is there");
-    let pictures = pictures(&family, golden, Isa::best());
+    let images = images(&family, golden, Isa::best());
     let engine = engine(&family, golden, Isa::best(), 2, 16);
-    let (mut session, ids) = prompt(&engine, golden, &pictures);
+    let (mut session, ids) = prompt(&engine, golden, &images);
     let expected = session
         .eval(&ids, Phase::Prefill, LogitsFor::Last)
         .expect("it runs");
@@ -183,9 +185,9 @@ fn pictures_go_whole_and_come_back() {
     let mut other = engine.session();
     let error = other
         .eval(&ids, Phase::Prefill, LogitsFor::Last)
-        .expect_err("not its picture");
+        .expect_err("not its image");
     assert!(
-        error.to_string().contains("expected a cell of a picture"),
+        error.to_string().contains("expected a token of an image"),
         "{error}"
     );
 }
@@ -197,9 +199,9 @@ fn rows_that_layers_gain_are_llama_cpps() {
     };
     let golden = family.goldens.iter().find(|g| g.name == "one");
     let golden = golden.expect("it is there");
-    let pictures = pictures(&family, golden, Isa::best());
+    let images = images(&family, golden, Isa::best());
     let engine = engine(&family, golden, Isa::best(), 2, 512);
-    let (mut session, ids) = prompt(&engine, golden, &pictures);
+    let (mut session, ids) = prompt(&engine, golden, &images);
     let mut compared = 0;
     let mut look = |view: &TapView<'_>| {
         if let Some(expected) = golden.floats(&format!("text.{}", view.tap)) {
@@ -216,16 +218,16 @@ fn rows_that_layers_gain_are_llama_cpps() {
 }
 
 #[test]
-fn pictures_for_other_models_are_refused() {
+fn images_for_other_models_are_refused() {
     let Some([family, other]) = Family::all() else {
         return;
     };
     let golden = family.goldens.iter().find(|g| g.name == "one");
     let golden = golden.expect("it is there");
     let engine = engine(&other, &other.goldens[0], Isa::best(), 1, 64);
-    let picture = pictures(&family, golden, Isa::best()).remove(0);
+    let image = images(&family, golden, Isa::best()).remove(0);
     let error = engine
-        .show(picture)
+        .register(image)
         .expect_err("rows are wider")
         .to_string();
     assert!(error.contains("expected 256 for each cell"), "{error}");

@@ -46,11 +46,11 @@ fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
         panic!("four dimensions");
     };
     let size = height * width;
-    let pictures = frames[0]
+    let images = frames[0]
         .values
         .chunks(size)
         .zip(frames[1].values.chunks(size));
-    let both = pictures.flat_map(|(a, b)| [a, b].concat()).collect();
+    let both = images.flat_map(|(a, b)| [a, b].concat()).collect();
     all.insert(
         "patch_embed.proj.weight".to_owned(),
         Tensor {

@@ -12,7 +12,7 @@ use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::{Encoder, Tower};
 use report::{to_html, to_json, to_text};
 
-use super::{DiffArgs, pictures};
+use super::{DiffArgs, images};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
@@ -130,8 +130,8 @@ fn finish(
 
 /// Compares an image encoder with each reference.
 fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
-    let picture = pictures::only(args)?;
-    let cells = args.cells.limits()?;
+    let image = images::only(args)?;
+    let token_limits = args.image_tokens.limits()?;
     let read = |path: &PathBuf| Reference::read(path, args.against());
     let references = args
         .reference
@@ -139,16 +139,19 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
         .map(read)
         .collect::<Result<Vec<_>, _>>()?;
     terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
-    let (options, most_cells) = (args.compute.options()?, vision::most_cells(cells));
-    let mut encoder = shown(|sink| Encoder::load(gguf, &options, most_cells, sink))?;
+    let (options, max_image_tokens) = (
+        args.compute.options()?,
+        vision::max_image_tokens(token_limits),
+    );
+    let mut encoder = shown(|sink| Encoder::load(gguf, &options, max_image_tokens, sink))?;
     let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
     let seen = Seen {
-        picture: &picture,
-        cells,
+        image: &image,
+        token_limits,
     };
     let mut all = Vec::new();
     for (path, reference) in args.reference.iter().zip(references) {
-        let measured = reference.compare_picture(&mut encoder, seen, &tolerance);
+        let measured = reference.compare_image(&mut encoder, seen, &tolerance);
         all.push(checked(path.clone(), reference, measured)?);
     }
     let computed = Computed {

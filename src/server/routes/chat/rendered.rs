@@ -1,6 +1,6 @@
 //! Renders the prompt of a conversation.
 
-use octavo_engine::Shown;
+use octavo_engine::ImageHandle;
 use octavo_text::chat::Continued;
 
 use super::{template, tokens};
@@ -41,9 +41,9 @@ pub(crate) fn render(app: &App, asked: &Asked<'_>) -> Result<Continued, ApiError
 pub(super) fn fitting(
     app: &App,
     asked: &mut Asked<'_>,
-    pictures: &[Shown],
+    images: &[ImageHandle],
 ) -> Result<Prompt, ApiError> {
-    let error = match whole(app, asked, pictures) {
+    let error = match whole(app, asked, images) {
         Err(error) if error.is_of_length() => error,
         other => return other,
     };
@@ -56,13 +56,13 @@ pub(super) fn fitting(
                    the prompt is too long for the context";
     Ok(Prompt {
         warning: Some(warning.to_owned()),
-        ..whole(app, asked, pictures)?
+        ..whole(app, asked, images)?
     })
 }
 
-fn whole(app: &App, asked: &Asked<'_>, pictures: &[Shown]) -> Result<Prompt, ApiError> {
+fn whole(app: &App, asked: &Asked<'_>, images: &[ImageHandle]) -> Result<Prompt, ApiError> {
     let rendered = render(app, asked)?;
-    let tokens = tokens(app, &rendered.prompt, pictures)?;
+    let tokens = tokens(app, &rendered.prompt, images)?;
     check_length(app, &tokens)?;
     Ok(Prompt {
         rendered,

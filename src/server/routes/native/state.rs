@@ -38,7 +38,9 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "chat_template": source(false),
         "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
         "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
-        "modalities": { "vision": app.options.sight.is_some(), "audio": false, "video": false },
+        "modalities": {
+            "vision": app.options.encoder_cache.is_some(), "audio": false, "video": false,
+        },
         "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
         "endpoint_slots": true,
         "endpoint_props": false,

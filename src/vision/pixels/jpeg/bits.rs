@@ -119,7 +119,7 @@ impl<'a> Bits<'a> {
 
     fn skip(&mut self, bits: u32) -> Result<(), Error> {
         if bits > self.count {
-            return Err(damaged("the JPEG's data ends before its picture"));
+            return Err(damaged("the JPEG's data ends before its image"));
         }
         self.next <<= bits;
         self.count -= bits;

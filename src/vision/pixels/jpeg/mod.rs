@@ -13,7 +13,7 @@ mod input;
 mod scan;
 mod upsample;
 
-use super::decode::{Limits, Picture};
+use super::decode::{DecodedImage, Limits};
 use crate::Error;
 use bits::Huffman;
 use frame::Frame;
@@ -50,7 +50,7 @@ struct Tables {
 ///
 /// # Errors
 /// If it is damaged, of a kind that stb_image does not read, or exceeds the limits.
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
+pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<DecodedImage, Error> {
     let mut input = Input::new(bytes);
     let mut tables = Tables::default();
     let mut frame: Option<Frame> = None;
@@ -84,12 +84,12 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
             (code, _) => tables.read(code, input.segment()?)?,
         }
     }
-    let mut frame = frame.ok_or_else(|| damaged("the JPEG has no picture"))?;
+    let mut frame = frame.ok_or_else(|| damaged("the JPEG has no image"))?;
     if frame.components.iter().any(|component| !component.has_data) {
         return Err(damaged("the JPEG has no data for one of its components"));
     }
     frame.finish(&tables)?;
-    Ok(Picture {
+    Ok(DecodedImage {
         width: frame.width,
         height: frame.height,
         rgb: colour::rgb(&frame, &tables),

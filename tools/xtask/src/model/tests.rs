@@ -120,7 +120,7 @@ fn towers_fit_their_models() {
         let deviation = (deviation / cells.rows.len() as f64).sqrt();
         assert!((0.1..10.0).contains(&deviation), "{arch:?}: {deviation}");
         let (limits, cells) = (Limits::default(), TokenLimits::default());
-        octavo_vision::Sight::new(&engine, encoder, limits, cells).expect("made for it");
+        octavo_vision::EncoderCache::new(&engine, encoder, limits, cells).expect("made for it");
     }
     let out = dir.path().join("none.gguf");
     let args = ModelArgs {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
-use octavo_engine::{EngineOptions, Pictures, Shown};
+use octavo_engine::{EngineOptions, ImageHandle, ImageRegistry};
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_lab::diff::{
@@ -20,7 +20,7 @@ use octavo_model::taps::Numbering;
 use octavo_model::{Model, OwnedTap};
 use octavo_reference::{ImageRows, Oracle, Piece, Position};
 use octavo_text::tokenizer::Tokenizer;
-use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
+use octavo_vision::pixels::{DecodedImage, Limits, Prepared, TokenLimits, decode};
 use octavo_vision::tower::Layout;
 use octavo_vision::{Encoder, Tower, prompt};
 
@@ -31,9 +31,9 @@ fn open(path: &Path) -> Arc<Gguf> {
     Arc::new(Gguf::open(path, &OpenOptions::default()).expect("a file"))
 }
 
-fn picture(name: &str) -> Option<Picture> {
+fn image(name: &str) -> Option<DecodedImage> {
     let bytes = std::fs::read(shared(&format!("vision/images/{name}.png"))?).expect("a file");
-    Some(decode(&bytes, &Limits::default()).expect("a picture"))
+    Some(decode(&bytes, &Limits::default()).expect("an image"))
 }
 
 /// Largest number of image tokens per image.
@@ -52,10 +52,10 @@ fn tower(gguf: &Arc<Gguf>, isa: Isa) -> TowerBackend {
         .expect("it is prepared")
 }
 
-fn seen(picture: &Picture) -> Input<'_> {
-    Input::Picture(Seen {
-        picture,
-        cells: TokenLimits::default(),
+fn seen(image: &DecodedImage) -> Input<'_> {
+    Input::Image(Seen {
+        image,
+        token_limits: TokenLimits::default(),
     })
 }
 
@@ -87,10 +87,10 @@ fn towers_are_within_their_bounds_of_the_oracle() {
         };
         let gguf = open(&path);
         for name in NAMES {
-            let Some(picture) = picture(name) else { return };
+            let Some(image) = image(name) else { return };
             for isa in Isa::available() {
                 let mut oracle = OracleExecution::new(gguf.clone()).expect("a tower");
-                let c = run(&mut oracle, &mut tower(&gguf, isa), seen(&picture));
+                let c = run(&mut oracle, &mut tower(&gguf, isa), seen(&image));
                 assert_within(&format!("{file} {name} {isa}"), &c);
                 assert!(c.absent.is_empty(), "{file} {name}: {:?}", c.absent);
                 assert_eq!(c.taps[0].name, PIXELS);
@@ -103,8 +103,8 @@ fn towers_are_within_their_bounds_of_the_oracle() {
 /// A text model, its prompt, and the images in it.
 struct Asked {
     gguf: Arc<Gguf>,
-    pictures: Pictures,
-    _shown: Vec<Shown>,
+    images: ImageRegistry,
+    _shown: Vec<ImageHandle>,
     tokens: Vec<u32>,
 }
 
@@ -114,22 +114,22 @@ impl Asked {
         let tower = open(&shared(&format!("vision/{mmproj}.gguf"))?);
         let mut encoder =
             Encoder::load(&tower, &options(Isa::best()), MOST_CELLS, &mut |_| {}).expect("a tower");
-        let pictures = Pictures::default();
+        let images = ImageRegistry::default();
         let mut show = |name: &&str| {
             let h = &encoder.tower().hparams;
-            let prepared = Prepared::new(&picture(name)?, h, TokenLimits::default());
-            let prepared = prepared.expect("a usual picture");
+            let prepared = Prepared::new(&image(name)?, h, TokenLimits::default());
+            let prepared = prepared.expect("a usual image");
             let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
-            let picture = cells.picture([name.as_bytes()[0]; 32]);
-            Some(pictures.show(picture).expect("ids are left"))
+            let image = cells.image([name.as_bytes()[0]; 32]);
+            Some(images.register(image).expect("ids are left"))
         };
-        let shown: Vec<Shown> = NAMES[..2].iter().map(&mut show).collect::<Option<_>>()?;
+        let shown: Vec<ImageHandle> = NAMES[..2].iter().map(&mut show).collect::<Option<_>>()?;
         let tokenizer = Tokenizer::from_gguf(&gguf).expect("a vocabulary");
         let tokens = prompt::tokens(&tokenizer, PROMPT.as_bytes(), prompt::MARKER, &shown);
         Some(Asked {
             tokens: tokens.expect("as many markers"),
             gguf,
-            pictures,
+            images,
             _shown: shown,
         })
     }
@@ -141,7 +141,7 @@ impl Asked {
     fn input(&self) -> Input<'_> {
         Input::Text(Text {
             tokens: &self.tokens,
-            pictures: &self.pictures,
+            images: &self.images,
         })
     }
 
@@ -163,14 +163,14 @@ impl Asked {
     }
 
     /// Returns the start position of the first image, and its number of image tokens.
-    fn first_picture(&self) -> [usize; 2] {
+    fn first_image(&self) -> [usize; 2] {
         let begins = self
             .tokens
             .iter()
-            .position(|id| octavo_engine::is_cell(*id));
-        let begins = begins.expect("a picture");
-        let shown = self.pictures.picture_of(self.tokens[begins]);
-        [begins, shown.expect("it is held").picture().cells()]
+            .position(|id| octavo_engine::is_image_token(*id));
+        let begins = begins.expect("an image");
+        let shown = self.images.image_of(self.tokens[begins]);
+        [begins, shown.expect("it is held").image().n_tokens()]
     }
 
     /// Returns name and position of the first difference between the engine and `other`.
@@ -190,7 +190,7 @@ fn first(c: Comparison) -> (String, usize, usize) {
 }
 
 #[test]
-fn texts_with_pictures_are_within_their_bounds_of_the_oracle() {
+fn texts_with_images_are_within_their_bounds_of_the_oracle() {
     for (text, mmproj) in [
         ("vl-a-text-F32", "vl-a-mmproj-F32"),
         ("vl-a-text-Q4_K_M", "vl-a-mmproj-F16"),
@@ -209,7 +209,7 @@ fn texts_with_pictures_are_within_their_bounds_of_the_oracle() {
 }
 
 #[test]
-fn a_text_is_no_picture() {
+fn a_text_is_no_image() {
     let Some(asked) = Asked::usual() else { return };
     let Some(path) = shared("vision/vl-a-mmproj-F32.gguf") else {
         return;
@@ -220,7 +220,7 @@ fn a_text_is_no_picture() {
     let text = Input::from(&tokens[..]);
     let error = compare(&mut a, &mut b, text, &mut |_, _| {}).expect_err("a text");
     assert!(
-        error.to_string().ends_with(": expected a picture"),
+        error.to_string().ends_with(": expected an image"),
         "{error}"
     );
     let c = compare(

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use octavo_engine::{Engine, Picture, Shown};
+use octavo_engine::{EncodedImage, Engine, ImageHandle};
 use octavo_model::Hparams;
 use sha2::{Digest, Sha256};
 
@@ -12,16 +12,16 @@ use crate::encoder::Encoder;
 use crate::pixels::{Limits, Prepared, TokenLimits, decode};
 
 /// Maximum bytes of embeddings of recent images in the cache.
-const KEPT_BYTES: usize = 256 << 20;
+const MAX_CACHED_BYTES: usize = 256 << 20;
 
 /// A vision encoder for a text model, which need not be loaded.
-pub struct Viewer {
+pub struct ImageEncoder {
     encoder: Encoder,
     decoding: Limits,
-    cells: TokenLimits,
+    token_limits: TokenLimits,
 }
 
-impl Viewer {
+impl ImageEncoder {
     /// Creates it for the text model with these hyperparameters, in this file.
     ///
     /// # Errors
@@ -31,9 +31,9 @@ impl Viewer {
         hparams: &Hparams,
         encoder: Encoder,
         decoding: Limits,
-        cells: TokenLimits,
-    ) -> Result<Viewer, Error> {
-        let (expected, got) = (hparams.picture_width(), encoder.tower().width());
+        token_limits: TokenLimits,
+    ) -> Result<ImageEncoder, Error> {
+        let (expected, got) = (hparams.image_embedding_width(), encoder.tower().width());
         if expected == 0 {
             return Err(Error::ReadsText {
                 file: file.to_owned(),
@@ -49,10 +49,10 @@ impl Viewer {
                 got,
             });
         }
-        Ok(Viewer {
+        Ok(ImageEncoder {
             encoder,
             decoding,
-            cells,
+            token_limits,
         })
     }
 
@@ -60,16 +60,16 @@ impl Viewer {
     ///
     /// # Errors
     /// If it cannot be decoded within the limits, or the encoder fails.
-    pub fn look(&mut self, file: &[u8]) -> Result<Picture, Error> {
+    pub fn encode(&mut self, file: &[u8]) -> Result<EncodedImage, Error> {
         self.compute(file, digest(file))
     }
 
-    fn compute(&mut self, file: &[u8], digest: [u8; 32]) -> Result<Picture, Error> {
-        let picture = decode(file, &self.decoding)?;
-        let prepared = Prepared::new(&picture, &self.encoder.tower().hparams, self.cells)?;
-        drop(picture);
-        let cells = self.encoder.encode(prepared.pixels(), None)?;
-        Ok(cells.picture(digest))
+    fn compute(&mut self, file: &[u8], digest: [u8; 32]) -> Result<EncodedImage, Error> {
+        let image = decode(file, &self.decoding)?;
+        let prepared = Prepared::new(&image, &self.encoder.tower().hparams, self.token_limits)?;
+        drop(image);
+        let embeddings = self.encoder.encode(prepared.pixels(), None)?;
+        Ok(embeddings.image(digest))
     }
 }
 
@@ -79,30 +79,30 @@ fn digest(file: &[u8]) -> [u8; 32] {
 }
 
 /// A vision encoder for a loaded text model, with a cache of recent images.
-pub struct Sight {
+pub struct EncoderCache {
     engine: Engine,
-    viewer: Mutex<Viewer>,
+    encoder: Mutex<ImageEncoder>,
     most_bytes: usize,
-    cells: TokenLimits,
+    token_limits: TokenLimits,
     /// Cached images, the most recently used last.
-    seen: Mutex<VecDeque<Seen>>,
+    cached: Mutex<VecDeque<CachedImage>>,
 }
 
-struct Seen {
+struct CachedImage {
     digest: [u8; 32],
-    shown: Shown,
+    handle: ImageHandle,
 }
 
-impl std::fmt::Debug for Sight {
+impl std::fmt::Debug for EncoderCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cells = &self.cells;
-        f.debug_struct("Sight")
-            .field("cells", cells)
+        let token_limits = &self.token_limits;
+        f.debug_struct("EncoderCache")
+            .field("token_limits", token_limits)
             .finish_non_exhaustive()
     }
 }
 
-impl Sight {
+impl EncoderCache {
     /// Creates it for a text model.
     ///
     /// # Errors
@@ -111,16 +111,16 @@ impl Sight {
         engine: &Engine,
         encoder: Encoder,
         decoding: Limits,
-        cells: TokenLimits,
-    ) -> Result<Sight, Error> {
+        token_limits: TokenLimits,
+    ) -> Result<EncoderCache, Error> {
         let (file, hparams) = (engine.gguf().name(), engine.hparams());
-        let viewer = Viewer::new(file, hparams, encoder, decoding, cells)?;
-        Ok(Sight {
+        let image_encoder = ImageEncoder::new(file, hparams, encoder, decoding, token_limits)?;
+        Ok(EncoderCache {
             engine: engine.clone(),
-            viewer: Mutex::new(viewer),
+            encoder: Mutex::new(image_encoder),
             most_bytes: decoding.bytes,
-            cells,
-            seen: Mutex::default(),
+            token_limits,
+            cached: Mutex::default(),
         })
     }
 
@@ -138,36 +138,36 @@ impl Sight {
     ///
     /// # Errors
     /// If it cannot be decoded within the limits, or the encoder fails.
-    pub fn see(&self, file: &[u8]) -> Result<Shown, Error> {
+    pub fn register(&self, file: &[u8]) -> Result<ImageHandle, Error> {
         let digest = digest(file);
-        if let Some(shown) = self.seen_before(&digest) {
-            return Ok(shown);
+        if let Some(handle) = self.find(&digest) {
+            return Ok(handle);
         }
-        let mut viewer = self.viewer.lock().unwrap_or_else(PoisonError::into_inner);
-        let picture = viewer.compute(file, digest)?;
-        drop(viewer);
-        let shown = self.engine.show(picture)?;
-        self.keep(digest, &shown);
-        Ok(shown)
+        let mut image_encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let image = image_encoder.compute(file, digest)?;
+        drop(image_encoder);
+        let handle = self.engine.register(image)?;
+        self.keep(digest, &handle);
+        Ok(handle)
     }
 
-    fn seen_before(&self, digest: &[u8; 32]) -> Option<Shown> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = seen.iter().position(|seen| seen.digest == *digest)?;
-        let again = seen.remove(at)?;
-        let shown = again.shown.clone();
-        seen.push_back(again);
-        Some(shown)
+    fn find(&self, digest: &[u8; 32]) -> Option<ImageHandle> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cached.iter().position(|cached| cached.digest == *digest)?;
+        let again = cached.remove(at)?;
+        let handle = again.handle.clone();
+        cached.push_back(again);
+        Some(handle)
     }
 
-    fn keep(&self, digest: [u8; 32], shown: &Shown) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let shown = shown.clone();
-        seen.push_back(Seen { digest, shown });
-        let bytes = |seen: &Seen| size_of_val(&seen.shown.picture().rows[..]);
-        let mut all: usize = seen.iter().map(bytes).sum();
-        while all > KEPT_BYTES
-            && let Some(oldest) = seen.pop_front()
+    fn keep(&self, digest: [u8; 32], handle: &ImageHandle) {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = handle.clone();
+        cached.push_back(CachedImage { digest, handle });
+        let bytes = |cached: &CachedImage| size_of_val(&cached.handle.image().rows[..]);
+        let mut all: usize = cached.iter().map(bytes).sum();
+        while all > MAX_CACHED_BYTES
+            && let Some(oldest) = cached.pop_front()
         {
             all -= bytes(&oldest);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::Phase;
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource, Shown};
+use octavo_engine::{Engine, EngineOptions, ImageHandle, LogitsFor, ModelSource};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_reference::metrics::nmse;
@@ -71,7 +71,7 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn pictures_are_llama_cpps_on_a_device() {
+fn images_are_llama_cpps_on_a_device() {
     let Some(folder) = shared("vision") else {
         return;
     };
@@ -89,17 +89,17 @@ fn pictures_are_llama_cpps_on_a_device() {
         let mut cells = Vec::new();
         for (i, name) in ["photo", "tall"].into_iter().enumerate() {
             let path = folder.join(format!("images/{name}.png"));
-            let bytes = std::fs::read(path).expect("a picture");
-            let picture = decode(&bytes, &Decoding::default()).expect("a picture");
+            let bytes = std::fs::read(path).expect("an image");
+            let image = decode(&bytes, &Decoding::default()).expect("an image");
             let h = &encoder.tower().hparams;
-            let prepared = Prepared::new(&picture, h, TokenLimits::default()).expect("usual");
+            let prepared = Prepared::new(&image, h, TokenLimits::default()).expect("usual");
             let got = encoder.encode(prepared.pixels(), None).expect("it runs");
             let off = nmse(&got.rows, &floats(&golden, &format!("image{i}.embd")));
             let off = off.expect("as many rows");
             println!("{model} {name}: rows {off:e}");
             assert!(off <= BOUND, "{model} {name}: rows {off:e}");
-            let shown = engine.show(got.picture([i as u8; 32]));
-            let shown: Shown = shown.expect("made for the model");
+            let shown = engine.register(got.image([i as u8; 32]));
+            let shown: ImageHandle = shown.expect("made for the model");
             session.hold(&shown);
             cells.extend(shown.tokens());
         }

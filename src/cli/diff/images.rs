@@ -1,28 +1,28 @@
 //! Images of a comparison: the input of an image encoder, or part of the text of a text model.
 
-use octavo_engine::{DeviceChoice, EngineOptions, Pictures, Shown};
+use octavo_engine::{DeviceChoice, EngineOptions, ImageHandle, ImageRegistry};
 use octavo_kernels::IsaChoice;
 use octavo_text::tokenizer::Tokenizer;
-use octavo_vision::pixels::{Picture, Prepared};
+use octavo_vision::pixels::{DecodedImage, Prepared};
 
 use super::{DiffArgs, encoding};
 use crate::cli::failure::Failure;
 use crate::cli::vision::{self, of_image, place};
 
 /// Returns the image to encode with an image encoder.
-pub(super) fn only(args: &DiffArgs) -> Result<Picture, Failure> {
+pub(super) fn only(args: &DiffArgs) -> Result<DecodedImage, Failure> {
     let has_text = args.text.is_given() || args.tokens.is_some();
     if args.mmproj.is_some() || args.llama_cpp.is_some() || has_text {
         return Err(Failure::Usage(
-            "a vision tower sees pictures: expected --image FILE, and no text, --mmproj or \
+            "a vision tower takes images: expected --image FILE, and no text, --mmproj or \
              --llama-cpp"
                 .to_owned(),
         ));
     }
     match &args.image[..] {
-        [path] => vision::picture(path),
+        [path] => vision::image(path),
         other => Err(Failure::Usage(format!(
-            "a vision tower sees one picture at a time: expected one --image FILE, got {}",
+            "a vision tower takes one image at a time: expected one --image FILE, got {}",
             other.len()
         ))),
     }
@@ -30,9 +30,9 @@ pub(super) fn only(args: &DiffArgs) -> Result<Picture, Failure> {
 
 /// A text with images.
 pub(super) struct Prompt {
-    pub(super) pictures: Pictures,
+    pub(super) images: ImageRegistry,
     /// Registered images, held as long as their tokens are in use.
-    shown: Vec<Shown>,
+    shown: Vec<ImageHandle>,
     /// The text, read only once because it may come from a pipe.
     text: Option<Vec<u8>>,
 }
@@ -42,30 +42,30 @@ impl Prompt {
     /// compared separately.
     pub(super) fn see(args: &DiffArgs, isa: IsaChoice) -> Result<Prompt, Failure> {
         let mut prompt = Prompt {
-            pictures: Pictures::default(),
+            images: ImageRegistry::default(),
             shown: Vec::new(),
             text: args.text.read()?,
         };
         let Some(path) = &args.mmproj else {
             return Ok(prompt);
         };
-        let cells = args.cells.limits()?;
+        let token_limits = args.image_tokens.limits()?;
         let options = EngineOptions {
             device: DeviceChoice::Cpu,
             isa,
             ..args.compute.options()?
         };
-        let mut encoder = vision::encoder(path, cells, &options)?;
+        let mut encoder = vision::encoder(path, token_limits, &options)?;
         for (number, path) in args.image.iter().enumerate() {
-            let picture = vision::picture(path)?;
-            let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
+            let image = vision::image(path)?;
+            let prepared = Prepared::new(&image, &encoder.tower().hparams, token_limits);
             let prepared = prepared.map_err(|error| of_image(path, &error))?;
-            let cells = encoder.encode(prepared.pixels(), None);
-            let cells = cells.map_err(|error| of_image(path, &error))?;
+            let embeddings = encoder.encode(prepared.pixels(), None);
+            let embeddings = embeddings.map_err(|error| of_image(path, &error))?;
             let mut digest = [0; 32];
             digest[..8].copy_from_slice(&(number as u64).to_le_bytes());
-            let shown = prompt.pictures.show(cells.picture(digest));
-            let shown = shown.ok_or(octavo_engine::Error::TooManyPictures)?;
+            let shown = prompt.images.register(embeddings.image(digest));
+            let shown = shown.ok_or(octavo_engine::Error::TooManyImages)?;
             prompt.shown.push(shown);
         }
         let text = prompt.text.unwrap_or_default();

@@ -11,7 +11,7 @@ use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_server::Options;
 use octavo_vision::pixels::{Limits, TokenLimits};
-use octavo_vision::{Encoder, Sight};
+use octavo_vision::{Encoder, EncoderCache};
 use serde_json::{Value, json};
 
 use crate::client::{Server, small};
@@ -36,25 +36,26 @@ pub(crate) fn seeing(options: Options) -> Option<Server> {
     let tower = Arc::new(tower.expect("a tower"));
     let encoder = Encoder::load(&tower, &of_tower, 256, &mut |_| {}).expect("it loads");
     let (limits, cells) = (Limits::default(), TokenLimits::default());
-    let sight = Sight::new(&engine, encoder, limits, cells).expect("made for the model");
+    let encoder_cache =
+        EncoderCache::new(&engine, encoder, limits, cells).expect("made for the model");
     Some(Server::with(
         engine,
         Options {
-            sight: Some(Arc::new(sight)),
+            encoder_cache: Some(Arc::new(encoder_cache)),
             ..options
         },
     ))
 }
 
 /// Returns the path of an image in the shared folder.
-pub(crate) fn picture(name: &str) -> PathBuf {
+pub(crate) fn image_path(name: &str) -> PathBuf {
     let path = shared(&format!("vision/images/{name}.png")).expect("it is there");
     path.canonicalize().expect("a file")
 }
 
 /// Returns an image as a data URL.
 fn url(name: &str) -> String {
-    let bytes = std::fs::read(picture(name)).expect("a file");
+    let bytes = std::fs::read(image_path(name)).expect("a file");
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
 }
 
@@ -88,7 +89,7 @@ fn golden(name: &str) -> Vec<i32> {
 }
 
 #[test]
-fn answers_about_pictures_are_llama_cpps() {
+fn answers_about_images_are_llama_cpps() {
     let Some(server) = seeing(Options::default()) else {
         return;
     };
@@ -132,7 +133,7 @@ fn answers_about_pictures_are_llama_cpps() {
 }
 
 #[test]
-fn pictures_that_are_none_are_named() {
+fn images_that_are_none_are_named() {
     let Some(server) = seeing(Options::default()) else {
         return;
     };

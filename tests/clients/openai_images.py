@@ -1,4 +1,4 @@
-"""A picture through the `openai` package gives the command line's text.
+"""An image through the `openai` package gives the command line's text.
 
     openai_pictures.py OCTAVO URL MODEL TOWER IMAGE
 """
@@ -23,13 +23,13 @@ with open(image, "rb") as file:
 
 
 def parts(address):
-    """A message: the picture, then the question."""
-    picture = {"type": "image_url", "image_url": {"url": address}}
-    return [{"role": "user", "content": [picture, {"type": "text", "text": question}]}]
+    """A message: the image, then the question."""
+    image = {"type": "image_url", "image_url": {"url": address}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
 
 
 def ask(address, **more):
-    """The answer about a picture at an address."""
+    """The answer about an image at an address."""
     return client.chat.completions.create(
         model="", messages=parts(address), max_tokens=24, temperature=0, **more
     )
@@ -52,4 +52,4 @@ for wrong in ["https://example.org/picture.png", "data:image/png;base64,AAAA"]:
     else:
         raise AssertionError(f"{wrong} was taken")
 
-print("pictures through the openai package: the command line's text")
+print("images through the openai package: the command line's text")

@@ -30,7 +30,7 @@ fn diff(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn towers_and_texts_with_pictures_are_compared_with_the_oracle() {
+fn towers_and_texts_with_images_are_compared_with_the_oracle() {
     let Some([mmproj, text, image]) = files("images/photo.png") else {
         return;
     };
@@ -61,7 +61,7 @@ fn what_does_not_go_together_is_refused() {
         ),
         (
             &[&mmproj, "-p", "x", "--b-exec", "oracle"],
-            "a vision tower sees pictures",
+            "a vision tower takes images",
         ),
         (
             &[&text, "--image", &image, "-p", "x", "--b-exec", "oracle"],
@@ -124,7 +124,7 @@ fn towers_are_compared_with_what_llama_cpp_prints() {
     assert!(out.contains("within tolerance"), "{out}");
     let (code, out) = diff(&[&mmproj, "--image", &wide, "--reference", graph]);
     assert_eq!(code, Some(2), "{out}");
-    assert!(out.contains("patches of the picture"), "{out}");
+    assert!(out.contains("patches of the image"), "{out}");
     let limits = ["--image-min-tokens", "30"];
     let args = [&*mmproj, "--image", &photo, "--reference", graph];
     let (code, out) = diff(&[&args[..], &limits].concat());
@@ -140,7 +140,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 /// The vectors of a text with an image are the hidden states that become its logits.
 #[test]
-fn vectors_of_pictures_become_logits() {
+fn vectors_of_images_become_logits() {
     let Some([mmproj, text, image]) = files("images/wide.png") else {
         return;
     };
@@ -168,9 +168,11 @@ fn vectors_of_pictures_become_logits() {
     let vectors = safetensors::SafeTensors::deserialize(&vectors).expect("sound");
     let ids = vectors.tensor("tokens").expect("there");
     let tokens = ids.shape()[0];
-    let cells = ids.data().as_chunks::<4>().0;
-    let cells = cells.iter().filter(|id| i32::from_le_bytes(**id) == -1);
-    assert_eq!(cells.count(), 12);
+    let image_tokens = ids.data().as_chunks::<4>().0;
+    let image_tokens = image_tokens
+        .iter()
+        .filter(|id| i32::from_le_bytes(**id) == -1);
+    assert_eq!(image_tokens.count(), 12);
     let rows = floats(vectors.tensor("embd").expect("there").data());
     // this model's output matrix is its embedding
     let output = tensor(&model, "token_embd.weight");

@@ -81,25 +81,25 @@ fn height_and_width_swapped_are_found_at_the_first_rotation() {
     let mut other = OtherInput::new(&asked, |positions, _| {
         positions.iter_mut().for_each(|at| at.swap(1, 2));
     });
-    let [begins, cells] = asked.first_picture();
+    let [begins, cells] = asked.first_image();
     let (name, occurrence, position) = asked.address(&mut other);
     assert_eq!((&*name, occurrence), ROTATED);
     assert!(position > begins, "{position} of {begins} and {cells}");
 }
 
 #[test]
-fn positions_counted_in_tokens_are_found_behind_the_first_picture() {
+fn positions_counted_in_tokens_are_found_behind_the_first_image() {
     let Some(asked) = Asked::usual() else { return };
     let mut other = OtherInput::new(&asked, |positions, _| {
         let after = positions.iter().position(|at| at[1] != at[0]);
-        let begins = after.expect("a picture") - 1;
+        let begins = after.expect("an image") - 1;
         let mut rows = positions.iter_mut().enumerate();
         // the first image has the right positions; the text after it counts its rows
         let text_again = |(row, at): &(usize, &mut Position)| *row > begins && at[1] == at[0];
         while rows.next().is_some_and(|row| !text_again(&row)) {}
         rows.for_each(|(row, at)| *at = [row, row, row, 0]);
     });
-    let [begins, cells] = asked.first_picture();
+    let [begins, cells] = asked.first_image();
     let (name, occurrence, position) = asked.address(&mut other);
     assert_eq!((&*name, occurrence), ROTATED);
     assert!(position > begins, "{position} of {begins} and {cells}");
@@ -122,9 +122,9 @@ fn deepstack_a_layer_late_is_found_behind_the_first_layer() {
     });
     let (name, _, position) = asked.address(&mut other);
     assert_eq!(name, "deepstack_out-0");
-    let [begins, cells] = asked.first_picture();
+    let [begins, cells] = asked.first_image();
     let of_first = begins..begins + cells;
-    assert!(of_first.contains(&position) || octavo_engine::is_cell(asked.tokens[position]));
+    assert!(of_first.contains(&position) || octavo_engine::is_image_token(asked.tokens[position]));
 }
 
 #[test]
@@ -176,27 +176,27 @@ fn a_mask_by_time_alone_is_found_at_the_first_attention() {
     let mut other = OracleExecution::with_fault(asked.gguf.clone(), fault).expect("a model");
     let (name, _, position) = asked.address(&mut other);
     assert_eq!(name, "kqv_out-0");
-    assert!(octavo_engine::is_cell(asked.tokens[position]));
+    assert!(octavo_engine::is_image_token(asked.tokens[position]));
 }
 
 /// Returns the first difference between the engine and the oracle with a fault, on an image.
 fn tower_address(fault: impl FnOnce(&Gguf, Layout) -> Box<Fault>) -> Option<(String, usize)> {
     let gguf = open(&shared("vision/vl-a-mmproj-F32.gguf")?);
-    let picture = picture("photo")?;
+    let image = image("photo")?;
     let h = Tower::load(&gguf).expect("a tower").hparams;
-    let prepared = Prepared::new(&picture, &h, TokenLimits::default()).expect("a usual picture");
-    let size = prepared.picture.size();
+    let prepared = Prepared::new(&image, &h, TokenLimits::default()).expect("a usual image");
+    let size = prepared.image.size();
     let layout = Layout::new(size.width / h.unit(), size.height / h.unit(), None);
     let fault = fault(&gguf, layout);
     let mut other = OracleExecution::with_fault(gguf.clone(), fault).expect("a tower");
     let mut engine = tower(&gguf, Isa::best());
-    let (name, occurrence, _) = first(run(&mut engine, &mut other, seen(&picture)));
+    let (name, occurrence, _) = first(run(&mut engine, &mut other, seen(&image)));
     Some((name, occurrence))
 }
 
 #[test]
-fn a_stretched_picture_is_found_at_its_pixels() {
-    let Some(picture) = picture("photo") else {
+fn a_stretched_image_is_found_at_its_pixels() {
+    let Some(image) = image("photo") else {
         return;
     };
     let address = tower_address(|_, layout| {
@@ -209,11 +209,8 @@ fn a_stretched_picture_is_found_at_its_pixels() {
             assert_eq!((width / across, height / down), (16, 16));
             for (i, x) in x.iter_mut().enumerate() {
                 let (colour, row, column) = (i / width / height, i / width % height, i % width);
-                let from = [
-                    row * picture.height / height,
-                    column * picture.width / width,
-                ];
-                let byte = picture.rgb[3 * (from[0] * picture.width + from[1]) + colour];
+                let from = [row * image.height / height, column * image.width / width];
+                let byte = image.rgb[3 * (from[0] * image.width + from[1]) + colour];
                 *x = f64::from(byte) / 127.5 - 1.0;
             }
         })
@@ -224,8 +221,7 @@ fn a_stretched_picture_is_found_at_its_pixels() {
 
 #[test]
 fn the_mean_of_another_tower_is_found_at_the_pixels() {
-    let (Some(path), Some(picture)) = (shared("vision/vl-a-mmproj-F32.gguf"), picture("wide"))
-    else {
+    let (Some(path), Some(image)) = (shared("vision/vl-a-mmproj-F32.gguf"), image("wide")) else {
         return;
     };
     let gguf = open(&path);
@@ -248,7 +244,7 @@ fn the_mean_of_another_tower_is_found_at_the_pixels() {
     let changed = Gguf::from_bytes(bytes, "changed.gguf", &OpenOptions::default());
     let changed = Arc::new(changed.expect("it opens"));
     let (mut a, mut b) = (tower(&gguf, Isa::best()), tower(&changed, Isa::best()));
-    let (name, ..) = first(run(&mut a, &mut b, seen(&picture)));
+    let (name, ..) = first(run(&mut a, &mut b, seen(&image)));
     assert_eq!(name, PIXELS);
 }
 
