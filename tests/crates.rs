@@ -79,6 +79,7 @@ fn nothing_flows_backwards() {
         set(&["gguf-rs-lite", "octavo-quant"])
     );
     assert!(!ours("octavo-model").contains("octavo-engine"));
+    assert!(!ours("octavo-hf").contains("octavo-engine"));
     assert!(!ours("octavo-engine").contains("octavo-lab"));
     // the engine knows embeddings in place of tokens, and no pixels
     assert!(!ours("octavo-engine").contains("octavo-vision"));

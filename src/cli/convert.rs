@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
-use octavo_engine::hf;
+use octavo_hf as hf;
 use octavo_lab::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};

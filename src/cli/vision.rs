@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{DeviceChoice, Engine, EngineOptions, ImageHandle, hf};
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, ImageHandle};
+use octavo_hf as hf;
 use octavo_model::Hparams;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::pixels::{DecodedImage, Limits, TokenLimits, decode};

@@ -1,23 +1,6 @@
 //! Errors of the engine: one line each, with the file, key or tensor, the expected value and the
 //! one found.
 
-use std::fmt;
-
-/// The alternatives to choose from, for a message: `1, 2 or 4`.
-pub(crate) struct Choice<'a, T>(pub(crate) &'a [T]);
-
-impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: Vec<String> = self.0.iter().map(T::to_string).collect();
-        match &all[..] {
-            [others @ .., last] if !others.is_empty() => {
-                write!(f, "{} or {last}", others.join(", "))
-            }
-            _ => f.write_str(&all.join("")),
-        }
-    }
-}
-
 /// Any failure of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -26,7 +9,7 @@ pub enum Error {
     Gguf(#[from] gguf_rs_lite::Error),
     /// An unusable Hugging Face folder.
     #[error(transparent)]
-    Hf(#[from] crate::hf::Error),
+    Hf(#[from] octavo_hf::Error),
     /// Invalid hyperparameters or weights.
     #[error(transparent)]
     Model(#[from] octavo_model::Error),
@@ -151,7 +134,7 @@ pub enum Error {
     /// A number of ranks that does not divide the KV heads.
     #[error(
         "{file}: {ranks} ranks: expected {}, which divide its key heads",
-        Choice(possible)
+        octavo_model::Choice(possible)
     )]
     Ranks {
         /// The model.

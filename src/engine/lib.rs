@@ -1,7 +1,6 @@
 //! Runs models. A [`backend`] executes the graph of an [`octavo_model::Model`] on a CPU or a GPU,
 //! [`kv`] manages the pages of the KV cache, a [`Session`] is one sequence of a loaded [`Engine`],
-//! [`sample`] chooses tokens and [`generate`] combines them all. [`hf`] reads Hugging Face model
-//! folders.
+//! [`sample`] chooses tokens and [`generate`] combines them all.
 //!
 //! Dependencies point one way: the model knows no backend, the backend no session. Nothing here
 //! prints, and nothing here knows of a command line.
@@ -14,7 +13,6 @@ mod engine;
 mod engine_handle;
 mod error;
 pub mod generate;
-pub mod hf;
 mod image_registry;
 pub mod kv;
 mod runtime;

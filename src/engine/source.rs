@@ -6,7 +6,6 @@ use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue};
 
 use crate::Error;
 use crate::demo::demo_model;
-use crate::hf;
 
 /// Source of a model.
 #[derive(Clone, Debug)]
@@ -36,7 +35,7 @@ impl ModelSource {
             ..OpenOptions::default()
         };
         Ok(match self {
-            ModelSource::Path(path) if path.is_dir() => hf::open(path, &options)?,
+            ModelSource::Path(path) if path.is_dir() => octavo_hf::open(path, &options)?,
             ModelSource::Path(path) => Gguf::open(path, &options)?,
             ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
             ModelSource::Changed { source, keys } => {

@@ -1,5 +1,22 @@
 //! Errors of a model file whose container has been read.
 
+use std::fmt;
+
+/// The alternatives to choose from, for a message: `1, 2 or 4`.
+pub struct Choice<'a, T>(pub &'a [T]);
+
+impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.0.iter().map(T::to_string).collect();
+        match &all[..] {
+            [others @ .., last] if !others.is_empty() => {
+                write!(f, "{} or {last}", others.join(", "))
+            }
+            _ => f.write_str(&all.join("")),
+        }
+    }
+}
+
 /// Reason why a file is not a model that can run. Every message is one line with the file and the
 /// key or tensor.
 #[derive(Debug, thiserror::Error)]

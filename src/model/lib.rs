@@ -16,7 +16,7 @@ pub mod weights;
 use gguf_rs_lite::Gguf;
 
 pub use arch::Arch;
-pub use error::Error;
+pub use error::{Choice, Error};
 pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{
     CacheGroup, Hparams, LatentHparams, LayerHparams, Mixing, Pooling, RecurrentHparams,

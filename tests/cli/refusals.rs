@@ -53,7 +53,7 @@ impl Folder {
             writer.tensor(&t.name, &t.dims, to, bytes);
         }
         writer.write_file(&f16).expect("written");
-        octavo_engine::hf::write(
+        octavo_hf::write(
             &Gguf::open(&f16, &OpenOptions::default()).expect("sound"),
             &made,
         )

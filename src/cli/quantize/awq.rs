@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use octavo_engine::hf;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
+use octavo_hf as hf;
 use octavo_lab::awq::{Activations, Options, Scaled, check, quantized};
 
 use super::super::failure::{Exit, Failure};

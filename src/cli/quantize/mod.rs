@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gguf_rs_lite::TensorType;
 use octavo_engine::ModelSource;
-use octavo_engine::hf;
+use octavo_hf as hf;
 use octavo_lab::imatrix::Importance;
 use octavo_lab::quantize::{self, Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};

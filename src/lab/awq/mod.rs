@@ -17,7 +17,8 @@ use gguf_rs_lite::{Gguf, RowSource, TensorInfo, TensorType, View};
 use octavo_quant::{dequantize, quantize};
 
 pub use activations::{Activations, Inputs};
-use octavo_engine::{Engine, hf};
+use octavo_engine::Engine;
+use octavo_hf as hf;
 use octavo_model::Hparams;
 use search::{Linear, best_scales};
 
@@ -53,7 +54,7 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
     #[error(transparent)]
-    Folder(#[from] octavo_engine::hf::Error),
+    Folder(#[from] octavo_hf::Error),
 }
 
 /// Result of scaling the matrices that share one input.

@@ -13,7 +13,7 @@ pub enum Error {
     Importance(#[from] crate::imatrix::Error),
     /// A folder that cannot be loaded.
     #[error(transparent)]
-    Folder(#[from] octavo_engine::hf::Error),
+    Folder(#[from] octavo_hf::Error),
     /// The model lacks a key that the rules need.
     #[error("{file}: key {key}: expected it to be there")]
     MissingKey {

@@ -7,7 +7,7 @@ use half::f16;
 use super::mix::Choices;
 use super::plan::change_to;
 use super::{Error, Options, Plan, Target};
-use octavo_engine::hf;
+use octavo_hf as hf;
 use octavo_vision::Tower;
 
 /// Returns whether [`q4_1`] converts `from` to `to`.

@@ -19,7 +19,7 @@ use clap::Args;
 use gguf_rs_lite::{
     Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer,
 };
-use octavo_engine::hf;
+use octavo_hf as hf;
 use octavo_lab::quantize::Target;
 use octavo_lab::quantize::mix::{self, Choices, Facts, Mix};
 

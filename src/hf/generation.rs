@@ -7,7 +7,6 @@ use gguf_rs_lite::{Gguf, View};
 use serde_json::Value;
 
 use super::{Error, MAX_SETTINGS, read_json};
-use crate::sample::{SamplerDefaults, Stage};
 
 /// Settings with a fraction: the key after `general.sampling.`, and their names in the folder.
 const NUMBERS: [(&str, &[&str]); 4] = [
@@ -45,30 +44,21 @@ pub(super) fn declare(dir: &Path, view: &mut View) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the sampling settings that a file recommends, under the key names of folders.
+/// Returns the sampling settings that a file recommends, under the key names of folders. A value of
+/// another type is left out.
 pub(super) fn recommended(gguf: &Gguf) -> Vec<(&'static str, Value)> {
-    let (defaults, _) = SamplerDefaults::from_gguf(gguf);
+    let key = |name: &str| format!("general.sampling.{name}");
     // the decimal number that was meant, not the nearest binary one
-    let number = |x: f32| Value::from(x.to_string().parse::<f64>().unwrap_or(f64::from(x)));
-    let names = |order: Vec<Stage>| {
-        let names: Vec<&str> = order.into_iter().map(Stage::name).collect();
-        Value::from(names.join(";"))
-    };
-    let window = |n: usize| i32::try_from(n).unwrap_or(-1);
-    let all = [
-        ("temperature", defaults.temperature.map(number)),
-        ("top_k", defaults.top_k.map(Value::from)),
-        ("top_p", defaults.top_p.map(number)),
-        ("min_p", defaults.min_p.map(number)),
-        ("repetition_penalty", defaults.repeat_penalty.map(number)),
-        (
-            "penalty_last_n",
-            defaults.penalty_window.map(|n| Value::from(window(n))),
-        ),
-        ("sequence", defaults.order.map(names)),
-    ];
-    let given = all.into_iter();
-    given
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect()
+    let decimal = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
+    let numbers = NUMBERS.iter().filter_map(|(name, folder)| {
+        let number = gguf.f32(&key(name)).ok()?.filter(|x| x.is_finite())?;
+        Some((*folder.last()?, Value::from(decimal(number))))
+    });
+    let whole = WHOLE.iter().filter_map(|name| {
+        let number = i32::try_from(gguf.get(&key(name))?.as_int()?).ok()?;
+        Some((*name, Value::from(number)))
+    });
+    let sequence = gguf.str(&key("sequence")).ok().flatten();
+    let sequence = sequence.map(|order| ("sequence", Value::from(order)));
+    numbers.chain(whole).chain(sequence).collect()
 }

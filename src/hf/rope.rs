@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Error;
 use super::config::Config;
-use crate::error::Choice;
+use octavo_model::Choice;
 
 /// Settings that may describe the scaling.
 const GROUPS: [&str; 3] = [
