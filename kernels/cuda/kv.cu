@@ -3,7 +3,7 @@
 // and attention.
 #include "norm.cuh"
 #include "paging.cuh"
-#include "turn.cuh"
+#include "rope.cuh"
 
 struct KvWriteParams {
     const float* k;  // (rows, heads, head_dim)
@@ -58,7 +58,7 @@ struct HeadsParams {
     float* out;     // (rows, q.n, head_dim): queries
     void* pages_k;  // of this layer
     void* pages_v;
-    Turn turn;  // of queries and keys
+    Rotation rotation;  // of queries and keys
     Paging paging;
     u32 head_dim;
     u32 unused;
@@ -93,7 +93,7 @@ DEVICE void heads(const HeadsParams& p) {
     if (wanted != row) return;
     if (query) {
         float* out = p.out + (static_cast<u64>(row) * p.q.n + h) * p.head_dim;
-        for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, row, p.turn);
+        for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, row, p.rotation);
         return;
     }
     const i32 position = p.paging.positions[row];
@@ -103,7 +103,7 @@ DEVICE void heads(const HeadsParams& p) {
     u8* pages = static_cast<u8*>(value ? p.pages_v : p.pages_k);
     u8* to = pages + page_start<Kv>(page, p.k.n, h, p.head_dim);
     for (u32 i = lane; i < p.head_dim; i += WARP) {
-        const float x = value ? head[i] : rotated(head, i, row, p.turn);
+        const float x = value ? head[i] : rotated(head, i, row, p.rotation);
         Kv::store(to, position % PAGE, i, p.head_dim, x);
     }
 }

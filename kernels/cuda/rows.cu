@@ -3,7 +3,7 @@
 #include "gate.cuh"
 #include "norm.cuh"
 #include "softcap.cuh"
-#include "turn.cuh"
+#include "rope.cuh"
 
 struct NormParams {
     const float* x;       // (groups, n)
@@ -47,7 +47,7 @@ KERNEL(layer_norm, NormParams, NORM_THREADS) {
 struct RopeParams {
     const float* x;  // (rows, heads, head_dim)
     float* out;      // the same, elsewhere
-    Turn turn;
+    Rotation rotation;
     u32 rows;
     u32 heads;
     u32 head_dim;
@@ -63,7 +63,7 @@ KERNEL(rope, RopeParams, THREADS) {
     const u32 width = p.heads * p.head_dim;
     if (at >= static_cast<u64>(p.rows) * width) return;
     const u32 i = static_cast<u32>(at % p.head_dim);
-    p.out[at] = rotated(p.x + (at - i), i, at / width, p.turn);
+    p.out[at] = rotated(p.x + (at - i), i, at / width, p.rotation);
 }
 
 struct GivenParams {

@@ -67,5 +67,5 @@ pub use program::{
 };
 pub use prompt_bits::PromptBits;
 pub use ranks::{Collective, Cut, Threads, gather_rows};
-pub use rope::{Pairing, Rope, Turns};
+pub use rope::{Pairing, Rope, RopePosition};
 pub use stdout::stdout_was_closed;

@@ -32,13 +32,13 @@ pub struct Rope {
     pub frequencies: Vec<f64>,
     /// Factor of cosine and sine.
     pub magnitude: f64,
-    /// Axis of [`Turns`] that each pair is rotated by; the first, where this is empty.
+    /// Axis of [`RopePosition`] that each pair is rotated by; the first, where this is empty.
     pub axes: Vec<usize>,
 }
 
 /// Position of a token along the axes by which pairs of dimensions are rotated: in text its
 /// position on all three; in an image its time, row and column.
-pub type Turns = [u32; 3];
+pub type RopePosition = [u32; 3];
 
 impl Rope {
     /// Number of rotated dimensions of a head.
@@ -61,10 +61,10 @@ impl Rope {
 
     /// Cosine and sine of every pair of a token, times the magnitude: in f64 until the end, but for
     /// the magnitude, which is rounded to f32 as in every engine.
-    pub fn angles(&self, turns: Turns) -> impl Iterator<Item = (f32, f32)> + '_ {
+    pub fn angles(&self, rope_positions: RopePosition) -> impl Iterator<Item = (f32, f32)> + '_ {
         let m = f64::from(self.magnitude as f32);
         self.frequencies.iter().enumerate().map(move |(i, f)| {
-            let (sin, cos) = (f64::from(turns[self.axis(i)]) * f).sin_cos();
+            let (sin, cos) = (f64::from(rope_positions[self.axis(i)]) * f).sin_cos();
             ((cos * m) as f32, (sin * m) as f32)
         })
     }

@@ -3,8 +3,8 @@
 
 use octavo_kernels::cuda::{Executor as Gpu, Limits, Setup};
 use octavo_kernels::{
-    Executor, GivenRows, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope, Sequence,
-    Step, Turns,
+    Executor, GivenRows, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope,
+    RopePosition, Sequence, Step,
 };
 
 use crate::common::{KV, Rng, embed, program};
@@ -19,7 +19,7 @@ const HEAD: usize = 16;
 
 /// Tokens of one sequence with an image of four tokens, and of one without.
 const TOKENS: [&[u32]; 2] = [&[3, u32::MAX, 4_000_000_000, 9, 1, 6], &[0, 5, 2]];
-const TURNS: [Turns; 6] = [
+const ROPE_POSITIONS: [RopePosition; 6] = [
     [5, 5, 5],
     [6, 6, 6],
     [6, 6, 7],
@@ -104,7 +104,7 @@ impl Case {
         };
         let seqs = [
             Sequence {
-                turns: &TURNS,
+                rope_positions: &ROPE_POSITIONS,
                 given: &given,
                 ..sequence(0)
             },
@@ -132,13 +132,13 @@ impl Case {
                     let at = *token as usize * WIDTH;
                     row.copy_from_slice(&self.table[at..at + WIDTH]);
                 }
-                let turns = match i {
-                    0 => TURNS[j],
+                let rope_positions = match i {
+                    0 => ROPE_POSITIONS[j],
                     _ => [(STARTS[i] + j) as u32; 3],
                 };
                 for head in row.chunks_mut(HEAD) {
                     for pair in 0..self.rope.frequencies.len() {
-                        let turn = f64::from(turns[self.rope.axes[pair]]);
+                        let turn = f64::from(rope_positions[self.rope.axes[pair]]);
                         let (sin, cos) = (turn * self.rope.frequencies[pair]).sin_cos();
                         let m = self.rope.magnitude;
                         let (c, s) = ((m * cos) as f32, (m * sin) as f32);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use octavo_kernels::{GivenRows, Turns};
+use octavo_kernels::{GivenRows, RopePosition};
 
 /// First id of image tokens.
 pub(crate) const FIRST_IMAGE_TOKEN: u32 = 1 << 31;
@@ -99,7 +99,7 @@ struct Registered {
 #[derive(Debug, Default)]
 pub struct MultimodalInput {
     /// RoPE position of each token; empty where that is its place in the sequence.
-    pub turns: Vec<Turns>,
+    pub rope_positions: Vec<RopePosition>,
     given: Vec<ImageRows>,
 }
 
@@ -181,11 +181,11 @@ impl ImageRegistry {
                 true => Some(walk.find(self, id)?),
                 false => None,
             };
-            let turns = walk.step(token);
+            let rope_positions = walk.step(token);
             let Some(at) = at.checked_sub(before.len()) else {
                 continue;
             };
-            input.turns.push(turns);
+            input.rope_positions.push(rope_positions);
             if let Some(token) = token {
                 input.add(at, token, walk.image.as_ref().expect("just found"));
             }
@@ -255,7 +255,7 @@ impl PositionWalk {
     /// Returns a token's RoPE position along all axes: time, row, column. For a text token they are
     /// equal. All tokens of an image have the time at which it begins; text goes on behind the
     /// longer of its sides.
-    fn step(&mut self, token: Option<usize>) -> Turns {
+    fn step(&mut self, token: Option<usize>) -> RopePosition {
         let Some(token) = token else {
             self.token = None;
             self.next += 1;
@@ -334,7 +334,7 @@ mod tests {
             &[[12; 3]],
         ]
         .concat();
-        assert_eq!(all.turns, expected);
+        assert_eq!(all.rope_positions, expected);
         let given = all.given();
         assert_eq!(given.len(), 3);
         assert_eq!(given[0].first, 2);
@@ -343,7 +343,7 @@ mod tests {
         for cut in 0..=tokens.len() {
             let (before, rest) = tokens.split_at(cut);
             let part = images.input(before, rest).expect("it is held");
-            assert_eq!(part.turns, expected[cut..], "after {cut}");
+            assert_eq!(part.rope_positions, expected[cut..], "after {cut}");
             let rows = |input: &MultimodalInput| -> usize {
                 input.given().iter().map(|given| given.rows.len()).sum()
             };
@@ -368,6 +368,6 @@ mod tests {
         let input = ImageRegistry::default()
             .input(&[1, 2], &[3])
             .expect("no image");
-        assert!(input.turns.is_empty() && input.given().is_empty());
+        assert!(input.rope_positions.is_empty() && input.given().is_empty());
     }
 }

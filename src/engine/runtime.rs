@@ -182,7 +182,7 @@ impl Runtime {
                     from: states[i].from,
                     to: &states[i].to,
                 },
-                turns: &multimodal[i].turns,
+                rope_positions: &multimodal[i].rope_positions,
                 given: &given[i],
                 ..Sequence::default()
             })

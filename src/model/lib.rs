@@ -19,8 +19,8 @@ pub use arch::Arch;
 pub use error::{Choice, Error};
 pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{
-    CacheGroup, Hparams, LatentHparams, LayerHparams, Mixing, Pooling, RecurrentHparams,
-    ScalingKind,
+    CacheGroup, Hparams, LatentHparams, LayerHparams, Pooling, RecurrentHparams, ScalingKind,
+    TokenMixer,
 };
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};

@@ -47,8 +47,8 @@ fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
             let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
             let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
             let is_still = h.axes.get(i).is_some_and(Option::is_none);
-            let turns = if is_still { 0.0 } else { 1.0 };
-            turns * full * (scale * (1.0 - keep) + keep)
+            let rotates = if is_still { 0.0 } else { 1.0 };
+            rotates * full * (scale * (1.0 - keep) + keep)
         })
         .collect();
     let stretch = match (yarn, f64::from(h.factor.value)) {
@@ -77,9 +77,9 @@ impl Ramp {
     fn new(h: &RopeHparams, base: f64) -> Ramp {
         let n = h.n_rot.value as f64;
         let dim = |rotations: f32| {
-            let turns = h.original_context.value as f64
+            let rotations = h.original_context.value as f64
                 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
-            n * turns.ln() / (2.0 * base.ln())
+            n * rotations.ln() / (2.0 * base.ln())
         };
         Ramp {
             low: dim(h.beta_fast.value).floor().max(0.0),

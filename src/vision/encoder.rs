@@ -190,7 +190,7 @@ impl Encoder {
             tokens: &tokens,
             tables: &[&pages],
             wanted: 0..n,
-            turns: &layout.turns(),
+            rope_positions: &layout.rope_positions(),
             given: given.as_slice(),
             blocks: &layout.windows,
             ..Sequence::default()

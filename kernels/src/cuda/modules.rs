@@ -50,7 +50,7 @@ pub const HEADERS: [(&str, &str); 18] = [
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
     ("softcap.cuh", include_str!("../../cuda/softcap.cuh")),
-    ("turn.cuh", include_str!("../../cuda/turn.cuh")),
+    ("rope.cuh", include_str!("../../cuda/rope.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
     (
         "activations.cuh",

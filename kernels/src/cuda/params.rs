@@ -72,11 +72,11 @@ params! {
     Embed, 72 { table: Matrix, tokens: Ptr, out: Ptr, columns: u32, unused: u32 }
     /// `rows.cu`.
     Norm, 32 { x: Ptr, weight: Ptr, out: Ptr, eps: f32, n: u32 }
-    /// `turn.cuh`.
-    Turn, 40 { cosines: Ptr, sines: Ptr, turns: Ptr, axes: Ptr, pairs: u32, neox: u32 }
+    /// `rope.cuh`.
+    Rotation, 40 { cosines: Ptr, sines: Ptr, rope_positions: Ptr, axes: Ptr, pairs: u32, neox: u32 }
     /// `rows.cu`.
     Rope, 72 {
-        x: Ptr, out: Ptr, turn: Turn, rows: u32, heads: u32, head_dim: u32, unused: u32,
+        x: Ptr, out: Ptr, rotation: Rotation, rows: u32, heads: u32, head_dim: u32, unused: u32,
     }
     /// `rows.cu`.
     Given, 48 {
@@ -133,7 +133,7 @@ params! {
     /// `kv.cu`.
     Heads, 216 {
         q: HeadGroup, k: HeadGroup, v: HeadGroup, out: Ptr, pages_k: Ptr, pages_v: Ptr,
-        turn: Turn, paging: Paging,
+        rotation: Rotation, paging: Paging,
         head_dim: u32, unused: u32,
     }
     /// `recurrence.cu`: one part of the sequences' states.

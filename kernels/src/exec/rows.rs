@@ -21,8 +21,11 @@ impl Part<'_> {
             // SAFETY: this row is of this member's share.
             let (cosines, sines) =
                 unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
-            let turns = self.rows[r].turns;
-            let all = program.ropes.iter().flat_map(|rope| rope.angles(turns));
+            let rope_positions = self.rows[r].rope_positions;
+            let all = program
+                .ropes
+                .iter()
+                .flat_map(|rope| rope.angles(rope_positions));
             for (i, angle) in all.enumerate() {
                 (cosines[i], sines[i]) = angle;
             }

@@ -3,7 +3,7 @@
 use super::{Phase, Program, Sequence, StateUse, Step};
 use crate::generic::attention::PAGE;
 use crate::op::Op;
-use crate::rope::Turns;
+use crate::rope::RopePosition;
 
 /// One token of a step.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub(crate) struct Row {
     pub(crate) token: u32,
     pub(crate) pos: usize,
     /// Positions by which its pairs are rotated.
-    pub(crate) turns: Turns,
+    pub(crate) rope_positions: RopePosition,
     /// Index of the given row that replaces its embedding.
     pub(crate) given: Option<usize>,
     /// Positions of its sequence at the end of the step.
@@ -25,7 +25,7 @@ pub(crate) struct Row {
 impl Row {
     /// The largest position by which its pairs are rotated.
     pub(crate) fn furthest_turn(&self) -> usize {
-        self.turns.into_iter().max().unwrap_or(0) as usize
+        self.rope_positions.into_iter().max().unwrap_or(0) as usize
     }
 }
 
@@ -171,8 +171,8 @@ impl Limits {
 /// Checks that a sequence's rotations and blocks match its tokens.
 fn check_blocks(s: &Sequence<'_>) {
     assert!(
-        s.turns.is_empty() || s.turns.len() == s.tokens.len(),
-        "turns of other tokens"
+        s.rope_positions.is_empty() || s.rope_positions.len() == s.tokens.len(),
+        "rope_positions of other tokens"
     );
     let is_rising = s.blocks.is_sorted_by(|a, b| a < b);
     assert!(
@@ -197,7 +197,7 @@ fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
             seq,
             token: *token,
             pos,
-            turns: s.turns.get(i).copied().unwrap_or([pos as u32; 3]),
+            rope_positions: s.rope_positions.get(i).copied().unwrap_or([pos as u32; 3]),
             given: None,
             end,
             block,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::rope::Turns;
+use crate::rope::RopePosition;
 
 /// Phase that a token is computed in: it decides the kernels, so that results do not depend on
 /// batch sizes.
@@ -31,7 +31,7 @@ pub struct Sequence<'a> {
     pub states: StateUse<'a>,
     /// Positions by which the pairs of each of `tokens` are rotated; empty where these are its
     /// position, along all axes.
-    pub turns: &'a [Turns],
+    pub rope_positions: &'a [RopePosition],
     /// Rows given in place of embeddings, in order.
     pub given: &'a [GivenRows<'a>],
     /// Ends of attention blocks, as numbers of `tokens` from the start, in order, the last after

@@ -5,7 +5,8 @@ mod missing;
 
 use octavo_kernels::cuda::launch::{self, Form};
 use octavo_kernels::cuda::params::{
-    Arrange, Attention, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Norm, Paging, Pair, Rope, Turn,
+    Arrange, Attention, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Norm, Paging, Pair, Rope,
+    Rotation,
 };
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{FORMATS, Ptr};
@@ -202,9 +203,9 @@ fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
 
 /// Uploads the RoPE positions of the rows of [`paging`] along three axes; the first of padding is
 /// negative.
-fn turns(bench: &mut Bench) -> Ptr {
-    let turns = [[17, 2, 9], [-1i32, 0, 0], [3, 30, 4], [18, 1, 0]];
-    let words = turns.as_flattened().iter().map(|p| *p as u32);
+fn rope_positions(bench: &mut Bench) -> Ptr {
+    let rope_positions = [[17, 2, 9], [-1i32, 0, 0], [3, 30, 4], [18, 1, 0]];
+    let words = rope_positions.as_flattened().iter().map(|p| *p as u32);
     bench.integers(&words.collect::<Vec<_>>())
 }
 

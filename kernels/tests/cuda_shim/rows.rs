@@ -5,7 +5,7 @@ mod ranks;
 
 use octavo_kernels::cuda::Ptr;
 use octavo_kernels::cuda::launch;
-use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Select, Slice, Turn};
+use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Rotation, Select, Slice};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
 use octavo_kernels::{Activation, Function, KvShape, Op, Phase, Sequence, Step};
@@ -67,7 +67,7 @@ fn rotations_are_f32s_own() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(2);
     // the first is negative for a padding row
-    let turns = [[8, 1, 0], [0, 7, 3], [-1i32, 0, 0], [5, 2, 8]];
+    let rope_positions = [[8, 1, 0], [0, 7, 3], [-1i32, 0, 0], [5, 2, 8]];
     for (neox, axes) in [(false, false), (true, false), (true, true)] {
         for (rows, heads, head_dim, pairs) in
             [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)]
@@ -79,7 +79,7 @@ fn rotations_are_f32s_own() {
             );
             let axis_of = |i: usize| if axes { [2, 0, 1, 1][i % 4] } else { 0 };
             let axes_of_pairs: Vec<u32> = (0..pairs).map(|i| axis_of(i) as u32).collect();
-            let words: Vec<u32> = turns[..rows]
+            let words: Vec<u32> = rope_positions[..rows]
                 .as_flattened()
                 .iter()
                 .map(|p| *p as u32)
@@ -88,10 +88,10 @@ fn rotations_are_f32s_own() {
             let p = Rope {
                 x: bench.floats(&x),
                 out: bench.alloc(4 * x.len()),
-                turn: Turn {
+                rotation: Rotation {
                     cosines: bench.floats(&cosines),
                     sines: bench.floats(&sines),
-                    turns: bench.integers(&words),
+                    rope_positions: bench.integers(&words),
                     axes: match axes {
                         true => bench.integers(&axes_of_pairs),
                         false => Ptr::NULL,
@@ -107,14 +107,14 @@ fn rotations_are_f32s_own() {
             bench.run(&launch::rope(&p));
             let mut expected = x.clone();
             for (at, y) in expected.chunks_exact_mut(head_dim).enumerate() {
-                let turns = turns[at / heads];
-                for i in (0..pairs).filter(|_| turns[0] >= 0) {
+                let rope_positions = rope_positions[at / heads];
+                for i in (0..pairs).filter(|_| rope_positions[0] >= 0) {
                     let (a, b) = if neox {
                         (i, i + pairs)
                     } else {
                         (2 * i, 2 * i + 1)
                     };
-                    let angle = turns[axis_of(i)] as usize * pairs + i;
+                    let angle = rope_positions[axis_of(i)] as usize * pairs + i;
                     let (c, s) = (cosines[angle], sines[angle]);
                     (y[a], y[b]) = (y[a] * c - y[b] * s, y[a] * s + y[b] * c);
                 }

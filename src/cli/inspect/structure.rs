@@ -223,7 +223,7 @@ fn latent(heads: &str, latent: &LatentHparams) -> String {
     let query = latent.query();
     let mut text = format!(
         "heads {heads}, queries {query}, values {value}; keys and values a latent row of {rank}, \
-         {form}, and {rotated} that turn"
+         {form}, and {rotated} rotated"
     );
     if let Some(rank) = latent.query_rank {
         text += &format!("; queries from a row of {rank}");
@@ -253,7 +253,7 @@ fn rope(report: &Facts<'_>, h: &Hparams, s: Option<&Structure>) -> String {
         return "none: positions are embedded".to_owned();
     }
     if s.is_some_and(|s| s.unturned_layers.len() == s.layers) {
-        return "none: queries and keys do not turn".to_owned();
+        return "none: queries and keys are not rotated".to_owned();
     }
     let rope = &h.ropes[0];
     let mut text = format!(

@@ -75,8 +75,8 @@ fn rotating(network: &dyn Network, halves: Halves) -> Graph {
         match node.op {
             Op::KvWrite { k, v, cache } => {
                 let order = order(cache.group);
-                let mut turned = |x, is| if is { rotate(&mut graph, x, order) } else { x };
-                let (k, v) = (turned(k, halves.k), turned(v, halves.v));
+                let mut rotated = |x, is| if is { rotate(&mut graph, x, order) } else { x };
+                let (k, v) = (rotated(k, halves.k), rotated(v, halves.v));
                 let op = Op::KvWrite { k, v, cache };
                 graph.nodes.push(Node { op, ..*node });
             }

@@ -32,7 +32,7 @@ pub(super) const ALL: &[ModelType] = &[
         arch: "smollm3",
         pre: &["smaug-bpe"],
         windows: Windows::Refused(Some("use_sliding_window")),
-        extra: rules::every_fourth_stands,
+        extra: rules::no_rope_every_fourth,
         tied: true,
         order: rules::turned,
         ..LLAMA

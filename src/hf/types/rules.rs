@@ -44,7 +44,7 @@ pub(super) fn gathered(parts: Parts) -> Rule {
 }
 
 /// Checks that every fourth layer of SmolLM3 has no RoPE: GGUF has no key for these layers.
-pub(super) fn every_fourth_stands(config: &Config, _: &mut View) -> Result<(), Error> {
+pub(super) fn no_rope_every_fourth(config: &Config, _: &mut View) -> Result<(), Error> {
     let turns = config.flags("no_rope_layers", |v| v.as_u64().map(|v| v != 0))?;
     config.every("no_rope_layers", turns, 4, "1 for layers but every fourth")?;
     config.number_is("no_rope_layer_interval", 4.0)

@@ -211,7 +211,7 @@ impl Execution for BackendExecution {
                     slot: 0,
                 }],
             },
-            turns: &scene.turns,
+            rope_positions: &scene.rope_positions,
             given: &scene.given(),
             ..Sequence::default()
         }];

@@ -2,8 +2,8 @@
 //! GELU without a gate. Attention is bidirectional.
 
 use super::{
-    Binder, Block, DECODER, Ends, Error, Feature, Ffn, Hparams, Keys, Layer, Norm, NormWeights,
-    Spec, bare_layer, taps, with_output_bias,
+    Binder, Block, DECODER, EmbeddingsAndHead, Error, Feature, Ffn, Hparams, Keys, Layer, Norm,
+    NormWeights, Spec, bare_layer, taps, with_output_bias,
 };
 use crate::hparams::{CAUSAL, see_all, token_types};
 
@@ -21,8 +21,8 @@ pub(super) const BERT: Spec = Spec {
     attn_out: Some(taps::KQV_OUT),
     causal: false,
     reads: &[CAUSAL],
-    numbers,
-    ends,
+    read_hparams,
+    bind_embeddings_and_head,
     layer: |b, l| {
         normed_sums_layer(b, l, |b| {
             let ffn = b.plain_ffn(l)?;
@@ -32,20 +32,20 @@ pub(super) const BERT: Spec = Spec {
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     h.n_token_types = token_types(k)?;
     see_all(k, h, None)
 }
 
 /// Binds the embeddings of tokens, of the first token type (used for every token) and, where there
 /// is no RoPE, of positions; and the norm of their sum.
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
+fn bind_embeddings_and_head(b: &mut Binder<'_>) -> Result<EmbeddingsAndHead, Error> {
     let n_embd = b.h.n_embd();
     let positions = match b.h.arch.spec().embeds_positions {
         true => Some(b.matrix("position_embd.weight", b.h.n_ctx_train(), n_embd)?),
         false => None,
     };
-    Ok(Ends {
+    Ok(EmbeddingsAndHead {
         positions,
         token_type: b.first_token_type()?,
         embd_norm: Some(b.norm("token_embd_norm", n_embd, taps::INP_NORM)?),

@@ -8,11 +8,11 @@ use crate::hparams::{only_windows_turn, windows};
 pub(super) const SPEC: Spec = Spec {
     name: "cohere2",
     reads: &["logit_scale", "attention.sliding_window"],
-    numbers,
+    read_hparams,
     ..COMMAND
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     if k.get("logit_scale").is_none() {
         return Err(k.missing(k.full("logit_scale"), "a number"));
     }

@@ -6,7 +6,7 @@ use super::{bare_layer, taps};
 
 pub(super) const SPEC: Spec = Spec {
     name: "command-r",
-    numbers: logit_factor,
+    read_hparams: logit_factor,
     ..COMMAND
 };
 

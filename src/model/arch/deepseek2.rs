@@ -2,7 +2,9 @@
 //! multi-head latent attention (MLA), and experts in all but the first layers.
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, pre_norm_layer};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts, latent_scores};
+use crate::hparams::{
+    DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts, latent_scores,
+};
 
 pub(super) const SPEC: Spec = Spec {
     name: "deepseek2",
@@ -17,12 +19,12 @@ pub(super) const SPEC: Spec = Spec {
         "attention.temperature_length",
         "rope.scaling.yarn_log_multiplier",
     ],
-    numbers,
+    read_hparams,
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     latent_scores(k, h)?;
     // GLM 4.7 Flash: its files lack the key
     let is_flash = h.n_vocab() == 154_880 && (47..=48).contains(&h.n_block);
@@ -32,7 +34,7 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         } else {
             Gating::Softmax
         },
-        hears: Hears::GatingAndScale,
+        router_keys: RouterKeys::GatingAndScale,
         normalized: None,
         n_ff: DefaultWidth::Required,
         ..MIXTURE

@@ -8,12 +8,12 @@ pub(super) const SPEC: Spec = Spec {
     name: "ernie4_5-moe",
     pairing: Pairing::Norm,
     reads: &EXPERT_KEYS,
-    numbers,
+    read_hparams,
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         n_ff: DefaultWidth::Required,
         ..MIXTURE

@@ -8,13 +8,13 @@ use crate::hparams::{only_windows_turn, windows};
 pub(super) const SPEC: Spec = Spec {
     name: "exaone4",
     reads: &["attention.sliding_window", "nextn_predict_layers"],
-    numbers,
-    ends: |b| b.ends_with_rope_freqs(),
+    read_hparams,
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     // llama.cpp decides by the number of layers: smaller models have the key and no windows
     if h.n_layer() != 64 || !windows(k, h, 4, Some(4096))? {
         return Ok(());

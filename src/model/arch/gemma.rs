@@ -5,7 +5,7 @@ use super::{Block, DECODER, Error, Feature, Hparams, Keys, Spec, taps};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma",
-    numbers: scaled_embedding,
+    read_hparams: scaled_embedding,
     ..GEMMA
 };
 

@@ -4,7 +4,7 @@
 use super::gemma::{GEMMA, scaled_embedding};
 use super::{Binder, Error, Hparams, Keys, Layer, POST_NORMS, PostNorms, Spec};
 use super::{dense_layer, with_post_norms};
-use crate::hparams::{windows, windows_turn_by_base};
+use crate::hparams::{sliding_window_rope_base, windows};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma2",
@@ -13,15 +13,15 @@ pub(super) const SPEC: Spec = Spec {
         "attn_logit_softcapping",
         "final_logit_softcapping",
     ],
-    numbers,
+    read_hparams,
     layer: |b, l| sandwiched_layer(b, l, &POST_NORMS),
     ..GEMMA
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
     windows(k, h, 2, Some(4096))?;
-    windows_turn_by_base(k, h)?;
+    sliding_window_rope_base(k, h)?;
     let cap = k.positive("attn_logit_softcapping", f32::INFINITY, Some(50.0))?;
     for layer in &mut h.layers {
         layer.scores.cap = Some(cap.value);

@@ -9,12 +9,12 @@ use crate::hparams::{ScalingKind, windows_or_none, windows_turn_by};
 pub(super) const SPEC: Spec = Spec {
     name: "gemma3",
     reads: &["attention.sliding_window", "final_logit_softcapping"],
-    numbers,
+    read_hparams,
     layer,
     ..GEMMA
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
     windows_or_none(k, h, 6)?;
     let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;

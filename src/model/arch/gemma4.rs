@@ -14,7 +14,7 @@ pub(super) const SPEC: Spec = Spec {
         residual: Some(taps::ATTN_OUT),
     },
     attn_out: None,
-    turned: [taps::Q_CUR_POS, taps::K_CUR_POS],
+    rotated: [taps::Q_CUR_POS, taps::K_CUR_POS],
     reads: &[
         "attention.sliding_window",
         "attention.shared_kv_layers",
@@ -22,13 +22,13 @@ pub(super) const SPEC: Spec = Spec {
         "expert_count",
         "expert_used_count",
     ],
-    numbers,
-    ends: |b| b.ends_with_per_layer_inputs(),
+    read_hparams,
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_per_layer_inputs(),
     layer,
     ..GEMMA
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
     const PATTERN: &str = "attention.sliding_window_pattern";
     if k.get(PATTERN).is_none() {

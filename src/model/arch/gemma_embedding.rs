@@ -3,7 +3,9 @@
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::sandwiched_layer;
-use super::{Binder, Ends, Error, Hparams, Keys, POST_NORMS, Spec, taps, with_head_norms};
+use super::{
+    Binder, EmbeddingsAndHead, Error, Hparams, Keys, POST_NORMS, Spec, taps, with_head_norms,
+};
 use crate::hparams::{CAUSAL, ScalingKind, dense_width, see_all, windows, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
@@ -11,8 +13,8 @@ pub(super) const SPEC: Spec = Spec {
     attn_out: None,
     causal: false,
     reads: &[CAUSAL, "attention.sliding_window"],
-    numbers,
-    ends,
+    read_hparams,
+    bind_embeddings_and_head,
     layer: |b, l| {
         let layer = sandwiched_layer(b, l, &POST_NORMS)?;
         with_head_norms(b, l, layer)
@@ -20,7 +22,7 @@ pub(super) const SPEC: Spec = Spec {
     ..GEMMA
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
     windows(k, h, 6, None)?;
     let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;
@@ -32,7 +34,7 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     see_all(k, h, Some(false))
 }
 
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
+fn bind_embeddings_and_head(b: &mut Binder<'_>) -> Result<EmbeddingsAndHead, Error> {
     let n_embd = b.h.n_embd();
     let dense = match b.h.dense {
         Some(width) => vec![
@@ -43,7 +45,7 @@ fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     };
     // the output matrix for logits, which this model does not use
     b.ignore("output.weight");
-    Ok(Ends {
+    Ok(EmbeddingsAndHead {
         output_norm: Some(b.norm("output_norm", n_embd, taps::RESULT_NORM)?),
         dense,
         ..b.rows_only()?

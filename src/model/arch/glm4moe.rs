@@ -3,21 +3,21 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
 use super::{pre_norm_layer_with, with_head_norms};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts};
 use crate::weights::Experts;
 
 pub(super) const SPEC: Spec = Spec {
     name: "glm4moe",
     reads: &["expert_count", "expert_used_count", "nextn_predict_layers"],
-    numbers,
+    read_hparams,
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         gating: Gating::Sigmoid,
-        hears: Hears::GatingAndScale,
+        router_keys: RouterKeys::GatingAndScale,
         normalized: None,
         n_ff: DefaultWidth::Required,
         ..MIXTURE

@@ -6,7 +6,7 @@ use super::{
     pre_norm_layer_with, taps,
 };
 use crate::hparams::{
-    DefaultWidth, ExpertRules, Gating, MIXTURE, experts, windows, windows_turn_by_base,
+    DefaultWidth, ExpertRules, Gating, MIXTURE, experts, sliding_window_rope_base, windows,
 };
 
 pub(super) const SPEC: Spec = Spec {
@@ -17,12 +17,12 @@ pub(super) const SPEC: Spec = Spec {
         "expert_used_count",
         "attention.sliding_window",
     ],
-    numbers,
+    read_hparams,
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         gating: Gating::SoftmaxOfChosen,
         normalized: Some(false),
@@ -31,7 +31,7 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     };
     h.experts = Some(experts(k, h, rules)?);
     windows(k, h, 2, None)?;
-    windows_turn_by_base(k, h)
+    sliding_window_rope_base(k, h)
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {

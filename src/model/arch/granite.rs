@@ -5,9 +5,9 @@ use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 
 pub(super) const SPEC: Spec = Spec {
     name: "granite",
-    numbers: |k, h| {
-        numbers(k, h, None)?;
-        turns_if_finetuned(k, h)
+    read_hparams: |k, h| {
+        read_hparams(k, h, None)?;
+        rotates_if_finetuned(k, h)
     },
     ..GRANITE
 };
@@ -21,13 +21,13 @@ pub(super) const GRANITE: Spec = Spec {
         "residual_scale",
         "logit_scale",
     ],
-    ends: |b| b.ends_with_rope_freqs(),
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
     layer: biased_layer,
     ..DECODER
 };
 
 /// Removes RoPE from all layers where the file asks for it.
-pub(super) fn turns_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+pub(super) fn rotates_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     if !k.flag("rope.scaling.finetuned", true)? {
         for layer in &mut h.layers {
             layer.rope = None;
@@ -37,7 +37,7 @@ pub(super) fn turns_if_finetuned(k: &mut Keys<'_>, h: &mut Hparams) -> Result<()
 }
 
 /// Reads the factors; `divisor` is the default for the divisor of the logits.
-pub(super) fn numbers(
+pub(super) fn read_hparams(
     k: &mut Keys<'_>,
     h: &mut Hparams,
     divisor: Option<f32>,

@@ -1,6 +1,6 @@
 //! Granite 4: Granite with Mamba 2 instead of attention in most layers, and experts in some models.
 
-use super::granite::{GRANITE, numbers, turns_if_finetuned};
+use super::granite::{GRANITE, read_hparams, rotates_if_finetuned};
 use super::granitemoe::WIDE;
 use super::{Recurrent, Spec};
 use crate::hparams::experts_if_any;
@@ -16,10 +16,10 @@ pub(super) const SPEC: Spec = Spec {
         "expert_count",
         "expert_used_count",
     ],
-    numbers: |k, h| {
+    read_hparams: |k, h| {
         // the divisor of the logits is optional in these files
-        numbers(k, h, Some(1.0))?;
-        turns_if_finetuned(k, h)?;
+        read_hparams(k, h, Some(1.0))?;
+        rotates_if_finetuned(k, h)?;
         h.experts = experts_if_any(k, h, WIDE)?;
         Ok(())
     },

@@ -1,7 +1,7 @@
 //! Granite with experts in every layer, each as wide as `feed_forward_length`.
 
 use super::Spec;
-use super::granite::{GRANITE, numbers};
+use super::granite::{GRANITE, read_hparams};
 use crate::hparams::{DefaultWidth, ExpertRules, MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
@@ -14,8 +14,8 @@ pub(super) const SPEC: Spec = Spec {
         "expert_count",
         "expert_used_count",
     ],
-    numbers: |k, h| {
-        numbers(k, h, None)?;
+    read_hparams: |k, h| {
+        read_hparams(k, h, None)?;
         h.experts = Some(experts(k, h, WIDE)?);
         Ok(())
     },

@@ -9,12 +9,12 @@ pub(super) const SPEC: Spec = Spec {
     qk_normed: [taps::Q_CUR_NORM, taps::K_CUR_NORM],
     counts_one_expert: true,
     reads: &["rope.scaling.alpha"],
-    numbers,
+    read_hparams,
     layer: qk_normed_layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let alpha = k.not_negative("rope.scaling.alpha", 0.0)?;
     if alpha > 0.0 {
         let rope = &mut h.ropes[0];

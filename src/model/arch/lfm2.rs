@@ -2,7 +2,7 @@
 //! others.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
-use super::{Ends, pre_norm_layer_with, taps, with_head_norms};
+use super::{EmbeddingsAndHead, pre_norm_layer_with, taps, with_head_norms};
 use crate::hparams::windows_or_none;
 
 pub(super) const SPEC: Spec = Spec {
@@ -14,15 +14,15 @@ pub(super) const SPEC: Spec = Spec {
     qk_normed: [taps::Q_LAYERNORM, taps::K_LAYERNORM],
     attn_out: Some(taps::SELF_ATTN_OUT_PROJ),
     reads: &["attention.sliding_window"],
-    numbers: |k, h| windows_or_none(k, h, 0).map(|_| ()),
-    ends,
+    read_hparams: |k, h| windows_or_none(k, h, 0).map(|_| ()),
+    bind_embeddings_and_head,
     layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
     ..DECODER
 };
 
 /// Binds the final norm, which these files call `token_embd_norm`.
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
-    b.ends_with_norm("token_embd_norm")
+fn bind_embeddings_and_head(b: &mut Binder<'_>) -> Result<EmbeddingsAndHead, Error> {
+    b.bind_embeddings_and_head_with_norm("token_embd_norm")
 }
 
 /// Binds a layer with the feed-forward block that `ffn` binds.

@@ -2,12 +2,12 @@
 
 use super::lfm2::{self, normed_layer};
 use super::{Error, Ffn, Hparams, Keys, Spec};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, Hears, MIXTURE, experts};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "lfm2moe",
     reads: &["expert_count", "expert_used_count"],
-    numbers,
+    read_hparams,
     layer: |b, l| {
         normed_layer(b, l, |b| {
             if l < b.h.leading_dense {
@@ -19,10 +19,10 @@ pub(super) const SPEC: Spec = Spec {
     ..lfm2::SPEC
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         gating: Gating::Sigmoid,
-        hears: Hears::Gating,
+        router_keys: RouterKeys::Gating,
         n_ff: DefaultWidth::Required,
         ..MIXTURE
     };

@@ -10,8 +10,8 @@ pub(super) const SPEC: Spec = Spec {
     pairing: Pairing::Norm,
     full_rotary: true,
     reads: &EXPERT_KEYS,
-    numbers: mixture,
-    ends: |b| b.ends_with_rope_freqs(),
+    read_hparams: mixture,
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
     layer: biased_layer,
     ..DECODER
 };

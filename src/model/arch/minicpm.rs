@@ -7,13 +7,13 @@ pub(super) const SPEC: Spec = Spec {
     pairing: Pairing::Norm,
     longrope: true,
     reads: &["embedding_scale", "residual_scale", "logit_scale"],
-    numbers,
-    ends: |b| b.ends_with_rope_factors(),
+    read_hparams,
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_factors(),
     layer: biased_layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     // defaults for old files without these keys
     let residual = 1.4 / (h.n_layer() as f32).sqrt();
     let logits = 256.0 / h.n_embd() as f32;

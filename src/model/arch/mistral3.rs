@@ -17,13 +17,13 @@ pub(super) const SPEC: Spec = Spec {
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
     ],
-    numbers,
-    ends: |b| b.ends_with_rope_freqs(),
+    read_hparams,
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
     layer: biased_layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     mixture(k, h)?;
     h.ropes[0].log_multiplier = k.not_negative("rope.scaling.yarn_log_multiplier", 0.0)?;
     let rate = k.not_negative("attention.temperature_scale", 0.0)?;

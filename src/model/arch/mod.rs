@@ -55,7 +55,9 @@ use super::blocks::{Block, Builder, Feature};
 use super::graph::{Graph, Norm};
 use super::keys::{Keys, show};
 use super::taps;
-use super::weights::{Attention, Binder, Ends, Ffn, Layer, NormWeights, Recurrence, blk};
+use super::weights::{
+    Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, blk,
+};
 use super::{Error, hparams::Hparams, hparams::Sections, weights::Weights};
 use octavo_kernels::{KeyHeads, Pairing};
 
@@ -168,7 +170,7 @@ pub(super) struct Spec {
     /// Tap name of attention's output projection, if it has one.
     pub(super) attn_out: Option<&'static str>,
     /// Tap names of queries and keys after RoPE.
-    pub(super) turned: [&'static str; 2],
+    pub(super) rotated: [&'static str; 2],
     /// Tap name of scaled token embeddings.
     pub(super) scaled_embedding: &'static str,
     /// Causal attention, and the last layer's rows become logits. Otherwise attention is
@@ -181,9 +183,9 @@ pub(super) struct Spec {
     /// Keys this architecture reads, among those refused by default.
     pub(super) reads: &'static [&'static str],
     /// Reads these keys and adjusts the hyperparameters.
-    pub(super) numbers: fn(&mut Keys<'_>, &mut Hparams) -> Result<(), Error>,
+    pub(super) read_hparams: fn(&mut Keys<'_>, &mut Hparams) -> Result<(), Error>,
     /// Binds the weights outside the layers.
-    pub(super) ends: fn(&mut Binder<'_>) -> Result<Ends, Error>,
+    pub(super) bind_embeddings_and_head: fn(&mut Binder<'_>) -> Result<EmbeddingsAndHead, Error>,
     /// Binds one layer.
     pub(super) layer: fn(&mut Binder<'_>, usize) -> Result<Layer, Error>,
 }
@@ -236,14 +238,14 @@ const DECODER: Spec = Spec {
     ],
     embedding: taps::INP_EMBD,
     attn_out: Some(taps::ATTN_OUT),
-    turned: [taps::Q_CUR, taps::K_CUR],
+    rotated: [taps::Q_CUR, taps::K_CUR],
     scaled_embedding: taps::INP_EMBD,
     causal: true,
     embeds_positions: false,
     counts_one_expert: false,
     reads: &[],
-    numbers: |_, _| Ok(()),
-    ends: |b| b.ends(),
+    read_hparams: |_, _| Ok(()),
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head(),
     layer: dense_layer,
 };
 

@@ -8,12 +8,12 @@ use crate::hparams::{ScalingKind, windows_or_none, windows_turn_by};
 pub(super) const SPEC: Spec = Spec {
     name: "olmo2",
     reads: &["attention.sliding_window"],
-    numbers,
+    read_hparams,
     layer,
     ..DECODER
 };
 
-fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     windows_or_none(k, h, 4)?;
     windows_turn_by(h, |rope| {
         rope.scaling.value = ScalingKind::None;

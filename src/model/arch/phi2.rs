@@ -1,7 +1,7 @@
 //! Phi 2: parallel attention and ungated feed-forward block, one layer norm for both, biases
 //! everywhere, and only a part of each head is rotated.
 
-use super::{Binder, Block, DECODER, Ends, Error, Feature, Ffn, Layer, Norm, Spec};
+use super::{Binder, Block, DECODER, EmbeddingsAndHead, Error, Feature, Ffn, Layer, Norm, Spec};
 use super::{bare_layer, taps, with_output_bias};
 
 pub(super) const SPEC: Spec = Spec {
@@ -9,16 +9,16 @@ pub(super) const SPEC: Spec = Spec {
     norm: Norm::Layer,
     feature: Feature::Gelu,
     block: Block::Parallel,
-    ends,
+    bind_embeddings_and_head,
     layer,
     ..DECODER
 };
 
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
-    let ends = b.ends()?;
-    Ok(Ends {
+fn bind_embeddings_and_head(b: &mut Binder<'_>) -> Result<EmbeddingsAndHead, Error> {
+    let weights = b.bind_embeddings_and_head()?;
+    Ok(EmbeddingsAndHead {
         output_bias: Some(b.vector("output.bias", b.h.n_vocab())?),
-        ..ends
+        ..weights
     })
 }
 

@@ -8,7 +8,7 @@ pub(super) const SPEC: Spec = Spec {
     name: "phi3",
     longrope: true,
     block: Block::Sequential { residual: None },
-    ends: |b| b.ends_with_rope_factors(),
+    bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_factors(),
     layer: fused_layer,
     ..DECODER
 };

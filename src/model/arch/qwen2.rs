@@ -1,18 +1,18 @@
 //! Qwen 2 and 2.5: Q, K and V have biases, heads fill the width; the output may have a bias.
 
-use super::{Binder, DECODER, Ends, Error, Spec};
+use super::{Binder, DECODER, EmbeddingsAndHead, Error, Spec};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen2",
     heads_fill_width: true,
-    ends,
+    bind_embeddings_and_head,
     ..DECODER
 };
 
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
-    let ends = b.ends()?;
-    Ok(Ends {
+fn bind_embeddings_and_head(b: &mut Binder<'_>) -> Result<EmbeddingsAndHead, Error> {
+    let weights = b.bind_embeddings_and_head()?;
+    Ok(EmbeddingsAndHead {
         output_bias: b.optional_vector("output.bias", b.h.n_vocab())?,
-        ..ends
+        ..weights
     })
 }

@@ -8,7 +8,7 @@ use crate::weights::Experts;
 pub(super) const SPEC: Spec = Spec {
     name: "qwen2moe",
     reads: &EXPERT_KEYS,
-    numbers: |k, h| {
+    read_hparams: |k, h| {
         let rules = ExpertRules {
             normalized: Some(false),
             always_shared: true,

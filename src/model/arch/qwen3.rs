@@ -4,10 +4,10 @@ use super::{DECODER, Spec, qk_normed_layer};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen3",
-    ends: |b| {
+    bind_embeddings_and_head: |b| {
         // a reranker's classifier: not part of the forward pass to logits
         b.ignore("cls.output.weight");
-        b.ends()
+        b.bind_embeddings_and_head()
     },
     layer: qk_normed_layer,
     ..DECODER

@@ -13,12 +13,12 @@ pub(super) const SPEC: Spec = Spec {
         taps::SHARED_EXPERT_GATE_SIGMOID,
         taps::FFN_SHEXP_GATED,
     ],
-    numbers,
+    read_hparams,
     layer: |b, l| normed_layer(b, l, |b| gated_experts(b, l)),
     ..qwen35::SPEC
 };
 
-pub(super) fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+pub(super) fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
         always_shared: true,
         ..MIXTURE

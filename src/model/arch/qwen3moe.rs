@@ -6,7 +6,7 @@ use crate::hparams::{EXPERT_KEYS, MIXTURE, experts};
 pub(super) const SPEC: Spec = Spec {
     name: "qwen3moe",
     reads: &EXPERT_KEYS,
-    numbers: |k, h| {
+    read_hparams: |k, h| {
         h.experts = Some(experts(k, h, MIXTURE)?);
         Ok(())
     },

@@ -8,7 +8,7 @@ const PERIOD: usize = 4;
 pub(super) const SPEC: Spec = Spec {
     name: "smollm3",
     pairing: Pairing::Norm,
-    numbers: |_, h| {
+    read_hparams: |_, h| {
         for layer in h.layers.iter_mut().skip(PERIOD - 1).step_by(PERIOD) {
             layer.rope = None;
         }

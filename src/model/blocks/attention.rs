@@ -16,7 +16,7 @@ struct Projection {
     gated: bool,
     norm: Option<NormWeights>,
     tap: &'static str,
-    turned_tap: &'static str,
+    rotated_tap: &'static str,
 }
 
 /// A projection's result.
@@ -36,11 +36,11 @@ impl Builder<'_> {
             gated: w.gated,
             norm: w.q_norm,
             tap: taps::Q_CUR,
-            turned_tap: self.spec.turned[0],
+            rotated_tap: self.spec.rotated[0],
         };
         // for parts of one fused tensor llama.cpp names only the later results, not the products
         let apart = w.wk.is_none_or(|wk| !self.shares_tensor(w.wq, wk));
-        let Projected { y: q, gate } = self.turned(x, &q, apart, l);
+        let Projected { y: q, gate } = self.project_and_rotate(x, &q, apart, l);
         let q = self.scaled_by_position(q, l);
         if let Some(wk) = w.wk {
             self.cache_keys_and_values(x, w, wk, apart, l);
@@ -81,7 +81,7 @@ impl Builder<'_> {
             bias: w.bk,
             norm: w.k_norm,
             tap: taps::K_CUR,
-            turned_tap: self.spec.turned[1],
+            rotated_tap: self.spec.rotated[1],
         };
         let named = at(taps::V_CUR, l);
         // without a V matrix, values are the keys' product, before norm and RoPE
@@ -93,7 +93,7 @@ impl Builder<'_> {
             self.affine(x, wv, w.bv, named)
         };
         let v = self.optional_norm(v, w.v_norm, l);
-        let k = self.turned(x, &k, apart, l).y;
+        let k = self.project_and_rotate(x, &k, apart, l).y;
         let cache = self.h.layers[l].cache;
         let nothing = ValueShape {
             width: 0,
@@ -105,7 +105,13 @@ impl Builder<'_> {
     /// Appends the ops of a query or key: product, bias, optional norm, RoPE if the layer has it.
     /// Product and bias are named if the tensor is `apart` from the others'. A bias is as wide as
     /// the product, so it is added before gates are split off.
-    fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> Projected {
+    fn project_and_rotate(
+        &mut self,
+        x: ValueId,
+        p: &Projection,
+        apart: bool,
+        l: usize,
+    ) -> Projected {
         let own = at(p.tap, l).filter(|_| apart && !p.gated);
         let y = self.matmul(x, p.w, own);
         let (mut y, mut gate) = (self.bias(y, p.bias, own), None);
@@ -115,7 +121,7 @@ impl Builder<'_> {
             gate = Some(self.named_slice(y, 2 * n, n, n, name));
             y = self.slice(y, 2 * n, 0, n);
         }
-        let tap = at(p.turned_tap, l);
+        let tap = at(p.rotated_tap, l);
         y = match self.spec.qk_norm {
             QkNorm::BeforeRope => {
                 y = self.optional_norm(y, p.norm, l);

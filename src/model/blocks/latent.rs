@@ -9,7 +9,7 @@ use super::super::weights::{LatentAttention, LatentHeads, LatentQuery, VecId, We
 use super::{Builder, Named, at};
 
 /// The latent row that all heads share: the part without RoPE, and the rotated part.
-struct Narrow {
+struct LowRank {
     plain: ValueId,
     rotated: ValueId,
 }
@@ -24,19 +24,19 @@ impl Builder<'_> {
         let sizes = self.h.latent.expect("checked where the weights were bound");
         let q = self.latent_queries(x, &w.query, l);
         let plain = self.slice(q, sizes.query(), 0, sizes.plain);
-        let turns = self.slice(q, sizes.query(), sizes.plain, sizes.rotated);
+        let rotary = self.slice(q, sizes.query(), sizes.plain, sizes.rotated);
         let out = match w.heads {
             LatentHeads::Absorbed { keys, values, all } => {
                 let all = self.numbers_of_heads(all, x);
                 let plain = self.by_head(plain, keys, all, at(taps::Q_NOPE_ABSORBED, l));
-                let turns = self.turned_part(turns, &sizes, at(taps::Q_PE, l));
+                let rotary = self.rotated_part(rotary, &sizes, at(taps::Q_PE, l));
                 let q = self.concat(
                     plain,
-                    turns,
+                    rotary,
                     [sizes.rank, sizes.rotated],
                     at(taps::Q_CUR, l),
                 );
-                let Narrow { plain, rotated } = self.narrow_row(x, w, &sizes, l);
+                let LowRank { plain, rotated } = self.low_rank_row(x, w, &sizes, l);
                 let each = [sizes.rank, sizes.rotated];
                 let k = self.concat(plain, rotated, each, at(taps::K_CUR, l));
                 // values are the first `rank` dimensions of the keys; the rest of the result is
@@ -46,9 +46,9 @@ impl Builder<'_> {
                 self.by_head(read, values, all, at(taps::KQV_OUT, l))
             }
             LatentHeads::Materialised(both) => {
-                let turns = self.turned_part(turns, &sizes, None);
+                let rotary = self.rotated_part(rotary, &sizes, None);
                 let each = [sizes.plain, sizes.rotated];
-                let q = self.concat(plain, turns, each, at(taps::Q_CUR, l));
+                let q = self.concat(plain, rotary, each, at(taps::Q_CUR, l));
                 self.materialised(x, q, both, w, l)
             }
         };
@@ -65,7 +65,7 @@ impl Builder<'_> {
         l: usize,
     ) -> ValueId {
         let sizes = self.h.latent.expect("checked where the weights were bound");
-        let row = self.narrow_row(x, w, &sizes, l);
+        let row = self.low_rank_row(x, w, &sizes, l);
         let both = self.matmul(row.plain, both, at(taps::KV, l));
         let (head, key) = (sizes.plain + sizes.value, sizes.key());
         let mut v = self.named_slice(
@@ -91,30 +91,30 @@ impl Builder<'_> {
     fn latent_queries(&mut self, x: ValueId, w: &LatentQuery, l: usize) -> ValueId {
         match *w {
             LatentQuery::Whole(w) => self.matmul(x, w, at(taps::Q, l)),
-            LatentQuery::Narrow { down, norm, up } => {
-                let narrow = self.matmul(x, down, at(taps::Q, l));
-                let narrow = self.norm(narrow, norm, Some(l));
-                self.matmul(narrow, up, at(taps::Q, l))
+            LatentQuery::LowRank { down, norm, up } => {
+                let low_rank = self.matmul(x, down, at(taps::Q, l));
+                let low_rank = self.norm(low_rank, norm, Some(l));
+                self.matmul(low_rank, up, at(taps::Q, l))
             }
         }
     }
 
-    fn narrow_row(
+    fn low_rank_row(
         &mut self,
         x: ValueId,
         w: &LatentAttention,
         sizes: &LatentHparams,
         l: usize,
-    ) -> Narrow {
-        let both = self.matmul(x, w.narrow, at(taps::KV_CMPR_PE, l));
+    ) -> LowRank {
+        let both = self.matmul(x, w.low_rank, at(taps::KV_CMPR_PE, l));
         let plain = self.part(both, 0, sizes.rank);
         let plain = self.norm(plain, w.norm, Some(l));
         let rotated = self.part(both, sizes.rank, sizes.rotated);
-        let rotated = self.turned_part(rotated, sizes, at(taps::K_PE, l));
-        Narrow { plain, rotated }
+        let rotated = self.rotated_part(rotated, sizes, at(taps::K_PE, l));
+        LowRank { plain, rotated }
     }
 
-    fn turned_part(&mut self, x: ValueId, sizes: &LatentHparams, tap: Option<Named>) -> ValueId {
+    fn rotated_part(&mut self, x: ValueId, sizes: &LatentHparams, tap: Option<Named>) -> ValueId {
         let op = Op::Rope {
             x,
             head_dim: sizes.rotated,

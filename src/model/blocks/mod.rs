@@ -3,7 +3,7 @@
 //! [`Spec`](super::arch::Spec) decides how they are arranged.
 
 mod attention;
-mod ends;
+mod embeddings_and_head;
 mod experts;
 mod feed_forward;
 mod latent;

@@ -48,7 +48,7 @@ pub(crate) struct ExpertRules {
     /// Default, where `expert_gating_func` is not read or not set.
     pub(crate) gating: Gating,
     /// Router keys that are read.
-    pub(crate) hears: Hears,
+    pub(crate) router_keys: RouterKeys,
     /// Whether weights are normalized; `None`: as `expert_weights_norm` says.
     pub(crate) normalized: Option<bool>,
     /// Feed-forward width without `expert_feed_forward_length`.
@@ -60,7 +60,7 @@ pub(crate) struct ExpertRules {
 /// Router keys llama.cpp reads for an architecture. Most architectures support a single way of
 /// routing: there llama.cpp ignores the keys, and so do we.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hears {
+pub(crate) enum RouterKeys {
     /// None.
     Nothing,
     /// `expert_gating_func`.
@@ -83,7 +83,7 @@ pub(crate) enum DefaultWidth {
 /// Most mixtures: softmax over all experts, then normalized to sum 1.
 pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     gating: Gating::Softmax,
-    hears: Hears::Nothing,
+    router_keys: RouterKeys::Nothing,
     normalized: Some(true),
     n_ff: DefaultWidth::Divided,
     always_shared: false,
@@ -128,7 +128,7 @@ pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Resu
         shared_n_ff,
         gating: gating(k, rules)?,
         normalized,
-        scale: scale(k, rules.hears)?,
+        scale: scale(k, rules.router_keys)?,
         groups: groups(k, count, used)?,
     })
 }
@@ -190,7 +190,7 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
         Gating::Sigmoid => 2,
         Gating::SoftmaxOfChosen => 3,
     };
-    if rules.hears == Hears::Nothing {
+    if rules.router_keys == RouterKeys::Nothing {
         k.warn_of_unheard(KEY, &[0.0, f64::from(number)]);
         return Ok(default);
     }
@@ -205,9 +205,9 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
 }
 
 /// Reads the factor on all weights.
-fn scale(k: &mut Keys<'_>, hears: Hears) -> Result<f32, Error> {
+fn scale(k: &mut Keys<'_>, router_keys: RouterKeys) -> Result<f32, Error> {
     const KEY: &str = "expert_weights_scale";
-    if hears != Hears::GatingAndScale {
+    if router_keys != RouterKeys::GatingAndScale {
         k.warn_of_unheard(KEY, &[0.0, 1.0]);
         return Ok(1.0);
     }

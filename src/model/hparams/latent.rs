@@ -125,8 +125,7 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
         ..
     } = latent;
     if absorbed && !is_head_dim(latent.key()) {
-        let expected =
-            format!("an even width, with the {rotated} that turn at most {MAX_HEAD_DIM}");
+        let expected = format!("an even width, with the {rotated} rotated at most {MAX_HEAD_DIM}");
         return Err(k.bad(k.full(RANK), expected, rank.to_string()));
     }
     if absorbed {

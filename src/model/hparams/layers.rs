@@ -12,7 +12,7 @@ use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
 
 /// A layer's token mixing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mixing {
+pub enum TokenMixer {
     /// Attention over the cached tokens.
     Attention,
     /// A recurrence with a state.
@@ -25,7 +25,7 @@ pub enum Mixing {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerHparams {
     /// Attention, recurrence or both.
-    pub mixing: Mixing,
+    pub mixer: TokenMixer,
     /// Query heads; 0 in layers without attention.
     pub n_head: usize,
     /// KV heads; divides `n_head`, and is 0 where that is.
@@ -106,12 +106,12 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
 impl LayerHparams {
     /// Returns whether the layer has attention.
     pub fn attends(&self) -> bool {
-        self.mixing != Mixing::Recurrence
+        self.mixer != TokenMixer::Recurrence
     }
 
     /// Returns whether the layer has a recurrent state.
     pub fn recurs(&self) -> bool {
-        self.mixing != Mixing::Attention
+        self.mixer != TokenMixer::Attention
     }
 
     /// Returns the window that limits the cache, in positions including the token's own; `None` is
@@ -153,9 +153,9 @@ pub(super) fn read(
         Some(&none).filter(|_| least == 0),
     )?;
     let mut heads = read_heads(k, spec, n_layer)?;
-    let mixing = recurrent::mixing(k, spec, &heads.n_head_kv)?;
-    for (l, mixing) in mixing.iter().enumerate() {
-        if *mixing == Mixing::Recurrence {
+    let mixers = recurrent::token_mixers(k, spec, &heads.n_head_kv)?;
+    for (l, mixer) in mixers.iter().enumerate() {
+        if *mixer == TokenMixer::Recurrence {
             heads.n_head.set(l, 0);
             heads.n_head_kv.set(l, 0);
         }
@@ -181,7 +181,7 @@ pub(super) fn read(
     };
     let layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
-            mixing: mixing[l],
+            mixer: mixers[l],
             n_head: n_head.of(l),
             n_head_kv: n_head_kv.of(l),
             head_dim,

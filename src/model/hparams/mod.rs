@@ -25,21 +25,21 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 use layers::Layers;
 
 pub(crate) use experts::{
-    DefaultWidth, EXPERT_KEYS, ExpertRules, Hears, MIXTURE, experts, experts_if_any,
+    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, RouterKeys, experts, experts_if_any,
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
 pub(crate) use latent::latent_scores;
 pub(crate) use layers::share_caches;
-pub use layers::{CacheGroup, LayerHparams, Mixing};
+pub use layers::{CacheGroup, LayerHparams, TokenMixer};
 pub use pooling::Pooling;
 pub(crate) use pooling::{CAUSAL, dense_width, see_all, token_types};
 pub use recurrent::RecurrentHparams;
 pub(crate) use rope::Sections;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use windows::{
-    only_windows_turn, windows, windows_have_heads, windows_or_none, windows_turn_by,
-    windows_turn_by_base,
+    only_windows_turn, sliding_window_rope_base, windows, windows_have_heads, windows_or_none,
+    windows_turn_by,
 };
 
 /// Maximum number of layers (llama.cpp's limit is of the same size).
@@ -209,7 +209,7 @@ impl Hparams {
             entries: Vec::new(),
             warnings: Vec::new(),
         };
-        (spec.numbers)(&mut k, &mut h)?;
+        (spec.read_hparams)(&mut k, &mut h)?;
         h.caches = layers::place_in_caches(&mut h.layers);
         check_feed_forward(&k, &h)?;
         (h.entries, h.warnings) = (k.entries, k.warnings);

@@ -7,7 +7,7 @@ use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer, Source};
 use crate::{Arch, Error, arch::Recurrent};
 
-use super::{MAX_HEADS, MAX_WIDTH, Mixing};
+use super::{MAX_HEADS, MAX_WIDTH, TokenMixer};
 
 /// Maximum number of values in a layer's state.
 const MAX_STATE: usize = 1 << 26;
@@ -53,18 +53,18 @@ impl RecurrentHparams {
 }
 
 /// Returns the token mixing of each layer.
-pub(super) fn mixing(
+pub(super) fn token_mixers(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_head_kv: &PerLayer,
-) -> Result<Vec<Mixing>, Error> {
+) -> Result<Vec<TokenMixer>, Error> {
     let without_keys = |kv: usize| match kv {
-        0 => Mixing::Recurrence,
-        _ => Mixing::Attention,
+        0 => TokenMixer::Recurrence,
+        _ => TokenMixer::Attention,
     };
     Ok(match spec.recurrent {
-        None => n_head_kv.iter().map(|_| Mixing::Attention).collect(),
-        Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| Mixing::Both).collect(),
+        None => n_head_kv.iter().map(|_| TokenMixer::Attention).collect(),
+        Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| TokenMixer::Both).collect(),
         Some(Recurrent::Mamba2 | Recurrent::ShortConv) => {
             n_head_kv.iter().map(without_keys).collect()
         }
@@ -73,11 +73,11 @@ pub(super) fn mixing(
 }
 
 /// Reads a flag for each layer, or the interval of the attention layers.
-fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<Mixing>, Error> {
+fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<TokenMixer>, Error> {
     const FLAGS: &str = "attention.recurrent_layers";
     let of = |recurs: bool| match recurs {
-        true => Mixing::Recurrence,
-        false => Mixing::Attention,
+        true => TokenMixer::Recurrence,
+        false => TokenMixer::Attention,
     };
     if let Some(value) = k.get(FLAGS) {
         let flag = |v: Value<'_>| match v {

@@ -76,7 +76,7 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
 }
 
 /// Gives layers with windows a RoPE base of their own, if the file has a different one.
-pub(crate) fn windows_turn_by_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+pub(crate) fn sliding_window_rope_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let usual = h.ropes[0].freq_base.value;
     let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(usual))?;
     if base.value != usual {

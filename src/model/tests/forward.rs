@@ -103,7 +103,7 @@ impl Run<'_> {
 
     fn rope(&self, x: &Matrix, head_dim: usize, rope: usize) -> Matrix {
         let table = &self.m.ropes[rope];
-        let turn = |(t, row): (usize, &Vec<f64>)| {
+        let rotate = |(t, row): (usize, &Vec<f64>)| {
             let mut row = row.clone();
             for head in row.chunks_exact_mut(head_dim) {
                 for i in 0..table.n_rot() / 2 {
@@ -115,7 +115,7 @@ impl Run<'_> {
             }
             row
         };
-        x.iter().enumerate().map(turn).collect()
+        x.iter().enumerate().map(rotate).collect()
     }
 
     fn value(&self, v: ValueId) -> &Matrix {

@@ -9,7 +9,7 @@ mod rope;
 mod tensors;
 
 pub use bind::TensorBinder;
-pub(crate) use bind::{Binder, Ends, bind, blk};
+pub(crate) use bind::{Binder, EmbeddingsAndHead, bind, blk};
 pub use rope::RopeDivisors;
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
@@ -217,7 +217,7 @@ pub struct LatentAttention {
     /// Query projection.
     pub query: LatentQuery,
     /// (rank + rotated, n_embd): yields the latent row, and the rotated part of keys.
-    pub narrow: WeightId,
+    pub low_rank: WeightId,
     /// Norm of the latent row.
     pub norm: NormWeights,
     /// Projections of keys and values.
@@ -232,7 +232,7 @@ pub enum LatentQuery {
     /// (n_head * query, n_embd)
     Whole(WeightId),
     /// A low-rank projection.
-    Narrow {
+    LowRank {
         /// (query_rank, n_embd)
         down: WeightId,
         /// Norm of the low-rank row.

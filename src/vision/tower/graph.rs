@@ -12,7 +12,7 @@ use super::weights::{Affine, Block, FeedForward, Projection, Weights};
 
 /// RoPE base; no key stores it.
 const ROPE_BASE: f64 = 10_000.0;
-/// RoPE axes of patches, as in [`octavo_kernels::Turns`].
+/// RoPE axes of patches, as in [`octavo_kernels::RopePosition`].
 const ROW: usize = 1;
 const COLUMN: usize = 2;
 /// Cache layers used alternately by blocks: some patches may already be in the next block while
@@ -120,8 +120,8 @@ impl Builder<'_> {
 
     fn attention(&mut self, x: ValueId, w: &Block, l: usize) -> ValueId {
         let [q, k, v] = w.qkv;
-        let q = self.turned(x, q, ["Qcur", "Qcur_rope"], l);
-        let k = self.turned(x, k, ["Kcur", "Kcur_rope"], l);
+        let q = self.rotated(x, q, ["Qcur", "Qcur_rope"], l);
+        let k = self.rotated(x, k, ["Kcur", "Kcur_rope"], l);
         let v = self.affine(x, v, at("Vcur", l));
         let shape = self.nodes.info(q);
         let nothing = ValueShape { width: 0, ..shape };
@@ -145,15 +145,15 @@ impl Builder<'_> {
     }
 
     /// Appends the projection and RoPE of queries or keys.
-    fn turned(&mut self, x: ValueId, w: Affine, taps: [&'static str; 2], l: usize) -> ValueId {
+    fn rotated(&mut self, x: ValueId, w: Affine, taps: [&'static str; 2], l: usize) -> ValueId {
         let x = self.affine(x, w, at(taps[0], l));
         let (head_dim, shape) = (self.h.head_dim(), self.nodes.info(x));
-        let turn = Op::Rope {
+        let rope = Op::Rope {
             x,
             head_dim,
             rope: 0,
         };
-        self.nodes.push(turn, shape, at(taps[1], l))
+        self.nodes.push(rope, shape, at(taps[1], l))
     }
 
     /// Appends the feed-forward block; the last sum has the name `result`.

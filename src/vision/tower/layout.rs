@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use octavo_kernels::{MERGED_ROWS, Turns};
+use octavo_kernels::{MERGED_ROWS, RopePosition};
 
 use super::hparams::MERGE;
 
@@ -64,9 +64,9 @@ impl Layout {
     }
 
     /// Returns the RoPE position of each patch.
-    pub fn turns(&self) -> Vec<Turns> {
-        let turns = |[row, column]: &[usize; 2]| [0, *row as u32, *column as u32];
-        self.places.iter().map(turns).collect()
+    pub fn rope_positions(&self) -> Vec<RopePosition> {
+        let rope_positions = |[row, column]: &[usize; 2]| [0, *row as u32, *column as u32];
+        self.places.iter().map(rope_positions).collect()
     }
 
     /// Returns the pixels of each patch, `[patches][3][patch][patch]`, from planes

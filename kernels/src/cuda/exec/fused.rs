@@ -137,7 +137,7 @@ impl Scene<'_> {
             out: self.slot(q.out),
             pages_k,
             pages_v,
-            turn: self.turn(*rope),
+            rotation: self.rotation(*rope),
             paging: self.record.paging(cache.group),
             head_dim: small(kv.head_dim),
             unused: 0,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::plan::Plan;
 use super::record::{Addresses, Shape};
 use crate::cuda::launch::Form;
-use crate::cuda::params::{Argmax, Matrix, Turn};
+use crate::cuda::params::{Argmax, Matrix, Rotation};
 use crate::cuda::{DeviceCollective, Gather, Launch, Ptr, Task, launch};
 use crate::fuse::Group;
 use crate::kv::{KvShape, KvType};
@@ -163,12 +163,12 @@ impl Scene<'_> {
         self.plan.placed[self.plan.weights[w]].source.stored()
     }
 
-    pub(super) fn turn(&self, rope: usize) -> Turn {
+    pub(super) fn rotation(&self, rope: usize) -> Rotation {
         let (angles, rope) = (self.plan.angles[rope], &self.program.ropes[rope]);
-        Turn {
+        Rotation {
             cosines: self.at(angles.cosines),
             sines: self.at(angles.sines),
-            turns: self.record.turns,
+            rope_positions: self.record.rope_positions,
             axes: angles.axes.map_or(Ptr::NULL, |axes| self.at(axes)),
             pairs: small(rope.frequencies.len()),
             neox: (rope.pairing == Pairing::Neox).into(),

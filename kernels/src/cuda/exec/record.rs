@@ -91,7 +91,7 @@ struct Arrays {
     best: usize,
     tokens: usize,
     positions: usize,
-    turns: usize,
+    rope_positions: usize,
     given: usize,
     ends: usize,
     blocks: usize,
@@ -116,8 +116,8 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let best = MISSING;
     let tokens = best + wanted;
     let positions = tokens + rows;
-    let turns = positions + rows;
-    let given = turns + 3 * rows;
+    let rope_positions = positions + rows;
+    let given = rope_positions + 3 * rows;
     let ends = given + rows;
     let blocks = ends + rows;
     let block_ends = blocks + rows;
@@ -131,7 +131,7 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
         best,
         tokens,
         positions,
-        turns,
+        rope_positions,
         given,
         ends,
         blocks,
@@ -152,7 +152,7 @@ pub(super) struct Addresses {
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
     /// RoPE positions of the rows along each axis.
-    pub(super) turns: Ptr,
+    pub(super) rope_positions: Ptr,
     /// Index of the embedding input that replaces each row's embedding.
     pub(super) given: Ptr,
     /// Positions in each row's sequence, including this step's.
@@ -232,7 +232,7 @@ impl Record {
         Addresses {
             best: at(a.best),
             tokens: at(a.tokens),
-            turns: at(a.turns),
+            rope_positions: at(a.rope_positions),
             given: at(a.given),
             ends: at(a.ends),
             blocks: at(a.blocks),
@@ -278,8 +278,8 @@ impl Record {
             put(a.tokens + r, row.given.map_or(row.token, |_| NOT_GIVEN));
             put(a.positions + r, small(row.pos));
             put(a.given + r, row.given.map_or(NOT_GIVEN, small));
-            for (axis, position) in row.turns.into_iter().enumerate() {
-                put(a.turns + 3 * r + axis, position);
+            for (axis, position) in row.rope_positions.into_iter().enumerate() {
+                put(a.rope_positions + 3 * r + axis, position);
             }
             put(a.ends + r, small(row.end));
             put(a.blocks + r, small(row.block[0]));
@@ -288,7 +288,7 @@ impl Record {
         }
         for (padding, r) in (rows.len()..shape.rows).enumerate() {
             put(a.positions + r, u32::MAX);
-            put(a.turns + 3 * r, u32::MAX);
+            put(a.rope_positions + 3 * r, u32::MAX);
             put(a.given + r, NOT_GIVEN);
             put(a.sequences + r, small(step.seqs.len() + padding));
         }

@@ -272,7 +272,7 @@ impl Scene<'_> {
         launch::rope(&Rope {
             x: self.slot(x),
             out: self.slot(out),
-            turn: self.turn(rope),
+            rotation: self.rotation(rope),
             rows: small(self.shape.rows),
             heads: small(self.width(x) / head_dim),
             head_dim: small(head_dim),

@@ -14,7 +14,7 @@ use crate::cuda::pinned::bind_in_the_end;
 use crate::cuda::{Device, Error, Gpu, Ptr};
 use crate::ranks::Collective;
 
-/// Turns the panic about a missing function of the library into an error.
+/// RopePosition the panic about a missing function of the library into an error.
 fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     guarded_of("NCCL", f)
 }

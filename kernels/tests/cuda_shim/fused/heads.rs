@@ -12,7 +12,7 @@ fn bias_norm_rotation(
     bench: &mut Bench,
     group: &HeadGroup,
     paging: &Paging,
-    turn: Option<&Turn>,
+    rotation: Option<&Rotation>,
     head_dim: u32,
 ) -> Ptr {
     let rows = paging.rows as usize;
@@ -42,13 +42,13 @@ fn bias_norm_rotation(
         bench.run(&launch::rms_norm(&p, rows as u32 * group.n));
         at = out;
     }
-    if let Some(turn) = turn {
+    if let Some(rotation) = rotation {
         let out = bench.alloc(4 * n);
         let (rows, heads) = (rows as u32, group.n);
         bench.run(&launch::rope(&Rope {
             x: at,
             out,
-            turn: *turn,
+            rotation: *rotation,
             rows,
             heads,
             head_dim,
@@ -73,14 +73,14 @@ struct Case {
 }
 
 impl Case {
-    fn turn(&self, bench: &mut Bench, rng: &mut Rng) -> Turn {
+    fn rotation(&self, bench: &mut Bench, rng: &mut Rng) -> Rotation {
         let angles = [0; 2].map(|_| rng.floats(32 * self.pairs));
         let [cosines, sines] = angles.map(|a| bench.floats(&a));
         let axes: Vec<u32> = (0..self.pairs as u32).map(|i| i % 3).collect();
-        Turn {
+        Rotation {
             cosines,
             sines,
-            turns: turns(bench),
+            rope_positions: rope_positions(bench),
             axes: bench.integers(&axes),
             pairs: self.pairs as u32,
             neox: u32::from(self.neox),
@@ -106,7 +106,7 @@ impl Case {
     fn hold(&self, bench: &mut Bench, rng: &mut Rng) {
         let &Case { kv, dim, heads, .. } = self;
         let paging = paging(bench, &[2, 9, 4, 1], N_PAGES as u32);
-        let turn = self.turn(bench, rng);
+        let rotation = self.rotation(bench, rng);
         let q = self.group(bench, rng, heads, self.normed);
         let k = self.group(bench, rng, self.heads_kv, self.normed);
         let v = self.group(bench, rng, self.heads_kv, false);
@@ -123,7 +123,7 @@ impl Case {
             out,
             pages_k,
             pages_v,
-            turn,
+            rotation,
             paging,
             head_dim,
             unused: 0,
@@ -131,8 +131,8 @@ impl Case {
         bench.run(&launch::heads(kv, &together));
 
         let mut one_by_one = |group: &HeadGroup, turned: bool| {
-            let turn = turned.then_some(&turn);
-            bias_norm_rotation(bench, group, &paging, turn, head_dim)
+            let rotation = turned.then_some(&rotation);
+            bias_norm_rotation(bench, group, &paging, rotation, head_dim)
         };
         let (at_q, k, v) = (
             one_by_one(&q, true),

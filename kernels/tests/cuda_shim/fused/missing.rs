@@ -23,10 +23,10 @@ fn a_missing_page_is_told() {
             n: 1,
             eps: 0.0,
         };
-        let turn = Turn {
+        let rotation = Rotation {
             cosines: x,
             sines: x,
-            turns: turns(&mut bench),
+            rope_positions: rope_positions(&mut bench),
             axes: Ptr::NULL,
             pairs: 0,
             neox: 0,
@@ -41,7 +41,7 @@ fn a_missing_page_is_told() {
             out,
             pages_k,
             pages_v,
-            turn,
+            rotation,
             paging,
             head_dim,
             unused: 0,

@@ -1,6 +1,6 @@
 //! Messages from rank 0 to the other ranks, as 32-bit words.
 
-use octavo_kernels::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step, Turns};
+use octavo_kernels::{GivenRows, Phase, RopePosition, Sequence, StateUse, StateWrite, Step};
 
 /// A command to the other ranks.
 pub(super) enum Message<'a> {
@@ -42,7 +42,7 @@ struct OwnedSequence {
     wanted: [usize; 2],
     from: Option<u32>,
     to: Vec<StateWrite>,
-    turns: Vec<Turns>,
+    rope_positions: Vec<RopePosition>,
     given: Vec<(usize, Vec<f32>)>,
     blocks: Vec<usize>,
 }
@@ -82,7 +82,7 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
             list.number(write.after);
             list.0.push(write.slot);
         }
-        list.list(s.turns.iter().flatten().copied());
+        list.list(s.rope_positions.iter().flatten().copied());
         list.number(s.given.len());
         for given in s.given {
             list.number(given.first);
@@ -148,7 +148,7 @@ fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
                 slot: reader.word()?,
             })
         })?,
-        turns: reader.list()?.as_chunks::<3>().0.to_vec(),
+        rope_positions: reader.list()?.as_chunks::<3>().0.to_vec(),
         given: reader.several(|reader| {
             let first = reader.number()?;
             let rows = reader.list()?.iter().map(|x| f32::from_bits(*x));
@@ -183,7 +183,7 @@ impl OwnedStep {
                     from: s.from,
                     to: &s.to,
                 },
-                turns: &s.turns,
+                rope_positions: &s.rope_positions,
                 given,
                 blocks: &s.blocks,
             })

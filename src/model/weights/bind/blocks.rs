@@ -76,16 +76,16 @@ impl Binder<'_> {
         let queries = n_head * sizes.query();
         let query = match sizes.query_rank {
             None => LatentQuery::Whole(self.matrix(&blk(l, "attn_q.weight"), queries, n_embd)?),
-            Some(rank) => LatentQuery::Narrow {
+            Some(rank) => LatentQuery::LowRank {
                 down: self.matrix(&blk(l, "attn_q_a.weight"), rank, n_embd)?,
                 norm: self.norm(&blk(l, "attn_q_a_norm"), rank, taps::Q)?,
                 up: self.matrix(&blk(l, "attn_q_b.weight"), queries, rank)?,
             },
         };
-        let narrow = blk(l, "attn_kv_a_mqa.weight");
+        let low_rank = blk(l, "attn_kv_a_mqa.weight");
         Ok(LatentAttention {
             query,
-            narrow: self.matrix(&narrow, sizes.rank + sizes.rotated, n_embd)?,
+            low_rank: self.matrix(&low_rank, sizes.rank + sizes.rotated, n_embd)?,
             norm: self.norm(&blk(l, "attn_kv_a_norm"), sizes.rank, taps::KV_CMPR)?,
             heads: self.latent_heads(l, &sizes)?,
             wo: self.matrix(&blk(l, "attn_output.weight"), n_embd, n_head * sizes.value)?,

@@ -2,13 +2,13 @@
 //! tensors.
 
 mod blocks;
-mod ends;
+mod embeddings_and_head;
 mod recurrent;
 mod tensors;
 
 use std::ops::{Deref, DerefMut};
 
-pub(crate) use ends::Ends;
+pub(crate) use embeddings_and_head::EmbeddingsAndHead;
 use gguf_rs_lite::Gguf;
 pub use tensors::TensorBinder;
 
@@ -108,7 +108,7 @@ impl<'a> Binder<'a> {
 
     /// Returns the weights, if every tensor of the file was used, apart from those of layers
     /// outside the forward pass.
-    fn finish(self, ends: Ends, layers: Vec<Layer>) -> Result<Weights, Error> {
+    fn finish(self, weights: EmbeddingsAndHead, layers: Vec<Layer>) -> Result<Weights, Error> {
         let behind = |name: &str| {
             let layer = name
                 .strip_prefix("blk.")
@@ -119,16 +119,16 @@ impl<'a> Binder<'a> {
         let tensors = self.tensors.finish(self.h.arch.name(), behind)?;
         Ok(Weights {
             tensors,
-            token_embd: ends.token_embd,
-            positions: ends.positions,
-            token_type: ends.token_type,
-            embd_norm: ends.embd_norm,
-            output_norm: ends.output_norm,
-            dense: ends.dense,
-            output: ends.output,
-            output_bias: ends.output_bias,
-            rope_divisors: ends.rope_divisors,
-            per_layer_inputs: ends.per_layer_inputs,
+            token_embd: weights.token_embd,
+            positions: weights.positions,
+            token_type: weights.token_type,
+            embd_norm: weights.embd_norm,
+            output_norm: weights.output_norm,
+            dense: weights.dense,
+            output: weights.output,
+            output_bias: weights.output_bias,
+            rope_divisors: weights.rope_divisors,
+            per_layer_inputs: weights.per_layer_inputs,
             layers,
         })
     }
@@ -138,11 +138,11 @@ impl<'a> Binder<'a> {
 pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
     let spec = h.arch.spec();
     let mut binder = Binder::new(gguf, h);
-    let ends = (spec.ends)(&mut binder)?;
+    let weights = (spec.bind_embeddings_and_head)(&mut binder)?;
     let layers = (0..h.n_layer())
         .map(|l| (spec.layer)(&mut binder, l))
         .collect::<Result<Vec<_>, _>>()?;
-    binder.finish(ends, layers)
+    binder.finish(weights, layers)
 }
 
 /// Returns `blk.<layer>.<rest>`.

@@ -6,7 +6,7 @@ use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId}
 use crate::{Error, taps};
 
 /// The weights outside the layers.
-pub(crate) struct Ends {
+pub(crate) struct EmbeddingsAndHead {
     pub(crate) token_embd: WeightId,
     pub(crate) positions: Option<WeightId>,
     pub(crate) token_type: Option<VecId>,
@@ -22,27 +22,30 @@ pub(crate) struct Ends {
 impl Binder<'_> {
     /// Binds token embedding, final norm and output matrix, which is the embedding if the file has
     /// no other.
-    pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
-        self.ends_with_norm("output_norm")
+    pub(crate) fn bind_embeddings_and_head(&mut self) -> Result<EmbeddingsAndHead, Error> {
+        self.bind_embeddings_and_head_with_norm("output_norm")
     }
 
     /// Does the same with a final norm of this name.
-    pub(crate) fn ends_with_norm(&mut self, norm: &str) -> Result<Ends, Error> {
+    pub(crate) fn bind_embeddings_and_head_with_norm(
+        &mut self,
+        norm: &str,
+    ) -> Result<EmbeddingsAndHead, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
-        let ends = self.rows_only()?;
+        let weights = self.rows_only()?;
         let output_norm = self.norm(norm, n_embd, taps::RESULT_NORM)?;
         let output = self.optional_matrix("output.weight", n_vocab, n_embd)?;
-        Ok(Ends {
+        Ok(EmbeddingsAndHead {
             output_norm: Some(output_norm),
-            output: output.or(Some(ends.token_embd)),
-            ..ends
+            output: output.or(Some(weights.token_embd)),
+            ..weights
         })
     }
 
     /// Binds the token embedding, and nothing after the layers.
-    pub(crate) fn rows_only(&mut self) -> Result<Ends, Error> {
+    pub(crate) fn rows_only(&mut self) -> Result<EmbeddingsAndHead, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
-        Ok(Ends {
+        Ok(EmbeddingsAndHead {
             token_embd: self.matrix("token_embd.weight", n_vocab, n_embd)?,
             positions: None,
             token_type: None,
@@ -69,40 +72,47 @@ impl Binder<'_> {
         Ok(Some(id))
     }
 
-    /// Binds `ends` with `rope_freqs.weight`, if the file has it.
-    pub(crate) fn ends_with_rope_freqs(&mut self) -> Result<Ends, Error> {
+    /// Binds embeddings and head with `rope_freqs.weight`, if the file has it.
+    pub(crate) fn bind_embeddings_and_head_with_rope_freqs(
+        &mut self,
+    ) -> Result<EmbeddingsAndHead, Error> {
         let all = self.rope_divisors("rope_freqs.weight")?;
         let rope_divisors = RopeDivisors {
             all,
             ..RopeDivisors::default()
         };
-        Ok(Ends {
+        Ok(EmbeddingsAndHead {
             rope_divisors,
-            ..self.ends()?
+            ..self.bind_embeddings_and_head()?
         })
     }
 
-    /// Binds `ends_with_rope_freqs`, and the per-layer inputs, if the model has them.
-    pub(crate) fn ends_with_per_layer_inputs(&mut self) -> Result<Ends, Error> {
-        let ends = self.ends_with_rope_freqs()?;
+    /// Binds `bind_embeddings_and_head_with_rope_freqs`, and the per-layer inputs, if the model has
+    /// them.
+    pub(crate) fn bind_embeddings_and_head_with_per_layer_inputs(
+        &mut self,
+    ) -> Result<EmbeddingsAndHead, Error> {
+        let weights = self.bind_embeddings_and_head_with_rope_freqs()?;
         let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
         if width == 0 {
-            return Ok(ends);
+            return Ok(weights);
         }
         let all = width * self.h.n_layer();
-        Ok(Ends {
+        Ok(EmbeddingsAndHead {
             per_layer_inputs: Some(PerLayerInputs {
                 table: self.matrix("per_layer_token_embd.weight", self.h.n_vocab(), all)?,
                 projection: self.matrix("per_layer_model_proj.weight", all, n_embd)?,
                 norm: self.norm("per_layer_proj_norm", width, taps::PER_LAYER_PROJ)?,
             }),
-            ..ends
+            ..weights
         })
     }
 
-    /// Binds `ends` with `rope_factors_short.weight` and `rope_factors_long.weight`, both or
-    /// neither.
-    pub(crate) fn ends_with_rope_factors(&mut self) -> Result<Ends, Error> {
+    /// Binds embeddings and head with `rope_factors_short.weight` and `rope_factors_long.weight`,
+    /// both or neither.
+    pub(crate) fn bind_embeddings_and_head_with_rope_factors(
+        &mut self,
+    ) -> Result<EmbeddingsAndHead, Error> {
         const NAMES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
         let (short, long) = (self.rope_divisors(NAMES[0])?, self.rope_divisors(NAMES[1])?);
         for (id, name) in [(short, NAMES[0]), (long, NAMES[1])] {
@@ -110,13 +120,13 @@ impl Binder<'_> {
                 return Err(self.missing(name, &[self.n_pairs()]));
             }
         }
-        Ok(Ends {
+        Ok(EmbeddingsAndHead {
             rope_divisors: RopeDivisors {
                 all: None,
                 short,
                 long,
             },
-            ..self.ends()?
+            ..self.bind_embeddings_and_head()?
         })
     }
 
