@@ -27,10 +27,10 @@
 //! ```
 //!
 //! The crates behind it are layered: [`text`] knows no tensors, [`model`] no backend, [`engine`] no
-//! command line, and [`lab`] compares them all with reference implementations.
+//! command line, and [`analysis`] compares them all with reference implementations.
 
+pub use octavo_analysis as analysis;
 pub use octavo_engine as engine;
-pub use octavo_lab as lab;
 pub use octavo_model as model;
 pub use octavo_text as text;
 

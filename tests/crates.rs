@@ -80,10 +80,10 @@ fn nothing_flows_backwards() {
     );
     assert!(!ours("octavo-model").contains("octavo-engine"));
     assert!(!ours("octavo-hf").contains("octavo-engine"));
-    assert!(!ours("octavo-engine").contains("octavo-lab"));
+    assert!(!ours("octavo-engine").contains("octavo-analysis"));
     // the engine knows embeddings in place of tokens, and no pixels
     assert!(!ours("octavo-engine").contains("octavo-vision"));
-    assert!(!ours("octavo-server").contains("octavo-lab"));
+    assert!(!ours("octavo-server").contains("octavo-analysis"));
     assert!(!needs("octavo-server").contains("clap"));
     // the command line uses grammars too, without the server
     assert!(!ours("octavo-grammar").contains("octavo-server"));

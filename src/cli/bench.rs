@@ -1,11 +1,11 @@
 //! `octavo bench`: measures as llama-bench does, as fractions of what the machine can do.
 
 use clap::{Args, ValueEnum};
+use octavo_analysis::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use octavo_engine::backend::cuda;
 use octavo_engine::threads::Machine;
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
 use octavo_kernels::{IsaChoice, PromptBits};
-use octavo_lab::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use serde_json::Value;
 
 use super::answer::VERSION;

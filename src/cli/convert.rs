@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
+use octavo_analysis::quantize::{Change, Plan, Progress};
 use octavo_hf as hf;
-use octavo_lab::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, place};

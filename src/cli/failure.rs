@@ -4,11 +4,11 @@ use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
+use octavo_analysis::{awq, diff, imatrix};
 use octavo_engine as engine;
 use octavo_engine::backend::{cpu, cuda};
 use octavo_engine::sequence::SequenceError;
 use octavo_kernels::{KvTooLarge, MatrixError, NoMemory};
-use octavo_lab::{awq, diff, imatrix};
 
 use super::terminal;
 

@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_analysis::imatrix::{Collector, Options, Sums};
+use octavo_analysis::shards::{Content, Key, ShardIndex};
 use octavo_engine::EngineOptions;
-use octavo_lab::imatrix::{Collector, Options, Sums};
-use octavo_lab::pieces::{Content, Key, Part};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, Measured, PartArgs, about, add_computation, add_keys, add_model};
 use super::prompt::TextArgs;
+use super::shards::{Job, Measured, ShardArgs, about, add_computation, add_keys, add_model};
 use super::{load, signal, terminal, values};
 
 /// Make an importance matrix from a text
@@ -23,8 +23,8 @@ use super::{load, signal, terminal, values};
 Examples:
   octavo imatrix model-f16.gguf -f text.txt -o imatrix.gguf
   octavo imatrix model-f16.gguf -f text.txt -o imatrix.gguf --chunks 100 -c 512
-  octavo imatrix model-f16.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
-  octavo merge *.piece -o imatrix.gguf
+  octavo imatrix model-f16.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
+  octavo merge *.shard -o imatrix.gguf
 
 The text is cut into chunks of -c tokens [default: 512]; a rest is left out.")]
 pub(super) struct ImatrixArgs {
@@ -34,9 +34,9 @@ pub(super) struct ImatrixArgs {
     text: TextArgs,
     /// Output file
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
-    #[arg(required_unless_present = "part", conflicts_with = "part")]
+    #[arg(required_unless_present = "shard", conflicts_with = "shard")]
     output: Option<PathBuf>,
-    /// Replace any file at OUT or PIECE, unless it is an input
+    /// Replace any file at OUT or SHARD, unless it is an input
     #[arg(long)]
     force: bool,
     /// Maximum number of chunks; -1 is all
@@ -46,14 +46,14 @@ pub(super) struct ImatrixArgs {
     #[arg(long)]
     process_output: bool,
     #[command(flatten)]
-    part: PartArgs,
+    shard: ShardArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
-    args.part.ended(make(args))
+    args.shard.ended(make(args))
 }
 
 fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
@@ -66,7 +66,7 @@ fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
         force: args.force,
         inputs: &inputs,
     });
-    let job = args.part.job(args.force, &inputs);
+    let job = args.shard.job(args.force, &inputs);
     output.as_ref().map_or(Ok(()), Output::check)?;
     job.as_ref().map_or(Ok(()), Job::check)?;
     signal::install()?;
@@ -81,8 +81,8 @@ fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
     };
     if let Some(job) = job {
         let key = args.key(&text, &options)?;
-        return job.run(key, |part| {
-            args.collect(&text, options, Some(part)).map(Some)
+        return job.run(key, |shard| {
+            args.collect(&text, options, Some(shard)).map(Some)
         });
     }
     let Measured { about, content, .. } = args.collect(&text, options, None)?;
@@ -115,7 +115,7 @@ impl ImatrixArgs {
         &self,
         text: &[u8],
         options: EngineOptions,
-        part: Option<Part>,
+        shard: Option<ShardIndex>,
     ) -> Result<Measured, Failure> {
         let engine = load::engine_with(&self.model, options.clone())?;
         let chunk = self.chunk();
@@ -129,7 +129,7 @@ impl ImatrixArgs {
         )?;
         let tokens = collector.tokens(text)?;
         let units = tokens.len() / chunk;
-        let own = part.map_or(0..units, |part| part.range(units));
+        let own = shard.map_or(0..units, |shard| shard.range(units));
         let tokens = &tokens[own.start * chunk..own.end * chunk];
         let bar = terminal::Progress::tokens("imatrix");
         for (i, part) in tokens.chunks(chunk).enumerate() {

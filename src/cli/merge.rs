@@ -1,50 +1,50 @@
-//! `octavo merge`: joins the pieces of a measurement.
+//! `octavo merge`: joins the shards of a measurement.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_lab::pieces::{self, Content, Merged, Named, Piece};
-use octavo_lab::quant_report::Failed;
+use octavo_analysis::quant_report::Failed;
+use octavo_analysis::shards::{self, Content, Merged, Named, Shard};
 
 use super::diff;
 use super::failure::{Exit, Failure};
 use super::imatrix;
 use super::output::{Inputs, Kind, Output};
 use super::perplexity;
-use super::pieces::codes;
 use super::quant_report::{self, Report};
+use super::shards::codes;
 use super::signal;
 use super::terminal;
 
-/// Join the pieces that --part wrote, and print what one run would have printed
+/// Join the shards that --shard wrote, and print what one run would have printed
 ///
-/// Every figure has the same digits as in a single run, however the work was divided. All pieces of
+/// Every figure has the same digits as in a single run, however the work was divided. All shards of
 /// one measurement must be given, each part once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  octavo perplexity model.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
-  octavo merge *.piece                                                 when all are done
-  octavo merge --json *.piece
-  octavo merge *.piece -o imatrix.gguf                                 pieces of octavo imatrix
+  octavo perplexity model.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
+  octavo merge *.shard                                                 when all are done
+  octavo merge --json *.shard
+  octavo merge *.shard -o imatrix.gguf                                 shards of octavo imatrix
 
 Exit code: what one run would have given (1 for a suite that is outside its tolerances), 2 if the
-pieces do not belong together or are not complete, 75 if another try may help.
+shards do not belong together or are not complete, 75 if another try may help.
 docs/clusters.md shows Slurm, GNU parallel, Kubernetes and Ray.")]
 pub(super) struct MergeArgs {
-    /// The pieces, in any order
-    #[arg(value_name = "PIECE", required = true, value_hint = clap::ValueHint::FilePath)]
-    pieces: Vec<PathBuf>,
+    /// The shards, in any order
+    #[arg(value_name = "SHARD", required = true, value_hint = clap::ValueHint::FilePath)]
+    shards: Vec<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// For a suite: show every comparison, not only what changed
     #[arg(long)]
     all: bool,
-    /// Output file of the importance matrix, for pieces of octavo imatrix
+    /// Output file of the importance matrix, for shards of octavo imatrix
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     output: Option<PathBuf>,
-    /// Write the report as one HTML page, for pieces of octavo quant-report and diff --suite
+    /// Write the report as one HTML page, for shards of octavo quant-report and diff --suite
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
     /// Replace any file at the output, unless it is an input
@@ -58,7 +58,7 @@ pub(super) fn run(args: &MergeArgs) -> Result<Exit, Failure> {
 }
 
 fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
-    let inputs = Inputs::default().files(&args.pieces);
+    let inputs = Inputs::default().files(&args.shards);
     let output = args.output.as_deref().map(|path| Output {
         path,
         kind: Kind::Imatrix,
@@ -67,13 +67,13 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
     });
     output.as_ref().map_or(Ok(()), Output::check)?;
     signal::install()?;
-    let named = |path: &PathBuf| Ok((path.display().to_string(), Piece::open(path)?));
-    let pieces: Result<Vec<Named>, Failure> = args.pieces.iter().map(named).collect();
+    let named = |path: &PathBuf| Ok((path.display().to_string(), Shard::open(path)?));
+    let shards: Result<Vec<Named>, Failure> = args.shards.iter().map(named).collect();
     let Merged {
         about,
         isas,
         content,
-    } = pieces::merge(pieces?)?;
+    } = shards::merge(shards?)?;
     args.check(&content)?;
     let page = args.html.as_deref().map(|path| Output {
         path,
@@ -116,10 +116,10 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-const NO_OUTPUT: &str = "pieces of octavo imatrix: expected -o OUT.gguf with them";
+const NO_OUTPUT: &str = "shards of octavo imatrix: expected -o OUT.gguf with them";
 
 impl MergeArgs {
-    /// Refuses options that would have no effect on pieces of this kind.
+    /// Refuses options that would have no effect on shards of this kind.
     fn check(&self, content: &Content) -> Result<(), Failure> {
         let is_imatrix = matches!(content, Content::Imatrix(_));
         let has_page = matches!(content, Content::QuantReport(_) | Content::Suite(_));
@@ -135,7 +135,7 @@ impl MergeArgs {
         ];
         match useless.into_iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(Failure::Usage(format!(
-                "{option} has no effect: expected pieces of another measurement with it"
+                "{option} has no effect: expected shards of another measurement with it"
             ))),
             None => Ok(()),
         }

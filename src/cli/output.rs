@@ -10,9 +10,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
-use octavo_lab::eval::base;
-use octavo_lab::pieces;
-use octavo_lab::report::Page;
+use octavo_analysis::eval::base;
+use octavo_analysis::report::Page;
+use octavo_analysis::shards;
 
 use super::embed::PRODUCER;
 use super::failure::Failure;
@@ -37,8 +37,8 @@ pub(super) enum Kind {
     Image,
     /// A base of log-probabilities.
     Base,
-    /// A piece of a measurement.
-    Piece,
+    /// A shard of a measurement.
+    Shard,
     /// A page with this title.
     Page(&'static str),
     /// One of the files that a comparison with llama.cpp keeps in its folder.
@@ -58,7 +58,7 @@ impl Kind {
             Kind::Embeddings => "file of embeddings".to_owned(),
             Kind::Image => "image's file".to_owned(),
             Kind::Base => "file of log-probabilities".to_owned(),
-            Kind::Piece => "piece of a measurement".to_owned(),
+            Kind::Shard => "shard of a measurement".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
             Kind::Kept => "comparison with llama.cpp".to_owned(),
             Kind::Golden => "golden".to_owned(),
@@ -83,7 +83,7 @@ impl Kind {
             Kind::Embeddings => says(path, PRODUCER),
             Kind::Image => says(path, super::inspect::PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
-            Kind::Piece => beginning(path).starts_with(pieces::MAGIC.as_bytes()),
+            Kind::Shard => beginning(path).starts_with(shards::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they are in the same folder as the command line that made them
             Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),

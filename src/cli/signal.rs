@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use octavo_lab::diff::stop_llama_cpp;
+use octavo_analysis::diff::stop_llama_cpp;
 
 use super::failure::Failure;
 

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
+use octavo_analysis::quantize::Target;
 use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
-use octavo_lab::quantize::Target;
 
 /// Parses a value with `parse`; completions offer `names`. `parse` may accept other values too, and
 /// its message reports a wrong one.
@@ -99,7 +99,7 @@ fn target_names() -> Vec<&'static str> {
 pub(super) fn target() -> Named<Target> {
     Named::new(target_names, |text| {
         text.parse()
-            .map_err(|error: octavo_lab::quantize::UnknownTarget| error.to_string())
+            .map_err(|error: octavo_analysis::quantize::UnknownTarget| error.to_string())
     })
 }
 

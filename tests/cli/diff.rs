@@ -287,8 +287,8 @@ fn options_without_effect_on_a_suite_are_refused() {
         "--html x --bless",
         "--json --bless",
         "--all --bless",
-        "--html x --part 1/2 --out y",
-        "--json --part 1/2 --out y",
+        "--html x --shard 1/2 --out y",
+        "--json --shard 1/2 --out y",
     ] {
         let more: Vec<&str> = more.split(' ').collect();
         let line = bad(&[&["diff", "--suite", &suite], &more[..]].concat(), 2);

@@ -19,7 +19,6 @@ mod nodes;
 mod options;
 mod outputs;
 mod perplexity;
-mod pieces;
 mod quant_report;
 mod quantize;
 #[path = "../../tools/xtask/src/busy/quota.rs"]
@@ -29,6 +28,7 @@ mod refusals;
 mod running;
 mod serve;
 mod several;
+mod shards;
 mod signals;
 mod speculative;
 mod threads;

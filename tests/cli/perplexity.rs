@@ -323,7 +323,7 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
         .concat(),
     );
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
-    let recorded = workspace_root().join("src/lab/tests/tiny-qwen3-Q2_K.txt");
+    let recorded = workspace_root().join("src/analysis/tests/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
     // our activations are rounded to 15 bits, those of the recorded run not at all
     same_lines(&ours, &theirs, 1e-3);

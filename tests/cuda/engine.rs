@@ -1,14 +1,14 @@
 //! The engine and `diff` on top of the backend.
 
+use octavo_analysis::diff::{
+    BackendExecution, Fault, Options as DiffOptions, OracleExecution, Verdict, compare,
+    compare_with,
+};
 use octavo_engine::backend::{cpu, cuda};
 use octavo_engine::generate::{GenerationParams, Observer, generate};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType};
-use octavo_lab::diff::{
-    BackendExecution, Fault, Options as DiffOptions, OracleExecution, Verdict, compare,
-    compare_with,
-};
 
 use super::{both, device, limits, open, small};
 

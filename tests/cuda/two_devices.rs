@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
+use octavo_analysis::diff::{BackendExecution, Verdict, compare};
 use octavo_engine::backend::cuda::{Error, Limits};
 use octavo_engine::backend::split::{self, Split};
 use octavo_engine::backend::{Backend, Loading, Phase, Sequence, Step, TapView, cpu};
@@ -10,7 +11,6 @@ use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::workspace_root;
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Device;
-use octavo_lab::diff::{BackendExecution, Verdict, compare};
 use octavo_model::Model;
 use octavo_reference::metrics::nmse;
 

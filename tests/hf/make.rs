@@ -2,7 +2,7 @@
 
 use super::*;
 use gguf_rs_lite::Writer;
-use octavo_lab::awq::{Activations, Error, Options, quantized};
+use octavo_analysis::awq::{Activations, Error, Options, quantized};
 use octavo_reference::metrics::kl;
 
 /// Returns text of the kind that the demo model was trained on, without repetition.

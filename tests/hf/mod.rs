@@ -9,12 +9,12 @@ pub(crate) mod types;
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, Value, View};
+use octavo_analysis::quantize::{Plan, Progress};
 use octavo_engine::backend::Phase;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_hf as hf;
 use octavo_kernels::{Isa, IsaChoice};
-use octavo_lab::quantize::{Plan, Progress};
 use octavo_reference::golden::Full;
 use octavo_reference::metrics::{nmse, top_k};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};

@@ -60,7 +60,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-mm", "--mmproj"], Is("--mmproj")),
     (&["-md", "--model-draft", "--spec-draft-model"], Is("--draft")),
     (&["-ofreq", "--output-frequency"], No("the matrix is written when all chunks are done; \
-        --part makes pieces of the work that are kept")),
+        --shard cuts the work into shards that are kept")),
     (&["--usage"], Is("--help")),
     (&["--verbose", "--log-verbose"], Is("--verbose")),
     (&["--log-disable"], Is("--quiet")),
@@ -214,7 +214,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
         No("octavo bench has -p, -n, -d and --sequences, and -o for the form")),
     (&["--save-logits", "--logits-output-dir", "--tensor-filter"],
         No("octavo logits --dump and octavo diff show tensors and logits")),
-    (&["--chunk", "--from-chunk"], No("--part I/N takes a part of the chunks")),
+    (&["--chunk", "--from-chunk"], No("--shard I/N takes a part of the chunks")),
     (&["--output-file"], No("-o FILE names it")),
     (&["--output-format", "--save-frequency", "--show-statistics"],
         No("the matrix is written once, in GGUF form; octavo inspect shows what is in it")),

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
+use octavo_analysis::diff::{
+    BackendExecution, Comparison, Execution, ImageInput, Input, Options, OracleExecution, Text,
+    TowerBackend, Verdict, compare_with,
+};
 use octavo_engine::backend::{cpu, cuda, split};
 use octavo_engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_lab::diff::{
-    BackendExecution, Comparison, Execution, Input, Options, OracleExecution, Seen, Text,
-    TowerBackend, Verdict, compare_with,
-};
 use octavo_model::Model;
 use octavo_model::taps::FFN_MOE_TOPK;
 use octavo_text::tokenizer::Tokenizer;
@@ -47,7 +47,7 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
         let token_limits = args.image_tokens.limits()?;
         let mut pair = [tower(args, a, &of_a)?, tower(args, b, &of_b)?];
         let image = &image;
-        let input = Input::Image(Seen {
+        let input = Input::Image(ImageInput {
             image,
             token_limits,
         });
@@ -147,7 +147,7 @@ fn same_tokens(args: &DiffArgs, prompt: &Prompt, tokens: &[u32], b: &Gguf) -> Re
 
 /// Refuses --same-routing for a model without experts.
 fn routes(execution: &dyn Execution) -> Result<(), Failure> {
-    let mut taps = execution.subject().network().graph().taps();
+    let mut taps = execution.target().network().graph().taps();
     if taps.any(|(tap, _)| tap.name == FFN_MOE_TOPK) {
         return Ok(());
     }

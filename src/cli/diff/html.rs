@@ -1,10 +1,10 @@
 //! Reports of comparisons as one HTML page.
 
-use octavo_lab::diff::suite::Cell;
-use octavo_lab::diff::{
+use octavo_analysis::diff::suite::Cell;
+use octavo_analysis::diff::{
     Comparison, LogitComparison, PositionTop, TapReport, TensorComparison, Verdict,
 };
-use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
+use octavo_analysis::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 

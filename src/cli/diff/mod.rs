@@ -11,15 +11,15 @@ pub(super) mod suite;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use octavo_analysis::diff::{LlamaCpp, ReferenceValues};
 use octavo_kernels::IsaChoice;
-use octavo_lab::diff::{Against, LlamaCpp};
 use octavo_text::tokenizer::EncodeOptions;
 
 use super::args::{ComputeArgs, Device, KeyArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
-use super::pieces::PartArgs;
 use super::prompt::TextArgs;
+use super::shards::ShardArgs;
 use super::signal;
 use super::values;
 use super::vision::ImageTokenArgs;
@@ -47,7 +47,7 @@ Examples:
   octavo diff mmproj.gguf --image photo.png --reference graph.txt
                                                            what MTMD_DEBUG_GRAPH=1 llama-mtmd-cli \
 printed
-  octavo diff --suite suite.toml --part 3/8 --out 3.piece    one of eight jobs
+  octavo diff --suite suite.toml --shard 3/8 --out 3.shard    one of eight jobs
   octavo diff model.gguf --mmproj mmproj.gguf --image photo.png -p \"What is this?\" --b-exec oracle
   octavo diff --suite reference/suite.toml                 models x prompts x instruction sets \
 against goldens
@@ -168,7 +168,7 @@ pub(super) struct DiffArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    part: PartArgs,
+    shard: ShardArgs,
     #[command(flatten)]
     keys: KeyArgs,
     #[command(flatten)]
@@ -193,11 +193,11 @@ enum Which {
     Exact,
 }
 
-impl From<Which> for Against {
-    fn from(which: Which) -> Against {
+impl From<Which> for ReferenceValues {
+    fn from(which: Which) -> ReferenceValues {
         match which {
-            Which::Logits => Against::Logits,
-            Which::Exact => Against::Exact,
+            Which::Logits => ReferenceValues::Logits,
+            Which::Exact => ReferenceValues::Exact,
         }
     }
 }
@@ -217,7 +217,7 @@ const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --toke
 
 impl DiffArgs {
     /// Returns the recording of a golden to compare with.
-    fn against(&self) -> Against {
+    fn reference_values(&self) -> ReferenceValues {
         self.against.unwrap_or(Which::Logits).into()
     }
 
@@ -338,7 +338,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
         Some(suite) => suite::diff(args, suite),
         None => one(args),
     };
-    args.part.ended(result).map_err(|failure| match failure {
+    args.shard.ended(result).map_err(|failure| match failure {
         Failure::Input(message) | Failure::Machine(message) => Failure::Usage(message),
         other => other,
     })
@@ -346,7 +346,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
 
 fn one(args: &DiffArgs) -> Result<Exit, Failure> {
     let of_suites = [
-        ("--part", args.part.part().is_some()),
+        ("--shard", args.shard.index().is_some()),
         ("--bless", args.bless),
     ];
     if let Some((option, _)) = of_suites.into_iter().find(|(_, given)| *given) {

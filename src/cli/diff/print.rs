@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
+use octavo_analysis::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
 use octavo_model::taps::{L_OUT, LAYER_OUT};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Report of the choices of experts in two computations: the first place to look.
 
-use octavo_lab::diff::{Cause, Choice, LayerRouting, Routing, Tie};
-use octavo_lab::report::Page;
+use octavo_analysis::diff::{Cause, Choice, LayerRouting, Routing, Tie};
+use octavo_analysis::report::Page;
 
 /// Names of the two sides, and texts about the side that runs with the other's experts.
 pub(super) struct Sides {

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::path::Path;
 
+use octavo_analysis::diff::LlamaCpp;
+use octavo_analysis::diff::suite::{Cell, Suite, SuiteModel};
+use octavo_analysis::shards::{About, Content, Key};
 use octavo_engine::{Engine, EngineOptions, ModelSource, default_threads};
 use octavo_kernels::{Isa, IsaChoice};
-use octavo_lab::diff::LlamaCpp;
-use octavo_lab::diff::suite::{Cell, Suite, SuiteModel};
-use octavo_lab::pieces::{About, Content, Key};
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::cli::answer::VERSION;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
-use crate::cli::pieces::{Measured, add_computation, add_model};
+use crate::cli::shards::{Measured, add_computation, add_model};
 use crate::cli::signal;
 use crate::cli::terminal;
 
@@ -42,11 +42,11 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
     for model in suite.models() {
         inputs = inputs.files(&suite.goldens(model)?);
     }
-    if let Some(job) = args.part.job(args.force, &inputs) {
+    if let Some(job) = args.shard.job(args.force, &inputs) {
         job.check()?;
         signal::install()?;
-        return job.run(key(args, path, &suite, &isas)?, |part| {
-            let cells = compare(args, &suite, &isas, part.range(units))?;
+        return job.run(key(args, path, &suite, &isas)?, |shard| {
+            let cells = compare(args, &suite, &isas, shard.range(units))?;
             let (about, content) = (About::default(), Content::Suite(cells));
             Ok(Some(Measured {
                 units,
@@ -64,7 +64,7 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
 
 /// Refuses options that would have no effect: neither a part nor goldens written anew are reported.
 fn check_options(args: &DiffArgs) -> Result<(), Failure> {
-    let has_part = args.part.part().is_some();
+    let is_sharded = args.shard.index().is_some();
     let report = [
         ("--json", args.json),
         ("--all", args.all),
@@ -72,14 +72,14 @@ fn check_options(args: &DiffArgs) -> Result<(), Failure> {
     ];
     let report = report.into_iter().find(|(_, given)| *given);
     let what = match report {
-        _ if args.bless && has_part => {
-            "--part has no effect with --bless: expected one of the two".to_owned()
+        _ if args.bless && is_sharded => {
+            "--shard has no effect with --bless: expected one of the two".to_owned()
         }
         Some((option, _)) if args.bless => {
             format!("{option} has no effect with --bless: expected one of the two")
         }
-        Some((option, _)) if has_part => {
-            format!("{option} has no effect with --part: expected it of octavo merge")
+        Some((option, _)) if is_sharded => {
+            format!("{option} has no effect with --shard: expected it of octavo merge")
         }
         _ if args.llama_cpp.is_some() && !args.bless => {
             "--llama-cpp has no effect: expected --bless with it".to_owned()

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use octavo_lab::facts::Facts;
+use octavo_analysis::facts::Facts;
 
 use crate::cli::answer::VERSION;
 

@@ -9,8 +9,8 @@ mod tower;
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_analysis::facts::Facts;
 use octavo_engine::DeviceChoice;
-use octavo_lab::facts::Facts;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::context::Context;

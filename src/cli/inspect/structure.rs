@@ -2,7 +2,7 @@
 
 use std::fmt::{Result, Write};
 
-use octavo_lab::facts::Facts;
+use octavo_analysis::facts::Facts;
 use octavo_model::{
     ExpertStructure, Hparams, LatentHparams, LayerHparams, RecurrentStructure, Structure,
 };

@@ -7,7 +7,7 @@ use octavo_model::Source;
 use super::super::failure::one_line;
 use super::super::metrics::size;
 use super::{structure, tower};
-use octavo_lab::facts::{Facts, Key};
+use octavo_analysis::facts::{Facts, Key};
 
 /// Maximum length of a value on a line, in characters.
 const MAX_VALUE: usize = 60;

@@ -1,7 +1,7 @@
 //! Formats the figures of all chunks as one run prints them.
 
-use octavo_lab::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
-use octavo_lab::pieces::About;
+use octavo_analysis::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
+use octavo_analysis::shards::About;
 
 use super::print;
 

@@ -1,8 +1,8 @@
 //! `octavo perplexity`: computes llama-perplexity's figures, under its names.
 
 mod merge;
-mod part;
 mod print;
+mod shard;
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use octavo_analysis::eval::base::{self, Reader};
+use octavo_analysis::eval::{self, Divergence, Error, Observer, Options, Perplexity, Text};
 use octavo_engine::{Engine, EngineOptions, default_threads};
-use octavo_lab::eval::base::{self, Reader};
-use octavo_lab::eval::{self, Divergence, Error, Observer, Options, Perplexity, Text};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, PartArgs, about};
 use super::ranks::NumaArgs;
+use super::shards::{Job, ShardArgs, about};
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::{load, prompt, values};
@@ -42,8 +42,8 @@ Examples:
   octavo perplexity model.gguf -f text.txt
   octavo perplexity f16.gguf -f text.txt --kl-divergence-base base.kld       writes the base
   octavo perplexity q4.gguf --kl-divergence-base base.kld --kl-divergence    compares with it
-  octavo perplexity model.gguf -f text.txt --part 3/8 --out 3.piece    one of eight jobs
-  octavo merge *.piece                                                 what one run prints
+  octavo perplexity model.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
+  octavo merge *.shard                                                 what one run prints
 
 Base files are llama-perplexity's: either program reads the other's, and ik_llama.cpp's are read
 too. One that is cut off, of another vocabulary or (where -f is given) of another text is refused.
@@ -88,7 +88,7 @@ pub(super) struct PerplexityArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    part: PartArgs,
+    shard: ShardArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
@@ -97,7 +97,7 @@ pub(super) struct PerplexityArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
-    args.part.ended(measure(args))
+    args.shard.ended(measure(args))
 }
 
 fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
@@ -124,12 +124,12 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
         // checked before the work, not after it
         target.check()?;
     }
-    let job = args.part.job(args.force, &inputs);
+    let job = args.shard.job(args.force, &inputs);
     job.as_ref().map_or(Ok(()), Job::check)?;
     let text = args.file.as_deref().map(read).transpose()?;
     signal::install()?;
     if let Some(job) = job {
-        return part::measure(args, options, text, &job);
+        return shard::measure(args, options, text, &job);
     }
     match &args.kl_divergence_base {
         Some(path) if args.kl_divergence => compare(args, options, path, text),
@@ -240,19 +240,19 @@ impl PerplexityArgs {
             let message = format!("{what} has no effect: expected {expected}");
             Err(Failure::Usage(message))
         };
-        let has_part = self.part.part().is_some();
+        let is_sharded = self.shard.index().is_some();
         let writes_base = self.kl_divergence_base.is_some() && !self.kl_divergence;
-        if has_part && writes_base {
+        if is_sharded && writes_base {
             return Err(Failure::Usage(
-                "--kl-divergence-base with --part: expected --kl-divergence too, as a base is \
+                "--kl-divergence-base with --shard: expected --kl-divergence too, as a base is \
                  written by one run"
                     .to_owned(),
             ));
         }
-        if has_part && self.json {
-            return useless("--json with --part", "it of octavo merge");
+        if is_sharded && self.json {
+            return useless("--json with --shard", "it of octavo merge");
         }
-        if self.force && !has_part && !writes_base {
+        if self.force && !is_sharded && !writes_base {
             return useless(
                 "--force",
                 "--kl-divergence-base or --out, which are written",
@@ -288,7 +288,7 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn new(args: &PerplexityArgs, generating: &'a Generating, what: &'static str) -> Watch<'a> {
-        let stream = !args.json && args.part.part().is_none();
+        let stream = !args.json && args.shard.index().is_none();
         let bar = (!stream || !terminal::stdout_is_terminal()).then(|| Progress::chunks(what));
         Watch {
             generating,

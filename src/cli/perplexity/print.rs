@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use octavo_lab::eval::{Divergence, Estimate, Perplexity, Sorted};
-use octavo_lab::pieces::About;
+use octavo_analysis::eval::{Divergence, Estimate, Perplexity, Sorted};
+use octavo_analysis::shards::About;
 use serde_json::{Value, json};
 
 use crate::cli::answer;

@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{Temporary, TensorType};
-use octavo_engine::{EngineOptions, ModelSource};
-use octavo_lab::eval;
-use octavo_lab::imatrix::Importance;
-use octavo_lab::pieces::{About, Content, Key, Part};
-use octavo_lab::quant_report::{
+use octavo_analysis::eval;
+use octavo_analysis::imatrix::Importance;
+use octavo_analysis::quant_report::{
     Error, Failed, Scores, Setup, Watch, base, check, existing, quantized, sensitivity,
 };
-use octavo_lab::quantize::Target;
+use octavo_analysis::quantize::Target;
+use octavo_analysis::shards::{About, Content, Key, ShardIndex};
+use octavo_engine::{EngineOptions, ModelSource};
 use octavo_text::tokenizer::Tokenizer;
 
 use super::args::ComputeArgs;
 use super::failure::{Exit, Failure, one_line};
 use super::load;
 use super::output::{Inputs, Kind, Output};
-use super::pieces::{Job, Measured, PartArgs, add_computation, add_model};
 use super::quantize;
+use super::shards::{Job, Measured, ShardArgs, add_computation, add_model};
 use super::signal;
 use super::terminal::{self, Progress};
 use super::values;
@@ -41,8 +41,8 @@ Examples:
   octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K \
 --html report.html
   octavo quant-report model-f16.gguf -f text.txt --types Q4_0,Q4_1 --also model-awq
-  octavo quant-report model-f16.gguf -f text.txt --part 3/8 --out 3.piece
-  octavo merge *.piece --html report.html                                  when all are done
+  octavo quant-report model-f16.gguf -f text.txt --shard 3/8 --out 3.shard
+  octavo merge *.shard --html report.html                                  when all are done
 
 --sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence \
 that each causes alone; with
@@ -92,7 +92,7 @@ pub(super) struct QuantReportArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    part: PartArgs,
+    shard: ShardArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -135,7 +135,7 @@ impl Watch for Bars {
 
 /// Runs the command.
 pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
-    args.part.ended(report(args))
+    args.shard.ended(report(args))
 }
 
 fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
@@ -149,7 +149,7 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
         .fold(inputs, |inputs, path| inputs.model(Some(path)));
     let page = args.html.as_deref();
     let page = page.map(|path| page_at(path, args.force, &inputs));
-    let job = args.part.job(args.force, &inputs);
+    let job = args.shard.job(args.force, &inputs);
     page.as_ref().map_or(Ok(()), Output::check)?;
     job.as_ref().map_or(Ok(()), Job::check)?;
     args.check()?;
@@ -179,8 +179,8 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
                 n_ctx,
                 ..About::default()
             };
-            job.run(key, |part| {
-                let (units, scores) = args.scores(&text, engine, Some(part))?;
+            job.run(key, |shard| {
+                let (units, scores) = args.scores(&text, engine, Some(shard))?;
                 let content = Content::QuantReport(scores);
                 Ok(Some(Measured {
                     units,
@@ -205,17 +205,17 @@ fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
 impl QuantReportArgs {
     /// Refuses options that would have no effect.
     fn check(&self) -> Result<(), Failure> {
-        let has_part = self.part.part().is_some();
+        let is_sharded = self.shard.index().is_some();
         let useless = [
-            ("--json", self.json && has_part, "it of octavo merge"),
+            ("--json", self.json && is_sharded, "it of octavo merge"),
             (
                 "--html",
-                self.html.is_some() && has_part,
+                self.html.is_some() && is_sharded,
                 "it of octavo merge",
             ),
             (
                 "--force",
-                self.force && !has_part && self.html.is_none(),
+                self.force && !is_sharded && self.html.is_none(),
                 "--html or --out, which are written",
             ),
         ];
@@ -260,7 +260,7 @@ impl QuantReportArgs {
         &self,
         text: &[u8],
         engine: EngineOptions,
-        part: Option<Part>,
+        shard: Option<ShardIndex>,
     ) -> Result<(usize, Option<Box<Scores>>), Failure> {
         let gguf = ModelSource::Path(self.model.clone()).open(true)?;
         let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, text)?;
@@ -273,7 +273,7 @@ impl QuantReportArgs {
             engine,
             tokens,
             chunks: usize::try_from(self.chunks).ok(),
-            part,
+            shard,
             importance: importance.as_ref(),
             allow_requantize: self.allow_requantize,
             folder: folder.path(),
@@ -283,7 +283,7 @@ impl QuantReportArgs {
             .map(|target| (target.default_type(), self.by_role));
         check(&setup, &self.types, ranking, &self.also).map_err(refused)?;
         let units = setup.units();
-        if part.is_some_and(|part| part.range(units).is_empty()) {
+        if shard.is_some_and(|shard| shard.range(units).is_empty()) {
             return Ok((units, None));
         }
         let mut bars = Bars(Progress::chunks("scoring"));

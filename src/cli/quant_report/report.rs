@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use octavo_lab::quant_report::{BaseRow, Failed, Row, Scores, Sensitivity, TensorScores};
-use octavo_lab::report::{Axes, ChartError, Page, named_points};
+use octavo_analysis::quant_report::{BaseRow, Failed, Row, Scores, Sensitivity, TensorScores};
+use octavo_analysis::report::{Axes, ChartError, Page, named_points};
 use serde_json::json;
 
 use super::TITLE;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use octavo_analysis::awq::{Activations, Options, Scaled, check, quantized};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_hf as hf;
-use octavo_lab::awq::{Activations, Options, Scaled, check, quantized};
 
 use super::super::failure::{Exit, Failure};
 use super::super::output::check_new_folder;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::TensorType;
+use octavo_analysis::imatrix::Importance;
+use octavo_analysis::quantize::{self, Change, Options, Plan, Progress, Target};
 use octavo_engine::ModelSource;
 use octavo_hf as hf;
-use octavo_lab::imatrix::Importance;
-use octavo_lab::quantize::{self, Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
 
 use super::failure::{Exit, Failure};
@@ -130,7 +130,8 @@ pub(super) fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
 impl QuantizeArgs {
     /// Returns OUT and TYPE: a single argument after IN is the type, which is enough for a dry run.
     fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
-        let usage = |error: octavo_lab::quantize::UnknownTarget| Failure::Usage(error.to_string());
+        let usage =
+            |error: octavo_analysis::quantize::UnknownTarget| Failure::Usage(error.to_string());
         match &self.target {
             Some(target) => Ok((Some(&self.output), target.parse().map_err(usage)?)),
             None if self.dry_run => {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_lab::imatrix::Importance;
-use octavo_lab::quantize::Prune;
+use octavo_analysis::imatrix::Importance;
+use octavo_analysis::quantize::Prune;
 use regex::Regex;
 
 use super::super::args::{KeyValue, key_value};

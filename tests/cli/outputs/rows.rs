@@ -190,11 +190,11 @@ fn diff_of_a_suite() {
     .row(&suite());
 }
 
-/// Tests the row of a piece, which is kept if it is complete and of the same work.
-fn piece(desk: &Desk, work: &str, reads: &[&str], same_bytes: bool) {
-    // a piece of other work is replaced
-    desk.good(&format!("{work} --part 2/2 --out @OUT"), "other part");
-    let first = format!("{work} --part 1/2 --out @OUT");
+/// Tests the row of a shard, which is kept if it is complete and of the same work.
+fn shard(desk: &Desk, work: &str, reads: &[&str], same_bytes: bool) {
+    // a shard of other work is replaced
+    desk.good(&format!("{work} --shard 2/2 --out @OUT"), "other part");
+    let first = format!("{work} --shard 1/2 --out @OUT");
     desk.good(&first, "first part");
     desk.good(&first, "other part");
     let row = Writer {
@@ -212,7 +212,7 @@ fn piece(desk: &Desk, work: &str, reads: &[&str], same_bytes: bool) {
 #[test]
 fn piece_of_perplexity() {
     let work = "perplexity @model.gguf -f @text -c 16 --chunks 2";
-    piece(&Desk::new(), work, &["model.gguf", "text"], true);
+    shard(&Desk::new(), work, &["model.gguf", "text"], true);
 }
 
 #[test]
@@ -221,19 +221,19 @@ fn piece_of_a_divergence() {
     let base = "perplexity @model.gguf -f @text -c 16 --chunks 2 --kl-divergence-base @OUT";
     desk.good(base, "base");
     let work = "perplexity @model.gguf --kl-divergence --kl-divergence-base @base";
-    piece(&desk, work, &["model.gguf", "base"], true);
+    shard(&desk, work, &["model.gguf", "base"], true);
 }
 
 #[test]
 fn piece_of_imatrix() {
     let work = "imatrix @model.gguf -f @text -c 16 --chunks 2";
-    piece(&Desk::new(), work, &["model.gguf", "text"], true);
+    shard(&Desk::new(), work, &["model.gguf", "text"], true);
 }
 
 #[test]
 fn piece_of_a_suite() {
     let reads = &["suite.toml", "model.gguf", "goldens/model/sum.gguf"];
-    piece(&suite(), "diff --suite @suite.toml", reads, true);
+    shard(&suite(), "diff --suite @suite.toml", reads, true);
 }
 
 #[test]
@@ -243,13 +243,13 @@ fn piece_of_a_report() {
     desk.good(to_f16, "f16.gguf");
     let work = "quant-report @f16.gguf -f @text -c 16 --chunks 2 --types Q4_0 --also @model.gguf";
     // the output has speeds, which differ
-    piece(&desk, work, &["f16.gguf", "text", "model.gguf"], false);
+    shard(&desk, work, &["f16.gguf", "text", "model.gguf"], false);
 }
 
 /// Computes both parts of some work, as files `1` and `2`.
 fn parts(desk: &Desk, work: &str) {
     for part in ["1", "2"] {
-        desk.good(&format!("{work} --part {part}/2 --out @OUT"), part);
+        desk.good(&format!("{work} --shard {part}/2 --out @OUT"), part);
     }
 }
 

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
+use octavo_analysis::diff::{
+    ImageInput, LlamaCpp, Measured, Options, Reference, Tensors, Tolerance,
+};
 use octavo_engine::{Engine, ModelSource, default_threads};
-use octavo_lab::diff::{LlamaCpp, Measured, Options, Reference, Seen, Tensors, Tolerance};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::{Encoder, Tower};
 use report::{to_html, to_json, to_text};
@@ -72,7 +74,7 @@ pub(super) fn diff(
             .ok_or_else(|| Failure::Usage(super::NO_TEXT.to_owned()))?;
         paths.push(run_llama_cpp(args, folder, &source, text)?);
     }
-    let read = |path: &PathBuf| Reference::read(path, args.against());
+    let read = |path: &PathBuf| Reference::read(path, args.reference_values());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     if args.same_routing {
         check_routing_is_recorded(&paths, &references)?;
@@ -132,7 +134,7 @@ fn finish(
 fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
     let image = images::only(args)?;
     let token_limits = args.image_tokens.limits()?;
-    let read = |path: &PathBuf| Reference::read(path, args.against());
+    let read = |path: &PathBuf| Reference::read(path, args.reference_values());
     let references = args
         .reference
         .iter()
@@ -145,7 +147,7 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
     );
     let mut encoder = shown(|sink| Encoder::load(gguf, &options, max_image_tokens, sink))?;
     let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
-    let seen = Seen {
+    let seen = ImageInput {
         image: &image,
         token_limits,
     };
@@ -209,7 +211,7 @@ fn compared(
 fn checked(
     path: PathBuf,
     reference: Reference,
-    measured: Result<Measured, octavo_lab::diff::Error>,
+    measured: Result<Measured, octavo_analysis::diff::Error>,
 ) -> Result<Compared, Failure> {
     let measured =
         measured.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
-use octavo_lab::diff::{LogitComparison, Measured, TensorComparison, Tensors, Tolerance, mean_kl};
-use octavo_lab::report::{ChartError, Page};
+use octavo_analysis::diff::{
+    LogitComparison, Measured, TensorComparison, Tensors, Tolerance, mean_kl,
+};
+use octavo_analysis::report::{ChartError, Page};
 use octavo_model::taps::{L_OUT, RESULT_OUTPUT};
 use serde_json::{Value, json};
 
@@ -62,8 +64,9 @@ pub(super) fn to_json(
 fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
     match measured {
         Measured::Logits(logits) => {
-            let beyond =
-                |p: &&octavo_lab::diff::PositionTop| p.nmse > tolerance.nmse || p.nmse.is_nan();
+            let beyond = |p: &&octavo_analysis::diff::PositionTop| {
+                p.nmse > tolerance.nmse || p.nmse.is_nan()
+            };
             let Some(position) = logits.by_position.iter().find(beyond) else {
                 return Value::Null;
             };
@@ -275,7 +278,7 @@ pub(super) fn to_html(
                 page.table(&head, tensors.all.iter().map(row));
             }
             Measured::Generated(tokens) => {
-                let row = |t: &octavo_lab::diff::TokenComparison| {
+                let row = |t: &octavo_analysis::diff::TokenComparison| {
                     let piece = print::quoted(of.tokenizer, t.id);
                     (
                         t.our_top != t.id,

@@ -19,9 +19,9 @@ use clap::Args;
 use gguf_rs_lite::{
     Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer,
 };
+use octavo_analysis::quantize::Target;
+use octavo_analysis::quantize::mix::{self, Choices, Facts, Mix};
 use octavo_hf as hf;
-use octavo_lab::quantize::Target;
-use octavo_lab::quantize::mix::{self, Choices, Facts, Mix};
 
 use crate::random::Random;
 use rows::{Drawn, Pools, Vector, vector};

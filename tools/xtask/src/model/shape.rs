@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use gguf_rs_lite::{OwnedValue, Writer};
-use octavo_lab::quantize::mix;
+use octavo_analysis::quantize::mix;
 
 use super::tower::{self, Tower};
 

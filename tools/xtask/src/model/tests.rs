@@ -2,8 +2,8 @@
 
 use super::*;
 use clap::ValueEnum;
+use octavo_analysis::bench::{self, Test};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
-use octavo_lab::bench::{self, Test};
 
 fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<PathBuf, String> {
     let out = dir.path().join(format!("{}-{ty}-{seed}.gguf", arch.name()));
