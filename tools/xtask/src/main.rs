@@ -1,5 +1,5 @@
-//! Developer tasks: `cargo xtask check` is the part of CI that takes minutes; others measure speed,
-//! make models, and compare numbers with llama.cpp.
+//! Developer tasks: `cargo xtask quick` is for after a change, `cargo xtask check` for before a
+//! commit; others measure speed, make models, and compare numbers with llama.cpp.
 
 mod busy;
 mod check;
@@ -34,6 +34,8 @@ enum Task {
     Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
+    /// Formatting, lints, unit tests and most of the engine's tests: minutes after a change
+    Quick,
     Skips(skips::SkipsArgs),
     Tensors(Box<tensors::TensorsArgs>),
     Tolerances(tolerances::TolerancesArgs),
@@ -45,11 +47,12 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Busy(args) => busy::run(&args),
-        Task::Check => check::run(),
+        Task::Check => check::check(),
         Task::CompareLlama(args) => compare_llama::run(&args),
         Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
+        Task::Quick => check::quick(),
         Task::Skips(args) => skips::run(&args),
         Task::Tensors(args) => tensors::run(&args),
         Task::Tolerances(args) => tolerances::run(&args),
