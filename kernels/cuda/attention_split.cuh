@@ -15,7 +15,7 @@
 #include "attention.cuh"
 
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
-constexpr u32 MOST_SPLITS = 32;
+constexpr u32 MAX_SPLITS = 32;
 
 DEVICE constexpr int power_of_two(int n) {
     int p = 2;
@@ -284,9 +284,9 @@ DEVICE void attend_merge(const AttentionParams& p) {
     const u32 splits = shares_of(p, seen_by(p, blockIdx.x / p.heads)).splits();
     for (u32 d = threadIdx.x; d < DIM; d += ATTEND_THREADS) {
         // all reads at once, then the sums in their order
-        float tops[MOST_SPLITS], totals[MOST_SPLITS], sums[MOST_SPLITS];
+        float tops[MAX_SPLITS], totals[MAX_SPLITS], sums[MAX_SPLITS];
 #pragma unroll
-        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+        for (u32 i = 0; i < MAX_SPLITS; ++i) {
             const bool there = i < splits;
             tops[i] = there ? p.states[2 * (first + i)] : minus_infinity();
             totals[i] = there ? p.states[2 * (first + i) + 1] : 0.0f;
@@ -294,11 +294,11 @@ DEVICE void attend_merge(const AttentionParams& p) {
         }
         float top = minus_infinity(), joined = 0.0f, value = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < MOST_SPLITS; ++i) top = fmaxf(top, tops[i]);
+        for (u32 i = 0; i < MAX_SPLITS; ++i) top = fmaxf(top, tops[i]);
         const float sink = sink_of(p, blockIdx.x % p.heads);
         top = fmaxf(top, sink);
 #pragma unroll
-        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+        for (u32 i = 0; i < MAX_SPLITS; ++i) {
             const float weight = totals[i] == 0.0f ? 0.0f : expf(tops[i] - top);
             joined = fmaf(totals[i], weight, joined);
             value = fmaf(sums[i], weight, value);

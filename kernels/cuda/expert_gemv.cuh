@@ -21,7 +21,7 @@ static_assert(sizeof(ExpertGemvParams) == 88, "kernels/src/cuda/params.rs has th
 
 template <class F>
 DEVICE void expert_gemv(const ExpertGemvParams& p) {
-    SHARED(float, sums, [MOST_PARTS][GEMV_WARPS][STRIP]);
+    SHARED(float, sums, [MAX_PARTS][GEMV_WARPS][STRIP]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 parts = parts_of(p.w.units), across = GEMV_WARPS / parts;
     const u32 strips = (p.n + STRIP - 1) / STRIP;

@@ -42,8 +42,8 @@ static_assert(GEMV_WARPS * STRIP == UNIT, "a block makes a unit");
 // Parts of a row of so many units, which are dealt to them in turn, 32 at a time: by the length of
 // a row alone, so that its numbers depend on nothing else. The matrices with long rows have few of
 // them for a large device. kernels/src/cuda/launch/products.rs has the same numbers.
-constexpr u32 MOST_PARTS = 4;
-DEVICE u32 parts_of(u32 units) { return units < 256 ? 1 : MOST_PARTS; }
+constexpr u32 MAX_PARTS = 4;
+DEVICE u32 parts_of(u32 units) { return units < 256 ? 1 : MAX_PARTS; }
 
 // What a lane reads of one unit of a strip.
 template <class F>
@@ -196,7 +196,7 @@ template <class F, int N>
 DEVICE void gemv(const GemvParams& p) {
     static_assert(N * STRIP <= WARP, "a lane for each result");
     constexpr u32 values = N * STRIP, lanes = WARP / values;
-    SHARED(float, sums, [2][MOST_PARTS][GEMV_WARPS][values]);
+    SHARED(float, sums, [2][MAX_PARTS][GEMV_WARPS][values]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 parts = parts_of(p.parts[0].w.units), across = GEMV_WARPS / parts;
     const u32 part = warp % parts, matrices = p.gated != 0 ? 2 : 1;

@@ -6,7 +6,7 @@
 // that is read in the same step; so no block waits for another.
 #include "compat.cuh"
 
-constexpr u32 MOST_KEPT = 4;
+constexpr u32 MAX_RETAINED = 4;
 constexpr u32 NO_SLOT = 0xffffffffu;
 
 // A sequence of a step.
@@ -17,7 +17,7 @@ struct Span {
     struct {
         u32 after;  // so many rows, or 0: nothing is kept
         u32 slot;
-    } to[MOST_KEPT];
+    } to[MAX_RETAINED];
 };
 static_assert(sizeof(Span) == 44, "kernels/src/cuda/exec/record.rs writes this");
 
@@ -38,7 +38,7 @@ DEVICE const float* state_before(const States& states, const Span& span) {
 DEVICE float* state_after(const States& states, const Span& span, u32 rows) {
     float* kept = nullptr;
 #pragma unroll
-    for (u32 i = 0; i < MOST_KEPT; ++i)
+    for (u32 i = 0; i < MAX_RETAINED; ++i)
         if (span.to[i].after == rows) kept = states.slots + span.to[i].slot * states.stride;
     return kept;
 }

@@ -78,14 +78,14 @@ struct GivenParams {
 };
 static_assert(sizeof(GivenParams) == 48, "kernels/src/cuda/params.rs has the same");
 
-constexpr u32 NOT_GIVEN = 0xffffffffu;
+constexpr u32 NO_EMBEDDING = 0xffffffffu;
 
 // x + given, or given where there is no x.
 KERNEL(given, GivenParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= static_cast<u64>(p.rows) * p.width) return;
     const u32 place = p.places[at / p.width];
-    if (place == NOT_GIVEN) {
+    if (place == NO_EMBEDDING) {
         if (p.x != nullptr) p.out[at] = p.x[at];
         return;
     }

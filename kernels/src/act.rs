@@ -143,9 +143,9 @@ pub(crate) enum Form {
     /// Tiles of tokens in f32.
     Tiles,
     /// Tiles of tokens in pairs of 16-bit integers.
-    Pairs,
+    Int16,
     /// Tiles of tokens in bytes.
-    Bytes,
+    Int8,
     /// Tiles of tokens in bf16.
     #[cfg_attr(
         not(target_arch = "x86_64"),

@@ -9,14 +9,14 @@
 pub(crate) mod prelude {
     pub(crate) use crate::act::{ActRow, Form};
     pub(crate) use crate::dispatch::{
-        activations, by_kv_type, code_kernels, float_kernels, nothing, prompt_bytes, target_fn,
+        activations, by_kv_type, code_kernels, float_kernels, nothing, prompt_int8, target_fn,
         target_fns,
     };
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
     pub(crate) use crate::formats::{self, Float, Format, Visitor};
     pub(crate) use crate::generic::elementwise::{Activate, Combine};
     pub(crate) use crate::generic::{
-        attention, batch, bytes, elementwise, gemm, gemv, pairs, probe, recurrence, routing,
+        attention, batch, elementwise, gemm, gemv, int8, int16, probe, recurrence, routing,
     };
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
@@ -170,7 +170,7 @@ macro_rules! float_kernels {
                     tiles: [tiles::<1>, tiles::<2>],
                     offset: 0,
                 },
-                prompt_bytes: None,
+                prompt_int8: None,
             }
         }
     };
@@ -191,25 +191,27 @@ macro_rules! code_kernels {
             fn multiply_rows [const GROUP: usize, const MIN: bool] (a: &batch::Chunk) =
                 batch::multiply::<$simd, GROUP, MIN>;
             fn quantize [] (x: *const f32, k: usize, out: &ActRow) = gemv::quantize::<$simd>;
-            fn pack_pairs [] (
+            fn pack_int16 [] (
                 x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32,
-            ) = pairs::pack_tokens::<$simd>;
-            fn pair_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
-                pairs::panel::<$simd, F>;
-            fn pair_tiles [const GROUP: usize, const MIN: bool, const MS: usize] (
+            ) = int16::pack_tokens::<$simd>;
+            fn int16_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
+                int16::panel::<$simd, F>;
+            fn int16_tiles [const GROUP: usize, const MIN: bool, const MS: usize] (
                 a: &gemm::Tiles<'_>,
-            ) = pairs::tiles::<$simd, GROUP, MIN, MS, $width>;
+            ) = int16::tiles::<$simd, GROUP, MIN, MS, $width>;
             fn pack_keys [E: attention::Stored] (
-                pages: &attention::Pages<'_>, at: usize, seen: attention::Seen, scratch: *mut u8,
-            ) = attention::pairs::pack_keys::<$simd, E>;
+                pages: &attention::Pages<'_>, at: usize, visible: attention::VisibleRange,
+                scratch: *mut u8,
+            ) = attention::int16::pack_keys::<$simd, E>;
             fn pack_values [E: attention::Stored] (
-                pages: &attention::Pages<'_>, at: usize, seen: attention::Seen, scratch: *mut u8,
-            ) = attention::pairs::pack_values::<$simd, E>;
+                pages: &attention::Pages<'_>, at: usize, visible: attention::VisibleRange,
+                scratch: *mut u8,
+            ) = attention::int16::pack_values::<$simd, E>;
             fn attend_prompt [] (
                 a: &attention::Block<'_>, pack: [attention::PackSpan; 2], scratch: *mut u8,
-            ) = attention::pairs::attend::<$simd, $width>;
+            ) = attention::int16::attend::<$simd, $width>;
         }
-        activations!(PAIRS, Pairs, $width tokens, 4 bytes, pack_pairs);
+        activations!(INT16, Int16, $width tokens, 4 bytes, pack_int16);
 
         /// Collects the kernels of a format, to whose strips `pack` packs.
         fn packed_blocks<F: Format>(pack: unsafe fn(&[&[u8]], &mut [u8])) -> Packed {
@@ -232,26 +234,26 @@ macro_rules! code_kernels {
                     tiled: None,
                 }),
                 prompt: PromptKernels {
-                    activations: &PAIRS,
-                    panel: pair_panel::<F>,
+                    activations: &INT16,
+                    panel: int16_panel::<F>,
                     tiles: match (F::GROUP, F::MIN) {
-                        (16, false) => [pair_tiles::<16, false, 1>, pair_tiles::<16, false, 2>],
-                        (16, true) => [pair_tiles::<16, true, 1>, pair_tiles::<16, true, 2>],
-                        (_, false) => [pair_tiles::<32, false, 1>, pair_tiles::<32, false, 2>],
-                        (_, true) => [pair_tiles::<32, true, 1>, pair_tiles::<32, true, 2>],
+                        (16, false) => [int16_tiles::<16, false, 1>, int16_tiles::<16, false, 2>],
+                        (16, true) => [int16_tiles::<16, true, 1>, int16_tiles::<16, true, 2>],
+                        (_, false) => [int16_tiles::<32, false, 1>, int16_tiles::<32, false, 2>],
+                        (_, true) => [int16_tiles::<32, true, 1>, int16_tiles::<32, true, 2>],
                     },
                     offset: 0,
                 },
-                prompt_bytes: prompt_bytes::<F>(),
+                prompt_int8: prompt_int8::<F>(),
             }
         }
 
         // no faster than in f32, it would only be less exact
         const PROMPT_ATTENTION: Option<PromptAttention> = if <$simd as Simd>::TWO_AT_ONCE {
             Some(PromptAttention {
-                takes: attention::pairs::takes,
-                rows: attention::pairs::ROWS,
-                scratch: attention::pairs::scratch_bytes,
+                takes: attention::int16::takes,
+                rows: attention::int16::ROWS,
+                scratch: attention::int16::scratch_bytes,
                 keys: |ty| by_kv_type!(ty, pack_keys),
                 values: |ty| by_kv_type!(ty, pack_values),
                 attend: attend_prompt,
@@ -265,34 +267,34 @@ pub(crate) use code_kernels;
 
 /// Instantiates the kernels of quantized prompts in 8-bit integers, where vectors have
 /// [`ByteDots`](crate::simd::ByteDots): in tiles of `$width` tokens.
-macro_rules! prompt_bytes {
+macro_rules! prompt_int8 {
     ($simd:ty, [], $attributes:tt) => {
-        fn prompt_bytes<F: Format>() -> Option<PromptKernels> {
+        fn prompt_int8<F: Format>() -> Option<PromptKernels> {
             None
         }
     };
     ($simd:ty, [$width:literal], $attributes:tt) => {
         target_fns! { $attributes
-            fn pack_bytes [] (
+            fn pack_int8 [] (
                 x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32,
-            ) = bytes::pack_tokens::<$simd>;
-            fn byte_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
-                bytes::panel::<$simd, F>;
-            fn byte_tiles [
+            ) = int8::pack_tokens::<$simd>;
+            fn int8_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
+                int8::panel::<$simd, F>;
+            fn int8_tiles [
                 const GROUP: usize, const MIN: bool, const DOTS: usize, const MS: usize
-            ] (a: &gemm::Tiles<'_>) = bytes::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>;
+            ] (a: &gemm::Tiles<'_>) = int8::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>;
         }
-        activations!(BYTES, Bytes, $width tokens, 2 bytes, pack_bytes);
-        fn prompt_bytes<F: Format>() -> Option<PromptKernels> {
+        activations!(INT8, Int8, $width tokens, 2 bytes, pack_int8);
+        fn prompt_int8<F: Format>() -> Option<PromptKernels> {
             macro_rules! tiles {
                 ($group:literal, $min:literal, $dots:literal) => {
-                    [byte_tiles::<$group, $min, $dots, 1>, byte_tiles::<$group, $min, $dots, 2>]
+                    [int8_tiles::<$group, $min, $dots, 1>, int8_tiles::<$group, $min, $dots, 2>]
                 };
             }
-            let dots = const { bytes::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
+            let dots = const { int8::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
             Some(PromptKernels {
-                activations: &BYTES,
-                panel: byte_panel::<F>,
+                activations: &INT8,
+                panel: int8_panel::<F>,
                 tiles: match (F::GROUP, F::MIN, dots) {
                     (16, false, 4) => tiles!(16, false, 4),
                     (16, false, 2) => tiles!(16, false, 2),
@@ -308,7 +310,7 @@ macro_rules! prompt_bytes {
         }
     };
 }
-pub(crate) use prompt_bytes;
+pub(crate) use prompt_int8;
 
 /// Instantiates the outermost functions of one instruction set. They alone carry target features.
 macro_rules! instantiate {
@@ -320,7 +322,7 @@ macro_rules! instantiate {
 
             float_kernels!($simd, floats $nt, [$(#[target_feature($(enable = $feature),+)])?]);
             code_kernels!($simd, prompts $width, [$(#[target_feature($(enable = $feature),+)])?]);
-            prompt_bytes!($simd, [$($bytes)?], [$(#[target_feature($(enable = $feature),+)])?]);
+            prompt_int8!($simd, [$($bytes)?], [$(#[target_feature($(enable = $feature),+)])?]);
 
             /// Collects the functions of a format into its row of the table.
             struct Rows;
@@ -385,7 +387,7 @@ macro_rules! instantiate {
             use $crate::dispatch::prelude::*;
 
             code_kernels!($simd, prompts $width, [#[target_feature($(enable = $feature),+)]]);
-            prompt_bytes!($simd, [$($bytes)?], [#[target_feature($(enable = $feature),+)]]);
+            prompt_int8!($simd, [$($bytes)?], [#[target_feature($(enable = $feature),+)]]);
 
             /// Replaces the functions of a format that have dot products.
             struct Rows(Packed);

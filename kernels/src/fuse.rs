@@ -358,7 +358,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::AddBias { .. }
-            | Op::AddGiven { .. }
+            | Op::AddEmbeddings { .. }
             | Op::Rope { .. }
             | Op::Hadamard { .. }
             | Op::KvWrite { .. }

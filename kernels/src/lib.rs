@@ -14,8 +14,6 @@ compile_error!("weights are used as they lie in the file: little-endian");
 mod aarch64;
 mod act;
 mod affinity;
-mod ahead;
-mod bytes;
 mod clock;
 pub mod cuda;
 mod dispatch;
@@ -32,6 +30,7 @@ mod op;
 mod pack;
 mod pool;
 mod portable;
+mod prefetch;
 pub mod probe;
 mod program;
 mod prompt_bits;
@@ -41,11 +40,11 @@ mod simd;
 mod state;
 mod stdout;
 mod table;
+mod weight_bytes;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use affinity::stay_on;
-pub use bytes::Bytes;
 pub use exec::{Executor, TapFn};
 pub use formats::{has_minimum, packed_types};
 pub use hadamard::HADAMARD_ORDER;
@@ -62,10 +61,11 @@ pub use op::{
 };
 pub use pool::{Pool, SharedPool};
 pub use program::{
-    GivenRows, Instruction, Phase, Program, ProgramOp, RowTable, Sequence, Slot, StateUse,
+    EmbeddingRows, Instruction, Phase, Program, ProgramOp, RowTable, Sequence, Slot, StateUse,
     StateWrite, Step,
 };
 pub use prompt_bits::PromptBits;
 pub use ranks::{Collective, Cut, Threads, gather_rows};
 pub use rope::{Pairing, Rope, RopePosition};
 pub use stdout::stdout_was_closed;
+pub use weight_bytes::WeightBytes;

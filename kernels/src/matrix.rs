@@ -1,7 +1,6 @@
 //! A weight matrix in its kernel's layout.
 
 use crate::act::Form;
-use crate::bytes::Bytes;
 use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
 use crate::memory::{Memory, Size};
@@ -9,6 +8,7 @@ use crate::pool::Pool;
 use crate::program::Phase;
 use crate::prompt_bits::PromptBits;
 use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
+use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
 
@@ -50,7 +50,7 @@ enum Data {
     /// Strips, one after the other.
     Packed(Memory),
     /// Rows as in the file.
-    Rows(Arc<dyn Bytes>),
+    Rows(Arc<dyn WeightBytes>),
 }
 
 /// `y = W x` with W of `rows` x `cols`, in one of ggml's types; or several such matrices, the
@@ -103,7 +103,7 @@ impl Matrix {
     pub fn new(
         isa: Isa,
         shape: (TensorType, usize, usize),
-        source: Arc<dyn Bytes>,
+        source: Arc<dyn WeightBytes>,
         repack: bool,
         pool: &mut Pool,
     ) -> Result<Matrix, MatrixError> {
@@ -122,7 +122,7 @@ impl Matrix {
         isa: Isa,
         (ty, rows, cols): (TensorType, usize, usize),
         experts: usize,
-        source: Arc<dyn Bytes>,
+        source: Arc<dyn WeightBytes>,
         repack: bool,
         pool: &mut Pool,
     ) -> Result<Matrix, MatrixError> {
@@ -396,7 +396,7 @@ impl Matrix {
 /// Replaces the prompt kernels by those that round to `bits`, where there are any.
 fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
     let prompt = match bits {
-        PromptBits::Eight => kernels.prompt_bytes.unwrap_or(kernels.prompt),
+        PromptBits::Eight => kernels.prompt_int8.unwrap_or(kernels.prompt),
         PromptBits::Sixteen => kernels.prompt,
     };
     Packed { prompt, ..kernels }
@@ -406,8 +406,8 @@ fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
 pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> String {
     let table = isa.table();
     let form = |tokens: &ActivationForm| match tokens.form {
-        Form::Pairs => "int16 panels",
-        Form::Bytes => "int8 panels",
+        Form::Int16 => "int16 panels",
+        Form::Int8 => "int8 panels",
         Form::Bf16 => "bf16 tiles",
         _ => "f32 panels",
     };
@@ -451,7 +451,7 @@ const PIECE: std::ops::Range<usize> = 128 << 10..2 << 20;
 fn pack_strips(
     kernels: &Packed,
     (row_bytes, expert_rows): (usize, usize),
-    source: &dyn Bytes,
+    source: &dyn WeightBytes,
     r: usize,
     mut memory: Memory,
     pool: &mut Pool,

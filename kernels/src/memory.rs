@@ -84,8 +84,8 @@ pub fn lock_limit() -> Option<u64> {
             rlim_max: 0,
         };
         // SAFETY: `limit` is ours to write.
-        let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
-        (told && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+        let is_known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+        (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
     }
     #[cfg(any(not(unix), miri))]
     None

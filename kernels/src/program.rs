@@ -4,15 +4,15 @@ mod check;
 mod rows;
 mod step;
 
-use crate::bytes::Bytes;
 use crate::kv::KvShape;
 use crate::op::{CacheLayer, Op, Recurrence, Scores, ValueShape};
 use crate::rope::Rope;
+use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
 use std::sync::Arc;
 
 pub(crate) use rows::Row;
-pub use step::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step};
+pub use step::{EmbeddingRows, Phase, Sequence, StateUse, StateWrite, Step};
 
 /// Number of a buffer.
 pub type Slot = usize;
@@ -27,7 +27,7 @@ pub struct RowTable {
     /// Values of a row.
     pub cols: usize,
     /// `rows` rows of whole blocks.
-    pub source: Arc<dyn Bytes>,
+    pub source: Arc<dyn WeightBytes>,
 }
 
 /// An operation on numbered buffers and matrices; the executor owns the matrices.
@@ -163,7 +163,8 @@ pub struct Program {
     pub states: Vec<usize>,
     /// The slot that holds the outputs: the logits, or the inputs of another program.
     pub output: Slot,
-    /// Values of a row given in place of a token's embedding, see [`GivenRows`]; 0 if none can be.
+    /// Values of a row given in place of a token's embedding, see [`EmbeddingRows`]; 0 if none can
+    /// be.
     pub given: usize,
 }
 

@@ -116,7 +116,7 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::dot2(acc, w, Self::iset1(x.read_unaligned())) }
     }
     /// Whether [`Simd::dot2`] may be slow enough for Winograd's inner products (see
-    /// [`dots`](crate::generic::pairs::dots)) to be worth the data they add to panels and tiles.
+    /// [`dots`](crate::generic::int16::dots)) to be worth the data they add to panels and tiles.
     const WINOGRAD: bool = false;
     /// Whether they are the faster ones on this CPU.
     fn prefers_winograd() -> bool {

@@ -18,7 +18,7 @@ pub(crate) struct Packed {
     /// Kernels for many rows of activations.
     pub(crate) prompt: PromptKernels,
     /// The same in 8 bits, if there are such kernels.
-    pub(crate) prompt_bytes: Option<PromptKernels>,
+    pub(crate) prompt_int8: Option<PromptKernels>,
 }
 
 /// Kernels that multiply prompts by one weight format.

@@ -3,7 +3,7 @@
 
 use octavo_kernels::cuda::{Executor as Gpu, Limits, Setup};
 use octavo_kernels::{
-    Executor, GivenRows, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope,
+    EmbeddingRows, Executor, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope,
     RopePosition, Sequence, Step,
 };
 
@@ -62,8 +62,8 @@ impl Case {
     fn program(&self) -> Program {
         let ops = vec![
             embed(TABLE, WIDTH, &self.table, 0),
-            Op::AddGiven { x: 0, from: WIDTH }.to(1),
-            Op::AddGiven {
+            Op::AddEmbeddings { x: 0, from: WIDTH }.to(1),
+            Op::AddEmbeddings {
                 x: 1,
                 from: 2 * WIDTH,
             }
@@ -86,11 +86,11 @@ impl Case {
     fn run(&self, step: impl FnOnce(&Step<'_>) -> Vec<f32>) -> Vec<f32> {
         let (first, rest) = self.given.split_at(GIVEN);
         let given = [
-            GivenRows {
+            EmbeddingRows {
                 first: 1,
                 rows: first,
             },
-            GivenRows {
+            EmbeddingRows {
                 first: 2,
                 rows: rest,
             },

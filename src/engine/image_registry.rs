@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use octavo_kernels::{GivenRows, RopePosition};
+use octavo_kernels::{EmbeddingRows, RopePosition};
 
 /// First id of image tokens.
 pub(crate) const FIRST_IMAGE_TOKEN: u32 = 1 << 31;
@@ -113,16 +113,16 @@ struct ImageRows {
 
 impl MultimodalInput {
     /// Returns the embeddings that replace those of tokens.
-    pub fn given(&self) -> Vec<GivenRows<'_>> {
+    pub fn given(&self) -> Vec<EmbeddingRows<'_>> {
         self.given.iter().map(ImageRows::rows).collect()
     }
 }
 
 impl ImageRows {
-    fn rows(&self) -> GivenRows<'_> {
+    fn rows(&self) -> EmbeddingRows<'_> {
         let image = &self.image.image;
         let width = image.rows.len() / image.n_tokens();
-        GivenRows {
+        EmbeddingRows {
             first: self.first,
             rows: &image.rows[self.tokens.start * width..self.tokens.end * width],
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use octavo_kernels::{GivenRows, Phase, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{EmbeddingRows, Phase, Sequence, StateUse, StateWrite, Step};
 use octavo_model::Tap;
 
 use crate::Error;
@@ -165,7 +165,7 @@ impl Runtime {
             .map(|ranges| ranges.iter().map(table).collect())
             .collect();
         let multimodal = self.multimodal(inputs);
-        let given: Vec<Vec<GivenRows<'_>>> =
+        let given: Vec<Vec<EmbeddingRows<'_>>> =
             multimodal.iter().map(MultimodalInput::given).collect();
         let live: Vec<usize> = (0..inputs.len())
             .filter(|i| inputs[*i].failed.is_none())

@@ -6,7 +6,7 @@ use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::Limits;
 use octavo_engine::backend::{Backend, Phase, Sequence, Step, TapSink};
 use octavo_engine::{EncodedImage, EngineOptions, LoadingSink, Placement};
-use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
+use octavo_kernels::{EmbeddingRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
 use crate::pixels::Pixels;
@@ -182,7 +182,7 @@ impl Encoder {
         let positions = positions.map(|table| table.rows(layout));
         let given = positions
             .as_deref()
-            .map(|rows| GivenRows { first: 0, rows });
+            .map(|rows| EmbeddingRows { first: 0, rows });
         // patches have no token ids
         let tokens = vec![0; n];
         let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();

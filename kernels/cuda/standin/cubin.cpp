@@ -14,7 +14,7 @@ namespace standin {
 // then a value of two bytes or, in form 4, so many bytes.
 enum {
     FORM_SIZED = 4,
-    ATTRIBUTE_MOST_THREADS = 0x05,
+    ATTRIBUTE_MAX_THREADS = 0x05,
     ATTRIBUTE_PARAMETER = 0x17,
     ATTRIBUTE_PARAMETER_BYTES = 0x19,
     ATTRIBUTE_TOOLKIT = 0x37
@@ -34,7 +34,7 @@ static void read_attributes(const unsigned char* at, size_t n, Kernel& kernel) {
         if (i + 4 + bytes > n) return;
         if (attribute == ATTRIBUTE_PARAMETER_BYTES) kernel.parameter_bytes = word16(at + i + 2);
         if (attribute == ATTRIBUTE_PARAMETER) ++kernel.n_parameters;
-        if (attribute == ATTRIBUTE_MOST_THREADS && bytes >= 12)
+        if (attribute == ATTRIBUTE_MAX_THREADS && bytes >= 12)
             kernel.most_threads = word32(at + i + 4) * word32(at + i + 8) * word32(at + i + 12);
         if (attribute == ATTRIBUTE_TOOLKIT && bytes >= 4)
             kernel.toolkit = static_cast<int>(word32(at + i + 4));

@@ -25,7 +25,7 @@ const SMALL: (usize, usize) = (4, 256 << 10);
 /// is copied.
 const LARGE: (usize, usize) = (2, 8 << 20);
 /// Bytes of the largest pinned download buffer: pinned memory is lost to everything else.
-const MOST_PINNED: usize = 256 << 20;
+const MAX_PINNED: usize = 256 << 20;
 
 /// A GPU that passed its self-test.
 pub struct Gpu {
@@ -328,7 +328,7 @@ impl Device for Gpu {
     }
 
     fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
-        if floats > MOST_PINNED / 4 {
+        if floats > MAX_PINNED / 4 {
             return Ok(HostBuffer::plain(floats));
         }
         // pinned memory is only an optimization

@@ -303,7 +303,7 @@ pub fn heads(kv: KvType, p: &Heads) -> Launch {
 const HEADS_WARPS: u32 = 4;
 
 /// Maximum number of splits of a row's positions (split-KV).
-pub const MOST_SPLITS: u32 = 32;
+pub const MAX_SPLITS: u32 = 32;
 
 /// Whether attention supports heads of `head_dim` values.
 pub fn takes_head_dim(head_dim: usize) -> bool {
@@ -325,8 +325,8 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
         "heads of {head_dim} values: see `takes_head_dim`"
     );
     assert!(
-        p.splits <= MOST_SPLITS,
-        "{} splits: expected at most {MOST_SPLITS}",
+        p.splits <= MAX_SPLITS,
+        "{} splits: expected at most {MAX_SPLITS}",
         p.splits
     );
     let per_kv = p.heads / p.heads_kv;
@@ -369,16 +369,16 @@ const KEY_DIMS: [usize; 3] = [64, 128, 256];
 const LINEAR_VALUES: u32 = 32;
 
 /// Maximum key length of [`linear_attention`].
-pub const MOST_KEY_DIM: usize = KEY_DIMS[KEY_DIMS.len() - 1];
+pub const MAX_KEY_DIM: usize = KEY_DIMS[KEY_DIMS.len() - 1];
 
 /// Computes linear attention with the states of `sequences` sequences.
 ///
 /// # Panics
-/// For keys of more than [`MOST_KEY_DIM`] values.
+/// For keys of more than [`MAX_KEY_DIM`] values.
 pub fn linear_attention(p: &LinearAttention, sequences: u32) -> Launch {
     let fits = |dim: &usize| p.key_dim as usize <= *dim;
     let dim = KEY_DIMS.into_iter().find(fits);
-    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `MOST_KEY_DIM`", p.key_dim));
+    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `MAX_KEY_DIM`", p.key_dim));
     // sequences in x: only this dimension of a grid is never too small
     let grid = [sequences * p.heads, p.value_dim.div_ceil(LINEAR_VALUES), 1];
     let name = format!("linear_attention_{dim}");

@@ -29,7 +29,7 @@ mod toolkits;
 
 pub use cache::{Cache, Delivered};
 pub use driver::Gpu;
-pub use exec::{Executor, Limits, MOST_KEPT, Needs, Setup, Source};
+pub use exec::{Executor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
@@ -139,7 +139,7 @@ pub enum Error {
     /// Unsupported key size of linear attention.
     #[error(
         "linear attention with keys of {0} values: expected at most {max}, on a GPU",
-        max = launch::MOST_KEY_DIM
+        max = launch::MAX_KEY_DIM
     )]
     KeyDim(usize),
     /// A page that a step needs is missing from its block table, as detected by the kernels: a bug.

@@ -7,7 +7,7 @@ use super::{
     ACT_GROUP, CacheLayer, KvShape, Ordering, PAGE, PIECE, Part, PromptAttention, Scratch, Slot,
     Task, piece_len,
 };
-use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, Seen};
+use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, VisibleRange};
 use crate::op::Scores;
 use crate::program::Attend;
 
@@ -43,14 +43,14 @@ impl Part<'_> {
     }
 
     /// Positions that a row of the step sees.
-    fn seen(&self, scores: Scores, row: usize) -> Seen {
+    fn visible(&self, scores: Scores, row: usize) -> VisibleRange {
         let row = &self.rows[row];
         if scores.blocks {
             let [first, end] = row.block;
-            return Seen { first, end };
+            return VisibleRange { first, end };
         }
-        let Range { start, end } = scores.seen(row.pos, row.end);
-        Seen { first: start, end }
+        let Range { start, end } = scores.visible(row.pos, row.end);
+        VisibleRange { first: start, end }
     }
 
     /// Computes attention for `rows` and hands the results to `done`, some rows at a time.
@@ -91,9 +91,9 @@ impl Part<'_> {
             if rows.is_empty() {
                 continue;
             }
-            let mut seen = [Seen { first: 0, end: 0 }; QUERY_ROWS];
+            let mut visible = [VisibleRange { first: 0, end: 0 }; QUERY_ROWS];
             for (j, (row, head)) in group.rows[rows.clone()].iter().enumerate() {
-                seen[j] = self.seen(group.scores, *row);
+                visible[j] = self.visible(group.scores, *row);
                 // SAFETY: the query buffer was finished before the last barrier.
                 let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
                 let first = j / size * d * size + j % size;
@@ -103,7 +103,7 @@ impl Part<'_> {
             let mut run = attention::QueryRows {
                 pages: self.pages(group),
                 q: scratch.q.as_ptr(),
-                seen: &seen[..rows.len()],
+                visible: &visible[..rows.len()],
                 cap: group.scores.cap,
                 first: group.from,
                 scores: scratch.span.as_mut_ptr(),
@@ -212,7 +212,7 @@ impl Part<'_> {
                 Query {
                     q: q.as_ptr(),
                     out: out.as_mut_ptr(),
-                    seen: self.seen(group.scores, row),
+                    visible: self.visible(group.scores, row),
                     sink: sink_of(group.sinks, head),
                 }
             };
@@ -318,8 +318,8 @@ impl Part<'_> {
 
     /// The pieces that contain any position that a row sees.
     fn pieces(&self, scores: Scores, row: usize) -> Range<usize> {
-        let seen = self.seen(scores, row);
-        seen.first / PIECE..seen.end.div_ceil(PIECE)
+        let visible = self.visible(scores, row);
+        visible.first / PIECE..visible.end.div_ceil(PIECE)
     }
 
     /// Computes one piece of attention.

@@ -127,9 +127,7 @@ impl Part<'_> {
             match form {
                 Form::Codes => self.quantize(product.x, product.task),
                 Form::Floats => {}
-                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
-                    self.tile_by_expert(product)
-                }
+                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.tile_by_expert(product),
             }
         }
     }
@@ -147,7 +145,7 @@ impl Part<'_> {
         unsafe {
             match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.expert_gemv(product),
-                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.expert_gemm(product),
+                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.expert_gemm(product),
             }
         }
     }

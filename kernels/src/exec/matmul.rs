@@ -114,7 +114,7 @@ impl Part<'_> {
             match form {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
-                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
+                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => {
                     self.tile(x, matrix.prompt(self.extent.phase).0)
                 }
             }
@@ -134,7 +134,7 @@ impl Part<'_> {
         unsafe {
             match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.gemv(product, m),
-                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.gemm(product, m),
+                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.gemm(product, m),
             }
         }
     }

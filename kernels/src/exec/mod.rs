@@ -110,10 +110,10 @@ impl<'a> Whole<'a> {
     fn new(
         step: &'a Step<'a>,
         (rows, wanted): (Vec<Row>, Vec<usize>),
-        given_width: usize,
+        embedding_width: usize,
         kv: KvPages,
     ) -> Whole<'a> {
-        let each = |given: &'a [f32]| given.chunks_exact(given_width.max(1));
+        let each = |given: &'a [f32]| given.chunks_exact(embedding_width.max(1));
         Whole {
             given: step.given().flat_map(each).collect(),
             step,
@@ -327,7 +327,7 @@ impl Executor {
         let staged = plan
             .stages
             .as_ref()
-            .filter(|stages| whole.rows.len() > STAGE_ROWS && stages.kept[output]);
+            .filter(|stages| whole.rows.len() > STAGE_ROWS && stages.retained[output]);
         let all = 0..end;
         let (mut stages, at_once) = match staged {
             None => (Vec::from([all]), whole.rows.len()),

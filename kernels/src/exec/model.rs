@@ -38,7 +38,7 @@ impl Model {
     /// Whether a slot is handed from stage to stage; see [`Stages`](super::plan::Stages).
     pub(super) fn is_kept(&self, slot: Slot) -> bool {
         let stages = self.plan(Phase::Prefill, false).stages.as_ref();
-        stages.is_some_and(|stages| stages.kept[slot])
+        stages.is_some_and(|stages| stages.retained[slot])
     }
 
     /// Columns of the widest matrix.

@@ -31,7 +31,7 @@ pub(super) struct Stages {
     pub(super) sections: Vec<Range<usize>>,
     /// By slot: whether its rows are handed from stage to stage, or are the output, so that it has
     /// room for all rows.
-    pub(super) kept: Vec<bool>,
+    pub(super) retained: Vec<bool>,
 }
 
 /// Work done between two barriers.
@@ -213,12 +213,12 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
     {
         return None;
     }
-    let mut kept = vec![false; program.slots.len()];
-    kept[program.output] = true;
+    let mut retained = vec![false; program.slots.len()];
+    retained[program.output] = true;
     for start in &starts[1..] {
         for resource in &sections[*start].carried {
             match resource {
-                Resource::Slot(slot) => kept[*slot] = true,
+                Resource::Slot(slot) => retained[*slot] = true,
                 // they have room for all rows
                 Resource::Angles => {}
                 Resource::Codes(_)
@@ -232,7 +232,7 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
     }
     Some(Stages {
         sections: stages,
-        kept,
+        retained,
     })
 }
 

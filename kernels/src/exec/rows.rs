@@ -43,7 +43,7 @@ impl Part<'_> {
         unsafe {
             match &instruction.op {
                 Op::Embed { table } => self.embed(table, result()),
-                Op::AddGiven { x, from } => self.add_given(*x, *from, result()),
+                Op::AddEmbeddings { x, from } => self.add_embeddings(*x, *from, result()),
                 Op::EmbedPositions { table } => self.embed_positions(table, result()),
                 Op::Constant { values } => self.constant(values, result()),
                 Op::Input => self.given(result()),
@@ -121,7 +121,7 @@ impl Part<'_> {
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..table.cols) };
-            match self.given_row(r) {
+            match self.embedding_row(r) {
                 Some(given) => to.copy_from_slice(&given[..table.cols]),
                 None => read_row(table, self.rows[r].token as usize, to),
             }
@@ -154,7 +154,7 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
-    unsafe fn add_given(&self, x: Slot, from: usize, out: Slot) {
+    unsafe fn add_embeddings(&self, x: Slot, from: usize, out: Slot) {
         let width = self.width(out);
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share; where both are one slot, the borrow for
@@ -164,7 +164,7 @@ impl Part<'_> {
                     let x = self.row(x, r, 0..width);
                     self.row_mut(out, r, 0..width).copy_from_slice(x);
                 }
-                if let Some(given) = self.given_row(r) {
+                if let Some(given) = self.embedding_row(r) {
                     let sum = self.row_mut(out, r, 0..width);
                     sum.iter_mut()
                         .zip(&given[from..from + width])
@@ -175,7 +175,7 @@ impl Part<'_> {
     }
 
     /// The given row that replaces row `r`'s embedding, if any.
-    fn given_row(&self, r: usize) -> Option<&[f32]> {
+    fn embedding_row(&self, r: usize) -> Option<&[f32]> {
         let width = self.model.program.given;
         self.rows[r]
             .given

@@ -10,21 +10,21 @@
 //! positions that a row does not see, beyond its own or before its window, have weight zero, which
 //! leaves its sums as they are, bit for bit. Positions that no row sees are not read.
 
-pub(crate) mod pairs;
-mod seen;
+pub(crate) mod int16;
 mod softmax;
 mod stored;
+mod visible_range;
 
-use crate::ahead::Ahead;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
+use crate::prefetch::Prefetch;
 use crate::simd::Simd;
-pub(crate) use seen::Seen;
 pub(crate) use softmax::last_factors;
 use softmax::{largest_score, weights, weights_below};
 use stored::row_bytes;
 #[cfg(test)]
 pub(crate) use stored::tests;
 pub(crate) use stored::{F8E4M3, Iq4, Pages, Q4, Q5, Q5Min, Q8, Stored};
+pub(crate) use visible_range::VisibleRange;
 
 /// Query rows that share each load of a page, at most. Their scores of a span, `512 * QUERY_ROWS`
 /// bytes, stay in the L1 cache (32 KiB) with a page, or with some values of all of a span.
@@ -37,7 +37,7 @@ pub(crate) struct QueryRows<'a> {
     pub(crate) q: *const f32,
     /// Positions that each row sees; those before `first` are not read. A multiple of `NQ` rows, at
     /// most [`QUERY_ROWS`].
-    pub(crate) seen: &'a [Seen],
+    pub(crate) visible: &'a [VisibleRange],
     /// See [`Scores::cap`](crate::Scores::cap).
     pub(crate) cap: Option<f32>,
     /// First position of the run; a multiple of [`SPAN_POSITIONS`].
@@ -53,8 +53,8 @@ pub(crate) struct QueryRows<'a> {
 impl QueryRows<'_> {
     /// Positions that any of the `n` rows from `row` on sees.
     #[inline(always)]
-    fn seen_by(&self, row: usize, n: usize) -> Seen {
-        Seen::of_all(self.seen[row..row + n].iter().copied())
+    fn visible_to(&self, row: usize, n: usize) -> VisibleRange {
+        VisibleRange::of_all(self.visible[row..row + n].iter().copied())
     }
 
     /// The scores, then weights, of a row.
@@ -75,7 +75,7 @@ pub(crate) struct Query {
     pub(crate) q: *const f32,
     /// Destination of the result, head_dim floats.
     pub(crate) out: *mut f32,
-    pub(crate) seen: Seen,
+    pub(crate) visible: VisibleRange,
     /// See [`last_factors`].
     pub(crate) sink: f32,
 }
@@ -94,7 +94,7 @@ pub(crate) struct Block<'a> {
 
 /// Converts the visible positions of the span at a position, keys or values of one cache type, to
 /// the form of a prompt kernel, in its scratch.
-pub(crate) type PackSpan = unsafe fn(&Pages<'_>, usize, Seen, *mut u8);
+pub(crate) type PackSpan = unsafe fn(&Pages<'_>, usize, VisibleRange, *mut u8);
 
 /// Floats of one row of `out`.
 pub(crate) const fn padded(head_dim: usize) -> usize {
@@ -116,7 +116,7 @@ pub(crate) struct Span {
     /// At most [`SPAN_POSITIONS`].
     len: usize,
     /// Positions that any row sees, counted from there.
-    seen: Seen,
+    visible: VisibleRange,
 }
 
 /// Kernel that processes a span for some query rows, `NQ` at a time.
@@ -139,14 +139,14 @@ pub(crate) struct SpanKernels {
 /// belong to the caller alone. The kernels are of the pages' types, of a number of rows that these
 /// are a multiple of, and of an instruction set that the CPU has.
 pub(crate) unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize) {
-    let all = a.seen_by(0, a.seen.len());
+    let all = a.visible_to(0, a.visible.len());
     let last = all.end.min(end);
     // spans begin at fixed positions, wherever a window does
     let mut at = a.first.max(all.first / SPAN_POSITIONS * SPAN_POSITIONS);
     while at < last {
         let len = (last - at).min(SPAN_POSITIONS);
-        let seen = all.in_span(at, len);
-        let span = Span { at, len, seen };
+        let visible = all.in_span(at, len);
+        let span = Span { at, len, visible };
         // SAFETY: the caller's promise; the table covers every position that is seen, and pages are
         // whole. Scores are there before values are weighed by them.
         unsafe {
@@ -163,7 +163,7 @@ pub(crate) unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize
 /// As [`run`].
 #[inline(always)]
 pub(crate) unsafe fn score<S: Simd, K: Stored, const NQ: usize>(a: &mut QueryRows<'_>, span: Span) {
-    for i in span.seen.first / PAGE..span.seen.end.div_ceil(PAGE) {
+    for i in span.visible.first / PAGE..span.visible.end.div_ceil(PAGE) {
         // SAFETY: the caller's promise: the page is one that is seen.
         unsafe { span_page::<S, K, NQ>(a, span.at / PAGE + i, i * PAGE) }
     }
@@ -179,13 +179,13 @@ pub(crate) unsafe fn weigh_span<S: Simd, V: Stored, const NQ: usize>(
     a: &mut QueryRows<'_>,
     span: Span,
 ) {
-    let rows = a.seen.len();
+    let rows = a.visible.len();
     let Span { at, len, .. } = span;
     let mut corrections = [1.0; QUERY_ROWS];
     // SAFETY: the caller's promise.
     unsafe {
         for row in (0..rows).step_by(NQ) {
-            let span = a.seen_by(row, NQ).in_span(at, len);
+            let span = a.visible_to(row, NQ).in_span(at, len);
             let correction = softmax::<S, NQ>(a, row, at, span);
             corrections[row..row + NQ].copy_from_slice(&correction);
         }
@@ -196,7 +196,7 @@ pub(crate) unsafe fn weigh_span<S: Simd, V: Stored, const NQ: usize>(
         while d < head_dim {
             let many = d + (vectors - 1) * S::R < head_dim;
             for row in (0..rows).step_by(NQ) {
-                let span = a.seen_by(row, NQ).in_span(at, len);
+                let span = a.visible_to(row, NQ).in_span(at, len);
                 let correction = &corrections[row..row + NQ];
                 match (many, vectors) {
                     (true, 4) => weigh::<S, V, NQ, 4>(a, row, d, at, span, correction),
@@ -214,9 +214,9 @@ pub(crate) unsafe fn weigh_span<S: Simd, V: Stored, const NQ: usize>(
 unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: usize, at: usize) {
     // the values of this page are read when the span's scores are complete
     let mut soon = Some([a.pages.keys(i + 1), a.pages.values(i)]);
-    for row in (0..a.seen.len()).step_by(NQ) {
-        let seen = a.seen_by(row, NQ);
-        if seen.in_span(i * PAGE, PAGE).is_empty() {
+    for row in (0..a.visible.len()).step_by(NQ) {
+        let visible = a.visible_to(row, NQ);
+        if visible.in_span(i * PAGE, PAGE).is_empty() {
             continue;
         }
         // SAFETY: the page is one that is seen.
@@ -244,7 +244,7 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 /// As the head of `simd.rs` says.
 #[inline(always)]
 unsafe fn prefetch_rows<S: Simd, K: Stored>(
-    ahead: Ahead,
+    prefetch: Prefetch,
     pages: [*const u8; 2],
     d: usize,
     of_values: usize,
@@ -253,15 +253,15 @@ unsafe fn prefetch_rows<S: Simd, K: Stored>(
     unsafe {
         for line in 0..(2 * row_bytes::<K>()).div_ceil(64) {
             let at = d * row_bytes::<K>() + 64 * line;
-            ahead.ask::<S>(pages[0].wrapping_add(at));
+            prefetch.line::<S>(pages[0].wrapping_add(at));
             // values of the type of the keys have as many lines, a number known to the compiler
             if of_values == row_bytes::<K>() {
-                ahead.ask::<S>(pages[1].wrapping_add(at));
+                prefetch.line::<S>(pages[1].wrapping_add(at));
             }
         }
         if of_values != row_bytes::<K>() {
             for line in 0..(2 * of_values).div_ceil(64) {
-                ahead.ask::<S>(pages[1].wrapping_add(d * of_values + 64 * line));
+                prefetch.line::<S>(pages[1].wrapping_add(d * of_values + 64 * line));
             }
         }
     }
@@ -278,14 +278,14 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     at: usize,
 ) {
     let head_dim = a.pages.head_dim;
-    let ahead = Ahead::here();
+    let prefetch = Prefetch::here();
     // elements that share a scale are summed before the scale is applied
     let group = E::GROUP.unwrap_or(head_dim);
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim floats for each row.
     unsafe {
         let q = a.q.add(row * head_dim);
         let of_values = a.pages.v.row_bytes;
-        let ask = |soon, d| prefetch_rows::<S, E>(ahead, soon, d, of_values);
+        let ask = |soon, d| prefetch_rows::<S, E>(prefetch, soon, d, of_values);
         for first in (0..PAGE).step_by(H * S::R) {
             let mut scaled = [[S::zero(); NQ]; H];
             for g in (0..head_dim).step_by(group) {
@@ -407,7 +407,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     a: &mut QueryRows<'_>,
     row: usize,
     at: usize,
-    span: Seen,
+    span: VisibleRange,
 ) -> [f32; NQ] {
     let mut corrections = [1.0; NQ];
     if span.is_empty() {
@@ -417,12 +417,12 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
         // SAFETY: the scores of a row are whole vectors.
         unsafe {
             let p = std::slice::from_raw_parts_mut(a.scores(row + r), SPAN_POSITIONS);
-            let seen = a.seen[row + r].in_span(at, span.end);
-            if seen.is_empty() {
+            let visible = a.visible[row + r].in_span(at, span.end);
+            if visible.is_empty() {
                 p[span.first..span.end].fill(0.0);
                 continue;
             }
-            *correction = weights::<S>(p, a.cap, seen, span.end, &mut a.state[row + r]);
+            *correction = weights::<S>(p, a.cap, visible, span.end, &mut a.state[row + r]);
         }
     }
     corrections
@@ -437,7 +437,7 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     row: usize,
     d: usize,
     at: usize,
-    span: Seen,
+    span: VisibleRange,
     correction: &[f32],
 ) {
     if span.is_empty() {
@@ -474,8 +474,8 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
                     }
                 }
             }
-            let seen = span.in_span(page * PAGE, PAGE);
-            for j in seen.first..seen.end {
+            let visible = span.in_span(page * PAGE, PAGE);
+            for j in visible.first..visible.end {
                 let mut values = [S::zero(); DV];
                 for i in 0..DV {
                     values[i] = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);

@@ -6,8 +6,8 @@
 //! domain once, with the product of both scales.
 
 use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow, GroupSums};
-use crate::ahead::Ahead;
 use crate::formats::{Float, Format};
+use crate::prefetch::Prefetch;
 use crate::simd::Simd;
 
 /// Rows of activations that [`strips`] takes at a time, at most. From four on registers run out,
@@ -39,8 +39,8 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
     // SAFETY: all offsets below stay inside the strips and the activation row by the caller's
     // promise; prefetches may point past the end, which is harmless.
     unsafe {
-        let ahead = Ahead::here();
-        let blocks_ahead = ahead.bytes.div_ceil(block_bytes);
+        let prefetch = Prefetch::here();
+        let blocks_ahead = prefetch.bytes.div_ceil(block_bytes);
         let rows: [ActRow; M] = std::array::from_fn(|m| x.at_group(m * (k / ACT_GROUP)));
         let mut sums = [[S::zero(); N]; M];
         for b in 0..blocks {
@@ -58,7 +58,7 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
             for g in 0..groups {
                 while asked < (g + 1) * block_bytes / groups {
                     for n in 0..N {
-                        ahead.ask::<S>(soon.wrapping_add(n * strip_bytes + asked));
+                        prefetch.line::<S>(soon.wrapping_add(n * strip_bytes + asked));
                     }
                     asked += 64;
                 }
@@ -201,14 +201,14 @@ pub(crate) unsafe fn strip_float<S: Simd, E: Float, const M: usize>(
     // SAFETY: offsets stay inside the strip and the rows by the caller's promise; prefetches may
     // point past the end.
     unsafe {
-        let ahead = Ahead::here();
+        let prefetch = Prefetch::here();
         // four sums hide the latency of the multiply-add
         let mut sums = [[S::zero(); 4]; M];
         let mut i = 0;
         while i + 4 <= k {
             let p = strip.add(i * row);
             for line in 0..(4 * row) / 64 {
-                ahead.ask::<S>(p.wrapping_add(ahead.bytes + 64 * line));
+                prefetch.line::<S>(p.wrapping_add(prefetch.bytes + 64 * line));
             }
             for j in 0..4 {
                 let w = E::load::<S>(p.add(j * row));

@@ -4,11 +4,11 @@
 
 pub(crate) mod attention;
 pub(crate) mod batch;
-pub(crate) mod bytes;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
-pub(crate) mod pairs;
+pub(crate) mod int16;
+pub(crate) mod int8;
 pub(crate) mod probe;
 pub(crate) mod recurrence;
 pub(crate) mod routing;

@@ -28,7 +28,7 @@ pub enum Op<V, M, C, T> {
     EmbedPositions { table: T },
     /// `x`, plus, in rows given in place of an embedding, the given values from `from` on, as many
     /// as `x` is wide.
-    AddGiven { x: V, from: usize },
+    AddEmbeddings { x: V, from: usize },
     /// Rows that come with the step, where another program has computed the operations before this
     /// one.
     Input,
@@ -278,7 +278,7 @@ impl Scores {
     }
 
     /// The positions that a query at `position` sees of a sequence of `len` positions.
-    pub(crate) fn seen(self, position: usize, len: usize) -> Range<usize> {
+    pub(crate) fn visible(self, position: usize, len: usize) -> Range<usize> {
         let first = self.before().map_or(0, |n| position.saturating_sub(n));
         let end = self.after().map_or(len, |n| position.saturating_add(n + 1));
         first..end.min(len)
@@ -352,7 +352,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
             | Op::AddBias { x, .. }
-            | Op::AddGiven { x, .. }
+            | Op::AddEmbeddings { x, .. }
             | Op::Rope { x, .. }
             | Op::Hadamard { x, .. }
             | Op::Unary { x, .. }
@@ -407,7 +407,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::EmbedPositions { .. }
             | Op::Input
             | Op::MatMul { .. }
-            | Op::AddGiven { .. }
+            | Op::AddEmbeddings { .. }
             | Op::Rope { .. }
             | Op::Hadamard { .. }
             | Op::Unary { .. }
@@ -438,7 +438,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         matches!(
             self,
             Op::AddBias { .. }
-                | Op::AddGiven { .. }
+                | Op::AddEmbeddings { .. }
                 | Op::Gate { .. }
                 | Op::Unary { .. }
                 | Op::Add { .. }

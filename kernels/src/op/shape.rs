@@ -80,7 +80,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             }
             Op::MatMul { x, ref w } => rules::product(value(x), matrix(w)?),
             Op::AddBias { x, ref bias } => rules::bias(value(x), vector(bias)?),
-            Op::AddGiven { x, from } => rules::given(value(x), from, of.given()),
+            Op::AddEmbeddings { x, from } => rules::given(value(x), from, of.given()),
             Op::Rope { x, head_dim, rope } => {
                 let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;
                 rules::rotation(value(x), head_dim, pairs)

@@ -68,7 +68,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Embed { table: table }
             Constant { values: vector }
             EmbedPositions { table: table }
-            AddGiven { x: value, from: as_is }
+            AddEmbeddings { x: value, from: as_is }
             Input {}
             RmsNorm { x: value, weight: vector, eps: as_is }
             LayerNorm { x: value, weight: vector, eps: as_is }

@@ -42,7 +42,7 @@ use borrowed::Borrowed;
 use gate::Membership;
 pub use shared::SharedPool;
 pub(crate) use team::PLACES;
-use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
+use team::{MAX_SECTIONS, MAX_THREADS, Next, Team};
 
 /// Work of a pool: sections, one after the other, each divided among the members of the team.
 pub(crate) trait Work: Send + Sync {
@@ -194,8 +194,8 @@ impl Pool {
 
     fn with(n: usize, absences: Option<Absences>) -> std::io::Result<Pool> {
         let n = n.max(1);
-        if n > MOST_THREADS {
-            let message = format!("{MOST_THREADS} threads are the most there can be");
+        if n > MAX_THREADS {
+            let message = format!("{MAX_THREADS} threads are the most there can be");
             return Err(std::io::Error::new(
                 std::io::ErrorKind::InvalidInput,
                 message,
@@ -265,7 +265,7 @@ impl Pool {
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
     pub(crate) fn run(&mut self, work: Arc<dyn Work>, after: &mut dyn FnMut(usize)) {
-        assert!((1..MOST_SECTIONS).contains(&work.sections()));
+        assert!((1..MAX_SECTIONS).contains(&work.sections()));
         self.adapt_to_gap();
         let s = &*self.shared;
         s.clocks[0].attach();

@@ -26,9 +26,9 @@ use super::sync::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 /// Places, at most: the team's own, and two with late members in them.
 pub(crate) const PLACES: usize = 3;
 /// Threads of a pool, at most.
-pub(super) const MOST_THREADS: usize = 1023;
+pub(super) const MAX_THREADS: usize = 1023;
 /// Sections of a step, at most.
-pub(super) const MOST_SECTIONS: usize = END as usize;
+pub(super) const MAX_SECTIONS: usize = END as usize;
 /// Keeps values that different threads write on different cache lines (pairs of lines are fetched
 /// together).
 #[repr(align(128))]
@@ -101,7 +101,7 @@ pub(super) struct Team {
 impl Team {
     /// Makes a team for `n` threads, numbered from 0.
     pub(super) fn new(n: usize) -> Team {
-        assert!((1..=MOST_THREADS).contains(&n));
+        assert!((1..=MAX_THREADS).contains(&n));
         let seat = || Seat {
             membership: AtomicU64::new(0),
             finished: AtomicU64::new(u64::MAX),

@@ -366,7 +366,7 @@ fn sleeping_threads_come_when_there_is_work() {
 
 #[test]
 fn too_many_threads_are_refused() {
-    assert!(Pool::new(MOST_THREADS + 1).is_err());
+    assert!(Pool::new(MAX_THREADS + 1).is_err());
 }
 
 #[test]

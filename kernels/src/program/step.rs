@@ -33,7 +33,7 @@ pub struct Sequence<'a> {
     /// position, along all axes.
     pub rope_positions: &'a [RopePosition],
     /// Rows given in place of embeddings, in order.
-    pub given: &'a [GivenRows<'a>],
+    pub given: &'a [EmbeddingRows<'a>],
     /// Ends of attention blocks, as numbers of `tokens` from the start, in order, the last after
     /// all of them; empty where all are one.
     pub blocks: &'a [usize],
@@ -41,11 +41,11 @@ pub struct Sequence<'a> {
 
 /// Rows that replace the embeddings of neighbouring tokens, whose ids are then ignored.
 #[derive(Clone, Copy, Debug)]
-pub struct GivenRows<'a> {
+pub struct EmbeddingRows<'a> {
     /// Index of the first of these tokens among the sequence's new tokens.
     pub first: usize,
     /// `[tokens][Program::given]`: the embedding, followed by the values that
-    /// [`crate::Op::AddGiven`] adds.
+    /// [`crate::Op::AddEmbeddings`] adds.
     pub rows: &'a [f32],
 }
 

@@ -1,7 +1,7 @@
 use super::*;
-use crate::generic::attention::pairs::tests::integers_attend;
+use crate::generic::attention::int16::tests::integers_attend;
 use crate::generic::attention::tests::floats_of_8_bits_are_exact;
-use crate::generic::pairs::tests::both_ways_agree;
+use crate::generic::int16::tests::both_ways_agree;
 use crate::portable::Portable;
 use std::collections::BTreeMap;
 

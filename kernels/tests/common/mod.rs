@@ -106,7 +106,7 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
     let shared = if let Form::Integers(n) = form { n } else { 32 };
     let half_a_step = match form {
         Form::Integers(_) => 0.5 / 32639.0 + 2.0 * eps,
-        Form::Bytes => 0.5 / 127.0 + 2.0 * eps,
+        Form::Int8 => 0.5 / 127.0 + 2.0 * eps,
         _ => 0.0,
     };
     let scale = |at: usize| {
@@ -148,7 +148,7 @@ pub(crate) enum Form {
     /// Integers, with one scale per this many.
     Integers(usize),
     /// Bytes, with one scale per 32.
-    Bytes,
+    Int8,
     Bf16,
     /// Halves, in prefill on the GPU.
     Halves,
@@ -160,7 +160,7 @@ impl Form {
         match phase {
             Phase::Decode if kernel.contains("x int16 strips") => Form::Integers(32),
             Phase::Prefill if kernel.contains("int16 panels") => Form::Integers(256),
-            Phase::Prefill if kernel.contains("int8 panels") => Form::Bytes,
+            Phase::Prefill if kernel.contains("int8 panels") => Form::Int8,
             Phase::Prefill if kernel.contains("bf16 tiles") => Form::Bf16,
             _ => Form::Floats,
         }

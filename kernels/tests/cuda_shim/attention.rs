@@ -397,7 +397,7 @@ fn attention_matches_f64_over_every_head_size_and_split() {
 #[test]
 fn splits_go_on_to_further_pages() {
     let Some(mut bench) = device() else { return };
-    let splits = launch::MOST_SPLITS as usize;
+    let splits = launch::MAX_SPLITS as usize;
     let rounds = 16 * 4 * splits;
     for length in [rounds, rounds + 1, 3 * rounds - 5] {
         let scene = Scene::new(KvType::F16, 32, (2, 1), &[length, 70], 1);

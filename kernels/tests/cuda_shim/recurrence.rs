@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use octavo_kernels::cuda::shim::Schedule;
-use octavo_kernels::cuda::{Device, Error, Executor, Limits, MOST_KEPT, Setup};
+use octavo_kernels::cuda::{Device, Error, Executor, Limits, MAX_RETAINED, Setup};
 use octavo_kernels::{KeyHeads, KvShape, Phase, Sequence, StateUse, StateWrite, Step};
 
 use super::{Bench, device};
@@ -385,7 +385,7 @@ fn states_beyond_what_there_is_are_refused() {
         tokens: n,
         kept: &[1, 2, 3, 4],
     };
-    let expected = format!("5 states of a sequence: expected at most {MOST_KEPT}");
+    let expected = format!("5 states of a sequence: expected at most {MAX_RETAINED}");
     assert_eq!(complaint(&mut texts, &too_many), expected);
     texts.next = LIMITS.states as u32;
     let beyond = complaint(&mut texts, &Part::of(text, n));

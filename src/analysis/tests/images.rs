@@ -38,7 +38,7 @@ fn image(name: &str) -> Option<DecodedImage> {
 }
 
 /// Largest number of image tokens per image.
-const MOST_CELLS: usize = 128;
+const MAX_IMAGE_TOKENS: usize = 128;
 
 fn options(isa: Isa) -> EngineOptions {
     EngineOptions {
@@ -49,7 +49,7 @@ fn options(isa: Isa) -> EngineOptions {
 }
 
 fn tower(gguf: &Arc<Gguf>, isa: Isa) -> TowerBackend {
-    TowerBackend::load(gguf.clone(), &options(isa), MOST_CELLS, &mut |_| {})
+    TowerBackend::load(gguf.clone(), &options(isa), MAX_IMAGE_TOKENS, &mut |_| {})
         .expect("it is prepared")
 }
 
@@ -114,7 +114,8 @@ impl Asked {
         let gguf = open(&shared(&format!("vision/{text}.gguf"))?);
         let tower = open(&shared(&format!("vision/{mmproj}.gguf"))?);
         let mut encoder =
-            Encoder::load(&tower, &options(Isa::best()), MOST_CELLS, &mut |_| {}).expect("a tower");
+            Encoder::load(&tower, &options(Isa::best()), MAX_IMAGE_TOKENS, &mut |_| {})
+                .expect("a tower");
         let images = ImageRegistry::default();
         let mut show = |name: &&str| {
             let h = &encoder.tower().hparams;

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::{
-    Bytes, CacheLayer, Instruction, KvShape, KvTypes, Program, ProgramOp, RowTable, Slot,
-    Translate, ValueShape,
+    CacheLayer, Instruction, KvShape, KvTypes, Program, ProgramOp, RowTable, Slot, Translate,
+    ValueShape, WeightBytes,
 };
 
 use super::{TapSink, TapView};
@@ -173,7 +173,7 @@ pub(super) struct FileBytes {
     joined: OnceLock<Vec<u8>>,
 }
 
-impl Bytes for FileBytes {
+impl WeightBytes for FileBytes {
     fn bytes(&self) -> &[u8] {
         match self.weight.pieces {
             None => self.weight.bytes(&self.gguf),

@@ -40,7 +40,7 @@ impl Builder<'_> {
     pub(crate) fn add_deep(&mut self, x: ValueId, l: usize) -> ValueId {
         let from = (1 + l) * self.h.n_embd();
         self.push(
-            Op::AddGiven { x, from },
+            Op::AddEmbeddings { x, from },
             self.info(x),
             at(taps::DEEPSTACK_OUT, l),
         )

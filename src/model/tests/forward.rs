@@ -160,7 +160,7 @@ impl Run<'_> {
                 self.rows(x, |row| w.iter().map(|w| ops::dot(row, w)).collect())
             }
             // a text has no given rows
-            Op::AddGiven { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
+            Op::AddEmbeddings { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
             Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
             Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),
             Op::KvWrite { k, v, cache } => {

@@ -94,7 +94,7 @@ impl Builder<'_> {
             return x;
         }
         let shape = self.nodes.info(x);
-        let placed = Op::AddGiven { x, from: 0 };
+        let placed = Op::AddEmbeddings { x, from: 0 };
         self.nodes.push(placed, shape, once("inp_pos_emb"))
     }
 

@@ -1,14 +1,14 @@
 //! Launches of the operations around mixtures of experts. The choice of experts stays on the
 //! device: no launch depends on it.
 
-use super::launches::{List, Scene, small};
+use super::launches::{LaunchContext, List, small};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum};
 use crate::cuda::{Launch, launch};
 use crate::op::TopGroups;
 use crate::program::Slot;
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     pub(super) fn softmax(&self, x: Slot, out: Slot) -> Launch {
         let p = Softmax {
             x: self.slot(x),

@@ -1,6 +1,6 @@
 //! Launches of fused operations: those groups of `fuse.rs` that have kernels.
 
-use super::launches::{List, Ready, Scene, kernels_of, small};
+use super::launches::{LaunchContext, List, Ready, kernels_of, small};
 use super::products::{Gated, Product};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{HeadGroup, Heads};
@@ -8,7 +8,7 @@ use crate::cuda::{Ptr, launch};
 use crate::fuse::{self, Chain, Group, Kind};
 use crate::program::Slot;
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Adds the launches of a group that begins with operation `at`; adds none and returns `false`
     /// if there is no kernel for it here.
     pub(super) fn fused(&self, at: usize, group: &Group, list: &mut List) -> bool {

@@ -15,7 +15,7 @@ use crate::rope::Pairing;
 use octavo_quant::TensorType;
 
 /// Everything that the list of launches depends on.
-pub(super) struct Scene<'a> {
+pub(super) struct LaunchContext<'a> {
     pub(super) program: &'a Program,
     /// Groups to fuse, by their first operation.
     pub(super) groups: &'a [Option<Group>],
@@ -67,7 +67,7 @@ pub(super) struct List {
     pub(super) ready: Option<Ready>,
 }
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Returns all launches. With `fuse`, consecutive operations are fused where there is a kernel
     /// for it; no result changes.
     pub(super) fn all(&self, fuse: bool) -> Vec<Part> {

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use plan::{Limits, Needs, Source};
-pub use record::MOST_KEPT;
+pub use record::MAX_RETAINED;
 
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
@@ -34,7 +34,7 @@ use crate::op::{MatrixShape, RowSet};
 use crate::program::{Program, Row, StateUse, Step};
 
 /// Progress of capturing the launches of a decode shape.
-enum Seen {
+enum CaptureState {
     /// It ran once without a graph, so that all that a device loads lazily is loaded.
     Once,
     /// Its launches are captured and replayed.
@@ -74,12 +74,12 @@ pub struct Executor<D: Device> {
     /// Reason that they are not, although requested.
     refused: Option<Error>,
     check_pages: bool,
-    seen: HashMap<Work, Seen>,
+    captures: HashMap<Work, CaptureState>,
     /// Outputs of the last step, or values for a tap. Sized for decode at first, and grown on
     /// demand.
     values: HostBuffer,
     /// Results that kernels write to the step record: words, read as floats.
-    told: HostBuffer,
+    status: HostBuffer,
 }
 
 /// Key of a step's launches: its shape, and whether to compute the argmax.
@@ -160,7 +160,7 @@ impl<D: Device> Executor<D> {
         let of_generated =
             program.slots[program.output].width * limits.wanted.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
-        let told = device.host_buffer(1 + limits.wanted)?;
+        let status = device.host_buffer(1 + limits.wanted)?;
         let mut executor = Executor {
             device,
             ranks,
@@ -174,9 +174,9 @@ impl<D: Device> Executor<D> {
             capture,
             refused: None,
             check_pages,
-            seen: HashMap::new(),
+            captures: HashMap::new(),
             values,
-            told,
+            status,
         };
         executor.build()?;
         Ok(executor)
@@ -194,7 +194,7 @@ impl<D: Device> Executor<D> {
                 tiles: usize::from(!generated),
             };
             let apart = self
-                .scene(shape)
+                .context(shape)
                 .all(false)
                 .into_iter()
                 .flat_map(|part| part.launches);
@@ -256,7 +256,7 @@ impl<D: Device> Executor<D> {
     ///
     /// # Panics
     /// If the step does not fit the program, the cache or the limits, if it keeps more than
-    /// [`MOST_KEPT`] states of a sequence, or if `tap` returns another number of values.
+    /// [`MAX_RETAINED`] states of a sequence, or if `tap` returns another number of values.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
         let (rows, wanted) = self.start(step, tap, false)?;
         let output = self.program.output;
@@ -282,7 +282,7 @@ impl<D: Device> Executor<D> {
         let (rows, wanted) = self.start(step, None, true)?;
         self.read(self.program.output, 0, 1 + wanted)?;
         self.check_pages(&rows)?;
-        let best = self.told.floats()[1..=wanted]
+        let best = self.status.floats()[1..=wanted]
             .iter()
             .map(|word| word.to_bits());
         Ok(best
@@ -355,8 +355,8 @@ impl<D: Device> Executor<D> {
     fn check_states(&self, step: &Step<'_>) {
         for StateUse { from, to } in step.seqs.iter().map(|s| s.states) {
             assert!(
-                to.len() <= MOST_KEPT,
-                "{} states of a sequence: expected at most {MOST_KEPT}",
+                to.len() <= MAX_RETAINED,
+                "{} states of a sequence: expected at most {MAX_RETAINED}",
                 to.len()
             );
             let mut slots = to.iter().map(|write| write.slot).chain(from);
@@ -371,7 +371,7 @@ impl<D: Device> Executor<D> {
     /// already downloaded.
     fn check_pages(&self, rows: &[Row]) -> Result<(), Error> {
         // 1 + the index of a row whose page was missing; 0 if none
-        let missing = self.told.floats()[0].to_bits() as usize;
+        let missing = self.status.floats()[0].to_bits() as usize;
         match missing
             .checked_sub(1)
             .filter(|_| self.check_pages)

@@ -10,7 +10,6 @@ use octavo_quant::TensorType;
 
 use super::ranks::gathered_floats;
 use super::record::Record;
-use crate::bytes::Bytes;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
@@ -18,13 +17,14 @@ use crate::kv::KvShape;
 use crate::op::{Op, scale_at};
 use crate::program::{Program, ProgramOp};
 use crate::rope::Rope;
+use crate::weight_bytes::WeightBytes;
 
 /// Rows whose split attention is merged at a time: partial sums of all rows would take too much
 /// memory.
 pub(super) const ATTEND_ROWS: usize = 64;
 /// Number of splits of a row's positions: fixed, so that a row's results depend on nothing but its
 /// length, and large enough that one row of a typical model keeps a large device busy.
-pub(super) const SPLITS: usize = launch::MOST_SPLITS as usize;
+pub(super) const SPLITS: usize = launch::MAX_SPLITS as usize;
 /// Alignment of each piece of the arena in bytes.
 const ALIGNMENT: u64 = 256;
 
@@ -69,7 +69,7 @@ pub struct Source {
     /// Number of inputs.
     pub cols: usize,
     /// `rows` rows of whole blocks.
-    pub bytes: Arc<dyn Bytes>,
+    pub bytes: Arc<dyn WeightBytes>,
 }
 
 impl Source {
@@ -339,7 +339,7 @@ fn check(program: &Program) -> Result<(), Error> {
     }
     for instruction in &program.ops {
         if let Op::LinearAttention { how, .. } = &instruction.op
-            && how.key_dim > launch::MOST_KEY_DIM
+            && how.key_dim > launch::MAX_KEY_DIM
         {
             return Err(Error::KeyDim(how.key_dim));
         }

@@ -1,6 +1,6 @@
 //! Launches of matrix products, and of the kernels that convert their inputs.
 
-use super::launches::{List, Ready, Scene, small};
+use super::launches::{LaunchContext, List, Ready, small};
 use crate::cuda::launch::Form;
 use crate::cuda::pack::UNIT;
 use crate::cuda::params::{Arrange, Gemm, Gemv, GemvPart, Matrix};
@@ -40,14 +40,14 @@ pub(super) struct Gated {
     pub(super) wanted: Option<Form>,
 }
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Converts rows to an input form of products, after a norm if its weight and epsilon are
     /// given.
     pub(super) fn arrange(&self, x: Slot, form: Form, norm: Option<(Ptr, f32)>, list: &mut List) {
         self.arrange_as((self.rows(x), self.width(x)), x, form, norm, list);
     }
 
-    /// As [`Scene::arrange`], viewing a slot's values as rows of another width.
+    /// As [`LaunchContext::arrange`], viewing a slot's values as rows of another width.
     pub(super) fn arrange_as(
         &self,
         (rows, cols): (usize, usize),

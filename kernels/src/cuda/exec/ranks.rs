@@ -1,13 +1,13 @@
 //! All-gather of rows of which each rank has computed a part.
 
-use super::launches::{List, Scene, small};
+use super::launches::{LaunchContext, List, small};
 use crate::cuda::params::JoinParts;
 use crate::cuda::{Gather, launch};
 use crate::op::Op;
 use crate::program::{Program, Slot};
 use crate::ranks::Cut;
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Gathers the ranks' parts of some rows, and arranges them as rows where they are not
     /// contiguous.
     pub(super) fn all_gather(&self, x: Slot, cut: Cut, out: Slot, list: &mut List) {

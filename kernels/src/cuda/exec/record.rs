@@ -53,16 +53,16 @@ impl Shape {
 }
 
 /// Maximum number of states of a sequence that one step keeps.
-pub const MOST_KEPT: usize = 4;
+pub const MAX_RETAINED: usize = 4;
 
 /// Words of a `Span` in `recurrence.cu`.
-const SPAN: usize = 3 + 2 * MOST_KEPT;
+const SPAN: usize = 3 + 2 * MAX_RETAINED;
 
 /// Slot number of a sequence whose initial state is zero.
 const NO_SLOT: u32 = u32::MAX;
 
 /// Index of a row without an embedding input; as a token it is in no table.
-const NOT_GIVEN: u32 = u32::MAX;
+const NO_EMBEDDING: u32 = u32::MAX;
 
 /// Returns the rows per tile of attention on tensor cores, with `heads_per_kv` query heads per KV
 /// head.
@@ -275,9 +275,9 @@ impl Record {
         };
         for (r, row) in rows.iter().enumerate() {
             // a row with an embedding input has no token in the table
-            put(a.tokens + r, row.given.map_or(row.token, |_| NOT_GIVEN));
+            put(a.tokens + r, row.given.map_or(row.token, |_| NO_EMBEDDING));
             put(a.positions + r, small(row.pos));
-            put(a.given + r, row.given.map_or(NOT_GIVEN, small));
+            put(a.given + r, row.given.map_or(NO_EMBEDDING, small));
             for (axis, position) in row.rope_positions.into_iter().enumerate() {
                 put(a.rope_positions + 3 * r + axis, position);
             }
@@ -289,7 +289,7 @@ impl Record {
         for (padding, r) in (rows.len()..shape.rows).enumerate() {
             put(a.positions + r, u32::MAX);
             put(a.rope_positions + 3 * r, u32::MAX);
-            put(a.given + r, NOT_GIVEN);
+            put(a.given + r, NO_EMBEDDING);
             put(a.sequences + r, small(step.seqs.len() + padding));
         }
         for (i, row) in wanted

@@ -1,12 +1,12 @@
 //! Launches of recurrent operations, which keep a state of each sequence between steps.
 
-use super::launches::{Scene, small};
+use super::launches::{LaunchContext, small};
 use crate::cuda::params::{CausalConv, LinearAttention, States};
 use crate::cuda::{Launch, launch};
 use crate::op::KeyHeads;
 use crate::program::{Recurrent, Slot};
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Returns a causal convolution with `weights` weights, operation `at`.
     pub(super) fn causal_conv(
         &self,

@@ -1,15 +1,15 @@
 //! Runs a step's launches and gathers: one by one, by replaying a recording, or with a tap on every
 //! result.
 
-use super::launches::{Part, Scene};
+use super::launches::{LaunchContext, Part};
 use super::record::Shape;
-use super::{Executor, Seen, Work};
+use super::{CaptureState, Executor, Work};
 use crate::cuda::{Device, Error, Task};
 use crate::exec::TapFn;
 
 impl<D: Device> Executor<D> {
-    pub(super) fn scene(&self, shape: Shape) -> Scene<'_> {
-        Scene {
+    pub(super) fn context(&self, shape: Shape) -> LaunchContext<'_> {
+        LaunchContext {
             program: &self.program,
             groups: &self.groups,
             plan: &self.plan,
@@ -27,10 +27,14 @@ impl<D: Device> Executor<D> {
 
     /// Returns all tasks of a step.
     pub(super) fn list(&self, (shape, best): Work) -> Vec<Task> {
-        let scene = self.scene(shape);
-        let mut list: Vec<Task> = scene.all(true).into_iter().flat_map(Part::tasks).collect();
+        let context = self.context(shape);
+        let mut list: Vec<Task> = context
+            .all(true)
+            .into_iter()
+            .flat_map(Part::tasks)
+            .collect();
         if best {
-            list.extend(scene.argmax().into_iter().map(Task::Launch));
+            list.extend(context.argmax().into_iter().map(Task::Launch));
         }
         list
     }
@@ -52,20 +56,21 @@ impl<D: Device> Executor<D> {
     }
 
     pub(super) fn replay(&mut self, work: Work) -> Result<(), Error> {
-        let recording = match self.seen.get(&work) {
+        let recording = match self.captures.get(&work) {
             None => {
                 self.run(work)?;
-                self.seen.insert(work, Seen::Once);
+                self.captures.insert(work, CaptureState::Once);
                 return Ok(());
             }
-            Some(Seen::Recorded(recording)) => *recording,
-            Some(Seen::Once) => {
+            Some(CaptureState::Recorded(recording)) => *recording,
+            Some(CaptureState::Once) => {
                 let tasks = self.list(work);
                 // SAFETY: as in `start_all`, for every replay: the arena keeps its address as long
                 // as the device lives.
                 match unsafe { self.device.record(tasks) } {
                     Ok(recording) => {
-                        self.seen.insert(work, Seen::Recorded(recording));
+                        self.captures
+                            .insert(work, CaptureState::Recorded(recording));
                         recording
                     }
                     // the other ranks have captured the tasks that this one would run uncaptured
@@ -85,7 +90,7 @@ impl<D: Device> Executor<D> {
     }
 
     pub(super) fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
-        for part in self.scene(shape).all(false) {
+        for part in self.context(shape).all(false) {
             let op = part.op;
             self.start_all(part.tasks())?;
             let Some(out) = self.program.ops[op].out else {

@@ -1,6 +1,6 @@
 //! Launches of single operations.
 
-use super::launches::{List, Scene, kernels_of, small};
+use super::launches::{LaunchContext, List, kernels_of, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
@@ -13,9 +13,9 @@ use crate::op::{CacheLayer, Function, Op, Recurrence, Scores};
 use crate::program::{Attend, Recurrent, Slot};
 
 /// Number of later positions that a row attends to if unlimited; kernels add it to a position.
-const MOST_AFTER: usize = i32::MAX as usize;
+const MAX_POSITIONS_AFTER: usize = i32::MAX as usize;
 
-impl Scene<'_> {
+impl LaunchContext<'_> {
     /// Adds the launches of operation `at`.
     pub(super) fn single(&self, at: usize, list: &mut List) {
         let instruction = &self.program.ops[at];
@@ -33,7 +33,7 @@ impl Scene<'_> {
             // uploaded before the launches
             Op::Input => return,
             Op::Embed { .. } => return self.embeddings(at, result(), list),
-            Op::AddGiven { x, from } => self.given(self.slot(x), from, result()),
+            Op::AddEmbeddings { x, from } => self.given(self.slot(x), from, result()),
             Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
             Op::Constant { ref values } => self.constant(at, values.len(), result()),
             Op::Concat { a, b, each } => self.concat(a, b, each, result()),
@@ -355,7 +355,10 @@ impl Scene<'_> {
                 .before()
                 .and_then(|before| u32::try_from(before + 1).ok())
                 .unwrap_or(0),
-            after: scores.after().unwrap_or(MOST_AFTER).min(MOST_AFTER) as u32,
+            after: scores
+                .after()
+                .unwrap_or(MAX_POSITIONS_AFTER)
+                .min(MAX_POSITIONS_AFTER) as u32,
             unused: 0,
         };
         let ty = kernels_of(kv);

@@ -32,7 +32,7 @@ impl<D: Device> Executor<D> {
         let record = self.base.offset(self.plan.record);
         let mut copies = [
             (slot, self.values.bytes_mut(n)),
-            (record, self.told.bytes_mut(words)),
+            (record, self.status.bytes_mut(words)),
         ];
         match (n, words) {
             (0, 0) => Ok(()),

@@ -154,7 +154,7 @@ impl Steps<'_> {
             // in their rows' order: each expert finds its rows
             Form::Codes => self.prepared(at, x, w, None),
             // a tile's rows are those of one expert
-            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
+            Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => {
                 let by = ByExpert::new(ids, &self.matrices[w]);
                 self.prepared(at, x, w, Some(by))
             }
@@ -296,7 +296,7 @@ impl Steps<'_> {
         match self.matrices[w].reads(self.phase) {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
-            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => Division::Rows {
+            Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => Division::Rows {
                 grain: self.matrices[w].prompt(self.phase).0.tile,
             },
         }

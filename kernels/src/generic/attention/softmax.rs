@@ -1,6 +1,6 @@
 //! The softmax of a row, span by span: the largest score and the sum of weights so far.
 
-use super::Seen;
+use super::VisibleRange;
 use crate::generic::elementwise::soft_cap;
 use crate::simd::{Simd, exp};
 
@@ -13,14 +13,14 @@ use crate::simd::{Simd, exp};
 pub(crate) unsafe fn weights<S: Simd>(
     p: &mut [f32],
     cap: Option<f32>,
-    seen: Seen,
+    visible: VisibleRange,
     end: usize,
     state: &mut (f32, f32),
 ) -> f32 {
     // SAFETY: passed on.
     unsafe {
-        let top = largest_score::<S, false>(p, cap, seen, state.0);
-        weights_below::<S, false>(p, top, seen, end, state)
+        let top = largest_score::<S, false>(p, cap, visible, state.0);
+        weights_below::<S, false>(p, top, visible, end, state)
     }
 }
 
@@ -32,11 +32,11 @@ pub(crate) unsafe fn weights<S: Simd>(
 pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
     p: &mut [f32],
     cap: Option<f32>,
-    seen: Seen,
+    visible: VisibleRange,
     max: f32,
 ) -> f32 {
     // whole vectors; positions before them are not seen
-    let positions = (seen.first / S::R * S::R..seen.end).step_by(S::R);
+    let positions = (visible.first / S::R * S::R..visible.end).step_by(S::R);
     let p = p.as_mut_ptr();
     // SAFETY: the caller's promise.
     unsafe {
@@ -48,7 +48,7 @@ pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
         let mut top = S::set1(max);
         for i in positions {
             let v = S::load(p.add(i));
-            let v = seen.choose::<S, WHOLE>(i, v, S::set1(f32::NEG_INFINITY));
+            let v = visible.choose::<S, WHOLE>(i, v, S::set1(f32::NEG_INFINITY));
             top = S::max(top, v);
         }
         S::largest(top)
@@ -63,11 +63,11 @@ pub(crate) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
 pub(crate) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
     p: &mut [f32],
     top: f32,
-    seen: Seen,
+    visible: VisibleRange,
     end: usize,
     state: &mut (f32, f32),
 ) -> f32 {
-    let from = seen.first / S::R * S::R;
+    let from = visible.first / S::R * S::R;
     p[..from].fill(0.0);
     let p = p.as_mut_ptr();
     // SAFETY: the caller's promise; the other pointer is to a local array.
@@ -76,7 +76,7 @@ pub(crate) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
         let mut total = S::zero();
         for i in (from..end).step_by(S::R) {
             let v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(top)));
-            let v = seen.choose::<S, WHOLE>(i, v, S::zero());
+            let v = visible.choose::<S, WHOLE>(i, v, S::zero());
             S::store(p.add(i), v);
             total = S::add(total, v);
         }

@@ -47,7 +47,7 @@ impl Visitor for Rows {
                 tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
                 offset: 0,
             },
-            prompt_bytes: None,
+            prompt_int8: None,
             ..self.0
         }
     }

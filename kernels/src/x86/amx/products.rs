@@ -62,7 +62,7 @@ pub(crate) unsafe fn pack_tokens(
 /// Converts k in `k0..k1` of a packed strip to B tiles.
 ///
 /// # Safety
-/// As [`crate::generic::pairs::panel`].
+/// As [`crate::generic::int16::panel`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
     type S = Avx512;

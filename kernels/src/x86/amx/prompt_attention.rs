@@ -12,7 +12,7 @@
 //! and spans of 128 are counted from position 0. Positions that no row sees are not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
-use crate::generic::attention::{Block, PAGE, PackSpan, Pages, Seen, Stored, last_factors};
+use crate::generic::attention::{Block, PAGE, PackSpan, Pages, Stored, VisibleRange, last_factors};
 use crate::generic::elementwise::soft_cap;
 use crate::kv::KvShape;
 use crate::simd::{Simd, exp};
@@ -120,7 +120,7 @@ impl Parts {
     /// # Safety
     /// Weights and values are packed.
     #[inline(always)]
-    unsafe fn add_values(&self, i: usize, blocks: usize, seen: Range<usize>, steps: usize) {
+    unsafe fn add_values(&self, i: usize, blocks: usize, visible: Range<usize>, steps: usize) {
         for n in (0..self.d / 16).step_by(2) {
             // SAFETY: blocks and columns have `steps` tiles each.
             unsafe {
@@ -132,14 +132,14 @@ impl Parts {
                     blocks,
                     strips: 2,
                     x: TileRows {
-                        at: self.weights.add((i * steps + seen.start) * TILE),
+                        at: self.weights.add((i * steps + visible.start) * TILE),
                         stride: steps * TILE,
                     },
                     panel: TileRows {
-                        at: self.v.add((n * steps + seen.start) * TILE),
+                        at: self.v.add((n * steps + visible.start) * TILE),
                         stride: steps * TILE,
                     },
-                    steps: seen.len(),
+                    steps: visible.len(),
                     from: Some(sums),
                     to: sums,
                 });
@@ -159,7 +159,7 @@ pub(crate) unsafe fn attend(a: &Block<'_>, pack: [PackSpan; 2], scratch: *mut u8
     let blocks = a.rows.len().div_ceil(16);
     let parts = Parts::new(scratch, d);
     let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
-    let all = Seen::of_all(a.rows.iter().map(|row| row.seen));
+    let all = VisibleRange::of_all(a.rows.iter().map(|row| row.visible));
     // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
     // are in the table.
     unsafe {
@@ -173,31 +173,32 @@ pub(crate) unsafe fn attend(a: &Block<'_>, pack: [PackSpan; 2], scratch: *mut u8
                 pack(&a.pages, at, span, scratch);
             }
             // steps of positions that any row of a pair of blocks sees: others would add zeros
-            let seen = |i: usize| {
+            let visible = |i: usize| {
                 let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
-                let seen = Seen::of_all(rows.iter().map(|row| row.seen)).in_span(at, SPAN);
-                if seen.is_empty() {
+                let visible =
+                    VisibleRange::of_all(rows.iter().map(|row| row.visible)).in_span(at, SPAN);
+                if visible.is_empty() {
                     0..0
                 } else {
-                    seen.first / K..seen.end.div_ceil(K)
+                    visible.first / K..visible.end.div_ceil(K)
                 }
             };
             for i in (0..blocks).step_by(2) {
-                parts.score(i, (blocks - i).min(2), seen(i));
+                parts.score(i, (blocks - i).min(2), visible(i));
             }
             for (r, row) in a.rows.iter().enumerate() {
-                let seen = row.seen.in_span(at, SPAN);
+                let visible = row.visible.in_span(at, SPAN);
                 let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
                 let (scores, sums) = (parts.scores.add(r * SPAN), parts.sums.add(r * d));
                 let state = &mut states[r];
-                softmax(scores, a.cap, seen, steps, tile, state, sums, d);
+                softmax(scores, a.cap, visible, steps, tile, state, sums, d);
             }
             for r in a.rows.len()..blocks * 16 {
                 let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
                 clear(tile, steps);
             }
-            for i in (0..blocks).step_by(2).filter(|i| !seen(*i).is_empty()) {
-                parts.add_values(i, (blocks - i).min(2), seen(i), steps);
+            for i in (0..blocks).step_by(2).filter(|i| !visible(*i).is_empty()) {
+                parts.add_values(i, (blocks - i).min(2), visible(i), steps);
             }
             at += SPAN;
         }
@@ -280,16 +281,16 @@ unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
 
 /// Number of tiles of 32 positions up to the end of the visible positions of a span.
 #[inline(always)]
-fn span_steps(seen: Seen) -> usize {
-    seen.end.div_ceil(PAGE).div_ceil(2)
+fn span_steps(visible: VisibleRange) -> usize {
+    visible.end.div_ceil(PAGE).div_ceil(2)
 }
 
 /// The pages of a span that are packed, and those of them with visible positions: positions come in
 /// tiles of 32.
 #[inline(always)]
-fn span_pages(seen: Seen) -> (Range<usize>, Range<usize>) {
-    let pages = seen.first / PAGE..seen.end.div_ceil(PAGE);
-    (pages.start / 2 * 2..2 * span_steps(seen), pages)
+fn span_pages(visible: VisibleRange) -> (Range<usize>, Range<usize>) {
+    let pages = visible.first / PAGE..visible.end.div_ceil(PAGE);
+    (pages.start / 2 * 2..2 * span_steps(visible), pages)
 }
 
 /// Packs keys of a span as B tiles `[page][TERMS][head_dim / 32]`.
@@ -300,11 +301,11 @@ fn span_pages(seen: Seen) -> (Range<usize>, Range<usize>) {
 pub(crate) unsafe fn pack_keys<E: Stored>(
     pages: &Pages<'_>,
     at: usize,
-    seen: Seen,
+    visible: VisibleRange,
     scratch: *mut u8,
 ) {
     let parts = Parts::new(scratch, pages.head_dim);
-    let (packed, with_keys) = span_pages(seen);
+    let (packed, with_keys) = span_pages(visible);
     for p in packed {
         let page = with_keys.contains(&p).then(|| pages.keys(at / PAGE + p));
         // SAFETY: the caller's promise.
@@ -320,12 +321,12 @@ pub(crate) unsafe fn pack_keys<E: Stored>(
 pub(crate) unsafe fn pack_values<E: Stored>(
     pages: &Pages<'_>,
     at: usize,
-    seen: Seen,
+    visible: VisibleRange,
     scratch: *mut u8,
 ) {
     let parts = Parts::new(scratch, pages.head_dim);
-    let (packed, with_values) = span_pages(seen);
-    let steps = span_steps(seen);
+    let (packed, with_values) = span_pages(visible);
+    let steps = span_steps(visible);
     for p in packed {
         let page = with_values
             .contains(&p)
@@ -417,7 +418,7 @@ unsafe fn pack_value_page<E: Stored>(
 unsafe fn softmax(
     scores: *mut f32,
     cap: Option<f32>,
-    seen: Seen,
+    visible: VisibleRange,
     steps: usize,
     tile: *mut u8,
     state: &mut (f32, f32),
@@ -428,10 +429,10 @@ unsafe fn softmax(
     let (max, sum) = *state;
     // SAFETY: scores are `32 * steps` floats, sums `d`; row of tile `step` at `tile + step * TILE`.
     unsafe {
-        if seen.is_empty() {
+        if visible.is_empty() {
             return clear(tile, steps);
         }
-        let vectors = seen.first / 16..seen.end.div_ceil(16);
+        let vectors = visible.first / 16..visible.end.div_ceil(16);
         if let Some(cap) = cap {
             for i in vectors.clone() {
                 let v = soft_cap::<S>(cap, S::load(scores.add(16 * i)));
@@ -443,7 +444,7 @@ unsafe fn softmax(
             let v = S::load(scores.add(16 * i));
             top = S::max(
                 top,
-                seen.choose::<S, false>(16 * i, v, S::set1(f32::NEG_INFINITY)),
+                visible.choose::<S, false>(16 * i, v, S::set1(f32::NEG_INFINITY)),
             );
         }
         let new = S::largest(top);
@@ -456,7 +457,7 @@ unsafe fn softmax(
                 if vectors.contains(&(2 * step + half)) {
                     let i = at + 16 * half;
                     let e = exp::<S>(S::sub(S::load(scores.add(i)), minus));
-                    *part = seen.choose::<S, false>(i, e, S::zero());
+                    *part = visible.choose::<S, false>(i, e, S::zero());
                     total = S::add(total, *part);
                 }
             }

@@ -22,7 +22,7 @@ impl Bounds<'_> {
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
             Op::MatMul { x, w } => self.product(x, w, 1)?,
             Op::AddBias { x, bias } => rules::bias(n, self.of(x), rms(vector(bias))),
-            Op::AddGiven { x, from } => self.add_given(n, x, from),
+            Op::AddEmbeddings { x, from } => self.add_embeddings(n, x, from),
             Op::Rope { x, rope, .. } => {
                 rules::rotation(n, self.of(x), model.ropes()[rope].magnitude)
             }
@@ -105,7 +105,7 @@ impl Bounds<'_> {
         each_row(n, |r| (self.pixels, sizes[r]))
     }
 
-    fn add_given(&self, n: usize, x: ValueId, from: usize) -> ErrorBound {
+    fn add_embeddings(&self, n: usize, x: ValueId, from: usize) -> ErrorBound {
         let width = self.model.graph().values[x.index()].width;
         let x = self.of(x);
         each_row(n, |r| {

@@ -1,6 +1,6 @@
 //! Messages from rank 0 to the other ranks, as 32-bit words.
 
-use octavo_kernels::{GivenRows, Phase, RopePosition, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{EmbeddingRows, Phase, RopePosition, Sequence, StateUse, StateWrite, Step};
 
 /// A command to the other ranks.
 pub(super) enum Message<'a> {
@@ -166,12 +166,12 @@ impl OwnedStep {
         let tables: Vec<Vec<&[u32]>> = tables.map(Iterator::collect).collect();
         let given = all.iter().map(|s| {
             let rows = s.given.iter();
-            rows.map(|(first, rows)| GivenRows {
+            rows.map(|(first, rows)| EmbeddingRows {
                 first: *first,
                 rows,
             })
         });
-        let given: Vec<Vec<GivenRows<'_>>> = given.map(Iterator::collect).collect();
+        let given: Vec<Vec<EmbeddingRows<'_>>> = given.map(Iterator::collect).collect();
         let sequences = all.iter().zip(&tables).zip(&given);
         let sequences: Vec<Sequence<'_>> = sequences
             .map(|((s, tables), given)| Sequence {

@@ -22,7 +22,7 @@ use scan::Scan;
 
 /// Maximum number of scans, more than any encoder writes. Each costs time in proportion to the
 /// image size, however few bytes it has.
-const MOST_SCANS: usize = 100;
+const MAX_SCANS: usize = 100;
 
 /// Index in a block of each coefficient in zigzag order.
 const ZIGZAG: [u8; 64] = [
@@ -68,10 +68,8 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<DecodedImage, Erro
             }
             (marker::START_OF_SCAN, Some(frame)) => {
                 scans += 1;
-                if scans > MOST_SCANS {
-                    return Err(damaged(format!(
-                        "the JPEG has more than {MOST_SCANS} scans"
-                    )));
+                if scans > MAX_SCANS {
+                    return Err(damaged(format!("the JPEG has more than {MAX_SCANS} scans")));
                 }
                 let scan = Scan::read(input.segment()?, frame)?;
                 scan.decode(frame, &tables, &mut input)?;

@@ -8,7 +8,7 @@
 //!   weights                                     times the values' scales, to integers
 //!   sums   += P V                               integers, times the weights' scale
 //! ```
-//! Panels have two 16-bit integers in every lane (see [`dots`](crate::generic::pairs::dots)), and
+//! Panels have two 16-bit integers in every lane (see [`dots`](crate::generic::int16::dots)), and
 //! their rows the same two:
 //! ```text
 //! keys    [128 / R vectors of positions][head_dim / 2][R]    values 2 i and 2 i + 1 of a key
@@ -27,7 +27,7 @@ mod products;
 mod weighing;
 
 use super::{
-    Block, MAX_HEAD_DIM, PAGE, PackSpan, Pages, SPAN_POSITIONS as SPAN, Seen, Stored,
+    Block, MAX_HEAD_DIM, PAGE, PackSpan, Pages, SPAN_POSITIONS as SPAN, Stored, VisibleRange,
     largest_score, last_factors, weights_below,
 };
 use crate::generic::gemm::tile_width;
@@ -105,7 +105,7 @@ struct Parts {
 }
 
 /// Most groups of `4 R` positions in a span.
-const MOST_GROUPS: usize = SPAN / 32;
+const MAX_GROUPS: usize = SPAN / 32;
 
 impl Parts {
     /// The parts from `at` on, and their bytes.
@@ -130,7 +130,7 @@ impl Parts {
             v: part!(SPAN * d / 2),
             v_scales: part!(SPAN),
             v_inverses: part!(SPAN),
-            v_products: part!(MOST_GROUPS * d),
+            v_products: part!(MAX_GROUPS * d),
             scores: part!(ROOM * SPAN),
             weights: part!(ROOM * SPAN / 2).cast(),
             w_products: part!(ROOM).cast(),
@@ -203,7 +203,7 @@ struct Tile {
     /// Number of rows, one of the kernels' widths; some may be beyond the last.
     width: usize,
     /// Positions of the span that any of them sees.
-    seen: Seen,
+    visible: VisibleRange,
 }
 
 /// Whether products are Winograd's on this CPU: panels and tiles then hold the data that these
@@ -242,16 +242,16 @@ pub(crate) unsafe fn attend<S: Simd, const NT: usize>(
 pub(crate) unsafe fn pack_keys<S: Simd, K: Stored>(
     pages: &Pages<'_>,
     at: usize,
-    seen: Seen,
+    visible: VisibleRange,
     scratch: *mut u8,
 ) {
     let (parts, _) = Parts::layout(scratch, pages.head_dim);
     // SAFETY: the caller's promise.
     unsafe {
         if has_winograd::<S>() {
-            parts.pack_span_keys::<S, K, true>(pages, at, seen);
+            parts.pack_span_keys::<S, K, true>(pages, at, visible);
         } else {
-            parts.pack_span_keys::<S, K, false>(pages, at, seen);
+            parts.pack_span_keys::<S, K, false>(pages, at, visible);
         }
     }
 }
@@ -264,16 +264,16 @@ pub(crate) unsafe fn pack_keys<S: Simd, K: Stored>(
 pub(crate) unsafe fn pack_values<S: Simd, V: Stored>(
     pages: &Pages<'_>,
     at: usize,
-    seen: Seen,
+    visible: VisibleRange,
     scratch: *mut u8,
 ) {
     let (parts, _) = Parts::layout(scratch, pages.head_dim);
     // SAFETY: the caller's promise.
     unsafe {
         if has_winograd::<S>() {
-            parts.pack_span_values::<S, V, true>(pages, at, seen);
+            parts.pack_span_values::<S, V, true>(pages, at, visible);
         } else {
-            parts.pack_span_values::<S, V, false>(pages, at, seen);
+            parts.pack_span_values::<S, V, false>(pages, at, visible);
         }
     }
 }
@@ -291,11 +291,11 @@ unsafe fn attend_by<S: Simd, const NT: usize, const WINOGRAD: bool>(
     let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
     let none = Tile {
         width: 0,
-        seen: Seen { first: 0, end: 0 },
+        visible: VisibleRange { first: 0, end: 0 },
     };
     let mut tiles = [none; ROWS];
     let tiles = &mut tiles[..a.rows.len().div_ceil(NT)];
-    let all = Seen::of_all(a.rows.iter().map(|row| row.seen));
+    let all = VisibleRange::of_all(a.rows.iter().map(|row| row.visible));
     // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
     // are in the table.
     unsafe {
@@ -305,27 +305,28 @@ unsafe fn attend_by<S: Simd, const NT: usize, const WINOGRAD: bool>(
         std::ptr::write_bytes(parts.sums, 0, a.rows.len() * d);
         let mut at = all.first / SPAN * SPAN;
         while at < all.end {
-            let seen = all.in_span(at, SPAN);
+            let visible = all.in_span(at, SPAN);
             for (tile, rows) in tiles.iter_mut().zip(a.rows.chunks(NT)) {
-                let seen = Seen::of_all(rows.iter().map(|row| row.seen)).in_span(at, SPAN);
+                let visible =
+                    VisibleRange::of_all(rows.iter().map(|row| row.visible)).in_span(at, SPAN);
                 *tile = Tile {
                     width: tile_width(rows.len(), NT),
-                    seen,
+                    visible,
                 };
             }
             for pack in pack {
-                pack(&a.pages, at, seen, scratch);
+                pack(&a.pages, at, visible, scratch);
             }
             let times = tiles.len() * SPAN / (2 * S::R);
             let soon = Soon::new(&a.pages, at + SPAN..all.end, times);
             parts.score_tiles::<S, NT, WINOGRAD>(tiles, soon);
             let rows = a.rows.chunks(ABREAST).zip(states.chunks_mut(ABREAST));
             for (i, (rows, states)) in rows.enumerate() {
-                let mut seen = [Seen { first: 0, end: 0 }; ABREAST];
-                for (seen, row) in seen.iter_mut().zip(rows) {
-                    *seen = row.seen.in_span(at, SPAN);
+                let mut visible = [VisibleRange { first: 0, end: 0 }; ABREAST];
+                for (visible, row) in visible.iter_mut().zip(rows) {
+                    *visible = row.visible.in_span(at, SPAN);
                 }
-                parts.weigh::<S, WINOGRAD>(i * ABREAST, &seen[..rows.len()], a.cap, states);
+                parts.weigh::<S, WINOGRAD>(i * ABREAST, &visible[..rows.len()], a.cap, states);
             }
             parts.add_tiles::<S, NT, WINOGRAD>(tiles);
             at += SPAN;
@@ -351,9 +352,9 @@ impl Parts {
         &self,
         pages: &Pages<'_>,
         at: usize,
-        seen: Seen,
+        visible: VisibleRange,
     ) {
-        for p in seen.first / PAGE..seen.end.div_ceil(PAGE) {
+        for p in visible.first / PAGE..visible.end.div_ceil(PAGE) {
             // SAFETY: the caller's promise.
             unsafe { self.pack_keys::<S, K, WINOGRAD>(pages.keys(at / PAGE + p), p) }
         }
@@ -368,10 +369,10 @@ impl Parts {
         &self,
         pages: &Pages<'_>,
         at: usize,
-        seen: Seen,
+        visible: VisibleRange,
     ) {
-        let seen_pages = seen.first / PAGE..seen.end.div_ceil(PAGE);
-        let groups = seen.first / (4 * S::R)..seen.end.div_ceil(4 * S::R);
+        let seen_pages = visible.first / PAGE..visible.end.div_ceil(PAGE);
+        let groups = visible.first / (4 * S::R)..visible.end.div_ceil(4 * S::R);
         let values = |p: usize| {
             let is_seen = seen_pages.contains(&p);
             is_seen.then(|| pages.values(at / PAGE + p))
@@ -400,7 +401,7 @@ impl Parts {
         for vectors in (0..SPAN / S::R).step_by(2) {
             let (first, end) = (vectors * S::R, (vectors + 2) * S::R);
             for (i, tile) in tiles.iter().enumerate() {
-                if tile.seen.first >= end || tile.seen.end <= first {
+                if tile.visible.first >= end || tile.visible.end <= first {
                     continue;
                 }
                 // SAFETY: the caller's promise.
@@ -424,19 +425,19 @@ impl Parts {
     unsafe fn add_tiles<S: Simd, const NT: usize, const WINOGRAD: bool>(&self, tiles: &[Tile]) {
         for first in (0..self.d).step_by(2 * S::R) {
             for (i, tile) in tiles.iter().enumerate() {
-                let (row, seen) = (i * NT, tile.seen);
-                if seen.is_empty() {
+                let (row, visible) = (i * NT, tile.visible);
+                if visible.is_empty() {
                     continue;
                 }
                 // SAFETY: the caller's promise.
                 unsafe {
                     match (tile.width, first + S::R < self.d) {
-                        (1, true) => self.add_values::<S, 2, 1, WINOGRAD>(row, first, seen),
-                        (4, true) => self.add_values::<S, 2, 4, WINOGRAD>(row, first, seen),
-                        (_, true) => self.add_values::<S, 2, NT, WINOGRAD>(row, first, seen),
-                        (1, false) => self.add_values::<S, 1, 1, WINOGRAD>(row, first, seen),
-                        (4, false) => self.add_values::<S, 1, 4, WINOGRAD>(row, first, seen),
-                        (_, false) => self.add_values::<S, 1, NT, WINOGRAD>(row, first, seen),
+                        (1, true) => self.add_values::<S, 2, 1, WINOGRAD>(row, first, visible),
+                        (4, true) => self.add_values::<S, 2, 4, WINOGRAD>(row, first, visible),
+                        (_, true) => self.add_values::<S, 2, NT, WINOGRAD>(row, first, visible),
+                        (1, false) => self.add_values::<S, 1, 1, WINOGRAD>(row, first, visible),
+                        (4, false) => self.add_values::<S, 1, 4, WINOGRAD>(row, first, visible),
+                        (_, false) => self.add_values::<S, 1, NT, WINOGRAD>(row, first, visible),
                     }
                 }
             }

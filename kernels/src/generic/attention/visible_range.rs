@@ -4,25 +4,25 @@ use crate::simd::Simd;
 
 /// Positions that a row sees: from the first one up to `end`, which is beyond the last.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleRange {
     pub(crate) first: usize,
     pub(crate) end: usize,
 }
 
-impl Seen {
+impl VisibleRange {
     /// The range that covers all positions that any of some rows sees.
-    pub(crate) fn of_all(rows: impl Iterator<Item = Seen> + Clone) -> Seen {
-        Seen {
-            first: rows.clone().map(|seen| seen.first).min().unwrap_or(0),
-            end: rows.map(|seen| seen.end).max().unwrap_or(0),
+    pub(crate) fn of_all(rows: impl Iterator<Item = VisibleRange> + Clone) -> VisibleRange {
+        VisibleRange {
+            first: rows.clone().map(|visible| visible.first).min().unwrap_or(0),
+            end: rows.map(|visible| visible.end).max().unwrap_or(0),
         }
     }
 
     /// The visible ones among `len` positions from `at` on, counted from there; empty ranges may
     /// begin past their end.
     #[inline(always)]
-    pub(crate) fn in_span(self, at: usize, len: usize) -> Seen {
-        Seen {
+    pub(crate) fn in_span(self, at: usize, len: usize) -> VisibleRange {
+        VisibleRange {
             first: self.first.saturating_sub(at).min(len),
             end: self.end.saturating_sub(at).min(len),
         }

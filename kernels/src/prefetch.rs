@@ -4,7 +4,7 @@ use crate::simd::Simd;
 
 /// How memory is prefetched before it is loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     /// Distance in bytes from a load of weights to the prefetched line, at least. Keys and values
     /// are prefetched by pages.
     pub(crate) bytes: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Ahead {
 /// For CPUs without measurements, and for the one where this was the best: a thread of a Xeon reads
 /// some 10 GB/s, so 2 KiB are 200 ns, more than its memory takes to answer, and two streams' worth
 /// is a twelfth of its L1 cache (48 KiB), so that nothing is evicted before it is read.
-const NEAR: Ahead = Ahead {
+const NEAR: Prefetch = Prefetch {
     bytes: 2 << 10,
     second_cache: false,
 };
@@ -23,14 +23,14 @@ const NEAR: Ahead = Ahead {
 /// For AMD's CPUs. A thread of a Zen 4 (1 MiB of L2 cache, 25 GB/s a thread) gets two streams of
 /// narrow matrices (768 to 2,048 weights a row) at 12 to 17 GB/s with [`NEAR`] and at 19 to 31 with
 /// this, wide ones at 20 to 24 and at 20 to 27. Distances from 4 to 32 KiB are equally good.
-const FAR: Ahead = Ahead {
+const FAR: Prefetch = Prefetch {
     bytes: 8 << 10,
     second_cache: true,
 };
 
-impl Ahead {
+impl Prefetch {
     /// The prefetch distance for this CPU.
-    pub(crate) fn here() -> Ahead {
+    pub(crate) fn here() -> Prefetch {
         if is_amd() { FAR } else { NEAR }
     }
 
@@ -39,7 +39,7 @@ impl Ahead {
     /// # Safety
     /// As the head of `simd.rs` says.
     #[inline(always)]
-    pub(crate) unsafe fn ask<S: Simd>(self, p: *const u8) {
+    pub(crate) unsafe fn line<S: Simd>(self, p: *const u8) {
         // SAFETY: a hint; the instruction set is the caller's promise.
         unsafe {
             if self.second_cache {

@@ -1,6 +1,6 @@
 //! Queries, and pages of keys and values, as pairs of 16-bit integers.
 
-use super::{LARGEST, LENGTH, MAX_HEAD_DIM, MOST_GROUPS, PAGE, Parts, SPAN, Stored};
+use super::{LARGEST, LENGTH, MAX_GROUPS, MAX_HEAD_DIM, PAGE, Parts, SPAN, Stored};
 use crate::simd::Simd;
 
 /// Packs two 16-bit integers in every lane, the lower halves of both vectors' lanes.
@@ -287,7 +287,7 @@ impl Parts {
                     }
                 }
                 if WINOGRAD {
-                    let to = self.v_products.add(i * MOST_GROUPS + group * S::R);
+                    let to = self.v_products.add(i * MAX_GROUPS + group * S::R);
                     S::store_bytes(to.cast(), products);
                 }
             }

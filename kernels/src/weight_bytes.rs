@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Bytes owned elsewhere, usually in a mapped file.
-pub trait Bytes: Send + Sync {
+pub trait WeightBytes: Send + Sync {
     /// Always the same bytes.
     fn bytes(&self) -> &[u8];
 
@@ -35,7 +35,7 @@ pub trait Bytes: Send + Sync {
     fn passed(&self, _range: Range<usize>) {}
 }
 
-impl Bytes for Vec<u8> {
+impl WeightBytes for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }

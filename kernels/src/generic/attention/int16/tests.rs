@@ -22,16 +22,16 @@ fn packing<S: Simd, const WINOGRAD: bool>() -> [PackSpan; 2] {
     unsafe fn pack<S: Simd, const KEYS: bool, const WINOGRAD: bool>(
         pages: &Pages<'_>,
         at: usize,
-        seen: Seen,
+        visible: VisibleRange,
         scratch: *mut u8,
     ) {
         let (parts, _) = Parts::layout(scratch, D);
         // SAFETY: the pages and the scratch of `Heads::attend`.
         unsafe {
             if KEYS {
-                parts.pack_span_keys::<S, F32, WINOGRAD>(pages, at, seen);
+                parts.pack_span_keys::<S, F32, WINOGRAD>(pages, at, visible);
             } else {
-                parts.pack_span_values::<S, F32, WINOGRAD>(pages, at, seen);
+                parts.pack_span_values::<S, F32, WINOGRAD>(pages, at, visible);
             }
         }
     }
@@ -43,7 +43,7 @@ fn packing<S: Simd, const WINOGRAD: bool>() -> [PackSpan; 2] {
 struct Heads {
     q: Vec<[f32; D]>,
     /// Positions that each query sees.
-    seen: Vec<Seen>,
+    visible: Vec<VisibleRange>,
     k: Vec<[f32; D]>,
     v: Vec<[f32; D]>,
 }
@@ -58,13 +58,13 @@ impl Heads {
                 f32::from(bits as i16) / 32_768.0
             })
         };
-        let see = |i| Seen {
+        let see = |i| VisibleRange {
             first: 0,
             end: positions - queries + i + 1,
         };
         Heads {
             q: (0..queries).map(|_| row()).collect(),
-            seen: (0..queries).map(see).collect(),
+            visible: (0..queries).map(see).collect(),
             k: (0..positions).map(|_| row()).collect(),
             v: (0..positions).map(|_| row()).collect(),
         }
@@ -83,17 +83,17 @@ impl Heads {
         }
         let table: Vec<u32> = (0..pages as u32).collect();
         let mut out = vec![[0.0; D]; self.q.len()];
-        let query = |((q, out), seen): ((&[f32; D], &mut [f32; D]), &Seen)| Query {
+        let query = |((q, out), visible): ((&[f32; D], &mut [f32; D]), &VisibleRange)| Query {
             q: q.as_ptr(),
             out: out.as_mut_ptr(),
-            seen: *seen,
+            visible: *visible,
             sink: f32::NEG_INFINITY,
         };
         let rows: Vec<Query> = self
             .q
             .iter()
             .zip(&mut out)
-            .zip(&self.seen)
+            .zip(&self.visible)
             .map(query)
             .collect();
         let block = Block {
@@ -123,24 +123,24 @@ impl Heads {
 
     /// The same attention in f64.
     fn exact(&self) -> Vec<[f64; D]> {
-        let of_query = |(q, seen): (&[f32; D], &Seen)| {
+        let of_query = |(q, visible): (&[f32; D], &VisibleRange)| {
             let dot = |k: &[f32; D]| -> f64 {
                 let products = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k));
                 products.sum()
             };
-            let scores: Vec<f64> = self.k[seen.first..seen.end].iter().map(dot).collect();
+            let scores: Vec<f64> = self.k[visible.first..visible.end].iter().map(dot).collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let total: f64 = weights.iter().sum();
             let mut mean = [0.0; D];
-            for (weight, v) in weights.iter().zip(&self.v[seen.first..seen.end]) {
+            for (weight, v) in weights.iter().zip(&self.v[visible.first..visible.end]) {
                 mean.iter_mut()
                     .zip(v)
                     .for_each(|(mean, v)| *mean += weight / total * f64::from(*v));
             }
             mean
         };
-        self.q.iter().zip(&self.seen).map(of_query).collect()
+        self.q.iter().zip(&self.visible).map(of_query).collect()
     }
 
     /// Checks the kernel against f64, and both ways of multiplying against each other.

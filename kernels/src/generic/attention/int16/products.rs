@@ -1,7 +1,7 @@
 //! Products of queries and keys, and of weights and values.
 
-use super::{MOST_GROUPS, Parts, SPAN, Seen};
-use crate::generic::pairs::dots::{
+use super::{MAX_GROUPS, Parts, SPAN, VisibleRange};
+use crate::generic::int16::dots::{
     NEIGHBOURS, Rows, Twos, add_by_winograd, add_dots, winograd_rows,
 };
 use crate::simd::Simd;
@@ -71,7 +71,7 @@ impl Parts {
         &self,
         row: usize,
         first: usize,
-        seen: Seen,
+        visible: VisibleRange,
     ) {
         let of_group = 2 * S::R;
         // SAFETY: the caller's promise.
@@ -86,7 +86,7 @@ impl Parts {
                     }
                 }
             }
-            for group in seen.first / (4 * S::R)..seen.end.div_ceil(4 * S::R) {
+            for group in visible.first / (4 * S::R)..visible.end.div_ceil(4 * S::R) {
                 let panels: [*const f32; MS] = std::array::from_fn(
                     #[inline(always)]
                     |s| {
@@ -101,7 +101,7 @@ impl Parts {
                 };
                 if WINOGRAD {
                     for s in 0..MS {
-                        let at = (first + s * S::R) * MOST_GROUPS + group * S::R;
+                        let at = (first + s * S::R) * MAX_GROUPS + group * S::R;
                         let values = S::load_bytes(self.v_products.add(at).cast());
                         for j in 0..winograd_rows(W) {
                             dots[s][j] = S::iadd(dots[s][j], values);

@@ -1,7 +1,9 @@
 //! Conversion of scores to weights, as integers.
 
 use super::packing::pair;
-use super::{LARGEST, LEAST_WEIGHT, Parts, SPAN, Seen, TOTAL, largest_score, weights_below};
+use super::{
+    LARGEST, LEAST_WEIGHT, Parts, SPAN, TOTAL, VisibleRange, largest_score, weights_below,
+};
 use crate::simd::Simd;
 
 /// Rows whose weights are computed together, interleaved. One row's steps wait for each other, from
@@ -19,23 +21,23 @@ impl Parts {
     pub(super) unsafe fn weigh<S: Simd, const WINOGRAD: bool>(
         &self,
         row: usize,
-        seen: &[Seen],
+        visible: &[VisibleRange],
         cap: Option<f32>,
         states: &mut [(f32, f32)],
     ) {
-        let is_whole = |seen: &Seen| seen.first == 0 && seen.end == SPAN;
+        let is_whole = |visible: &VisibleRange| visible.first == 0 && visible.end == SPAN;
         // SAFETY: passed on.
         unsafe {
             match <&mut [_; ABREAST]>::try_from(&mut *states) {
                 // almost all: constants known to the compiler cost no comparisons
-                Ok(states) if seen.iter().all(is_whole) => {
-                    let whole = Seen {
+                Ok(states) if visible.iter().all(is_whole) => {
+                    let whole = VisibleRange {
                         first: 0,
                         end: SPAN,
                     };
                     self.weigh_rows::<S, WINOGRAD, true>(row, &[whole; ABREAST], cap, states);
                 }
-                _ => self.weigh_rows::<S, WINOGRAD, false>(row, seen, cap, states),
+                _ => self.weigh_rows::<S, WINOGRAD, false>(row, visible, cap, states),
             }
         }
     }
@@ -46,33 +48,37 @@ impl Parts {
     unsafe fn weigh_rows<S: Simd, const WINOGRAD: bool, const WHOLE: bool>(
         &self,
         row: usize,
-        seen: &[Seen],
+        visible: &[VisibleRange],
         cap: Option<f32>,
         states: &mut [(f32, f32)],
     ) {
         let mut tops = [0f32; ABREAST];
         let mut sums = [(0f32, 0f32); ABREAST];
         let mut inverses = [0f32; ABREAST];
-        let n = seen.len().min(states.len()).min(ABREAST);
+        let n = visible.len().min(states.len()).min(ABREAST);
         // SAFETY: the caller's promise; a row has whole vectors of scores.
         unsafe {
             for r in 0..n {
-                if !seen[r].is_empty() {
-                    tops[r] =
-                        largest_score::<S, WHOLE>(self.scores(row + r), cap, seen[r], states[r].0);
+                if !visible[r].is_empty() {
+                    tops[r] = largest_score::<S, WHOLE>(
+                        self.scores(row + r),
+                        cap,
+                        visible[r],
+                        states[r].0,
+                    );
                 }
             }
             for r in 0..n {
                 let mut correction = 1.0;
-                if !seen[r].is_empty() {
-                    let (p, end) = (self.scores(row + r), seen[r].end.next_multiple_of(S::R));
+                if !visible[r].is_empty() {
+                    let (p, end) = (self.scores(row + r), visible[r].end.next_multiple_of(S::R));
                     correction =
-                        weights_below::<S, WHOLE>(p, tops[r], seen[r], end, &mut states[r]);
+                        weights_below::<S, WHOLE>(p, tops[r], visible[r], end, &mut states[r]);
                 }
                 self.corrections.add(row + r).write(correction);
             }
             for r in 0..n {
-                sums[r] = self.scale_weights::<S, WHOLE>(row + r, seen[r]);
+                sums[r] = self.scale_weights::<S, WHOLE>(row + r, visible[r]);
             }
             for r in 0..n {
                 inverses[r] = self.scale_of_integers(row + r, sums[r]);
@@ -102,21 +108,21 @@ impl Parts {
     unsafe fn scale_weights<S: Simd, const WHOLE: bool>(
         &self,
         row: usize,
-        seen: Seen,
+        visible: VisibleRange,
     ) -> (f32, f32) {
         // SAFETY: the caller's promise.
         unsafe {
             let p = self.scores(row);
-            if seen.is_empty() {
+            if visible.is_empty() {
                 p.fill(0.0);
                 return (0.0, 0.0);
             }
             let (mut largest, mut total) = (S::zero(), S::zero());
-            let end = seen.end.next_multiple_of(S::R);
-            for i in (seen.first / S::R * S::R..end).step_by(S::R) {
+            let end = visible.end.next_multiple_of(S::R);
+            for i in (visible.first / S::R * S::R..end).step_by(S::R) {
                 let of_values = S::load(self.v_scales.add(i));
                 let v = S::mul(S::load(p.as_ptr().add(i)), of_values);
-                let v = seen.choose::<S, WHOLE>(i, v, S::zero());
+                let v = visible.choose::<S, WHOLE>(i, v, S::zero());
                 S::store(p.as_mut_ptr().add(i), v);
                 largest = S::max(largest, v);
                 total = S::add(total, v);
