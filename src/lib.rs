@@ -4,7 +4,7 @@
 //! intermediate value out of it. `examples/` has a program for each.
 //!
 //! ```
-//! use octavo_llm::{Engine, EngineOptions, ModelSource, GenerationParams, generate};
+//! use octavo_llm::{Engine, EngineOptions, GenerationParams, ModelSource, generate};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // or ModelSource::Path("model.gguf".into())

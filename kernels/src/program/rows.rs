@@ -172,7 +172,7 @@ impl Limits {
 fn check_blocks(s: &Sequence<'_>) {
     assert!(
         s.rope_positions.is_empty() || s.rope_positions.len() == s.tokens.len(),
-        "rope_positions of other tokens"
+        "RoPE positions of other tokens"
     );
     let is_rising = s.blocks.is_sorted_by(|a, b| a < b);
     assert!(
