@@ -198,7 +198,7 @@ impl Session {
         Ok(best)
     }
 
-    /// As [`Engine::look`], after the tokens that the session holds.
+    /// As [`Engine::run_with_taps`], after the tokens that the session holds.
     pub(crate) fn run_with_taps(
         &mut self,
         tokens: &[u32],

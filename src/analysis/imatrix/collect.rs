@@ -98,7 +98,7 @@ impl<'e> Collector<'e> {
     /// Runs one chunk. If the vocabulary asks for BOS, it replaces the chunk's first token.
     ///
     /// # Errors
-    /// As [`Engine::look`].
+    /// As [`Engine::run_with_taps`].
     pub fn add(&mut self, chunk: &[u32]) -> Result<(), Error> {
         let tokenizer = self.engine.tokenizer();
         let mut tokens = chunk.to_vec();
