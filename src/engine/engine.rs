@@ -14,7 +14,7 @@ use crate::backend::{Backend, LoadingSink, TapSink};
 use crate::device::{DeviceChoice, Placement, default_batch, threads};
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
 use crate::kv::{CHECKPOINTS, WRITES};
-use crate::runtime::Runtime;
+use crate::model_runner::ModelRunner;
 use crate::sample::SamplerDefaults;
 use crate::session::Session;
 use crate::source::ModelSource;
@@ -123,7 +123,7 @@ struct Loaded {
     gguf: Arc<Gguf>,
     model: Model,
     tokenizer: Tokenizer,
-    runtime: Mutex<Runtime>,
+    runner: Mutex<ModelRunner>,
     images: Arc<ImageRegistry>,
     n_ctx: usize,
     limits: Limits,
@@ -223,12 +223,12 @@ impl Engine {
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let width = model.graph.output_width();
         let images = Arc::new(ImageRegistry::default());
-        let runtime = Runtime::new(executable, capacity, &windows, width, images.clone());
+        let runner = ModelRunner::new(executable, capacity, &windows, width, images.clone());
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
             tokenizer,
-            runtime: Mutex::new(runtime),
+            runner: Mutex::new(runner),
             images,
             n_ctx,
             limits,
@@ -428,12 +428,9 @@ impl Engine {
     }
 
     /// Locks the device; waits while another thread uses it.
-    pub(crate) fn runtime(&self) -> MutexGuard<'_, Runtime> {
+    pub(crate) fn runner(&self) -> MutexGuard<'_, ModelRunner> {
         // a panic inside a step leaves pages and pool consistent: they change only between steps
-        self.0
-            .runtime
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.runner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,7 +15,7 @@ mod error;
 pub mod generate;
 mod image_registry;
 pub mod kv;
-mod runtime;
+mod model_runner;
 pub mod sample;
 pub mod schedule;
 pub mod sequence;

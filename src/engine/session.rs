@@ -8,7 +8,7 @@ use crate::Error;
 use crate::backend::TapSink;
 use crate::image_registry::{ImageHandle, holds, image_tokens_before, is_image_token};
 use crate::kv::SequenceKv;
-use crate::runtime::{Output, StepInput, Value};
+use crate::model_runner::{Output, StepInput, Value};
 
 /// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Session {
         loop {
             left -= image_tokens_before(&self.tokens, left);
             let engine = self.engine.clone();
-            left = engine.runtime().kv_cache.truncate(&mut self.kv, left);
+            left = engine.runner().kv_cache.truncate(&mut self.kv, left);
             if image_tokens_before(&self.tokens, left) == 0 {
                 self.tokens.truncate(left);
                 return left;
@@ -241,16 +241,16 @@ impl Session {
             }];
             let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
             let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
-            let mut runtime = self.engine.runtime();
-            let result = runtime.step(phase, &mut inputs, tap, &mut each);
-            drop(runtime);
+            let mut runner = self.engine.runner();
+            let result = runner.step(phase, &mut inputs, tap, &mut each);
+            drop(runner);
             let [input] = inputs;
             if let Err(error) = result.and(input.failed.map_or(Ok(()), Err)) {
                 self.truncate(have);
                 return Err(error);
             }
             self.tokens.extend_from_slice(part);
-            self.engine.runtime().kv_cache.pass(&mut self.kv);
+            self.engine.runner().kv_cache.pass(&mut self.kv);
         }
         Ok(())
     }

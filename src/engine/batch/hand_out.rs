@@ -5,7 +5,7 @@ use octavo_kernels::Phase;
 use super::branch::{Branch, Turn};
 use super::{Batch, Delta, Event, Events, RequestId, Timing};
 use crate::image_registry::is_image_token;
-use crate::runtime::Runtime;
+use crate::model_runner::ModelRunner;
 use crate::schedule::{Job, ScheduledChunk};
 
 impl Batch {
@@ -14,7 +14,7 @@ impl Batch {
         &mut self,
         phase: Phase,
         chunk: &ScheduledChunk,
-        runtime: &mut Runtime,
+        runner: &mut ModelRunner,
         events: &mut Events,
     ) {
         let Some(branch) = self.branches.get_mut(&chunk.group) else {
@@ -33,41 +33,41 @@ impl Batch {
         if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
             let timing = branch.timing();
             events.push((branch.request, Event::Embedded { vector, timing }));
-            self.forget(chunk.id, runtime);
+            self.forget(chunk.id, runner);
             return;
         }
         if let Some(all) = branch.take_prompt() {
             events.push((branch.request, Event::Prompt(all)));
         }
         if branch.searches() {
-            return self.search(chunk.group, runtime, events);
+            return self.search(chunk.group, runner, events);
         }
         let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft());
         for sibling in siblings {
             let id = self.next_id;
             self.next_id += 1;
-            self.scheduler.fork(&mut runtime.kv_cache, chunk.id, id);
+            self.scheduler.fork(&mut runner.kv_cache, chunk.id, id);
             self.branches.insert(id, sibling);
-            self.hand_out(id, runtime, events);
+            self.hand_out(id, runner, events);
         }
-        self.hand_out(chunk.id, runtime, events);
+        self.hand_out(chunk.id, runner, events);
     }
 
     /// Advances the beam search of a request by a token once all beams are computed, or ends it.
-    fn search(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
+    fn search(&mut self, at: RequestId, runner: &mut ModelRunner, events: &mut Events) {
         if !self.scheduler.is_level(at) {
             return;
         }
         let branch = self.branches.get_mut(&at).expect("a branch of the batch");
         match branch.advance(self.engine.tokenizer()) {
-            Err(error) => self.fail(at, error.into(), runtime, events),
+            Err(error) => self.fail(at, error.into(), runner, events),
             Ok(Turn::On(next)) => {
                 self.totals.generated_tokens += next.len() as u64;
-                self.scheduler.regroup(&mut runtime.kv_cache, at, &next);
+                self.scheduler.regroup(&mut runner.kv_cache, at, &next);
             }
             Ok(Turn::Over(texts)) => {
                 let timing = self.timing(at);
-                self.forget(at, runtime);
+                self.forget(at, runner);
                 texts
                     .iter()
                     .for_each(|found| self.totals.count(found.text.finish));
@@ -87,12 +87,12 @@ impl Batch {
     }
 
     /// Emits what a text was fed, and goes on with its next token or ends it.
-    fn hand_out(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
+    fn hand_out(&mut self, at: RequestId, runner: &mut ModelRunner, events: &mut Events) {
         let branch = self.branches.get_mut(&at).expect("a branch of the batch");
         let (request, choice) = (branch.request, branch.choice);
         match branch.take_fed() {
             None => return,
-            Some(Err(error)) => return self.fail(at, error.into(), runtime, events),
+            Some(Err(error)) => return self.fail(at, error.into(), runner, events),
             Some(Ok(delta)) => {
                 self.totals.generated_tokens += delta.tokens.len() as u64;
                 if delta != Delta::default() {
@@ -115,7 +115,7 @@ impl Batch {
         }
         let timing = self.timing(at);
         let prompt = self.scheduler.job(at).map(Job::asked);
-        let text = self.forget(at, runtime).and_then(Branch::into_text);
+        let text = self.forget(at, runner).and_then(Branch::into_text);
         if let Some(text) = text {
             self.totals.count(text.finish);
             self.note_finished(prompt, &text.tokens);

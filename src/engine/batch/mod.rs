@@ -18,7 +18,7 @@ use octavo_kernels::Phase;
 use octavo_model::Model;
 
 use crate::image_registry::{holds, is_image_token};
-use crate::runtime::{Output, Runtime, StepInput};
+use crate::model_runner::{ModelRunner, Output, StepInput};
 use crate::schedule::{Job, Plan, ScheduledChunk, Scheduler, Settings};
 use crate::sequence::Bounds;
 use crate::speculative::CostModel;
@@ -84,14 +84,14 @@ impl Batch {
     /// Returns how many positions a request can have: those of the context, or of all the cache's
     /// pages.
     pub fn n_ctx(&self) -> usize {
-        let pages = self.engine.runtime().kv_cache.capacity();
+        let pages = self.engine.runner().kv_cache.capacity();
         self.engine.n_ctx().min(pages * crate::kv::PAGE)
     }
 
     /// Returns how many positions each of `width` beams can have: they share full pages of the
     /// prompt only.
     fn n_ctx_of_beams(&self, n_prompt: usize, width: usize) -> usize {
-        let pages = self.engine.runtime().kv_cache.capacity();
+        let pages = self.engine.runner().kv_cache.capacity();
         let common = (n_prompt / crate::kv::PAGE).min(pages);
         let own = (pages - common) / width;
         self.engine.n_ctx().min((common + own) * crate::kv::PAGE)
@@ -173,9 +173,9 @@ impl Batch {
     pub fn abort(&mut self, id: RequestId) -> bool {
         let all = self.branches_of(id);
         let engine = self.engine.clone();
-        let mut runtime = engine.runtime();
+        let mut runner = engine.runner();
         for &at in &all {
-            self.forget(at, &mut runtime);
+            self.forget(at, &mut runner);
         }
         self.totals.aborted += u64::from(!all.is_empty());
         !all.is_empty()
@@ -194,7 +194,7 @@ impl Batch {
 
     /// Returns the state of the batch.
     pub fn snapshot(&self) -> Snapshot {
-        let runtime = self.engine.runtime();
+        let runner = self.engine.runner();
         let view = |job: &Job| {
             let branch = &self.branches[&job.group()];
             let beam = (job.id() - job.group()) as usize;
@@ -209,11 +209,11 @@ impl Batch {
             }
         };
         Snapshot {
-            pages: runtime.kv_cache.counts(),
+            pages: runner.kv_cache.counts(),
             requests: self.scheduler.jobs().iter().map(view).collect(),
             totals: Totals {
                 preemptions: self.scheduler.preemptions(),
-                evictions: runtime.kv_cache.evicted(),
+                evictions: runner.kv_cache.evicted(),
                 ..self.totals
             },
         }
@@ -221,7 +221,7 @@ impl Batch {
 
     /// Drops everything from the prefix cache that is not in use.
     pub fn clear_cache(&mut self) {
-        self.engine.runtime().kv_cache.clear();
+        self.engine.runner().kv_cache.clear();
     }
 
     /// Returns whether finished texts wait for [`Batch::warm_prefixes`].
@@ -237,12 +237,12 @@ impl Batch {
     /// If the device fails.
     pub fn warm_prefixes(&mut self) -> Result<(), Error> {
         let rows = self.engine.limits().rows;
-        self.warmup.read(&mut self.engine.runtime(), rows)
+        self.warmup.read(&mut self.engine.runner(), rows)
     }
 
     /// Frees step scratch buffers while there is nothing to do.
     pub fn release_scratch(&mut self) {
-        self.engine.runtime().release_scratch();
+        self.engine.runner().release_scratch();
         octavo_kernels::trim();
     }
 
@@ -267,14 +267,14 @@ impl Batch {
     /// Fails every request for the same reason: after a failed step nothing can go on.
     pub fn fail_all(&mut self, why: &str, sink: &mut dyn FnMut(RequestId, Event)) {
         let engine = self.engine.clone();
-        let mut runtime = engine.runtime();
+        let mut runner = engine.runner();
         let all: Vec<RequestId> = self.branches.keys().copied().collect();
         let mut failed = Vec::new();
         for at in all {
-            let branch = self.forget(at, &mut runtime);
+            let branch = self.forget(at, &mut runner);
             failed.extend(branch.map(|branch| branch.request));
         }
-        drop(runtime);
+        drop(runner);
         failed.dedup();
         for id in failed {
             self.totals.failed += 1;
@@ -284,26 +284,26 @@ impl Batch {
 
     fn both_phases(&mut self, events: &mut Events) -> Result<(), Error> {
         let engine = self.engine.clone();
-        let mut runtime = engine.runtime();
+        let mut runner = engine.runner();
         for phase in [Phase::Decode, Phase::Prefill] {
             if phase == Phase::Prefill {
                 // draft tokens that found no room in the step are gone
                 self.scheduler.drop_drafts();
             }
-            let kv_cache = &mut runtime.kv_cache;
+            let kv_cache = &mut runner.kv_cache;
             let mut plan = match phase {
                 Phase::Decode => self.scheduler.decodes(kv_cache),
                 Phase::Prefill => self.scheduler.prefills(kv_cache),
             };
             for (at, error) in std::mem::take(&mut plan.failed) {
                 let error = Error::from(error).into();
-                self.fail(at, error, &mut runtime, events);
+                self.fail(at, error, &mut runner, events);
             }
             // other texts of the failed requests have ended with them
             let is_there = |chunk: &ScheduledChunk| self.branches.contains_key(&chunk.group);
             plan.chunks.retain(is_there);
             if !plan.chunks.is_empty() {
-                self.compute(phase, &plan, &mut runtime, events)?;
+                self.compute(phase, &plan, &mut runner, events)?;
             }
         }
         Ok(())
@@ -314,21 +314,20 @@ impl Batch {
         &mut self,
         phase: Phase,
         plan: &Plan,
-        runtime: &mut Runtime,
+        runner: &mut ModelRunner,
         events: &mut Events,
     ) -> Result<(), Error> {
         let start = Instant::now();
         self.begin(plan, start, events);
-        runtime.copy(&plan.copies)?;
-        let failures = self.run(phase, plan, runtime)?;
+        runner.copy(&plan.copies)?;
+        let failures = self.run(phase, plan, runner)?;
         let took = start.elapsed();
         self.totals.steps += 1;
         self.totals.busy += took;
         if phase == Phase::Decode {
-            self.accept_drafts(plan, runtime, took);
+            self.accept_drafts(plan, runner, took);
         }
-        self.scheduler
-            .took(&mut runtime.kv_cache, phase, plan, took);
+        self.scheduler.took(&mut runner.kv_cache, phase, plan, took);
         for (chunk, failure) in plan.chunks.iter().zip(failures) {
             match failure {
                 // a draft token may be one that the model cannot compute
@@ -336,8 +335,8 @@ impl Batch {
                     let branch = self.branches.get_mut(&chunk.group);
                     branch.into_iter().for_each(Branch::stop_drafting);
                 }
-                Some(error) => self.fail(chunk.id, error.into(), runtime, events),
-                None => self.advance(phase, chunk, runtime, events),
+                Some(error) => self.fail(chunk.id, error.into(), runner, events),
+                None => self.advance(phase, chunk, runner, events),
             }
         }
         Ok(())
@@ -349,7 +348,7 @@ impl Batch {
         &mut self,
         phase: Phase,
         plan: &Plan,
-        runtime: &mut Runtime,
+        runner: &mut ModelRunner,
     ) -> Result<Vec<Option<Error>>, Error> {
         let Batch {
             engine,
@@ -392,13 +391,13 @@ impl Batch {
         };
         let (at, mut inputs) = texts;
         if !inputs.is_empty() {
-            runtime.step(phase, &mut inputs, None, &mut |outputs| give(&at, outputs))?;
+            runner.step(phase, &mut inputs, None, &mut |outputs| give(&at, outputs))?;
         }
         let of_texts = at.into_iter().zip(inputs);
         let (at, mut inputs) = vectors;
         if !inputs.is_empty() {
             let tap = graph.hidden_tap();
-            runtime.step_to_rows(phase, &mut inputs, tap, &mut |outputs| give(&at, outputs))?;
+            runner.step_to_rows(phase, &mut inputs, tap, &mut |outputs| give(&at, outputs))?;
         }
         for (i, input) in of_texts.chain(at.into_iter().zip(inputs)) {
             failures[i] = input.failed;
@@ -431,7 +430,7 @@ impl Batch {
         &mut self,
         at: RequestId,
         error: BatchError,
-        runtime: &mut Runtime,
+        runner: &mut ModelRunner,
         events: &mut Events,
     ) {
         let Some(request) = self.branches.get(&at).map(|branch| branch.request) else {
@@ -439,7 +438,7 @@ impl Batch {
         };
         self.totals.failed += 1;
         for id in self.branches_of(request) {
-            self.forget(id, runtime);
+            self.forget(id, runner);
         }
         events.push((request, Event::Failed(error)));
     }
@@ -450,8 +449,8 @@ impl Batch {
         own.map(|(&id, _)| id).collect()
     }
 
-    fn forget(&mut self, at: RequestId, runtime: &mut Runtime) -> Option<Branch> {
-        let job = self.scheduler.remove(&mut runtime.kv_cache, at);
+    fn forget(&mut self, at: RequestId, runner: &mut ModelRunner) -> Option<Branch> {
+        let job = self.scheduler.remove(&mut runner.kv_cache, at);
         let recomputed = job.map_or(0, |job| job.reused().recomputed);
         self.totals.recomputed_tokens += recomputed as u64;
         self.branches.remove(&at)
@@ -461,10 +460,10 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let engine = self.engine.clone();
-        let mut runtime = engine.runtime();
+        let mut runner = engine.runner();
         let all: Vec<RequestId> = self.branches.keys().copied().collect();
         for at in all {
-            self.forget(at, &mut runtime);
+            self.forget(at, &mut runner);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::runtime::{Output, Value};
+use crate::model_runner::{Output, Value};
 use crate::sequence::Vocabulary;
 
 use super::branch::Branch;

@@ -11,7 +11,7 @@ use octavo_kernels::Phase;
 
 use crate::Error;
 use crate::kv::{PAGE, PrefixKey, SequenceKv};
-use crate::runtime::{Runtime, StepInput};
+use crate::model_runner::{ModelRunner, StepInput};
 
 /// Maximum number of waiting texts: more are not worth the memory, and the latest are continued
 /// most likely.
@@ -52,13 +52,13 @@ impl PrefixWarmup {
     ///
     /// # Errors
     /// If the device fails; the text is dropped then.
-    pub(super) fn read(&mut self, runtime: &mut Runtime, rows: usize) -> Result<(), Error> {
+    pub(super) fn read(&mut self, runner: &mut ModelRunner, rows: usize) -> Result<(), Error> {
         let Some(mut text) = self.0.pop_back() else {
             return Ok(());
         };
         let mut kv = SequenceKv::default();
-        let read = text.read_on(runtime, &mut kv, rows.min(CHUNK));
-        runtime.kv_cache.truncate(&mut kv, 0);
+        let read = text.read_on(runner, &mut kv, rows.min(CHUNK));
+        runner.kv_cache.truncate(&mut kv, 0);
         text.read = read?;
         if text.read < text.tokens.len() {
             self.0.push_back(text);
@@ -72,7 +72,7 @@ impl Finished {
     /// all if there is no use in going on.
     fn read_on(
         &self,
-        runtime: &mut Runtime,
+        runner: &mut ModelRunner,
         kv: &mut SequenceKv,
         n: usize,
     ) -> Result<usize, Error> {
@@ -82,7 +82,7 @@ impl Finished {
             n_prompt: all,
             salt: self.salt.as_deref(),
         };
-        runtime.kv_cache.adopt(kv, &key, all);
+        runner.kv_cache.adopt(kv, &key, all);
         let start = kv.len();
         if start == all || start < self.read {
             // all is cached, or what was computed has been evicted again
@@ -90,13 +90,13 @@ impl Finished {
         }
         let tokens = &self.tokens[start..all.min(start + n)];
         let mut inputs = [StepInput::new(kv, &self.tokens[..start], tokens)];
-        runtime.step(Phase::Prefill, &mut inputs, None, &mut |_| {})?;
+        runner.step(Phase::Prefill, &mut inputs, None, &mut |_| {})?;
         let [input] = inputs;
         if input.failed.is_some() {
             // no pages: a request for this text computes it then, or fails with the error
             return Ok(all);
         }
-        runtime.kv_cache.keep(kv, &key);
+        runner.kv_cache.keep(kv, &key);
         Ok(kv.len())
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Batch, BatchError, Events, RequestId};
-use crate::runtime::Runtime;
+use crate::model_runner::ModelRunner;
 use crate::schedule::Plan;
 use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS};
 
@@ -41,18 +41,18 @@ impl Batch {
         }
         let engine = self.engine.clone();
         for (id, error) in failed {
-            self.fail(id, BatchError::Draft(error), &mut engine.runtime(), events);
+            self.fail(id, BatchError::Draft(error), &mut engine.runner(), events);
         }
     }
 
     /// Accepts the draft tokens that were right, and updates the cost model.
-    pub(super) fn accept_drafts(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
+    pub(super) fn accept_drafts(&mut self, plan: &Plan, runner: &mut ModelRunner, took: Duration) {
         let (mut accepted_tokens, mut drafted) = (0, 0);
         for chunk in &plan.chunks {
             let branch = self.branches.get_mut(&chunk.group);
             let accepted = branch.map_or(0, |branch| branch.accept_drafts(chunk.drafts));
             self.scheduler
-                .accept_drafts(&mut runtime.kv_cache, chunk.id, accepted);
+                .accept_drafts(&mut runner.kv_cache, chunk.id, accepted);
             accepted_tokens += accepted;
             drafted += chunk.drafts;
         }

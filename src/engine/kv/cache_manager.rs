@@ -1,4 +1,4 @@
-//! Manages the pages of the KV cache: the pools of its groups of layers, the block tables of
+//! The KV cache manager: owns the pools of pages of each group of layers, the block tables of
 //! sequences, and the prefix cache of pages that a later text may begin with.
 
 use super::PAGE;

@@ -1,4 +1,5 @@
-//! Owns a device and the pages of its KV cache, and runs steps over several sequences.
+//! The model runner: owns a device and the pages of its KV cache, and runs steps over several
+//! sequences.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,7 +68,7 @@ pub(crate) enum Value<'a> {
 }
 
 /// A device, and the owners of its pages.
-pub(crate) struct Runtime {
+pub(crate) struct ModelRunner {
     backend: Box<dyn Backend>,
     pub(crate) kv_cache: KvCacheManager,
     n_vocab: usize,
@@ -76,7 +77,7 @@ pub(crate) struct Runtime {
     pages: Vec<u32>,
 }
 
-impl Runtime {
+impl ModelRunner {
     /// Takes a device with this many pages for each group of layers, and each group's sliding
     /// window.
     pub(crate) fn new(
@@ -85,7 +86,7 @@ impl Runtime {
         windows: &[Option<usize>],
         n_vocab: usize,
         images: Arc<ImageRegistry>,
-    ) -> Runtime {
+    ) -> ModelRunner {
         let groups = backend.cache_groups();
         assert_eq!(
             groups,
@@ -94,7 +95,7 @@ impl Runtime {
         );
         let slots = u32::try_from(backend.n_states()).expect("states are numbered in 32 bits");
         let kv_cache = KvCacheManager::new(windows, n_pages).with_states(slots);
-        Runtime {
+        ModelRunner {
             backend,
             kv_cache,
             n_vocab,
@@ -136,11 +137,11 @@ impl Runtime {
         self.step_for(phase, inputs, asked, sink)
     }
 
-    /// As [`Runtime::step`], but the outputs are the named value `tap` of the requested rows, and a
+    /// As [`ModelRunner::step`], but the outputs are the named value `tap` of the requested rows, and a
     /// device need not compute what comes after it.
     ///
     /// # Errors
-    /// As [`Runtime::step`].
+    /// As [`ModelRunner::step`].
     pub(crate) fn step_to_rows(
         &mut self,
         phase: Phase,
