@@ -26,7 +26,7 @@ use log::LogArgs;
 const DEMO_NAME: &str = "tiny-qwen3";
 
 /// Maximum size in bytes of a request body with images.
-const PICTURES_BODY: usize = 48 << 20;
+const IMAGES_BODY: usize = 48 << 20;
 
 /// Serve many requests at once over HTTP: OpenAI's interface, and a chat page
 ///
@@ -214,7 +214,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
 /// Adds the image encoder to the options, if there is one.
 fn with_encoder_cache(mut options: Options, encoder_cache: Option<EncoderCache>) -> Options {
     if let Some(encoder_cache) = encoder_cache {
-        options.max_body = options.max_body.max(PICTURES_BODY);
+        options.max_body = options.max_body.max(IMAGES_BODY);
         options.encoder_cache = Some(Arc::new(encoder_cache));
     }
     options

@@ -32,7 +32,7 @@ const F32_SUMS: f64 = 1e-9;
 const GELU_OF_HALVES: f64 = 3e-6;
 
 /// NMSE allowed where pixels are rounded to f16.
-const HALVES_OF_PICTURES: f64 = 1e-5;
+const HALVES_OF_IMAGES: f64 = 1e-5;
 
 /// Returns the NMSE that llama.cpp adds to one product by rounding the activations for weights of
 /// this type (`vec_dot_type` in its table of types).
@@ -103,7 +103,7 @@ impl Tolerance {
         let types = tower.tensors().matrices.iter().map(|w| w.ty);
         let rounded = types.map(rounding).fold(0.0, f64::max);
         Tolerance {
-            nmse: two_digits((ROUNDINGS * rounded).max(HALVES_OF_PICTURES)),
+            nmse: two_digits((ROUNDINGS * rounded).max(HALVES_OF_IMAGES)),
             kl: None,
             reason: "the default for towers, whose pixels llama.cpp rounds to halves".to_owned(),
         }

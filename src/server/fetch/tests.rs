@@ -11,7 +11,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use super::*;
 use web::Web;
 
-const PICTURE: &[u8] = b"whatever is in the file";
+const IMAGE: &[u8] = b"whatever is in the file";
 
 /// Byte limit for a request's images.
 const MOST: usize = 100_000;
@@ -60,7 +60,7 @@ fn fetch(fetcher: &Fetcher, urls: &[String]) -> Result<Vec<Vec<u8>>, String> {
 
 #[test]
 fn images_come_as_they_are() {
-    let web = Web::new(PICTURE);
+    let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     for path in [
         "/image",
@@ -73,14 +73,14 @@ fn images_come_as_they_are() {
     ] {
         assert_eq!(
             fetch(&fetcher, &[web.url(path)]).expect(path),
-            [PICTURE],
+            [IMAGE],
             "{path}"
         );
     }
     web.asked();
     // each URL is fetched once, however often it occurs
     let urls = ["/image", "/bytes", "/image"].map(|path| web.url(path));
-    assert_eq!(fetch(&fetcher, &urls).expect("both"), [PICTURE; 3]);
+    assert_eq!(fetch(&fetcher, &urls).expect("both"), [IMAGE; 3]);
     assert_eq!(web.asked(), ["/image", "/bytes"]);
     let shouted = web.url("/image").replace("http", "HTTP");
     assert!(is_remote(&shouted) && fetch(&fetcher, &[shouted]).is_ok());
@@ -96,7 +96,7 @@ fn images_come_as_they_are() {
 
 #[test]
 fn what_goes_wrong_is_said_in_a_line() {
-    let web = Web::new(PICTURE);
+    let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     for (path, expected) in [
         (
@@ -154,7 +154,7 @@ fn closed_port() -> u16 {
 
 #[test]
 fn only_public_addresses_are_asked_unless_they_are_named() {
-    let web = Web::new(PICTURE);
+    let web = Web::new(IMAGE);
     let port = web.address.port();
     let public = fetcher(&["public"], RootCertStore::empty());
     for host in [
@@ -225,7 +225,7 @@ fn images_of_a_request_are_bounded_together() {
 
 #[test]
 fn as_many_are_fetched_at_a_time_as_there_are_places() {
-    let web = Web::new(PICTURE);
+    let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     let wanted = [Wanted {
         field: String::new(),
@@ -243,7 +243,7 @@ fn as_many_are_fetched_at_a_time_as_there_are_places() {
 
 #[test]
 fn nothing_is_fetched_for_who_is_gone() {
-    let web = Web::new(PICTURE);
+    let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     let wanted = [Wanted {
         field: String::new(),
@@ -277,7 +277,7 @@ fn secure_hosts_are_who_they_say_they_are() {
         )
         .expect("a key that fits");
     let config = Arc::new(config);
-    let web = Web::with(PICTURE, move |stream| {
+    let web = Web::with(IMAGE, move |stream| {
         let connection = ServerConnection::new(Arc::clone(&config)).expect("a configuration");
         Box::new(StreamOwned::new(connection, stream))
     });
@@ -289,7 +289,7 @@ fn secure_hosts_are_who_they_say_they_are() {
     let good = format!("https://localhost:{port}/image");
     assert_eq!(
         fetch(&trusting, std::slice::from_ref(&good)).expect("it is"),
-        [PICTURE]
+        [IMAGE]
     );
     assert_eq!(web.asked(), ["/image"]);
     // the certificate covers the name only

@@ -70,14 +70,14 @@ pub(crate) struct ModelArgs {
 }
 
 /// Tokens before and after an image, in vocabularies of vision models.
-const AROUND_PICTURES: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
+const AROUND_IMAGES: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
 
 /// Writes the demo model's tokenizer, its vocabulary filled up with unused tokens; for a vision
 /// model, the first of these are the tokens around images.
 fn set_tokenizer(writer: &mut Writer<'_>, shape: &Shape) -> Result<(), String> {
     let n_vocab = shape.n_vocab;
     let around = match shape.arch.sees() {
-        true => &AROUND_PICTURES[..],
+        true => &AROUND_IMAGES[..],
         false => &[],
     };
     let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default());

@@ -97,7 +97,7 @@ fn towers_fit_their_models() {
         };
         let source = ModelSource::Path(text.clone());
         let engine = Engine::load(&source, &options, &mut |_| {}).expect("it loads");
-        let around = AROUND_PICTURES.map(|token| engine.tokenizer().token_to_id(token.as_bytes()));
+        let around = AROUND_IMAGES.map(|token| engine.tokenizer().token_to_id(token.as_bytes()));
         assert!(around.iter().all(Option::is_some), "{around:?}");
         let tower = Gguf::open(&tower_of(&text), &OpenOptions::default()).expect("sound");
         let tower = Arc::new(tower);
