@@ -8,6 +8,7 @@ mod error;
 pub mod graph;
 pub mod hparams;
 pub mod keys;
+pub mod outline;
 mod rope;
 mod structure;
 pub mod taps;

@@ -89,23 +89,12 @@ fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape>
 
 /// Returns the nodes of these layers, along with those before the first layer and after the last.
 fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
-    let behind = |layer: usize| {
-        let last = |node: &Node| node.out == graph.layers[layer];
-        1 + graph
-            .nodes
-            .iter()
-            .position(last)
-            .expect("the graph was validated: layers hand on what was written")
-    };
-    let start = if layers.start == 0 {
-        0
-    } else {
-        behind(layers.start - 1)
-    };
+    let before = layers.start.checked_sub(1);
+    let start = before.map_or(0, |layer| graph.layer_nodes(layer).end);
     let end = if layers.end == graph.n_layer {
         graph.nodes.len()
     } else {
-        behind(layers.end - 1)
+        graph.layer_nodes(layers.end - 1).end
     };
     start..end
 }

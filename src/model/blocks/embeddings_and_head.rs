@@ -33,7 +33,9 @@ impl Builder<'_> {
         };
         let x = self.scale(x, factor, once(name));
         self.per_layer = w.per_layer_inputs.map(|w| self.per_layer_inputs(x, &w));
-        self.optional_norm(x, w.embd_norm, 0)
+        let x = self.optional_norm(x, w.embd_norm, 0);
+        self.first_layer = self.nodes.nodes.len();
+        x
     }
 
     /// Adds the image encoder's deepstack features for layer `l` to the layer's result.
@@ -92,6 +94,7 @@ impl Builder<'_> {
             values: self.nodes.values,
             states: self.nodes.states,
             n_layer: self.h.n_layer(),
+            first_layer: self.first_layer,
             input: 0,
             given: self.h.image_embedding_width(),
             layers,

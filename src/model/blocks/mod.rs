@@ -41,6 +41,8 @@ pub(super) struct Builder<'a> {
     nodes: Nodes<'a>,
     /// Per-layer inputs of all layers, if the model has them.
     per_layer: Option<ValueId>,
+    /// Number of nodes before the first layer, once these are complete.
+    first_layer: usize,
 }
 
 impl<'a> Deref for Builder<'a> {
@@ -65,6 +67,7 @@ impl<'a> Builder<'a> {
             spec: h.arch.spec(),
             nodes: Nodes::new(&w.tensors),
             per_layer: None,
+            first_layer: 0,
         }
     }
 

@@ -7,6 +7,8 @@
 mod check;
 mod nodes;
 
+use std::ops::Range;
+
 use octavo_kernels::{Activation, Function, Rope, ValueShape};
 
 pub use nodes::{Named, Nodes, Norm, at, once};
@@ -52,6 +54,8 @@ pub struct Graph {
     pub states: Vec<usize>,
     /// Number of layers.
     pub n_layer: usize,
+    /// Index in [`Graph::nodes`] of the first layer's first node; those before it embed the tokens.
+    pub first_layer: usize,
     /// Width of the embedding rows given with a step, for graphs that begin with these instead of
     /// token ids; 0 if the graph begins with token ids.
     pub input: usize,
@@ -111,6 +115,20 @@ pub enum GraphError {
 }
 
 impl Graph {
+    /// Returns the nodes of a layer: those after the previous layer's output, up to its own.
+    ///
+    /// # Panics
+    /// If there is no such layer, or no node writes its output; [`Graph::validate`] checks that.
+    pub fn layer_nodes(&self, layer: usize) -> Range<usize> {
+        let end = |layer: usize| {
+            let is_last = |node: &Node| node.out == self.layers[layer];
+            let last = self.nodes.iter().position(is_last);
+            1 + last.expect("a sound graph writes every layer's output")
+        };
+        let start = layer.checked_sub(1).map_or(self.first_layer, end);
+        start..end(layer)
+    }
+
     /// Returns whether the last rows become logits; otherwise they are the result.
     pub fn has_logits(&self) -> bool {
         self.logits != self.hidden

@@ -5,5 +5,6 @@ mod forward;
 mod graph;
 mod hostile;
 mod lenient;
+mod outline;
 mod rope;
 mod support;

@@ -51,6 +51,7 @@ pub(super) fn build(h: &Hparams, w: &Weights, tensors: &Tensors) -> Graph {
         nodes: Nodes::new(tensors),
     };
     let mut x = b.embed(w);
+    let first_layer = b.nodes.nodes.len();
     let (mut layers, mut deep) = (Vec::new(), Vec::new());
     for (l, block) in w.blocks.iter().enumerate() {
         x = b.block(x, block, l);
@@ -66,6 +67,7 @@ pub(super) fn build(h: &Hparams, w: &Weights, tensors: &Tensors) -> Graph {
         values: b.nodes.values,
         states: Vec::new(),
         n_layer: h.n_block,
+        first_layer,
         input: h.patch_values(),
         given: w.positions.as_ref().map_or(0, |_| h.n_embd),
         layers,

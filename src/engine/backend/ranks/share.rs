@@ -63,7 +63,11 @@ impl<'a> Share<'a> {
             values: Vec::new(),
             cuts: Vec::new(),
         };
-        for node in &whole.nodes {
+        let mut first_layer = 0;
+        for (i, node) in whole.nodes.iter().enumerate() {
+            if i == whole.first_layer {
+                first_layer = divider.nodes.len();
+            }
             divider.node(node);
         }
         let layers = whole.layers.iter().map(|v| divider.whole(*v)).collect();
@@ -71,6 +75,7 @@ impl<'a> Share<'a> {
         let graph = Graph {
             nodes: divider.nodes,
             values: divider.values,
+            first_layer,
             layers,
             hidden,
             logits,

@@ -1,0 +1,275 @@
+//! Names, weights and parameters of operations.
+
+use octavo_kernels::{Activation, Function, KeyHeads, Recurrence};
+
+use super::{Parameter, Reader, Setting, Weight};
+use crate::graph::{Node, Op};
+use crate::hparams::ScalingKind;
+use crate::{ValueId, VecId, WeightId};
+
+/// Returns the name of an operation; functions of single values have their own.
+pub(super) fn name(op: &Op) -> &'static str {
+    match op {
+        Op::Embed { .. } => "embed",
+        Op::Constant { .. } => "constant",
+        Op::EmbedPositions { .. } => "embed_positions",
+        Op::AddGiven { .. } => "add_given",
+        Op::Input => "input",
+        Op::RmsNorm { .. } => "rms_norm",
+        Op::LayerNorm { .. } => "layer_norm",
+        Op::MatMul { .. } => "matmul",
+        Op::AddBias { .. } => "add_bias",
+        Op::Rope { .. } => "rope",
+        Op::Hadamard { .. } => "hadamard",
+        Op::KvWrite { .. } => "kv_write",
+        Op::Attention { .. } => "attention",
+        Op::Gate { .. } => "gate",
+        Op::Unary { f, .. } => function_name(*f),
+        Op::ScaleByPosition { .. } => "scale_by_position",
+        Op::Add { .. } => "add",
+        Op::Mul { .. } => "mul",
+        Op::MulVector { .. } => "mul_vector",
+        Op::SelectRows { .. } => "select_rows",
+        Op::Merge { .. } => "merge",
+        Op::Slice { .. } => "slice",
+        Op::Concat { .. } => "concat",
+        Op::CausalConv { .. } => "causal_conv",
+        Op::LinearAttention { .. } => "linear_attention",
+        Op::Softmax { .. } => "softmax",
+        Op::TopK { .. } => "top_k",
+        Op::Gather { .. } => "gather",
+        Op::Normalize { .. } => "normalize",
+        Op::ScaleRows { .. } => "scale_rows",
+        Op::ExpertMatMul { .. } => "expert_matmul",
+        Op::ExpertBias { .. } => "expert_bias",
+        Op::ExpertSum { .. } => "expert_sum",
+        Op::AllGather { .. } => "all_gather",
+    }
+}
+
+fn function_name(f: Function) -> &'static str {
+    match f {
+        Function::SoftCap(_) => "soft_cap",
+        Function::Scale(_) => "scale",
+        Function::Gelu => "gelu",
+        Function::SquaredRelu => "squared_relu",
+        Function::Sigmoid => "sigmoid",
+        Function::Silu => "silu",
+        Function::Softplus => "softplus",
+        Function::Exp => "exp",
+    }
+}
+
+fn activation_name(act: Activation) -> &'static str {
+    match act {
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::SwigluOai => "swiglu_oai",
+    }
+}
+
+fn count(name: &'static str, value: usize) -> Parameter {
+    let value = Setting::Count(value);
+    Parameter { name, value }
+}
+
+fn counts(name: &'static str, values: &[usize]) -> Parameter {
+    let value = Setting::Counts(values.to_vec());
+    Parameter { name, value }
+}
+
+fn number(name: &'static str, value: f32) -> Parameter {
+    let value = Setting::Number(value);
+    Parameter { name, value }
+}
+
+fn word(name: &'static str, value: &'static str) -> Parameter {
+    let value = Setting::Word(value);
+    Parameter { name, value }
+}
+
+fn flag(name: &'static str, value: bool) -> Parameter {
+    let value = Setting::Flag(value);
+    Parameter { name, value }
+}
+
+impl Reader<'_> {
+    fn width(&self, value: ValueId) -> usize {
+        self.network.graph().values[value.index()].width
+    }
+
+    /// Returns the weights that an operation reads.
+    pub(super) fn weights(&self, op: &Op) -> Vec<Weight> {
+        match *op {
+            Op::Embed { table } | Op::EmbedPositions { table } => vec![self.matrix(table, 1)],
+            Op::MatMul { w, .. } => vec![self.matrix(w, 1)],
+            Op::ExpertMatMul { w, experts, .. } => vec![self.matrix(w, experts)],
+            Op::Rope { rope, .. } => self.divisors(rope),
+            Op::CausalConv { x, weight, .. } => vec![self.vector(weight, self.width(x))],
+            Op::ExpertBias { x, bias, ids } => {
+                let each = self.width(x) / self.width(ids);
+                vec![self.vector(bias, each)]
+            }
+            op => op
+                .vector()
+                .map(|id| self.vector(*id, 0))
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    fn matrix(&self, id: WeightId, experts: usize) -> Weight {
+        let m = self.network.tensors().matrix(id);
+        let mut shape = vec![m.cols as usize, m.rows as usize / experts];
+        if experts > 1 {
+            shape.push(experts);
+        }
+        Weight {
+            name: m.name.clone(),
+            ty: Some(m.ty.name()),
+            shape,
+            first_row: self.first_rows.of_matrix(id),
+        }
+    }
+
+    /// Describes a vector; with `cols`, as rows of that width.
+    fn vector(&self, id: VecId, cols: usize) -> Weight {
+        let vector = &self.network.tensors().vectors[id.0 as usize];
+        let len = vector.data.len();
+        Weight {
+            name: vector.name.clone(),
+            ty: (!vector.is_made).then_some("F32"),
+            shape: match len.checked_div(cols) {
+                Some(rows) => vec![cols, rows],
+                None => vec![len],
+            },
+            first_row: self.first_rows.of_vector(id),
+        }
+    }
+
+    /// Returns the divisors of a table's angles.
+    fn divisors(&self, rope: usize) -> Vec<Weight> {
+        let Some(angles) = &self.angles else {
+            return Vec::new();
+        };
+        let all = angles.divisors;
+        let used = [all.all, all.short, all.long].into_iter().flatten();
+        let used = used.filter(|_| angles.ropes[rope].divided);
+        used.map(|id| self.vector(id, 0)).collect()
+    }
+
+    /// Returns the parameters of a node's operation.
+    pub(super) fn parameters(&self, node: &Node) -> Vec<Parameter> {
+        match node.op {
+            Op::RmsNorm { x, weight, eps } | Op::LayerNorm { x, weight, eps } => {
+                let of = self.network.tensors().vector(weight).len();
+                let parts = (of < self.width(x)).then(|| count("group", of));
+                parts.into_iter().chain([number("eps", eps)]).collect()
+            }
+            Op::Rope { head_dim, rope, .. } => self.rope(head_dim, rope),
+            Op::Attention { .. } => self.attention(&node.op),
+            Op::Gate { act, .. } => vec![word("activation", activation_name(act))],
+            Op::Unary { f, .. } => match f {
+                Function::SoftCap(cap) => vec![number("cap", cap)],
+                Function::Scale(factor) => vec![number("factor", factor)],
+                _ => Vec::new(),
+            },
+            Op::ScaleByPosition { rate, step, .. } => {
+                vec![number("rate", rate), count("step", step)]
+            }
+            Op::AddGiven { from, .. } => vec![count("from", from)],
+            Op::Hadamard { order, .. } => vec![count("order", order)],
+            Op::Slice {
+                x,
+                each,
+                from,
+                width,
+            } => {
+                let parts = (each < self.width(x)).then(|| count("each", each));
+                let range = [count("from", from), count("width", width)];
+                parts.into_iter().chain(range).collect()
+            }
+            Op::Concat { each, .. } => vec![counts("each", &each)],
+            Op::CausalConv { x, weight, .. } => {
+                let len = self.network.tensors().vector(weight).len();
+                vec![count("tokens", len / self.width(x))]
+            }
+            Op::LinearAttention { how, q, decay, .. } => self.linear_attention(how, q, decay),
+            Op::TopK { n, groups, .. } => {
+                let groups = groups.map(|g| [count("groups", g.count), count("used", g.used)]);
+                let groups = groups.into_iter().flatten();
+                [count("n", n)].into_iter().chain(groups).collect()
+            }
+            Op::Normalize { least, .. } => vec![number("least", least)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn rope(&self, head_dim: usize, rope: usize) -> Vec<Parameter> {
+        let table = &self.network.ropes()[rope];
+        let mut all = Vec::new();
+        let given = self.angles.as_ref().map(|angles| &angles.ropes[rope]);
+        if let Some(given) = given {
+            all.push(number("base", given.freq_base.value));
+        }
+        all.push(count("dims", table.n_rot()));
+        if table.n_rot() < head_dim {
+            all.push(count("head_dim", head_dim));
+        }
+        all.push(word("pairing", table.pairing.name()));
+        let scaled = given.filter(|given| given.scaling.value != ScalingKind::None);
+        if let Some(given) = scaled {
+            all.push(word("scaling", given.scaling.value.name()));
+            all.push(number("factor", given.factor.value));
+            if given.scaling.value != ScalingKind::Linear {
+                all.push(count("original_context", given.original_context.value));
+            }
+        }
+        if table.magnitude != 1.0 {
+            all.push(number("magnitude", table.magnitude as f32));
+        }
+        if !table.axes.is_empty() {
+            let pairs = |axis| table.axes.iter().filter(|a| **a == axis).count();
+            all.push(counts("pairs_of_axes", &[0, 1, 2].map(pairs)));
+        }
+        all
+    }
+
+    fn attention(&self, op: &Op) -> Vec<Parameter> {
+        let Op::Attention {
+            q, cache, scores, ..
+        } = *op
+        else {
+            return Vec::new();
+        };
+        let group = self.network.caches()[cache.group];
+        let mut all = vec![
+            count("heads", self.width(q) / group.head_dim),
+            count("kv_heads", group.n_head_kv),
+            count("head_dim", group.head_dim),
+            number("scale", scores.scale),
+        ];
+        all.extend(scores.cap.map(|cap| number("cap", cap)));
+        all.extend(scores.window.map(|window| count("window", window)));
+        all.push(flag("causal", scores.causal));
+        if scores.blocks {
+            all.push(flag("blocks", true));
+        }
+        all
+    }
+
+    fn linear_attention(&self, how: Recurrence, q: ValueId, decay: ValueId) -> Vec<Parameter> {
+        let heads = match how.heads {
+            KeyHeads::Grouped => "grouped",
+            KeyHeads::Tiled => "tiled",
+        };
+        vec![
+            count("heads", self.width(decay)),
+            count("key_heads", self.width(q) / how.key_dim),
+            count("key_dim", how.key_dim),
+            word("keys", heads),
+            flag("delta_rule", how.delta),
+            number("scale", how.scale),
+        ]
+    }
+}
