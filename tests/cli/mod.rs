@@ -8,6 +8,7 @@ mod diff;
 mod embed;
 mod facts;
 mod folders;
+mod graph;
 mod hostile;
 mod images;
 mod kept;

@@ -1,6 +1,7 @@
 //! `octavo inspect`: reports what a file holds, how it would run, and what keeps it from running.
 
 mod devices;
+mod graph;
 mod json;
 mod structure;
 mod text;
@@ -29,6 +30,7 @@ pub(super) use tower::PRODUCER;
 Examples:
   octavo inspect model.gguf
   octavo inspect model.gguf --tensors --isa avx2 -c 8192
+  octavo inspect --graph --layer 0 model.gguf
   octavo inspect --devices
   octavo inspect mmproj.gguf --image photo.png --dump out.safetensors
   octavo inspect model.gguf --json | jq '.\"qwen3.rope.freq_base\".value'
@@ -38,6 +40,14 @@ for what the file lacks; an array of more than 32 values is {array: element type
 One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
 types, memory, tokenizer?,
 chat_template, tensors?, warnings, refusals: [{what, why}]}.
+--graph prints one line for each operation: llama.cpp's name of its result (%1, %2, ... for results
+that have none, and #2 for the second result of a name), the numbers per token, and the operation \
+with
+its inputs, weights and parameters. Equal layers are shown once, with N for the layer's number and
+inpL for its input. With --json: {version, file, architecture, embeddings?, layers: [{layer, \
+operations}],
+groups?, head?}; an operation is {value, name, op, inputs, cache?, weights: [{name, type, shape,
+first_row?}], parameters, width, parts, rows}.
 --dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [tokens, \
 width], the
 rows that stand for the image in a text.")]
@@ -50,6 +60,14 @@ pub(super) struct InspectArgs {
     /// Show the CPU and the GPUs of this machine instead of a model
     #[arg(long, conflicts_with_all = ["positional", "flag", "tensors"])]
     devices: bool,
+    /// Show the operations of the forward pass instead of a report
+    #[arg(long, conflicts_with_all = ["tensors", "devices", "image"])]
+    #[arg(conflicts_with_all = ["isa", "prompt_bits", "ctx_size", "batch_size", "no_repack"])]
+    #[arg(conflicts_with_all = ["mlock", "DeviceArgs", "ThreadsArgs", "CacheArgs", "CellsArgs"])]
+    graph: bool,
+    /// Show the operations of one layer only; the first is 0
+    #[arg(long, value_name = "N", requires = "graph")]
+    layer: Option<usize>,
     /// Image to encode with an image encoder (vision tower)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(requires = "dump", conflicts_with = "devices")]
@@ -72,6 +90,11 @@ pub(super) struct InspectArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
+    if args.graph {
+        let gguf = load::source(&args.model).open(args.compute.mmap())?;
+        terminal::print(graph::render(&gguf, args.layer, args.json)?.as_bytes())?;
+        return Ok(Exit::Done);
+    }
     let mut options = args.compute.options()?;
     if args.devices {
         terminal::print(

@@ -72,7 +72,7 @@ fn range_of(numbers: impl Iterator<Item = usize> + Clone) -> String {
 }
 
 /// Describes some of `n` layers briefly: by their period, or as ranges.
-fn layers(some: &[usize], n: usize) -> String {
+pub(super) fn layers(some: &[usize], n: usize) -> String {
     let every = |period: usize| (period - 1..n).step_by(period);
     let ordinal = |period: usize| match period {
         2 => "other".to_owned(),
