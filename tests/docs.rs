@@ -2,6 +2,8 @@
 //! in the Markdown files and in the comments of Rust files, and every identifier such as
 //! `Type::method` in the Markdown files. Only the changelog may name things that no longer exist.
 
+mod placed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;

@@ -7,28 +7,14 @@ use serde_json::Value;
 
 use super::{bad, good, json};
 
-/// Layer 0 of the built-in model.
-const LAYER: &str = "\
-layer 0
-  attn_norm-0    [256]     rms_norm(inp_embd, blk.0.attn_norm.weight F32 [256], eps 1e-6)
-  Qcur-0         [4 x 64]  matmul(attn_norm-0, blk.0.attn_q.weight Q4_K [256 -> 256])
-  Qcur_normed-0  [4 x 64]  rms_norm(Qcur-0, blk.0.attn_q_norm.weight F32 [64], in groups of 64, eps 1e-6)
-  Qcur-0 #2      [4 x 64]  rope(Qcur_normed-0, base 1000000, dims 64, pairing neox)
-  Vcur-0         [2 x 64]  matmul(attn_norm-0, blk.0.attn_v.weight Q4_K [256 -> 128])
-  Kcur-0         [2 x 64]  matmul(attn_norm-0, blk.0.attn_k.weight Q4_K [256 -> 128])
-  Kcur_normed-0  [2 x 64]  rms_norm(Kcur-0, blk.0.attn_k_norm.weight F32 [64], in groups of 64, eps 1e-6)
-  Kcur-0 #2      [2 x 64]  rope(Kcur_normed-0, base 1000000, dims 64, pairing neox)
-  cache 0                  kv_write(Kcur-0 #2, Vcur-0)
-  kqv_out-0      [4 x 64]  attention(Qcur-0 #2, cache 0, heads 4, kv_heads 2, head_dim 64, scale 1/sqrt(64), causal)
-  attn_out-0     [256]     matmul(kqv_out-0, blk.0.attn_output.weight Q4_K [256 -> 256])
-  ffn_inp-0      [256]     attn_out-0 + inp_embd
-  ffn_norm-0     [256]     rms_norm(ffn_inp-0, blk.0.ffn_norm.weight F32 [256], eps 1e-6)
-  ffn_gate-0     [512]     matmul(ffn_norm-0, blk.0.ffn_gate.weight Q4_K [256 -> 512])
-  ffn_up-0       [512]     matmul(ffn_norm-0, blk.0.ffn_up.weight Q4_K [256 -> 512])
-  ffn_swiglu-0   [512]     silu(ffn_gate-0) * ffn_up-0
-  ffn_out-0      [256]     matmul(ffn_swiglu-0, blk.0.ffn_down.weight Q4_K [512 -> 256])
-  l_out-0        [256]     ffn_out-0 + ffn_inp-0
-";
+/// Returns what the documentation says that a command prints.
+fn documented(command: &str) -> String {
+    let page = octavo_fixtures::workspace_root().join("docs/forward-pass.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    let (_, rest) = page.split_once(&format!("$ {command}\n")).expect(command);
+    let (printed, _) = rest.split_once("```").expect("the end of the block");
+    printed.to_owned()
+}
 
 fn shared_model(name: &str) -> Option<String> {
     let path: PathBuf = octavo_fixtures::shared(&format!("arch/models/{name}.gguf"))?;
@@ -37,13 +23,22 @@ fn shared_model(name: &str) -> Option<String> {
 
 #[test]
 fn a_layer_is_printed_operation_by_operation() {
-    assert_eq!(good(&["inspect", "--graph", "--layer", "0"]), LAYER);
-    let page = octavo_fixtures::workspace_root().join("docs/forward-pass.md");
-    let page = std::fs::read_to_string(page).expect("a page");
-    assert!(
-        page.contains(LAYER),
-        "docs/forward-pass.md has another text"
-    );
+    let printed = good(&["inspect", "--graph", "--layer", "0"]);
+    assert_eq!(printed, documented("octavo inspect --graph --layer 0"));
+    assert_eq!(printed.lines().count(), 19, "{printed}");
+    for line in [
+        "  Qcur_normed-0  [4 x 64]  rms_norm(Qcur-0, blk.0.attn_q_norm.weight F32 [64], in groups \
+         of 64, eps 1e-6)",
+        "  Qcur-0 #2      [4 x 64]  rope(Qcur_normed-0, base 1000000, dims 64, pairing neox)",
+        "  kqv_out-0      [4 x 64]  attention(Qcur-0 #2, cache 0, heads 4, kv_heads 2, \
+         head_dim 64, scale 1/sqrt(64), causal)",
+        "  ffn_swiglu-0   [512]     silu(ffn_gate-0) * ffn_up-0",
+    ] {
+        assert!(
+            printed.lines().any(|printed| printed == line),
+            "{line}\n{printed}"
+        );
+    }
     let last = good(&["inspect", "--graph", "--layer", "3"]);
     assert!(
         last.contains("%2             [256]     select_rows(l_out-2)\n"),

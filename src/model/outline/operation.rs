@@ -13,7 +13,7 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Embed { .. } => "embed",
         Op::Constant { .. } => "constant",
         Op::EmbedPositions { .. } => "embed_positions",
-        Op::AddGiven { .. } => "add_given",
+        Op::AddEmbeddings { .. } => "add_embeddings",
         Op::Input => "input",
         Op::RmsNorm { .. } => "rms_norm",
         Op::LayerNorm { .. } => "layer_norm",
@@ -177,7 +177,7 @@ impl Reader<'_> {
             Op::ScaleByPosition { rate, step, .. } => {
                 vec![number("rate", rate), count("step", step)]
             }
-            Op::AddGiven { from, .. } => vec![count("from", from)],
+            Op::AddEmbeddings { from, .. } => vec![count("from", from)],
             Op::Hadamard { order, .. } => vec![count("order", order)],
             Op::Slice {
                 x,
