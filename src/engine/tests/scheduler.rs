@@ -285,7 +285,11 @@ impl World {
     }
 
     fn compute(&mut self, phase: Phase, plan: &Plan) -> usize {
-        assert!(plan.failed.is_empty(), "whoever was let in can end alone");
+        assert!(
+            plan.failed.is_empty(),
+            "whoever was let in can end alone: {:?}",
+            plan.failed
+        );
         for copy in plan.copies.iter().filter(|_| self.fault != Fault::NoCopies) {
             let page = self.store.get(&(copy.group, copy.copy.from)).copied();
             self.store
