@@ -30,7 +30,7 @@ wait "$tree"
 
 echo "unit tests, and planted faults, which must be seen"
 # of the kernels, of the formats, and of the files: none of those is mapped there
-quick=(arena:: attention::pairs::tests::a_few memory::tests::floats memory::tests::a_buffer awq::
+quick=(arena:: attention::int16::tests::a_few memory::tests::floats memory::tests::a_buffer awq::
   format:: layout:: types:: temporary::)
 miri --lib -- "${quick[@]}" &
 units=$!
