@@ -100,10 +100,10 @@ fn a_known_rule_does_not_wait_for_those_that_are_compiled() {
     let server = Server::usual();
     let ask = |schema: &Value| {
         let body = json!({ "prompt": "1+1=", "max_tokens": 1, "json_schema": schema });
-        assert_eq!(server.post("/v1/completions", &body).status, 200);
+        server.post("/v1/completions", &body).status
     };
     let known = json!({ "type": "boolean" });
-    ask(&known);
+    assert_eq!(ask(&known), 200);
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for first in 0..5 {
@@ -114,13 +114,15 @@ fn a_known_rule_does_not_wait_for_those_that_are_compiled() {
                 let all: Map<String, Value> = all.collect();
                 let required: Vec<&String> = all.keys().collect();
                 let schema = json!({ "type": "object", "properties": all, "required": required });
-                ask(&schema);
+                // a busy machine may refuse those that would wait for too long
+                let status = ask(&schema);
+                assert!([200, 429].contains(&status), "{status}");
                 done.fetch_add(1, Ordering::SeqCst);
             });
         }
         // some of them wait by then
         std::thread::sleep(Duration::from_millis(50));
-        ask(&known);
+        assert_eq!(ask(&known), 200);
         assert!(done.load(Ordering::SeqCst) < 3);
     });
 }
