@@ -137,8 +137,8 @@ impl ModelRunner {
         self.step_for(phase, inputs, asked, sink)
     }
 
-    /// As [`ModelRunner::step`], but the outputs are the named value `tap` of the requested rows, and a
-    /// device need not compute what comes after it.
+    /// As [`ModelRunner::step`], but the outputs are the named value `tap` of the requested rows,
+    /// and a device need not compute what comes after it.
     ///
     /// # Errors
     /// As [`ModelRunner::step`].

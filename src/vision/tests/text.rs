@@ -230,5 +230,5 @@ fn images_for_other_models_are_refused() {
         .register(image)
         .expect_err("rows are wider")
         .to_string();
-    assert!(error.contains("expected 256 for each cell"), "{error}");
+    assert!(error.contains("expected 256 for each token"), "{error}");
 }
