@@ -37,20 +37,16 @@ Examples:
 
 --json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
 for what the file lacks; an array of more than 32 values is {array: element type, len}.
-One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
-types, memory, tokenizer?,
-chat_template, tensors?, warnings, refusals: [{what, why}]}.
+One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, types,
+memory, tokenizer?, chat_template, tensors?, warnings, refusals: [{what, why}]}.
 --graph prints one line for each operation: llama.cpp's name of its result (%1, %2, ... for results
-that have none, and #2 for the second result of a name), the numbers per token, and the operation \
-with
-its inputs, weights and parameters. Equal layers are shown once, with N for the layer's number and
-inpL for its input. With --json: {version, file, architecture, embeddings?, layers: [{layer, \
-operations}],
-groups?, head?}; an operation is {value, name, op, inputs, cache?, weights: [{name, type, shape,
-first_row?}], parameters, width, parts, rows}.
---dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [tokens, \
-width], the
-rows that stand for the image in a text.")]
+that have none, and #2 for the second result of a name), the numbers per token, and the operation
+with its inputs, weights and parameters. Equal layers are shown once, with N for the layer's number
+and inpL for its input. With --json: {version, file, architecture, embeddings?, groups?, head?,
+layers: [{layer, operations}]}; an operation is {value, name, op, inputs, cache?, weights: [{name,
+type, shape, first_row?}], parameters, width, parts, rows}.
+--dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [tokens, width],
+the rows that stand for the image in a text.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
