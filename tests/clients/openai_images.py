@@ -1,6 +1,6 @@
 """An image through the `openai` package gives the command line's text.
 
-    openai_pictures.py OCTAVO URL MODEL TOWER IMAGE
+    openai_images.py OCTAVO URL MODEL TOWER IMAGE
 """
 
 import base64
