@@ -9,6 +9,7 @@ use octavo_engine::backend::{Phase, TapView};
 use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, ImageHandle, LogitsFor, is_image_token};
 use octavo_model::Tap;
+use octavo_model::taps::numbered;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use regex::Regex;
@@ -290,10 +291,7 @@ impl TapStats {
 
 impl std::fmt::Display for TapStats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = match self.occurrence {
-            0 => self.name.clone(),
-            n => format!("{} #{}", self.name, n + 1),
-        };
+        let name = numbered(&self.name, self.occurrence);
         let [rows, width] = self.shape;
         write!(f, "{name:<22} [{rows}, {width}]")?;
         if let (Some(min), Some(max), Some(mean)) = (self.min, self.max, self.mean) {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use gguf_rs_lite::{Gguf, View};
+use octavo_model::keys::{json_f32, number};
 use serde_json::Value;
 
 use super::{Error, MAX_SETTINGS, read_json};
@@ -48,11 +49,9 @@ pub(super) fn declare(dir: &Path, view: &mut View) -> Result<(), Error> {
 /// another type is left out.
 pub(super) fn recommended(gguf: &Gguf) -> Vec<(&'static str, Value)> {
     let key = |name: &str| format!("general.sampling.{name}");
-    // the decimal number that was meant, not the nearest binary one
-    let decimal = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
     let numbers = NUMBERS.iter().filter_map(|(name, folder)| {
-        let number = gguf.f32(&key(name)).ok()?.filter(|x| x.is_finite())?;
-        Some((*folder.last()?, Value::from(decimal(number))))
+        let (number, folder) = (number(&gguf.get(&key(name))?)? as f32, folder.last()?);
+        number.is_finite().then(|| (*folder, json_f32(number)))
     });
     let whole = WHOLE.iter().filter_map(|name| {
         let number = i32::try_from(gguf.get(&key(name))?.as_int()?).ok()?;

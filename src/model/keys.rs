@@ -377,6 +377,11 @@ pub(super) fn float(v: &Value<'_>) -> Option<f64> {
     }
 }
 
+/// Returns an integer or a floating-point value as a number; `None` for other types.
+pub fn number(v: &Value<'_>) -> Option<f64> {
+    float(v).or_else(|| v.as_int().map(|n| n as f64))
+}
+
 /// Formats a value for an error message: at most 60 characters, on one line.
 pub fn show(v: &Value<'_>) -> String {
     let text = match v {

@@ -301,6 +301,15 @@ impl Tap {
     }
 }
 
+/// Returns a name as reports have it, with its number where the name repeats: `Qcur-0`, and
+/// `Qcur-0 #2` for the second value of that name.
+pub fn numbered(name: impl fmt::Display, nth: usize) -> String {
+    match nth {
+        0 => name.to_string(),
+        nth => format!("{name} #{}", nth + 1),
+    }
+}
+
 /// Prints name and layer.
 impl<N: fmt::Display> fmt::Display for Tap<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

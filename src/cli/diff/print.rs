@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use octavo_analysis::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
-use octavo_model::taps::{L_OUT, LAYER_OUT};
+use octavo_model::taps::{L_OUT, LAYER_OUT, numbered};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
@@ -101,10 +101,7 @@ impl Report<'_> {
 
 /// Returns a tensor's name, with its number where the name repeats.
 pub(super) fn title(tap: &TapReport) -> String {
-    match tap.occurrence {
-        0 => tap.name.clone(),
-        n => format!("{} #{}", tap.name, n + 1),
-    }
+    numbered(&tap.name, tap.occurrence)
 }
 
 /// Writes the table of tensors. Without `all`, only the ends of layers, the results, and the

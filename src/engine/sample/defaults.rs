@@ -1,7 +1,8 @@
 //! Optional sampling settings, and the order in which sources fill them: a request, a program's
 //! options, the model's own, llama-server's defaults.
 
-use gguf_rs_lite::{Gguf, Value};
+use gguf_rs_lite::Gguf;
+use octavo_model::keys::number;
 
 use super::{SamplerConfig, Stage};
 
@@ -129,15 +130,7 @@ impl Keys<'_> {
     /// Reads a key's value as a number, whatever type it has.
     fn number(&self, key: &str) -> Option<Result<f64, String>> {
         let value = self.gguf.get(key)?;
-        Some(match value {
-            Value::F32(x) => Ok(f64::from(x)),
-            Value::F64(x) => Ok(x),
-            Value::Bool(_) => Err("bool".to_owned()),
-            other => match other.as_int() {
-                Some(n) => Ok(n as f64),
-                None => Err(other.value_type().name().to_owned()),
-            },
-        })
+        Some(number(&value).ok_or_else(|| value.value_type().name().to_owned()))
     }
 
     fn checked(&mut self, name: &str, expected: &str, ok: impl Fn(f64) -> bool) -> Option<f64> {

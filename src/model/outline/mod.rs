@@ -5,8 +5,7 @@ mod groups;
 mod operation;
 mod parts;
 
-use std::collections::HashMap;
-use std::fmt::Display;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use octavo_kernels::{CacheLayer, RowSet};
@@ -16,9 +15,9 @@ pub use groups::{Group, of_any_layer};
 
 use crate::graph::Op;
 use crate::hparams::RopeHparams;
-use crate::taps::Tap;
+use crate::taps::{Tap, numbered};
 use crate::weights::RopeDivisors;
-use crate::{Model, Network, VecId, WeightId};
+use crate::{Model, Network, VecId, WeightId, WeightRef};
 
 /// The operations of a graph, in the order of execution.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,7 +177,7 @@ struct Angles<'a> {
 
 /// First rows of weights that are parts of tensors.
 struct FirstRows {
-    /// Whether the matrix is a part of a tensor.
+    /// First row of each matrix, and below of each vector; `None` for a whole tensor.
     matrices: Vec<Option<usize>>,
     vectors: Vec<Option<usize>>,
 }
@@ -187,11 +186,9 @@ impl FirstRows {
     fn new(network: &dyn Network) -> FirstRows {
         let tensors = network.tensors();
         let matrices = &tensors.matrices;
-        let is_part = |tensor: usize| {
-            let mut parts = matrices.iter().filter(|m| m.tensor == tensor);
-            parts.any(|m| m.row_start > 0)
-        };
-        let first = |m: &crate::WeightRef| is_part(m.tensor).then_some(m.row_start as usize);
+        let divided = matrices.iter().filter(|m| m.row_start > 0);
+        let divided: HashSet<usize> = divided.map(|m| m.tensor).collect();
+        let first = |m: &WeightRef| divided.contains(&m.tensor).then_some(m.row_start as usize);
         // parts of a vector follow each other
         let mut lengths: HashMap<&str, Vec<usize>> = HashMap::new();
         let in_file = || tensors.vectors.iter().filter(|v| !v.is_made);
@@ -265,17 +262,8 @@ impl Reader<'_> {
 
 fn tap_name<S: Serializer>(name: &Option<Tap>, to: S) -> Result<S::Ok, S::Error> {
     match name {
-        Some(tap) => to.collect_str(&numbered(tap)),
+        Some(tap) => to.serialize_str(&numbered(tap, tap.nth)),
         None => to.serialize_none(),
-    }
-}
-
-/// Returns a name as reports of comparisons have it: `Qcur-0`, and `Qcur-0 #2` for the second value
-/// of that name.
-pub fn numbered<N: Display>(tap: &Tap<N>) -> String {
-    match tap.nth {
-        0 => tap.to_string(),
-        nth => format!("{tap} #{}", nth + 1),
     }
 }
 

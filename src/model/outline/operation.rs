@@ -1,6 +1,6 @@
 //! Names, weights and parameters of operations.
 
-use octavo_kernels::{Activation, Function, KeyHeads, Recurrence};
+use octavo_kernels::{Activation, CacheLayer, Function, KeyHeads, Recurrence, Scores};
 
 use super::{Parameter, Reader, Setting, Weight};
 use crate::graph::{Node, Op};
@@ -167,12 +167,19 @@ impl Reader<'_> {
                 parts.into_iter().chain([number("eps", eps)]).collect()
             }
             Op::Rope { head_dim, rope, .. } => self.rope(head_dim, rope),
-            Op::Attention { .. } => self.attention(&node.op),
+            Op::Attention {
+                q, cache, scores, ..
+            } => self.attention(q, cache, scores),
             Op::Gate { act, .. } => vec![word("activation", activation_name(act))],
             Op::Unary { f, .. } => match f {
                 Function::SoftCap(cap) => vec![number("cap", cap)],
                 Function::Scale(factor) => vec![number("factor", factor)],
-                _ => Vec::new(),
+                Function::Gelu
+                | Function::SquaredRelu
+                | Function::Sigmoid
+                | Function::Silu
+                | Function::Softplus
+                | Function::Exp => Vec::new(),
             },
             Op::ScaleByPosition { rate, step, .. } => {
                 vec![number("rate", rate), count("step", step)]
@@ -201,7 +208,25 @@ impl Reader<'_> {
                 [count("n", n)].into_iter().chain(groups).collect()
             }
             Op::Normalize { least, .. } => vec![number("least", least)],
-            _ => Vec::new(),
+            Op::Embed { .. }
+            | Op::Constant { .. }
+            | Op::EmbedPositions { .. }
+            | Op::Input
+            | Op::MatMul { .. }
+            | Op::AddBias { .. }
+            | Op::KvWrite { .. }
+            | Op::Add { .. }
+            | Op::Mul { .. }
+            | Op::MulVector { .. }
+            | Op::SelectRows { .. }
+            | Op::Merge { .. }
+            | Op::Softmax { .. }
+            | Op::Gather { .. }
+            | Op::ScaleRows { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::ExpertBias { .. }
+            | Op::ExpertSum { .. }
+            | Op::AllGather { .. } => Vec::new(),
         }
     }
 
@@ -235,13 +260,7 @@ impl Reader<'_> {
         all
     }
 
-    fn attention(&self, op: &Op) -> Vec<Parameter> {
-        let Op::Attention {
-            q, cache, scores, ..
-        } = *op
-        else {
-            return Vec::new();
-        };
+    fn attention(&self, q: ValueId, cache: CacheLayer, scores: Scores) -> Vec<Parameter> {
         let group = self.network.caches()[cache.group];
         let mut all = vec![
             count("heads", self.width(q) / group.head_dim),

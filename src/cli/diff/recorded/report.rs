@@ -6,7 +6,7 @@ use octavo_analysis::diff::{
     LogitComparison, Measured, TensorComparison, Tensors, Tolerance, mean_kl,
 };
 use octavo_analysis::report::{ChartError, Page};
-use octavo_model::taps::{L_OUT, RESULT_OUTPUT};
+use octavo_model::taps::{L_OUT, RESULT_OUTPUT, numbered};
 use serde_json::{Value, json};
 
 use super::super::{DiffArgs, html, print, routing};
@@ -166,11 +166,7 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
             continue;
         }
         let mark = if t.outside { "  <- outside" } else { "" };
-        let name = if t.occurrence == 0 {
-            t.name.clone()
-        } else {
-            format!("{} #{}", t.name, t.occurrence + 1)
-        };
+        let name = numbered(&t.name, t.occurrence);
         let (values, nmse, position, channel) = (t.values, t.nmse, t.position, t.channel);
         let (a, b) = (t.a, t.b);
         let _ = writeln!(

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use octavo_model::outline::{Operation, Outline, numbered};
-use octavo_model::taps::Numbering;
+use octavo_model::outline::{Operation, Outline};
+use octavo_model::taps::{Numbering, numbered};
 
 /// Name of a layer's input, as in llama.cpp's sources.
 const INPUT: &str = "inpL";
@@ -16,7 +16,8 @@ impl Names {
     /// counting. A layer's input without a name is called inpL.
     pub(super) fn new(outline: &Outline, section: &[&Operation], layer: Option<usize>) -> Names {
         let all = outline.operations();
-        let named = all.filter_map(|op| Some((op.value, numbered(op.name.as_ref()?))));
+        let named = all.filter_map(|op| Some((op.value, op.name?)));
+        let named = named.map(|(value, tap)| (value, numbered(tap, tap.nth)));
         let mut names: HashMap<u32, String> = named.collect();
         if let Some(input) = layer.and_then(|layer| outline.layer_input(layer)) {
             names.entry(input).or_insert_with(|| INPUT.to_owned());
@@ -41,7 +42,8 @@ impl Names {
                 Some(_) => format!("{}-N", tap.name),
                 None => tap.name.to_owned(),
             };
-            names.0.insert(op.value, numbered(&taps.next(name, None)));
+            let tap = taps.next(name, None);
+            names.0.insert(op.value, numbered(&tap, tap.nth));
         }
         names
     }
