@@ -31,6 +31,7 @@
 
 pub use octavo_analysis as analysis;
 pub use octavo_engine as engine;
+pub use octavo_hf as hf;
 pub use octavo_model as model;
 pub use octavo_text as text;
 
