@@ -50,6 +50,13 @@ impl SequenceKv {
         (self.checkpoints.current(), self.checkpoints.next())
     }
 
+    /// Makes it keep the recurrent layers' state after `len` positions, so that
+    /// [`KvCacheManager::truncate`] can go back to there however many positions follow. `len` is a
+    /// multiple of [`PAGE`]: other states are not kept.
+    pub(crate) fn pin_state(&mut self, len: usize) {
+        self.checkpoints.pin(len);
+    }
+
     /// Marks positions up to `end` as written.
     ///
     /// # Panics

@@ -54,6 +54,8 @@ pub(super) struct StateCheckpoints {
     past: Vec<Checkpoint>,
     /// Those that the next step writes, likewise.
     next: Vec<Checkpoint>,
+    /// Number of positions before the state that is never dropped to save slots.
+    pinned: Option<usize>,
 }
 
 impl StateCheckpoints {
@@ -70,6 +72,12 @@ impl StateCheckpoints {
     pub(super) fn at(&self, len: usize) -> Option<PageId> {
         let state = self.past.iter().find(|state| state.len == len);
         state.map(|state| state.slot)
+    }
+
+    /// Keeps the state after `len` positions, once it is written, until [`Self::truncate`] goes back
+    /// before it.
+    pub(super) fn pin(&mut self, len: usize) {
+        self.pinned = Some(len);
     }
 
     /// Reserves slots for the states that a step from `len` to `end` writes, while `give_up` can
@@ -99,8 +107,13 @@ impl StateCheckpoints {
             match pool.0.alloc(ends.len()) {
                 Ok(slots) => break slots,
                 Err(_) if give_up(pool) => {}
-                Err(_) if self.past.len() > 1 => self.thin(pool, len, 0),
-                Err(short) => return Err(short),
+                Err(short) => {
+                    let before = self.past.len();
+                    self.thin(pool, len, 0);
+                    if self.past.len() == before {
+                        return Err(short);
+                    }
+                }
             }
         };
         let states = ends.into_iter().zip(slots);
@@ -135,6 +148,7 @@ impl StateCheckpoints {
         StateCheckpoints {
             past: self.past.clone(),
             next: Vec::new(),
+            pinned: self.pinned,
         }
     }
 
@@ -150,8 +164,8 @@ impl StateCheckpoints {
         }
     }
 
-    /// Keeps the current state and at most `most` others, all of them after full pages, because no
-    /// others can be cached along with a page. If there are more, it first drops those closest to
+    /// Keeps the current state, the pinned one, and at most `most` others, all of them after full
+    /// pages, because no others can be cached along with a page. If there are more, it first drops those closest to
     /// their neighbours, as seen from the end.
     fn thin(&mut self, pool: &mut StatePool, len: usize, most: usize) {
         let Some(current) = self.past.pop() else {
@@ -165,14 +179,17 @@ impl StateCheckpoints {
                 pool.release(state.slot);
             }
         }
-        while kept.len() > most {
+        let pinned = self.pinned;
+        let is_pinned = |state: &Checkpoint| Some(state.len) == pinned;
+        while kept.iter().filter(|state| !is_pinned(state)).count() > most {
             let gap = |i: &usize| {
                 let before = i.checked_sub(1).map_or(0, |i| kept[i].len);
                 let after = kept.get(i + 1).map_or(current.len, |state| state.len);
                 // the same distance counts for less the farther back it is
                 (after - before) as f64 / (len + PAGE - before) as f64
             };
-            let least = (0..kept.len()).min_by(|a, b| gap(a).total_cmp(&gap(b)));
+            let free = (0..kept.len()).filter(|&i| !is_pinned(&kept[i]));
+            let least = free.min_by(|a, b| gap(a).total_cmp(&gap(b)));
             let dropped = kept.remove(least.expect("there are more than none"));
             pool.release(dropped.slot);
         }

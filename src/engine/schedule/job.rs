@@ -86,8 +86,13 @@ impl Job {
 
     /// Makes it the first beam of a group of at most `width`, whose ids are this one's and those
     /// after it.
-    pub fn with_beams(self, width: usize) -> Job {
-        Job { width, ..self }
+    pub fn with_beams(mut self, width: usize) -> Job {
+        self.width = width;
+        if width > 1 {
+            // beams that resume share the prompt's full pages, which takes the state after them
+            self.kv.pin_state(self.n_prompt / PAGE * PAGE);
+        }
+        self
     }
 
     /// Creates the job that goes on from this one with a token, on the same pages until one of the
@@ -196,9 +201,13 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
 
 impl Job {
     /// Adopts what the cache holds of its tokens; returns how many. The last one is always
-    /// computed: its outputs choose the next one.
+    /// computed: its outputs choose the next one. A beam adopts tokens of the prompt alone: other
+    /// beams go on from there.
     pub(super) fn adopt(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) -> usize {
-        let end = self.tokens.len() - 1;
+        let end = match self.width {
+            1 => self.tokens.len() - 1,
+            _ => self.n_prompt.min(self.tokens.len() - 1),
+        };
         let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
         kv_cache.adopt(&mut self.kv, &key, end)
     }
