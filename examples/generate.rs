@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use octavo_llm::{EncodeOptions, Engine, EngineOptions, GenerationParams, ModelSource, generate};
+use octavo_llm::{Engine, GenerationParams, ModelSource};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -13,26 +13,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .next()
         .map_or(ModelSource::Demo, |path| ModelSource::Path(path.into()));
 
-    let engine = Engine::load(&source, &EngineOptions::default(), &mut |_| {})?;
-    let prompt = engine
-        .tokenizer()
-        .encode(text.as_bytes(), EncodeOptions::PROMPT)?;
-    let options = GenerationParams {
+    let engine = Engine::builder().open_source(&source)?;
+    let params = GenerationParams {
         max_tokens: Some(64),
         ..GenerationParams::default()
     };
     print!("{text}");
-    let answer = generate(
-        &mut engine.session(),
-        engine.tokenizer(),
-        &prompt,
-        &options,
-        &mut |text: &str| {
-            print!("{text}");
-            // shown at once; a terminal that has gone away is no reason to stop here
-            let _ = std::io::stdout().flush();
-        },
-    )?;
+    let answer = engine.generate_stream(&text, &params, |piece| {
+        print!("{piece}");
+        // shown at once; a terminal that has gone away is no reason to stop here
+        let _ = std::io::stdout().flush();
+    })?;
     println!();
     if let Some(rate) = answer.stats.generation_rate() {
         eprintln!("{} tokens, {rate:.1} per second", answer.tokens.len());

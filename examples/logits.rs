@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example logits -- "1+1=2" model.gguf
 
-use octavo_llm::{EncodeOptions, Engine, EngineOptions, LogitsFor, ModelSource, Phase};
+use octavo_llm::{EncodeOptions, Engine, ModelSource};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -11,12 +11,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .next()
         .map_or(ModelSource::Demo, |path| ModelSource::Path(path.into()));
 
-    let engine = Engine::load(&source, &EngineOptions::default(), &mut |_| {})?;
+    let engine = Engine::builder().open_source(&source)?;
+    let logits = engine.logits(&text)?;
     let tokenizer = engine.tokenizer();
-    let tokens = tokenizer.encode(text.as_bytes(), EncodeOptions::default())?;
-    let logits = engine
-        .session()
-        .eval(&tokens, Phase::Prefill, LogitsFor::All)?;
+    let tokens = tokenizer.encode(text.as_bytes(), EncodeOptions::PROMPT)?;
 
     let shown = |id: u32| tokenizer.piece(id).unwrap_or_default().escape_ascii();
     for (row, &token) in tokens.iter().enumerate() {

@@ -3,28 +3,39 @@
 //! The entry point: everything a program needs to load a model and to get text, logits or any
 //! intermediate value out of it. `examples/` has a program for each.
 //!
-//! ```
-//! use octavo_llm::{Engine, EngineOptions, GenerationParams, ModelSource, generate};
+//! ```no_run
+//! use octavo_llm::{Engine, GenerationParams};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // or ModelSource::Path("model.gguf".into())
-//! let engine = Engine::load(&ModelSource::Demo, &EngineOptions::default(), &mut |_| {})?;
-//! let prompt = engine.tokenizer().encode(b"1+1=", Default::default())?;
-//! let options = GenerationParams {
+//! let engine = Engine::open("model.gguf")?;
+//! let answer = engine.generate("1+1=", &GenerationParams::default())?;
+//! println!("{}", answer.text);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Engine::builder`] takes options and reports progress; [`Engine::generate_stream`] hands out
+//! the text while it is generated; [`Engine::chat`] answers messages, [`Engine::logits`] returns the
+//! logits after every token and [`Engine::embed`] an embedding:
+//!
+//! ```
+//! use octavo_llm::{Engine, GenerationParams, ModelSource};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // the small model that is built into the program
+//! let engine = Engine::builder().threads(1).open_source(&ModelSource::Demo)?;
+//! let params = GenerationParams {
 //!     max_tokens: Some(1),
 //!     ..GenerationParams::default()
 //! };
-//! let answer = generate(
-//!     &mut engine.session(),
-//!     engine.tokenizer(),
-//!     &prompt,
-//!     &options,
-//!     &mut |text: &str| print!("{text}"),
-//! )?;
+//! let answer = engine.generate_stream("1+1=", &params, |piece| print!("{piece}"))?;
 //! assert_eq!(answer.text, "2");
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Below that, a [`Batch`] runs many requests together, and a [`Session`] computes tokens step by
+//! step.
 //!
 //! The crates behind it are layered: [`text`] knows no tensors, [`model`] no backend, [`engine`] no
 //! command line, and [`analysis`] compares them all with reference implementations.
@@ -40,8 +51,8 @@ pub use octavo_engine::generate::{Generation, Observer, Stats, generate};
 pub use octavo_engine::sample::SamplerConfig;
 pub use octavo_engine::sequence::{FinishReason, GenerationParams};
 pub use octavo_engine::{
-    Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineOptions, Error, Event, Loading,
-    Logits, LogitsFor, ModelSource, Request, Session,
+    Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineBuilder, EngineOptions, Error,
+    Event, Loading, Logits, LogitsFor, ModelSource, Request, Session,
 };
 pub use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 pub use octavo_model::{Hparams, Model, Tap};

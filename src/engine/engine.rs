@@ -1,6 +1,11 @@
 //! A loaded model and the sessions that run on it: the boundary the command line sees. No tensor is
 //! visible outside it.
 
+mod builder;
+mod text;
+
+pub use builder::EngineBuilder;
+
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -66,6 +66,12 @@ pub enum Error {
         /// Its architecture.
         arch: &'static str,
     },
+    /// A conversation for a model without a chat template.
+    #[error("{file}: expected a file with a chat template (tokenizer.chat_template)")]
+    NoChatTemplate {
+        /// The file.
+        file: String,
+    },
     /// A text longer than a step, for a model that is not causal and computes texts whole.
     #[error(
         "the text has {tokens} tokens: expected at most {most}, which is how many are computed at \

@@ -31,7 +31,7 @@ pub use batch::{
 };
 pub use demo::demo_model;
 pub use device::{DeviceChoice, Placement, default_batch, default_threads};
-pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, kv_bytes};
+pub use engine::{DEFAULT_CONTEXT, Engine, EngineBuilder, EngineOptions, MemoryReport, kv_bytes};
 pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
 pub use image_registry::{

@@ -16,4 +16,5 @@ mod scheduler;
 mod sequence;
 mod speculative;
 mod tensor_parallel;
+mod text;
 mod variants;
