@@ -1,5 +1,6 @@
 //! Embeddings, and products of decode and prefill.
 
+use octavo_fixtures::some_of;
 use octavo_kernels::cuda::launch::{self, Form};
 use octavo_kernels::cuda::pack::{has_codes, is_packed};
 use octavo_kernels::cuda::params::Embed;
@@ -211,6 +212,10 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(4);
     let types = [T::Q4_K, T::Q6_K, T::Q3_K, T::Q5_1, T::F16];
+    let parts = [0, 3, 7]
+        .into_iter()
+        .flat_map(|first| [1, 2, 4].map(|n| (first, n)));
+    let mut turn = 0;
     // rows of one part and of four
     for (ty, cols) in types
         .map(|ty| (ty, 1280))
@@ -229,16 +234,16 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
             let all = product(&mut bench, (ty, rows, cols), &raw, &x, None);
             for schedule in bench.0.schedules() {
                 bench.0.schedule(*schedule);
-                for first in [0, 3, 7] {
-                    for n in [1, 2, 4].into_iter().filter(|n| first + n <= tokens) {
-                        let part = &x[first * cols..(first + n) * cols];
-                        let some = product(&mut bench, (ty, rows, cols), &raw, part, None);
-                        assert!(
-                            some == all[first * rows..(first + n) * rows],
-                            "{ty}: {n} tokens from {first}"
-                        );
-                        bench.0.clear();
-                    }
+                let fits = |(first, n): &(usize, usize)| first + n <= tokens;
+                turn += 1;
+                for (first, n) in some_of(parts.clone().filter(fits), turn, 3) {
+                    let part = &x[first * cols..(first + n) * cols];
+                    let some = product(&mut bench, (ty, rows, cols), &raw, part, None);
+                    assert!(
+                        some == all[first * rows..(first + n) * rows],
+                        "{ty}: {n} tokens from {first}"
+                    );
+                    bench.0.clear();
                 }
             }
         }

@@ -140,7 +140,7 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
             };
             let expected = run(1, 512);
             turn += 1;
-            for (threads, batch) in some_of(GRID, turn, 4) {
+            for (threads, batch) in some_of(GRID, turn, 8) {
                 assert!(
                     run(threads, batch) == expected,
                     "{source:?} {isa}, {prompt_bits} bits: {threads} threads, batch {batch}"
@@ -185,9 +185,9 @@ fn threads_and_batches_change_nothing() {
                 // more of the grid for the default options and fast kernels
                 let is_default = kv_type == KvType::F16.both() && repack;
                 let step = if is_default && isa != Isa::Scalar {
-                    3
-                } else {
                     6
+                } else {
+                    12
                 };
                 turn += 1;
                 for (threads, batch) in some_of(GRID, turn, step) {

@@ -252,7 +252,7 @@ fn a_cache_of_two_types_costs_what_these_round() {
                 continue;
             }
             let exact = load(isa, KvType::F32.both());
-            for types in some_of(PAIRS.into_iter().filter(takes), i, 4) {
+            for types in some_of(PAIRS.into_iter().filter(takes), i, 9) {
                 let engine = load(isa, types);
                 for phase in [Phase::Prefill, Phase::Decode] {
                     let exact = logits(&exact, &tokens, phase);

@@ -7,6 +7,7 @@ mod machines;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use octavo_fixtures::some_of;
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Gpu;
 
@@ -93,7 +94,8 @@ fn long_generation() {
 #[test]
 fn ranks_run_through_the_driver() {
     let Some(driver) = driver() else { return };
-    for execute in ["late", "random:11"] {
+    let orders = ["late", "random:11"];
+    for execute in some_of(orders, 1, 2) {
         let tests = ["cuda::ranks::ranks_with_devices", "--test-threads", "1"];
         let ended = driver.tests(&tests, &format!("devices=4 execute={execute}"));
         let text = ended.text("ranks");

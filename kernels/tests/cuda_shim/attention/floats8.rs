@@ -138,10 +138,7 @@ fn floats_of_8_bits_that_are_wrong_are_seen() {
         ),
     ];
     for (wrong, from, to) in faults {
-        let mut sources = Sources {
-            head_dims: vec![DIM],
-            ..Sources::default()
-        };
+        let mut sources = Sources::default();
         sources.replace("paging.cuh", from, to);
         let Some(mut bench) = device_of(sources) else {
             return;

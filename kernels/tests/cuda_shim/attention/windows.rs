@@ -1,6 +1,7 @@
 //! Windows, caps, sinks, and later positions.
 
 use super::*;
+use octavo_fixtures::some_of;
 
 /// Windows, caps and sinks: alone and together.
 const SCORES: [(Option<usize>, Option<f32>, bool); 9] = [
@@ -35,11 +36,8 @@ fn windows_caps_and_sinks_match_f64() {
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
         let types = launch::KV_TYPES.into_iter().enumerate();
         for (j, kv) in types.filter(|(_, kv)| kv.takes(dim)) {
-            for (n, scores) in SCORES.into_iter().enumerate() {
-                // a sixth of all, a different sixth for each size and type
-                if !(i + j + n).is_multiple_of(6) {
-                    continue;
-                }
+            // a different part for each size and type
+            for (n, scores) in some_of(SCORES.into_iter().enumerate(), i + j, 9) {
                 bench.0.schedule(Schedule::ALL[(i + n) % 3]);
                 let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(j + n) % 4];
                 let lengths = [[1, 17, 100], [16, 15, 300], [33, 130, 64]][(i + n / 3) % 3];
@@ -74,7 +72,8 @@ fn what_lies_behind_matches_f64() {
     .into_iter()
     .enumerate()
     {
-        for (i, dim) in [8, 32, 64, 80, 128, 256].into_iter().enumerate() {
+        let dims = [8, 32, 64, 80, 128, 256].into_iter().enumerate();
+        for (i, dim) in some_of(dims, n, 2) {
             bench.0.schedule(Schedule::ALL[(i + n) % 3]);
             let kv = launch::KV_TYPES[(i + n) % launch::KV_TYPES.len()];
             let kv = if kv.takes(dim) { kv } else { KvType::F16 };
