@@ -5,13 +5,16 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use libloading::Library;
 use octavo_quant::TensorType;
 
-use super::host_compiler::{HostCompiler, Unit, running};
+use super::host_compiler::{self, HostCompiler, running};
 use super::{
     Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording, Task, library_error,
 };
@@ -39,8 +42,6 @@ pub struct Sources {
     pub files: Vec<(String, String)>,
     /// Weight formats to build kernels for; a test may need only a few.
     pub formats: Vec<TensorType>,
-    /// Head sizes to build attention for; a test may need only one.
-    pub head_dims: Vec<usize>,
 }
 
 impl Default for Sources {
@@ -73,7 +74,6 @@ impl Default for Sources {
         Sources {
             files,
             formats: FORMATS.to_vec(),
-            head_dims: HEAD_DIMS.to_vec(),
         }
     }
 }
@@ -98,8 +98,27 @@ impl Sources {
     }
 }
 
-/// A library with all modules of one source file: they share its includes, and a library takes
-/// about a second to compile.
+/// The modules of one library: all weight formats of a source file, which share its includes, or
+/// attention of one head size, which alone takes as long to compile as all formats of most files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Unit {
+    file: &'static str,
+    head_dim: Option<usize>,
+}
+
+impl Unit {
+    fn of(module: Module) -> Unit {
+        Unit {
+            file: module.file().0,
+            head_dim: match module {
+                Module::Attention(dim) => Some(dim),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// An open library.
 struct Built {
     library: Library,
     running: &'static Mutex<()>,
@@ -119,7 +138,7 @@ pub struct Shim {
     compiler: HostCompiler,
     sources: Sources,
     dir: PathBuf,
-    built: HashMap<&'static str, Built>,
+    built: HashMap<Unit, Built>,
     memory: Vec<Block>,
     recordings: Vec<Vec<Task>>,
     /// Thread order of subsequent launches.
@@ -166,20 +185,20 @@ impl Shim {
         })
     }
 
-    /// Opens the library of a module's file, unless it is open.
+    /// Opens the library of a module, unless it is open.
     fn open(&mut self, module: Module) -> Result<(), Error> {
-        let (file, _) = module.file();
-        if self.built.contains_key(file) {
+        let unit = Unit::of(module);
+        if self.built.contains_key(&unit) {
             return Ok(());
         }
-        let path = self.compile(file)?;
+        let path = self.compile(unit)?;
         let wrong = |error: libloading::Error| library_error(&path, &error);
         // SAFETY: `compile` built the library from our sources, and it runs nothing when opened.
         let library = unsafe { Library::new(&path) }.map_err(wrong)?;
         // SAFETY: the type matches the function in shim.cpp.
         let launch = *unsafe { library.get(b"octavo_shim_launch\0") }.map_err(wrong)?;
         self.built.insert(
-            file,
+            unit,
             Built {
                 library,
                 running: running(&path),
@@ -189,47 +208,73 @@ impl Shim {
         Ok(())
     }
 
-    fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
-        let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
-        let wanted = |module: &Module| match module {
+    fn compile(&self, unit: Unit) -> Result<PathBuf, Error> {
+        let file = unit.file;
+        let mut text = "#include \"host/shim.cpp\"\n".to_owned();
+        let is_wanted = |module: &Module| match module {
             Module::Embed(ty)
             | Module::Gemv(ty)
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
             | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
-            Module::Attention(dim) => self.sources.head_dims.contains(dim),
             _ => true,
         };
-        for module in Module::all()
-            .into_iter()
-            .filter(|m| m.file().0 == file && wanted(m))
-        {
+        let modules = match unit.head_dim {
+            Some(dim) => vec![Module::Attention(dim)],
+            None => Module::all(),
+        };
+        let of_unit = |module: &Module| Unit::of(*module) == unit && is_wanted(module);
+        for module in modules.into_iter().filter(of_unit) {
             match module.define() {
                 Some((name, value)) => {
-                    unit +=
+                    text +=
                         &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");
                 }
-                None => unit += &format!("#include \"{file}\"\n"),
+                None => text += &format!("#include \"{file}\"\n"),
             }
         }
-        let unit = Unit {
+        let input = host_compiler::Unit {
             name: file,
-            text: unit,
+            text,
             files: &self.sources.files,
             flags: &[],
         };
-        self.compiler.library(&self.dir, &unit)
+        self.compiler.library(&self.dir, &input)
     }
 
-    /// Builds the libraries of all modules and returns their paths.
+    /// Builds the libraries of all modules, one for each CPU at a time, and returns their paths.
     ///
     /// # Errors
     /// If one does not compile.
     pub fn libraries(&self) -> Result<Vec<PathBuf>, Error> {
-        let mut files: Vec<&str> = Module::all().into_iter().map(|m| m.file().0).collect();
-        files.sort_unstable();
-        files.dedup();
-        files.into_iter().map(|file| self.compile(file)).collect()
+        let mut units: Vec<Unit> = Module::all().into_iter().map(Unit::of).collect();
+        units.sort_unstable_by_key(|unit| (unit.file, unit.head_dim));
+        units.dedup();
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<(usize, PathBuf)>, Error> {
+            let mut built = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(unit) = units.get(at) else {
+                    return Ok(built);
+                };
+                built.push((at, self.compile(*unit)?));
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let mut paths = thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let of_thread = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+            };
+            threads
+                .into_iter()
+                .map(of_thread)
+                .collect::<Result<Vec<_>, Error>>()
+        })?
+        .concat();
+        paths.sort_unstable();
+        Ok(paths.into_iter().map(|(_, path)| path).collect())
     }
 
     /// Finds the allocation that contains a range, and the offset in it.
@@ -329,7 +374,7 @@ impl Device for Shim {
 
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
         self.open(launch.module)?;
-        let built = &self.built[launch.module.file().0];
+        let built = &self.built[&Unit::of(launch.module)];
         let failed = |message: String| Error::Kernel {
             kernel: launch.kernel.clone(),
             message,
