@@ -69,9 +69,14 @@ fn nothing_flows_backwards() {
     };
     assert_eq!(ours("octavo-quant"), set(&["gguf-rs-lite"]));
     assert_eq!(ours("octavo-text"), set(&["gguf-rs-lite"]));
+    // what is compiled for each instruction set is apart from what runs it, and from vectors' tests
+    let simd = ["gguf-rs-lite", "octavo-quant"];
+    assert_eq!(ours("octavo-simd"), set(&simd));
+    let isa = [&simd[..], &["octavo-simd"]].concat();
+    assert_eq!(ours("octavo-isa"), set(&isa));
     assert_eq!(
         ours("octavo-kernels"),
-        set(&["gguf-rs-lite", "octavo-quant"])
+        set(&[&isa[..], &["octavo-isa"]].concat())
     );
     // the reference that the engine is compared with shares only the formats with it
     assert_eq!(

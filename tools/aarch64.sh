@@ -15,9 +15,11 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export OCTAVO_SHARED=/nonexistent OCTAVO_REQUIRE_SHARED=0 OCTAVO_REQUIRE_CXX=0
 # kernels' tests take a part of their cases
 export OCTAVO_EMULATED=1
+# all but the kernels and the oracle (see Cargo.toml) is compiled fast
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 
 # always the same, or Cargo would build what they need with other features each time
-crates=(-p octavo-quant -p octavo-kernels -p octavo-engine)
+crates=(-p octavo-quant -p octavo-simd -p octavo-isa -p octavo-kernels -p octavo-engine)
 
 # on CPU ISAS ARGUMENTS...: tests on an emulated CPU, on which exactly these instruction sets must
 # run
@@ -39,10 +41,10 @@ no_gpu=(--skip cuda_shim:: --skip cuda::)
 # tests of attention have every pair of types of the cache
 slow=(--skip windows_depend_on_no_neighbour --skip prompts_in_eight_bits
   --skip a_cache_of_two_types)
-on max $all --lib -- --skip cuda::nvrtc::
+on max $all --lib --test isa -- --skip cuda::nvrtc::
 on max $all --test kernels --test engine -- matmul:: attention:: absorbed:: goldens:: \
   "${no_gpu[@]}" "${slow[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
-named=(--lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
+named=(--lib --test isa --test kernels -- every_vector strips naive packed "${no_gpu[@]}")
 on cortex-a53 scalar,neon "${named[@]}"
 on cortex-a76 scalar,neon,dotprod "${named[@]}"

@@ -13,7 +13,7 @@ export MIRIFLAGS="-Zmiri-deterministic-floats -Zmiri-disable-isolation"
 # the same packages always, or Cargo would build what they need with other features each time
 miri() {
   cargo +nightly miri test --quiet --target-dir target/miri \
-    -p octavo-kernels -p octavo-quant -p gguf-rs-lite "$@"
+    -p octavo-simd -p octavo-kernels -p octavo-quant -p gguf-rs-lite "$@"
 }
 
 miri --no-run
@@ -29,7 +29,7 @@ layer
 wait "$tree"
 
 echo "unit tests, and planted faults, which must be seen"
-# of the kernels, of the formats, and of the files: none of those is mapped there
+# of vectors, the kernels, the formats, and the files: none of those is mapped there
 quick=(arena:: attention::int16::tests::a_few memory::tests::floats memory::tests::a_buffer awq::
   format:: layout:: types:: temporary::)
 miri --lib -- "${quick[@]}" &

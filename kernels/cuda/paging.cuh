@@ -146,7 +146,7 @@ struct KvQ8_0 : KvBytes<KvQ8_0> {
     DEVICE static u8 of(float x) { return static_cast<u8>(static_cast<i32>(roundf(x))); }
 };
 
-// OCP's E4M3, as kernels/src/kv/codes.rs makes it and kernels/src/generic/attention/stored.rs reads
+// OCP's E4M3, as kernels/src/kv/codes.rs makes it and octavo-simd's attention/stored.rs reads
 // it: arithmetic that every device has, and the same bits.
 struct KvF8_E4M3 : KvBytes<KvF8_E4M3> {
     DEVICE static float value(i8 code) {

@@ -2,8 +2,9 @@
 //! reads the values between them. Found once for a program; each executor takes those groups that
 //! it has kernels for, and does the operations of the others one by one. Results do not change.
 
-use crate::op::{Activation, CacheLayer, Op};
+use crate::op::{CacheLayer, Op};
 use crate::program::{Attend, Program, Slot};
+use octavo_simd::function::Activation;
 
 /// Some operations that follow each other.
 pub(crate) struct Group {

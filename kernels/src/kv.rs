@@ -3,27 +3,14 @@
 
 mod cells;
 mod codes;
-mod shape;
-mod types;
 
-use crate::memory::{Memory, NoMemory, Size};
+use crate::memory::{LARGE, Memory, NoMemory, Size};
 use crate::state::{StateStore, States};
 pub(crate) use cells::Cell;
 use memmap2::MmapRaw;
+use octavo_simd::kv_layout::{Base, HalfShape, KvShape, PAGE};
 use std::sync::Arc;
 use std::time::Duration;
-
-pub(crate) use shape::HalfShape;
-pub use shape::KvShape;
-pub(crate) use types::SCALE_GROUP;
-pub use types::{KvType, KvTypes};
-
-/// Positions in a page.
-pub const PAGE_POSITIONS: usize = 16;
-pub(crate) use PAGE_POSITIONS as PAGE;
-
-/// Longest head, in values: kernels' scratch is sized by it.
-pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
 /// The pages of all groups of layers.
 pub struct KvStore {
@@ -59,7 +46,7 @@ impl Half {
     fn new(shape: HalfShape, n_layer: usize, n_pages: usize) -> Option<Half> {
         // an overflowing size is too large; checked before anything is added to it
         shape.bytes(n_layer, n_pages)?;
-        let layer_pages = shape.layer_pages(n_pages);
+        let layer_pages = shape.layer_pages(n_pages, LARGE);
         Some(Half {
             shape,
             layer_pages,
@@ -234,17 +221,6 @@ struct HalfPages {
 unsafe impl Sync for GroupPages {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
 unsafe impl Send for GroupPages {}
-
-/// Base address of the pages of keys, or of values, of one layer and head.
-#[derive(Clone, Copy)]
-pub(crate) struct Base {
-    /// Page 0.
-    pub(crate) start: *const u8,
-    /// Bytes between pages.
-    pub(crate) stride: usize,
-    /// Bytes of an element of all of a page's positions, on average, scales left out.
-    pub(crate) row_bytes: usize,
-}
 
 impl GroupPages {
     /// Base addresses of the keys and values of a layer and head.

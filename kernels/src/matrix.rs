@@ -1,15 +1,17 @@
 //! A weight matrix in its kernel's layout.
 
-use crate::act::Form;
-use crate::generic::gemm::{KC, Tiles};
-use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pool::Pool;
 use crate::program::Phase;
-use crate::prompt_bits::PromptBits;
-use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
 use crate::weight_bytes::WeightBytes;
+use octavo_isa::Isa;
+use octavo_isa::PromptBits;
 use octavo_quant::TensorType;
+use octavo_simd::act::Form;
+use octavo_simd::generic::gemm::{KC, Tiles};
+use octavo_simd::table::{
+    ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels,
+};
 use std::sync::{Arc, Mutex};
 
 /// Error in making a matrix.

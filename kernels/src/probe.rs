@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use crate::generic::probe::{FEW, MANY, READS};
-use crate::isa::Isa;
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::Pool;
+use octavo_isa::Isa;
+use octavo_simd::generic::probe::{FEW, MANY, READS};
 
 /// Bytes that are read in a pass, by all threads together: far more than a core's own caches.
 const READ_BYTES: usize = 512 << 20;

@@ -4,11 +4,11 @@ mod check;
 mod rows;
 mod step;
 
-use crate::kv::KvShape;
 use crate::op::{CacheLayer, Op, Recurrence, Scores, ValueShape};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
+use octavo_simd::kv_layout::KvShape;
 use std::sync::Arc;
 
 pub(crate) use rows::Row;

@@ -19,9 +19,9 @@ use super::params::{
     Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak,
     Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
-use crate::kv::{KvType, KvTypes};
-use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
+use octavo_simd::function::{Activation, Function};
+use octavo_simd::kv_layout::{KvType, KvTypes};
 
 /// A kernel launch.
 #[derive(Clone, Debug, PartialEq, Eq)]

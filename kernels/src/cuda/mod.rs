@@ -40,7 +40,7 @@ pub use toolkits::toolkits;
 
 use std::path::{Path, PathBuf};
 
-use crate::kv::KvTypes;
+use octavo_simd::kv_layout::KvTypes;
 
 /// Address in device memory; 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Compilation units: a source file and, for most of them, a macro that specializes it.
 
 use super::pack;
-use crate::formats::packed_types;
 use octavo_quant::TensorType;
+use octavo_simd::formats::packed_types;
 use std::fmt;
 use std::sync::LazyLock;
 

@@ -6,8 +6,8 @@
 
 use super::Ptr;
 use super::params::Matrix;
-use crate::formats::{self, Blocks};
 use octavo_quant::TensorType;
+use octavo_simd::formats::{self, Blocks};
 
 /// Columns per unit.
 pub const UNIT: usize = 32;

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::items::Items;
 use super::plan::{CODES, Section, Stage};
 use super::{Model, Phase};
-use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
 use crate::program::Resource;
+use octavo_simd::act::{ACT_GROUP, Act4, ActRow};
 pub(super) use shared::Shared;
 
 /// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.

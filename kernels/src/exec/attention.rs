@@ -7,9 +7,9 @@ use super::{
     ACT_GROUP, CacheLayer, KvShape, Ordering, PAGE, PIECE, Part, PromptAttention, Scratch, Slot,
     Task, piece_len,
 };
-use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, VisibleRange};
 use crate::op::Scores;
 use crate::program::Attend;
+use octavo_simd::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, VisibleRange};
 
 /// Some query rows of one KV head.
 struct Group<'a> {

@@ -3,7 +3,7 @@
 
 use super::{Form, Matrix, Phase, Slot};
 use crate::fuse::{Group, Kind};
-use crate::op::Activation;
+use octavo_simd::function::Activation;
 
 /// Operations whose inputs are read by nothing else, done by the product that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

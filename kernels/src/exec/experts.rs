@@ -18,13 +18,13 @@ use super::matmul::{StripPairs, Tokens, pairs_at_once};
 use super::scratch::Scratch;
 use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
 use super::{Phase, UNITS, gemm, sums_len};
-use crate::act::ActRow;
-use crate::generic::batch;
 use crate::matrix::Strips;
 use crate::memory::Floats;
-use crate::table::{CodeKernels, FloatKernels};
 pub(super) use grouping::Grouping;
 use grouping::Run;
+use octavo_simd::act::ActRow;
+use octavo_simd::generic::batch;
+use octavo_simd::table::{CodeKernels, FloatKernels};
 
 /// Generated rows of an expert multiplied at a time: as integers they stay in the L1 cache (some
 /// 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights are unpacked once.

@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::matmul::Product;
 use super::scratch::{Scratch, Tiled};
 use super::{ACT_GROUP, Epilogue, GENERATED_ROWS, Gemv, Operands, Part, STRIP_PAIR, Slot};
-use crate::act::ActRow;
-use crate::generic::batch;
 use crate::matrix::Strips;
-use crate::table::{CodeKernels, FloatKernels};
+use octavo_simd::act::ActRow;
+use octavo_simd::generic::batch;
+use octavo_simd::table::{CodeKernels, FloatKernels};
 
 /// Panic message where packed strips are missing.
 pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";

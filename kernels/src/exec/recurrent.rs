@@ -2,9 +2,9 @@
 
 use super::frame::Span;
 use super::{Part, Slot};
-use crate::generic::recurrence::{Columns, Lanes};
-use crate::op::STATE_LANES;
 use crate::program::Recurrent;
+use octavo_simd::generic::recurrence::STATE_LANES;
+use octavo_simd::generic::recurrence::{Columns, Lanes};
 
 /// Neighbouring values that one thread convolves: some cache lines of each row.
 const COLUMNS: usize = 64;

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
 use crate::hadamard;
-use crate::op::{Function, MERGED_ROWS, scale_at};
+use crate::op::{MERGED_ROWS, scale_at};
 use crate::program::{Recurrent, RowTable};
 use crate::rope::Pairing;
-use crate::table::Norm;
+use octavo_simd::function::Function;
+use octavo_simd::table::Norm;
 
 impl Part<'_> {
     /// Computes cosines and sines of all rows.

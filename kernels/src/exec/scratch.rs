@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::arena::{Codes, Extent, MAX_TILE};
 use super::experts::{EXPERT_ROWS, Grouping};
 use super::{GENERATED_ROWS, Model, PANEL_FLOATS, Phase, STRIP_PAIR, UNITS, sums_len};
-use crate::act::{ACT_GROUP, ActRow};
-use crate::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
 use crate::memory::Floats;
-use crate::table::{MAX_R, TiledKernels};
+use octavo_simd::act::{ACT_GROUP, ActRow};
+use octavo_simd::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
+use octavo_simd::table::{MAX_R, TiledKernels};
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(super) struct Scratch {
     pub(super) strip: Floats,
     /// Activations of generated tokens in tiles.
     pub(super) tiled: Tiled,
-    /// Scratch of [`PromptAttention`](crate::table::PromptAttention).
+    /// Scratch of [`PromptAttention`](octavo_simd::table::PromptAttention).
     pub(super) attention: Floats,
     /// Rows routed to each expert.
     pub(super) grouping: Grouping,

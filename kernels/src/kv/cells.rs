@@ -1,7 +1,8 @@
 //! Storing a key and a value at a position.
 
 use super::codes::{Encode, f8_e4m3, iq4_nl, q4_0, q5_0, q5_1, q8_0};
-use super::{GroupPages, HalfPages, KvType, MAX_HEAD_DIM, PAGE, SCALE_GROUP};
+use super::{GroupPages, HalfPages};
+use octavo_simd::kv_layout::{KvType, MAX_HEAD_DIM, PAGE, SCALE_GROUP};
 
 /// Destination of one head's key and value.
 #[derive(Clone, Copy, Debug)]

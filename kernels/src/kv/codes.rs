@@ -1,7 +1,7 @@
 //! Encoding of keys and values as codes with a scale, 32 of a head at a time.
 
-use super::SCALE_GROUP;
 use octavo_quant::TensorType;
+use octavo_simd::kv_layout::SCALE_GROUP;
 
 /// Encodes values as codes, and returns their scale in f16, and their minimum if they have one.
 pub(super) type Encode = fn(&[f32; SCALE_GROUP], &mut [u8; SCALE_GROUP]) -> [u16; 2];
@@ -123,8 +123,8 @@ fn block<const BYTES: usize>(ty: TensorType, x: &[f32; SCALE_GROUP]) -> [u8; BYT
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvType;
     use octavo_fixtures::e4m3;
+    use octavo_simd::kv_layout::KvType;
 
     /// Random numbers in [-1, 1).
     fn random() -> impl FnMut() -> f32 {

@@ -14,6 +14,10 @@ pub use translate::{Translate, Translated};
 
 use std::ops::Range;
 
+use octavo_simd::function::{Activation, Function};
+use octavo_simd::generic::recurrence::STATE_LANES;
+use octavo_simd::generic::routing::TopGroups;
+
 use crate::ranks::Cut;
 
 /// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
@@ -133,17 +137,6 @@ pub enum Op<V, M, C, T> {
     AllGather { x: V, cut: Cut },
 }
 
-/// Groups that [`Op::TopK`] chooses from: a row is cut into `count` groups of equally many values,
-/// the sum of a group's two best values is its score, and those of the `used` best groups count, of
-/// equal ones those of the lower group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TopGroups {
-    /// Groups of a row.
-    pub count: usize,
-    /// Groups whose values count.
-    pub used: usize,
-}
-
 /// Variants of [`Op::LinearAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recurrence {
@@ -177,10 +170,6 @@ impl KeyHeads {
     }
 }
 
-/// Values of a head that are adjacent in the state of [`Op::LinearAttention`], which is
-/// `[head][values / 16][key_dim][16]`.
-pub const STATE_LANES: usize = 16;
-
 /// Floats of the state of [`Op::LinearAttention`]: `heads` matrices from keys to values of these
 /// lengths.
 pub fn matrix_state(heads: usize, key_dim: usize, value_dim: usize) -> Option<usize> {
@@ -196,40 +185,6 @@ pub struct CacheLayer {
     pub group: usize,
     /// Index of the layer in its group.
     pub layer: usize,
-}
-
-/// Combination of a gate and an up projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `gate / (1 + e^-gate) * up`.
-    Silu,
-    /// `gelu(gate) * up`, see [`Function::Gelu`].
-    Gelu,
-    /// `g / (1 + e^(-1.702 g)) * (u + 1)`, with `g` the gate, at most 7, and `u` between -7 and 7:
-    /// gpt-oss.
-    SwigluOai,
-}
-
-/// A function of single values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Function {
-    /// `cap * tanh(x / cap)`: about `x` where that is small, and never beyond `cap`, which is
-    /// positive.
-    SoftCap(f32),
-    /// `factor * x`.
-    Scale(f32),
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
-    Gelu,
-    /// `max(x, 0)^2`.
-    SquaredRelu,
-    /// `1 / (1 + e^-x)`.
-    Sigmoid,
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// `ln(1 + e^x)`.
-    Softplus,
-    /// `e^x`; arguments outside [-87.3, 88.3] are clamped.
-    Exp,
 }
 
 /// Computation and masking of attention scores.

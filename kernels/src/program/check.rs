@@ -1,8 +1,8 @@
 //! Consistency checks of a program's numbers.
 
 use super::{Instruction, Program, RowTable, Slot};
-use crate::kv::KvShape;
 use crate::op::{CacheShape, MatrixShape, Op, Shapes, ValueShape};
+use octavo_simd::kv_layout::KvShape;
 use std::sync::Arc;
 
 impl Program {

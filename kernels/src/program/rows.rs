@@ -1,9 +1,9 @@
 //! Conversion of a step's tokens to rows, with checks that they fit.
 
 use super::{Phase, Program, Sequence, StateUse, Step};
-use crate::generic::attention::PAGE;
 use crate::op::Op;
 use crate::rope::RopePosition;
+use octavo_simd::generic::attention::PAGE;
 
 /// One token of a step.
 #[derive(Clone, Copy)]

@@ -5,8 +5,8 @@ use super::launches::{LaunchContext, List, small};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum};
 use crate::cuda::{Launch, launch};
-use crate::op::TopGroups;
 use crate::program::Slot;
+use octavo_simd::generic::routing::TopGroups;
 
 impl LaunchContext<'_> {
     pub(super) fn softmax(&self, x: Slot, out: Slot) -> Launch {

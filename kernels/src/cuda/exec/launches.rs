@@ -8,11 +8,11 @@ use crate::cuda::launch::Form;
 use crate::cuda::params::{Argmax, Matrix, Rotation};
 use crate::cuda::{DeviceCollective, Gather, Launch, Ptr, Task, launch};
 use crate::fuse::Group;
-use crate::kv::{KvShape, KvType};
 use crate::op::CacheLayer;
 use crate::program::{Program, Slot};
 use crate::rope::Pairing;
 use octavo_quant::TensorType;
+use octavo_simd::kv_layout::{KvShape, KvType};
 
 /// Everything that the list of launches depends on.
 pub(super) struct LaunchContext<'a> {

@@ -13,11 +13,11 @@ use super::record::Record;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
-use crate::kv::KvShape;
 use crate::op::{Op, scale_at};
 use crate::program::{Program, ProgramOp};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
+use octavo_simd::kv_layout::KvShape;
 
 /// Rows whose split attention is merged at a time: partial sums of all rows would take too much
 /// memory.

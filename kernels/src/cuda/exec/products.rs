@@ -5,8 +5,8 @@ use crate::cuda::launch::Form;
 use crate::cuda::pack::UNIT;
 use crate::cuda::params::{Arrange, Gemm, Gemv, GemvPart, Matrix};
 use crate::cuda::{Ptr, launch};
-use crate::op::Activation;
 use crate::program::Slot;
+use octavo_simd::function::Activation;
 
 /// Maximum number of matrices per launch of `gemv`.
 const GEMV_PARTS: usize = 3;

@@ -9,8 +9,9 @@ use crate::cuda::params::{
     ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
-use crate::op::{CacheLayer, Function, Op, Recurrence, Scores};
+use crate::op::{CacheLayer, Op, Recurrence, Scores};
 use crate::program::{Attend, Recurrent, Slot};
+use octavo_simd::function::Function;
 
 /// Number of later positions that a row attends to if unlimited; kernels add it to a position.
 const MAX_POSITIONS_AFTER: usize = i32::MAX as usize;

@@ -3,8 +3,8 @@
 
 use super::super::{Operands, Part, Slot};
 use crate::exec::scratch::Scratch;
-use crate::generic::routing::{self, Parts, place};
-use crate::op::TopGroups;
+use octavo_simd::generic::routing::TopGroups;
+use octavo_simd::generic::routing::{self, Parts, place};
 
 /// Columns of sums that a thread takes at a time: a few lines of each part.
 const SUM_COLUMNS: usize = 64;

@@ -1,6 +1,6 @@
 //! Choices of experts, sorted so that all rows of an expert are multiplied together.
 
-use crate::generic::routing::place;
+use octavo_simd::generic::routing::place;
 
 /// Choices of one expert that are multiplied together.
 #[derive(Clone, Copy)]

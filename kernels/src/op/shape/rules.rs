@@ -1,11 +1,12 @@
 //! Each operation's constraints on its operands' shapes, and the shape of its result.
 
 use super::super::{
-    CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, TopGroups, ValueShape, matrix_state,
+    CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, ValueShape, matrix_state,
 };
 use super::ShapeError;
 use crate::hadamard::HADAMARD_ORDER;
 use crate::ranks::Cut;
+use octavo_simd::generic::routing::TopGroups;
 
 /// A value of all rows, which has no operands.
 pub(super) fn rows_of(width: usize) -> ValueShape {

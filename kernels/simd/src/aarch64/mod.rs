@@ -1,0 +1,2 @@
+//! 64-bit Arm vectors: bit tricks only; the algorithms are in `generic`.
+pub mod neon;

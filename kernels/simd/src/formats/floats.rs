@@ -1,0 +1,28 @@
+//! Plain floats, packed as [k][R].
+
+use super::{Float, Row, Visitor};
+use crate::simd::Simd;
+use octavo_quant::TensorType;
+
+macro_rules! float {
+    ($name:ident, $bytes:literal, $load:ident) => {
+        pub struct $name;
+
+        impl Float for $name {
+            const TYPE: TensorType = TensorType::$name;
+            const BYTES: usize = $bytes;
+
+            #[inline(always)]
+            unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+                // SAFETY: the caller has R elements at `p`.
+                unsafe { S::$load(p.cast()) }
+            }
+        }
+    };
+}
+
+float!(F32, 4, load);
+float!(F16, 2, load_f16);
+float!(BF16, 2, load_bf16);
+
+family!(floats(F32), floats(F16), floats(BF16));

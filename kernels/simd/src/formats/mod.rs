@@ -1,0 +1,468 @@
+//! Packed weight formats: the memory layout of a strip of `R` rows, and decoding of its codes and
+//! scales.
+//!
+//! Every block format of ggml that is `w = scale * (code - offset) - min` over groups of 16 or 32,
+//! or whose codes are indices into a table of sixteen values, is a few numbers and one function
+//! here. A strip holds, block after block along k, for `R` rows together:
+//!
+//! ```text
+//! meta   the block's scales, transposed so that R rows are neighbours   META   bytes a row
+//! low    the low bits of the codes                                      LOW    bits a weight
+//! high   the bits above them                                            HIGH   bits a weight
+//! top    the bits above those                                           TOP    bits a weight
+//! ```
+//! In the bit planes the unit is a vector of `4 R` bytes: lane `r` has four consecutive k of row
+//! `r`, so that one 4-byte dot product per lane needs no shuffles. 4-bit planes keep k-group `2j`
+//! in the low and `2j+1` in the high nibbles of vector `j`; 1- and 2-bit planes keep the following
+//! k-groups in ever higher bits of the same bytes. Nothing grows: a packed strip has exactly the
+//! bytes of the rows in the file.
+//!
+//! A format is one row of a family's file, which defines all of it: the numbers and the scales that
+//! kernels read, how both are decoded from a block of the file (`unpack`, `transpose`), and the
+//! layout of its scales on the GPU. Everything else follows from the list at the end of that file.
+#![allow(non_camel_case_types)] // ggml's own names
+
+mod codes;
+
+use crate::simd::Simd;
+use codes::{eight, nibbles, nibbles_of_32, spread, spread_more};
+use octavo_quant::TensorType;
+use std::ops::Range;
+
+/// One packed format. `R` is always `S::R`.
+pub trait Format {
+    const TYPE: TensorType;
+    /// Weights in a block.
+    const K: usize;
+    /// Bytes of scales per row and block.
+    const META: usize;
+    /// Bits in the low plane: 0, 4 or 8.
+    const LOW: usize;
+    /// Bits in the high plane: 0, 1 or 2.
+    const HIGH: usize;
+    /// Bits in the top plane: 0 or 1.
+    const TOP: usize;
+    /// Values of the low plane's codes; `None` if the codes are the values.
+    const TABLE: Option<[u8; 16]>;
+    /// Weights that share a scale: 16 or 32.
+    const GROUP: usize;
+    /// Subtracted from every code.
+    const OFFSET: i32;
+    /// Whether a minimum is subtracted from `scale * code`.
+    const MIN: bool;
+    /// Layout of its scales for the GPU's kernels; `None` if there are no such kernels.
+    const GPU: Option<GpuScales>;
+    /// F16 scales of a block, read once per block.
+    type BlockScales<S: Simd>: Copy;
+
+    /// The codes of one block of a row as it lies in the file, in the order of k, unsigned.
+    fn unpack(raw: &[u8], codes: &mut [u8]);
+    /// Writes the scales of one block of a row as it lies in the file to where
+    /// [`Format::block_scales`] and [`Format::scales`] read them.
+    fn transpose(raw: &[u8], meta: &mut Transposed<'_>);
+
+    /// # Safety
+    /// `meta` points to `META * S::R` readable bytes; see simd.rs for the instruction set.
+    unsafe fn block_scales<S: Simd>(meta: *const u8) -> Self::BlockScales<S>;
+    /// Scale and minimum of group `g` of the block.
+    ///
+    /// # Safety
+    /// As [`Format::block_scales`].
+    unsafe fn scales<S: Simd>(
+        block_scales: Self::BlockScales<S>,
+        meta: *const u8,
+        g: usize,
+    ) -> (S::F, S::F);
+
+    /// Whether a signed byte holds every code: none is above 127.
+    const FITS_I8: bool = Self::LARGEST < 128;
+
+    /// The largest code.
+    const LARGEST: u8 = largest(Self::TABLE, Self::LOW + Self::HIGH + Self::TOP);
+
+    /// Bytes of one block of one row, packed or not.
+    const BLOCK_BYTES: usize = Self::META + Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
+
+    /// Codes of 16 consecutive k: half `H` (0 or 1) of the block's 32-group `g`, four k to a
+    /// vector.
+    ///
+    /// # Safety
+    /// `block` points to `BLOCK_BYTES * S::R` readable bytes and `g < K / 32`.
+    #[inline(always)]
+    unsafe fn codes<S: Simd, const H: usize>(block: *const u8, g: usize) -> [S::I; 4] {
+        let vector = 4 * S::R;
+        // SAFETY: the planes lie inside the block: META, then K / 8 bytes a row for each bit of
+        // LOW, HIGH and TOP.
+        unsafe {
+            let low = block.add(Self::META * S::R);
+            let mut c = if Self::LOW == 8 {
+                let p = low.add((8 * g + 4 * H) * vector);
+                std::array::from_fn(
+                    #[inline(always)]
+                    |j| S::load_bytes(p.add(j * vector)),
+                )
+            } else if Self::LOW == 4 {
+                let p = low.add((4 * g + 2 * H) * vector);
+                let (a, b, mask) = (
+                    S::load_bytes(p),
+                    S::load_bytes(p.add(vector)),
+                    S::iset1(0x0f0f_0f0f),
+                );
+                [
+                    S::and(a, mask),
+                    S::and(S::shr(a, 4), mask),
+                    S::and(b, mask),
+                    S::and(S::shr(b, 4), mask),
+                ]
+            } else {
+                [S::iset1(0); 4]
+            };
+            if let Some(table) = Self::TABLE {
+                c = [
+                    S::lookup(c[0], &table),
+                    S::lookup(c[1], &table),
+                    S::lookup(c[2], &table),
+                    S::lookup(c[3], &table),
+                ];
+            }
+            let high = low.add(Self::K * Self::LOW / 8 * S::R);
+            if Self::HIGH == 1 {
+                c = one_bit::<S, H>(c, high.add(g * vector), Self::LOW as u32);
+            }
+            if Self::HIGH == 2 {
+                let v = S::load_bytes(high.add((2 * g + H) * vector));
+                for (j, c) in c.iter_mut().enumerate() {
+                    // bits 2 j and 2 j + 1 become the lowest above LOW
+                    let (at, to) = (2 * j as u32, Self::LOW as u32);
+                    let bits = if at <= to {
+                        S::shl(v, to - at)
+                    } else {
+                        S::shr(v, at - to)
+                    };
+                    *c = S::or(*c, S::and(bits, S::iset1(0x0303_0303 << to)));
+                }
+            }
+            if Self::TOP == 1 {
+                let top = high.add(Self::K * Self::HIGH / 8 * S::R);
+                c = one_bit::<S, H>(c, top.add(g * vector), (Self::LOW + Self::HIGH) as u32);
+            }
+            c
+        }
+    }
+}
+
+const fn largest(table: Option<[u8; 16]>, bits: usize) -> u8 {
+    let Some(table) = table else {
+        return ((1 << bits) - 1) as u8;
+    };
+    let (mut most, mut i) = (0, 0);
+    while i < 16 {
+        if table[i] > most {
+            most = table[i];
+        }
+        i += 1;
+    }
+    most
+}
+
+/// Moves bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.
+#[inline(always)]
+unsafe fn one_bit<S: Simd, const H: usize>(
+    mut c: [S::I; 4],
+    plane: *const u8,
+    to: u32,
+) -> [S::I; 4] {
+    // SAFETY: the caller's plane has a vector at this place.
+    unsafe {
+        let v = S::load_bytes(plane);
+        for (j, c) in c.iter_mut().enumerate() {
+            let at = (4 * H + j) as u32;
+            let bit = if at <= to {
+                S::shl(v, to - at)
+            } else {
+                S::shr(v, at - to)
+            };
+            *c = S::or(*c, S::and(bit, S::iset1(0x0101_0101 << to)));
+        }
+        c
+    }
+}
+
+/// Defines a format: its numbers, the places of the f16 vectors its blocks start with (its block
+/// scales), the body of [`Format::scales`], which has these, the block and the group's number, and
+/// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales.
+macro_rules! format {
+    ($(#[$doc:meta])* $name:ident: $k:literal weights, meta $meta:literal, low $low:literal,
+        high $high:literal, top $top:literal, group $group:literal, offset $offset:literal,
+        min $min:literal, table $table:expr,
+        block_scales [$($half:literal),*],
+        scales $simd:ident($block_scales:pat, $at:ident, $g:pat) $scales:block
+        unpack($raw:ident, $codes:ident) $unpack:block
+        transpose($block:ident, $to:ident) $transpose:block
+        gpu $gpu:expr) => {
+        $(#[$doc])*
+        pub struct $name;
+
+        impl Format for $name {
+            const TYPE: TensorType = TensorType::$name;
+            const K: usize = $k;
+            const META: usize = $meta;
+            const LOW: usize = $low;
+            const HIGH: usize = $high;
+            const TOP: usize = $top;
+            const TABLE: Option<[u8; 16]> = $table;
+            const GROUP: usize = $group;
+            const OFFSET: i32 = $offset;
+            const MIN: bool = $min;
+            const GPU: Option<GpuScales> = $gpu;
+            type BlockScales<S: Simd> = [S::F; <[usize]>::len(&[$($half),*])];
+
+            #[inline(always)]
+            fn unpack($raw: &[u8], $codes: &mut [u8]) $unpack
+
+            #[inline(always)]
+            fn transpose($block: &[u8], $to: &mut Transposed<'_>) $transpose
+
+            #[inline(always)]
+            unsafe fn block_scales<S: Simd>(_meta: *const u8) -> Self::BlockScales<S> {
+                // SAFETY: rows of R halves start the block, as many as it has block scales.
+                [$(unsafe { S::load_f16(_meta.add(2 * $half * S::R).cast()) }),*]
+            }
+            #[inline(always)]
+            unsafe fn scales<$simd: Simd>(
+                $block_scales: Self::BlockScales<$simd>,
+                $at: *const u8,
+                $g: usize,
+            ) -> ($simd::F, $simd::F) {
+                // SAFETY: with g < K / GROUP every read stays inside the META * R bytes the block
+                // starts with.
+                unsafe { $scales }
+            }
+        }
+    };
+}
+
+/// Ends a family's file: its formats, of which [`visit`] finds the one of a type.
+macro_rules! family {
+    ($($row:ident($name:ident)),*) => {
+        /// The rows of this family.
+        pub(super) static ROWS: &[Row] = &[$(Row::$row::<$name>()),*];
+
+        /// Visits the format of `ty`, if it is one of this family.
+        pub(super) fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
+            match ty {
+                $(TensorType::$name => Some(visitor.$row::<$name>()),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+/// The families, each a file.
+macro_rules! families {
+    ($($family:ident),*) => {
+        $(pub mod $family;)*
+
+        static FAMILIES: [&[Row]; [$(stringify!($family)),*].len()] = [$($family::ROWS),*];
+
+        /// Visits the packed form of `ty`, if it has one.
+        pub fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
+            None$(.or_else(|| $family::visit(ty, visitor)))*
+        }
+    };
+}
+
+families!(floats, legacy, kquants, iq4, mxfp4, awq);
+
+/// A generic function over formats: it needs a format's type at compile time.
+pub trait Visitor {
+    type Out;
+    fn blocks<F: Format>(&self) -> Self::Out;
+    fn floats<E: Float>(&self) -> Self::Out;
+}
+
+/// A plain float type, packed as [k][R].
+pub trait Float {
+    const TYPE: TensorType;
+    const BYTES: usize;
+    /// # Safety
+    /// `S::R` elements are readable at `p`.
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+}
+
+/// Properties of a format whose type is known only at run time, as [`Format`] describes them.
+pub struct Row {
+    pub ty: TensorType,
+    /// `None`: a plain float type.
+    pub blocks: Option<Blocks>,
+}
+
+/// The numbers of a [`Format`], and the functions that decode a block of the file.
+pub struct Blocks {
+    pub ty: TensorType,
+    pub k: usize,
+    pub meta: usize,
+    pub low: usize,
+    pub high: usize,
+    pub top: usize,
+    pub offset: i32,
+    pub min: bool,
+    pub unpack: fn(&[u8], &mut [u8]),
+    pub transpose: fn(&[u8], &mut Transposed<'_>),
+    pub gpu: Option<GpuScales>,
+}
+
+impl Row {
+    const fn blocks<F: Format>() -> Row {
+        Row {
+            ty: F::TYPE,
+            blocks: Some(Blocks::of::<F>()),
+        }
+    }
+
+    const fn floats<E: Float>() -> Row {
+        Row {
+            ty: E::TYPE,
+            blocks: None,
+        }
+    }
+}
+
+impl Blocks {
+    pub const fn of<F: Format>() -> Blocks {
+        Blocks {
+            ty: F::TYPE,
+            k: F::K,
+            meta: F::META,
+            low: F::LOW,
+            high: F::HIGH,
+            top: F::TOP,
+            offset: F::OFFSET,
+            min: F::MIN,
+            unpack: F::unpack,
+            transpose: F::transpose,
+            gpu: F::GPU,
+        }
+    }
+}
+
+/// Layout of a format's scales for the GPU's kernels: those of `cuda/formats.cuh`, in the layout of
+/// `cuda/pack.rs`.
+pub struct GpuScales {
+    /// The type whose kernels read it: itself, unless both lie in memory alike.
+    pub kernels: TensorType,
+    /// Bytes of scales for each row and 32 columns.
+    pub bytes: usize,
+    /// Writes them, from a block as it lies in the file: of its columns from `32 u` on, the block
+    /// being number `which` of those that share 256 columns.
+    pub of: fn(raw: &[u8], u: usize, which: usize, out: &mut [u8]),
+    /// Range of a block's bytes that holds the halves which multiply its scales; empty if there are
+    /// none.
+    pub halves: Range<usize>,
+}
+
+impl GpuScales {
+    /// Scales that are the first `bytes` bytes of a block of 32, which has no others.
+    const fn first(ty: TensorType, bytes: usize) -> Option<GpuScales> {
+        Some(GpuScales {
+            kernels: ty,
+            bytes,
+            of: |raw, _, _, out| {
+                let n = out.len();
+                out.copy_from_slice(&raw[..n]);
+            },
+            halves: 0..0,
+        })
+    }
+}
+
+/// All rows.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    FAMILIES.into_iter().flatten()
+}
+
+/// The row of a type; `None` if it has no packed form.
+pub fn row(ty: TensorType) -> Option<&'static Row> {
+    rows().find(|row| row.ty == ty)
+}
+
+/// The types that have a packed form on CPUs.
+pub fn packed_types() -> impl Iterator<Item = TensorType> {
+    rows().map(|row| row.ty)
+}
+
+/// Whether the packed form of a type subtracts a minimum from scale times code. Both are larger
+/// than their difference, and so are their rounding errors.
+pub fn has_minimum(ty: TensorType) -> bool {
+    row(ty).is_some_and(|row| row.blocks.as_ref().is_some_and(|blocks| blocks.min))
+}
+
+/// Row `i` of the scales of `r` rows: rows are neighbours.
+pub struct Transposed<'a> {
+    pub meta: &'a mut [u8],
+    pub i: usize,
+    pub r: usize,
+}
+
+impl Transposed<'_> {
+    /// Writes a half float; `at` rows of halves precede it.
+    #[inline(always)]
+    fn half(&mut self, at: usize, half: &[u8]) {
+        let place = (at * self.r + self.i) * 2;
+        self.meta[place..place + 2].copy_from_slice(half);
+    }
+
+    /// Writes bytes; `at` rows of bytes precede the first.
+    #[inline(always)]
+    fn bytes(&mut self, at: usize, bytes: &[u8]) {
+        for (g, byte) in bytes.iter().enumerate() {
+            *self.byte(at + g) = *byte;
+        }
+    }
+
+    /// The byte that `at` rows of bytes precede.
+    #[inline(always)]
+    fn byte(&mut self, at: usize) -> &mut u8 {
+        &mut self.meta[at * self.r + self.i]
+    }
+}
+
+/// The scale, less 32, whose lower four and upper two bits are the lowest of `low` and `high`.
+#[inline(always)]
+unsafe fn six_bits<S: Simd>(low: S::I, high: S::I) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let scale = S::or(
+            S::and(low, S::iset1(15)),
+            S::shl(S::and(high, S::iset1(3)), 4),
+        );
+        S::to_f(S::isub(scale, S::iset1(32)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_blocks_do_not_grow_and_every_type_is_found_once() {
+        struct Sizes;
+        impl Visitor for Sizes {
+            type Out = (TensorType, usize, usize);
+            fn blocks<F: Format>(&self) -> Self::Out {
+                (F::TYPE, F::K, F::BLOCK_BYTES)
+            }
+            fn floats<E: Float>(&self) -> Self::Out {
+                (E::TYPE, 1, E::BYTES)
+            }
+        }
+        for ty in TensorType::all().chain(TensorType::AWQ) {
+            let rows = rows().filter(|row| row.ty == ty).count();
+            let sizes = visit(ty, &Sizes);
+            assert_eq!(rows, usize::from(sizes.is_some()), "{ty}");
+            if let Some(sizes) = sizes {
+                assert_eq!(sizes, (ty, ty.block_len(), ty.block_bytes()));
+            }
+        }
+    }
+}

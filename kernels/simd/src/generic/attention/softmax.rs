@@ -1,0 +1,100 @@
+//! The softmax of a row, span by span: the largest score and the sum of weights so far.
+
+use super::VisibleRange;
+use crate::generic::elementwise::soft_cap;
+use crate::simd::{Simd, exp};
+
+/// Turns the scores of a row into weights in place, in whole vectors up to position `end`: zero
+/// where nothing is seen. Returns the factor of the row's earlier sums.
+///
+/// # Safety
+/// Some of `p` is seen, and it is whole vectors up to `end`.
+#[inline(always)]
+pub(super) unsafe fn weights<S: Simd>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    visible: VisibleRange,
+    end: usize,
+    state: &mut (f32, f32),
+) -> f32 {
+    // SAFETY: passed on.
+    unsafe {
+        let top = largest_score::<S, false>(p, cap, visible, state.0);
+        weights_below::<S, false>(p, top, visible, end, state)
+    }
+}
+
+/// The maximum of `max` and the row's scores, which are capped first.
+///
+/// # Safety
+/// Some of `p` is seen, all if it is `WHOLE`, and it is whole vectors.
+#[inline(always)]
+pub(super) unsafe fn largest_score<S: Simd, const WHOLE: bool>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    visible: VisibleRange,
+    max: f32,
+) -> f32 {
+    // whole vectors; positions before them are not seen
+    let positions = (visible.first / S::R * S::R..visible.end).step_by(S::R);
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(cap) = cap {
+            for i in positions.clone() {
+                S::store(p.add(i), soft_cap::<S>(cap, S::load(p.add(i))));
+            }
+        }
+        let mut top = S::set1(max);
+        for i in positions {
+            let v = S::load(p.add(i));
+            let v = visible.choose::<S, WHOLE>(i, v, S::set1(f32::NEG_INFINITY));
+            top = S::max(top, v);
+        }
+        S::largest(top)
+    }
+}
+
+/// The second half of [`weights`], whose largest score is `top`.
+///
+/// # Safety
+/// As [`weights`], and all is seen if it is `WHOLE`.
+#[inline(always)]
+pub(super) unsafe fn weights_below<S: Simd, const WHOLE: bool>(
+    p: &mut [f32],
+    top: f32,
+    visible: VisibleRange,
+    end: usize,
+    state: &mut (f32, f32),
+) -> f32 {
+    let from = visible.first / S::R * S::R;
+    p[..from].fill(0.0);
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise; the other pointer is to a local array.
+    unsafe {
+        let (max, sum) = *state;
+        let mut total = S::zero();
+        for i in (from..end).step_by(S::R) {
+            let v = exp::<S>(S::sub(S::load(p.add(i)), S::set1(top)));
+            let v = visible.choose::<S, WHOLE>(i, v, S::zero());
+            S::store(p.add(i), v);
+            total = S::add(total, v);
+        }
+        let mut correction = 1.0;
+        if top > max {
+            let mut e = [0f32; 16];
+            S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - top)));
+            correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
+        }
+        *state = (top, sum * correction + S::sum(total));
+        correction
+    }
+}
+
+/// Factor and then divisor of a row's weighted sums at the end, from the softmax's maximum and sum,
+/// and the sink of the row's head: minus infinity where there is none, which changes no bit.
+pub fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
+    let top = max.max(sink);
+    let weight = (max - top).exp();
+    (weight, sum * weight + (sink - top).exp())
+}

@@ -1,0 +1,321 @@
+//! Products of prompts with quantized weights in 16-bit integers: twice the multiply-adds per
+//! instruction of f32, at 15 bits.
+//!
+//! Codes are widened to 16 bits once a panel, activations once a step, with one scale for each
+//! token and slice of k. A pair of neighbouring k fills a 32-bit lane, and one instruction adds
+//! both products of every lane. Each group of 16 or 32 is converted to float once, with its own
+//! scale (and minimum); the activations' scale follows at the end of the slice.
+//!
+//! ```text
+//! panel   per strip: pairs [kc / 2][R], then per group scales [R], if the format has them minima
+//!         [R], and for Winograd's products [R] of pairs
+//! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W],
+//!         scales [W], and for Winograd's products of pairs, [kc / 16][W] and [kc / 32][W]
+//! ```
+//! Of four k the first pair holds 0 and 2, the second 1 and 3: the order that masking packed bytes
+//! yields.
+//!
+//! Where additions are cheaper than products, some tokens of a tile take half as many products by
+//! Winograd's inner products (see [`dots`]). Differences fit 16 bits because codes stay within a
+//! byte: [`ACT_MAX`] and 128 are 32,767.
+
+pub mod dots;
+
+use super::gemm::{KC, Tiles, store, tile_width};
+use super::gemv::integers;
+use crate::act::ACT_MAX;
+use crate::formats::Format;
+use crate::simd::Simd;
+use dots::{NEIGHBOURS, Rows, add_by_winograd, add_dots, winograd_rows};
+
+/// Words of a tile's slice of `kc`, for each token.
+const fn slice_words<S: Simd>(kc: usize) -> usize {
+    let sums = kc / 16 + kc / 32;
+    kc / 2 + sums + 1 + if S::WINOGRAD { sums } else { 0 }
+}
+
+/// Offset of the scales in a tile's slice, in words for each token.
+const fn scales_at(kc: usize) -> usize {
+    kc / 2 + kc / 16 + kc / 32
+}
+
+/// Offset of the negated sums of groups of `group` values in a tile's slice, in words for each
+/// token.
+const fn sums_at(kc: usize, group: usize) -> usize {
+    if group == 16 {
+        kc / 2
+    } else {
+        kc / 2 + kc / 16
+    }
+}
+
+/// Offset of the products of pairs of groups of `group` values in a tile's slice, in words for each
+/// token.
+const fn products_at(kc: usize, group: usize) -> usize {
+    scales_at(kc) + 1 + sums_at(kc, group) - kc / 2
+}
+
+/// Vectors of a panel for one group, beside the codes.
+const fn per_group<S: Simd>(min: bool) -> usize {
+    1 + min as usize + S::WINOGRAD as usize
+}
+
+/// Writes tokens `t..t + width` of `x` (`[m][k]`) as a tile, zeros where there is no token.
+///
+/// # Safety
+/// `x` is `m * k` floats with k a multiple of 32; `tile` has room for `k * width` words.
+#[inline(always)]
+pub unsafe fn pack_tokens<S: Simd>(
+    x: *const f32,
+    m: usize,
+    k: usize,
+    t: usize,
+    width: usize,
+    tile: *mut f32,
+) {
+    let mut k0 = 0;
+    let mut tile = tile;
+    while k0 < k {
+        let kc = KC.min(k - k0);
+        let pairs = tile.cast::<i32>();
+        for j in 0..width {
+            // SAFETY: tokens below m are read; each slice writes `slice_words(kc) * width` words,
+            // and those of all slices are at most k * width.
+            unsafe {
+                let mut q = [0i32; KC];
+                let mut scale = 0.0;
+                if t + j < m {
+                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc], ACT_MAX);
+                }
+                for (i, q) in q[..kc].chunks_exact(4).enumerate() {
+                    pairs
+                        .add(2 * i * width + j)
+                        .write((q[0] & 0xffff) | q[2] << 16);
+                    pairs
+                        .add((2 * i + 1) * width + j)
+                        .write((q[1] & 0xffff) | q[3] << 16);
+                }
+                for group in [16, 32] {
+                    let sums = tile.add(sums_at(kc, group) * width);
+                    let products = pairs.add(products_at(kc, group) * width);
+                    for (i, q) in q[..kc].chunks_exact(group).enumerate() {
+                        sums.add(i * width + j).write(-q.iter().sum::<i32>() as f32);
+                        if S::WINOGRAD {
+                            products.add(i * width + j).write(products_of_pairs(q));
+                        }
+                    }
+                }
+                tile.add(scales_at(kc) * width + j).write(scale);
+            }
+        }
+        tile = tile.wrapping_add(slice_words::<S>(kc) * width);
+        k0 += kc;
+    }
+}
+
+/// The sum of the products of neighbours.
+#[inline(always)]
+fn products_of_pairs(q: &[i32]) -> i32 {
+    let products = q.chunks_exact(2).map(|pair| pair[0] * pair[1]);
+    products.fold(0, i32::wrapping_add)
+}
+
+/// Converts k in `k0..k1` of a packed strip to a panel of pairs.
+///
+/// # Safety
+/// `strip` holds the blocks up to `k1`; `k0` and `k1` are multiples of the block length; `out` has
+/// the room.
+#[inline(always)]
+pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+    // differences of codes and activations fit 16 bits
+    const { assert!(F::OFFSET <= 128 && F::LARGEST as i32 - F::OFFSET <= 128) };
+    let mut scales = out.wrapping_add((k1 - k0) / 2 * S::R);
+    let mut out = out.cast::<u8>();
+    // SAFETY: blocks k0 / K .. k1 / K are in the strip; each writes K / 2 vectors of pairs and K /
+    // GROUP of scales, minima and products, together at most K vectors.
+    unsafe {
+        for b in k0 / F::K..k1 / F::K {
+            let block = strip.add(b * F::BLOCK_BYTES * S::R);
+            let block_scales = F::block_scales::<S>(block);
+            for g in 0..F::K / 32 {
+                let halves = [
+                    widen::<S, F>(F::codes::<S, 0>(block, g), out),
+                    widen::<S, F>(F::codes::<S, 1>(block, g), out.add(32 * S::R)),
+                ];
+                out = out.add(64 * S::R);
+                for part in 0..32 / F::GROUP {
+                    let (scale, min) =
+                        F::scales::<S>(block_scales, block, g * (32 / F::GROUP) + part);
+                    S::store(scales, scale);
+                    scales = scales.add(S::R);
+                    if F::MIN {
+                        S::store(scales, min);
+                        scales = scales.add(S::R);
+                    }
+                    if S::WINOGRAD {
+                        let products = if F::GROUP == 16 {
+                            halves[part]
+                        } else {
+                            S::iadd(halves[0], halves[1])
+                        };
+                        S::store_bytes(scales.cast(), products);
+                        scales = scales.add(S::R);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Widens four vectors of codes to eight vectors of pairs, and returns the products of these if
+/// they are wanted.
+#[inline(always)]
+// an index keeps the vectors in registers, an iterator passes them by memory
+#[allow(clippy::needless_range_loop)]
+unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) -> S::I {
+    // SAFETY: `out` has room for eight vectors by the caller's promise.
+    unsafe {
+        let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(F::OFFSET * 0x0001_0001));
+        let mut products = S::iset1(0);
+        for j in 0..4 {
+            let (even, odd) = (S::and(codes[j], mask), S::and(S::shr(codes[j], 8), mask));
+            let (even, odd) = (S::sub16(even, offset), S::sub16(odd, offset));
+            S::store_bytes(out.add(2 * j * 4 * S::R), even);
+            S::store_bytes(out.add((2 * j + 1) * 4 * S::R), odd);
+            if S::WINOGRAD {
+                products = S::dot2(products, even, odd);
+            }
+        }
+        products
+    }
+}
+
+/// Multiplies `MS` strips of a format with scales for every `GROUP` by every tile of tokens.
+///
+/// # Safety
+/// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.
+#[inline(always)]
+pub unsafe fn tiles<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const NT: usize,
+>(
+    a: &Tiles<'_>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::WINOGRAD && S::prefers_winograd() {
+            all_tiles::<S, GROUP, MIN, MS, NT, true>(a);
+        } else {
+            all_tiles::<S, GROUP, MIN, MS, NT, false>(a);
+        }
+    }
+}
+
+/// # Safety
+/// As [`tiles`].
+#[inline(always)]
+unsafe fn all_tiles<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const NT: usize,
+    const WINOGRAD: bool,
+>(
+    a: &Tiles<'_>,
+) {
+    let mut t = 0;
+    while t < a.m {
+        // SAFETY: tile `t` starts at `t * k` words, because all tiles before it are full.
+        unsafe {
+            let x = a.x.add(t * a.k);
+            a.prefetch::<S>(t, NT);
+            match tile_width(a.m - t, NT) {
+                1 => tile::<S, GROUP, MIN, MS, 1, WINOGRAD>(a, x, t),
+                4 => tile::<S, GROUP, MIN, MS, 4, WINOGRAD>(a, x, t),
+                _ => tile::<S, GROUP, MIN, MS, NT, WINOGRAD>(a, x, t),
+            }
+        }
+        t += NT;
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // see widen
+unsafe fn tile<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const W: usize,
+    const WINOGRAD: bool,
+>(
+    a: &Tiles<'_>,
+    x: *const f32,
+    t: usize,
+) {
+    let per_group = per_group::<S>(MIN);
+    // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
+    unsafe {
+        let mut sums = [[S::zero(); W]; MS];
+        // slices before this one are whole
+        let x = x.add(a.k0 / KC * slice_words::<S>(KC) * W);
+        let fsums = x.add(sums_at(a.kc, GROUP) * W);
+        // hidden from the compiler, which would unroll the loops over a group until registers run
+        // out
+        let pairs = std::hint::black_box(GROUP / 2);
+        for g in 0..a.kc / GROUP {
+            let scales: [*const f32; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| a.panel.add((s * a.kc + a.kc / 2 + g * per_group) * S::R),
+            );
+            let mut dots = [[S::iset1(0); W]; MS];
+            let panels: [*const f32; MS] = std::array::from_fn(
+                #[inline(always)]
+                |s| a.panel.add((s * a.kc + g * pairs) * S::R),
+            );
+            let of_group = Rows {
+                at: x.add(g * pairs * W).cast(),
+                row: 1,
+                pair: W,
+            };
+            if WINOGRAD {
+                let tokens = x.add((products_at(a.kc, GROUP) + g) * W).cast::<i32>();
+                for s in 0..MS {
+                    let rows = S::load_bytes(scales[s].add((per_group - 1) * S::R).cast());
+                    for j in 0..winograd_rows(W) {
+                        dots[s][j] = S::iadd(rows, S::iset1(tokens.add(j).read()));
+                    }
+                }
+                add_by_winograd::<S, MS, W>(&mut dots, panels, of_group, NEIGHBOURS, pairs / 2);
+            } else {
+                add_dots::<S, MS, W>(&mut dots, panels, of_group, pairs);
+            }
+            for s in 0..MS {
+                let scale = S::load(scales[s]);
+                for j in 0..W {
+                    sums[s][j] = S::fma(scale, S::to_f(dots[s][j]), sums[s][j]);
+                }
+                if MIN {
+                    let min = S::load(scales[s].add(S::R));
+                    for j in 0..W {
+                        sums[s][j] = S::fma(min, S::set1(fsums.add(g * W + j).read()), sums[s][j]);
+                    }
+                }
+            }
+        }
+        for j in 0..W {
+            let scale = S::set1(x.add(scales_at(a.kc) * W + j).read());
+            for s in 0..MS {
+                sums[s][j] = S::mul(sums[s][j], scale);
+            }
+        }
+        store::<S, MS, W>(a, t, sums);
+    }
+}
+
+#[cfg(test)]
+pub mod tests;

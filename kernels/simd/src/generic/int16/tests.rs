@@ -1,0 +1,128 @@
+use super::*;
+use crate::formats::{Float, Visitor, packed_types, visit};
+use std::marker::PhantomData;
+
+struct BothWays<'a, S> {
+    name: &'a str,
+    codes: fn(usize) -> u8,
+    simd: PhantomData<S>,
+}
+
+impl<S: Simd> Visitor for BothWays<'_, S> {
+    type Out = ();
+
+    fn blocks<F: Format>(&self) {
+        match (F::GROUP, F::MIN) {
+            (16, false) => self.compare::<F, 16, false>(),
+            (16, true) => self.compare::<F, 16, true>(),
+            (_, false) => self.compare::<F, 32, false>(),
+            (_, true) => self.compare::<F, 32, true>(),
+        }
+    }
+
+    fn floats<E: Float>(&self) {}
+}
+
+impl<S: Simd> BothWays<'_, S> {
+    /// Compares both ways on a slice and the beginning of another one, of two strips of random
+    /// codes and scales.
+    fn compare<F: Format, const GROUP: usize, const MIN: bool>(&self) {
+        let k = KC + F::K.max(32);
+        let strips: Vec<u8> = (0..2 * k / F::K * F::BLOCK_BYTES * S::R)
+            .map(self.codes)
+            .collect();
+        for m in [1, 3, 4, 6, 11] {
+            // the largest activations of both signs among them
+            let value = |i| f32::from(i8::from_ne_bytes([(self.codes)(i)]).max(-127));
+            let x: Vec<f32> = (0..m * k).map(value).collect();
+            // SAFETY: the caller asks only for what this CPU has.
+            let [plain, winograd] = [false, true]
+                .map(|way| unsafe { multiply::<S, F, GROUP, MIN>(&strips, &x, m, k, way) });
+            let what = (self.name, F::TYPE);
+            assert_eq!(plain, winograd, "{what:?}, {m} tokens");
+        }
+    }
+}
+
+/// The bits of all sums.
+///
+/// # Safety
+/// This CPU has the instruction set.
+unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
+    strips: &[u8],
+    x: &[f32],
+    m: usize,
+    k: usize,
+    winograd: bool,
+) -> Vec<u32> {
+    const WIDTH: usize = 6;
+    let tiles = m.next_multiple_of(WIDTH);
+    let (mut packed, mut panel) = (vec![0.0; tiles * k], vec![0.0; 2 * KC * S::R]);
+    let mut sums = vec![0.0; tiles * 2 * S::R];
+    for t in (0..m).step_by(WIDTH) {
+        let width = tile_width(m - t, WIDTH);
+        // SAFETY: whole tiles fit.
+        unsafe {
+            let tile = packed.as_mut_ptr().add(t * k);
+            pack_tokens::<S>(x.as_ptr(), m, k, t, width, tile);
+        }
+    }
+    for k0 in (0..k).step_by(KC) {
+        let kc = KC.min(k - k0);
+        for (strip, panel) in strips
+            .chunks_exact(strips.len() / 2)
+            .zip(panel.chunks_exact_mut(kc * S::R))
+        {
+            // SAFETY: the strip has k weights a row, and the panel room for the slice.
+            unsafe { super::panel::<S, F>(strip.as_ptr(), k0, k0 + kc, panel.as_mut_ptr()) };
+        }
+        let tiles = Tiles {
+            panel: panel.as_ptr(),
+            kc,
+            k0,
+            k,
+            offset: 0,
+            x: packed.as_ptr(),
+            m,
+            sums: sums.as_mut_ptr(),
+            y: None,
+            rows: 2 * S::R,
+            prefetch_next: [&[]; 2],
+        };
+        // SAFETY: as `Tiles` says.
+        unsafe {
+            if winograd {
+                all_tiles::<S, GROUP, MIN, 2, WIDTH, true>(&tiles);
+            } else {
+                all_tiles::<S, GROUP, MIN, 2, WIDTH, false>(&tiles);
+            }
+        }
+    }
+    sums[..m * 2 * S::R]
+        .iter()
+        .map(|sum| sum.to_bits())
+        .collect()
+}
+
+/// Checks that Winograd's inner products change no bit, whether or not this CPU prefers them.
+pub fn both_ways_agree<S: Simd>(name: &str) {
+    if !S::WINOGRAD {
+        return;
+    }
+    let all: [fn(usize) -> u8; 3] = [
+        |i| {
+            (i as u32 ^ 0x2545)
+                .wrapping_mul(0x9e37_79b1)
+                .rotate_left(13) as u8
+        },
+        // the outermost codes of every format
+        |i| [0x00, 0xff][i / 7 % 2],
+        |i| [0x80, 0x7f][i / 5 % 2],
+    ];
+    for codes in all {
+        for ty in packed_types() {
+            let simd = PhantomData;
+            visit(ty, &BothWays::<S> { name, codes, simd });
+        }
+    }
+}

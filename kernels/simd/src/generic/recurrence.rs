@@ -1,0 +1,259 @@
+//! Recurrent state updates: short convolutions, and matrices that are written to and read from.
+//! Each value has one fixed order of sums, so that any cut into steps gives the same bits.
+
+use crate::simd::Simd;
+
+/// Values of a head that are adjacent in the state of linear attention, which is
+/// `[head][values / 16][key_dim][16]`.
+pub const STATE_LANES: usize = 16;
+
+/// Neighbouring values of some rows of a sequence, and the results of their convolution.
+pub struct Columns {
+    /// Address of the first row, and stride between rows in floats.
+    pub x: (*const f32, usize),
+    /// The `kernel - 1` rows before these, likewise; null for zeros.
+    pub before: (*const f32, usize),
+    /// A row of weights for each convolved row, likewise.
+    pub weight: (*const f32, usize),
+    /// Rows convolved, the value's own included.
+    pub kernel: usize,
+    pub y: (*mut f32, usize),
+    pub rows: usize,
+    /// Values of a row.
+    pub n: usize,
+}
+
+impl Columns {
+    /// Values from `i` on of row `row`, counted from the first of the rows before; `None` for
+    /// zeros.
+    ///
+    /// # Safety
+    /// The row exists, and has more than `i` values.
+    unsafe fn row(&self, row: usize, i: usize) -> Option<*const f32> {
+        let own = row.checked_sub(self.kernel - 1);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match own {
+                Some(own) => Some(self.x.0.add(own * self.x.1 + i)),
+                None if self.before.0.is_null() => None,
+                None => Some(self.before.0.add(row * self.before.1 + i)),
+            }
+        }
+    }
+}
+
+impl Columns {
+    /// Copies the `kernel - 1` rows before row `after` to where the next step finds them, `stride`
+    /// floats apart.
+    ///
+    /// # Safety
+    /// As [`convolve`]; there are `after` rows, and room at the destination.
+    pub unsafe fn keep(&self, after: usize, to: *mut f32, stride: usize) {
+        for j in 0..self.kernel - 1 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = to.add(j * stride);
+                match self.row(after + j, 0) {
+                    Some(from) => std::ptr::copy_nonoverlapping(from, to, self.n),
+                    None => std::ptr::write_bytes(to, 0, self.n),
+                }
+            }
+        }
+    }
+}
+
+/// Convolves every value with those above it, the oldest first.
+///
+/// # Safety
+/// The fields' addresses hold what they say; `y` overlaps none of the others.
+#[inline(always)]
+pub unsafe fn convolve<S: Simd>(c: &Columns) {
+    // SAFETY: all values are in rows and columns that exist; the last ones of a row go through
+    // whole local vectors.
+    unsafe {
+        for r in 0..c.rows {
+            for i in (0..c.n).step_by(S::R) {
+                let values = S::R.min(c.n - i);
+                let mut sum = S::zero();
+                for j in 0..c.kernel {
+                    if let Some(x) = c.row(r + j, i) {
+                        let weight = some::<S>(c.weight.0.add(j * c.weight.1 + i), values);
+                        sum = S::fma(some::<S>(x, values), weight, sum);
+                    }
+                }
+                put::<S>(sum, c.y.0.add(r * c.y.1 + i), values);
+            }
+        }
+    }
+}
+
+/// `STATE_LANES` neighbouring values of a head, or fewer, of some tokens of a sequence.
+pub struct Lanes {
+    /// The first token's query, and the stride between tokens in floats.
+    pub q: (*const f32, usize),
+    pub k: (*const f32, usize),
+    pub v: (*const f32, usize),
+    /// One float a token.
+    pub decay: (*const f32, usize),
+    pub rate: (*const f32, usize),
+    pub y: (*mut f32, usize),
+    pub tokens: usize,
+    pub key_dim: usize,
+    /// Values, at most [`STATE_LANES`].
+    pub lanes: usize,
+    pub delta: bool,
+    pub scale: f32,
+    /// `[key_dim][STATE_LANES]`: the state before these tokens, then the state after them.
+    pub state: *mut f32,
+}
+
+/// See [`Op::LinearAttention`](crate::Op::LinearAttention).
+///
+/// # Safety
+/// The fields' addresses hold what they say; `y` and `state` overlap none of the others.
+#[inline(always)]
+pub unsafe fn linear_attention<S: Simd>(a: &Lanes) {
+    const { assert!(STATE_LANES.is_multiple_of(S::R)) };
+    for first in (0..a.lanes).step_by(S::R) {
+        // SAFETY: these lanes of tokens that exist.
+        unsafe {
+            if !a.delta {
+                for t in 0..a.tokens {
+                    token::<S, false>(a, first, t, S::zero());
+                }
+            } else if let Some(last) = a.tokens.checked_sub(1) {
+                let mut held = recall::<S>(a, first);
+                for t in 0..last {
+                    held = token::<S, true>(a, first, t, held);
+                }
+                token::<S, false>(a, first, last, held);
+            }
+        }
+    }
+}
+
+/// Independent partial sums: one for every fourth key.
+const SUMS: usize = 4;
+
+/// Calls `each` with each key, and the sum that it belongs to.
+#[inline(always)]
+fn by_sums(keys: usize, mut each: impl FnMut(usize, usize)) {
+    for j in (0..keys).step_by(SUMS) {
+        // constant indices keep the sums in registers
+        for i in 0..SUMS {
+            if j + i < keys {
+                each(j + i, i);
+            }
+        }
+    }
+}
+
+/// Value that the state recalls for the first token's key.
+///
+/// # Safety
+/// As [`linear_attention`]; there are lanes from `first` on, and a token.
+#[inline(always)]
+unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
+    // SAFETY: all indices are of keys and lanes that exist.
+    unsafe {
+        let (k, state) = (a.k.0, a.state.add(first));
+        let mut sums = [S::zero(); SUMS];
+        by_sums(
+            a.key_dim,
+            #[inline(always)]
+            |j, i| {
+                let m = S::load(state.add(j * STATE_LANES));
+                sums[i] = S::fma(m, S::set1(k.add(j).read()), sums[i]);
+            },
+        );
+        total::<S>(sums)
+    }
+}
+
+/// Updates the state by one token, for whose key it holds `held`, if that counts. With `RECALL`
+/// returns the value it then holds for the next token's key: the state is read and written once a
+/// token.
+///
+/// # Safety
+/// As [`linear_attention`]; there are lanes from `first` on, and the token exists, with `RECALL`
+/// also the next one.
+#[inline(always)]
+unsafe fn token<S: Simd, const RECALL: bool>(
+    a: &Lanes,
+    first: usize,
+    t: usize,
+    held: S::F,
+) -> S::F {
+    // SAFETY: all indices are of tokens, keys and lanes that exist.
+    unsafe {
+        let lanes = S::R.min(a.lanes - first);
+        let (q, k) = (a.q.0.add(t * a.q.1), a.k.0.add(t * a.k.1));
+        let next_k = k.wrapping_add(a.k.1);
+        let state = a.state.add(first);
+        let decay = S::set1(a.decay.0.add(t * a.decay.1).read());
+        let rate = S::set1(a.rate.0.add(t * a.rate.1).read());
+        let mut value = some::<S>(a.v.0.add(t * a.v.1 + first), lanes);
+        if a.delta {
+            value = S::sub(value, S::mul(decay, held));
+        }
+        let change = S::mul(rate, value);
+        let (mut sums, mut next) = ([S::zero(); SUMS], [S::zero(); SUMS]);
+        by_sums(
+            a.key_dim,
+            #[inline(always)]
+            |j, i| {
+                let at = state.add(j * STATE_LANES);
+                let faded = S::mul(decay, S::load(at));
+                let m = S::fma(change, S::set1(k.add(j).read()), faded);
+                S::store(at, m);
+                sums[i] = S::fma(m, S::set1(q.add(j).read()), sums[i]);
+                if RECALL {
+                    next[i] = S::fma(m, S::set1(next_k.add(j).read()), next[i]);
+                }
+            },
+        );
+        let result = S::mul(S::set1(a.scale), total::<S>(sums));
+        put::<S>(result, a.y.0.add(t * a.y.1 + first), lanes);
+        total::<S>(next)
+    }
+}
+
+#[inline(always)]
+unsafe fn total<S: Simd>([a, b, c, d]: [S::F; SUMS]) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe { S::add(S::add(a, b), S::add(c, d)) }
+}
+
+/// Loads `n` floats, and zeros in the remaining lanes.
+///
+/// # Safety
+/// `n` floats can be read; `n` is at most the number of lanes.
+#[inline(always)]
+unsafe fn some<S: Simd>(p: *const f32, n: usize) -> S::F {
+    // SAFETY: the caller's promise; a part goes through a whole local vector.
+    unsafe {
+        if n == S::R {
+            return S::load(p);
+        }
+        let mut all = [0f32; STATE_LANES];
+        std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+        S::load(all.as_ptr())
+    }
+}
+
+/// Stores the first `n` lanes.
+///
+/// # Safety
+/// As [`some`], for writing.
+#[inline(always)]
+unsafe fn put<S: Simd>(v: S::F, p: *mut f32, n: usize) {
+    // SAFETY: as in `some`.
+    unsafe {
+        if n == S::R {
+            return S::store(p, v);
+        }
+        let mut all = [0f32; STATE_LANES];
+        S::store(all.as_mut_ptr(), v);
+        std::ptr::copy_nonoverlapping(all.as_ptr(), p, n);
+    }
+}

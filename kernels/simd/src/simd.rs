@@ -1,0 +1,221 @@
+//! The few vector operations the generic kernels use, and their portable form.
+//!
+//! A vector holds `R` f32 or i32 lanes; `R` is also the number of weight rows that a packed strip
+//! interleaves. Integer vectors double as `4 R` bytes: lane `r` holds four consecutive codes of row
+//! `r`.
+//!
+//! # Safety of every operation
+//! Each is `unsafe` for one reason: the outermost kernel, which alone carries `#[target_feature]`,
+//! guarantees that the CPU has the instruction set, and the caller that passes a pointer guarantees
+//! that the stated number of elements behind it is readable (or writable). Nothing needs alignment.
+
+use crate::act::Act4;
+
+#[allow(clippy::missing_safety_doc)] // one contract for all, stated at the head of this module
+pub trait Simd: Copy {
+    /// Number of f32 lanes.
+    const R: usize;
+    /// `R` f32.
+    type F: Copy;
+    /// `R` i32, or `4 R` bytes.
+    type I: Copy;
+    /// Running integer dot products, one per lane.
+    type Acc: Copy;
+
+    unsafe fn zero() -> Self::F;
+    unsafe fn set1(x: f32) -> Self::F;
+    /// Reads `R` f32.
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// Writes `R` f32.
+    unsafe fn store(p: *mut f32, v: Self::F);
+    /// Reads `R` IEEE half floats.
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    /// Writes `R` IEEE half floats, rounded to nearest, ties to even.
+    unsafe fn store_f16(p: *mut u16, v: Self::F);
+    /// Reads `R` bfloat16.
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, fused where the CPU fuses.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Lane-wise minimum; a NaN in `b` is kept.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// Lane-wise maximum; a NaN in `b` is kept.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// Selects lanes below `n` from `a`, the others from `b`.
+    unsafe fn first(n: usize, a: Self::F, b: Self::F) -> Self::F;
+    /// Sum of the lanes, in an order fixed for the instruction set.
+    unsafe fn sum(v: Self::F) -> f32;
+    /// Largest lane.
+    unsafe fn largest(v: Self::F) -> f32;
+
+    /// Reads `4 R` bytes.
+    unsafe fn load_bytes(p: *const u8) -> Self::I;
+    /// Writes `4 R` bytes.
+    unsafe fn store_bytes(p: *mut u8, v: Self::I);
+    /// Reads `R` bytes, widened without sign.
+    unsafe fn load_u8(p: *const u8) -> Self::I;
+    /// Reads `R` bytes, widened with sign.
+    unsafe fn load_i8(p: *const u8) -> Self::I;
+    unsafe fn iset1(x: i32) -> Self::I;
+    unsafe fn iadd(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn isub(a: Self::I, b: Self::I) -> Self::I;
+    /// Subtracts 16-bit halves of lanes.
+    unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Replaces every byte, below 16, by that entry of the table.
+    unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
+    /// Logical shift of each 32-bit lane, `n < 32`.
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I;
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I;
+    unsafe fn to_f(a: Self::I) -> Self::F;
+    /// Rounds to nearest, ties to even.
+    unsafe fn to_i(a: Self::F) -> Self::I;
+    /// Reinterprets the bits as floats.
+    unsafe fn bits_f(a: Self::I) -> Self::F;
+
+    unsafe fn acc_zero() -> Self::Acc;
+    /// Adds to every lane the dot product of its four unsigned codes with four activations.
+    unsafe fn dot4(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc;
+    /// As [`Simd::dot4`], for codes below 128, which a signed byte holds as well.
+    #[inline(always)]
+    unsafe fn dot4_i8(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc {
+        // SAFETY: the same contract.
+        unsafe { Self::dot4(acc, codes, x) }
+    }
+    unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
+    /// Vectors that [`Simd::spread`] makes from one, 1 or 2.
+    const SPREAD: usize = 1;
+    /// Whether [`Simd::dot_spread`] takes codes as signed bytes.
+    const SIGNED: bool = false;
+    /// Converts codes to the form that [`Simd::dot_spread`] reads, once for many rows: the first
+    /// `SPREAD` vectors are used.
+    #[inline(always)]
+    unsafe fn spread(codes: Self::I) -> [Self::I; 2] {
+        [codes, codes]
+    }
+    /// As [`Simd::dot4`], with codes that went through [`Simd::spread`].
+    #[inline(always)]
+    unsafe fn dot_spread(acc: Self::Acc, codes: [Self::I; 2], x: *const Act4) -> Self::Acc {
+        // SAFETY: the same contract. Codes that a signed byte does not hold are passed only where
+        // they are read as unsigned, and there both functions are the same.
+        unsafe { Self::dot4_i8(acc, codes[0], x) }
+    }
+    /// Adds to every lane the products of its two 16-bit halves with those of the same lane of `x`,
+    /// wrapping around.
+    unsafe fn dot2(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Whether [`Simd::dot2`] does more products than [`Simd::fma`] in the same time.
+    const TWO_AT_ONCE: bool = true;
+    /// The same with one `x` for all lanes.
+    #[inline(always)]
+    unsafe fn dot2_same(acc: Self::I, w: Self::I, x: *const i32) -> Self::I {
+        // SAFETY: the same contract.
+        unsafe { Self::dot2(acc, w, Self::iset1(x.read_unaligned())) }
+    }
+    /// Whether [`Simd::dot2`] may be slow enough for Winograd's inner products (see
+    /// [`dots`](crate::generic::int16::dots)) to be worth the data they add to panels and tiles.
+    const WINOGRAD: bool = false;
+    /// Whether they are the faster ones on this CPU.
+    fn prefers_winograd() -> bool {
+        false
+    }
+    /// Converts four 16-bit activations to the form that `dot4` reads.
+    fn act4(x: [i16; 4]) -> Act4;
+    /// Prefetches the line at `p` into the L1 cache.
+    unsafe fn prefetch(p: *const u8);
+    /// Prefetches the line at `p` into the L2 cache.
+    unsafe fn prefetch_far(p: *const u8);
+}
+
+/// Vectors that multiply bytes with signed bytes, for prompts in 8 bits.
+#[allow(clippy::missing_safety_doc)] // as `Simd`
+pub trait ByteDots: Simd {
+    /// The largest sum of a pair of products that [`ByteDots::Narrow`] holds.
+    const MOST: i32;
+    /// Sums of products: of pairs of them in 16 bits, or all that a lane has in 32.
+    type Narrow: Copy;
+
+    /// Begins sums that continue from `so_far`, unless [`ByteDots::end`] adds it.
+    unsafe fn begin(so_far: Self::I) -> Self::Narrow;
+    /// Adds to every lane the products of its four unsigned codes with four signed bytes, not -128.
+    unsafe fn dot_bytes(sums: Self::Narrow, codes: Self::I, x: *const i32) -> Self::Narrow;
+    /// One sum for each lane, including the `so_far` that it began from.
+    unsafe fn end(so_far: Self::I, sums: Self::Narrow) -> Self::I;
+}
+
+/// Instantiates trait operations whose bodies are intrinsics. The one SAFETY text for all of them
+/// is inside.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! ops {
+    ($($(#[$meta:meta])* $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => {$(
+        $(#[$meta])*
+        #[inline(always)]
+        #[allow(unused_unsafe)] // not every body has an intrinsic that needs it
+        unsafe fn $name($($a: $t),*) $(-> $r)? {
+            // SAFETY: the outermost kernel carries the target features, its caller has checked the
+            // CPU, and pointers cover what `Simd` says (head of simd.rs).
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use ops;
+
+/// `e^x` to 2 ulp; arguments outside [-87.3, 88.3] are clamped; NaN stays NaN.
+///
+/// # Safety
+/// As the head of this module says; no pointers here.
+#[inline(always)]
+pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: see the head of this module; no pointers here.
+    unsafe {
+        let (less_one, scale) = exp_parts::<S>(x);
+        S::mul(S::add(less_one, S::set1(1.0)), scale)
+    }
+}
+
+/// `e^x - 1` to 4 ulp, near zero too; as [`exp`] otherwise.
+///
+/// # Safety
+/// As the head of this module says; no pointers here.
+#[inline(always)]
+pub unsafe fn exp_less_one<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: see the head of this module; no pointers here.
+    unsafe {
+        let (less_one, scale) = exp_parts::<S>(x);
+        S::fma(less_one, scale, S::sub(scale, S::set1(1.0)))
+    }
+}
+
+/// `p` and `2^n` of `e^x = (1 + p) 2^n`, with `p` between -0.3 and 0.42.
+///
+/// Cody-Waite reduction by ln 2 in two parts and the Cephes polynomial.
+#[inline(always)]
+unsafe fn exp_parts<S: Simd>(x: S::F) -> (S::F, S::F) {
+    // SAFETY: see the head of this module; no pointers here.
+    unsafe {
+        let x = S::max(S::set1(-87.3), S::min(S::set1(88.3), x));
+        let n = S::to_i(S::mul(x, S::set1(std::f32::consts::LOG2_E)));
+        let f = S::to_f(n);
+        let r = S::fma(f, S::set1(-0.693_359_4), x);
+        let r = S::fma(f, S::set1(2.121_944_4e-4), r);
+        let mut p = S::set1(1.987_569_1e-4);
+        for c in [
+            1.398_199_9e-3,
+            8.333_452e-3,
+            4.166_579_6e-2,
+            1.666_666_5e-1,
+            0.5,
+        ] {
+            p = S::fma(p, r, S::set1(c));
+        }
+        let p = S::fma(S::mul(r, r), p, r);
+        (p, S::bits_f(S::shl(S::iadd(n, S::iset1(127)), 23)))
+    }
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,117 @@
+//! AVX-512 with VNNI: sixteen lanes.
+
+use super::{multiply_add_at_once, ops};
+use crate::act::Act4;
+use crate::simd::{ByteDots, Simd};
+use std::arch::x86_64::*;
+use std::sync::LazyLock;
+
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+/// Dot products with the two activation planes, kept apart until the group ends.
+#[derive(Clone, Copy)]
+pub struct Planes {
+    high: __m512i,
+    low: __m512i,
+}
+
+multiply_add_at_once!(__m512i, zmm_reg, "vpdpwssd", "avx512f", "avx512vnni");
+
+impl Simd for Avx512 {
+    const R: usize = 16;
+    type F = __m512;
+    type I = __m512i;
+    type Acc = Planes;
+
+    ops! {
+        zero() -> __m512 { _mm512_setzero_ps() }
+        set1(x: f32) -> __m512 { _mm512_set1_ps(x) }
+        load(p: *const f32) -> __m512 { _mm512_loadu_ps(p) }
+        store(p: *mut f32, v: __m512) { _mm512_storeu_ps(p, v) }
+        load_f16(p: *const u16) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        store_f16(p: *mut u16, v: __m512) {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
+        }
+        load_bf16(p: *const u16) -> __m512 {
+            let h = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(h, 16))
+        }
+        add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        first(n: usize, a: __m512, b: __m512) -> __m512 {
+            let mask = if n >= 16 { u16::MAX } else { (1u16 << n) - 1 };
+            _mm512_mask_blend_ps(mask, b, a)
+        }
+        sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
+        largest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
+        load_bytes(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
+        store_bytes(p: *mut u8, v: __m512i) { _mm512_storeu_si512(p.cast(), v) }
+        load_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
+        load_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+        iset1(x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        iadd(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        isub(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        sub16(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
+        and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        lookup(a: __m512i, table: &[u8; 16]) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+        }
+        shr(a: __m512i, n: u32) -> __m512i { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+        shl(a: __m512i, n: u32) -> __m512i { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+        to_f(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+        to_i(a: __m512) -> __m512i { _mm512_cvtps_epi32(a) }
+        bits_f(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
+        acc_zero() -> Planes {
+            Planes { high: _mm512_setzero_si512(), low: _mm512_setzero_si512() }
+        }
+        dot4(acc: Planes, codes: __m512i, x: *const Act4) -> Planes {
+            let x = x.cast::<i32>();
+            Planes {
+                high: _mm512_dpbusd_epi32(acc.high, codes, _mm512_set1_epi32(x.read())),
+                low: _mm512_dpbusd_epi32(acc.low, codes, _mm512_set1_epi32(x.add(1).read())),
+            }
+        }
+        acc_sum(acc: Planes) -> __m512i {
+            _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low)
+        }
+        dot2(acc: __m512i, w: __m512i, x: __m512i) -> __m512i { multiply_add_at_once(acc, w, x) }
+        prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+        prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
+    }
+
+    #[inline(always)]
+    fn act4(x: [i16; 4]) -> Act4 {
+        Act4::planes(x)
+    }
+
+    const WINOGRAD: bool = true;
+    // AMD's CPUs have four vector units, two of which multiply; Intel's have two that do both
+    fn prefers_winograd() -> bool {
+        static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
+            let vendor = __cpuid(0);
+            let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+            name.as_flattened() == b"AuthenticAMD"
+        });
+        *IS_AMD
+    }
+}
+
+impl ByteDots for Avx512 {
+    const MOST: i32 = i32::MAX;
+    type Narrow = __m512i;
+
+    ops! {
+        begin(so_far: __m512i) -> __m512i { so_far }
+        dot_bytes(sums: __m512i, codes: __m512i, x: *const i32) -> __m512i {
+            _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(x.read_unaligned()))
+        }
+        end(_so_far: __m512i, sums: __m512i) -> __m512i { sums }
+    }
+}

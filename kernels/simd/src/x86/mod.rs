@@ -1,0 +1,31 @@
+//! x86-64 vectors: bit tricks only; the algorithms are in `generic`.
+pub mod avx2;
+pub mod avx512;
+
+use crate::simd::ops;
+
+/// The `vpdpwssd` instruction of a vector type, in registers of a class, as inline assembly. The
+/// compiler splits the intrinsic into a product and an addition where that shortens a chain in its
+/// model, which costs a third of the time of prompts on a Zen 4 with AVX-512, and made AVX-VNNI
+/// slower than AVX2.
+macro_rules! multiply_add_at_once {
+    ($vector:ty, $class:ident, $instruction:literal, $($feature:literal),+) => {
+        /// Adds both products of every lane's 16-bit halves.
+        #[inline]
+        $(#[target_feature(enable = $feature)])+
+        fn multiply_add_at_once(mut acc: $vector, a: $vector, b: $vector) -> $vector {
+            // SAFETY: registers in, registers out.
+            unsafe {
+                std::arch::asm!(
+                    concat!($instruction, " {acc}, {a}, {b}"),
+                    acc = inout($class) acc,
+                    a = in($class) a,
+                    b = in($class) b,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            acc
+        }
+    };
+}
+use multiply_add_at_once;

@@ -1,2 +1,0 @@
-//! 64-bit Arm vectors: bit tricks only; the algorithms are in `generic`.
-pub(crate) mod neon;
