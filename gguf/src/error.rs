@@ -1,6 +1,6 @@
 //! Errors of GGUF files, with the data that their messages need.
 
-use crate::{TensorType, ValueType};
+use crate::TensorType;
 use std::fmt;
 
 /// Reason why a file could not be opened, read or written. Each message is one line that starts
@@ -283,12 +283,4 @@ pub(crate) fn one_line(text: &str) -> String {
         }
     }
     out
-}
-
-/// Describes the type of a key's value, for "expected …, got …".
-pub(crate) fn kind(ty: ValueType, elem: Option<ValueType>) -> String {
-    match elem {
-        Some(elem) => format!("an array of {elem}"),
-        None => ty.name().to_owned(),
-    }
 }

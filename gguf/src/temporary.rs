@@ -82,7 +82,7 @@ impl Temporary {
             live.insert(path.clone());
             break path;
         };
-        tidy_up_at_the_end();
+        tidy_up_at_the_end(remove_temporaries);
         // best effort: not every file system locks folders
         let lock = File::open(&path).ok();
         let lock = lock.filter(locks);
@@ -99,7 +99,7 @@ impl Temporary {
         let file = File::create_new(&path)?;
         live.insert(path.clone());
         drop(live);
-        tidy_up_at_the_end();
+        tidy_up_at_the_end(remove_temporaries);
         let temporary = Temporary {
             path,
             renamed: false,
@@ -141,7 +141,7 @@ use crate::map::tidy_up_at_the_end;
 
 /// Does nothing: on other systems there is no signal to wait for.
 #[cfg(not(unix))]
-fn tidy_up_at_the_end() {}
+fn tidy_up_at_the_end(_: fn()) {}
 
 /// Locks a folder; returns whether that worked. Miri cannot lock folders.
 fn locks(folder: &File) -> bool {

@@ -149,7 +149,7 @@ impl<'a> Value<'a> {
         } else {
             None
         };
-        crate::error::kind(self.value_type(), elem)
+        kind(self.value_type(), elem)
     }
 
     /// Splits one value of a fixed-size type from the front of `bytes`.
@@ -177,6 +177,14 @@ impl<'a> Value<'a> {
             }
             V::String | V::Array => return None,
         })
+    }
+}
+
+/// Describes the type of a key's value, for "expected …, got …".
+pub(crate) fn kind(ty: ValueType, elem: Option<ValueType>) -> String {
+    match elem {
+        Some(elem) => format!("an array of {elem}"),
+        None => ty.name().to_owned(),
     }
 }
 

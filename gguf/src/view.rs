@@ -1,9 +1,11 @@
 //! Presents a model stored in other files as an open GGUF file: keys and tensors are declared, the
 //! bytes are not copied.
 
-use crate::gguf::{Gguf, Part, TensorInfo};
+use crate::gguf::{Gguf, Part};
 use crate::map::Bytes;
-use crate::{Error, OpenOptions, OwnedValue, TensorType, Writer, error, layout};
+use crate::{
+    Error, OpenOptions, OwnedValue, RowSource, TensorInfo, TensorType, Writer, error, layout,
+};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -48,23 +50,6 @@ impl SharedFile {
     /// Tells the system that the mapped pages inside `range` are not needed soon.
     pub fn release(&self, range: Range<usize>) {
         self.bytes.release(range.start, range.end);
-    }
-}
-
-/// Computes the rows of a tensor from something else.
-pub trait RowSource: Send + Sync {
-    /// Writes rows from index `first` on to `out`: as many whole rows of the tensor as fit.
-    fn fill(&self, first: u64, out: &mut [u8]);
-
-    /// Releases the memory that [`RowSource::fill`] has read, for now.
-    fn release(&self) {}
-
-    /// Checks that the source has not changed.
-    ///
-    /// # Errors
-    /// [`Error::Changed`] if it has.
-    fn check(&self) -> Result<(), Error> {
-        Ok(())
     }
 }
 

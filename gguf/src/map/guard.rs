@@ -147,7 +147,7 @@ const SENT: u8 = 2;
 /// Starts, once, the thread that removes temporary files before the handler's signal ends the
 /// process: a handler must not do it itself. Without a handler, or if no thread can be started, the
 /// files stay.
-pub(crate) fn tidy_up_at_the_end() {
+pub(crate) fn tidy_up_at_the_end(remove_temporaries: fn()) {
     static ONCE: Once = Once::new();
     if ENDING.load(Ordering::Acquire).is_null() {
         return;
@@ -160,7 +160,7 @@ pub(crate) fn tidy_up_at_the_end() {
         let started = thread.spawn(move || {
             let mut how = [0];
             if told.read_exact(&mut how).is_ok() {
-                crate::remove_temporaries();
+                remove_temporaries();
                 finish(how == [LOST]);
             }
         });
