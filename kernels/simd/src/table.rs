@@ -3,6 +3,8 @@
 
 use crate::act::{ActRow, Form};
 use crate::function::{Activation, Function};
+pub use crate::generic::batch::CodeKernel;
+
 use crate::generic::batch::BatchKernels;
 use crate::generic::{attention, elementwise, gemm, recurrence, routing};
 use crate::kv_layout::{KvShape, KvType, KvTypes};
@@ -78,10 +80,6 @@ pub struct FloatKernels {
     pub rows: FloatKernel,
     pub at_once: usize,
 }
-
-/// Kernel that multiplies strips, given their weights per row, by consecutive rows of activations;
-/// results in rows at a stride in floats.
-pub type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 
 /// Kernels that multiply integer activations by one weight format.
 #[derive(Clone, Copy)]

@@ -16,9 +16,6 @@ use crate::program::Resource;
 use octavo_simd::act::{ACT_GROUP, Act4, ActRow};
 pub(super) use shared::Shared;
 
-/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
-pub(super) const MAX_TILE: usize = 16;
-
 /// Sizes that a step's buffers need.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {

@@ -12,10 +12,11 @@ mod grouping;
 
 use std::ops::Range;
 
-use super::arena::{Codes, MAX_TILE};
+use super::arena::Codes;
 use super::gemv::PACKED;
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
-use super::scratch::Scratch;
+use super::scratch::{EXPERT_ROWS, Scratch};
+use super::tiles::tile_floats;
 use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
 use super::{Phase, UNITS, gemm, sums_len};
 use crate::matrix::Strips;
@@ -25,10 +26,6 @@ use grouping::Run;
 use octavo_simd::act::ActRow;
 use octavo_simd::generic::batch;
 use octavo_simd::table::{CodeKernels, FloatKernels};
-
-/// Generated rows of an expert multiplied at a time: as integers they stay in the L1 cache (some
-/// 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights are unpacked once.
-pub(super) const EXPERT_ROWS: usize = 16;
 
 /// Maximal sizes needed by a program's products with experts.
 #[derive(Clone, Copy, Default)]
@@ -65,37 +62,6 @@ impl Experts {
         let is_tiled = self.tiled[usize::from(phase == Phase::Decode)];
         let floats = || tile_floats(rows, self.used, self.count, self.cols);
         if is_tiled { floats() } else { 0 }
-    }
-}
-
-/// Floats of all tiles. Each expert's rows begin with a tile of their own, and so does each run of
-/// them: one more for each expert of a row, at most.
-fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize) -> usize {
-    let choices = rows * used;
-    (choices + (experts.min(choices) + used) * MAX_TILE) * cols
-}
-
-/// Inputs of products that are arranged by the experts which `ids` names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ByExpert {
-    pub(super) ids: Slot,
-    experts: usize,
-    /// Values of an expert's input.
-    cols: usize,
-}
-
-impl ByExpert {
-    pub(super) fn new(ids: Slot, matrix: &Matrix) -> ByExpert {
-        ByExpert {
-            ids,
-            experts: matrix.experts(),
-            cols: matrix.cols,
-        }
-    }
-
-    /// Floats that they take in tiles, for `rows` rows with `used` experts each.
-    pub(super) fn tile_floats(self, used: usize, rows: usize) -> usize {
-        tile_floats(rows, used, self.experts, self.cols)
     }
 }
 

@@ -38,6 +38,8 @@ mod ranks;
 mod recurrent;
 mod rows;
 mod scratch;
+mod tiles;
+mod work;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +52,7 @@ use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, SharedPool, Work};
 use crate::program::{Instruction, Phase, Program, Resource, Row, Sequence, Slot, Step};
 use crate::ranks::{Collective, Cut};
-use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
+use arena::{Arenas, Extent, WholeExtent};
 use epilogue::Epilogue;
 use experts::Experts;
 use frame::{Frame, Span};
@@ -65,6 +67,7 @@ use octavo_simd::table::{ActivationForm, Gemv, MAX_R, PromptAttention, Table};
 use part::Part;
 use plan::{Division, Plan, Stage, Task};
 use scratch::{Scratch, Scratches};
+use tiles::MAX_TILE;
 
 /// Positions of a generated token's attention that one thread takes: fixed, so that results do not
 /// depend on threads. Keys and values of a piece are `4 * head_dim * PIECE` bytes in f16, 256 KiB

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::arena::{Extent, MAX_TILE};
+use super::arena::Extent;
 use super::experts::Experts;
 use super::items::Items;
 use super::plan::{Plan, Section};
+use super::tiles::MAX_TILE;
 use super::{
     Collective, Instruction, Isa, Matrix, Op, Phase, Program, PromptAttention, Resource, Slot,
     Table, piece_len,

@@ -9,7 +9,7 @@ mod steps;
 use std::ops::Range;
 
 use super::epilogue::Epilogue;
-use super::experts::ByExpert;
+use super::tiles::ByExpert;
 use super::{Form, Matrix, Op, Phase, Program, Resource, Slot, Table};
 use crate::fuse::Group;
 use steps::steps;

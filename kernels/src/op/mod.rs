@@ -6,9 +6,11 @@
 //!
 //! [`Instruction`]: crate::Instruction
 
+mod cut;
 mod shape;
 mod translate;
 
+pub use cut::Cut;
 pub use shape::{ShapeError, Shapes};
 pub use translate::{Translate, Translated};
 
@@ -17,8 +19,6 @@ use std::ops::Range;
 use octavo_simd::function::{Activation, Function};
 use octavo_simd::generic::recurrence::STATE_LANES;
 use octavo_simd::generic::routing::TopGroups;
-
-use crate::ranks::Cut;
 
 /// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
 #[derive(Clone, Copy, Debug, PartialEq)]

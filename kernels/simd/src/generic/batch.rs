@@ -9,7 +9,6 @@ use super::gemv::{FEW, dot_to_sum};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
-use crate::table::CodeKernel;
 use std::mem::MaybeUninit;
 
 /// k of a panel, at most: a multiple of every block length.
@@ -37,6 +36,10 @@ pub struct Panel {
 /// Kernel that unpacks part of a strip, given its first block, the number of blocks, the panel, and
 /// the strip's index within it.
 pub type Unpack = unsafe fn(*const u8, usize, *mut Panel, usize);
+
+/// Kernel that multiplies strips, given their weights per row, by consecutive rows of activations;
+/// results in rows at a stride in floats.
+pub type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 
 /// How the codes of one format are multiplied with several rows.
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@
 mod experts;
 mod fused;
 mod launches;
+mod limits;
 mod load;
 mod plan;
 mod products;

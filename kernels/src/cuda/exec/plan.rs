@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use octavo_quant::TensorType;
 
-use super::ranks::gathered_floats;
+pub use super::limits::Limits;
 use super::record::Record;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
 use crate::op::{Op, scale_at};
-use crate::program::{Program, ProgramOp};
+use crate::program::{Program, ProgramOp, Slot};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
 use octavo_simd::kv_layout::KvShape;
@@ -27,35 +27,6 @@ pub(super) const ATTEND_ROWS: usize = 64;
 pub(super) const SPLITS: usize = launch::MAX_SPLITS as usize;
 /// Alignment of each piece of the arena in bytes.
 const ALIGNMENT: u64 = 256;
-
-/// Sizes of the largest step and of the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Tokens per step.
-    pub rows: usize,
-    /// Tokens with outputs per step.
-    pub wanted: usize,
-    /// Sequences per step.
-    pub sequences: usize,
-    /// Positions per sequence.
-    pub positions: usize,
-    /// Pages in the KV cache.
-    pub n_pages: usize,
-    /// Recurrent state slots; programs without states need none.
-    pub states: usize,
-}
-
-impl Limits {
-    /// Returns the pages of the longest sequence.
-    pub(super) fn max_pages(&self) -> usize {
-        self.positions.div_ceil(crate::PAGE_POSITIONS)
-    }
-
-    /// Returns the number of positions in RoPE and other tables: a multiple of the page size.
-    pub(super) fn table_positions(&self) -> usize {
-        self.max_pages() * crate::PAGE_POSITIONS
-    }
-}
 
 /// A weight as stored in the file.
 #[derive(Clone)]
@@ -496,4 +467,12 @@ impl Widest {
         }
         widest
     }
+}
+
+/// Returns the floats of the largest all-gather of a program; `rows_of` gives the rows of a slot.
+fn gathered_floats(program: &Program, rows_of: impl Fn(Slot) -> usize) -> usize {
+    let gathers = program.ops.iter();
+    let gathers = gathers.filter(|i| matches!(i.op, Op::AllGather { .. }));
+    let floats = gathers.map(|i| rows_of(i.result()) * program.slots[i.result()].width);
+    floats.max().unwrap_or(0)
 }

@@ -3,8 +3,7 @@
 use super::launches::{LaunchContext, List, small};
 use crate::cuda::params::JoinParts;
 use crate::cuda::{Gather, launch};
-use crate::op::Op;
-use crate::program::{Program, Slot};
+use crate::program::Slot;
 use crate::ranks::Cut;
 
 impl LaunchContext<'_> {
@@ -38,12 +37,4 @@ impl LaunchContext<'_> {
             }));
         }
     }
-}
-
-/// Returns the floats of the largest all-gather of a program; `rows_of` gives the rows of a slot.
-pub(super) fn gathered_floats(program: &Program, rows_of: impl Fn(Slot) -> usize) -> usize {
-    let gathers = program.ops.iter();
-    let gathers = gathers.filter(|i| matches!(i.op, Op::AllGather { .. }));
-    let floats = gathers.map(|i| rows_of(i.result()) * program.slots[i.result()].width);
-    floats.max().unwrap_or(0)
 }

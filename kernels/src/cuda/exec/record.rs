@@ -2,7 +2,7 @@
 //! written before each step. Launches know only its address, so that captured ones can be replayed
 //! for any step.
 
-use super::plan::Limits;
+use super::limits::Limits;
 use crate::cuda::Ptr;
 use crate::cuda::launch::TILE_QUERIES;
 use crate::cuda::params::Paging;

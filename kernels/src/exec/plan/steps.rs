@@ -2,7 +2,7 @@
 //! divided.
 
 use super::super::epilogue::{Epilogue, epilogue};
-use super::super::experts::ByExpert;
+use super::super::tiles::ByExpert;
 use super::super::{
     ACT_GROUP, Form, Matrix, Op, Phase, Program, Resource, STRIP_PAIR, Slot, Table,
 };

@@ -5,7 +5,7 @@ use super::super::{
 };
 use super::ShapeError;
 use crate::hadamard::HADAMARD_ORDER;
-use crate::ranks::Cut;
+use crate::op::Cut;
 use octavo_simd::generic::routing::TopGroups;
 
 /// A value of all rows, which has no operands.

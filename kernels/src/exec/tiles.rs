@@ -1,0 +1,37 @@
+//! Sizes of inputs of products that are arranged in tiles, also by expert.
+
+use super::{Matrix, Slot};
+
+/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
+pub(super) const MAX_TILE: usize = 16;
+
+/// Floats of all tiles. Each expert's rows begin with a tile of their own, and so does each run of
+/// them: one more for each expert of a row, at most.
+pub(super) fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize) -> usize {
+    let choices = rows * used;
+    (choices + (experts.min(choices) + used) * MAX_TILE) * cols
+}
+
+/// Inputs of products that are arranged by the experts which `ids` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ByExpert {
+    pub(super) ids: Slot,
+    experts: usize,
+    /// Values of an expert's input.
+    cols: usize,
+}
+
+impl ByExpert {
+    pub(super) fn new(ids: Slot, matrix: &Matrix) -> ByExpert {
+        ByExpert {
+            ids,
+            experts: matrix.experts(),
+            cols: matrix.cols,
+        }
+    }
+
+    /// Floats that they take in tiles, for `rows` rows with `used` experts each.
+    pub(super) fn tile_floats(self, used: usize, rows: usize) -> usize {
+        tile_floats(rows, used, self.experts, self.cols)
+    }
+}
