@@ -2,8 +2,9 @@
 //! output projection.
 
 use super::architecture::QkNorm;
-use super::layer::{Layer, whole_norm};
+use super::layer::Layer;
 use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale, sigmoid};
+use super::norms::whole_norm;
 use crate::Error;
 
 /// Queries or keys: both are normed and rotated.

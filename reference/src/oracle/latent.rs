@@ -3,8 +3,9 @@
 //! read the row itself.
 
 use super::hparams::Latent;
-use super::layer::{Layer, whole_norm};
+use super::layer::Layer;
 use super::math::{Attention, columns};
+use super::norms::whole_norm;
 use crate::Error;
 
 /// Queries, and the keys and values they read.

@@ -2,9 +2,10 @@
 //! feed-forward block have files of their own.
 
 use super::Tap;
-use super::architecture::{Experts, Norm, NormKind, Recurrent};
+use super::architecture::{Experts, Norm, Recurrent};
 use super::hparams::{Hparams, LayerDims};
-use super::math::{add_bias, add_into, layer_norm, rms_norm, scale};
+use super::math::{Activation, add_into, columns, rms_norm, scale};
+use super::norms::whole_norm;
 use super::per_layer::PerLayer;
 use super::rope::Position;
 use super::weights::Weights;
@@ -34,6 +35,13 @@ pub(super) struct Layer<'l, 't> {
 const ATTN_NORM_2: Norm = Norm {
     tensor: "attn_norm_2",
     tap: "attn_norm_2",
+    numbered: true,
+    bare: false,
+};
+
+const PER_LAYER_POST_NORM: Norm = Norm {
+    tensor: "post_norm",
+    tap: "per_layer_embd_out",
     numbered: true,
     bare: false,
 };
@@ -195,22 +203,31 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Applies an architecture's norm to rows of `width`, with `{tensor}.weight` and, for a LayerNorm,
-/// `{tensor}.bias` if it exists.
-pub(super) fn whole_norm(
-    hp: &Hparams,
-    weights: &Weights<'_>,
-    tensor: &str,
-    width: usize,
-    x: &[f64],
-) -> Result<Vec<f64>, Error> {
-    let weight = weights.required_vector(&format!("{tensor}.weight"), width)?;
-    if hp.architecture.norm == NormKind::Rms {
-        return Ok(rms_norm(x, &weight, hp.norm_eps));
+impl Layer<'_, '_> {
+    /// Adds the layer's projection of its own embeddings, gated by the stream.
+    fn add_per_layer(&mut self, x: &mut [f64]) -> Result<(), Error> {
+        let hp = self.hp;
+        let Some(width) = hp.per_layer_width else {
+            return Ok(());
+        };
+        self.tap("pe_in", hp.n_embd, x);
+        let mut gate = self.product("inp_gate", hp.n_embd, width, x)?;
+        gate.iter_mut().for_each(|x| *x = Activation::Gelu.of(*x));
+        let Some(per_layer) = &mut self.shared.per_layer else {
+            return Ok(());
+        };
+        let inputs = match per_layer.inputs {
+            Some(ref inputs) => inputs,
+            None => per_layer.make(hp, self.weights, width, self.tap)?,
+        };
+        let own = self.il * width..(self.il + 1) * width;
+        let own = columns(inputs, width * hp.layers.len(), own);
+        gate.iter_mut()
+            .zip(&own)
+            .for_each(|(gate, own)| *gate *= own);
+        let projected = self.product("proj", width, hp.n_embd, &gate)?;
+        let normed = self.norm(PER_LAYER_POST_NORM, &projected)?;
+        add_into(x, &normed);
+        Ok(())
     }
-    let mut h = layer_norm(x, width, &weight, hp.norm_eps);
-    if let Some(bias) = weights.vector(&format!("{tensor}.bias"), width)? {
-        add_bias(&mut h, &bias);
-    }
-    Ok(h)
 }

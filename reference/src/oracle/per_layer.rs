@@ -1,18 +1,11 @@
 //! Per-layer embeddings of tokens, beside the embeddings at the beginning of the stream.
 
+use super::Tap;
 use super::hparams::Hparams;
-use super::layer::{Layer, whole_norm};
-use super::math::{Activation, add_into, columns, scale};
+use super::math::{add_into, scale};
+use super::norms::whole_norm;
 use super::weights::Weights;
-use super::{Tap, architecture::Norm};
 use crate::Error;
-
-const POST_NORM: Norm = Norm {
-    tensor: "post_norm",
-    tap: "per_layer_embd_out",
-    numbered: true,
-    bare: false,
-};
 
 /// Per-layer inputs of each token.
 pub(super) struct PerLayer {
@@ -21,7 +14,7 @@ pub(super) struct PerLayer {
     /// The stream at its start, the source of the other half.
     start: Vec<f64>,
     /// Sum of both: computed in the first layer, as in llama.cpp's graph.
-    inputs: Option<Vec<f64>>,
+    pub(super) inputs: Option<Vec<f64>>,
 }
 
 impl PerLayer {
@@ -53,7 +46,8 @@ impl PerLayer {
         Ok(Some(rows))
     }
 
-    fn make(
+    /// Computes the sum of both.
+    pub(super) fn make(
         &mut self,
         hp: &Hparams,
         weights: &Weights<'_>,
@@ -70,34 +64,5 @@ impl PerLayer {
         scale(&mut x, 0.5f64.sqrt());
         tap("inp_per_layer", None, all, &mut x);
         Ok(self.inputs.insert(x))
-    }
-}
-
-impl Layer<'_, '_> {
-    /// Adds the layer's projection of its own embeddings, gated by the stream.
-    pub(super) fn add_per_layer(&mut self, x: &mut [f64]) -> Result<(), Error> {
-        let hp = self.hp;
-        let Some(width) = hp.per_layer_width else {
-            return Ok(());
-        };
-        self.tap("pe_in", hp.n_embd, x);
-        let mut gate = self.product("inp_gate", hp.n_embd, width, x)?;
-        gate.iter_mut().for_each(|x| *x = Activation::Gelu.of(*x));
-        let Some(per_layer) = &mut self.shared.per_layer else {
-            return Ok(());
-        };
-        let inputs = match per_layer.inputs {
-            Some(ref inputs) => inputs,
-            None => per_layer.make(hp, self.weights, width, self.tap)?,
-        };
-        let own = self.il * width..(self.il + 1) * width;
-        let own = columns(inputs, width * hp.layers.len(), own);
-        gate.iter_mut()
-            .zip(&own)
-            .for_each(|(gate, own)| *gate *= own);
-        let projected = self.product("proj", width, hp.n_embd, &gate)?;
-        let normed = self.norm(POST_NORM, &projected)?;
-        add_into(x, &normed);
-        Ok(())
     }
 }

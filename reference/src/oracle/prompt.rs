@@ -1,8 +1,9 @@
 //! The input of a model: tokens and image rows.
 
 use super::architecture::Sections;
-use super::layer::{Shared, whole_norm};
+use super::layer::Shared;
 use super::math::{add_bias, add_into, scale};
+use super::norms::whole_norm;
 use super::per_layer::PerLayer;
 use super::rope::Position;
 use super::weights::Weights;

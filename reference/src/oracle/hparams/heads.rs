@@ -1,8 +1,7 @@
 //! Number and width of the heads in each layer.
 
 use super::super::architecture::{Architecture, Recurrent};
-use super::MAX_WIDTH;
-use super::keys::Keys;
+use super::keys::{Keys, check_width};
 use super::latent;
 use crate::Error;
 
@@ -104,22 +103,4 @@ fn read_dim(
     }
     check_width(keys, &key_length, n_head, head_dim)?;
     Ok(head_dim)
-}
-
-/// Bounds the total width of a layer's heads.
-pub(super) fn check_width(
-    keys: &Keys<'_>,
-    key: &str,
-    n_head: &[usize],
-    head_dim: usize,
-) -> Result<(), Error> {
-    let widest = n_head
-        .iter()
-        .max()
-        .and_then(|&heads| heads.checked_mul(head_dim));
-    if widest.is_none_or(|width| width > MAX_WIDTH) {
-        let expected = format!("heads of at most {MAX_WIDTH} elements together");
-        return Err(keys.bad(key, expected, head_dim));
-    }
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Checked reading of keys below an architecture's prefix.
 
+use super::MAX_WIDTH;
 use crate::Error;
 use gguf_rs_lite::{Gguf, Value};
 
@@ -136,4 +137,22 @@ impl Keys<'_> {
         }
         Ok(Some(array.iter().take(n_layer).collect()))
     }
+}
+
+/// Bounds the total width of a layer's heads.
+pub(super) fn check_width(
+    keys: &Keys<'_>,
+    key: &str,
+    n_head: &[usize],
+    head_dim: usize,
+) -> Result<(), Error> {
+    let widest = n_head
+        .iter()
+        .max()
+        .and_then(|&heads| heads.checked_mul(head_dim));
+    if widest.is_none_or(|width| width > MAX_WIDTH) {
+        let expected = format!("heads of at most {MAX_WIDTH} elements together");
+        return Err(keys.bad(key, expected, head_dim));
+    }
+    Ok(())
 }

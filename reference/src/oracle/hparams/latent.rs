@@ -2,8 +2,7 @@
 
 use super::super::architecture::Architecture;
 use super::MAX_WIDTH;
-use super::heads::{Heads, check_width};
-use super::keys::Keys;
+use super::keys::{Keys, check_width};
 use crate::Error;
 
 /// The widths of latent attention.
@@ -52,16 +51,16 @@ pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
     n_embd: usize,
-    heads: &Heads,
+    n_head: &[usize],
+    head_dim: usize,
 ) -> Result<Option<Latent>, Error> {
     if !architecture.latent {
         return Ok(None);
     }
-    let n_head = &heads.n_head;
     let rotated = keys.count("rope.dimension_count")?;
-    let plain = heads.dim.saturating_sub(rotated);
+    let plain = head_dim.saturating_sub(rotated);
     if plain == 0 {
-        let expected = format!("fewer than the {} of a head", heads.dim);
+        let expected = format!("fewer than the {head_dim} of a head");
         return Err(keys.bad("rope.dimension_count", expected, rotated));
     }
     let rank = keys.count("attention.kv_lora_rank")?;

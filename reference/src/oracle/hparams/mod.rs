@@ -128,7 +128,7 @@ impl Hparams {
             })
             .collect();
         per_layer::share(&keys, architecture, &mut layers)?;
-        let latent = latent::read(&keys, architecture, n_embd, &heads)?;
+        let latent = latent::read(&keys, architecture, n_embd, &heads.n_head, heads.dim)?;
         let (rope, window_rope) = rope::read(&keys, architecture, heads.dim, heads.window_dim)?;
         let score_scale = match latent {
             Some(_) => latent::read_score_scale(&keys, heads.dim, rope.magnitude)?,
