@@ -8,32 +8,9 @@ use super::json::Scan;
 use super::object::Object;
 use super::python::PythonReader;
 use super::schema::Tools;
+use super::step::{Event, MAX_NAME, Step};
 use super::syntax::{Body, Syntax};
 use super::tags::TagReader;
-
-/// Longest name of a function or key with the text around it, in bytes.
-pub(super) const MAX_NAME: usize = 256;
-
-/// Effect of a character.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Read, but the text may still turn out not to be a call.
-    More,
-    /// All text up to here is final.
-    Settled,
-    /// The character cannot be part of a call.
-    Wrong,
-    /// The calls are complete.
-    Over,
-}
-
-/// Events read from calls.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Event {
-    /// A call of this function begins, with the call id if the model wrote one.
-    Begins(String, Option<String>),
-    Arguments(String),
-}
 
 #[derive(Debug, Clone)]
 enum State {

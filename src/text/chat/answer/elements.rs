@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::call::{Event, MAX_NAME, Step};
 use super::json::{begins, escaped};
 use super::schema::{Key, Tools, Types};
+use super::step::{Event, MAX_NAME, Step};
 
 /// Marker before every tag.
 const SPACE: &str = "]<]minimax[>[";

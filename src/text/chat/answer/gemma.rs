@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use super::call::{Event, MAX_NAME, Step};
 use super::json::{Scan, escaped, unquoted};
+use super::step::{Event, MAX_NAME, Step};
 
 const QUOTE: &str = "<|\"|>";
 const MAX_DEPTH: usize = 256;

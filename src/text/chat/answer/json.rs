@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::call::Step;
+use super::step::Step;
 
 /// Deepest nesting of a call's arguments.
 const MAX_DEPTH: usize = 256;

@@ -14,6 +14,7 @@ mod object;
 mod parser;
 mod python;
 mod schema;
+mod step;
 mod syntax;
 mod tags;
 mod thoughts;

@@ -1,7 +1,7 @@
 //! Reads a call that is an object with the name and arguments of a function.
 
-use super::call::{Event, MAX_NAME, Step};
 use super::json::{Scan, unquoted};
+use super::step::{Event, MAX_NAME, Step};
 use super::syntax::{Body, Syntax};
 
 const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function"];

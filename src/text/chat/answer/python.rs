@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::call::{Event, MAX_NAME, Step};
 use super::json::escaped;
+use super::step::{Event, MAX_NAME, Step};
 
 const MAX_DEPTH: usize = 256;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::call::{Event, MAX_NAME, Step};
 use super::json::{Scan, begins, escaped};
 use super::schema::{Key, Tools, Types};
+use super::step::{Event, MAX_NAME, Step};
 use super::syntax::Tags;
 
 /// Markers around a text that may contain the tags of its call, as in XML.

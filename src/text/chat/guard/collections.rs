@@ -3,7 +3,7 @@
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::python::invalid;
+use super::error::invalid;
 use super::text::{Method, Sequence, Sequenced, is_namespace, tuple};
 use super::{Budget, Result, strings};
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
+use super::error::invalid;
 use super::format::percent;
-use super::ops::{escaped, is_number};
-use super::python::invalid;
-use super::text::{Sequence, Sequenced, like, text, tuple};
+use super::python::iterable;
+use super::text::{Sequence, Sequenced, escaped, like, text, tuple};
 use super::{Budget, Result, collections, numbers, sorting, strings};
 use crate::chat::json;
 
@@ -344,24 +344,6 @@ fn install_generators(environment: &mut Environment<'_>) {
             filters::map(state, value, args).map(yielded)
         },
     );
-}
-
-/// Iterates over a value, if Python can.
-pub(super) fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
-    iterated(budget, value)?;
-    value.try_iter()
-}
-
-/// Refuses values that Python cannot iterate; the engine would treat `none` as an empty list.
-pub(super) fn iterated(budget: &Budget, value: &Value) -> Result<()> {
-    budget.flat(value)?;
-    match value.is_none() || is_number(value) {
-        true => Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("{} is not iterable", value.kind()),
-        )),
-        false => Ok(()),
-    }
 }
 
 fn length(budget: &Budget, value: &Value) -> Result<Value> {

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::ops::{escaped, is_number};
-use super::python::invalid;
-use super::text::{exponent_of_two_digits, float, repr, text};
+use super::error::invalid;
+use super::python::is_number;
+use super::text::{escaped, exponent_of_two_digits, float, repr, text};
 use super::{Budget, Result};
 
 /// Largest width and precision of a field; chat templates need no more.

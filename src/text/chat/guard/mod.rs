@@ -1,6 +1,7 @@
 //! Work budget of a template, and the functions and filters charged to it.
 
 mod collections;
+mod error;
 mod filters;
 mod format;
 mod numbers;
@@ -17,7 +18,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 pub(super) use collections::{is_attribute, is_method};
-use python::{invalid, multiply, range, slice};
+use error::invalid;
+use python::{multiply, range, slice};
 pub(super) use text::float;
 
 use super::rewrite;
@@ -168,7 +170,7 @@ fn install_guards(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     });
     let b = Arc::clone(budget);
     environment.add_function(rewrite::ITERATED, move |value: Value| {
-        filters::iterated(&b, &value).map(|()| value)
+        python::iterated(&b, &value).map(|()| value)
     });
     let b = Arc::clone(budget);
     environment.add_function(rewrite::METHOD, {

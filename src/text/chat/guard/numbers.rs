@@ -5,8 +5,9 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::ops::{self, is_number};
-use super::python::invalid;
+use super::error::invalid;
+use super::ops;
+use super::python::is_number;
 use super::text::{Sequence, is_space, sequence};
 use super::{Budget, Result, collections};
 

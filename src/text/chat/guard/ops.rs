@@ -3,9 +3,10 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
+use super::error::invalid;
 use super::format::percent;
-use super::python::{add_numbers, invalid, numbers};
-use super::text::{Sequence, escape, sequence, text, tuple};
+use super::python::{add_numbers, is_number, numbers};
+use super::text::{Sequence, escaped, sequence, text, tuple};
 use super::{Budget, Result};
 
 /// Evaluates `left + right`.
@@ -36,12 +37,6 @@ pub(super) fn add(budget: &Budget, left: &Value, right: &Value) -> Result<Value>
         true => error,
         false => cannot("add", left, right),
     })
-}
-
-/// Escapes text for HTML: at most five bytes for one.
-pub(super) fn escaped(budget: &Budget, text: &str) -> Result<String> {
-    budget.charge_string(text.len().checked_mul(5))?;
-    Ok(escape(text))
 }
 
 /// Evaluates `left ~ right`.
@@ -124,11 +119,6 @@ pub(super) fn power(left: &Value, right: &Value) -> Result<Value> {
 
 fn is_zero(value: &Value) -> bool {
     is_number(value) && !value.is_true()
-}
-
-/// Returns whether a value is a number, or a bool, which counts as one.
-pub(super) fn is_number(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
 }
 
 fn cannot(what: &str, left: &Value, right: &Value) -> minijinja::Error {

@@ -3,12 +3,9 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::error::invalid;
 use super::text::{like, same_sequence};
 use super::{Budget, Result};
-
-pub(super) fn invalid(what: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
-}
 
 /// Evaluates Python's slices. The engine's own fail on an empty list read backwards.
 pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Result<Value> {
@@ -132,7 +129,6 @@ pub(super) fn numbers(
     whole: fn(i128, i128) -> Option<i128>,
     real: fn(f64, f64) -> f64,
 ) -> Result<Value> {
-    let is_number = |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool);
     if !is_number(left) || !is_number(right) {
         return Err(invalid("expected numbers"));
     }
@@ -149,4 +145,27 @@ pub(super) fn numbers(
     );
     let result = result.ok_or_else(|| invalid("integer overflow"))?;
     Ok(i64::try_from(result).map_or_else(|_| Value::from(result), Value::from))
+}
+
+/// Returns whether a value is a number, or a bool, which counts as one.
+pub(super) fn is_number(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+}
+
+/// Iterates over a value, if Python can.
+pub(super) fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
+    iterated(budget, value)?;
+    value.try_iter()
+}
+
+/// Refuses values that Python cannot iterate; the engine would treat `none` as an empty list.
+pub(super) fn iterated(budget: &Budget, value: &Value) -> Result<()> {
+    budget.flat(value)?;
+    match value.is_none() || is_number(value) {
+        true => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("{} is not iterable", value.kind()),
+        )),
+        false => Ok(()),
+    }
 }

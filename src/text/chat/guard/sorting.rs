@@ -7,8 +7,8 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Value};
 
-use super::filters::iterable;
-use super::python::invalid;
+use super::error::invalid;
+use super::python::iterable;
 use super::{Budget, Result};
 
 /// Installs `sort`, `min` and `max`.

@@ -3,9 +3,9 @@
 use minijinja::Value;
 use minijinja::value::{Kwargs, ValueKind, from_args};
 
+use super::error::invalid;
 use super::format::braces;
-use super::ops::escaped;
-use super::python::invalid;
+use super::text::escaped;
 use super::text::{is_space, like, text, tuple};
 use super::{Budget, Result};
 

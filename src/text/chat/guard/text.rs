@@ -8,7 +8,7 @@ use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use regex::Regex;
 
-use super::python::invalid;
+use super::error::invalid;
 use super::{Budget, ELEMENT, MAX_VALUE_DEPTH, Result};
 
 /// Python type of a sequence in the engine.
@@ -269,4 +269,10 @@ pub(super) fn like(value: &Value, text: String) -> Value {
     } else {
         Value::from(text)
     }
+}
+
+/// Escapes text for HTML: at most five bytes for one.
+pub(super) fn escaped(budget: &Budget, text: &str) -> Result<String> {
+    budget.charge_string(text.len().checked_mul(5))?;
+    Ok(escape(text))
 }

@@ -1,7 +1,8 @@
 //! Tool calls within an answer.
 
 use super::{AnswerParser, Mode, Piece};
-use crate::chat::answer::call::{Event, Reader, Step};
+use crate::chat::answer::call::Reader;
+use crate::chat::answer::step::{Event, Step};
 
 impl AnswerParser {
     /// Reads calls. Returns whether there is nothing left to read.
