@@ -4,11 +4,13 @@
 mod bmp;
 mod decode;
 mod gif;
+mod image;
 mod jpeg;
 mod resample;
 mod size;
 
-pub use decode::{DecodedImage, Limits, decode};
+pub use self::image::{DecodedImage, Limits};
+pub use decode::decode;
 pub use resample::fit;
 pub use size::{Size, TokenLimits};
 

@@ -1,7 +1,7 @@
 //! Resampling as in Pillow: bicubic, with a kernel that widens when an image shrinks; in integers,
 //! so that all machines agree to the bit.
 
-use super::decode::DecodedImage;
+use super::image::DecodedImage;
 use super::size::Size;
 
 /// Fraction bits of weights.

@@ -4,7 +4,7 @@ use super::idct::idct;
 use super::input::Input;
 use super::{Tables, damaged};
 use crate::Error;
-use crate::pixels::decode::Limits;
+use crate::pixels::image::Limits;
 
 /// A partly decoded image.
 pub(super) struct Frame {

@@ -13,7 +13,7 @@ mod input;
 mod scan;
 mod upsample;
 
-use super::decode::{DecodedImage, Limits};
+use super::image::{DecodedImage, Limits};
 use crate::Error;
 use bits::Huffman;
 use frame::Frame;
