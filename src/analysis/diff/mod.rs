@@ -11,6 +11,7 @@ mod execution;
 mod llama_cpp;
 mod lockstep;
 mod logits;
+mod measured;
 mod near_tie;
 mod probabilities;
 mod recorded_routing;
@@ -18,6 +19,7 @@ mod reference;
 mod routing;
 pub mod suite;
 mod target;
+mod tensor_comparison;
 mod tensors;
 mod tolerance;
 
@@ -28,12 +30,14 @@ pub use execution::{
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use lockstep::{Absent, Comparison, Options, TapReport, Verdict, compare, compare_with};
 pub use logits::{LogitComparison, PositionTop, TopPair};
+pub use measured::{Measured, mean_kl};
 pub use near_tie::Tie;
 pub use probabilities::TokenComparison;
-pub use reference::{Measured, Reference, ReferenceValues, mean_kl};
+pub use reference::{Reference, ReferenceValues};
 pub use routing::{Cause, Choice, LayerRouting, Routing};
 pub use target::{ImageInput, Input, Target, Text};
-pub use tensors::{TensorComparison, Tensors};
+pub use tensor_comparison::TensorComparison;
+pub use tensors::Tensors;
 pub use tolerance::Tolerance;
 
 /// Reasons two computations could not be compared.

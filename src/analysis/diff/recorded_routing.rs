@@ -9,7 +9,7 @@ use octavo_reference::metrics::Nmse;
 
 use super::near_tie::{Tie, tie};
 use super::routing::{Cause, Pair, Routing};
-use super::tensors::TensorComparison;
+use super::tensor_comparison::TensorComparison;
 use octavo_engine::backend::TapView;
 use octavo_model::taps::{FFN_MOE_TOPK, Tap};
 use octavo_model::{Graph, Op};

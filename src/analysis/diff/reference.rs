@@ -9,15 +9,16 @@ use octavo_reference::formats::{Kind, debug, recognize};
 use octavo_reference::golden::{Golden, TopLogits};
 use octavo_reference::metrics::{Nmse, log_sum_exp};
 use octavo_reference::results::Results;
-use serde::Serialize;
 
 use super::Error;
 use super::lockstep::Options;
 use super::logits::LogitComparison;
+use super::measured::Measured;
 use super::probabilities::{TokenComparison, generated};
 use super::recorded_routing::is_printed_choice;
 use super::target::ImageInput;
-use super::tensors::{self, TensorComparison, Tensors};
+use super::tensor_comparison::TensorComparison;
+use super::tensors;
 use super::tolerance::Tolerance;
 use crate::eval;
 use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
@@ -74,29 +75,6 @@ pub struct Reference {
     /// Vocabulary size, if the file says.
     n_vocab: Option<usize>,
     recorded: Recorded,
-}
-
-/// Distance of the engine from a reference, by kind of reference.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Measured {
-    /// Logits, position by position.
-    Logits(LogitComparison),
-    /// Tensors, in graph order.
-    Tensors(Tensors),
-    /// Generated tokens.
-    Generated(Vec<TokenComparison>),
-    /// Predictions of a long text.
-    Divergence {
-        /// Mean KL(theirs, ours), in nats.
-        mean_kl: f64,
-        /// Largest KL, in nats.
-        max_kl: f64,
-        /// Share of tokens with the same most likely token.
-        same_top: f64,
-        /// Tokens compared.
-        scored: usize,
-    },
 }
 
 impl Reference {
@@ -470,9 +448,4 @@ fn energies(
     }
     found.sort_by_key(|t| t.layer);
     Ok(found)
-}
-
-/// Returns the mean KL of generated tokens.
-pub fn mean_kl(all: &[TokenComparison]) -> f64 {
-    all.iter().map(|t| t.kl).sum::<f64>() / all.len().max(1) as f64
 }

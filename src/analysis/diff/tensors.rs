@@ -11,6 +11,7 @@ use super::Error;
 use super::lockstep::Options;
 use super::recorded_routing::RecordedRouting;
 use super::routing::Routing;
+use super::tensor_comparison::TensorComparison;
 use octavo_engine::Engine;
 use octavo_engine::backend::{TapSink, TapView};
 use octavo_kernels::{MERGED_ROWS, ValueShape};
@@ -34,31 +35,6 @@ impl From<Vec<TensorComparison>> for Tensors {
     fn from(all: Vec<TensorComparison>) -> Tensors {
         Tensors { all, routing: None }
     }
-}
-
-/// Comparison of one tensor that both have.
-#[derive(Clone, Debug, Serialize)]
-pub struct TensorComparison {
-    /// Name with the layer.
-    pub name: String,
-    /// Layer number.
-    pub layer: Option<usize>,
-    /// Number of earlier tensors of this name.
-    pub occurrence: usize,
-    /// Number of values compared.
-    pub values: usize,
-    /// Σ (ours - theirs)² / Σ theirs², less the rounding of the printed digits.
-    pub nmse: f64,
-    /// Position of the largest difference.
-    pub position: usize,
-    /// Channel of the largest difference.
-    pub channel: usize,
-    /// Our value there.
-    pub a: f32,
-    /// The reference's value there.
-    pub b: f32,
-    /// Whether it is outside the tolerance.
-    pub outside: bool,
 }
 
 /// A value of a reference: position, channel, value.

@@ -4,7 +4,7 @@ use gguf_rs_lite::TensorType;
 use serde::Serialize;
 
 use super::logits::LogitComparison;
-use super::reference::{Measured, mean_kl};
+use super::measured::{Measured, mean_kl};
 use super::tensors::Tensors;
 use octavo_model::{Model, Network};
 use octavo_vision::Tower;

@@ -26,8 +26,10 @@ use crate::shards::ShardIndex;
 use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 
 pub use check::check;
-pub use scores::{BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, TensorScores};
-pub use sensitivity::{Sensitivity, sensitivity};
+pub use scores::{
+    BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, Sensitivity, TensorScores,
+};
+pub use sensitivity::sensitivity;
 
 /// Reasons there is no report.
 #[derive(Debug, thiserror::Error)]

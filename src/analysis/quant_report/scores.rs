@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Row, Sensitivity};
+use super::Row;
 use crate::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
 
 /// Number of tokens, and the time they took.
@@ -149,6 +149,23 @@ impl ModelScores {
             generation_rate: self.facts.generation.rate(),
         }
     }
+}
+
+/// Loss when only one tensor (or group) is quantized.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sensitivity {
+    /// Name of the tensor, or the pattern of a group such as `attn_v`.
+    pub name: String,
+    /// Layer number, for a tensor of a layer.
+    pub layer: Option<usize>,
+    /// Tensor name without layer and `.weight`.
+    pub role: String,
+    /// Number of weights.
+    pub weights: u64,
+    /// Mean KL divergence from the base, in nats.
+    pub mean_kl: f64,
+    /// Share of tokens whose most likely token is the same as the base's.
+    pub same_top: f64,
 }
 
 impl TensorScores {

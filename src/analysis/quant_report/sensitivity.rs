@@ -5,7 +5,6 @@ use std::io::{Seek, SeekFrom, Write};
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use octavo_quant::needs_importance;
-use serde::Serialize;
 
 use super::{Base, Error, Setup, TensorScores, Watch, io, score};
 use crate::eval::ChunkDivergence;
@@ -14,23 +13,6 @@ use crate::quantize::{
     mix::{fallback, is_quantizable},
 };
 use octavo_engine::ModelSource;
-
-/// Loss when only one tensor (or group) is quantized.
-#[derive(Clone, Debug, Serialize)]
-pub struct Sensitivity {
-    /// Name of the tensor, or the pattern of a group such as `attn_v`.
-    pub name: String,
-    /// Layer number, for a tensor of a layer.
-    pub layer: Option<usize>,
-    /// Tensor name without layer and `.weight`.
-    pub role: String,
-    /// Number of weights.
-    pub weights: u64,
-    /// Mean KL divergence from the base, in nats.
-    pub mean_kl: f64,
-    /// Share of tokens whose most likely token is the same as the base's.
-    pub same_top: f64,
-}
 
 /// Splits a name: `blk.3.attn_v.weight` is `attn_v` of layer 3.
 fn role(name: &str) -> (String, Option<usize>) {

@@ -6,6 +6,7 @@
 
 mod convert;
 mod error;
+mod folder;
 mod groups;
 pub mod mix;
 mod plan;
