@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use llguidance::api::TopLevelGrammar;
 use octavo_text::chat::answer::{Arguments, CallFormat, is_written_as_text};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::grammar::Built;
+use crate::built::Built;
 use crate::notation;
 use crate::rule::Calls;
 use crate::schema::{self, Prepared};
@@ -318,7 +318,7 @@ impl<'a> Writer<'a> {
         }
         match end.filter(|_| is_text) {
             None => {
-                let value = schema::compact(alone(schema, root));
+                let value = schema::compact(schema::alone(schema, root));
                 format!("{before} %json {value} {}", self.vocabulary.literal(&after))
             }
             Some(end) => match choices(schema, root, 0) {
@@ -401,19 +401,4 @@ fn choices(schema: &Value, root: &Value, depth: usize) -> Option<Vec<Value>> {
         }
         None => None,
     }
-}
-
-/// Returns the schema of one parameter, with the definitions it may refer to.
-pub(crate) fn alone(schema: &Value, root: &Value) -> Value {
-    let mut object = match schema {
-        Value::Object(object) => object.clone(),
-        Value::Bool(true) => Map::new(),
-        other => return other.clone(),
-    };
-    for name in ["$defs", "definitions"] {
-        if let Some(definitions) = root.get(name) {
-            object.entry(name).or_insert_with(|| definitions.clone());
-        }
-    }
-    Value::Object(object)
 }

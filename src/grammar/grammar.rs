@@ -3,24 +3,12 @@
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
+use crate::built::Built;
 use crate::error::Error;
 use crate::rule::{Demand, Rule};
 use crate::schema::{self, Prepared};
 use crate::vocabulary::{Vocabulary, quoted};
 use crate::{call, gbnf};
-
-/// A grammar, and the parts that limits are checked on.
-pub(crate) struct Built {
-    pub(crate) grammar: TopLevelGrammar,
-    /// The schemas it contains, in the form that is checked against limits.
-    pub(crate) schemas: Vec<Value>,
-    /// The rule, if the request gave it as text.
-    pub(crate) given: Option<Rule>,
-    /// Bytes of the grammar of calls.
-    pub(crate) n_call_bytes: usize,
-    /// Demands that are not enforced.
-    pub(crate) unheld: Vec<String>,
-}
 
 /// Name of the grammar of an answer's text.
 const ANSWER: &str = "answer";

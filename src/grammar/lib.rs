@@ -2,6 +2,7 @@
 //! describes the allowed answers; a [`Compiler`] compiles it to a token constraint for one
 //! vocabulary, with time and memory bounded for any demand.
 
+mod built;
 mod call;
 mod compile;
 mod constraint;

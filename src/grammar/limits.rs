@@ -6,8 +6,8 @@ mod meeting;
 
 use serde_json::Value;
 
+use crate::built::Built;
 use crate::error::Error;
-use crate::grammar::Built;
 use crate::rule::Rule;
 
 /// Maximum bytes of a schema, of the grammar of all calls, of a grammar, and of a regular

@@ -3,8 +3,7 @@
 use octavo_text::chat::answer::CallFormat;
 use serde_json::{Map, Value, json};
 
-use crate::call::alone;
-use crate::schema::{compact, resolve};
+use crate::schema::{alone, compact, resolve};
 use crate::vocabulary::{Vocabulary, quoted};
 
 /// Maximum depth of schemas with rules; deeper values are unrestricted.

@@ -266,3 +266,18 @@ fn split_integers(object: &mut Map<String, Value>) {
     ];
     object.insert("anyOf".to_owned(), Value::Array(parts));
 }
+
+/// Returns the schema of one parameter, with the definitions it may refer to.
+pub(crate) fn alone(schema: &Value, root: &Value) -> Value {
+    let mut object = match schema {
+        Value::Object(object) => object.clone(),
+        Value::Bool(true) => Map::new(),
+        other => return other.clone(),
+    };
+    for name in ["$defs", "definitions"] {
+        if let Some(definitions) = root.get(name) {
+            object.entry(name).or_insert_with(|| definitions.clone());
+        }
+    }
+    Value::Object(object)
+}
