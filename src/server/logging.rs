@@ -14,8 +14,6 @@ use axum::middleware::Next;
 use hyper::body::{Frame, SizeHint};
 use octavo_engine::{Event, Timing};
 
-use crate::app::App;
-
 /// Header with a request's id, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -191,14 +189,21 @@ pub(crate) fn warn(sink: &LogSink, text: &str) {
 #[derive(Clone)]
 pub(crate) struct Refusal(pub(crate) String);
 
-/// Assigns an id to a request, and logs it once its answer has ended.
-pub(crate) async fn record(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
-    let id = named(request.headers()).unwrap_or_else(|| app.new_id("req-"));
+/// Assigns an id to a request, the client's or a new one, and logs it once its answer has ended.
+/// Routes begin with `prefix`.
+pub(crate) async fn record(
+    sink: &LogSink,
+    prefix: &str,
+    new_id: impl FnOnce() -> String,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let id = named(request.headers()).unwrap_or_else(new_id);
     let path = request.uri().path();
-    let bare = path.strip_prefix(&app.options.prefix).unwrap_or(path);
+    let bare = path.strip_prefix(prefix).unwrap_or(path);
     let is_head = request.method() == Method::HEAD;
     let logged = Arc::new(Logged {
-        sink: app.options.log.clone(),
+        sink: sink.clone(),
         began: Instant::now(),
         record: Mutex::new(RequestRecord {
             method: shown(request.method().as_str()),

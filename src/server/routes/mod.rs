@@ -110,7 +110,13 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     router.layer(from_fn({
         let app = Arc::clone(app);
-        move |request, next| logging::record(Arc::clone(&app), request, next)
+        move |request, next| {
+            let app = Arc::clone(&app);
+            async move {
+                let (sink, prefix) = (&app.options.log, &app.options.prefix);
+                logging::record(sink, prefix, || app.new_id("req-"), request, next).await
+            }
+        }
     }))
 }
 
