@@ -8,28 +8,11 @@ use gguf_rs_lite::Gguf;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
 use crate::backend::ranks::{self, TensorParallelGroup};
-use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, Backend, Loading, LoadingSink, split};
-use crate::{EngineOptions, Error, ModelSource};
+use crate::backend::{Backend, Loading, LoadingSink, split};
+use crate::options::{DeviceChoice, EngineOptions};
+use crate::{Error, ModelSource};
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
-
-/// Device to run on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU if it works and has room for the model, otherwise the CPU.
-    Auto {
-        /// Number of the GPU.
-        gpu: usize,
-        /// Whether the user asked for this: only then is a missing driver reported, because most
-        /// machines have none.
-        asked: bool,
-    },
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// The GPU of this number; an error if it cannot be used.
-    Cuda(usize),
-}
 
 /// The device that a network runs on, with its options.
 pub struct Placement {
@@ -173,17 +156,6 @@ impl Placement {
 pub(crate) fn threads(options: &EngineOptions) -> NonZeroUsize {
     let threads = options.threads.unwrap_or_else(default_threads);
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
-}
-
-/// Returns the default prefill batch size in tokens, as far as it is known before a model is
-/// loaded: a GPU that is present may turn out to be unusable.
-pub fn default_batch(device: DeviceChoice) -> usize {
-    let on_gpu = match device {
-        DeviceChoice::Cpu => false,
-        DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
-        DeviceChoice::Cuda(_) => true,
-    };
-    if on_gpu { BATCH_OF_GPUS } else { BATCH_OF_CPUS }
 }
 
 /// Returns the default number of threads; [`crate::threads`] also gives the reason for it.

@@ -10,16 +10,16 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{IsaChoice, KvTypes, PAGE_POSITIONS, PromptBits, SharedPool};
+use octavo_kernels::{KvTypes, PAGE_POSITIONS, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
-use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{Backend, LoadingSink, TapSink};
-use crate::device::{DeviceChoice, Placement, default_batch, threads};
+use crate::device::{Placement, threads};
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::model_runner::ModelRunner;
+use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
 use crate::session::Session;
 use crate::source::ModelSource;
@@ -33,81 +33,6 @@ pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// Upper bound on the bytes of logits that one step holds at once.
 const MAX_LOGIT_BYTES: usize = 64 << 20;
-
-/// How to load and run a model.
-#[derive(Clone, Debug)]
-pub struct EngineOptions {
-    /// Device to run on.
-    pub device: DeviceChoice,
-    /// On a GPU, how many of the last layers run there, together with the output head; `None` means
-    /// all layers.
-    pub gpu_layers: Option<usize>,
-    /// Number of threads; `None` means [`crate::default_threads`]. More threads than CPUs work, but
-    /// are slower.
-    pub threads: Option<usize>,
-    /// Thread pool of another engine ([`Engine::pool`]) to share with it instead of starting a new
-    /// one.
-    pub pool: Option<SharedPool>,
-    /// Tensor parallel group to run in; `None` means a single rank. Every rank has as many threads.
-    pub tp_group: Option<TensorParallelGroup>,
-    /// Instruction set to run; `Auto` picks the best this CPU has.
-    pub isa: IsaChoice,
-    /// Element types of the KV cache.
-    pub kv_type: KvTypes,
-    /// Precision to which CPUs round prefill activations before multiplying them with quantized
-    /// weights.
-    pub prompt_bits: PromptBits,
-    /// Context length of a session in tokens; `None` means the smaller of the file's own and 4096.
-    pub ctx: Option<usize>,
-    /// Prefill batch size in tokens; `None` means enough to keep the device busy.
-    pub batch: Option<usize>,
-    /// Map the file instead of reading it.
-    pub mmap: bool,
-    /// Copy weights into the kernels' layout.
-    pub repack: bool,
-    /// Lock these copies in memory, so that they are never swapped out.
-    pub lock: bool,
-    /// Maximum number of sequences running at once.
-    pub sessions: usize,
-    /// Positions to allocate KV cache pages for; `None` means enough for `sessions` sequences of
-    /// full length.
-    pub kv_positions: Option<usize>,
-    /// On a GPU, capture the launches of a decode step and replay them.
-    pub graphs: bool,
-    /// On a GPU, check every KV cache page number inside the kernels.
-    pub check_pages: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            device: DeviceChoice::default(),
-            gpu_layers: None,
-            threads: None,
-            pool: None,
-            tp_group: None,
-            isa: IsaChoice::Auto,
-            kv_type: KvTypes::default(),
-            prompt_bits: PromptBits::default(),
-            ctx: None,
-            batch: None,
-            mmap: true,
-            repack: true,
-            lock: false,
-            sessions: 1,
-            kv_positions: None,
-            graphs: true,
-            check_pages: true,
-        }
-    }
-}
-
-impl EngineOptions {
-    /// Returns the prefill batch size in tokens, as far as it is known before a model is loaded.
-    pub fn batch(&self) -> usize {
-        self.batch.unwrap_or_else(|| default_batch(self.device))
-    }
-}
 
 /// Memory that a model takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

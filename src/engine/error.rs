@@ -27,7 +27,7 @@ pub enum Error {
     Cpu(#[from] crate::backend::cpu::Error),
     /// A failure of a GPU, or a GPU that was asked for and cannot be used.
     #[error("CUDA: {0}")]
-    Cuda(#[from] crate::backend::cuda::Error),
+    Cuda(#[from] octavo_kernels::cuda::Error),
     /// A draft model with another vocabulary.
     #[error("{draft}: token {id} is another one than in {file}: expected the same vocabulary")]
     OtherVocabulary {

@@ -16,6 +16,7 @@ pub mod generate;
 mod image_registry;
 pub mod kv;
 mod model_runner;
+mod options;
 pub mod sample;
 pub mod schedule;
 pub mod sequence;
@@ -30,13 +31,14 @@ pub use batch::{
     RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
 pub use demo::demo_model;
-pub use device::{DeviceChoice, Placement, default_batch, default_threads};
-pub use engine::{DEFAULT_CONTEXT, Engine, EngineBuilder, EngineOptions, MemoryReport, kv_bytes};
+pub use device::{Placement, default_threads};
+pub use engine::{DEFAULT_CONTEXT, Engine, EngineBuilder, MemoryReport, kv_bytes};
 pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
 pub use image_registry::{
     EncodedImage, ImageHandle, ImageRegistry, MultimodalInput, is_image_token,
 };
 pub use octavo_model::Pooling;
+pub use options::{DeviceChoice, EngineOptions, default_batch};
 pub use session::{Logits, LogitsFor, Session};
 pub use source::ModelSource;

@@ -1,18 +1,22 @@
 //! The CPU backend: packs weights for an instruction set and runs the graph's operations on
 //! threads.
 
-use std::fmt;
+mod error;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Collective, Executor, Isa, KvStore, KvTooLarge, KvTypes, Matrix, MatrixError, NoMemory, Pool,
-    PromptBits, SharedPool, Step, lock_limit, room, with_memory,
+    Collective, Executor, Isa, KvStore, KvTypes, Matrix, MatrixError, Pool, PromptBits, SharedPool,
+    Step, lock_limit, room, with_memory,
 };
 
+pub use error::Error;
+
 use super::lower::{FileBytes, Lowered, Taps, lower};
-use super::ranks::{Gathered, Share};
+use super::ranks::gathered::Gathered;
+use super::ranks::share::Share;
 use super::rotate::Stored;
 use super::{Backend, TapSink, finite_argmax};
 use octavo_model::{Network, Tap, WeightId, WeightRef};
@@ -39,101 +43,6 @@ pub struct Options {
     pub repack: bool,
     /// Lock these copies in memory.
     pub lock: bool,
-}
-
-/// Reasons that a model cannot be prepared or run.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A weight that the kernels cannot take.
-    #[error("tensor {name}: {source}")]
-    Matrix {
-        /// Its name in the file.
-        name: String,
-        /// Reason.
-        source: MatrixError,
-    },
-    /// No memory for a weight's copy in the kernels' layout.
-    #[error(
-        "tensor {name}: {source}; {} MiB of the {} MiB of weights are packed",
-        done >> 20,
-        total >> 20
-    )]
-    Weights {
-        /// Its name in the file.
-        name: String,
-        /// Memory that it takes.
-        source: MatrixError,
-        /// Bytes packed before it.
-        done: u64,
-        /// Bytes of all weights.
-        total: u64,
-    },
-    /// The system does not let the process lock this much memory.
-    #[error("locking {} MiB of weights in memory: {source}{}", bytes >> 20, Limit(*limit))]
-    Lock {
-        /// Bytes of all packed weights.
-        bytes: u64,
-        /// Bytes that the process may lock, if there is a limit.
-        limit: Option<u64>,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-    /// No memory for the threads' stacks.
-    #[error("{threads} threads: {source}")]
-    Stacks {
-        /// Number of threads.
-        threads: usize,
-        /// Memory that they take.
-        source: NoMemory,
-    },
-    /// No memory for measuring the memory bandwidth.
-    #[error("reading memory to measure it: {0}")]
-    Measuring(#[source] NoMemory),
-    /// No memory for the buffers of a step.
-    #[error("buffers of a step: {0}")]
-    Buffers(#[from] NoMemory),
-    /// A file that has changed since it was opened.
-    #[error(transparent)]
-    File(#[from] gguf_rs_lite::Error),
-    /// The system could not start the threads.
-    #[error("cannot start {threads} threads: {source}")]
-    Threads {
-        /// Number of threads.
-        threads: usize,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-    /// The cache does not fit.
-    #[error("{0}")]
-    Kv(#[from] KvTooLarge),
-    /// No memory for the states of recurrent layers.
-    #[error("{n_states} states of recurrent layers: {source}")]
-    States {
-        /// Number of states.
-        n_states: usize,
-        /// Memory that they take.
-        source: NoMemory,
-    },
-    /// A cache type with blocks of values that do not divide a head.
-    #[error("KV cache of {types}: expected heads of a multiple of 32 values, got {head_dim}")]
-    KvType {
-        /// The cache types.
-        types: KvTypes,
-        /// Values per head of the model.
-        head_dim: usize,
-    },
-}
-
-/// Limit on locked memory, for a message.
-struct Limit(Option<u64>);
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(limit) => write!(f, "; the limit (ulimit -l) is {} KiB", limit >> 10),
-            None => Ok(()),
-        }
-    }
 }
 
 /// Upper bound on the memory of a thread: its stack, its signal stack and their guard pages.

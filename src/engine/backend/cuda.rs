@@ -13,7 +13,9 @@ use octavo_kernels::{Collective, KvTypes, Step};
 pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
-use super::ranks::{Gathered, OnDevice, Share};
+use super::ranks::gathered::Gathered;
+use super::ranks::on_device::OnDevice;
+use super::ranks::share::Share;
 use super::rotate::Stored;
 use super::{Backend, Loading, LoadingSink, TapSink};
 use octavo_model::{Network, WeightRef};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{Collective, Cut, gather_rows};
 
-use super::Share;
+use super::share::Share;
 use crate::backend::TapSink;
 use crate::backend::lower::Taps;
 

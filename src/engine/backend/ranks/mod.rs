@@ -5,11 +5,12 @@
 //! Only words and parts of rows go from rank to rank, and only rank 0 decides anything, so that no
 //! two ranks can disagree about what is next.
 
-mod gathered;
+pub(super) mod gathered;
 mod heads;
 mod message;
+pub(super) mod on_device;
 mod place;
-mod share;
+pub(super) mod share;
 mod worker;
 
 use std::path::PathBuf;
@@ -24,11 +25,10 @@ use sha2::{Digest, Sha256};
 
 use super::{Backend, LoadingSink, TapSink, cpu, cuda};
 use crate::{Error, ModelSource};
-pub(super) use gathered::Gathered;
 use message::{Asked, Message};
+pub use on_device::OnDevice;
 use place::Place;
-pub use place::{OnDevice, Open, Opened, open_gpu, open_gpu_by_nccl};
-pub(super) use share::Share;
+pub use place::{Open, Opened, open_gpu, open_gpu_by_nccl};
 pub use worker::{serve, serve_on};
 
 /// A tensor parallel group, as rank 0 sees it. Clones are the same group.

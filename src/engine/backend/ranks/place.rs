@@ -4,23 +4,16 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::Collective;
-use octavo_kernels::cuda::{Device, DeviceCollective, Gpu, Nccl, ThroughHost, gpus};
+use octavo_kernels::cuda::{Gpu, Nccl, ThroughHost, gpus};
 use octavo_model::Model;
 
-use super::Share;
+use super::on_device::OnDevice;
+use super::share::Share;
 use crate::Error;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda};
 use crate::backend::rotate::Stored;
 use crate::backend::{Backend, Loading, LoadingSink};
-
-/// A device, and its link to those of the other ranks.
-pub struct OnDevice {
-    /// The device.
-    pub device: Box<dyn Device>,
-    /// Link to the devices of the other ranks.
-    pub ranks: Arc<dyn DeviceCollective>,
-}
 
 /// A device that is open and still has to connect to those of the other ranks, which all do at the
 /// same time.
