@@ -23,6 +23,7 @@ use super::ranks::NumaArgs;
 use super::reply::{self, Reply};
 use super::signal::{self, Generating};
 use super::vision::{self, MmprojArgs};
+use super::wording::one_line;
 use super::{load, terminal};
 use input::{Input, Line};
 
@@ -151,10 +152,9 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
             other if other.starts_with("/image ") => {
                 let path = Path::new(other["/image ".len()..].trim());
                 match talk.look(path) {
-                    Err(failure) if input.is_terminal() => terminal::tell(&format!(
-                        "octavo: error: {}",
-                        super::failure::one_line(&failure.message())
-                    )),
+                    Err(failure) if input.is_terminal() => {
+                        terminal::tell(&format!("octavo: error: {}", one_line(&failure.message())))
+                    }
                     looked => looked?,
                 }
             }
@@ -171,7 +171,7 @@ fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failur
                 Err(Failure::Input(text) | Failure::Machine(text)) if input.is_terminal() => {
                     terminal::tell(&format!(
                         "octavo: error: {} (/reset starts over)",
-                        super::failure::one_line(&text)
+                        one_line(&text)
                     ));
                 }
                 Err(failure) => return Err(failure),

@@ -18,7 +18,7 @@ use super::arrays::{self, Array};
 use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
-use super::output::{Inputs, Kind, Output};
+use super::output::{EMBEDDINGS_PRODUCER, Inputs, Kind, Output};
 use super::prompt::TextArgs;
 use super::vision::{self, ImageArgs};
 use super::{load, signal, terminal};
@@ -394,9 +394,6 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
             .iter()
             .map(|row| Array::floats("pooled", &[width], row)),
     );
-    dump.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
+    dump.write_with(|out| arrays::write(EMBEDDINGS_PRODUCER, &arrays, out))?;
     Ok(Exit::Done)
 }
-
-/// Producer's name, by which these files are recognized: see [`Kind::Embeddings`].
-pub(super) const PRODUCER: &str = "octavo embed";

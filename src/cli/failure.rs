@@ -1,4 +1,4 @@
-//! Results of a command: exit codes, and errors as one line.
+//! Results of a command: exit codes, and errors with advice.
 
 use std::error::Error;
 use std::io;
@@ -10,7 +10,7 @@ use octavo_engine::backend::{cpu, cuda};
 use octavo_engine::sequence::SequenceError;
 use octavo_kernels::{KvTooLarge, MatrixError, NoMemory};
 
-use super::terminal;
+use super::wording::one_line;
 
 /// Result of a command that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,17 +73,6 @@ impl Failure {
             others => others,
         }
     }
-
-    /// Prints the line and returns the exit code.
-    pub(super) fn report(self) -> ExitCode {
-        let (message, code) = match self {
-            Failure::Usage(message) => (message, 2),
-            Failure::Input(message) | Failure::Machine(message) => (message, 1),
-            Failure::Again(message) => (message, AGAIN),
-        };
-        terminal::tell(&format!("octavo: error: {message}"));
-        ExitCode::from(code)
-    }
 }
 
 impl<E: Error + 'static> From<E> for Failure {
@@ -111,9 +100,6 @@ impl<E: Error + 'static> From<E> for Failure {
         }
     }
 }
-
-/// EX_TEMPFAIL, after which schedulers try again if they are configured to.
-const AGAIN: u8 = 75;
 
 /// Returns whether the same command may succeed at another time or on another machine.
 fn is_of_the_machine(error: &(dyn Error + 'static)) -> bool {
@@ -192,85 +178,5 @@ fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
             })
         }
         _ => None,
-    }
-}
-
-/// Reports clap's errors: help and version as they are, a mistake as one line.
-pub(super) fn usage(error: &clap::Error) -> ExitCode {
-    use clap::error::ErrorKind as Kind;
-    let text = error.render();
-    match error.kind() {
-        Kind::DisplayHelp | Kind::DisplayVersion => {
-            let printed = terminal::check_stdout().and_then(|()| Ok(error.print()?));
-            return printed.map_or_else(Failure::report, |()| ExitCode::SUCCESS);
-        }
-        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            return ExitCode::from(2);
-        }
-        _ => {}
-    }
-    let text = text.to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let facts = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    // clap's tip to pass a value after `--` does not help where an option was meant
-    let facts: Vec<&str> = facts
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
-        .collect();
-    Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
-}
-
-/// Maximum number of characters of a message to show: of a longer one, this many of its beginning
-/// and of its end.
-const SHOWN: (usize, usize) = (1300, 500);
-
-/// Makes text from outside fit for one line of a terminal: line breaks become spaces, other control
-/// characters and those that change the direction of text are escaped, and very long text is cut in
-/// the middle.
-pub(super) fn one_line(text: &str) -> String {
-    let (begin, end) = SHOWN;
-    let n = text.chars().count();
-    let mut line = String::with_capacity(text.len());
-    for (i, c) in text.chars().enumerate() {
-        if n > begin + end && (begin..n - end).contains(&i) {
-            if i == begin {
-                line.push_str(" [...] ");
-            }
-            continue;
-        }
-        match c {
-            '\n' | '\r' | '\t' => line.push(' '),
-            c if c.is_control() || is_invisible(c) => line.extend(c.escape_unicode()),
-            c => line.push(c),
-        }
-    }
-    line
-}
-
-/// Returns whether a character is invisible and changes how others are shown.
-fn is_invisible(c: char) -> bool {
-    matches!(
-        c,
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}'
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_are_one_line_of_visible_text() {
-        assert_eq!(one_line("a\nb\tc"), "a b c");
-        assert_eq!(one_line("\u{1b}[2Jx\u{7}"), "\\u{1b}[2Jx\\u{7}");
-        assert_eq!(one_line("\u{202e}x\u{9b}"), "\\u{202e}x\\u{9b}");
-        assert_eq!(one_line("größer 日本"), "größer 日本");
-        let long = format!("tensor {}: expected 3", "x".repeat(100_000));
-        let line = one_line(&long);
-        assert!(line.len() < 2000, "{}", line.len());
-        assert!(line.starts_with("tensor x") && line.ends_with("x: expected 3"));
     }
 }

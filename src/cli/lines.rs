@@ -18,8 +18,8 @@ use super::answer::{self, Answer};
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
 use super::metrics::Metrics;
+use super::prompt::Prompt;
 use super::reply::AnswerParts;
-use super::run::Prompt;
 use super::signal::Generating;
 use super::terminal;
 

@@ -125,3 +125,30 @@ pub(super) fn shown<T>(load: impl FnOnce(&mut LoadingSink<'_>) -> T) -> T {
     bar.clear();
     loaded
 }
+
+impl SpeculativeArgs {
+    /// Checks that the draft model exists.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let path = self.draft.as_deref();
+        path.map_or(Ok(()), |path| check_there("--draft", path))
+    }
+
+    /// Loads the draft model, if one is given, for as many sequences as `engine` has.
+    pub(super) fn load_draft(&self, engine: &Engine, compute: &ComputeArgs) -> Result<(), Failure> {
+        let Some(path) = &self.draft else {
+            return Ok(());
+        };
+        let source = ModelSource::Path(path.clone());
+        let trained = n_ctx_train(&source)?;
+        let options = EngineOptions {
+            ctx: Some(trained.min(engine.n_ctx())),
+            sessions: engine.sessions(),
+            kv_positions: Some(engine.positions()),
+            pool: engine.pool(),
+            ..compute.options()?
+        };
+        let draft = shown(|sink| Engine::load(&source, &options, sink))?;
+        terminal::warn(draft.warnings());
+        Ok(engine.set_draft_model(draft)?)
+    }
+}

@@ -4,6 +4,7 @@ use octavo_engine::generate::{FinishReason, Stats};
 use serde::Serialize;
 
 use super::terminal;
+use super::wording::size;
 
 /// Counts, times in seconds, rates in tokens per second, memory in bytes.
 #[derive(Debug, Serialize)]
@@ -90,22 +91,6 @@ pub(super) fn note_full(finish: FinishReason, used: usize, n_ctx: usize, more: &
     }
 }
 
-/// Formats a number of bytes.
-pub(super) fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB"] {
-        if value < 1024.0 {
-            return if unit == "B" {
-                format!("{bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.2} GiB")
-}
-
 /// Returns the peak resident memory of this process, if the system tells it (Linux: `VmHWM`).
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -127,12 +112,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn sizes_and_the_closing_line() {
-        assert_eq!(
-            [size(0), size(1023), size(1024), size(1 << 20)],
-            ["0 B", "1023 B", "1.0 KiB", "1.0 MiB"]
-        );
-        assert_eq!(size(3 << 30), "3.00 GiB");
+    fn the_closing_line_has_all_figures() {
         let stats = Stats {
             prompt_tokens: 12,
             cached_tokens: 2,

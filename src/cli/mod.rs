@@ -32,15 +32,18 @@ mod quant_report;
 mod quantize;
 mod ranks;
 mod reply;
+mod report;
 mod run;
 mod serve;
 mod shards;
 mod signal;
+mod streamed;
 mod terminal;
 mod threads;
 mod tokenize;
 mod values;
 mod vision;
+mod wording;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -222,7 +225,7 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
             .and_then(|()| dispatch(cli.command)),
         Err(error) => match argv::needed::explain(&command, &args, &error) {
             Some(line) => Err(Failure::Usage(line)),
-            None => return failure::usage(&error),
+            None => return report::usage(&error),
         },
     };
     match result {

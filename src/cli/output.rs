@@ -14,9 +14,13 @@ use octavo_analysis::eval::base;
 use octavo_analysis::report::Page;
 use octavo_analysis::shards;
 
-use super::embed::PRODUCER;
 use super::failure::Failure;
 use super::terminal;
+
+/// Producer's name in files of embeddings, by which these are recognized: see [`Kind::Embeddings`].
+pub(super) const EMBEDDINGS_PRODUCER: &str = "octavo embed";
+/// Producer's name in an image's files, by which these are recognized: see [`Kind::Image`].
+pub(super) const IMAGE_PRODUCER: &str = "octavo inspect";
 
 /// Number of first bytes that are enough to recognize a file.
 const BEGINNING: u64 = 4096;
@@ -80,8 +84,8 @@ impl Kind {
                         .iter()
                         .all(|name| g.tensor(name).is_some())
             }),
-            Kind::Embeddings => says(path, PRODUCER),
-            Kind::Image => says(path, super::inspect::PRODUCER),
+            Kind::Embeddings => says(path, EMBEDDINGS_PRODUCER),
+            Kind::Image => says(path, IMAGE_PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Shard => beginning(path).starts_with(shards::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),

@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use octavo_engine::sample::Constraint;
+use octavo_text::chat::answer::AnswerParser;
 use octavo_text::tokenizer::MAX_TEXT_BYTES;
 
 use super::failure::Failure;
@@ -13,6 +15,18 @@ use super::terminal;
 
 /// Error message if there is no text.
 pub(super) const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE or a pipe to stdin";
+
+/// The prompt of a text.
+pub(super) struct Prompt {
+    /// The text; a message as rendered by the chat template.
+    pub(super) text: Vec<u8>,
+    /// Its tokens.
+    pub(super) ids: Vec<u32>,
+    /// Separates the reasoning of the answer, if the text is a message.
+    pub(super) parser: Option<AnswerParser>,
+    /// Constraint of the answer.
+    pub(super) constraint: Option<Box<dyn Constraint>>,
+}
 
 /// Options of the text. A command that takes something else instead says so with
 /// `required_unless_present`.

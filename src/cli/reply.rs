@@ -6,8 +6,8 @@ use octavo_engine::generate::Observer;
 use octavo_text::chat::Message;
 use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 
-use super::run::Output;
 use super::signal::Generating;
+use super::streamed::Output;
 use super::terminal;
 
 /// Escape sequences that begin and end dimmed text on a terminal.

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::failure::{Failure, one_line};
+use super::failure::Failure;
+use super::wording::{one_line, size};
 
 /// Level of detail on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -138,7 +139,6 @@ impl Unit {
     }
 
     fn amount(self, done: u64, total: u64) -> String {
-        let size = super::metrics::size;
         let name = match self {
             Unit::Bytes => return format!("{} of {}", size(done), size(total)),
             Unit::Tokens => "tokens",

@@ -9,9 +9,8 @@ use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
 use super::TITLE;
-use super::print::{Columns, EXECUTIONS, Report, quoted, title};
+use super::print::{Columns, EXECUTIONS, Report, quoted, summary, title};
 use super::routing;
-use super::suite::summary;
 
 /// Maximum number of positions with tables: the first ones of a long text are enough.
 const MAX_TABLES: usize = 200;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use octavo_analysis::diff::suite::Cell;
 use octavo_analysis::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
 use octavo_model::taps::{L_OUT, LAYER_OUT, numbered};
 use octavo_text::tokenizer::Tokenizer;
@@ -232,4 +233,10 @@ fn top(out: &mut String, position: &PositionTop, tokenizer: Option<&Tokenizer>, 
             pair.delta
         );
     }
+}
+
+/// Returns the line about all comparisons of a suite.
+pub(super) fn summary(cells: &[Cell]) -> String {
+    let changed = cells.iter().filter(|cell| !cell.within).count();
+    format!("{} comparisons, {changed} changed", cells.len())
 }

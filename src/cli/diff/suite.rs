@@ -12,6 +12,7 @@ use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
+use super::print::summary;
 use super::{DiffArgs, html};
 use crate::cli::answer::VERSION;
 use crate::cli::failure::{Exit, Failure};
@@ -306,11 +307,6 @@ fn to_text(cells: &[Cell], all: bool) -> String {
         );
     }
     out + &summary(cells) + "\n"
-}
-
-pub(super) fn summary(cells: &[Cell]) -> String {
-    let changed = cells.iter().filter(|cell| !cell.within).count();
-    format!("{} comparisons, {changed} changed", cells.len())
 }
 
 fn to_json(cells: &[Cell]) -> String {

@@ -19,8 +19,6 @@ use super::failure::{Exit, Failure};
 use super::vision::ImageTokenArgs;
 use super::{load, terminal};
 
-pub(super) use tower::PRODUCER;
-
 /// Show a model's hyperparameters, structure, types, memory and kernels
 ///
 /// Works on every valid GGUF file, including those that hold only a vocabulary or cannot run:

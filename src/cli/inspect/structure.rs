@@ -7,7 +7,7 @@ use octavo_model::{
     ExpertStructure, Hparams, LatentHparams, LayerHparams, RecurrentStructure, Structure,
 };
 
-use super::super::metrics::size;
+use super::super::wording::size;
 
 /// Writes the section.
 pub(super) fn write(out: &mut String, report: &Facts<'_>, h: &Hparams) -> Result {

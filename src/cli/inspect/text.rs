@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use octavo_model::Source;
 
-use super::super::failure::one_line;
-use super::super::metrics::size;
+use super::super::wording::{one_line, size};
 use super::{structure, tower};
 use octavo_analysis::facts::{Facts, Key};
 

@@ -10,13 +10,10 @@ use octavo_vision::pixels::Prepared;
 
 use super::super::arrays::{self, Array};
 use super::super::failure::{Exit, Failure};
-use super::super::output::{Inputs, Kind, Output};
+use super::super::output::{IMAGE_PRODUCER, Inputs, Kind, Output};
 use super::super::vision::{self, encoder, of_image};
 use super::super::{signal, terminal};
 use super::InspectArgs;
-
-/// Producer's name, by which these files are recognized: see [`Kind::Image`].
-pub(in super::super) const PRODUCER: &str = "octavo inspect";
 
 /// Writes the section.
 pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
@@ -112,7 +109,7 @@ pub(super) fn dump(
         Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
         Array::floats("embeddings", &shape, &embeddings.rows),
     ];
-    output.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
+    output.write_with(|out| arrays::write(IMAGE_PRODUCER, &arrays, out))?;
     terminal::note(&format!(
         "octavo: wrote {}: {} x {} pixels, {} x {} image tokens, encoded in {took:.2} s on {}",
         dump.display(),

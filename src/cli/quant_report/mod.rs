@@ -17,7 +17,7 @@ use octavo_engine::{EngineOptions, ModelSource};
 use octavo_text::tokenizer::Tokenizer;
 
 use super::args::ComputeArgs;
-use super::failure::{Exit, Failure, one_line};
+use super::failure::{Exit, Failure};
 use super::load;
 use super::output::{Inputs, Kind, Output};
 use super::quantize;
@@ -25,6 +25,7 @@ use super::shards::{Job, Measured, ShardArgs, add_computation, add_model};
 use super::signal;
 use super::terminal::{self, Progress};
 use super::values;
+use super::wording::one_line;
 
 pub(super) use report::Report;
 

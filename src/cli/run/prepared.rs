@@ -11,6 +11,7 @@ use octavo_vision::prompt;
 use super::RunArgs;
 use crate::cli::args::{Constraints, GivenRule};
 use crate::cli::failure::Failure;
+use crate::cli::prompt::Prompt;
 use crate::cli::{chat as conversation, reply, vision};
 
 /// Makes the prompts of texts.
@@ -22,18 +23,6 @@ pub(super) struct Prompts<'a> {
     template: Option<ChatTemplate>,
     system: Option<String>,
     constraints: Option<Constraints>,
-}
-
-/// The prompt of a text.
-pub(in crate::cli) struct Prompt {
-    /// The text; a message as rendered by the chat template.
-    pub(in crate::cli) text: Vec<u8>,
-    /// Its tokens.
-    pub(in crate::cli) ids: Vec<u32>,
-    /// Separates the reasoning of the answer, if the text is a message.
-    pub(in crate::cli) parser: Option<AnswerParser>,
-    /// Constraint of the answer.
-    pub(in crate::cli) constraint: Option<Box<dyn Constraint>>,
 }
 
 impl<'a> Prompts<'a> {

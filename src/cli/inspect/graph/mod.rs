@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use super::structure;
 use crate::cli::answer::VERSION;
-use crate::cli::failure::{Failure, one_line};
+use crate::cli::failure::Failure;
+use crate::cli::wording::one_line;
 use section::Section;
 
 /// The forward pass as JSON.
