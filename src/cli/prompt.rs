@@ -1,4 +1,5 @@
-//! Source of a text: an argument taken literally, or a file or stdin byte for byte.
+//! Source of a text: an argument taken literally, or a file or stdin byte for byte. And the prompt
+//! that is made of it.
 
 use std::ffi::OsString;
 use std::fs::File;

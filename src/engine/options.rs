@@ -34,8 +34,8 @@ pub struct EngineOptions {
     /// Number of threads; `None` means [`crate::default_threads`]. More threads than CPUs work, but
     /// are slower.
     pub threads: Option<usize>,
-    /// Thread pool of another engine ([`Engine::pool`](crate::Engine::pool)) to share with it instead of starting a new
-    /// one.
+    /// Thread pool of another engine ([`pool`](crate::Engine::pool)) to share with it instead of
+    /// starting a new one.
     pub pool: Option<SharedPool>,
     /// Tensor parallel group to run in; `None` means a single rank. Every rank has as many threads.
     pub tp_group: Option<TensorParallelGroup>,

@@ -3,9 +3,8 @@
 
 use crate::act::{ActRow, Form};
 use crate::function::{Activation, Function};
-pub use crate::generic::batch::CodeKernel;
-
 use crate::generic::batch::BatchKernels;
+pub use crate::generic::batch::CodeKernel;
 use crate::generic::{attention, elementwise, gemm, recurrence, routing};
 use crate::kv_layout::{KvShape, KvType, KvTypes};
 use octavo_quant::TensorType;
