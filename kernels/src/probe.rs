@@ -1,9 +1,9 @@
 //! Peak rates of this machine: how fast threads read memory, and how many multiplications they
 //! finish.
 //!
-//! Both loops (`generic/probe.rs`) are instantiated for each instruction set, so that a kernel is
-//! compared with the limit of its own vectors. The best of a few passes counts: a limit is the
-//! highest rate reached once.
+//! Both loops (`kernels/simd/src/generic/probe.rs`) are instantiated for each instruction set, so
+//! that a kernel is compared with the limit of its own vectors. The best of a few passes counts: a
+//! limit is the highest rate reached once.
 
 use std::hint::black_box;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
 //! Kernel dispatch by operation and format: a table of functions, one for every instruction set
-//! (`dispatch.rs` makes it, `isa.rs` lists them).
+//! (`kernels/isa/src/dispatch.rs` makes it, `kernels/isa/src/isa.rs` lists them).
 
 use crate::act::{ActRow, Form};
 use crate::function::{Activation, Function};

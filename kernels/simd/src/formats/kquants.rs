@@ -37,7 +37,7 @@ macro_rules! k45 {
             }
             gpu Some(GpuScales {
                 kernels: TensorType::$name,
-                // 8 bits each, where the file has 6: see the head of `cuda/pack.rs`
+                // 8 bits each, where the file has 6: see the head of `kernels/src/cuda/pack.rs`
                 bytes: 2,
                 of: |raw, u, _, out| (out[0], out[1]) = scale_min(&raw[4..16], u),
                 halves: 0..4,

@@ -346,8 +346,8 @@ impl Blocks {
     }
 }
 
-/// Layout of a format's scales for the GPU's kernels: those of `cuda/formats.cuh`, in the layout of
-/// `cuda/pack.rs`.
+/// Layout of a format's scales for the GPU's kernels: those of `kernels/cuda/formats.cuh`, in the
+/// layout of `kernels/src/cuda/pack.rs`.
 pub struct GpuScales {
     /// The type whose kernels read it: itself, unless both lie in memory alike.
     pub kernels: TensorType,
