@@ -15,8 +15,8 @@
 //! ```
 //!
 //! [`Engine::builder`] takes options and reports progress; [`Engine::generate_stream`] hands out
-//! the text while it is generated; [`Engine::chat`] answers messages, [`Engine::logits`] returns the
-//! logits after every token and [`Engine::embed`] an embedding:
+//! the text while it is generated; [`Engine::chat`] answers messages, [`Engine::logits`] returns
+//! the logits after every token and [`Engine::embed`] an embedding:
 //!
 //! ```
 //! use octavo_llm::{Engine, GenerationParams, ModelSource};

@@ -74,8 +74,8 @@ impl StateCheckpoints {
         state.map(|state| state.slot)
     }
 
-    /// Keeps the state after `len` positions, once it is written, until [`Self::truncate`] goes back
-    /// before it.
+    /// Keeps the state after `len` positions, once it is written, until
+    /// [`StateCheckpoints::truncate`] goes back before it.
     pub(super) fn pin(&mut self, len: usize) {
         self.pinned = Some(len);
     }
@@ -165,8 +165,8 @@ impl StateCheckpoints {
     }
 
     /// Keeps the current state, the pinned one, and at most `most` others, all of them after full
-    /// pages, because no others can be cached along with a page. If there are more, it first drops those closest to
-    /// their neighbours, as seen from the end.
+    /// pages, because no others can be cached along with a page. If there are more, it first drops
+    /// those closest to their neighbours, as seen from the end.
     fn thin(&mut self, pool: &mut StatePool, len: usize, most: usize) {
         let Some(current) = self.past.pop() else {
             return;

@@ -110,14 +110,14 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     router.layer(from_fn({
         let app = Arc::clone(app);
-        move |request, next| {
-            let app = Arc::clone(&app);
-            async move {
-                let (sink, prefix) = (&app.options.log, &app.options.prefix);
-                logging::record(sink, prefix, || app.new_id("req-"), request, next).await
-            }
-        }
+        move |request, next| record(Arc::clone(&app), request, next)
     }))
+}
+
+/// Logs a request once its answer has ended.
+async fn record(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+    let (sink, prefix) = (&app.options.log, &app.options.prefix);
+    logging::record(sink, prefix, || app.new_id("req-"), request, next).await
 }
 
 /// Returns all routes under a prefix. Redirects the prefix without a final slash, from which the

@@ -2,9 +2,9 @@
 
 use crate::simd::{Simd, exp};
 
-/// Groups of values to choose the largest of: a row is cut into `count` groups of equally many values,
-/// the sum of a group's two best values is its score, and those of the `used` best groups count, of
-/// equal ones those of the lower group.
+/// Groups of values from which to choose the largest: a row is cut into `count` groups of equally
+/// many values, the sum of a group's two best values is its score, and those of the `used` best
+/// groups count, of equal ones those of the lower group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopGroups {
     /// Groups of a row.
