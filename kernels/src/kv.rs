@@ -72,7 +72,7 @@ impl KvStore {
     /// [`KvTooLarge`] if the system does not have that much.
     ///
     /// # Panics
-    /// If a type does not [take](KvType::takes) such heads.
+    /// If a type does not [take](octavo_simd::kv_layout::KvType::takes) such heads.
     pub fn new(shapes: &[KvShape], n_pages: usize) -> Result<KvStore, KvTooLarge> {
         let bytes_of = |shape: &KvShape| {
             let [k, v] = shape

@@ -1,4 +1,4 @@
-//! Plain floats, packed as [k][R].
+//! Plain floats, packed as `[k][R]`.
 
 use super::{Float, Row, Visitor};
 use crate::simd::Simd;

@@ -281,7 +281,7 @@ pub trait Visitor {
     fn floats<E: Float>(&self) -> Self::Out;
 }
 
-/// A plain float type, packed as [k][R].
+/// A plain float type, packed as `[k][R]`.
 pub trait Float {
     const TYPE: TensorType;
     const BYTES: usize;

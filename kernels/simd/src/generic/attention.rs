@@ -38,7 +38,7 @@ pub struct QueryRows<'a> {
     /// Positions that each row sees; those before `first` are not read. A multiple of `NQ` rows, at
     /// most [`QUERY_ROWS`].
     pub visible: &'a [VisibleRange],
-    /// See [`Scores::cap`](crate::Scores::cap).
+    /// See `Scores::cap`.
     pub cap: Option<f32>,
     /// First position of the run; a multiple of [`SPAN_POSITIONS`].
     pub first: usize,
@@ -87,7 +87,7 @@ pub struct Block<'a> {
     pub rows: &'a [Query],
     /// Multiplies the scores.
     pub scale: f32,
-    /// See [`Scores::cap`](crate::Scores::cap).
+    /// See `Scores::cap`.
     pub cap: Option<f32>,
     pub pages: Pages<'a>,
 }

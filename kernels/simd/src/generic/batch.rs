@@ -1,7 +1,7 @@
 //! Products of several generated tokens with packed weights: unpacked codes serve all of them. Two
 //! or three tokens go through [`gemv`](super::gemv) together. For more, a chunk of two strips is
 //! unpacked into a [`Panel`], which stays in the L1 cache while it is multiplied by all rows of
-//! activations, up to [`ROWS`] at a time. Per row and output every addition of floats is that of
+//! activations, up to `ROWS` at a time. Per row and output every addition of floats is that of
 //! [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many others
 //! there are.
 

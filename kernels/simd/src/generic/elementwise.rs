@@ -131,7 +131,7 @@ impl Activate for Gelu {
     }
 }
 
-/// See [`Activation::SwigluOai`](crate::Activation::SwigluOai).
+/// See [`Activation::SwigluOai`](crate::function::Activation::SwigluOai).
 pub struct SwigluOai;
 
 impl Activate for SwigluOai {

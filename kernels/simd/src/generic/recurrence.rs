@@ -107,7 +107,7 @@ pub struct Lanes {
     pub state: *mut f32,
 }
 
-/// See [`Op::LinearAttention`](crate::Op::LinearAttention).
+/// See `Op::LinearAttention`.
 ///
 /// # Safety
 /// The fields' addresses hold what they say; `y` and `state` overlap none of the others.

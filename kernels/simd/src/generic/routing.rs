@@ -133,7 +133,7 @@ fn key(x: f32) -> u32 {
 }
 
 /// The indices of the largest values of `x`, as many as `places` has room for, as
-/// [`Op::TopK`](crate::Op::TopK) says. `scores` is scratch for the groups, where there are any.
+/// `Op::TopK` says. `scores` is scratch for the groups, where there are any.
 pub fn top_k(x: &[f32], groups: Option<TopGroups>, scores: &mut Vec<f32>, places: &mut [f32]) {
     scores.clear();
     let count = groups.map_or(1, |groups| groups.count);

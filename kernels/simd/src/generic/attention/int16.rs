@@ -15,8 +15,8 @@
 //! values  [head_dim / R vectors][64][R]                      of every 2 R positions i and i + R
 //! ```
 //! Queries, keys and values have one scale each, a head of a token; weights have one for a row and
-//! span. No sum leaves 32 bits: lengths of queries and keys are at most [`LENGTH`], values at most
-//! [`LARGEST`], and the weights of a row sum up to at most [`TOTAL`].
+//! span. No sum leaves 32 bits: lengths of queries and keys are at most `LENGTH`, values at most
+//! `LARGEST`, and the weights of a row sum up to at most `TOTAL`.
 //!
 //! A row's result does not depend on its neighbours: positions it does not see, beyond its own or
 //! before its window, have weight zero, and spans of 128 are counted from position 0. Positions

@@ -41,7 +41,7 @@ impl Pages<'_> {
     }
 }
 
-/// Layout of keys and values in a page of one head; see [`crate::KvStore`].
+/// Layout of keys and values in a page of one head; see `KvStore`.
 pub trait Stored {
     /// Bits of an element, scales left out.
     const BITS: usize;
