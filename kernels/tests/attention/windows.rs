@@ -86,7 +86,8 @@ fn windows_caps_and_sinks_match_f64() {
                     before: None,
                 };
                 let data = data(c, n);
-                for prompt in [40, n] {
+                let prompts = if k % 2 == 0 { [40, n] } else { [n, 40] };
+                for &prompt in all_or_one(&prompts) {
                     let y = run(c, &data, n, prompt, 512, &identity(n));
                     for (t, h) in positions
                         .into_iter()
