@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{KV, Rng, all_or_one, embed, program, random_blocks, run};
+use crate::common::{KV, Rng, all_or_turn, embed, program, random_blocks, run};
 use octavo_kernels::{
     Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Phase, Pool, Sequence, Step,
 };
@@ -185,9 +185,8 @@ fn absorbed_operations_give_the_same_bits() {
             .filter(|isa| case.m < 100 || *isa != Isa::Scalar)
             .enumerate()
         {
-            let mut ways = [(1, true), (3, true), (2, false)];
-            ways.rotate_left((i + j) % 3);
-            for &(threads, repack) in all_or_one(&ways) {
+            let ways = [(1, true), (3, true), (2, false)];
+            for &(threads, repack) in all_or_turn(&ways, i + j) {
                 let mut executor = executor(case, isa, threads, repack, &x, &raw);
                 for phase in [Phase::Prefill, Phase::Decode]
                     .into_iter()

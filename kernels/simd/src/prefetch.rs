@@ -51,8 +51,9 @@ impl Prefetch {
     }
 }
 
+/// Returns whether AMD made this CPU.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn is_amd() -> bool {
+pub(crate) fn is_amd() -> bool {
     use std::arch::x86_64::__cpuid;
     use std::sync::OnceLock;
     static ANSWER: OnceLock<bool> = OnceLock::new();
@@ -63,7 +64,8 @@ fn is_amd() -> bool {
     })
 }
 
+/// Returns whether AMD made this CPU.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn is_amd() -> bool {
+pub(crate) fn is_amd() -> bool {
     false
 }

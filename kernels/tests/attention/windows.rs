@@ -2,7 +2,7 @@
 
 use super::exact::{Rounds, SCALE, exact, hold};
 use super::{Case, data, identity, rounds, run, run_together, show};
-use crate::common::{all_or_one, is_taken};
+use crate::common::{all_or_one, all_or_turn, is_taken};
 use octavo_fixtures::some_of;
 use octavo_kernels::{Isa, KvType, KvTypes, Scores};
 
@@ -86,8 +86,7 @@ fn windows_caps_and_sinks_match_f64() {
                     before: None,
                 };
                 let data = data(c, n);
-                let prompts = if k % 2 == 0 { [40, n] } else { [n, 40] };
-                for &prompt in all_or_one(&prompts) {
+                for &prompt in all_or_turn(&[40, n], k) {
                     let y = run(c, &data, n, prompt, 512, &identity(n));
                     for (t, h) in positions
                         .into_iter()
@@ -161,14 +160,13 @@ fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
 #[test]
 fn windows_leave_pieces_out() {
     for (i, isa) in Isa::available().into_iter().enumerate() {
-        let mut windows = [
+        let windows = [
             (Some(100), None, true),
             (Some(600), Some(5.0), false),
             (Some(13), None, false),
             (None, None, true),
         ];
-        windows.rotate_left(i % 4);
-        for &(window, cap, sinks) in all_or_one(&windows) {
+        for &(window, cap, sinks) in all_or_turn(&windows, i) {
             let scores = Scores {
                 scale: SCALE,
                 cap,

@@ -31,7 +31,16 @@ fn is_emulated() -> bool {
 
 /// Returns all of some equivalent cases, or only the first on an emulated CPU.
 pub(crate) fn all_or_one<T>(cases: &[T]) -> &[T] {
-    if is_emulated() { &cases[..1] } else { cases }
+    all_or_turn(cases, 0)
+}
+
+/// Returns all of some equivalent cases, or on an emulated CPU one of them, another in each turn.
+pub(crate) fn all_or_turn<T>(cases: &[T], turn: usize) -> &[T] {
+    if is_emulated() {
+        std::slice::from_ref(&cases[turn % cases.len()])
+    } else {
+        cases
+    }
 }
 
 /// Whether to run the case at this index: always, or one in eleven on an emulated CPU, which has

@@ -1,4 +1,4 @@
-//! What a comparison with a reference measured.
+//! Measurements of a comparison with a reference.
 
 use serde::Serialize;
 

@@ -2,9 +2,9 @@
 
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
+use crate::prefetch::is_amd;
 use crate::simd::{ByteDots, Simd};
 use std::arch::x86_64::*;
-use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 pub struct Avx512;
@@ -94,12 +94,7 @@ impl Simd for Avx512 {
     const WINOGRAD: bool = true;
     // AMD's CPUs have four vector units, two of which multiply; Intel's have two that do both
     fn prefers_winograd() -> bool {
-        static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
-            let vendor = __cpuid(0);
-            let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-            name.as_flattened() == b"AuthenticAMD"
-        });
-        *IS_AMD
+        is_amd()
     }
 }
 

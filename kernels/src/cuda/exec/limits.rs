@@ -1,4 +1,4 @@
-//! What the largest step and the cache of an executor may take.
+//! Limits of an executor: its largest step, and its KV cache.
 
 /// Sizes of the largest step and of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a character of a tool call does, and what the readers of calls tell of them.
+//! Results of reading one character of a tool call, and the events that readers of calls report.
 
 /// Longest name of a function or key with the text around it, in bytes.
 pub(super) const MAX_NAME: usize = 256;
