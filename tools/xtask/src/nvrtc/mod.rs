@@ -186,17 +186,19 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
 fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     let whole = octavo_fixtures::is_full() || args.only.is_some();
     let mut jobs: Vec<Job> = Vec::new();
-    for (i, module) in Module::all().into_iter().enumerate() {
+    let mut turns: BTreeMap<&str, usize> = BTreeMap::new();
+    for module in Module::all() {
         let targets = targets(module);
         let whole = whole || module.define().is_none();
-        // modules of one file are five apart: they begin at different targets
-        let turn = i + i / 5;
+        // modules of one file take turns: each begins one target later
+        let turn = turns.entry(module.file().0).or_default();
         let n = targets.len();
         let taken: &[usize] = if n == 5 { &[0, 2] } else { &[0] };
-        let is_taken = |at: usize| taken.iter().any(|ahead| (turn + ahead) % n == at);
+        let is_taken = |at: usize| taken.iter().any(|ahead| (*turn + ahead) % n == at);
         let targets = targets.into_iter().enumerate();
         let some = targets.filter(|(at, _)| whole || is_taken(*at));
         jobs.extend(some.map(|(_, (compiler, arch))| (compiler, module, arch)));
+        *turn += 1;
     }
     jobs.retain(|job| args.wants(*job));
     jobs
