@@ -241,3 +241,26 @@ fn numbers_and_files_say_what_names_say() {
         "{error}"
     );
 }
+
+#[test]
+fn threads_may_be_named_where_llama_quantize_takes_them() {
+    let demo = octavo_fixtures::workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let written = |name: &str, threads: &[&str]| {
+        let out = folder.path().join(name);
+        let all = [
+            "quantize",
+            "--allow-requantize",
+            path(&demo),
+            path(&out),
+            "7",
+        ];
+        let output = octavo(&[&all[..], threads].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        std::fs::read(&out).unwrap()
+    };
+    assert!(written("a.gguf", &["2"]) == written("b.gguf", &["-t", "1"]));
+    let both = ["quantize", path(&demo), "c.gguf", "7", "2", "-t", "2"];
+    let error = refused(&both, 2);
+    assert!(error.contains("cannot be used with"), "{error}");
+}

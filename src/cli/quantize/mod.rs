@@ -17,7 +17,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
-use super::threads::ThreadsArgs;
+use super::threads::{self, ThreadsArgs};
 use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
@@ -50,6 +50,10 @@ pub(super) struct QuantizeArgs {
     /// Type of the output, listed below
     #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
+    /// Number of threads, where llama-quantize takes it; the same as -t
+    #[arg(value_name = "NTHREADS", conflicts_with = "threads")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    n_threads: Option<u16>,
     #[command(flatten)]
     threads: ThreadsArgs,
     /// Importance matrix (octavo imatrix and llama-imatrix make it)
@@ -174,9 +178,15 @@ impl QuantizeArgs {
         self.dry_run
     }
 
+    /// Returns the number of threads, by whichever argument it was given.
+    fn n_threads(&self) -> usize {
+        let threads = self.n_threads.map(threads::given);
+        threads.unwrap_or_else(|| self.threads.decide()).count
+    }
+
     fn options(&self, target: Target) -> Result<Options, Failure> {
         let mut options = Options::new(target);
-        options.threads = self.threads.count();
+        options.threads = self.n_threads();
         options.allow_requantize = self.allow_requantize;
         options.choices.pure = self.pure;
         options.choices.output = self.output_tensor_type;
@@ -196,7 +206,7 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         .is_some_and(|name| name.eq_ignore_ascii_case("awq"))
     {
         args.only_awq()?;
-        return awq::run(&args.awq, &args.input, &args.output, args.threads.count());
+        return awq::run(&args.awq, &args.input, &args.output, args.n_threads());
     }
     if args.awq.given() {
         return Err(Failure::Usage(
