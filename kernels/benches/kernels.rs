@@ -21,7 +21,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Phase,
-    Pool, Program, Rope, RowSet, Scores, Sequence, Step, ValueShape,
+    Pool, Program, Rope, RowSet, Scores, Step, StepSequence, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -98,12 +98,12 @@ impl Bench<'_> {
 fn step(executor: &mut Executor, store: &mut KvStore, phase: Phase, start: usize, m: usize) {
     let table: Vec<u32> = (0..(start + m).div_ceil(16) as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens,
         start,
         tables: &[&table],
         wanted: 0..m,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     executor.step(
         &Step {

@@ -12,7 +12,7 @@ use octavo_simd::kv_layout::KvShape;
 use std::sync::Arc;
 
 pub(crate) use rows::Row;
-pub use step::{EmbeddingRows, Phase, Sequence, StateUse, StateWrite, Step};
+pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
 
 /// Number of a buffer.
 pub type Slot = usize;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, all_or_turn, embed, program, random_blocks, run};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Phase, Pool, Sequence, Step,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Phase, Pool, Step, StepSequence,
 };
 use octavo_quant::TensorType as T;
 
@@ -74,12 +74,12 @@ fn executor(
 fn one_by_one(executor: &mut Executor, phase: Phase, m: usize) -> (Vec<f32>, usize) {
     let tokens: Vec<u32> = (0..m as u32).collect();
     let table: Vec<u32> = (0..m.div_ceil(16) as u32).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens,
         start: 0,
         tables: &[&table],
         wanted: 0..m,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| {

@@ -10,7 +10,7 @@ use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
 use exact::{Rounds, SCALE, exact, hold};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Phase, Pool,
-    Program, Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
+    Program, Rope, RowSet, RowTable, Scores, Step, StepSequence, ValueShape,
 };
 use octavo_quant::{IQ4_LEVELS, TensorType};
 use std::sync::Arc;
@@ -151,13 +151,13 @@ fn run_together(
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let table = table(at);
         let ends = block_ends(len);
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &tokens,
             start: at,
             tables: &[&table],
             wanted: 0..len,
             blocks: if c.scores.blocks { &ends } else { &[] },
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         all.extend_from_slice(executor.step(
             &Step {
@@ -425,12 +425,12 @@ fn hold_copied_pages(types: KvTypes) {
     let mut executor = executor(c, &data.0, &data.1, &data.2, 20);
     let mut kv = KvStore::new(&[kv_shape(c)], 4).expect("memory");
     let tokens: Vec<u32> = (0..20).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens[..18],
         start: 0,
         tables: &[&[0, 1]],
         wanted: 0..0,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     executor.step(
         &Step {
@@ -443,12 +443,12 @@ fn hold_copied_pages(types: KvTypes) {
     );
     kv.copy_page(0, 1, 3);
     // a second sequence overwrites the original's last page; the copy must not change
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens[5..7],
         start: 16,
         tables: &[&[0, 1]],
         wanted: 0..0,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     executor.step(
         &Step {
@@ -459,12 +459,12 @@ fn hold_copied_pages(types: KvTypes) {
         &mut kv,
         None,
     );
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens[18..],
         start: 18,
         tables: &[&[0, 3]],
         wanted: 0..2,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let y = executor.step(
         &Step {

@@ -8,7 +8,7 @@ mod routing;
 mod shapes;
 
 use crate::common::{KV, embed, program};
-use octavo_kernels::{Executor, Isa, KvStore, Phase, Pool, Sequence, Step, TapFn};
+use octavo_kernels::{Executor, Isa, KvStore, Phase, Pool, Step, StepSequence, TapFn};
 
 pub(crate) use mixture::Mixture;
 pub(crate) use routing::{TOPS, check_softmax, rows_to_choose_from, sorted};
@@ -39,12 +39,12 @@ fn run_tapped(
     tap: Option<&mut TapFn<'_>>,
 ) -> Vec<f32> {
     let table: Vec<u32> = (0..tokens.len().div_ceil(16) as u32).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens,
         start: 0,
         tables: &[&table],
         wanted: 0..tokens.len(),
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let step = Step {
         phase,

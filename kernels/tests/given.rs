@@ -4,7 +4,7 @@
 use octavo_kernels::cuda::{Executor as Gpu, Limits, Setup};
 use octavo_kernels::{
     EmbeddingRows, Executor, Isa, KvShape, KvStore, Op, Pairing, Phase, Pool, Program, Rope,
-    RopePosition, Sequence, Step,
+    RopePosition, Step, StepSequence,
 };
 
 use crate::common::{KV, Rng, embed, program};
@@ -95,15 +95,15 @@ impl Case {
                 rows: rest,
             },
         ];
-        let sequence = |i: usize| Sequence {
+        let sequence = |i: usize| StepSequence {
             tokens: TOKENS[i],
             start: STARTS[i],
             tables: TABLES[i],
             wanted: 0..TOKENS[i].len(),
-            ..Sequence::default()
+            ..StepSequence::default()
         };
         let seqs = [
-            Sequence {
+            StepSequence {
                 rope_positions: &ROPE_POSITIONS,
                 given: &given,
                 ..sequence(0)

@@ -3,7 +3,7 @@
 //! paged cache, and work taken over from stalled threads. Without Miri it is fast.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Phase, Pool, Sequence, Step};
+use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Phase, Pool, Step, StepSequence};
 use octavo_quant::TensorType as T;
 
 /// Rows of the embedding table: Miri takes ten microseconds per call, so that everything is as
@@ -45,7 +45,7 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
     let mut kv = KvStore::new(&[kv], 5).expect("memory");
     let (one, two) = ([3, 0], [1]);
     let (mut bits, mut seen) = (Vec::new(), 0);
-    let mut step = |phase, seqs: &[Sequence<'_>]| {
+    let mut step = |phase, seqs: &[StepSequence<'_>]| {
         let mut tap = |op: usize, rows: usize, width: usize, values: &[f32]| {
             assert_eq!(values.len(), rows * width);
             seen += values.iter().filter(|value| value.is_finite()).count();
@@ -64,27 +64,27 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
     let prompt = [3, 1, 0];
     step(
         Phase::Prefill,
-        &[Sequence {
+        &[StepSequence {
             tokens: &prompt,
             start: 14,
             tables: &[&one],
             wanted: 1..3,
-            ..Sequence::default()
+            ..StepSequence::default()
         }],
     );
-    let first = Sequence {
+    let first = StepSequence {
         tokens: &[2],
         start: 17,
         tables: &[&one],
         wanted: 0..1,
-        ..Sequence::default()
+        ..StepSequence::default()
     };
-    let second = Sequence {
+    let second = StepSequence {
         tokens: &[1],
         start: 0,
         tables: &[&two],
         wanted: 0..1,
-        ..Sequence::default()
+        ..StepSequence::default()
     };
     step(Phase::Decode, &[first, second]);
     (bits, seen)

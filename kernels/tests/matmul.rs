@@ -7,7 +7,7 @@ use crate::common::{
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Phase, Pool, PromptBits, Sequence, Step, has_minimum,
+    Executor, Isa, KvStore, Matrix, Op, Phase, Pool, PromptBits, Step, StepSequence, has_minimum,
     packed_types,
 };
 use octavo_quant::TensorType as T;
@@ -444,12 +444,12 @@ fn rows_of_outputs_are_divided_among_threads() {
         let whole = run(&mut executor, KV, Phase::Decode, tokens);
         let ids: Vec<u32> = (0..tokens as u32).collect();
         let table: Vec<u32> = (0..tokens.div_ceil(16) as u32).collect();
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &ids,
             start: 0,
             tables: &[&table],
             wanted: 0..tokens,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let step = Step {
             phase: Phase::Decode,

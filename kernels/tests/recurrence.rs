@@ -2,7 +2,7 @@
 //! against one step.
 
 use octavo_kernels::{
-    Executor, Isa, KeyHeads, KvStore, Phase, Pool, Sequence, StateUse, StateWrite, Step,
+    Executor, Isa, KeyHeads, KvStore, Phase, Pool, StateUse, StateWrite, Step, StepSequence,
 };
 
 use crate::common::recurrent::{Case, Sizes, convolution, linear_attention};
@@ -33,13 +33,13 @@ impl Case {
                     slot: next.next().expect("a slot"),
                 })
                 .collect();
-            let seqs = [Sequence {
+            let seqs = [StepSequence {
                 tokens: &tokens,
                 start,
                 tables: &[&pages],
                 wanted: 0..tokens.len(),
                 states: StateUse { from, to: &to },
-                ..Sequence::default()
+                ..StepSequence::default()
             }];
             let step = Step {
                 phase: Phase::Prefill,
@@ -49,7 +49,7 @@ impl Case {
             all.extend_from_slice(executor.step(&step, &mut store, None));
             // from a state kept in the middle, compute the rest again
             if let [first, _, ..] = to[..] {
-                let seqs = [Sequence {
+                let seqs = [StepSequence {
                     tokens: &tokens[first.after..],
                     start: start + first.after,
                     tables: &[&pages],
@@ -61,7 +61,7 @@ impl Case {
                             ..to[to.len() - 1]
                         }],
                     },
-                    ..Sequence::default()
+                    ..StepSequence::default()
                 }];
                 let step = Step {
                     phase: Phase::Decode,
@@ -160,7 +160,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
         for (step, tokens) in [[0, 1, 2, 3], [4, 5, 6, 7]].iter().enumerate() {
             let slots = [0, 1].map(|i| (2 * step + i) as u32);
             let to = slots.map(|slot| [StateWrite { after: 4, slot }]);
-            let sequence = |i: usize, page| Sequence {
+            let sequence = |i: usize, page| StepSequence {
                 tokens,
                 start: 4 * step,
                 tables: page,
@@ -169,7 +169,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
                     from: (step > 0).then_some(i as u32),
                     to: &to[i],
                 },
-                ..Sequence::default()
+                ..StepSequence::default()
             };
             let seqs = [sequence(0, &[&[0]]), sequence(1, &[&[1]])];
             let step = Step {
@@ -197,7 +197,7 @@ fn a_state_that_is_read_is_not_written() {
         .expect("memory")
         .with_states(&[case.state], 1)
         .expect("memory");
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &[1],
         start: 1,
         tables: &[&[0]],
@@ -206,7 +206,7 @@ fn a_state_that_is_read_is_not_written() {
             from: Some(0),
             to: &[StateWrite { after: 1, slot: 0 }],
         },
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let step = Step {
         phase: Phase::Prefill,

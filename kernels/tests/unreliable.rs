@@ -3,7 +3,7 @@
 
 use crate::common::layers::Layers;
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Phase, Pool, Sequence, SharedPool, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Phase, Pool, SharedPool, Step, StepSequence,
 };
 use octavo_quant::TensorType as T;
 
@@ -41,12 +41,12 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut step = |phase, start: usize, n: usize| {
         let tokens: Vec<u32> = (0..n).map(|i| ((start + i) * 7 % TOKENS) as u32).collect();
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &tokens,
             start,
             tables: &[&table],
             wanted: n - 1..n,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let out = executor.step(
             &Step {
@@ -70,12 +70,12 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     let long: Vec<u32> = (6..40).collect();
     for i in 0..8 {
         let tokens = [i, i + 1];
-        let sequence = |i: usize, start, tables| Sequence {
+        let sequence = |i: usize, start, tables| StepSequence {
             tokens: &tokens[i..=i],
             start,
             tables,
             wanted: 0..1,
-            ..Sequence::default()
+            ..StepSequence::default()
         };
         let (long, table): ([&[u32]; 1], [&[u32]; 1]) = ([&long], [&table]);
         let seqs = [

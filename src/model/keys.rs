@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use gguf_rs_lite::{Gguf, Value};
 use serde::Serialize;
 
-use super::Error;
+use crate::error::Error;
 
 /// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -3,12 +3,13 @@
 use octavo_kernels::TopGroups;
 use serde::{Serialize, Serializer};
 
+use super::Model;
 use super::arch::QkNorm;
 use super::blocks::Block;
 use super::graph::Norm;
 use super::hparams::{Factors, Gating, Pooling};
 use super::weights::{Attention, Layer, Recurrence};
-use super::{Model, Op};
+use crate::graph::Op;
 
 /// A model's structure.
 #[derive(Clone, Debug, PartialEq, Serialize)]

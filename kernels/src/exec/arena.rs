@@ -7,50 +7,15 @@ use std::cell::UnsafeCell;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use super::extent::Extent;
 use super::items::Items;
+use super::model::Model;
 use super::plan::{CODES, Section, Stage};
-use super::{Model, Phase};
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
-use crate::program::Resource;
+use crate::program::{Phase, Resource};
 use octavo_simd::act::{ACT_GROUP, Act4, ActRow};
 pub(super) use shared::Shared;
-
-/// Sizes that a step's buffers need.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) phase: Phase,
-    pub(super) rows: usize,
-    /// Rows with outputs.
-    pub(super) wanted: usize,
-    /// Pieces that attention of generated tokens is cut into, at most.
-    pub(super) pieces: usize,
-    /// The whole step that these rows are part of.
-    pub(super) step: WholeExtent,
-}
-
-/// A step, of which an [`Extent`] is all or some rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WholeExtent {
-    pub(super) rows: usize,
-    /// Rows with outputs.
-    pub(super) wanted: usize,
-    /// Number of rows before those of the extent.
-    pub(super) before: usize,
-    /// Number of rows with outputs before those of the extent.
-    pub(super) wanted_before: usize,
-}
-
-impl Extent {
-    /// Whether the step has other rows than these.
-    pub(super) fn is_part(&self) -> bool {
-        self.rows < self.step.rows
-    }
-
-    pub(super) fn most_rows(&self) -> usize {
-        self.rows.max(self.wanted)
-    }
-}
 
 /// Inputs of products as integers; see [`ActRow`].
 #[derive(Default)]
@@ -217,7 +182,7 @@ impl Arena {
             );
         }
         self.progress.reserve(
-            model.most_items(extent),
+            Items::most(model, extent),
             extent.rows * model.most_heads_kv(),
         );
         self.tiles.grow(model.tile_floats(extent));

@@ -3,13 +3,17 @@
 use std::ops::Range;
 
 use super::items::block_tokens;
-use super::{
-    ACT_GROUP, CacheLayer, KvShape, Ordering, PAGE, PIECE, Part, PromptAttention, Scratch, Slot,
-    Task, piece_len,
-};
-use crate::op::Scores;
-use crate::program::Attend;
-use octavo_simd::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, VisibleRange};
+use super::part::Part;
+use super::plan::Task;
+use super::scratch::Scratch;
+use super::sizes::{PIECE, piece_len};
+use crate::op::{CacheLayer, Scores};
+use crate::program::{Attend, Slot};
+use octavo_simd::act::ACT_GROUP;
+use octavo_simd::generic::attention::{self, Block, PAGE, Pages, QUERY_ROWS, Query, VisibleRange};
+use octavo_simd::kv_layout::KvShape;
+use octavo_simd::table::PromptAttention;
+use std::sync::atomic::Ordering;
 
 /// Some query rows of one KV head.
 struct Group<'a> {

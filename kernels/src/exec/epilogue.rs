@@ -1,8 +1,10 @@
 //! Operations that a product applies to its results while they are still in the cache, instead of
 //! running them separately.
 
-use super::{Form, Matrix, Phase, Slot};
 use crate::fuse::{Group, Kind};
+use crate::matrix::Matrix;
+use crate::program::{Phase, Slot};
+use octavo_simd::act::Form;
 use octavo_simd::function::Activation;
 
 /// Operations whose inputs are read by nothing else, done by the product that makes them.

@@ -8,62 +8,23 @@
 //! which give a row the same bits whatever other rows there are.
 
 mod choosing;
-mod grouping;
 
 use std::ops::Range;
 
 use super::arena::Codes;
 use super::gemv::PACKED;
+use super::grouping::{Grouping, Run};
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
+use super::part::Part;
+use super::plan::Task;
 use super::scratch::{EXPERT_ROWS, Scratch};
-use super::tiles::tile_floats;
-use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
-use super::{Phase, UNITS, gemm, sums_len};
-use crate::matrix::Strips;
+use super::sizes::{STRIP_PAIR, UNITS, sums_len};
+use crate::matrix::{Matrix, Strips};
 use crate::memory::Floats;
-pub(super) use grouping::Grouping;
-use grouping::Run;
-use octavo_simd::act::ActRow;
-use octavo_simd::generic::batch;
-use octavo_simd::table::{CodeKernels, FloatKernels};
-
-/// Maximal sizes needed by a program's products with experts.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Experts {
-    /// Experts of a row; 0 without such products.
-    pub(super) used: usize,
-    pub(super) count: usize,
-    /// Values of an expert's input, and of the inputs of all experts of a row.
-    pub(super) cols: usize,
-    pub(super) width: usize,
-    /// Whether inputs are arranged in tiles: of prompts, and of generated tokens.
-    tiled: [bool; 2],
-}
-
-impl Experts {
-    pub(super) fn of(program: &Program, matrices: &[Matrix]) -> Experts {
-        let mut most = Experts::default();
-        for instruction in &program.ops {
-            if let Op::ExpertMatMul { x, w, ids, experts } = instruction.op {
-                most.used = most.used.max(program.slots[ids].width);
-                most.count = most.count.max(experts);
-                most.cols = most.cols.max(matrices[w].cols);
-                most.width = most.width.max(program.slots[x].width);
-                for (tiled, phase) in most.tiled.iter_mut().zip([Phase::Prefill, Phase::Decode]) {
-                    *tiled |= !matches!(matrices[w].reads(phase), Form::Codes | Form::Floats);
-                }
-            }
-        }
-        most
-    }
-
-    /// Floats that the inputs of `rows` rows take in tiles.
-    pub(super) fn tile_floats(&self, phase: Phase, rows: usize) -> usize {
-        let is_tiled = self.tiled[usize::from(phase == Phase::Decode)];
-        let floats = || tile_floats(rows, self.used, self.count, self.cols);
-        if is_tiled { floats() } else { 0 }
-    }
-}
+use crate::program::Slot;
+use octavo_simd::act::{ACT_GROUP, ActRow, Form};
+use octavo_simd::generic::{batch, gemm};
+use octavo_simd::table::{CodeKernels, FloatKernels, Gemv};
 
 /// A product with experts of an operation list.
 pub(super) struct ExpertProduct<'a> {

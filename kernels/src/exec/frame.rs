@@ -3,12 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::arena::{Arenas, Extent};
+use super::arena::Arenas;
+use super::extent::Extent;
 use super::model::Model;
 use super::plan::Section;
 use super::scratch::Scratches;
-use super::{KvPages, PAGE, Row, Sequence, Slot, Step, TapFn};
-use crate::program::StateWrite;
+use crate::kv::KvPages;
+use crate::program::{Row, Slot, StateWrite, Step, StepSequence};
+use octavo_simd::generic::attention::PAGE;
+
+/// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
+/// values, as many of them, they replace the operation's result.
+pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) -> Option<Vec<f32>> + Send + 'a;
 
 /// A step, kept alive while any thread works on it.
 pub(super) struct Frame {
@@ -48,7 +54,7 @@ impl Span {
     /// Spans of a step.
     pub(super) fn all(step: &Step<'_>) -> Vec<Span> {
         let mut first = 0;
-        let span = |s: &Sequence<'_>| {
+        let span = |s: &StepSequence<'_>| {
             let span = Span {
                 first,
                 rows: s.tokens.len(),

@@ -3,13 +3,17 @@
 
 use std::ops::Range;
 
+use super::epilogue::Epilogue;
 use super::matmul::Product;
+use super::part::Part;
 use super::scratch::{Scratch, Tiled};
-use super::{ACT_GROUP, Epilogue, GENERATED_ROWS, Gemv, Operands, Part, STRIP_PAIR, Slot};
+use super::sizes::{GENERATED_ROWS, STRIP_PAIR};
 use crate::matrix::Strips;
-use octavo_simd::act::ActRow;
+use crate::program::Slot;
+use octavo_simd::act::{ACT_GROUP, ActRow};
 use octavo_simd::generic::batch;
-use octavo_simd::table::{CodeKernels, FloatKernels};
+use octavo_simd::generic::elementwise::Operands;
+use octavo_simd::table::{CodeKernels, FloatKernels, Gemv};
 
 /// Panic message where packed strips are missing.
 pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";

@@ -2,8 +2,13 @@
 //! section is taken over.
 
 use super::epilogue::Epilogue;
-use super::plan::{Stage, Task};
-use super::{Extent, Form, Model, Op, QUERY_BLOCK, STRIP_PAIR, Slot, piece_len};
+use super::extent::Extent;
+use super::model::Model;
+use super::plan::{Section, Stage, Task};
+use super::sizes::{QUERY_BLOCK, STRIP_PAIR, piece_len};
+use crate::op::Op;
+use crate::program::Slot;
+use octavo_simd::act::Form;
 
 /// The items of a task.
 pub(super) struct Items {
@@ -53,6 +58,25 @@ pub(super) struct Region {
 }
 
 impl Items {
+    /// Number of items of the tasks of any section, at most.
+    pub(super) fn most(model: &Model, extent: &Extent) -> usize {
+        let of_section = |section: &Section| -> usize {
+            section
+                .tasks
+                .iter()
+                .filter_map(|task| Items::of(model, extent, task))
+                .map(|items| items.count)
+                .sum()
+        };
+        model
+            .plan(extent.phase, false)
+            .sections
+            .iter()
+            .map(of_section)
+            .max()
+            .unwrap_or(0)
+    }
+
     /// The items of a task; `None` if it is short and has none.
     pub(super) fn of(model: &Model, extent: &Extent, task: &Task) -> Option<Items> {
         let program = &model.program;

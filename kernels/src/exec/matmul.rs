@@ -3,10 +3,17 @@
 
 use std::ops::Range;
 
-use super::{
-    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Matrix, Operands, Part, Phase, STRIP_PAIR,
-    Scratch, Slot, Task, UNITS, gemm, sums_len,
-};
+use super::epilogue::Epilogue;
+use super::part::Part;
+use super::plan::{Division, Task};
+use super::scratch::Scratch;
+use super::sizes::{STRIP_PAIR, UNITS, sums_len};
+use crate::matrix::Matrix;
+use crate::program::{Phase, Slot};
+use octavo_simd::act::{ACT_GROUP, Form};
+use octavo_simd::generic::elementwise::Operands;
+use octavo_simd::generic::gemm;
+use octavo_simd::table::ActivationForm;
 
 /// Bytes of activations that stay in the L2 cache while all weights are read: at most a quarter of
 /// it (2 MiB on the Xeon with AMX where this was measured), since panels, sums and the weights

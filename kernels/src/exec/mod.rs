@@ -26,9 +26,12 @@
 mod arena;
 mod attention;
 mod epilogue;
+mod expert_sizes;
 mod experts;
+mod extent;
 mod frame;
 mod gemv;
+mod grouping;
 mod items;
 mod matmul;
 mod model;
@@ -38,6 +41,7 @@ mod ranks;
 mod recurrent;
 mod rows;
 mod scratch;
+mod sizes;
 mod tiles;
 mod work;
 
@@ -46,58 +50,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::fuse;
-use crate::kv::{Cell, KvPages, KvStore};
+use crate::kv::{KvPages, KvStore};
 use crate::matrix::Matrix;
-use crate::op::{CacheLayer, MatrixShape, Op};
-use crate::pool::{Member, Pool, SharedPool, Work};
-use crate::program::{Instruction, Phase, Program, Resource, Row, Sequence, Slot, Step};
-use crate::ranks::{Collective, Cut};
-use arena::{Arenas, Extent, WholeExtent};
-use epilogue::Epilogue;
-use experts::Experts;
+use crate::op::{MatrixShape, Op};
+use crate::pool::{Pool, SharedPool};
+use crate::program::{Phase, Program, Row, Step, StepSequence};
+use crate::ranks::Collective;
+use arena::Arenas;
+use expert_sizes::ExpertSizes;
+use extent::{Extent, WholeExtent};
+pub use frame::TapFn;
 use frame::{Frame, Span};
 use model::Model;
 use octavo_isa::Isa;
-use octavo_simd::act::{ACT_GROUP, Form};
-use octavo_simd::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
-use octavo_simd::generic::elementwise::Operands;
-use octavo_simd::generic::gemm;
+use octavo_simd::act::Form;
+use octavo_simd::generic::attention::MAX_HEAD_DIM;
 use octavo_simd::kv_layout::KvShape;
-use octavo_simd::table::{ActivationForm, Gemv, MAX_R, PromptAttention, Table};
-use part::Part;
-use plan::{Division, Plan, Stage, Task};
-use scratch::{Scratch, Scratches};
-use tiles::MAX_TILE;
-
-/// Positions of a generated token's attention that one thread takes: fixed, so that results do not
-/// depend on threads. Keys and values of a piece are `4 * head_dim * PIECE` bytes in f16, 256 KiB
-/// for heads of 128: some 20 us of reading, far more than it costs to take a piece and to merge it.
-const PIECE: usize = 512;
-/// Strips of a prompt product multiplied at a time: `STRIP_PAIR * NT` sums, and as many weights and
-/// one activation, fit the vector registers (24 + 2 + 1 of AVX-512's 32).
-const STRIP_PAIR: usize = 2;
-/// Pairs of strips that share each slice of activations, at most. Their sums, `UNITS * 2 * R * 4`
-/// bytes a token, and the slice itself, `KC * 4`, are 1 MiB for 512 tokens: half of the L2 cache (2
-/// MiB) of the Xeon with AMX where this was measured, whose L3 cache gives a core less bandwidth
-/// than the matrix unit consumes.
-const UNITS: usize = 8;
-/// Generated tokens that a pair of strips is multiplied by at a time: their integers, `2 *
-/// GENERATED_ROWS` bytes for each input, stay in the L2 cache (128 KiB for 1024 inputs), and the
-/// weights are unpacked once for all of them.
-const GENERATED_ROWS: usize = 64;
-/// Floats of a strip's panel, in any form: see [`gemm::KC`] for the cache that two of them fit.
-const PANEL_FLOATS: usize = gemm::KC * MAX_R;
-/// Tokens of a prompt whose attention one thread takes at a time.
-const QUERY_BLOCK: usize = 32;
-/// Rows that go through a stage at a time, see [`Stages`](plan::Stages): enough that weights are
-/// seldom read again, and few enough that a block's intermediate values, some 100 KB a row of a
-/// large vision tower, are far less than the values kept for all rows. A multiple of windows and of
-/// merged groups of four rows.
-const STAGE_ROWS: usize = 512;
-
-/// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
-/// values, as many of them, they replace the operation's result.
-pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) -> Option<Vec<f32>> + Send + 'a;
+use plan::{Plan, Stage};
+use scratch::Scratches;
+use sizes::{PIECE, STAGE_ROWS};
 
 /// A step, all of its rows.
 struct Whole<'a> {
@@ -155,13 +126,13 @@ impl<'a> Whole<'a> {
 
     /// Positions of the sequences at the end of the step.
     fn ends(&self) -> Vec<usize> {
-        let end = |s: &Sequence<'_>| s.start + s.tokens.len();
+        let end = |s: &StepSequence<'_>| s.start + s.tokens.len();
         self.step.seqs.iter().map(end).collect()
     }
 
     /// Block tables of the sequences.
     fn tables(&self) -> Vec<Vec<Vec<u32>>> {
-        let tables = |s: &Sequence<'_>| s.tables.iter().map(|table| table.to_vec()).collect();
+        let tables = |s: &StepSequence<'_>| s.tables.iter().map(|table| table.to_vec()).collect();
         self.step.seqs.iter().map(tables).collect()
     }
 }
@@ -240,7 +211,7 @@ impl Executor {
             .as_ref()
             .filter(|a| rounds && program.caches.iter().all(|kv| (a.takes)(kv)));
         let groups = fuse::groups(&program);
-        let experts = Experts::of(&program, &matrices);
+        let experts = ExpertSizes::of(&program, &matrices);
         let plan = |phase, tapped| Plan::new(table, &program, &matrices, &groups, phase, tapped);
         let plans = [
             plan(Phase::Prefill, false),
@@ -483,14 +454,4 @@ impl Executor {
             self.unfinished.clear();
         }
     }
-}
-
-/// Floats of the sums of a pair of strips for `m` tokens.
-const fn sums_len(m: usize) -> usize {
-    (m + MAX_TILE) * STRIP_PAIR * MAX_R
-}
-
-/// Floats of one partial result: weighted sums, maximum, sum.
-const fn piece_len(head_dim: usize) -> usize {
-    padded(head_dim) + 2
 }

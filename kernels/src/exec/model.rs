@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use super::arena::Extent;
-use super::experts::Experts;
-use super::items::Items;
+use super::expert_sizes::ExpertSizes;
+use super::extent::Extent;
 use super::plan::{Plan, Section};
+use super::sizes::piece_len;
 use super::tiles::MAX_TILE;
-use super::{
-    Collective, Instruction, Isa, Matrix, Op, Phase, Program, PromptAttention, Resource, Slot,
-    Table, piece_len,
-};
-use crate::ranks::Threads;
+use crate::matrix::Matrix;
+use crate::op::Op;
+use crate::program::{Instruction, Phase, Program, Resource, Slot};
+use crate::ranks::{Collective, Threads};
+use octavo_isa::Isa;
+use octavo_simd::table::{PromptAttention, Table};
 
 /// State that is the same for all steps.
 pub(super) struct Model {
@@ -21,7 +22,7 @@ pub(super) struct Model {
     /// Indexed by `Op::MatMul::w`.
     pub(super) matrices: Vec<Matrix>,
     /// The largest products with experts.
-    pub(super) experts: Experts,
+    pub(super) experts: ExpertSizes,
     /// See [`Model::plan`].
     pub(super) plans: [Plan; 4],
     /// Attention kernels for prompts that replace the vector kernels. Models of float weights use
@@ -58,24 +59,6 @@ impl Model {
         let rows = extent.most_rows();
         let ordinary = (rows + MAX_TILE) * self.widest();
         ordinary.max(self.experts.tile_floats(extent.phase, rows))
-    }
-
-    /// Items of the tasks of any section, at most.
-    pub(super) fn most_items(&self, extent: &Extent) -> usize {
-        let of_section = |section: &Section| -> usize {
-            section
-                .tasks
-                .iter()
-                .filter_map(|task| Items::of(self, extent, task))
-                .map(|items| items.count)
-                .sum()
-        };
-        self.plan(extent.phase, false)
-            .sections
-            .iter()
-            .map(of_section)
-            .max()
-            .unwrap_or(0)
     }
 
     /// Number of values of a resource carried for a section.

@@ -8,8 +8,9 @@ use super::experts::ExpertProduct;
 use super::frame::Frame;
 use super::matmul::Product;
 use super::plan::{Stage, Task};
-use super::{Member, Op, Slot};
-use crate::program::Attend;
+use crate::op::Op;
+use crate::pool::Member;
+use crate::program::{Attend, Slot};
 
 /// One member's part of a section.
 pub(super) struct Part<'a> {

@@ -10,8 +10,12 @@ use std::ops::Range;
 
 use super::epilogue::Epilogue;
 use super::tiles::ByExpert;
-use super::{Form, Matrix, Op, Phase, Program, Resource, Slot, Table};
 use crate::fuse::Group;
+use crate::matrix::Matrix;
+use crate::op::Op;
+use crate::program::{Phase, Program, Resource, Slot};
+use octavo_simd::act::Form;
+use octavo_simd::table::Table;
 use steps::steps;
 
 /// Number of places for inputs of products as integers.

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Collective, Cut, Part, Phase, Slot};
+use super::part::Part;
+use crate::program::{Phase, Slot};
+use crate::ranks::{Collective, Cut};
 
 impl Part<'_> {
     fn ranks(&self) -> &dyn Collective {

@@ -1,10 +1,9 @@
 //! Recurrent operations: they go from token to token of a sequence, and keep a state between steps.
 
 use super::frame::Span;
-use super::{Part, Slot};
-use crate::program::Recurrent;
-use octavo_simd::generic::recurrence::STATE_LANES;
-use octavo_simd::generic::recurrence::{Columns, Lanes};
+use super::part::Part;
+use crate::program::{Recurrent, Slot};
+use octavo_simd::generic::recurrence::{Columns, Lanes, STATE_LANES};
 
 /// Neighbouring values that one thread convolves: some cache lines of each row.
 const COLUMNS: usize = 64;

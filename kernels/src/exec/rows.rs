@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
-use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
+use super::part::Part;
 use crate::hadamard;
-use crate::op::{MERGED_ROWS, scale_at};
-use crate::program::{Recurrent, RowTable};
+use crate::kv::Cell;
+use crate::op::{CacheLayer, MERGED_ROWS, Op, scale_at};
+use crate::program::{Instruction, Recurrent, Row, RowTable, Slot};
 use crate::rope::Pairing;
 use octavo_simd::function::Function;
+use octavo_simd::generic::attention::PAGE;
+use octavo_simd::generic::elementwise::Operands;
 use octavo_simd::table::Norm;
 
 impl Part<'_> {

@@ -3,11 +3,14 @@
 use std::cell::UnsafeCell;
 use std::time::{Duration, Instant};
 
-use super::arena::{Codes, Extent};
-use super::experts::Grouping;
+use super::arena::Codes;
+use super::extent::Extent;
+use super::grouping::Grouping;
+use super::model::Model;
+use super::sizes::{GENERATED_ROWS, PANEL_FLOATS, STRIP_PAIR, UNITS, sums_len};
 use super::tiles::MAX_TILE;
-use super::{GENERATED_ROWS, Model, PANEL_FLOATS, Phase, STRIP_PAIR, UNITS, sums_len};
 use crate::memory::Floats;
+use crate::program::Phase;
 use octavo_simd::act::{ACT_GROUP, ActRow};
 use octavo_simd::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
 use octavo_simd::table::{MAX_R, TiledKernels};

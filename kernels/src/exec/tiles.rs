@@ -1,6 +1,7 @@
 //! Sizes of inputs of products that are arranged in tiles, also by expert.
 
-use super::{Matrix, Slot};
+use crate::matrix::Matrix;
+use crate::program::Slot;
 
 /// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
 pub(super) const MAX_TILE: usize = 16;

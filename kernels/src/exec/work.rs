@@ -6,7 +6,8 @@ use super::arena::mark_of;
 use super::frame::Frame;
 use super::items::Items;
 use super::part::Part;
-use super::{Member, Resource, Work};
+use crate::pool::{Member, Work};
+use crate::program::Resource;
 
 impl Work for Frame {
     fn sections(&self) -> usize {

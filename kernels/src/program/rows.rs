@@ -1,6 +1,6 @@
 //! Conversion of a step's tokens to rows, with checks that they fit.
 
-use super::{Phase, Program, Sequence, StateUse, Step};
+use super::{Phase, Program, StateUse, Step, StepSequence};
 use crate::op::Op;
 use crate::rope::RopePosition;
 use octavo_simd::generic::attention::PAGE;
@@ -82,7 +82,7 @@ impl Program {
     ///
     /// # Panics
     /// If they are not whole rows for this program, or of tokens that do not exist.
-    fn place_given(&self, s: &Sequence<'_>, before: usize, rows: &mut [Row]) -> usize {
+    fn place_given(&self, s: &StepSequence<'_>, before: usize, rows: &mut [Row]) -> usize {
         let mut next = before;
         for given in s.given {
             assert!(
@@ -130,7 +130,7 @@ impl Limits {
     }
 
     /// Checks that a sequence's positions and pages exist, and the tokens whose outputs are wanted.
-    fn check(&self, s: &Sequence<'_>) {
+    fn check(&self, s: &StepSequence<'_>) {
         let end = s.start + s.tokens.len();
         assert!(
             self.positions.is_none_or(|n| end <= n),
@@ -169,7 +169,7 @@ impl Limits {
 }
 
 /// Checks that a sequence's rotations and blocks match its tokens.
-fn check_blocks(s: &Sequence<'_>) {
+fn check_blocks(s: &StepSequence<'_>) {
     assert!(
         s.rope_positions.is_empty() || s.rope_positions.len() == s.tokens.len(),
         "RoPE positions of other tokens"
@@ -182,7 +182,7 @@ fn check_blocks(s: &Sequence<'_>) {
 }
 
 /// Adds a row for each of a sequence's tokens, without given rows yet.
-fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
+fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<Row>) {
     let end = s.start + s.tokens.len();
     let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
     let mut block = [s.start, end];

@@ -16,7 +16,7 @@ pub enum Phase {
 
 /// New tokens of one sequence.
 #[derive(Clone, Debug, Default)]
-pub struct Sequence<'a> {
+pub struct StepSequence<'a> {
     /// New tokens in order.
     pub tokens: &'a [u32],
     /// Position of the first token.
@@ -74,7 +74,7 @@ pub struct Step<'a> {
     /// See [`Phase`].
     pub phase: Phase,
     /// Sequences, each at most once.
-    pub seqs: &'a [Sequence<'a>],
+    pub seqs: &'a [StepSequence<'a>],
     /// Values of [`Op::Input`](crate::Op::Input), `[rows][width]`; empty for programs without one.
     pub input: &'a [f32],
 }

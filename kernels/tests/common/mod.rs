@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{
     Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Phase, Pool,
-    Program, PromptBits, Rope, RowSet, RowTable, Sequence, Step, ValueShape,
+    Program, PromptBits, Rope, RowSet, RowTable, Step, StepSequence, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -236,12 +236,12 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, phase: Phase, m: usize) 
     let pages = m.div_ceil(16);
     let table: Vec<u32> = (0..pages as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens,
         start: 0,
         tables: &[&table],
         wanted: 0..m,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     executor
         .step(

@@ -11,8 +11,8 @@ use octavo_kernels::cuda::params::{Attention, KvWrite, Paging};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, HEAD_DIMS, Limits, Ptr, Setup, Source, launch};
 use octavo_kernels::{
-    CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Phase, Pool, Scores,
-    Sequence, Step,
+    CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Phase, Pool, Scores, Step,
+    StepSequence,
 };
 use octavo_quant::TensorType;
 

@@ -9,7 +9,7 @@ use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
 use octavo_kernels::cuda::{Device, Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{Instruction, KvShape, Phase, Sequence, Step, TapFn, TopGroups};
+use octavo_kernels::{Instruction, KvShape, Phase, Step, StepSequence, TapFn, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
@@ -348,14 +348,14 @@ fn run(
     let pages: Vec<[u32; 1]> = (0..M as u32).map(|i| [i]).collect();
     let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
     let tokens: Vec<u32> = (0..M as u32).collect();
-    let sequence = |i: usize| Sequence {
+    let sequence = |i: usize| StepSequence {
         tokens: &tokens[i..=i],
         start: 0,
         tables: &tables[i],
         wanted: 0..1,
-        ..Sequence::default()
+        ..StepSequence::default()
     };
-    let seqs: Vec<Sequence<'_>> = (0..M).map(sequence).collect();
+    let seqs: Vec<StepSequence<'_>> = (0..M).map(sequence).collect();
     let step = Step {
         phase,
         seqs: &seqs,

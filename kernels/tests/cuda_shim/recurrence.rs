@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Device, Error, Executor, Limits, MAX_RETAINED, Setup};
-use octavo_kernels::{KeyHeads, KvShape, Phase, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{KeyHeads, KvShape, Phase, StateUse, StateWrite, Step, StepSequence};
 
 use super::{Bench, device};
 use crate::common::recurrent::{Case, Exact, Sizes, convolution, linear_attention};
@@ -125,7 +125,7 @@ impl Texts {
         let sequence = |(part, to)| {
             let (Part { text, tokens, .. }, to): (&Part<'_>, &Vec<StateWrite>) = (part, to);
             let text = &self.texts[*text];
-            Sequence {
+            StepSequence {
                 tokens: &text.tokens[text.done..text.done + tokens],
                 start: text.done,
                 tables: TABLES,
@@ -134,10 +134,10 @@ impl Texts {
                     from: text.states.last().map(|(_, slot)| *slot),
                     to,
                 },
-                ..Sequence::default()
+                ..StepSequence::default()
             }
         };
-        let seqs: Vec<Sequence<'_>> = parts.iter().zip(&writes).map(sequence).collect();
+        let seqs: Vec<StepSequence<'_>> = parts.iter().zip(&writes).map(sequence).collect();
         let step = Step {
             phase,
             seqs: &seqs,

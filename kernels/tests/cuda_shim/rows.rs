@@ -8,7 +8,7 @@ use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Rotation, Select, Slice};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
-use octavo_kernels::{Activation, Function, KvShape, Op, Phase, Sequence, Step};
+use octavo_kernels::{Activation, Function, KvShape, Op, Phase, Step, StepSequence};
 
 use super::{Bench, Worst, device};
 use crate::common::{KV, Rng, embed, program};

@@ -53,12 +53,13 @@ use gguf_rs_lite::{Gguf, Value};
 
 use super::blocks::{Block, Builder, Feature};
 use super::graph::{Graph, Norm};
+use super::hparams::{Hparams, Sections};
 use super::keys::{Keys, show};
 use super::taps;
 use super::weights::{
-    Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, blk,
+    Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, Weights, blk,
 };
-use super::{Error, hparams::Hparams, hparams::Sections, weights::Weights};
+use crate::error::Error;
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.

@@ -2,7 +2,7 @@
 
 use octavo_kernels::TopGroups;
 
-use crate::Error;
+use crate::error::Error;
 use crate::keys::Keys;
 
 use super::{Hparams, MAX_WIDTH};

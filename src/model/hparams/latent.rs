@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA): its widths and its scale.
 
-use crate::Error;
 use crate::arch::Spec;
+use crate::error::Error;
 use crate::keys::{Keys, PerLayer};
 
 use super::layers::is_head_dim;

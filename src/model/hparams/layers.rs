@@ -2,13 +2,12 @@
 
 use octavo_kernels::{CacheLayer, Scores};
 
-use crate::Error;
 use crate::arch::Spec;
+use crate::error::Error;
 use crate::keys::{Keys, PerLayer};
 
 use super::latent::{self, LatentHparams};
-use super::recurrent;
-use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, recurrent};
 
 /// A layer's token mixing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

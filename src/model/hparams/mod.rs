@@ -17,8 +17,8 @@ mod windows;
 use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
-use crate::Error;
 use crate::arch::{Arch, Spec};
+use crate::error::Error;
 use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
 

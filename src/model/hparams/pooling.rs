@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{Hparams, MAX_WIDTH};
-use crate::Error;
 use crate::arch::Spec;
+use crate::error::Error;
 use crate::keys::{Keys, Source, show};
 
 /// Key of architectures that may be bidirectional.

@@ -3,9 +3,9 @@
 use gguf_rs_lite::Value;
 use octavo_kernels::{KeyHeads, matrix_state};
 
-use crate::arch::Spec;
+use crate::arch::{Arch, Recurrent, Spec};
+use crate::error::Error;
 use crate::keys::{Keys, PerLayer, Source};
-use crate::{Arch, Error, arch::Recurrent};
 
 use super::{MAX_HEADS, MAX_WIDTH, TokenMixer};
 

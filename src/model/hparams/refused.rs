@@ -1,7 +1,7 @@
 //! Keys that ask for unimplemented features.
 
-use crate::Error;
 use crate::arch::Spec;
+use crate::error::Error;
 use crate::keys::{Keys, is_one_of, show};
 
 use super::rope::SECTIONS;

@@ -2,8 +2,8 @@
 
 use gguf_rs_lite::Value;
 
-use crate::Error;
 use crate::arch::Spec;
+use crate::error::Error;
 use crate::keys::{Keys, Source, Sourced, float, is_one_of, json_f32, show};
 use octavo_kernels::Pairing;
 

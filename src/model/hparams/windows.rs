@@ -2,7 +2,7 @@
 
 use gguf_rs_lite::Value;
 
-use crate::Error;
+use crate::error::Error;
 use crate::keys::{Keys, show};
 
 use super::layers::is_head_dim;
@@ -39,7 +39,7 @@ pub(crate) fn windows_or_none(
     period: usize,
 ) -> Result<bool, Error> {
     if k.get(WINDOW).is_some_and(|v| v.as_int() == Some(0)) {
-        k.note(k.full(WINDOW), 0, crate::Source::File);
+        k.note(k.full(WINDOW), 0, crate::keys::Source::File);
         return Ok(false);
     }
     windows(k, h, period, None)
@@ -62,7 +62,7 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
             k.bad(k.full(PATTERN), expected, got)
         })?;
         let shown: Vec<serde_json::Value> = fits.iter().map(|flag| (*flag).into()).collect();
-        k.note(k.full(PATTERN), shown, crate::Source::File);
+        k.note(k.full(PATTERN), shown, crate::keys::Source::File);
         return Ok(fits);
     }
     if let Some(value @ (Value::Str(_) | Value::F32(_) | Value::F64(_))) = k.get(PATTERN) {

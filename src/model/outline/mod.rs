@@ -16,8 +16,8 @@ pub use groups::{Group, of_any_layer};
 use crate::graph::Op;
 use crate::hparams::RopeHparams;
 use crate::taps::{Tap, numbered};
-use crate::weights::RopeDivisors;
-use crate::{Model, Network, VecId, WeightId, WeightRef};
+use crate::weights::{RopeDivisors, VecId, WeightId, WeightRef};
+use crate::{Model, Network};
 
 /// The operations of a graph, in the order of execution.
 #[derive(Clone, Debug, PartialEq)]

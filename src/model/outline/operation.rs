@@ -3,9 +3,9 @@
 use octavo_kernels::{Activation, CacheLayer, Function, KeyHeads, Recurrence, Scores};
 
 use super::{Parameter, Reader, Setting, Weight};
-use crate::graph::{Node, Op};
+use crate::graph::{Node, Op, ValueId};
 use crate::hparams::ScalingKind;
-use crate::{ValueId, VecId, WeightId};
+use crate::weights::{VecId, WeightId};
 
 /// Returns the name of an operation; functions of single values have their own.
 pub(super) fn name(op: &Op) -> &'static str {

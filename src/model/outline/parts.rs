@@ -1,7 +1,7 @@
 //! Division of rows into heads or experts, as the operations that read or write them see it.
 
-use crate::graph::{Graph, Op};
-use crate::{Network, ValueId};
+use crate::Network;
+use crate::graph::{Graph, Op, ValueId};
 
 /// Returns the number of parts of each value's rows; 1 where no operation divides them.
 pub(super) fn of_values(network: &dyn Network) -> Vec<usize> {

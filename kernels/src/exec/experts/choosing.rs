@@ -1,10 +1,11 @@
 //! Expert routing and the combination of the experts' results: the work done row by row, before and
 //! after the expert products.
 
-use super::super::{Operands, Part, Slot};
+use super::super::part::Part;
 use crate::exec::scratch::Scratch;
-use octavo_simd::generic::routing::TopGroups;
-use octavo_simd::generic::routing::{self, Parts, place};
+use crate::program::Slot;
+use octavo_simd::generic::elementwise::Operands;
+use octavo_simd::generic::routing::{self, Parts, TopGroups, place};
 
 /// Columns of sums that a thread takes at a time: a few lines of each part.
 const SUM_COLUMNS: usize = 64;

@@ -2,12 +2,15 @@
 //! divided.
 
 use super::super::epilogue::{Epilogue, epilogue};
+use super::super::sizes::STRIP_PAIR;
 use super::super::tiles::ByExpert;
-use super::super::{
-    ACT_GROUP, Form, Matrix, Op, Phase, Program, Resource, STRIP_PAIR, Slot, Table,
-};
 use super::{CODES, Division, Ready, Stage, Task};
 use crate::fuse::Group;
+use crate::matrix::Matrix;
+use crate::op::Op;
+use crate::program::{Phase, Program, Resource, Slot};
+use octavo_simd::act::{ACT_GROUP, Form};
+use octavo_simd::table::Table;
 
 /// A task with what it reads and writes.
 pub(super) struct Step {

@@ -129,13 +129,13 @@ fn programs_take_windows_caps_and_sinks() {
             .chain((prompt..TOKENS).map(|at| (Phase::Decode, at..at + 1)));
         for (phase, tokens) in steps {
             let ids: Vec<u32> = tokens.clone().map(|t| (7 * t % TOKENS) as u32).collect();
-            let seqs = [Sequence {
+            let seqs = [StepSequence {
                 tokens: &ids,
                 start: tokens.start,
                 tables: &[&[2, 0, 3, 1]],
                 wanted: 0..ids.len(),
                 blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
-                ..Sequence::default()
+                ..StepSequence::default()
             }];
             let step = Step {
                 phase,

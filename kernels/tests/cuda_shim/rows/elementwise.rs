@@ -230,12 +230,12 @@ fn scales_follow_positions() {
     let mut executor = Executor::new(machine.boxed(), program, &[], setup, &mut |_, _, _| {})
         .expect("a program that fits");
     let tokens: Vec<u32> = (0..m as u32).collect();
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &tokens,
         start: 0,
         tables: &[&[1, 0]],
         wanted: 0..m,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let all = Step {
         phase: Phase::Prefill,
@@ -306,12 +306,12 @@ fn programs_take_soft_caps() {
     };
     let mut executor = Executor::new(machine.boxed(), program, &[], setup, &mut |_, _, _| {})
         .expect("a program that fits");
-    let seqs = [Sequence {
+    let seqs = [StepSequence {
         tokens: &[0, 1, 2],
         start: 0,
         tables: &[&[0]],
         wanted: 0..m,
-        ..Sequence::default()
+        ..StepSequence::default()
     }];
     let step = Step {
         phase: Phase::Prefill,

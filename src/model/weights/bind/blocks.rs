@@ -2,7 +2,7 @@
 //! experts.
 
 use super::{Binder, blk};
-use crate::Error;
+use crate::error::Error;
 use crate::hparams::LatentHparams;
 use crate::taps;
 use crate::weights::{

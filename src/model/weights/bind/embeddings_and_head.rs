@@ -2,8 +2,9 @@
 //! angles.
 
 use super::Binder;
+use crate::error::Error;
+use crate::taps;
 use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
-use crate::{Error, taps};
 
 /// The weights outside the layers.
 pub(crate) struct EmbeddingsAndHead {

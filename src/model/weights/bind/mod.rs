@@ -13,7 +13,7 @@ use gguf_rs_lite::Gguf;
 pub use tensors::TensorBinder;
 
 use super::{Layer, NormWeights, VecId, WeightId, Weights};
-use crate::Error;
+use crate::error::Error;
 use crate::hparams::Hparams;
 
 /// Finds the tensors that a model's hyperparameters require.

@@ -1,7 +1,7 @@
 //! Binds recurrent blocks: delta nets, Mamba 2 and short convolutions.
 
 use super::{Binder, blk};
-use crate::Error;
+use crate::error::Error;
 use crate::hparams::RecurrentHparams;
 use crate::weights::{DeltaInputs, DeltaNet, DeltaRates, GroupNorm, Mamba2, ShortConv, VecId};
 

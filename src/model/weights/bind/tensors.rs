@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
-use crate::Error;
+use crate::error::Error;
 use crate::graph::Norm;
 use crate::weights::{NormWeights, Tensors, VecId, Vector, WeightId, WeightRef};
 

@@ -15,7 +15,7 @@ pub(super) struct Run {
 
 /// Choices sorted by expert.
 #[derive(Default)]
-pub(in crate::exec) struct Grouping {
+pub(super) struct Grouping {
     /// Choices, grouped by expert in order.
     pub(super) choices: Vec<u32>,
     pub(super) runs: Vec<Run>,
@@ -27,7 +27,7 @@ pub(in crate::exec) struct Grouping {
 
 impl Grouping {
     /// Makes room.
-    pub(in crate::exec) fn reserve(&mut self, choices: usize, experts: usize) {
+    pub(super) fn reserve(&mut self, choices: usize, experts: usize) {
         let more = |have: usize, want: usize| want.saturating_sub(have);
         self.choices.reserve(more(self.choices.len(), choices));
         self.mine.reserve(more(self.mine.len(), choices));
