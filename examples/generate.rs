@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = std::io::stdout().flush();
     })?;
     println!();
-    if let Some(rate) = answer.stats.generation_rate() {
+    if let Some(rate) = answer.timing.generation_rate() {
         eprintln!("{} tokens, {rate:.1} per second", answer.tokens.len());
     }
     Ok(())

@@ -47,12 +47,11 @@ pub use octavo_model as model;
 pub use octavo_text as text;
 
 pub use octavo_engine::backend::{Phase, TapSink, TapView};
-pub use octavo_engine::generate::{Generation, Observer, Stats, generate};
 pub use octavo_engine::sample::SamplerConfig;
-pub use octavo_engine::sequence::{FinishReason, GenerationParams};
 pub use octavo_engine::{
     Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineBuilder, EngineOptions, Error,
-    Event, Loading, Logits, LogitsFor, ModelSource, Request, Session,
+    Event, FinishReason, GenerateError, Generation, GenerationParams, Loading, Logits, LogitsFor,
+    ModelSource, Observer, Request, Session, Timing,
 };
 pub use octavo_kernels::{Isa, IsaChoice, KvType, KvTypes, PromptBits};
 pub use octavo_model::{Hparams, Model, Tap};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use gguf_rs_lite::TensorType;
 use octavo_engine::backend::Phase;
-use octavo_engine::generate::{GenerationParams, Observer, generate};
 use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
+use octavo_engine::{GenerationParams, Observer};
 use octavo_fixtures::breaking::{Rng, damage};
 use octavo_fixtures::tiny::{File, Val};
 use octavo_kernels::{Isa, IsaChoice, KvType};
@@ -148,13 +148,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         logprobs: Some(2),
         ..GenerationParams::default()
     };
-    if let Err(error) = generate(
-        &mut session,
-        engine.tokenizer(),
-        &ids,
-        &options,
-        &mut Silent,
-    ) {
+    if let Err(error) = session.generate(&ids, &options, None, &mut Silent) {
         errors.push(format!("model.gguf: {error}"));
     }
     errors

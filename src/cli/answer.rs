@@ -1,8 +1,8 @@
 //! JSON object of a text, the same for one text and for one of many.
 
-use octavo_engine::generate::FinishReason;
+use octavo_engine::FinishReason;
+use octavo_engine::is_image_token;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::{Timing, is_image_token};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -59,19 +59,6 @@ impl Answer<'_> {
 /// Makes the object of a line without an answer.
 pub(super) fn error(line: usize, message: &str) -> Value {
     json!({ "version": VERSION, "line": line, "error": message })
-}
-
-/// Returns counts and times of a text that was generated in a batch.
-pub(super) fn stats(timing: &Timing, tokens: usize) -> octavo_engine::generate::Stats {
-    octavo_engine::generate::Stats {
-        prompt_tokens: timing.prompt_tokens,
-        cached_tokens: timing.cached,
-        generated_tokens: tokens,
-        prompt: timing.prompt,
-        first_token: timing.first_token,
-        generation: timing.generation,
-        drafts: timing.drafts,
-    }
 }
 
 fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {

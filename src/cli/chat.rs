@@ -5,8 +5,7 @@ mod input;
 use std::path::Path;
 
 use clap::Args;
-use octavo_engine::generate::{FinishReason, GenerationParams, generate_within};
-use octavo_engine::{Engine, ImageHandle, Session};
+use octavo_engine::{Engine, FinishReason, GenerationParams, ImageHandle, Session};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::{self, ChatTemplate, Message};
 use octavo_vision::EncoderCache;
@@ -203,9 +202,8 @@ impl<'e> Conversation<'e> {
         engine: &'e Engine,
         template: &'e ChatTemplate,
         system: Option<&str>,
-        mut options: GenerationParams,
+        options: GenerationParams,
     ) -> Conversation<'e> {
-        options.chunk = engine.batch();
         let system: Vec<Message> = system
             .into_iter()
             .map(|s| Message::new("system", s))
@@ -302,14 +300,9 @@ impl<'e> Conversation<'e> {
         self.options.show_special = parser.has_control_words(tokenizer);
         let generating = Generating::begin();
         let mut reply = Reply::new(&generating, true, Some(parser));
-        let result = generate_within(
-            &mut self.session,
-            self.engine.tokenizer(),
-            &ids,
-            &self.options,
-            constraint,
-            &mut reply,
-        );
+        let result = self
+            .session
+            .generate(&ids, &self.options, constraint, &mut reply);
         let out = match result {
             Ok(out) => out,
             Err(error) => {
@@ -327,7 +320,7 @@ impl<'e> Conversation<'e> {
             "/reset starts over, and -c N makes room for more",
         );
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
-        self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
+        self.last = Some(Metrics::new(&out.timing, seed, self.engine.describe()).line(out.finish));
         self.messages.push(message);
         // a new seed for every turn: the same one would choose alike at the same place of each
         // answer

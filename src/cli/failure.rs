@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use octavo_analysis::{awq, diff, imatrix};
 use octavo_engine as engine;
+use octavo_engine::GenerationError;
 use octavo_engine::backend::{cpu, cuda};
-use octavo_engine::sequence::SequenceError;
 use octavo_kernels::{KvTooLarge, MatrixError, NoMemory};
 
 use super::wording::one_line;
@@ -139,7 +139,7 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
         "--no-limits leaves that out"
     } else if error.is::<NoMemory>() {
         "smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less"
-    } else if let Some(SequenceError::PromptTooLong { .. }) = error.downcast_ref() {
+    } else if let Some(GenerationError::PromptTooLong { .. }) = error.downcast_ref() {
         "-c N sets it"
     } else if let Some(awq::Error::Rows { .. }) = error.downcast_ref() {
         "--group sets it"
@@ -147,8 +147,12 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
         "-c sets the length of a chunk"
     } else if let Some(diff::Error::NoText { .. }) = error.downcast_ref() {
         "-p TEXT or -f FILE gives it"
-    } else if let Some(engine::BatchError::Engine(error)) = error.downcast_ref() {
+    } else if let Some(engine::GenerateError::Batch(error)) = error.downcast_ref() {
         // it has the same message as this error
+        return advise(error);
+    } else if let Some(engine::BatchError::Sequence(error)) = error.downcast_ref() {
+        return advise(error);
+    } else if let Some(engine::BatchError::Engine(error)) = error.downcast_ref() {
         return advise(error);
     } else if let Some(error) = error.downcast_ref() {
         return advise_on_cuda(error);

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use octavo_engine::generate::GenerationParams;
+use octavo_engine::GenerationParams;
+use octavo_engine::Text;
 use octavo_engine::sample::mean_logprob;
-use octavo_engine::sequence::Text;
 use octavo_engine::{
-    self as engine, Batch, BatchOptions, BeamSearch, Engine, Event, Found, Request, RequestId,
+    self as engine, Batch, BatchOptions, BeamOutput, BeamSearch, Engine, Event, Request, RequestId,
     Task, Timing,
 };
 use octavo_text::chat::answer::AnswerParser;
@@ -130,7 +130,7 @@ enum Outcome {
     /// Texts in the order of their choices.
     Texts(Vec<(usize, Text, Timing)>),
     /// Texts of a beam search, the best first.
-    Found(Vec<Found>, Timing),
+    Beams(Vec<BeamOutput>, Timing),
     Failed(String),
 }
 
@@ -238,8 +238,8 @@ fn step(
                 text,
                 timing,
             } => own.texts.push((choice, text, timing)),
-            Event::Found { texts, timing } => {
-                ended.push((id, Some(Outcome::Found(texts, timing))));
+            Event::Beams { texts, timing } => {
+                ended.push((id, Some(Outcome::Beams(texts, timing))));
                 return;
             }
             Event::Failed(error) => {
@@ -366,7 +366,7 @@ impl Printer<'_> {
                 });
                 shown.collect::<Result<_, Failure>>()?
             }
-            Outcome::Found(found, timing) => {
+            Outcome::Beams(found, timing) => {
                 let found = found.iter().enumerate();
                 let shown = found.map(|(i, found)| match as_json {
                     true => Ok(format!("{}\n", self.found(line, i, asked, found, &timing)?)),
@@ -404,7 +404,7 @@ impl Printer<'_> {
         line: usize,
         choice: usize,
         asked: &Asked,
-        found: &Found,
+        found: &BeamOutput,
         timing: &Timing,
     ) -> Result<Value, Failure> {
         let mut object = self.object(&Shown {
@@ -422,8 +422,12 @@ impl Printer<'_> {
 
     fn object(&self, shown: &Shown<'_>) -> Result<Value, Failure> {
         let text = shown.text;
-        let stats = answer::stats(shown.timing, text.tokens.len());
-        let metrics = Metrics::new(&stats, shown.seed, self.engine.describe());
+        let timing = Timing {
+            // of a beam search, those of this text
+            generated_tokens: text.tokens.len(),
+            ..*shown.timing
+        };
+        let metrics = Metrics::new(&timing, shown.seed, self.engine.describe());
         let told = shown.asked.told(&text.text);
         let wants_logprobs = self.several.options.logprobs.is_some();
         let answer = Answer {

@@ -1,6 +1,6 @@
 //! Metrics of a generation: one line for people, one object for programs.
 
-use octavo_engine::generate::{FinishReason, Stats};
+use octavo_engine::{FinishReason, Timing};
 use serde::Serialize;
 
 use super::terminal;
@@ -30,20 +30,20 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub(super) fn new(stats: &Stats, seed: Option<u64>, backend: &str) -> Metrics {
+    pub(super) fn new(timing: &Timing, seed: Option<u64>, backend: &str) -> Metrics {
         Metrics {
-            prompt_tokens: stats.prompt_tokens,
-            cached_tokens: stats.cached_tokens,
-            generated_tokens: stats.generated_tokens,
-            draft_tokens: stats.drafts.drafted,
-            guessed_tokens: stats.drafts.drafted,
-            accepted_tokens: stats.drafts.accepted,
-            prompt_seconds: stats.prompt.as_secs_f64(),
-            generation_seconds: stats.generation.as_secs_f64(),
-            prompt_tokens_per_second: stats.prompt_rate(),
-            generation_tokens_per_second: stats.generation_rate(),
-            time_to_first_token: stats.first_token.map(|t| t.as_secs_f64()),
-            time_per_output_token: stats.per_token(),
+            prompt_tokens: timing.prompt_tokens,
+            cached_tokens: timing.cached,
+            generated_tokens: timing.generated_tokens,
+            draft_tokens: timing.drafts.drafted,
+            guessed_tokens: timing.drafts.drafted,
+            accepted_tokens: timing.drafts.accepted,
+            prompt_seconds: timing.prompt.as_secs_f64(),
+            generation_seconds: timing.generation.as_secs_f64(),
+            prompt_tokens_per_second: timing.prompt_rate(),
+            generation_tokens_per_second: timing.generation_rate(),
+            time_to_first_token: timing.first_token.map(|t| t.as_secs_f64()),
+            time_per_output_token: timing.per_token().map(|t| t.as_secs_f64()),
             peak_memory_bytes: peak_memory(),
             seed,
             backend: backend.to_owned(),
@@ -108,14 +108,14 @@ fn peak_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octavo_engine::speculative::DraftStats;
+    use octavo_engine::DraftStats;
     use std::time::Duration;
 
     #[test]
     fn the_closing_line_has_all_figures() {
-        let stats = Stats {
+        let timing = Timing {
             prompt_tokens: 12,
-            cached_tokens: 2,
+            cached: 2,
             generated_tokens: 5,
             prompt: Duration::from_millis(100),
             first_token: Some(Duration::from_millis(101)),
@@ -124,10 +124,11 @@ mod tests {
                 drafted: 7,
                 accepted: 3,
             },
+            ..Timing::default()
         };
         let line = Metrics {
             peak_memory_bytes: Some(1 << 20),
-            ..Metrics::new(&stats, None, "cpu")
+            ..Metrics::new(&timing, None, "cpu")
         }
         .line(FinishReason::Stop);
         assert_eq!(
@@ -137,7 +138,7 @@ mod tests {
         );
         let none = Metrics {
             peak_memory_bytes: None,
-            ..Metrics::new(&Stats::default(), None, "cpu")
+            ..Metrics::new(&Timing::default(), None, "cpu")
         };
         let line = none.line(FinishReason::Cancelled);
         assert!(

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use octavo_engine::generate::Observer;
+use octavo_engine::Observer;
 use octavo_text::chat::Message;
 use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 

@@ -3,7 +3,7 @@
 mod prepared;
 
 use clap::Args;
-use octavo_engine::generate::{FinishReason, GenerationParams, generate_within};
+use octavo_engine::{FinishReason, GenerationParams};
 
 use super::answer::Answer;
 use super::args::{
@@ -156,7 +156,6 @@ fn one(
     signal::install()?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
-    options.chunk = engine.batch();
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();
@@ -169,14 +168,7 @@ fn one(
         terminal::print(&prompt.text)?;
         reply.output.open_line.set(!prompt.text.ends_with(b"\n"));
     }
-    let result = generate_within(
-        &mut session,
-        engine.tokenizer(),
-        &prompt.ids,
-        &options,
-        prompt.constraint,
-        &mut reply,
-    );
+    let result = session.generate(&prompt.ids, &options, prompt.constraint, &mut reply);
     let told = reply.end()?;
     reply.output.end_line(result.is_ok())?;
     let out = result?;
@@ -188,7 +180,7 @@ fn one(
         "-c N makes room for more",
     );
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
-    let metrics = Metrics::new(&out.stats, seed, engine.describe());
+    let metrics = Metrics::new(&out.timing, seed, engine.describe());
     if args.json {
         let echo = match args.echo {
             true => String::from_utf8_lossy(&prompt.text),

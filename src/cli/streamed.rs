@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, Write};
 
-use octavo_engine::generate::Observer;
+use octavo_engine::Observer;
 
 use super::signal::Generating;
 use super::terminal::{self, Progress};

@@ -9,8 +9,10 @@ use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
 use crate::backend::ranks::{self, TensorParallelGroup};
 use crate::backend::{Backend, Loading, LoadingSink, split};
+use crate::error::Error;
 use crate::options::{DeviceChoice, EngineOptions};
-use crate::{Error, ModelSource};
+use crate::source::ModelSource;
+use crate::threads::default_threads;
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
 
@@ -156,9 +158,4 @@ impl Placement {
 pub(crate) fn threads(options: &EngineOptions) -> NonZeroUsize {
     let threads = options.threads.unwrap_or_else(default_threads);
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
-}
-
-/// Returns the default number of threads; [`crate::threads`] also gives the reason for it.
-pub fn default_threads() -> usize {
-    crate::threads::Machine::here().threads().count
 }

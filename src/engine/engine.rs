@@ -1,8 +1,6 @@
-//! A loaded model and the sessions that run on it: the boundary the command line sees. No tensor is
-//! visible outside it.
+//! A loaded model: the boundary the command line sees. No tensor is visible outside it.
 
 mod builder;
-mod text;
 
 pub use builder::EngineBuilder;
 
@@ -12,18 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{KvTypes, PAGE_POSITIONS, SharedPool};
 
-use crate::Error;
 use crate::backend::cuda::Limits;
-use crate::backend::{Backend, LoadingSink, TapSink};
+use crate::backend::{Backend, LoadingSink};
 use crate::device::{Placement, threads};
+use crate::error::Error;
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
-use crate::session::Session;
 use crate::source::ModelSource;
-use crate::speculative::DraftModel;
 use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -62,7 +58,7 @@ struct Loaded {
     threads: NonZeroUsize,
     pool: Option<SharedPool>,
     warnings: Vec<String>,
-    draft: OnceLock<DraftModel>,
+    draft: OnceLock<Engine>,
     sampling: SamplerDefaults,
 }
 
@@ -172,18 +168,6 @@ impl Engine {
         })))
     }
 
-    /// Sets the draft model for speculative decoding, a smaller model of the same vocabulary, for
-    /// all generations from now on. Drafts change no generated token. Only the first call has an
-    /// effect.
-    ///
-    /// # Errors
-    /// As [`DraftModel::new`].
-    pub fn set_draft_model(&self, draft: Engine) -> Result<(), Error> {
-        let draft = DraftModel::new(draft, self)?;
-        self.0.draft.get_or_init(|| draft);
-        Ok(())
-    }
-
     /// Returns the maximum number of sequences running at once.
     pub fn sessions(&self) -> usize {
         self.0.limits.sequences
@@ -200,14 +184,9 @@ impl Engine {
         self.0.pool.clone()
     }
 
-    /// Returns the draft model, if there is one.
-    pub fn draft(&self) -> Option<&DraftModel> {
-        self.0.draft.get()
-    }
-
-    /// Starts a session.
-    pub fn session(&self) -> Session {
-        Session::new(self)
+    /// Returns the model that drafts tokens for this one, once it is set.
+    pub(crate) fn draft(&self) -> &OnceLock<Engine> {
+        &self.0.draft
     }
 
     /// Registers an image, so that its tokens can be part of prompts.
@@ -308,16 +287,6 @@ impl Engine {
                 arch: self.hparams().arch.name(),
             }),
         }
-    }
-
-    /// Runs a text through the model and passes every named value of every position to `tap`. Works
-    /// for any model, including those without logits.
-    ///
-    /// # Errors
-    /// As [`Session::eval`], and [`Error::Whole`].
-    pub fn run_with_taps(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
-        self.check_whole(tokens.len())?;
-        self.session().run_with_taps(tokens, tap)
     }
 
     /// Checks that this many tokens can be computed: all in one step if the model is not causal,

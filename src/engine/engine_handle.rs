@@ -417,7 +417,7 @@ fn deliver(receivers: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
         return;
     };
     let is_last = match &event {
-        Event::Failed(_) | Event::Embedded { .. } | Event::Found { .. } => true,
+        Event::Failed(_) | Event::Embedded { .. } | Event::Beams { .. } => true,
         Event::Finished { .. } => {
             receiver.open -= 1;
             receiver.open == 0

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use octavo_kernels::{EmbeddingRows, Phase, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
 use octavo_model::Tap;
 
-use crate::Error;
 use crate::backend::{Backend, TapSink, TapView};
+use crate::error::Error;
 use crate::image_registry::{ImageRegistry, MultimodalInput};
 use crate::kv::{BlockTable, Checkpoint, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv};
-use crate::sample::{are_finite, argmax};
+use crate::sample::{OutputValue, are_finite, argmax};
 
 /// New tokens of a sequence.
 pub(crate) struct StepInput<'a> {
@@ -57,14 +57,7 @@ pub(crate) struct Output<'a> {
     pub(crate) input: usize,
     /// Position of its token.
     pub(crate) position: usize,
-    pub(crate) value: Value<'a>,
-}
-
-pub(crate) enum Value<'a> {
-    /// `[n_vocab]`, all finite; or the token's vector, where that was asked for.
-    Logits(&'a [f32]),
-    /// Id of the largest logit, the lowest id of equals.
-    Argmax(u32),
+    pub(crate) value: OutputValue<'a>,
 }
 
 /// A device, and the owners of its pages.
@@ -172,9 +165,9 @@ impl ModelRunner {
             .filter(|i| inputs[*i].failed.is_none())
             .collect();
         let states: Vec<States> = inputs.iter().map(|e| States::of(e.kv)).collect();
-        let seqs: Vec<Sequence<'_>> = live
+        let seqs: Vec<StepSequence<'_>> = live
             .iter()
-            .map(|&i| Sequence {
+            .map(|&i| StepSequence {
                 tokens: inputs[i].tokens,
                 start: inputs[i].kv.len(),
                 tables: &tables[i],
@@ -185,7 +178,7 @@ impl ModelRunner {
                 },
                 rope_positions: &multimodal[i].rope_positions,
                 given: &given[i],
-                ..Sequence::default()
+                ..StepSequence::default()
             })
             .collect();
         if seqs.is_empty() {
@@ -308,16 +301,16 @@ impl Rows<'_> {
     }
 
     /// Returns the value of a row whose logits are finite.
-    fn value(&self, row: usize, only_argmax: bool) -> Value<'_> {
+    fn value(&self, row: usize, only_argmax: bool) -> OutputValue<'_> {
         const FINITE: &str = "the row's logits are finite, and there is at least one";
         match self {
-            Rows::Argmax(all) => Value::Argmax(all[row].expect(FINITE)),
+            Rows::Argmax(all) => OutputValue::Argmax(all[row].expect(FINITE)),
             Rows::Logits(all, n_vocab) => {
                 let logits = &all[row * n_vocab..(row + 1) * n_vocab];
                 if only_argmax {
-                    Value::Argmax(argmax(logits).expect(FINITE))
+                    OutputValue::Argmax(argmax(logits).expect(FINITE))
                 } else {
-                    Value::Logits(logits)
+                    OutputValue::Logits(logits)
                 }
             }
         }

@@ -1,14 +1,15 @@
-//! One sequence, driven by a caller that waits for each step: the interface for the command line
-//! and for tests.
+//! One sequence, driven by a caller that waits for each step: for benches, measurements and tests,
+//! which want the outputs of tokens that they name, and for chats, which continue their own pages.
 
 use octavo_kernels::Phase;
 
-use crate::Engine;
-use crate::Error;
 use crate::backend::TapSink;
+use crate::engine::Engine;
+use crate::error::Error;
 use crate::image_registry::{ImageHandle, holds, image_tokens_before, is_image_token};
 use crate::kv::SequenceKv;
-use crate::model_runner::{Output, StepInput, Value};
+use crate::model_runner::{Output, StepInput};
+use crate::sample::OutputValue;
 
 /// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,16 +61,31 @@ pub struct Session {
     images: Vec<ImageHandle>,
 }
 
-impl Session {
-    pub(crate) fn new(engine: &Engine) -> Session {
+impl Engine {
+    /// Starts a session.
+    pub fn session(&self) -> Session {
         Session {
-            engine: engine.clone(),
+            engine: self.clone(),
             tokens: Vec::new(),
             kv: SequenceKv::default(),
             images: Vec::new(),
         }
     }
 
+    /// Runs a text through the model and passes every named value of every position to `tap`. Works
+    /// for any model, including those without logits.
+    ///
+    /// # Errors
+    /// As [`Session::eval`], and [`Error::Whole`].
+    pub fn run_with_taps(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+        self.check_whole(tokens.len())?;
+        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
+        let mut session = self.session();
+        session.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
+    }
+}
+
+impl Session {
     /// Returns the model.
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -80,14 +96,30 @@ impl Session {
         &self.tokens
     }
 
+    /// Returns the images that it holds.
+    pub(crate) fn images(&self) -> &[ImageHandle] {
+        &self.images
+    }
+
+    /// Drops the tokens that are not at the beginning of a prompt, or are all of it, and hands over
+    /// the pages of the others.
+    pub(crate) fn lend(&mut self, prompt: &[u32]) -> SequenceKv {
+        let both = self.tokens.iter().zip(prompt);
+        let alike = both.take_while(|(a, b)| a == b).count();
+        // the last token is always computed: its outputs choose the next one
+        self.truncate(alike.min(prompt.len().saturating_sub(1)));
+        self.tokens.clear();
+        std::mem::take(&mut self.kv)
+    }
+
+    /// Takes pages back, and the tokens that they hold.
+    pub(crate) fn take_back(&mut self, (tokens, kv): (Vec<u32>, SequenceKv)) {
+        (self.tokens, self.kv) = (tokens, kv);
+    }
+
     /// Returns the context length in tokens.
     pub fn n_ctx(&self) -> usize {
         self.engine.n_ctx()
-    }
-
-    /// Returns the maximum number of tokens in a step if each is to have outputs.
-    pub fn most_outputs(&self) -> usize {
-        self.engine.limits().wanted
     }
 
     /// Returns the number of KV cache pages it has in each group of layers.
@@ -159,7 +191,7 @@ impl Session {
     ) -> Result<(), Error> {
         self.engine.check_logits()?;
         self.run(tokens, phase, wanted, tap, false, &mut |output| {
-            if let Value::Logits(row) = output.value {
+            if let OutputValue::Logits(row) = output.value {
                 sink(output.position, row);
             }
         })
@@ -191,21 +223,11 @@ impl Session {
         let mut best = Vec::new();
         self.engine.check_logits()?;
         self.run(tokens, phase, wanted, None, true, &mut |output| {
-            if let Value::Argmax(id) = output.value {
+            if let OutputValue::Argmax(id) = output.value {
                 best.push(id);
             }
         })?;
         Ok(best)
-    }
-
-    /// As [`Engine::run_with_taps`], after the tokens that the session holds.
-    pub(crate) fn run_with_taps(
-        &mut self,
-        tokens: &[u32],
-        tap: &mut TapSink<'_>,
-    ) -> Result<(), Error> {
-        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
-        self.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
     }
 
     fn run(

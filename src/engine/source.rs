@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue};
 
-use crate::Error;
 use crate::demo::demo_model;
+use crate::error::Error;
 
 /// Source of a model.
 #[derive(Clone, Debug)]

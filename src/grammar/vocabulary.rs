@@ -6,7 +6,7 @@ use std::sync::Arc;
 use llguidance::ParserFactory;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use octavo_engine::Engine;
-use octavo_engine::sequence::Vocabulary as Pieces;
+use octavo_engine::Vocabulary as Pieces;
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 

@@ -76,7 +76,7 @@ impl App {
         let own = options.sampling.clone().or(engine.sampling());
         App {
             sampling: own.or(&SamplerDefaults::llama_server()),
-            n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
+            n_ctx: engine.n_ctx().min(n_pages * octavo_engine::PAGE_POSITIONS),
             longest_token: longest_token(&engine),
             grammars: Compiler::new(&engine),
             metrics: Recorder::new(

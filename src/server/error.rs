@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Response, StatusCode, header};
 use axum::response::IntoResponse;
-use octavo_engine::sequence::SequenceError;
+use octavo_engine::GenerationError;
 use octavo_engine::{BatchError, Unavailable};
 use serde_json::{Map, Value, json};
 
@@ -226,7 +226,7 @@ impl IntoResponse for ApiError {
 impl From<BatchError> for ApiError {
     fn from(error: BatchError) -> ApiError {
         match error {
-            BatchError::Sequence(SequenceError::PromptTooLong { prompt, n_ctx }) => {
+            BatchError::Sequence(GenerationError::PromptTooLong { prompt, n_ctx }) => {
                 ApiError::too_long(prompt, n_ctx)
             }
             BatchError::Sequence(error) => ApiError::bad_request(error.to_string()),

@@ -25,8 +25,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::speculative::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;

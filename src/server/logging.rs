@@ -137,7 +137,7 @@ impl Logged {
                 record.prompt_tokens += prompt;
                 record.cached_tokens += cached;
             }
-            Event::Finished { timing, .. } | Event::Found { timing, .. } => {
+            Event::Finished { timing, .. } | Event::Beams { timing, .. } => {
                 let Timing {
                     generated_tokens,
                     first_token,

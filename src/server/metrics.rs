@@ -3,8 +3,8 @@
 
 use std::sync::atomic::AtomicU64;
 
-use octavo_engine::kv::PAGE;
-use octavo_engine::sequence::FinishReason;
+use octavo_engine::FinishReason;
+use octavo_engine::PAGE_POSITIONS as PAGE;
 use octavo_engine::{Event, Snapshot, Timing};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -80,7 +80,7 @@ impl Recorder {
                 self.note_timing(timing);
                 self.note_end(text.finish);
             }
-            Event::Found { texts, timing } => {
+            Event::Beams { texts, timing } => {
                 self.note_timing(timing);
                 texts
                     .iter()

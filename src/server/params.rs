@@ -1,6 +1,6 @@
 //! Fields shared by all text generation requests.
 
-use octavo_engine::generate::GenerationParams;
+use octavo_engine::GenerationParams;
 use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 use octavo_engine::{BeamSearch, MAX_CHOICES, Task};
 use serde_json::{Value, json};

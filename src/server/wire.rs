@@ -2,7 +2,7 @@
 
 use octavo_engine::Timing;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::sequence::{FinishReason, Vocabulary};
+use octavo_engine::{FinishReason, Vocabulary};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use octavo_engine::sample::{Logprobs, mean_logprob};
-use octavo_engine::sequence::{FinishReason, Text};
-use octavo_engine::{Event, EventStream, Found, Request, Timing};
+use octavo_engine::{BeamOutput, Event, EventStream, Request, Timing};
+use octavo_engine::{FinishReason, Text};
 
 use crate::app::{Admission, App};
 use crate::error::ApiError;
@@ -122,10 +122,10 @@ impl Work {
                     text,
                     timing,
                 } => answer.choices.push(Choice::of(choice, text, timing)),
-                Event::Found { texts, timing } => {
+                Event::Beams { texts, timing } => {
                     let texts = texts.into_iter().enumerate();
                     let choice =
-                        |(index, found): (usize, Found)| Choice::of(index, found.text, timing);
+                        |(index, found): (usize, BeamOutput)| Choice::of(index, found.text, timing);
                     answer.choices = texts.map(choice).collect();
                 }
                 Event::Embedded { vector, .. } => answer.vector = vector,

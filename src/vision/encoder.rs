@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::Limits;
-use octavo_engine::backend::{Backend, Phase, Sequence, Step, TapSink};
+use octavo_engine::backend::{Backend, Phase, Step, StepSequence, TapSink};
 use octavo_engine::{EncodedImage, EngineOptions, LoadingSink, Placement};
 use octavo_kernels::{EmbeddingRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
@@ -186,14 +186,14 @@ impl Encoder {
         // patches have no token ids
         let tokens = vec![0; n];
         let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &tokens,
             tables: &[&pages],
             wanted: 0..n,
             rope_positions: &layout.rope_positions(),
             given: given.as_slice(),
             blocks: &layout.windows,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let step = Step {
             phase: Phase::Prefill,

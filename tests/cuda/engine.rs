@@ -5,8 +5,8 @@ use octavo_analysis::diff::{
     compare_with,
 };
 use octavo_engine::backend::{cpu, cuda};
-use octavo_engine::generate::{GenerationParams, Observer, generate};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
+use octavo_engine::{GenerationParams, Observer};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType};
 
@@ -58,14 +58,10 @@ fn the_demo_model_generates() {
         max_tokens: Some(4),
         ..GenerationParams::default()
     };
-    let out = generate(
-        &mut engine.session(),
-        engine.tokenizer(),
-        &prompt,
-        &options,
-        &mut Nobody,
-    )
-    .expect("it runs");
+    let mut session = engine.session();
+    let out = session
+        .generate(&prompt, &options, None, &mut Nobody)
+        .expect("it runs");
     assert!(out.text.starts_with('2'), "{}", out.text);
 }
 

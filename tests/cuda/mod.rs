@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::backend::{Backend, Phase, Sequence, Step, cpu, cuda, split};
+use octavo_engine::backend::{Backend, Phase, Step, StepSequence, cpu, cuda, split};
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
 use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
@@ -197,11 +197,11 @@ impl Sequences {
             .iter()
             .map(|(_, _, table)| vec![&table[..]; groups])
             .collect();
-        let seqs: Vec<Sequence<'_>> = owned
+        let seqs: Vec<StepSequence<'_>> = owned
             .iter()
             .zip(&tables)
             .enumerate()
-            .map(|(s, ((tokens, start, _), tables))| Sequence {
+            .map(|(s, ((tokens, start, _), tables))| StepSequence {
                 tokens,
                 start: *start,
                 tables,
@@ -210,7 +210,7 @@ impl Sequences {
                     from: (*start > 0).then_some(self.states[s]),
                     to: &to[s],
                 },
-                ..Sequence::default()
+                ..StepSequence::default()
             })
             .collect();
         let logits = executable

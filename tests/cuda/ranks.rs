@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use octavo_engine::GenerationParams as Generation;
 use octavo_engine::backend::cuda::{self, Cuda};
 use octavo_engine::backend::ranks::{OnDevice, Open, Opened, open_gpu, open_gpu_by_nccl};
-use octavo_engine::generate::{GenerationParams as Generation, generate};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::cuda::{Device, Gather, ThroughHost};
@@ -252,7 +252,7 @@ fn generate_what_one_does<const BY_NCCL: bool>() {
         };
         let prompt = prompt.expect("a text");
         let mut session = engine.session();
-        let out = generate(&mut session, tokenizer, &prompt, &how, &mut Nobody);
+        let out = session.generate(&prompt, &how, None, &mut Nobody);
         out.expect("it runs").text
     };
     let expected = answer(&alone(&source, &options(), one));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::{Cuda, Error, Options};
-use octavo_engine::backend::{Backend, Loading, Phase, Sequence, Step};
+use octavo_engine::backend::{Backend, Loading, Phase, Step, StepSequence};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
 use octavo_kernels::{KvType, KvTypes, PAGE_POSITIONS};
@@ -146,12 +146,12 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
         let mut all = Vec::new();
         for (i, token) in tokens.iter().enumerate() {
             let table = &[0, 2, 1][..=i / PAGE_POSITIONS];
-            let seqs = [Sequence {
+            let seqs = [StepSequence {
                 tokens: &[*token],
                 start: i,
                 tables: &[table],
                 wanted: 0..1,
-                ..Sequence::default()
+                ..StepSequence::default()
             }];
             match cuda.step(
                 &Step {
@@ -200,14 +200,14 @@ fn what_is_done_together_changes_no_number() {
             let pages: Vec<[u32; 1]> = (0..n as u32).map(|s| [s]).collect();
             let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
             let length = if phase == Phase::Prefill { 5 } else { 1 };
-            let one = |s: usize| Sequence {
+            let one = |s: usize| StepSequence {
                 tokens: &tokens[s..s + length],
                 start: 0,
                 tables: &tables[s],
                 wanted: 0..1,
-                ..Sequence::default()
+                ..StepSequence::default()
             };
-            let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
+            let seqs: Vec<StepSequence<'_>> = (0..n).map(one).collect();
             let step = Step {
                 phase,
                 seqs: &seqs,
@@ -243,14 +243,14 @@ fn the_largest_logit_is_found_where_it_is() {
             for at in 0..4 {
                 let length = if phase == Phase::Prefill { 5 } else { 1 };
                 let wanted = length - 1..length;
-                let one = |s: usize| Sequence {
+                let one = |s: usize| StepSequence {
                     tokens: &tokens[s + at..s + at + length],
                     start: at,
                     tables: &tables[s],
                     wanted: wanted.clone(),
-                    ..Sequence::default()
+                    ..StepSequence::default()
                 };
-                let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
+                let seqs: Vec<StepSequence<'_>> = (0..n).map(one).collect();
                 let step = Step {
                     phase,
                     seqs: &seqs,
@@ -285,12 +285,12 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
         ] {
             let n = range.len();
             let is_last = range.end == tokens.len();
-            let seqs = [Sequence {
+            let seqs = [StepSequence {
                 tokens: &tokens[range.clone()],
                 start: range.start,
                 tables: &[&[0]],
                 wanted: if wanted || is_last { 0..n } else { 0..0 },
-                ..Sequence::default()
+                ..StepSequence::default()
             }];
             let step = Step {
                 phase,

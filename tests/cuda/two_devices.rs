@@ -6,7 +6,7 @@ use gguf_rs_lite::Gguf;
 use octavo_analysis::diff::{BackendExecution, Verdict, compare};
 use octavo_engine::backend::cuda::{Error, Limits};
 use octavo_engine::backend::split::{self, Split};
-use octavo_engine::backend::{Backend, Loading, Phase, Sequence, Step, TapView, cpu};
+use octavo_engine::backend::{Backend, Loading, Phase, Step, StepSequence, TapView, cpu};
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::workspace_root;
 use octavo_kernels::KvType;
@@ -106,12 +106,12 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
         let model = small(arch);
         let mut split = halved(device, &model, limits(5, 1, 5), true);
         let (tokens, mut seen) = (text(5), Vec::new());
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &tokens,
             start: 0,
             tables: &[&[0]],
             wanted: 3..5,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let mut tap = |view: &TapView<'_>| {
             assert_eq!(view.data.len(), view.rows * view.width, "{}", view.tap);
@@ -220,12 +220,12 @@ fn rows_that_are_not_wanted_are_cached() {
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
     let mut run = |first: usize, tokens: &[u32], wanted: std::ops::Range<usize>| {
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens,
             start: first,
             tables: &[&[0, 1]],
             wanted,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         split
             .step(

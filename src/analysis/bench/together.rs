@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use octavo_engine::sequence::GenerationParams;
+use octavo_engine::GenerationParams;
 use octavo_engine::{Batch, BatchOptions, Engine, Event, Request, RequestId};
 
 use super::{Error, Test, prompt_tokens};
@@ -16,10 +16,7 @@ use super::{Error, Test, prompt_tokens};
 pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<u32>), Error> {
     let prompt = test.depth + 1;
     let tokens = prompt_tokens(engine, test.sequences * prompt);
-    let options = GenerationParams {
-        chunk: engine.batch(),
-        ..GenerationParams::default()
-    };
+    let options = GenerationParams::default();
     let mut batch = Batch::new(
         engine,
         BatchOptions {
@@ -62,7 +59,7 @@ fn step(batch: &mut Batch, chosen: &mut BTreeMap<RequestId, Vec<u32>>) -> Result
         | Event::Read { .. }
         | Event::Prompt(_)
         | Event::Finished { .. }
-        | Event::Found { .. }
+        | Event::Beams { .. }
         | Event::Embedded { .. } => {}
     })?;
     match failed {

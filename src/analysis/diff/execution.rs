@@ -10,7 +10,7 @@ use octavo_reference::{ImageRows, Oracle, Piece, Rgb, VisionOracle};
 use super::Error;
 use super::target::{ImageInput, Input, Target, Text};
 use octavo_engine::backend::{
-    Backend, LoadingSink, Phase, Sequence, Step, TapView, cpu, cuda, split,
+    Backend, LoadingSink, Phase, Step, StepSequence, TapView, cpu, cuda, split,
 };
 use octavo_engine::{DeviceChoice, EngineOptions, is_image_token};
 use octavo_model::taps::Numbering;
@@ -199,7 +199,7 @@ impl Execution for BackendExecution {
         }
         let table: Vec<u32> = (0..).take(n_pages).collect();
         let tables = vec![&table[..]; self.backend.cache_groups()];
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens,
             start: 0,
             tables: &tables,
@@ -213,7 +213,7 @@ impl Execution for BackendExecution {
             },
             rope_positions: &scene.rope_positions,
             given: &scene.given(),
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let step = Step {
             phase: Phase::Prefill,

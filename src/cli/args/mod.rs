@@ -16,7 +16,7 @@ use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use keys::{KeyArgs, KeyValue, key_value};
-use octavo_engine::generate;
+use octavo_engine::GenerationParams;
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::{Engine, EngineOptions};
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits};
@@ -205,8 +205,8 @@ impl GenerateArgs {
     }
 
     /// Returns the validated options of a generation; `escape` processes escapes in stop strings.
-    pub(super) fn options(&self, escape: bool) -> Result<generate::GenerationParams, Failure> {
-        Ok(generate::GenerationParams {
+    pub(super) fn options(&self, escape: bool) -> Result<GenerationParams, Failure> {
+        Ok(GenerationParams {
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             sampler: self.sample.config()?,
             stop: self.stops(escape)?,
@@ -214,7 +214,7 @@ impl GenerateArgs {
             ignore_eos: self.ignore_eos,
             show_special: self.special,
             lookup: self.speculative.lookup(),
-            ..generate::GenerationParams::default()
+            ..GenerationParams::default()
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_engine::speculative::Lookup;
+use octavo_engine::Lookup;
 
 /// Options of speculative decoding: draft tokens are verified several at a time, and kept where
 /// they equal the tokens that would have been chosen. That is faster and gives the same text.

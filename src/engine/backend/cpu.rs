@@ -251,7 +251,7 @@ impl Backend for Cpu {
         &mut self,
         step: &Step<'_>,
         tap: Option<&mut TapSink<'_>>,
-    ) -> Result<&[f32], crate::Error> {
+    ) -> Result<&[f32], crate::error::Error> {
         self.check()?;
         let Cpu {
             executor,
@@ -273,14 +273,14 @@ impl Backend for Cpu {
         Ok(logits.map_err(Error::from)?)
     }
 
-    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
         self.check()?;
         let Cpu { executor, kv, .. } = self;
         let rows = with_memory(|| executor.step_by_rows(step, kv, &finite_argmax));
         Ok(rows.map_err(Error::from)?)
     }
 
-    fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, crate::Error> {
+    fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, crate::error::Error> {
         self.check()?;
         let Cpu {
             executor, kv, taps, ..
@@ -292,7 +292,7 @@ impl Backend for Cpu {
         Ok(rows.map_err(Error::from)?)
     }
 
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::error::Error> {
         self.kv.copy_page(group, from, to);
         Ok(())
     }

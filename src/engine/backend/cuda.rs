@@ -272,7 +272,7 @@ impl<D: Device> Backend for Cuda<D> {
         &mut self,
         step: &Step<'_>,
         tap: Option<&mut TapSink<'_>>,
-    ) -> Result<&[f32], crate::Error> {
+    ) -> Result<&[f32], crate::error::Error> {
         let Some(sink) = tap else {
             return Ok(self.executor.step(step, None)?);
         };
@@ -288,11 +288,11 @@ impl<D: Device> Backend for Cuda<D> {
         Ok(executor.step(step, Some(&mut view))?)
     }
 
-    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+    fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
         Ok(self.executor.argmax(step)?)
     }
 
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::error::Error> {
         Ok(self.executor.copy_page(group, from, to)?)
     }
 

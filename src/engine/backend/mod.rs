@@ -10,9 +10,9 @@ pub mod split;
 
 use std::cell::RefCell;
 
-pub use octavo_kernels::{Phase, Sequence, SharedPool, Step};
+pub use octavo_kernels::{Phase, SharedPool, Step, StepSequence};
 
-use crate::Error;
+use crate::error::Error;
 use crate::sample::{are_finite, argmax};
 use octavo_model::Tap;
 

@@ -133,7 +133,7 @@ mod tests {
     use std::sync::Arc;
 
     use gguf_rs_lite::{Gguf, OpenOptions};
-    use octavo_kernels::{Isa, KvType, Phase, PromptBits, Sequence, Step};
+    use octavo_kernels::{Isa, KvType, Phase, PromptBits, Step, StepSequence};
     use octavo_model::Model;
 
     use super::*;
@@ -156,12 +156,12 @@ mod tests {
         };
         let mut cpu = Cpu::prepare(gguf, network, &options, &mut |_, _| {}).expect("a small model");
         let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 300).collect();
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens: &tokens,
             start: 0,
             tables: &[&[2, 0, 1]],
             wanted: 20..40,
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let step = Step {
             phase: Phase::Prefill,

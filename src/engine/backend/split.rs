@@ -10,7 +10,7 @@ use super::cpu::{self, Cpu};
 use super::cuda::{self, Cuda};
 use super::lower::weight_bytes;
 use super::{Backend, Loading, LoadingSink, TapSink};
-use crate::Error;
+use crate::error::Error;
 use octavo_model::{Model, Tap};
 
 /// How to run on two devices.

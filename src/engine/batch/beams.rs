@@ -1,10 +1,10 @@
 //! A beam search over one prompt: which texts go on, and which have been found. Knows neither pages
 //! nor steps: it takes the outputs of its beams, and says which tokens follow which of them.
 
+use crate::decoder::{Candidate, GenerationError, TextDecoder, Vocabulary};
 use crate::sample::{ConfigError, SampleError};
-use crate::sequence::{Candidate, Sequence, SequenceError, Vocabulary};
 
-use super::request::{BeamSearch, Found};
+use super::request::{BeamOutput, BeamSearch};
 
 /// Maximum power of the length, so that any score is a number.
 const MAX_PENALTY: f64 = 10.0;
@@ -15,12 +15,12 @@ pub(super) struct Search {
     /// In the order of their scores: a batch names them by their index.
     live: Vec<Beam>,
     /// The best texts that have ended, the best first, at most `width`.
-    found: Vec<Found>,
+    found: Vec<BeamOutput>,
 }
 
 /// A text that may go on.
 struct Beam {
-    sequence: Box<Sequence>,
+    decoder: Box<TextDecoder>,
     /// Sum of its tokens' log-probabilities.
     logprob: f64,
     /// Candidates for its next token, the best first, once they are known.
@@ -36,11 +36,11 @@ struct Ranked {
 }
 
 impl Search {
-    /// Starts a search from a sequence.
+    /// Starts a search from a decoder.
     ///
     /// # Errors
     /// If the length penalty is out of its range.
-    pub(super) fn new(how: BeamSearch, sequence: Sequence) -> Result<Search, ConfigError> {
+    pub(super) fn new(how: BeamSearch, decoder: TextDecoder) -> Result<Search, ConfigError> {
         let penalty = how.length_penalty;
         if !(-MAX_PENALTY..=MAX_PENALTY).contains(&penalty) {
             return Err(ConfigError {
@@ -50,7 +50,7 @@ impl Search {
             });
         }
         let first = Beam {
-            sequence: Box::new(sequence),
+            decoder: Box::new(decoder),
             logprob: 0.0,
             next: None,
         };
@@ -64,7 +64,7 @@ impl Search {
     /// Returns the number of tokens of every text that goes on.
     pub(super) fn generated(&self) -> usize {
         let first = self.live.first();
-        first.map_or(0, |beam| beam.sequence.generated().len())
+        first.map_or(0, |beam| beam.decoder.generated().len())
     }
 
     /// Takes the logits after the last token of a beam. A beam that is recomputed after a
@@ -77,10 +77,10 @@ impl Search {
         beam: usize,
         logits: &[f32],
         vocabulary: &dyn Vocabulary,
-    ) -> Result<(), SequenceError> {
+    ) -> Result<(), GenerationError> {
         let n = 2 * self.how.width;
-        let Beam { sequence, next, .. } = &mut self.live[beam];
-        *next = Some(sequence.candidates(logits, n, vocabulary)?);
+        let Beam { decoder, next, .. } = &mut self.live[beam];
+        *next = Some(decoder.candidates(logits, n, vocabulary)?);
         Ok(())
     }
 
@@ -92,7 +92,7 @@ impl Search {
     pub(super) fn advance(
         &mut self,
         vocabulary: &dyn Vocabulary,
-    ) -> Result<Vec<(usize, u32)>, SequenceError> {
+    ) -> Result<Vec<(usize, u32)>, GenerationError> {
         let ranked = self.rank();
         let before = std::mem::take(&mut self.live);
         let (mut next, mut going_on) = (Vec::new(), 0);
@@ -101,29 +101,29 @@ impl Search {
             if !is_best && going_on == self.how.width {
                 break;
             }
-            let parent = &before[ranked.parent].sequence;
+            let parent = &before[ranked.parent].decoder;
             let token = ranked.candidate.id;
             let ends = parent.would_end(token, vocabulary);
             if ends && !is_best {
                 continue;
             }
             going_on += usize::from(!ends);
-            let sequence = parent.followed_by(ranked.candidate, vocabulary)?;
-            if sequence.finish().is_some() {
-                self.keep(sequence, ranked.logprob);
+            let decoder = parent.followed_by(ranked.candidate, vocabulary)?;
+            if decoder.finish().is_some() {
+                self.keep(decoder, ranked.logprob);
                 continue;
             }
             next.push((ranked.parent, token));
             self.live.push(Beam {
-                sequence: Box::new(sequence),
+                decoder: Box::new(decoder),
                 logprob: ranked.logprob,
                 next: None,
             });
         }
-        // a sequence of no tokens has ended without one
+        // a decoder of no tokens has ended without one
         for beam in before {
-            if beam.sequence.generated().is_empty() && beam.sequence.finish().is_some() {
-                self.keep(*beam.sequence, beam.logprob);
+            if beam.decoder.generated().is_empty() && beam.decoder.finish().is_some() {
+                self.keep(*beam.decoder, beam.logprob);
             }
         }
         if self.live.is_empty() && self.found.is_empty() {
@@ -137,7 +137,7 @@ impl Search {
     }
 
     /// Takes the best texts, the best first.
-    pub(super) fn take_found(&mut self) -> Vec<Found> {
+    pub(super) fn take_found(&mut self) -> Vec<BeamOutput> {
         std::mem::take(&mut self.found)
     }
 
@@ -171,14 +171,14 @@ impl Search {
     }
 
     /// Keeps a text that has ended if it is among the best.
-    fn keep(&mut self, sequence: Sequence, logprob: f64) {
-        let score = self.score(logprob, sequence.generated().len());
+    fn keep(&mut self, decoder: TextDecoder, logprob: f64) {
+        let score = self.score(logprob, decoder.generated().len());
         if !self.would_keep(score) {
             return;
         }
         let place = self.found.partition_point(|found| found.score >= score);
-        let found = Found {
-            text: sequence.into_text(),
+        let found = BeamOutput {
+            text: decoder.into_text(),
             logprob,
             score,
         };
@@ -190,7 +190,7 @@ impl Search {
     /// better than the worst of them if it ended here.
     fn is_over(&self) -> bool {
         self.live.first().is_none_or(|best| {
-            !self.would_keep(self.score(best.logprob, best.sequence.generated().len()))
+            !self.would_keep(self.score(best.logprob, best.decoder.generated().len()))
         })
     }
 }
@@ -198,7 +198,7 @@ impl Search {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sequence::{Bounds, FinishReason, GenerationParams};
+    use crate::decoder::{Bounds, FinishReason, GenerationParams};
 
     /// A vocabulary whose tokens are letters; 0 ends the text.
     struct Letters;
@@ -222,12 +222,12 @@ mod tests {
             n_ctx: 8,
             n_vocab: 5,
         };
-        let sequence = Sequence::new(&[1], options, bounds, &Letters).expect("it fits");
+        let decoder = TextDecoder::new(&[1], options, bounds, &Letters).expect("it fits");
         let how = BeamSearch {
             width,
             length_penalty,
         };
-        Search::new(how, sequence).expect("it is in range")
+        Search::new(how, decoder).expect("it is in range")
     }
 
     /// Takes a step with the same logits for every beam.
@@ -314,8 +314,8 @@ mod tests {
                 n_vocab: 5,
             };
             let options = GenerationParams::default();
-            let sequence = Sequence::new(&[1], &options, bounds, &Letters).expect("it fits");
-            let error = Search::new(how, sequence)
+            let decoder = TextDecoder::new(&[1], &options, bounds, &Letters).expect("it fits");
+            let error = Search::new(how, decoder)
                 .err()
                 .expect("refused")
                 .to_string();

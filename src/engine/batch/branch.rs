@@ -2,20 +2,16 @@
 
 use std::time::Instant;
 
-use crate::Error;
+use crate::decoder::{Bounds, GenerationError, GenerationParams, Text, TextDecoder, Vocabulary};
+use crate::engine::Engine;
+use crate::error::Error;
 use crate::image_registry::ImageHandle;
-use crate::sample::{Logprobs, SampleError, logprobs};
-use crate::sequence::{
-    Bounds, Computed, GenerationParams, Sequence, SequenceError, Text, Vocabulary, Want,
-};
-use crate::speculative::{CostModel, DraftBudget, DraftModel, DraftStats, Proposer};
+use crate::sample::{Logprobs, OutputValue, SampleError, logprobs};
+use crate::speculative::{CostModel, DraftBudget, DraftStats, Proposer};
 
 use super::beams::Search;
 use super::pool::Pool;
-use super::request::{Delta, Found, Request, RequestId, Task, Timing};
-
-/// Result of feeding a text, until it is handed out.
-pub(super) type Fed = Result<Delta, SequenceError>;
+use super::request::{BeamOutput, Delta, Request, RequestId, Task, Timing};
 
 /// One text of a request, its beam search, or its embedding.
 pub(super) struct Branch {
@@ -23,17 +19,18 @@ pub(super) struct Branch {
     pub(super) choice: usize,
     n_prompt: usize,
     prompt: Option<PromptProbs>,
-    work: Work,
+    task: TaskState,
     clock: Clock,
-    fed: Option<Fed>,
+    /// Result of feeding a text, until it is handed out.
+    fed: Option<Result<Delta, GenerationError>>,
     /// Other texts of the request, which begin where this one's prompt ends.
     siblings: Option<Siblings>,
     /// Images of the prompt, held as long as it may have to be computed.
     images: Vec<ImageHandle>,
 }
 
-enum Work {
-    Text(Box<Sequence>, Box<Proposer>),
+enum TaskState {
+    Text(Box<TextDecoder>, Box<Proposer>),
     Beams {
         search: Box<Search>,
         /// Number of texts to return.
@@ -67,7 +64,7 @@ pub(super) enum Turn {
     /// Parent beam, by index, and token of each beam that goes on.
     On(Vec<(usize, u32)>),
     /// The texts that it has found, the best first.
-    Over(Vec<Found>),
+    Over(Vec<BeamOutput>),
 }
 
 /// Times of what has happened so far.
@@ -85,32 +82,32 @@ impl Branch {
         request: Request,
         bounds: Bounds,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&DraftModel>,
-    ) -> Result<Branch, SequenceError> {
+        draft: Option<&Engine>,
+    ) -> Result<Branch, GenerationError> {
         let n_prompt = request.prompt.len();
         // also for an embedding: it checks the prompt
-        let mut sequence = Sequence::new(&request.prompt, &request.options, bounds, vocabulary)?;
+        let mut decoder = TextDecoder::new(&request.prompt, &request.options, bounds, vocabulary)?;
         if let Some(constraint) = &request.constraint {
-            sequence.constrain(constraint.fork());
+            decoder.constrain(constraint.fork());
         }
         let prompt = request.prompt_logprobs.map(|n_top| PromptProbs {
             tokens: request.prompt.clone(),
             n_top,
             found: Vec::new(),
         });
-        let work = match request.task {
-            Task::Embedding(embed) => Work::Embedding(Pool::new(embed)),
-            Task::Beams(how) => Work::Beams {
-                search: Box::new(Search::new(how, sequence)?),
+        let task = match request.task {
+            Task::Embedding(embed) => TaskState::Embedding(Pool::new(embed)),
+            Task::Beams(how) => TaskState::Beams {
+                search: Box::new(Search::new(how, decoder)?),
                 n: request.n,
             },
             Task::Text => {
                 let proposer = Proposer::new(request.options.lookup, draft);
-                Work::Text(Box::new(sequence), Box::new(proposer))
+                TaskState::Text(Box::new(decoder), Box::new(proposer))
             }
         };
         let images = request.images.clone();
-        let has_siblings = request.n > 1 && matches!(work, Work::Text(..));
+        let has_siblings = request.n > 1 && matches!(task, TaskState::Text(..));
         let siblings = has_siblings.then_some(Siblings {
             request,
             bounds,
@@ -120,8 +117,8 @@ impl Branch {
             request: id,
             choice: 0,
             n_prompt,
-            prompt: prompt.filter(|_| !matches!(work, Work::Embedding(_))),
-            work,
+            prompt: prompt.filter(|_| !matches!(task, TaskState::Embedding(_))),
+            task,
             clock: Clock::new(),
             fed: None,
             siblings,
@@ -131,74 +128,76 @@ impl Branch {
 
     /// Returns whether outputs of every token of the prompt are needed.
     pub(super) fn wants_all(&self) -> bool {
-        match &self.work {
-            Work::Text(..) | Work::Beams { .. } => self.prompt.is_some(),
-            Work::Embedding(pool) => pool.wants_all(),
+        match &self.task {
+            TaskState::Text(..) | TaskState::Beams { .. } => self.prompt.is_some(),
+            TaskState::Embedding(pool) => pool.wants_all(),
         }
     }
 
     pub(super) fn wants_argmax(&self) -> bool {
-        match &self.work {
-            Work::Text(sequence, _) => self.prompt.is_none() && sequence.want() == Want::Argmax,
-            Work::Beams { .. } | Work::Embedding(_) => false,
+        match &self.task {
+            TaskState::Text(decoder, _) => self.prompt.is_none() && decoder.needs_only_argmax(),
+            TaskState::Beams { .. } | TaskState::Embedding(_) => false,
         }
     }
 
     pub(super) fn embeds(&self) -> bool {
-        matches!(self.work, Work::Embedding(_))
+        matches!(self.task, TaskState::Embedding(_))
     }
 
     /// Returns the number of tokens generated, for beams those of each.
     pub(super) fn generated(&self) -> usize {
-        match &self.work {
-            Work::Text(sequence, _) => sequence.generated().len(),
-            Work::Beams { search, .. } => search.generated(),
-            Work::Embedding(_) => 0,
+        match &self.task {
+            TaskState::Text(decoder, _) => decoder.generated().len(),
+            TaskState::Beams { search, .. } => search.generated(),
+            TaskState::Embedding(_) => 0,
         }
     }
 
     /// Returns the last token chosen, if the text goes on after it.
     pub(super) fn next_token(&self) -> Option<u32> {
-        match &self.work {
-            Work::Text(sequence, _) if sequence.finish().is_none() => {
-                sequence.generated().last().copied()
+        match &self.task {
+            TaskState::Text(decoder, _) if decoder.finish().is_none() => {
+                decoder.generated().last().copied()
             }
             _ => None,
         }
     }
 
-    /// Drafts tokens of the text for the next step; none for beams and embeddings.
+    /// Drafts tokens that may follow `tokens`, the prompt and the text so far, for the next step;
+    /// none for beams and embeddings.
     pub(super) fn propose(
         &mut self,
+        tokens: &[u32],
         budget: DraftBudget,
         cost_model: &mut CostModel,
     ) -> Result<Vec<u32>, Error> {
-        let Work::Text(sequence, proposer) = &mut self.work else {
+        let TaskState::Text(decoder, proposer) = &mut self.task else {
             return Ok(Vec::new());
         };
         let budget = DraftBudget {
-            max: budget.max.min(sequence.draft_room()),
+            max: budget.max.min(decoder.draft_room()),
             ..budget
         };
         // also without room: this drops the draft tokens of a step that had none in the end
         let drafts = match budget.max {
             0 => Vec::new(),
-            _ => proposer.propose(sequence.tokens(), budget, cost_model)?,
+            _ => proposer.propose(tokens, budget, cost_model)?,
         };
-        sequence.set_drafts(&drafts);
+        decoder.set_drafts(&drafts);
         Ok(drafts)
     }
 
     /// Stops drafting.
     pub(super) fn stop_drafting(&mut self) {
-        if let Work::Text(_, proposer) = &mut self.work {
+        if let TaskState::Text(_, proposer) = &mut self.task {
             proposer.stop();
         }
     }
 
     /// Returns how many of the last step's draft tokens were accepted.
     pub(super) fn accept_drafts(&mut self, drafted: usize) -> usize {
-        let (Some(Ok(delta)), Work::Text(_, proposer)) = (&self.fed, &mut self.work) else {
+        let (Some(Ok(delta)), TaskState::Text(_, proposer)) = (&self.fed, &mut self.task) else {
             return 0;
         };
         let accepted = drafted.min(delta.tokens.len().saturating_sub(1));
@@ -215,19 +214,31 @@ impl Branch {
         is_first
     }
 
-    /// Takes the most likely token after the one at a position.
-    pub(super) fn take_argmax(&mut self, position: usize, id: u32, vocabulary: &dyn Vocabulary) {
+    /// Takes the output after the token at a position, in a beam search that of one beam.
+    pub(super) fn take(
+        &mut self,
+        beam: usize,
+        position: usize,
+        output: OutputValue<'_>,
+        vocabulary: &dyn Vocabulary,
+    ) {
+        match output {
+            OutputValue::Argmax(id) => self.take_argmax(position, id, vocabulary),
+            OutputValue::Logits(row) => self.take_logits(beam, position, row, vocabulary),
+        }
+    }
+
+    fn take_argmax(&mut self, position: usize, id: u32, vocabulary: &dyn Vocabulary) {
         if self.is_next(position) {
             if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
                 siblings.first = Some(First::Argmax(id));
             }
-            self.feed(Computed::Argmax(id), vocabulary);
+            self.feed(OutputValue::Argmax(id), vocabulary);
         }
     }
 
-    /// Takes the logits after the token at a position, in a beam search those of one beam; for an
-    /// embedding, the token's vector.
-    pub(super) fn take_logits(
+    /// Takes the logits after the token at a position; for an embedding, the token's vector.
+    fn take_logits(
         &mut self,
         beam: usize,
         position: usize,
@@ -247,23 +258,23 @@ impl Branch {
         if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
             siblings.first = Some(First::Logits(row.to_vec()));
         }
-        if let Work::Beams { search, .. } = &mut self.work {
+        if let TaskState::Beams { search, .. } = &mut self.task {
             let taken = search.take(beam, row, vocabulary);
             self.fed = taken.err().map(Err);
             return;
         }
-        self.feed(Computed::Logits(row), vocabulary);
+        self.feed(OutputValue::Logits(row), vocabulary);
     }
 
     /// Returns whether it is a beam search.
     pub(super) fn searches(&self) -> bool {
-        matches!(self.work, Work::Beams { .. })
+        matches!(self.task, TaskState::Beams { .. })
     }
 
     /// Advances all beams by a token: returns the beams that go on, or the texts that were found if
     /// the search is over.
-    pub(super) fn advance(&mut self, vocabulary: &dyn Vocabulary) -> Result<Turn, SequenceError> {
-        let Work::Beams { search, n } = &mut self.work else {
+    pub(super) fn advance(&mut self, vocabulary: &dyn Vocabulary) -> Result<Turn, GenerationError> {
+        let TaskState::Beams { search, n } = &mut self.task else {
             unreachable!("only a search has beams");
         };
         if let Some(Err(error)) = self.fed.take() {
@@ -284,14 +295,26 @@ impl Branch {
 
     /// Takes the vector of the token at a position of the prompt.
     fn take_row(&mut self, position: usize, row: &[f32]) {
-        if let Work::Embedding(pool) = &mut self.work {
+        if let TaskState::Embedding(pool) = &mut self.task {
             pool.add(position, row);
         }
     }
 
     /// Takes what it was fed since the last call.
-    pub(super) fn take_fed(&mut self) -> Option<Fed> {
+    pub(super) fn take_fed(&mut self) -> Option<Result<Delta, GenerationError>> {
         self.fed.take()
+    }
+
+    /// Ends a text with what there is; returns the part that was held back.
+    pub(super) fn cancel(&mut self) -> Delta {
+        let text = match &mut self.task {
+            TaskState::Text(decoder, _) => decoder.cancel(),
+            TaskState::Beams { .. } | TaskState::Embedding(_) => String::new(),
+        };
+        Delta {
+            text,
+            ..Delta::default()
+        }
     }
 
     /// Takes the log-probabilities of the prompt, once all are there; they are handed out once.
@@ -303,7 +326,7 @@ impl Branch {
 
     /// Returns the embedding, if `n_read` tokens of the prompt are all.
     pub(super) fn take_vector(&mut self, n_read: usize) -> Option<Vec<f32>> {
-        let Work::Embedding(pool) = &mut self.work else {
+        let TaskState::Embedding(pool) = &mut self.task else {
             return None;
         };
         if n_read < self.n_prompt {
@@ -317,7 +340,7 @@ impl Branch {
     pub(super) fn siblings(
         &mut self,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&DraftModel>,
+        draft: Option<&Engine>,
     ) -> Vec<Branch> {
         let Some(siblings) = self.siblings.take_if(|siblings| siblings.first.is_some()) else {
             return Vec::new();
@@ -332,22 +355,22 @@ impl Branch {
         choice: usize,
         of: &Siblings,
         vocabulary: &dyn Vocabulary,
-        draft: Option<&DraftModel>,
+        draft: Option<&Engine>,
     ) -> Branch {
         let request = &of.request;
         let mut options: GenerationParams = request.options.clone();
         options.sampler.seed = options.sampler.seed.wrapping_add(choice as u64);
-        let made = Sequence::new(&request.prompt, &options, of.bounds, vocabulary);
-        let mut sequence = Box::new(made.expect("as sound as the first text of the request"));
+        let made = TextDecoder::new(&request.prompt, &options, of.bounds, vocabulary);
+        let mut decoder = Box::new(made.expect("as sound as the first text of the request"));
         if let Some(constraint) = &request.constraint {
-            sequence.constrain(constraint.fork());
+            decoder.constrain(constraint.fork());
         }
         let mut branch = Branch {
             request: self.request,
             choice,
             n_prompt: self.n_prompt,
             prompt: None,
-            work: Work::Text(sequence, Box::new(Proposer::new(options.lookup, draft))),
+            task: TaskState::Text(decoder, Box::new(Proposer::new(options.lookup, draft))),
             clock: Clock {
                 first: None,
                 last: None,
@@ -358,8 +381,8 @@ impl Branch {
             images: self.images.clone(),
         };
         match &of.first {
-            Some(First::Argmax(id)) => branch.feed(Computed::Argmax(*id), vocabulary),
-            Some(First::Logits(row)) => branch.feed(Computed::Logits(row), vocabulary),
+            Some(First::Argmax(id)) => branch.feed(OutputValue::Argmax(*id), vocabulary),
+            Some(First::Logits(row)) => branch.feed(OutputValue::Logits(row), vocabulary),
             None => unreachable!("texts begin when it is known what may follow the prompt"),
         }
         branch
@@ -384,18 +407,18 @@ impl Branch {
             generated_tokens: self.generated(),
             cached: 0,
             recomputed: 0,
-            drafts: match &self.work {
-                Work::Text(_, proposer) => proposer.stats(),
-                Work::Beams { .. } | Work::Embedding(_) => DraftStats::default(),
+            drafts: match &self.task {
+                TaskState::Text(_, proposer) => proposer.stats(),
+                TaskState::Beams { .. } | TaskState::Embedding(_) => DraftStats::default(),
             },
         }
     }
 
     /// Returns the finished text; `None` for beams and embeddings.
     pub(super) fn into_text(self) -> Option<Text> {
-        match self.work {
-            Work::Text(sequence, _) => Some(sequence.into_text()),
-            Work::Beams { .. } | Work::Embedding(_) => None,
+        match self.task {
+            TaskState::Text(decoder, _) => Some(decoder.into_text()),
+            TaskState::Beams { .. } | TaskState::Embedding(_) => None,
         }
     }
 
@@ -403,8 +426,8 @@ impl Branch {
     /// after a preemption have followers already, and the output of a draft token is of use only if
     /// the draft was accepted.
     fn is_next(&self, position: usize) -> bool {
-        let is_right = match (&self.fed, &self.work) {
-            (Some(_), Work::Text(sequence, _)) => sequence.has_accepted_draft(),
+        let is_right = match (&self.fed, &self.task) {
+            (Some(_), TaskState::Text(decoder, _)) => decoder.has_accepted_draft(),
             _ => true,
         };
         is_right && !self.embeds() && position + 1 == self.n_prompt + self.generated()
@@ -420,15 +443,15 @@ impl Branch {
         Ok(())
     }
 
-    fn feed(&mut self, computed: Computed<'_>, vocabulary: &dyn Vocabulary) {
-        let Work::Text(sequence, _) = &mut self.work else {
+    fn feed(&mut self, output: OutputValue<'_>, vocabulary: &dyn Vocabulary) {
+        let TaskState::Text(decoder, _) = &mut self.task else {
             return;
         };
-        let before = sequence.generated().len();
-        let fed = sequence.feed(computed, vocabulary).map(|text| Delta {
+        let before = decoder.generated().len();
+        let fed = decoder.feed(output, vocabulary).map(|text| Delta {
             text,
-            tokens: sequence.generated()[before..].to_vec(),
-            logprobs: sequence
+            tokens: decoder.generated()[before..].to_vec(),
+            logprobs: decoder
                 .logprobs()
                 .get(before..)
                 .unwrap_or_default()
@@ -442,9 +465,11 @@ impl Branch {
             }
             (_, fed) => fed,
         });
-        let now = Instant::now();
-        self.clock.first.get_or_insert(now);
-        self.clock.last = Some(now);
+        if self.generated() > before {
+            let now = Instant::now();
+            self.clock.first.get_or_insert(now);
+            self.clock.last = Some(now);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::branch::{Branch, Turn};
 use super::{Batch, Delta, Event, Events, RequestId, Timing};
 use crate::image_registry::is_image_token;
 use crate::model_runner::ModelRunner;
-use crate::schedule::{Job, ScheduledChunk};
+use crate::scheduler::{ScheduledChunk, Sequence};
 
 impl Batch {
     /// Hands out the outputs of a request's tokens in a step.
@@ -21,15 +21,15 @@ impl Batch {
             // another text of the request has failed, or its last beam has just been computed
             return;
         };
-        let Some(job) = self.scheduler.job(chunk.id) else {
+        let Some(sequence) = self.scheduler.sequence(chunk.id) else {
             // a beam that was not continued
             return;
         };
         if phase == Phase::Prefill {
-            let done = job.kv().len();
+            let done = sequence.kv().len();
             events.push((branch.request, Event::Read { done }));
         }
-        let read = (phase == Phase::Prefill).then(|| job.kv().len());
+        let read = (phase == Phase::Prefill).then(|| sequence.kv().len());
         if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
             let timing = branch.timing();
             events.push((branch.request, Event::Embedded { vector, timing }));
@@ -42,7 +42,7 @@ impl Batch {
         if branch.searches() {
             return self.search(chunk.group, runner, events);
         }
-        let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft());
+        let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft_model());
         for sibling in siblings {
             let id = self.next_id;
             self.next_id += 1;
@@ -71,14 +71,18 @@ impl Batch {
                 texts
                     .iter()
                     .for_each(|found| self.totals.count(found.text.finish));
-                events.push((at, Event::Found { texts, timing }));
+                events.push((at, Event::Beams { texts, timing }));
             }
         }
     }
 
     /// Returns the times of a branch so far, with its cached and recomputed tokens.
-    fn timing(&self, at: RequestId) -> Timing {
-        let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
+    pub(super) fn timing(&self, at: RequestId) -> Timing {
+        let reused = self
+            .scheduler
+            .sequence(at)
+            .map(Sequence::reused)
+            .unwrap_or_default();
         Timing {
             cached: reused.cached,
             recomputed: reused.recomputed,
@@ -114,7 +118,7 @@ impl Batch {
             return;
         }
         let timing = self.timing(at);
-        let prompt = self.scheduler.job(at).map(Job::asked);
+        let prompt = self.scheduler.sequence(at).map(Sequence::asked);
         let text = self.forget(at, runner).and_then(Branch::into_text);
         if let Some(text) = text {
             self.totals.count(text.finish);

@@ -2,6 +2,7 @@
 //! generates, then prefills more of the others' prompts. A request's output does not depend on its
 //! neighbours.
 
+mod add;
 mod beams;
 mod branch;
 mod hand_out;
@@ -17,18 +18,18 @@ use std::time::Instant;
 use octavo_kernels::Phase;
 use octavo_model::Model;
 
-use crate::image_registry::{holds, is_image_token};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::kv::SequenceKv;
 use crate::model_runner::{ModelRunner, Output, StepInput};
-use crate::schedule::{Job, Plan, ScheduledChunk, Scheduler, Settings};
-use crate::sequence::Bounds;
+use crate::scheduler::{ScheduledChunk, Scheduler, Sequence, Settings, StepPlan};
 use crate::speculative::CostModel;
-use crate::{Engine, Error};
 use branch::Branch;
-use outputs::{BeamOutput, ByBranch, hand_out};
+use outputs::{ByBranch, hand_out};
 use prefix_warmup::PrefixWarmup;
 
 pub use request::{
-    BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Request, RequestId,
+    BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, Request, RequestId,
     RequestView, Snapshot, Task, Timing, Totals,
 };
 
@@ -51,7 +52,12 @@ pub struct Batch {
     totals: Totals,
     warmup: PrefixWarmup,
     cost_model: CostModel,
+    /// The request that began with pages of a caller, who takes them back when it has ended.
+    lent: Option<(RequestId, HeldKv)>,
 }
+
+/// Tokens, and the pages that hold their keys and values.
+type HeldKv = (Vec<u32>, SequenceKv);
 
 impl Batch {
     /// Creates a batch without requests. As many as [`crate::EngineOptions::sessions`] run at once;
@@ -78,94 +84,7 @@ impl Batch {
             totals: Totals::default(),
             warmup: PrefixWarmup::default(),
             cost_model: CostModel::default(),
-        }
-    }
-
-    /// Returns how many positions a request can have: those of the context, or of all the cache's
-    /// pages.
-    pub fn n_ctx(&self) -> usize {
-        let pages = self.engine.runner().kv_cache.capacity();
-        self.engine.n_ctx().min(pages * crate::kv::PAGE)
-    }
-
-    /// Returns how many positions each of `width` beams can have: they share full pages of the
-    /// prompt only.
-    fn n_ctx_of_beams(&self, n_prompt: usize, width: usize) -> usize {
-        let pages = self.engine.runner().kv_cache.capacity();
-        let common = (n_prompt / crate::kv::PAGE).min(pages);
-        let own = (pages - common) / width;
-        self.engine.n_ctx().min((common + own) * crate::kv::PAGE)
-    }
-
-    /// Adds a request; it is newer than all others.
-    ///
-    /// # Errors
-    /// If the prompt or an option does not fit, or the queue is full.
-    pub fn add(&mut self, request: Request) -> Result<RequestId, BatchError> {
-        let waiting = self.scheduler.waiting();
-        if waiting >= self.options.queue {
-            return Err(BatchError::QueueFull { waiting });
-        }
-        let width = match request.task {
-            Task::Beams(how) => how.width,
-            Task::Text | Task::Embedding(_) => 1,
-        };
-        self.check_counts(&request, width)?;
-        if let Task::Text | Task::Beams(_) = request.task {
-            self.engine.check_logits()?;
-        }
-        let bounds = Bounds {
-            n_ctx: self.n_ctx_of_beams(request.prompt.len(), width),
-            n_vocab: self.engine.hparams().n_vocab(),
-        };
-        let id = self.next_id;
-        self.check_image_tokens(&request)?;
-        let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
-        let branch = Branch::new(
-            id,
-            request,
-            bounds,
-            self.engine.tokenizer(),
-            self.engine.draft(),
-        )?;
-        self.engine.check_whole(prompt.len())?;
-        let job = Job::new(id, prompt, salt, branch.wants_all());
-        self.scheduler.add(job.with_beams(width));
-        self.branches.insert(id, branch);
-        self.next_id += width as u64;
-        Ok(id)
-    }
-
-    /// Checks that the request holds the image of every image token in its prompt, and does not ask
-    /// for prompt log-probabilities along with image tokens, which have none.
-    fn check_image_tokens(&self, request: &Request) -> Result<(), BatchError> {
-        let mut image_tokens = request
-            .prompt
-            .iter()
-            .filter(|id| is_image_token(**id))
-            .peekable();
-        if image_tokens.peek().is_some() && request.prompt_logprobs.is_some() {
-            return Err(BatchError::ImageLogprobs);
-        }
-        match image_tokens.find(|id| !holds(&request.images, **id)) {
-            Some(&id) => Err(Error::ImageNotHeld { id }.into()),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks that this many texts, and this many beams, are possible.
-    fn check_counts(&self, request: &Request, width: usize) -> Result<(), BatchError> {
-        if !(1..=self.places).contains(&width) {
-            let most = self.places;
-            return Err(BatchError::Beams { width, most });
-        }
-        let most = match request.task {
-            Task::Beams(_) => width,
-            Task::Text | Task::Embedding(_) => MAX_CHOICES,
-        };
-        match request.n {
-            n if !(1..=most).contains(&n) => Err(BatchError::Choices { n, most }),
-            _ => Ok(()),
+            lent: None,
         }
     }
 
@@ -179,6 +98,54 @@ impl Batch {
         }
         self.totals.aborted += u64::from(!all.is_empty());
         !all.is_empty()
+    }
+
+    /// Ends the text of a request with what there is; `sink` receives its last events.
+    pub(crate) fn cancel(&mut self, id: RequestId, sink: &mut dyn FnMut(RequestId, Event)) {
+        let Some(branch) = self.branches.get_mut(&id) else {
+            return;
+        };
+        let (choice, delta) = (branch.choice, branch.cancel());
+        let timing = self.timing(id);
+        let engine = self.engine.clone();
+        let text = self
+            .forget(id, &mut engine.runner())
+            .and_then(Branch::into_text);
+        if delta != Delta::default() {
+            sink(
+                id,
+                Event::Delta {
+                    choice,
+                    delta,
+                    timing,
+                },
+            );
+        }
+        if let Some(text) = text {
+            self.totals.count(text.finish);
+            sink(
+                id,
+                Event::Finished {
+                    choice,
+                    text,
+                    timing,
+                },
+            );
+        }
+    }
+
+    /// Lets a request that was just added continue on pages which hold the first tokens of its
+    /// prompt, in whatever phase they were computed; [`Batch::take_back`] returns them, with those
+    /// of the text, once the request has ended. Only for the only request of a batch, which is
+    /// never preempted.
+    pub(crate) fn lend(&mut self, id: RequestId, kv: SequenceKv) {
+        self.scheduler.begin_with(id, kv);
+        self.lent = Some((id, HeldKv::default()));
+    }
+
+    /// Returns the pages of the request that began on lent ones, and the tokens that they hold.
+    pub(crate) fn take_back(&mut self) -> HeldKv {
+        self.lent.take().map(|(_, held)| held).unwrap_or_default()
     }
 
     /// Returns the number of requests. Each text that has begun counts as one, all beams of a
@@ -195,22 +162,22 @@ impl Batch {
     /// Returns the state of the batch.
     pub fn snapshot(&self) -> Snapshot {
         let runner = self.engine.runner();
-        let view = |job: &Job| {
-            let branch = &self.branches[&job.group()];
-            let beam = (job.id() - job.group()) as usize;
+        let view = |sequence: &Sequence| {
+            let branch = &self.branches[&sequence.group()];
+            let beam = (sequence.id() - sequence.group()) as usize;
             RequestView {
                 id: branch.request,
                 choice: branch.choice + beam,
-                state: job.state_name(),
-                pages: job.kv().n_pages(),
-                tokens: job.kv().len(),
-                prompt_tokens: job.n_prompt(),
+                state: sequence.state_name(),
+                pages: sequence.kv().n_pages(),
+                tokens: sequence.kv().len(),
+                prompt_tokens: sequence.n_prompt(),
                 generated: branch.generated(),
             }
         };
         Snapshot {
             pages: runner.kv_cache.counts(),
-            requests: self.scheduler.jobs().iter().map(view).collect(),
+            requests: self.scheduler.sequences().iter().map(view).collect(),
             totals: Totals {
                 preemptions: self.scheduler.preemptions(),
                 evictions: runner.kv_cache.evicted(),
@@ -313,7 +280,7 @@ impl Batch {
     fn compute(
         &mut self,
         phase: Phase,
-        plan: &Plan,
+        plan: &StepPlan,
         runner: &mut ModelRunner,
         events: &mut Events,
     ) -> Result<(), Error> {
@@ -347,7 +314,7 @@ impl Batch {
     fn run(
         &mut self,
         phase: Phase,
-        plan: &Plan,
+        plan: &StepPlan,
         runner: &mut ModelRunner,
     ) -> Result<Vec<Option<Error>>, Error> {
         let Batch {
@@ -360,13 +327,10 @@ impl Batch {
         let mut failures: Vec<Option<Error>> = plan.chunks.iter().map(|_| None).collect();
         // the chunks of each kind by index, and their inputs
         let (mut texts, mut vectors) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-        for (i, (input, chunk)) in scheduler
-            .inputs(plan)
-            .into_iter()
-            .zip(&plan.chunks)
-            .enumerate()
-        {
+        let planned = scheduler.planned(plan).into_iter();
+        for (i, (sequence, chunk)) in planned.zip(&plan.chunks).enumerate() {
             let branch = &branches[&chunk.group];
+            let (cached, next, kv) = sequence.next_tokens(chunk.n);
             // a model without logits ends with hidden states anyway
             let of_its_kind = match branch.embeds() && graph.has_logits() {
                 true => &mut vectors,
@@ -376,7 +340,7 @@ impl Batch {
             of_its_kind.1.push(StepInput {
                 wanted: chunk.n - chunk.wanted..chunk.n,
                 only_argmax: branch.wants_argmax(),
-                ..StepInput::new(input.kv, input.before, input.tokens)
+                ..StepInput::new(kv, cached, next)
             });
         }
         let mut give = |at: &[usize], outputs: Vec<Output<'_>>| {
@@ -385,7 +349,7 @@ impl Batch {
                 let ScheduledChunk { id, group, .. } = plan.chunks[at[output.input]];
                 let beam = (id - group) as usize;
                 let own = all.entry(group).or_default();
-                own.push(BeamOutput { beam, output });
+                own.push((beam, output));
             }
             hand_out(all, branches, engine.tokenizer(), engine.threads());
         };
@@ -406,7 +370,7 @@ impl Batch {
     }
 
     /// Records which branches begin with this step.
-    fn begin(&mut self, plan: &Plan, now: Instant, events: &mut Events) {
+    fn begin(&mut self, plan: &StepPlan, now: Instant, events: &mut Events) {
         for chunk in &plan.chunks {
             let branch = self
                 .branches
@@ -415,8 +379,11 @@ impl Batch {
             if !branch.begins(now) {
                 continue;
             }
-            let job = self.scheduler.job(chunk.id).expect("a job of the plan");
-            let (prompt, cached) = (job.n_prompt(), job.reused().cached);
+            let sequence = self
+                .scheduler
+                .sequence(chunk.id)
+                .expect("a sequence of the plan");
+            let (prompt, cached) = (sequence.n_prompt(), sequence.reused().cached);
             if branch.choice == 0 {
                 self.totals.prompt_tokens += prompt as u64;
                 self.totals.cached_tokens += cached as u64;
@@ -450,8 +417,11 @@ impl Batch {
     }
 
     fn forget(&mut self, at: RequestId, runner: &mut ModelRunner) -> Option<Branch> {
-        let job = self.scheduler.remove(&mut runner.kv_cache, at);
-        let recomputed = job.map_or(0, |job| job.reused().recomputed);
+        if let Some((_, held)) = self.lent.as_mut().filter(|(id, _)| *id == at) {
+            *held = self.scheduler.take_kv(at).unwrap_or_default();
+        }
+        let sequence = self.scheduler.remove(&mut runner.kv_cache, at);
+        let recomputed = sequence.map_or(0, |sequence| sequence.reused().recomputed);
         self.totals.recomputed_tokens += recomputed as u64;
         self.branches.remove(&at)
     }

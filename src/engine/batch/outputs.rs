@@ -6,20 +6,16 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::model_runner::{Output, Value};
-use crate::sequence::Vocabulary;
+use crate::decoder::Vocabulary;
+use crate::model_runner::Output;
+use crate::sample::OutputValue;
 
 use super::branch::Branch;
 use super::request::RequestId;
 
-/// An output, and the beam of its branch that it belongs to.
-pub(super) struct BeamOutput<'a> {
-    pub(super) beam: usize,
-    pub(super) output: Output<'a>,
-}
-
-/// The outputs of a step by branch id, each branch's in the order of the step.
-pub(super) type ByBranch<'a> = BTreeMap<RequestId, Vec<BeamOutput<'a>>>;
+/// The outputs of a step by branch id, each branch's in the order of the step, with the index of
+/// its beam.
+pub(super) type ByBranch<'a> = BTreeMap<RequestId, Vec<(usize, Output<'a>)>>;
 
 /// Gives every branch its outputs, on at most this many threads, including the calling one. The
 /// result of a branch depends on nothing but itself.
@@ -29,9 +25,9 @@ pub(super) fn hand_out<V: Vocabulary + Sync>(
     vocabulary: &V,
     threads: NonZeroUsize,
 ) {
-    let is_long = |of: &&Vec<BeamOutput<'_>>| {
-        let mut values = of.iter().map(|of| &of.output.value);
-        values.any(|value| matches!(value, Value::Logits(_)))
+    let is_long = |of: &&Vec<(usize, Output<'_>)>| {
+        let mut values = of.iter().map(|(_, output)| &output.value);
+        values.any(|value| matches!(value, OutputValue::Logits(_)))
     };
     let helpers = outputs.values().filter(is_long).count().min(threads.get());
     let mut branches = branches.iter_mut();
@@ -45,8 +41,8 @@ pub(super) fn hand_out<V: Vocabulary + Sync>(
     let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
     let take_all = || {
         while let Some((branch, outputs)) = next() {
-            for output in outputs {
-                take(branch, output, vocabulary);
+            for (beam, output) in outputs {
+                branch.take(beam, output.position, output.value, vocabulary);
             }
         }
     };
@@ -62,12 +58,4 @@ pub(super) fn hand_out<V: Vocabulary + Sync>(
         }
         take_all();
     });
-}
-
-fn take(branch: &mut Branch, of: BeamOutput<'_>, vocabulary: &dyn Vocabulary) {
-    let position = of.output.position;
-    match of.output.value {
-        Value::Argmax(token) => branch.take_argmax(position, token, vocabulary),
-        Value::Logits(row) => branch.take_logits(of.beam, position, row, vocabulary),
-    }
 }

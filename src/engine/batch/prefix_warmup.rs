@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use octavo_kernels::Phase;
 
-use crate::Error;
+use crate::error::Error;
 use crate::kv::{PAGE, PrefixKey, SequenceKv};
 use crate::model_runner::{ModelRunner, StepInput};
 

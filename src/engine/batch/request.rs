@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use octavo_model::Pooling;
 
-use crate::Error;
+use crate::decoder::{FinishReason, GenerationError, GenerationParams, Text};
+use crate::error::Error;
 use crate::image_registry::ImageHandle;
 use crate::kv::PageCounts;
 use crate::sample::{Constraint, Logprobs};
-use crate::sequence::{FinishReason, GenerationParams, SequenceError, Text};
 use crate::speculative::DraftStats;
 
-pub use crate::schedule::RequestId;
+pub use crate::scheduler::RequestId;
 
 /// Task of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -55,7 +55,7 @@ pub struct BeamSearch {
 
 /// A text found by a beam search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct BeamOutput {
     /// The text.
     pub text: Text,
     /// Sum of its tokens' natural log-probabilities.
@@ -157,9 +157,9 @@ pub enum Event {
     },
     /// The texts that its beam search has found, the best first, as many as were asked for unless
     /// there are fewer. The last event.
-    Found {
+    Beams {
         /// At least one.
-        texts: Vec<Found>,
+        texts: Vec<BeamOutput>,
         /// Times and counts of the search.
         timing: Timing,
     },
@@ -205,6 +205,20 @@ impl Timing {
         let gaps = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
         self.generation.checked_div(gaps)
     }
+
+    /// Returns the prefill speed: prompt tokens computed (not cached) per second.
+    pub fn prompt_rate(&self) -> Option<f64> {
+        rate(self.prompt_tokens - self.cached, self.prompt)
+    }
+
+    /// Returns the decode speed: tokens per second after the first one.
+    pub fn generation_rate(&self) -> Option<f64> {
+        rate(self.generated_tokens.saturating_sub(1), self.generation)
+    }
+}
+
+fn rate(n: usize, time: Duration) -> Option<f64> {
+    (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
 }
 
 /// Reasons that a request is refused, or fails.
@@ -212,7 +226,7 @@ impl Timing {
 pub enum BatchError {
     /// The prompt or an option does not fit, or no token can be chosen.
     #[error(transparent)]
-    Sequence(#[from] SequenceError),
+    Sequence(#[from] GenerationError),
     /// Its tokens cannot be computed.
     #[error(transparent)]
     Engine(#[from] Error),

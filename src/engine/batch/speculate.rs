@@ -4,22 +4,28 @@ use std::time::Duration;
 
 use super::{Batch, BatchError, Events, RequestId};
 use crate::model_runner::ModelRunner;
-use crate::schedule::Plan;
+use crate::scheduler::StepPlan;
 use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS};
 
 impl Batch {
     /// Adds draft tokens to the texts that generate, as far as the step has room for them.
     pub(super) fn add_drafts(&mut self, events: &mut Events) {
-        let generating = self.scheduler.jobs().iter().filter(|job| job.generates());
-        let due: Vec<(RequestId, usize)> =
-            generating.map(|job| (job.id(), job.pending())).collect();
+        let generating = self
+            .scheduler
+            .sequences()
+            .iter()
+            .filter(|sequence| sequence.generates());
+        let due: Vec<(RequestId, usize)> = generating
+            .map(|sequence| (sequence.id(), sequence.pending()))
+            .collect();
         let texts: usize = due.iter().map(|(_, pending)| pending).sum();
         let limits = self.engine.limits();
         let (mut rows, max) = (texts, limits.rows.min(limits.wanted));
         let mut failed = Vec::new();
         for (id, pending) in due {
-            let Some(branch) = self.branches.get_mut(&id) else {
-                // a beam has no draft tokens
+            let branch = self.branches.get_mut(&id);
+            // a beam has no draft tokens
+            let Some((branch, sequence)) = branch.zip(self.scheduler.sequence(id)) else {
                 continue;
             };
             let budget = DraftBudget {
@@ -31,7 +37,7 @@ impl Batch {
                     _ => 0,
                 },
             };
-            match branch.propose(budget, &mut self.cost_model) {
+            match branch.propose(sequence.tokens(), budget, &mut self.cost_model) {
                 Ok(drafts) => {
                     rows += drafts.len();
                     self.scheduler.add_drafts(id, &drafts);
@@ -46,7 +52,12 @@ impl Batch {
     }
 
     /// Accepts the draft tokens that were right, and updates the cost model.
-    pub(super) fn accept_drafts(&mut self, plan: &Plan, runner: &mut ModelRunner, took: Duration) {
+    pub(super) fn accept_drafts(
+        &mut self,
+        plan: &StepPlan,
+        runner: &mut ModelRunner,
+        took: Duration,
+    ) {
         let (mut accepted_tokens, mut drafted) = (0, 0);
         for chunk in &plan.chunks {
             let branch = self.branches.get_mut(&chunk.group);

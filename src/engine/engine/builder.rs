@@ -5,7 +5,10 @@ use std::path::Path;
 use octavo_kernels::KvTypes;
 
 use crate::backend::Loading;
-use crate::{DeviceChoice, Engine, EngineOptions, Error, ModelSource};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::options::{DeviceChoice, EngineOptions};
+use crate::source::ModelSource;
 
 impl Engine {
     /// Opens a model with default options: a GGUF file, the first shard of a split one, or a

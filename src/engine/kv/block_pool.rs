@@ -2,7 +2,7 @@
 
 /// Number of a page, below the pool's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageId(pub u32);
+pub(crate) struct PageId(pub u32);
 
 /// Not as many free pages as asked for; nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +18,7 @@ pub struct OutOfPages {
 
 /// All pages of a cache. A page is free, or has as many owners as its reference count says.
 #[derive(Clone, Debug)]
-pub struct BlockPool {
+pub(crate) struct BlockPool {
     /// Free pages; the one freed last is reused first, while its memory is warm.
     free: Vec<PageId>,
     /// Owners of each page; 0 = free.
@@ -31,7 +31,7 @@ pub struct BlockPool {
 
 impl BlockPool {
     /// Creates a pool of `capacity` free pages, numbered from 0.
-    pub fn new(capacity: u32) -> BlockPool {
+    pub(crate) fn new(capacity: u32) -> BlockPool {
         BlockPool {
             free: (0..capacity).rev().map(PageId).collect(),
             refs: vec![0; capacity as usize],
@@ -41,22 +41,22 @@ impl BlockPool {
     }
 
     /// Returns the number of pages in the pool.
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.refs.len()
     }
 
     /// Returns the number of pages without an owner.
-    pub fn free_pages(&self) -> usize {
+    pub(crate) fn free_pages(&self) -> usize {
         self.free.len()
     }
 
     /// Returns the number of pages with an owner.
-    pub fn used_pages(&self) -> usize {
+    pub(crate) fn used_pages(&self) -> usize {
         self.capacity() - self.free_pages()
     }
 
     /// Returns the number of cached pages that only the prefix tree owns.
-    pub fn cached_pages(&self) -> usize {
+    pub(crate) fn cached_pages(&self) -> usize {
         self.n_cached
     }
 
@@ -91,18 +91,18 @@ impl BlockPool {
     ///
     /// # Panics
     /// If the page is not of this pool.
-    pub fn ref_count(&self, page: PageId) -> u32 {
+    pub(crate) fn ref_count(&self, page: PageId) -> u32 {
         self.refs[page.0 as usize]
     }
 
     /// Returns whether another owner would see what is written to the page, so that it must be
     /// copied first.
-    pub fn is_shared(&self, page: PageId) -> bool {
+    pub(crate) fn is_shared(&self, page: PageId) -> bool {
         self.ref_count(page) > 1
     }
 
     /// Takes `n` pages with one owner each, or none at all.
-    pub fn alloc(&mut self, n: usize) -> Result<Vec<PageId>, OutOfPages> {
+    pub(crate) fn alloc(&mut self, n: usize) -> Result<Vec<PageId>, OutOfPages> {
         self.check(n)?;
         let pages: Vec<PageId> = self.free.drain(self.free.len() - n..).rev().collect();
         for page in &pages {
@@ -112,7 +112,7 @@ impl BlockPool {
     }
 
     /// Checks that `n` pages could be taken.
-    pub fn check(&self, n: usize) -> Result<(), OutOfPages> {
+    pub(crate) fn check(&self, n: usize) -> Result<(), OutOfPages> {
         if n <= self.free.len() {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl BlockPool {
     ///
     /// # Panics
     /// If the page is free: its contents have no owner.
-    pub fn retain(&mut self, page: PageId) {
+    pub(crate) fn retain(&mut self, page: PageId) {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free and cannot be shared", page.0);
         *refs += 1;
@@ -140,7 +140,7 @@ impl BlockPool {
     ///
     /// # Panics
     /// If the page is free already.
-    pub fn release(&mut self, page: PageId) -> bool {
+    pub(crate) fn release(&mut self, page: PageId) -> bool {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free already", page.0);
         *refs -= 1;

@@ -5,7 +5,7 @@ use super::block_pool::{BlockPool, OutOfPages, PageId};
 
 /// The contents of `from` must be copied to `to` before the step writes: `from` is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageCopy {
+pub(crate) struct PageCopy {
     /// The shared page.
     pub from: PageId,
     /// The sequence's own new page.
@@ -20,7 +20,7 @@ pub struct PageCopy {
 /// A table must be freed with [`BlockTable::clear`]: dropping it does not free its pages, because
 /// it does not own the pool.
 #[derive(Debug, Default)]
-pub struct BlockTable {
+pub(crate) struct BlockTable {
     /// Places at the beginning whose pages were freed.
     passed: usize,
     /// The pages after these.
@@ -30,54 +30,51 @@ pub struct BlockTable {
 
 impl BlockTable {
     /// Creates a table without positions.
-    pub fn new() -> BlockTable {
+    pub(crate) fn new() -> BlockTable {
         BlockTable::default()
     }
 
     /// Returns the number of positions written.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether no position is written.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Returns the number of places of pages, including freed ones.
-    pub fn places(&self) -> usize {
+    pub(crate) fn places(&self) -> usize {
         self.passed + self.pages.len()
     }
 
     /// Returns the number of places at the beginning whose pages were freed.
-    pub fn passed(&self) -> usize {
+    pub(crate) fn passed(&self) -> usize {
         self.passed
     }
 
     /// Returns the number of positions that have or had a page.
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.places() * PAGE
     }
 
     /// Returns its pages in order of position, the one at place [`BlockTable::passed`] first.
-    pub fn pages(&self) -> &[PageId] {
+    pub(crate) fn pages(&self) -> &[PageId] {
         &self.pages
     }
 
     /// Returns the page of a place, if it has one there.
-    pub fn page(&self, place: usize) -> Option<PageId> {
+    pub(crate) fn page(&self, place: usize) -> Option<PageId> {
         self.pages.get(place.checked_sub(self.passed)?).copied()
     }
 
     /// Returns the page of a position, and the place inside it; `None` if it has no page.
-    pub fn locate(&self, position: usize) -> Option<(PageId, usize)> {
+    #[cfg(test)]
+    pub(crate) fn locate(&self, position: usize) -> Option<(PageId, usize)> {
         let page = self.page(position / PAGE)?;
         Some((page, position % PAGE))
     }
 
     /// Returns the number of pages that [`BlockTable::reserve`] would take for positions up to
     /// `end`: new ones, and copies of shared ones.
-    pub fn pages_needed(&self, pool: &BlockPool, end: usize) -> usize {
+    pub(crate) fn pages_needed(&self, pool: &BlockPool, end: usize) -> usize {
         let new = end.div_ceil(PAGE).saturating_sub(self.places());
         new + self.shared(pool, end).count()
     }
@@ -100,7 +97,7 @@ impl BlockTable {
     ///
     /// Call it before every step, also if pages were reserved long before: a fork may have shared
     /// them since.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         pool: &mut BlockPool,
         end: usize,
@@ -149,7 +146,7 @@ impl BlockTable {
     ///
     /// # Panics
     /// If these are not all written.
-    pub fn pass(&mut self, pool: &mut BlockPool, places: usize) {
+    pub(crate) fn pass(&mut self, pool: &mut BlockPool, places: usize) {
         assert!(
             places * PAGE <= self.len,
             "a page that is still to be written"
@@ -165,7 +162,7 @@ impl BlockTable {
     ///
     /// # Panics
     /// If they were not reserved, or `end` is before `len`.
-    pub fn advance(&mut self, end: usize) {
+    pub(crate) fn advance(&mut self, end: usize) {
         assert!(
             (self.len..=self.capacity()).contains(&end),
             "positions up to {end} are not reserved (written {}, reserved {})",
@@ -180,7 +177,7 @@ impl BlockTable {
     /// # Panics
     /// If a freed page would be written: one that holds a position that is left, unless none is
     /// left.
-    pub fn truncate(&mut self, pool: &mut BlockPool, n: usize) {
+    pub(crate) fn truncate(&mut self, pool: &mut BlockPool, n: usize) {
         self.len = self.len.min(n);
         if self.len == 0 {
             self.passed = 0;
@@ -200,13 +197,14 @@ impl BlockTable {
     }
 
     /// Frees every page.
-    pub fn clear(&mut self, pool: &mut BlockPool) {
+    #[cfg(test)]
+    pub(crate) fn clear(&mut self, pool: &mut BlockPool) {
         self.truncate(pool, 0);
     }
 
     /// Creates a second table with the same positions; the two share pages until one of them
     /// writes.
-    pub fn fork(&self, pool: &mut BlockPool) -> BlockTable {
+    pub(crate) fn fork(&self, pool: &mut BlockPool) -> BlockTable {
         let pages = self.pages[..self.len.div_ceil(PAGE) - self.passed].to_vec();
         for &page in &pages {
             pool.retain(page);

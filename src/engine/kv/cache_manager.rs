@@ -11,7 +11,7 @@ use super::state_checkpoints::{Checkpoint, StateCheckpoints, StatePool};
 /// Positions of one sequence, and the pages that hold them. Only [`KvCacheManager::truncate`] frees
 /// pages: dropping a sequence does not.
 #[derive(Debug, Default)]
-pub struct SequenceKv {
+pub(crate) struct SequenceKv {
     /// One for each group of the cache's layers; none before pages are first reserved.
     tables: Vec<BlockTable>,
     len: usize,
@@ -24,29 +24,24 @@ pub struct SequenceKv {
 
 impl SequenceKv {
     /// Returns the number of positions written.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether no position is written.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Returns its number of pages in the group where it has most.
-    pub fn n_pages(&self) -> usize {
+    pub(crate) fn n_pages(&self) -> usize {
         let pages = self.tables.iter().map(|table| table.pages().len());
         pages.max().unwrap_or(0)
     }
 
     /// Returns its block table in each group of layers.
-    pub fn tables(&self) -> &[BlockTable] {
+    pub(crate) fn tables(&self) -> &[BlockTable] {
         &self.tables
     }
 
     /// Returns the states of recurrent layers that a step reads and writes: the slot of the one
     /// after [`SequenceKv::len`] positions, and the checkpoints that the step writes.
-    pub fn states(&self) -> (Option<PageId>, &[Checkpoint]) {
+    pub(crate) fn states(&self) -> (Option<PageId>, &[Checkpoint]) {
         (self.checkpoints.current(), self.checkpoints.next())
     }
 
@@ -61,7 +56,7 @@ impl SequenceKv {
     ///
     /// # Panics
     /// If they were not reserved.
-    pub fn advance(&mut self, end: usize) {
+    pub(crate) fn advance(&mut self, end: usize) {
         self.checkpoints.advance(end);
         self.len = end;
         self.tables.iter_mut().for_each(|table| table.advance(end));
@@ -70,7 +65,7 @@ impl SequenceKv {
 
 /// A page of a group that must be copied before the step that writes to the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupCopy {
+pub(crate) struct GroupCopy {
     /// Index of the group of layers.
     pub group: usize,
     /// Source and destination.
@@ -89,7 +84,7 @@ pub struct PageCounts {
 }
 
 /// Manager of the KV cache: which sequence has which pages.
-pub struct KvCacheManager {
+pub(crate) struct KvCacheManager {
     /// One for each group of the cache's layers: pages of different shapes cannot replace each
     /// other.
     pools: Vec<BlockPool>,
@@ -104,7 +99,7 @@ pub struct KvCacheManager {
 impl KvCacheManager {
     /// Creates a manager with `n_pages` free pages for each group of layers. `windows` has the
     /// number of positions that a token attends to in each group, its own included; `None` for all.
-    pub fn new(windows: &[Option<usize>], n_pages: u32) -> KvCacheManager {
+    pub(crate) fn new(windows: &[Option<usize>], n_pages: u32) -> KvCacheManager {
         KvCacheManager {
             pools: windows.iter().map(|_| BlockPool::new(n_pages)).collect(),
             windows: windows.iter().copied().map(Window).collect(),
@@ -115,7 +110,7 @@ impl KvCacheManager {
     }
 
     /// Adds slots for states of recurrent layers; 0 for models without such layers.
-    pub fn with_states(self, slots: u32) -> KvCacheManager {
+    pub(crate) fn with_states(self, slots: u32) -> KvCacheManager {
         KvCacheManager {
             states: (slots > 0).then(|| StatePool::new(slots)),
             ..self
@@ -123,17 +118,18 @@ impl KvCacheManager {
     }
 
     /// Returns the number of free slots for states; `None` for models without recurrent layers.
-    pub fn free_states(&self) -> Option<usize> {
+    #[cfg(test)]
+    pub(crate) fn free_states(&self) -> Option<usize> {
         Some(self.states.as_ref()?.free())
     }
 
     /// Returns the number of pages in each group.
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.pools.first().map_or(0, BlockPool::capacity)
     }
 
     /// Returns the page counts of the group with the fewest available pages.
-    pub fn counts(&self) -> PageCounts {
+    pub(crate) fn counts(&self) -> PageCounts {
         let count = |pool: &BlockPool| PageCounts {
             free: pool.free_pages(),
             cached: pool.cached_pages(),
@@ -149,18 +145,19 @@ impl KvCacheManager {
 
     /// Returns the number of pages available in each group, counting cached ones that can be
     /// evicted.
-    pub fn available(&self) -> usize {
+    pub(crate) fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + counts.cached
     }
 
     /// Returns the number of pages evicted so far, in each group.
-    pub fn evicted(&self) -> u64 {
+    pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }
 
     /// Returns the pools, one for each group.
-    pub fn pools(&self) -> &[BlockPool] {
+    #[cfg(test)]
+    pub(crate) fn pools(&self) -> &[BlockPool] {
         &self.pools
     }
 
@@ -169,7 +166,7 @@ impl KvCacheManager {
     ///
     /// # Errors
     /// If there are not enough pages.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         kv: &mut SequenceKv,
         end: usize,
@@ -198,7 +195,7 @@ impl KvCacheManager {
     /// many positions are left. These may be fewer: with recurrent layers the sequence goes back to
     /// a checkpoint, because states cannot be undone, and if it has freed a page that the next
     /// token attends to, it begins anew.
-    pub fn truncate(&mut self, kv: &mut SequenceKv, n: usize) -> usize {
+    pub(crate) fn truncate(&mut self, kv: &mut SequenceKv, n: usize) -> usize {
         kv.len = self.has_state(kv, kv.len.min(n));
         if !self.has_windows(kv, kv.len) {
             kv.len = self.has_state(kv, 0);
@@ -231,7 +228,7 @@ impl KvCacheManager {
 
     /// Frees the pages behind the windows of all tokens to come, but for a few, so that the
     /// sequence can go back a little. Those that are cached stay in the prefix tree.
-    pub fn pass(&mut self, kv: &mut SequenceKv) {
+    pub(crate) fn pass(&mut self, kv: &mut SequenceKv) {
         let both = kv.tables.iter_mut().zip(&mut self.pools);
         for ((table, pool), window) in both.zip(&self.windows) {
             table.pass(pool, window.first_kept(kv.len));
@@ -240,7 +237,7 @@ impl KvCacheManager {
 
     /// Creates a second sequence with the same positions; the two share pages until one of them
     /// writes.
-    pub fn fork(&mut self, kv: &SequenceKv) -> SequenceKv {
+    pub(crate) fn fork(&mut self, kv: &SequenceKv) -> SequenceKv {
         let both = kv.tables.iter().zip(&mut self.pools);
         SequenceKv {
             tables: both.map(|(table, pool)| table.fork(pool)).collect(),
@@ -259,7 +256,12 @@ impl KvCacheManager {
     /// cached. With recurrent layers, the adopted prefix ends at a page whose state is cached; with
     /// windows, at one for which the window's pages are cached. Pages behind a window are not
     /// adopted.
-    pub fn adopt(&mut self, kv: &mut SequenceKv, prefix: &PrefixKey<'_>, end: usize) -> usize {
+    pub(crate) fn adopt(
+        &mut self,
+        kv: &mut SequenceKv,
+        prefix: &PrefixKey<'_>,
+        end: usize,
+    ) -> usize {
         let before = kv.len;
         let nodes = self.adoptable(kv, prefix, end);
         let len = before + nodes.len() * PAGE;
@@ -328,7 +330,7 @@ impl KvCacheManager {
 
     /// Adds the full pages of a sequence to the prefix cache. Where a page with the same tokens is
     /// cached already, the sequence goes on with that one and frees its own: their bits are equal.
-    pub fn keep(&mut self, kv: &mut SequenceKv, prefix: &PrefixKey<'_>) {
+    pub(crate) fn keep(&mut self, kv: &mut SequenceKv, prefix: &PrefixKey<'_>) {
         while (kv.n_cached_pages + 1) * PAGE <= kv.len {
             let Some(key) = prefix.page(kv.n_cached_pages) else {
                 break;
@@ -359,7 +361,7 @@ impl KvCacheManager {
     }
 
     /// Evicts all cached pages that no sequence uses.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         while self.evict() {}
     }
 
@@ -441,7 +443,8 @@ impl KvCacheManager {
     }
 
     /// Returns the number of cached pages of a group, in use or not.
-    pub fn n_cached_pages(&self, group: usize) -> usize {
+    #[cfg(test)]
+    pub(crate) fn n_cached_pages(&self, group: usize) -> usize {
         self.tree.n_cached(group)
     }
 }

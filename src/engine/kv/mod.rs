@@ -14,15 +14,19 @@ mod cache_manager;
 mod prefix_cache;
 mod sliding_window;
 mod state_checkpoints;
+#[cfg(test)]
+mod tests;
 
-pub use block_pool::{BlockPool, OutOfPages, PageId};
-pub use block_table::{BlockTable, PageCopy};
-pub use cache_manager::{GroupCopy, KvCacheManager, PageCounts, SequenceKv};
-pub use prefix_cache::PrefixKey;
-pub use state_checkpoints::{CHECKPOINTS, Checkpoint, WRITES};
+pub use block_pool::OutOfPages;
+pub(crate) use block_pool::PageId;
+pub(crate) use block_table::BlockTable;
+pub use cache_manager::PageCounts;
+pub(crate) use cache_manager::{GroupCopy, KvCacheManager, SequenceKv};
+pub(crate) use prefix_cache::PrefixKey;
+pub(crate) use state_checkpoints::{CHECKPOINTS, Checkpoint, WRITES};
 
 /// Page number in a table where the page was freed: the number of no page, never read.
-pub const NO_PAGE: u32 = u32::MAX;
+pub(crate) const NO_PAGE: u32 = u32::MAX;
 
 /// Positions per page: as many as kernels take at a time.
 pub use octavo_kernels::PAGE_POSITIONS as PAGE;

@@ -26,7 +26,7 @@ const _: () = assert!(PAGE == u16::BITS as usize, "one bit for each position");
 
 /// Tokens in order, the first of which are a prompt.
 #[derive(Clone, Copy, Debug)]
-pub struct PrefixKey<'a> {
+pub(crate) struct PrefixKey<'a> {
     /// All tokens.
     pub tokens: &'a [u32],
     /// How many of them, from the first, are computed as a prompt.
@@ -235,6 +235,7 @@ impl PrefixTree {
     }
 
     /// Returns the number of cached pages of a group.
+    #[cfg(test)]
     pub(super) fn n_cached(&self, group: usize) -> usize {
         let nodes = self.nodes.iter().flatten();
         nodes.filter(|node| node.pages[group].is_some()).count()

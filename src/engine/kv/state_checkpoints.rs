@@ -13,6 +13,7 @@ impl StatePool {
         StatePool(BlockPool::new(slots))
     }
 
+    #[cfg(test)]
     pub(super) fn free(&self) -> usize {
         self.0.free_pages()
     }
@@ -35,7 +36,7 @@ impl StatePool {
 
 /// A state, and the number of positions before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Checkpoint {
+pub(crate) struct Checkpoint {
     /// Number of positions before it.
     pub len: usize,
     /// Slot that holds it.
@@ -43,9 +44,9 @@ pub struct Checkpoint {
 }
 
 /// States that a sequence keeps beside its current one, so that it can go back.
-pub const CHECKPOINTS: usize = 4;
+pub(crate) const CHECKPOINTS: usize = 4;
 /// States that a step may write, at most: after all its tokens, and after the last full page.
-pub const WRITES: usize = 2;
+pub(crate) const WRITES: usize = 2;
 
 /// The states of a sequence.
 #[derive(Debug, Default)]

@@ -2,6 +2,15 @@
 
 use super::SampleError;
 
+/// Output of a model for one token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OutputValue<'a> {
+    /// `[n_vocab]`, all finite; or the token's vector, where that was asked for.
+    Logits(&'a [f32]),
+    /// Id of the largest logit, the lowest id of equals.
+    Argmax(u32),
+}
+
 pub(super) fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
     if logits.len() != n_vocab {
         return Err(SampleError::Length {

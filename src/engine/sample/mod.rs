@@ -22,10 +22,9 @@ use std::collections::{BTreeMap, VecDeque};
 pub use config::{ConfigError, SamplerConfig, Stage};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
 pub use defaults::SamplerDefaults;
-pub(crate) use logits::all_logprobs;
-pub(crate) use logits::are_finite;
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
+pub(crate) use logits::{OutputValue, all_logprobs, are_finite};
 
 /// Reasons that no token can be chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 /// Maximum number of tokens drafted at a time.
-pub const MAX_DRAFT_TOKENS: usize = 15;
+pub(crate) const MAX_DRAFT_TOKENS: usize = 15;
 
 /// Largest step, in rows, whose time is measured separately for its size.
 const MAX_ROWS: usize = 64;
@@ -31,7 +31,7 @@ const MAX_LOSS: f64 = 16.0;
 
 /// Cost model: what steps cost, and what drafting has gained so far.
 #[derive(Clone, Debug)]
-pub struct CostModel {
+pub(crate) struct CostModel {
     /// Seconds of a step by its number of rows, and the number of measurements.
     steps: [Option<f64>; MAX_ROWS + 1],
     measured: [usize; MAX_ROWS + 1],
@@ -93,7 +93,13 @@ impl Default for CostModel {
 impl CostModel {
     /// Records the time of a decode step of `texts` rows and `drafted` draft tokens, of which
     /// `accepted` were accepted.
-    pub fn record_step(&mut self, texts: usize, drafted: usize, accepted: usize, time: Duration) {
+    pub(crate) fn record_step(
+        &mut self,
+        texts: usize,
+        drafted: usize,
+        accepted: usize,
+        time: Duration,
+    ) {
         let time = time.as_secs_f64();
         self.spent += time;
         let plain = self.step(texts);

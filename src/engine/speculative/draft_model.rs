@@ -6,52 +6,39 @@ use octavo_kernels::Phase;
 
 use super::MAX_DRAFT_TOKENS;
 use super::cost_model::{capped, updated_mean};
-use crate::{Engine, Error, LogitsFor, Session};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::session::{LogitsFor, Session};
 
-/// A model that drafts tokens for another one, the target.
-#[derive(Clone)]
-pub struct DraftModel(Engine);
-
-impl std::fmt::Debug for DraftModel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("DraftModel")
-            .field(&self.0.gguf().name())
-            .finish()
-    }
-}
-
-impl DraftModel {
-    /// Makes `draft` the draft model of `engine`.
+impl Engine {
+    /// Sets the draft model for speculative decoding, a smaller model of the same vocabulary, for
+    /// all generations from now on. Drafts change no generated token. Only the first call has an
+    /// effect.
     ///
     /// # Errors
     /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
     /// is no model that generates text.
-    pub fn new(draft: Engine, engine: &Engine) -> Result<DraftModel, Error> {
+    pub fn set_draft_model(&self, draft: Engine) -> Result<(), Error> {
         draft.check_logits()?;
-        let (own, other) = (draft.tokenizer(), engine.tokenizer());
+        let (own, other) = (draft.tokenizer(), self.tokenizer());
         let n = own.n_vocab().max(other.n_vocab());
         let differs = |id: &u32| own.piece(*id) != other.piece(*id);
         match (0..n as u32).find(differs) {
-            None => Ok(DraftModel(draft)),
+            None => {
+                self.draft().get_or_init(|| draft);
+                Ok(())
+            }
             Some(id) => Err(Error::OtherVocabulary {
                 draft: draft.gguf().name().to_owned(),
-                file: engine.gguf().name().to_owned(),
+                file: self.gguf().name().to_owned(),
                 id,
             }),
         }
     }
 
-    /// Returns the model.
-    pub fn engine(&self) -> &Engine {
-        &self.0
-    }
-
-    /// Starts to draft for one text.
-    pub(super) fn session(&self) -> DraftSession {
-        DraftSession {
-            session: self.0.session(),
-            cost: Cost::default(),
-        }
+    /// Returns the draft model, if there is one.
+    pub fn draft_model(&self) -> Option<&Engine> {
+        self.draft().get()
     }
 }
 
@@ -69,6 +56,14 @@ pub(super) struct Drafted {
 }
 
 impl DraftSession {
+    /// Starts to draft for one text.
+    pub(super) fn new(draft: &Engine) -> DraftSession {
+        DraftSession {
+            session: draft.session(),
+            cost: Cost::default(),
+        }
+    }
+
     /// Returns the seconds that a draft token takes.
     pub(super) fn each(&self) -> f64 {
         self.cost.each.unwrap_or(0.0)

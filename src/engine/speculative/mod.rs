@@ -9,14 +9,14 @@ mod cost_model;
 mod draft_model;
 mod ngram;
 
-use crate::Error;
+use crate::engine::Engine;
+use crate::error::Error;
 use crate::image_registry::is_image_token;
 use cost_model::{AcceptanceRate, DraftPlan, DraftRequest, MAX_SAMPLES};
 use draft_model::DraftSession;
 use ngram::NgramIndex;
 
-pub use cost_model::{CostModel, MAX_DRAFT_TOKENS};
-pub use draft_model::DraftModel;
+pub(crate) use cost_model::{CostModel, MAX_DRAFT_TOKENS};
 pub use ngram::Lookup;
 
 /// Counts of draft and accepted tokens.
@@ -38,7 +38,7 @@ impl DraftStats {
 
 /// A step that draft tokens may be added to.
 #[derive(Clone, Copy, Debug)]
-pub struct DraftBudget {
+pub(crate) struct DraftBudget {
     /// Tokens that it computes in any case: one for each text.
     pub texts: usize,
     /// Rows that it has already: those, and draft tokens of other texts.
@@ -48,7 +48,7 @@ pub struct DraftBudget {
 }
 
 /// Drafts tokens for one text.
-pub struct Proposer {
+pub(crate) struct Proposer {
     lookup: Lookup,
     index: NgramIndex,
     lookup_rates: AcceptanceRate<7>,
@@ -62,12 +62,12 @@ pub struct Proposer {
 
 impl Proposer {
     /// Drafts from the text itself, and from a smaller model if there is one.
-    pub fn new(lookup: Lookup, draft: Option<&DraftModel>) -> Proposer {
+    pub(crate) fn new(lookup: Lookup, draft: Option<&Engine>) -> Proposer {
         Proposer {
             lookup,
             index: NgramIndex::default(),
             lookup_rates: AcceptanceRate::new([0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95], MAX_SAMPLES),
-            session: draft.map(DraftModel::session),
+            session: draft.map(DraftSession::new),
             model_rate: AcceptanceRate::new([0.8], 3.0),
             last: 0,
             is_drafted: false,
@@ -80,7 +80,7 @@ impl Proposer {
     ///
     /// # Errors
     /// If the draft model's device fails.
-    pub fn propose(
+    pub(crate) fn propose(
         &mut self,
         text: &[u32],
         budget: DraftBudget,
@@ -171,13 +171,13 @@ impl Proposer {
     }
 
     /// Stops drafting.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.lookup = Lookup::Off;
         self.session = None;
     }
 
     /// Learns how many of the last draft tokens were accepted.
-    pub fn learn(&mut self, accepted: usize) {
+    pub(crate) fn learn(&mut self, accepted: usize) {
         let drafted = self.last;
         self.stats.add(DraftStats { drafted, accepted });
         if self.is_drafted {
@@ -187,7 +187,7 @@ impl Proposer {
     }
 
     /// Returns the counts of draft and accepted tokens so far.
-    pub fn stats(&self) -> DraftStats {
+    pub(crate) fn stats(&self) -> DraftStats {
         self.stats
     }
 }

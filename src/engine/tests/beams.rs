@@ -4,11 +4,11 @@
 mod pages;
 
 use octavo_engine::sample::SamplerConfig;
-use octavo_engine::sequence::{FinishReason, GenerationParams, Text};
 use octavo_engine::{
-    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Found, LogitsFor,
-    ModelSource, Request, RequestId, Task,
+    Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Engine, EngineOptions, Event,
+    LogitsFor, ModelSource, Request, RequestId, Task,
 };
+use octavo_engine::{FinishReason, GenerationParams, Text};
 use octavo_kernels::Phase;
 use octavo_text::tokenizer::EncodeOptions;
 use std::collections::BTreeMap;
@@ -149,8 +149,8 @@ impl Oracle<'_> {
 }
 
 /// Runs a batch to its end; returns the results of each of its requests.
-fn run(batch: &mut Batch) -> BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> {
-    let mut all: BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> = BTreeMap::new();
+fn run(batch: &mut Batch) -> BTreeMap<RequestId, (Vec<BeamOutput>, Vec<Text>)> {
+    let mut all: BTreeMap<RequestId, (Vec<BeamOutput>, Vec<Text>)> = BTreeMap::new();
     while !batch.is_empty() {
         batch
             .step(&mut |id, event| note(id, event, &mut all))
@@ -159,10 +159,10 @@ fn run(batch: &mut Batch) -> BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> {
     all
 }
 
-fn note(id: RequestId, event: Event, all: &mut BTreeMap<RequestId, (Vec<Found>, Vec<Text>)>) {
+fn note(id: RequestId, event: Event, all: &mut BTreeMap<RequestId, (Vec<BeamOutput>, Vec<Text>)>) {
     let own = all.entry(id).or_default();
     match event {
-        Event::Found { texts, .. } => {
+        Event::Beams { texts, .. } => {
             assert!(own.0.is_empty() && !texts.is_empty(), "told once");
             own.0 = texts;
         }
@@ -172,7 +172,7 @@ fn note(id: RequestId, event: Event, all: &mut BTreeMap<RequestId, (Vec<Found>, 
     }
 }
 
-fn alone(engine: &Engine, request: Request) -> Vec<Found> {
+fn alone(engine: &Engine, request: Request) -> Vec<BeamOutput> {
     let mut batch = Batch::new(engine, BatchOptions::default());
     let id = batch.add(request).expect("there is room");
     run(&mut batch).remove(&id).expect("it ends").0

@@ -2,19 +2,18 @@
 //! goldens.
 
 mod architectures;
+mod batch;
 mod beams;
-mod constraint;
 mod determinism;
 mod embeddings;
 mod generate;
 mod goldens;
-mod kv;
 mod logits;
 mod ranks;
 mod sampler;
-mod scheduler;
-mod sequence;
+mod scripted;
 mod speculative;
+mod suppressed;
 mod tensor_parallel;
 mod text;
 mod variants;

@@ -1,8 +1,9 @@
 //! Calls that take a text and return one, its logits or its embedding.
 
 use octavo_engine::backend::{Loading, Phase};
-use octavo_engine::generate::{FinishReason, GenerationParams, generate};
-use octavo_engine::{BatchError, Engine, Error, LogitsFor, ModelSource, demo_model};
+use octavo_engine::{
+    BatchError, Engine, Error, FinishReason, GenerationParams, LogitsFor, ModelSource, demo_model,
+};
 use octavo_text::chat::Message;
 use octavo_text::tokenizer::EncodeOptions;
 
@@ -54,14 +55,9 @@ fn a_text_is_the_one_of_a_session_and_its_pieces_make_it() {
         .tokenizer()
         .encode(b"1+1=", EncodeOptions::PROMPT)
         .expect("it is encoded");
-    let by_session = generate(
-        &mut engine.session(),
-        engine.tokenizer(),
-        &prompt,
-        &params(12),
-        &mut |_: &str| {},
-    )
-    .expect("it generates");
+    let mut session = engine.session();
+    let by_session = session.generate(&prompt, &params(12), None, &mut |_: &str| {});
+    let by_session = by_session.expect("it generates");
     assert!(pieces.starts_with('2'), "{pieces}");
     for other in [&whole, &by_session] {
         assert_eq!(
@@ -70,7 +66,7 @@ fn a_text_is_the_one_of_a_session_and_its_pieces_make_it() {
         );
     }
     assert_eq!(pieces, streamed.text);
-    assert_eq!(streamed.stats.generated_tokens, streamed.tokens.len());
+    assert_eq!(streamed.timing.generated_tokens, streamed.tokens.len());
     let one = engine.generate("1+1=", &params(1)).expect("it generates");
     assert_eq!((one.text.as_str(), one.finish), ("2", FinishReason::Length));
 }

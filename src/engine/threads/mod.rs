@@ -22,6 +22,11 @@ use cgroup::Quota;
 /// More CPUs than any machine has: a list with a larger number is garbage.
 const MAX_CPUS: usize = 1 << 16;
 
+/// Returns the default number of threads; [`Machine::threads`] also gives the reason for it.
+pub fn default_threads() -> usize {
+    Machine::here().threads().count
+}
+
 /// A number of threads and the reason for it, displayed as `2 threads: 2 of 8 CPUs allowed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Threads {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
-use octavo_engine::sequence::FinishReason;
+use octavo_engine::FinishReason;
 use octavo_engine::{ImageHandle, Request};
 use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};

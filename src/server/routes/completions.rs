@@ -436,7 +436,7 @@ impl Writer for CompletionWriter {
                 }
                 Event::Started { .. }
                 | Event::Read { .. }
-                | Event::Found { .. }
+                | Event::Beams { .. }
                 | Event::Embedded { .. } => {}
             },
         }

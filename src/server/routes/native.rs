@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::sequence::FinishReason;
+use octavo_engine::FinishReason;
 use octavo_engine::{Event, Request, Timing};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -272,7 +272,7 @@ impl Writer for NativeWriter {
             Event::Started { .. }
             | Event::Read { .. }
             | Event::Prompt(_)
-            | Event::Found { .. }
+            | Event::Beams { .. }
             | Event::Embedded { .. } => return Some(Vec::new()),
         };
         Some(vec![Message::Data(message)])

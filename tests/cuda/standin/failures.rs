@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use libloading::Library;
 use octavo_engine::backend::cuda::{Cuda, Options};
-use octavo_engine::backend::{Backend, Phase, Sequence, Step};
+use octavo_engine::backend::{Backend, Phase, Step, StepSequence};
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Gpu;
 use octavo_model::Model;
@@ -108,12 +108,12 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
         (Phase::Decode, 7..8),
     ] {
         let tokens = &tokens[range.clone()];
-        let seqs = [Sequence {
+        let seqs = [StepSequence {
             tokens,
             start: range.start,
             tables: &[&[0]],
             wanted: 0..tokens.len(),
-            ..Sequence::default()
+            ..StepSequence::default()
         }];
         let step = Step {
             phase,

@@ -1,6 +1,8 @@
 //! Messages from rank 0 to the other ranks, as 32-bit words.
 
-use octavo_kernels::{EmbeddingRows, Phase, RopePosition, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{
+    EmbeddingRows, Phase, RopePosition, StateUse, StateWrite, Step, StepSequence,
+};
 
 /// A command to the other ranks.
 pub(super) enum Message<'a> {
@@ -173,8 +175,8 @@ impl OwnedStep {
         });
         let given: Vec<Vec<EmbeddingRows<'_>>> = given.map(Iterator::collect).collect();
         let sequences = all.iter().zip(&tables).zip(&given);
-        let sequences: Vec<Sequence<'_>> = sequences
-            .map(|((s, tables), given)| Sequence {
+        let sequences: Vec<StepSequence<'_>> = sequences
+            .map(|((s, tables), given)| StepSequence {
                 tokens: &s.tokens,
                 start: s.start,
                 tables,

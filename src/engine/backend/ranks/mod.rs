@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Backend, LoadingSink, TapSink, cpu, cuda};
-use crate::{Error, ModelSource};
+use crate::error::Error;
+use crate::source::ModelSource;
 use message::{Asked, Message};
 pub use on_device::OnDevice;
 use place::Place;

@@ -9,11 +9,11 @@ use octavo_model::Model;
 
 use super::on_device::OnDevice;
 use super::share::Share;
-use crate::Error;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda};
 use crate::backend::rotate::Stored;
 use crate::backend::{Backend, Loading, LoadingSink};
+use crate::error::Error;
 
 /// A device that is open and still has to connect to those of the other ranks, which all do at the
 /// same time.

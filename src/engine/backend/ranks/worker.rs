@@ -10,10 +10,10 @@ use octavo_model::Model;
 use super::message::{self, Asked, Message};
 use super::place::{Open, Place, open_gpu};
 use super::{Described, DescribedGpus, agree, digest, give_up};
-use crate::ModelSource;
 use crate::backend::cuda::Limits;
 use crate::backend::{Backend, TapView, cpu, cuda};
-use crate::device::default_threads;
+use crate::source::ModelSource;
+use crate::threads::default_threads;
 
 /// Serves rank 0 until it says stop: prepares shards of models and computes its part of steps.
 pub fn serve(link: &Arc<dyn Collective>) {

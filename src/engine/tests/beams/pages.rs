@@ -2,7 +2,7 @@
 
 use super::*;
 
-const PAGE: usize = octavo_engine::kv::PAGE;
+const PAGE: usize = octavo_engine::PAGE_POSITIONS;
 
 /// Returns searches and other requests, with the searches at even indices.
 fn requests(engine: &Engine) -> Vec<Request> {
@@ -28,7 +28,7 @@ fn requests(engine: &Engine) -> Vec<Request> {
 #[test]
 fn it_finds_the_same_beside_any_others_and_with_few_pages() {
     let reference = engine(usual());
-    let expected: Vec<Vec<Found>> = requests(&reference)
+    let expected: Vec<Vec<BeamOutput>> = requests(&reference)
         .into_iter()
         .step_by(2)
         .map(|request| alone(&reference, request))

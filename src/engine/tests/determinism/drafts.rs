@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use octavo_engine::sequence::GenerationParams;
-use octavo_engine::speculative::Lookup;
+use octavo_engine::GenerationParams;
+use octavo_engine::Lookup;
 use octavo_engine::{Batch, BatchOptions, Event, Request, Totals};
 
 use super::*;

@@ -1,6 +1,6 @@
 //! The same where recurrent states are kept, windows pass, and layers differ.
 
-use octavo_engine::speculative::Lookup;
+use octavo_engine::Lookup;
 use octavo_fixtures::tiny::File;
 
 use super::drafts::together;

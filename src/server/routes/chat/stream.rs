@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::sequence::FinishReason;
+use octavo_engine::FinishReason;
 use octavo_engine::{Event, Timing};
 use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
@@ -204,7 +204,7 @@ impl Writer for ChatWriter {
                 }
                 Event::Read { .. }
                 | Event::Prompt(_)
-                | Event::Found { .. }
+                | Event::Beams { .. }
                 | Event::Embedded { .. } => {}
             },
         }

@@ -1,6 +1,6 @@
 //! Generation settings under llama-server's names.
 
-use octavo_engine::generate::GenerationParams;
+use octavo_engine::GenerationParams;
 use octavo_engine::sample::Stage;
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::speculative::Lookup;
+use octavo_engine::Lookup;
 use serde_json::{Map, Value, json};
 
 use super::settings;
@@ -104,7 +104,7 @@ pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "pages_total": pages.free + pages.cached + pages.used,
         "pages_free": pages.free,
         "pages_cached": pages.cached,
-        "page_positions": octavo_engine::kv::PAGE,
+        "page_positions": octavo_engine::PAGE_POSITIONS,
         "requests": requests.collect::<Vec<_>>(),
     })))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use octavo_engine::Event;
-use octavo_engine::sequence::FinishReason;
+use octavo_engine::FinishReason;
 use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
 
@@ -294,7 +294,7 @@ impl ResponseWriter {
             Event::Started { .. }
             | Event::Read { .. }
             | Event::Prompt(_)
-            | Event::Found { .. }
+            | Event::Beams { .. }
             | Event::Embedded { .. } => {}
         }
     }

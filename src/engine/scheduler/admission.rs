@@ -2,7 +2,7 @@
 //! of them; when pages run out, the newest running request is preempted.
 
 use super::Scheduler;
-use super::job::{self, Job, Plan, State};
+use super::sequence::{self, Sequence, State, StepPlan};
 use crate::kv::{KvCacheManager, PAGE};
 
 impl Scheduler {
@@ -17,51 +17,51 @@ impl Scheduler {
         if self.is_of_running_group(at) {
             return self.joins(kv_cache, at);
         }
-        let places = self.running() + self.jobs[at].width;
+        let places = self.running() + self.sequences[at].width;
         *is_open = *is_open && !self.has_preempted && places <= self.settings.sequences;
         *is_open && self.begins(kv_cache, at, is_open)
     }
 
     /// Lets a waiting request begin with what the cache holds of it, if there is room.
     fn begins(&mut self, kv_cache: &mut KvCacheManager, at: usize, is_open: &mut bool) -> bool {
-        let job = &mut self.jobs[at];
+        let sequence = &mut self.sequences[at];
         let mut cached = 0;
-        if self.settings.prefixes && !job.wants_all {
-            cached = job.adopt(kv_cache, self.settings.reuse_generated);
+        if self.settings.prefixes && !sequence.wants_all {
+            cached = sequence.adopt(kv_cache, self.settings.reuse_generated);
         }
         let waits = self.settings.prefixes && self.is_being_read(at);
-        let promised: usize = self.running_groups().map(job::pages_to_come).sum();
-        let needed = job::pages_to_come(&self.jobs[self.members(at)]) + promised;
+        let promised: usize = self.running_groups().map(sequence::pages_to_come).sum();
+        let needed = sequence::pages_to_come(&self.sequences[self.members(at)]) + promised;
         *is_open = waits || needed <= kv_cache.available() || self.running() == 0;
-        let job = &mut self.jobs[at];
+        let sequence = &mut self.sequences[at];
         if waits || !*is_open {
-            kv_cache.truncate(&mut job.kv, 0);
+            kv_cache.truncate(&mut sequence.kv, 0);
             return false;
         }
-        match job.state {
-            State::Preempted => job.reused.recomputed += job.tokens.len() - 1 - cached,
-            _ => job.reused.cached = cached,
+        match sequence.state {
+            State::Preempted => sequence.reused.recomputed += sequence.tokens.len() - 1 - cached,
+            _ => sequence.reused.cached = cached,
         }
-        job.state = State::Running;
+        sequence.state = State::Running;
         true
     }
 
     /// Returns whether another request is just computing the page that comes next in this one.
     fn is_being_read(&self, at: usize) -> bool {
-        let job = &self.jobs[at];
-        let next = |job: &Job| {
-            let key = job.prefix_key(self.settings.reuse_generated);
-            key.page(job.kv.len() / PAGE)
+        let sequence = &self.sequences[at];
+        let next = |sequence: &Sequence| {
+            let key = sequence.prefix_key(self.settings.reuse_generated);
+            key.page(sequence.kv.len() / PAGE)
         };
-        let alike = |other: &&Job| {
+        let alike = |other: &&Sequence| {
             other.state == State::Running
                 && other.reads()
-                && other.salt == job.salt
-                && KvCacheManager::is_at_same_page(&other.kv, &job.kv)
-                && next(other) == next(job)
+                && other.salt == sequence.salt
+                && KvCacheManager::is_at_same_page(&other.kv, &sequence.kv)
+                && next(other) == next(sequence)
         };
-        let may_take = !job.wants_all && job.kv.len() + PAGE < job.tokens.len();
-        may_take && self.jobs.iter().any(|other| alike(&other))
+        let may_take = !sequence.wants_all && sequence.kv.len() + PAGE < sequence.tokens.len();
+        may_take && self.sequences.iter().any(|other| alike(&other))
     }
 
     /// Reserves pages for `n` more tokens of a request, if need be by preempting newer ones;
@@ -71,25 +71,25 @@ impl Scheduler {
         kv_cache: &mut KvCacheManager,
         at: usize,
         n: usize,
-        plan: &mut Plan,
+        plan: &mut StepPlan,
     ) -> bool {
         loop {
-            let job = &mut self.jobs[at];
-            let end = job.kv.len() + n;
-            let short = match kv_cache.reserve(&mut job.kv, end) {
+            let sequence = &mut self.sequences[at];
+            let end = sequence.kv.len() + n;
+            let short = match kv_cache.reserve(&mut sequence.kv, end) {
                 Ok(copies) => {
                     plan.copies.extend(copies);
                     return true;
                 }
                 Err(short) => short,
             };
-            let own = self.jobs[at].group;
-            let mut running = self.jobs.iter().enumerate();
-            let newest = running.rfind(|(_, job)| job.state == State::Running);
+            let own = self.sequences[at].group;
+            let mut running = self.sequences.iter().enumerate();
+            let newest = running.rfind(|(_, sequence)| sequence.state == State::Running);
             let newest = newest.map_or(at, |(newest, _)| newest);
-            let is_own = self.jobs[newest].group == own;
+            let is_own = self.sequences[newest].group == own;
             if is_own && self.running_groups().all(|group| group[0].group == own) {
-                plan.failed.push((self.jobs[at].id, short));
+                plan.failed.push((self.sequences[at].id, short));
                 return false;
             }
             self.preempt(kv_cache, newest, plan);

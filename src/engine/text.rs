@@ -5,10 +5,12 @@ use octavo_kernels::Phase;
 use octavo_text::chat::{self, Message};
 use octavo_text::tokenizer::EncodeOptions;
 
-use crate::batch::{Batch, BatchError, BatchOptions, Embed, Event, Request, Task, Timing};
-use crate::generate::{Generation, Stats};
-use crate::sequence::{GenerationParams, Text};
-use crate::{Engine, Error, Logits, LogitsFor};
+use crate::batch::{Batch, BatchError, BatchOptions, Embed, Event, Request, Task};
+use crate::decoder::GenerationParams;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::generate::{self, GenerateError, Generation};
+use crate::session::{Logits, LogitsFor};
 
 impl Engine {
     /// Continues a text.
@@ -81,13 +83,17 @@ impl Engine {
             task,
             ..Request::default()
         };
-        let mut embedding = Vec::new();
-        self.finish(request, |event| {
-            if let Event::Embedded { vector, .. } = event {
-                embedding = vector;
-            }
-        })?;
-        Ok(embedding)
+        let mut batch = Batch::new(self, BatchOptions::default());
+        batch.add(request)?;
+        let mut result = None;
+        while !batch.is_empty() {
+            batch.step(&mut |_, event| match event {
+                Event::Embedded { vector, .. } => result = Some(Ok(vector)),
+                Event::Failed(error) => result = Some(Err(error)),
+                _ => {}
+            })?;
+        }
+        result.expect("a request for an embedding ends with one, or with an error")
     }
 
     /// Tokenizes a prompt, with the special tokens that the model asks for around it.
@@ -102,44 +108,11 @@ impl Engine {
         request: Request,
         mut on_text: impl FnMut(&str),
     ) -> Result<Generation, BatchError> {
-        let mut generation = None;
-        self.finish(request, |event| match event {
-            Event::Delta { delta, .. } if !delta.text.is_empty() => on_text(&delta.text),
-            Event::Finished { text, timing, .. } => generation = Some(finished(text, timing)),
-            _ => {}
-        })?;
-        Ok(generation.expect("a request for text ends with one, or with an error"))
-    }
-
-    /// Runs a request alone until it has ended.
-    fn finish(&self, request: Request, mut on_event: impl FnMut(Event)) -> Result<(), BatchError> {
         let mut batch = Batch::new(self, BatchOptions::default());
-        batch.add(request)?;
-        let mut failed = None;
-        while !batch.is_empty() {
-            batch.step(&mut |_, event| match event {
-                Event::Failed(error) => failed = Some(error),
-                event => on_event(event),
-            })?;
-        }
-        failed.map_or(Ok(()), Err)
-    }
-}
-
-fn finished(text: Text, timing: Timing) -> Generation {
-    Generation {
-        text: text.text,
-        tokens: text.tokens,
-        finish: text.finish,
-        logprobs: text.logprobs,
-        stats: Stats {
-            prompt_tokens: timing.prompt_tokens,
-            cached_tokens: timing.cached,
-            generated_tokens: timing.generated_tokens,
-            prompt: timing.prompt,
-            first_token: timing.first_token,
-            generation: timing.generation,
-            drafts: timing.drafts,
-        },
+        let id = batch.add(request)?;
+        generate::run(&mut batch, id, &mut on_text).map_err(|error| match error {
+            GenerateError::Batch(error) => error,
+            GenerateError::Output(_) => unreachable!("a closure takes any text"),
+        })
     }
 }

@@ -1,11 +1,9 @@
 //! Tokens that the model file suppresses.
 
-use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
+use octavo_engine::sample::{SamplerConfig, top_logits};
+use octavo_engine::{Engine, EngineOptions, GenerationParams, LogitsFor, ModelSource};
 use octavo_fixtures::tiny::{File, Val};
 use octavo_kernels::Phase;
-
-use super::*;
 
 /// Loads a model of the file, and returns it with its first generated token, greedy, with this
 /// logit bias.
@@ -18,16 +16,17 @@ fn first(file: &File, bias: Vec<(u32, f32)>) -> (Engine, u32) {
         ..EngineOptions::default()
     };
     let engine = Engine::load(&ModelSource::Path(path), &options, &mut |_| {}).expect("it loads");
-    let mut options = limited(1);
-    options.sampler.logit_bias = bias;
+    let sampler = SamplerConfig {
+        logit_bias: bias,
+        ..SamplerConfig::default()
+    };
+    let params = GenerationParams {
+        max_tokens: Some(1),
+        sampler,
+        ..GenerationParams::default()
+    };
     let mut session = engine.session();
-    let text = generate(
-        &mut session,
-        engine.tokenizer(),
-        &[2, 3],
-        &options,
-        &mut Seen::default(),
-    );
+    let text = session.generate(&[2, 3], &params, None, &mut |_: &str| {});
     let id = text.expect("a token").tokens[0];
     (engine, id)
 }

@@ -9,20 +9,23 @@
 
 mod admission;
 mod group;
-mod job;
+mod sequence;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
 use octavo_kernels::Phase;
 
-use crate::kv::{KvCacheManager, PAGE};
-use job::State;
-pub use job::{ChunkInput, Job, Plan, RequestId, Reused, ScheduledChunk, Settings};
+use crate::kv::{KvCacheManager, PAGE, SequenceKv};
+pub use sequence::RequestId;
+use sequence::State;
+pub(crate) use sequence::{ScheduledChunk, Sequence, Settings, StepPlan};
 
 /// Minimum number of prompt tokens in a step, however long they take, where few positions are
 /// before them. One page: unpacking the weights takes about as long as multiplying them with it, so
 /// half of this would save a quarter of the time and cost a third of the speed.
-pub const MIN_CHUNK: usize = PAGE;
+pub(crate) const MIN_CHUNK: usize = PAGE;
 
 /// The minimum where many positions are before them, whose attention dominates a token's time.
 const FEWEST: usize = 4;
@@ -36,9 +39,9 @@ const REPLAYS_ALONE: usize = 64;
 const NEWS: f64 = 0.3;
 
 /// All requests, in order of arrival, and the plans of their steps.
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     settings: Settings,
-    jobs: Vec<Job>,
+    sequences: Vec<Sequence>,
     /// Measured prefill speed, in tokens per second.
     rate: Option<f64>,
     /// Measured time of a decode step, in seconds.
@@ -49,10 +52,10 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Creates a scheduler without requests.
-    pub fn new(settings: Settings) -> Scheduler {
+    pub(crate) fn new(settings: Settings) -> Scheduler {
         Scheduler {
             settings,
-            jobs: Vec::new(),
+            sequences: Vec::new(),
             rate: None,
             step: 0.0,
             has_preempted: false,
@@ -64,52 +67,77 @@ impl Scheduler {
     ///
     /// # Panics
     /// If its id is not the highest.
-    pub fn add(&mut self, job: Job) {
-        let last = self.jobs.last().map(|last| last.id);
-        assert!(last < Some(job.id), "numbers go up");
-        self.jobs.push(job);
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        let last = self.sequences.last().map(|last| last.id);
+        assert!(last < Some(sequence.id), "numbers go up");
+        self.sequences.push(sequence);
     }
 
     /// Adds a request that goes on from another one, on the same pages until one of the two writes.
     /// Where no more requests may run it waits, and later adopts what is left in the cache.
-    pub fn fork(&mut self, kv_cache: &mut KvCacheManager, of: RequestId, id: RequestId) {
+    pub(crate) fn fork(&mut self, kv_cache: &mut KvCacheManager, of: RequestId, id: RequestId) {
         let may_run = self.running() < self.settings.sequences;
         let Some(at) = self.place(of) else { return };
-        let parent = &self.jobs[at];
-        let mut job = Job::new(id, parent.tokens.clone(), parent.salt.clone(), false);
-        job.n_prompt = parent.n_prompt;
+        let parent = &self.sequences[at];
+        let mut sequence = Sequence::new(id, parent.tokens.clone(), parent.salt.clone(), false);
+        sequence.n_prompt = parent.n_prompt;
         if may_run && parent.state == State::Running {
-            job.kv = kv_cache.fork(&parent.kv);
-            job.reused.cached = job.kv.len();
-            job.state = State::Running;
+            sequence.kv = kv_cache.fork(&parent.kv);
+            sequence.reused.cached = sequence.kv.len();
+            sequence.state = State::Running;
         }
-        self.add(job);
+        self.add(sequence);
     }
 
     /// Removes a request, whatever its state, and frees its pages, with those of all its beams.
     /// Returns the first of them.
-    pub fn remove(&mut self, kv_cache: &mut KvCacheManager, id: RequestId) -> Option<Job> {
+    pub(crate) fn remove(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        id: RequestId,
+    ) -> Option<Sequence> {
         let all = self.members(self.place(id)?);
-        let mut all: Vec<Job> = self.jobs.drain(all).collect();
-        for job in &mut all {
-            kv_cache.truncate(&mut job.kv, 0);
+        let mut all: Vec<Sequence> = self.sequences.drain(all).collect();
+        for sequence in &mut all {
+            kv_cache.truncate(&mut sequence.kv, 0);
         }
         all.into_iter().next()
     }
 
+    /// Lets a request that was just added run on pages which hold the first tokens of its prompt.
+    ///
+    /// # Panics
+    /// If there is no such request, or its last token is among them: its outputs choose the next.
+    pub(crate) fn begin_with(&mut self, id: RequestId, kv: SequenceKv) {
+        let at = self.place(id).expect("a request of the scheduler");
+        let sequence = &mut self.sequences[at];
+        assert!(kv.len() < sequence.n_prompt, "{} are cached", kv.len());
+        sequence.reused.cached = kv.len();
+        sequence.kv = kv;
+        sequence.state = State::Running;
+    }
+
+    /// Takes the pages of a request, and the tokens that they hold.
+    pub(crate) fn take_kv(&mut self, id: RequestId) -> Option<(Vec<u32>, SequenceKv)> {
+        let at = self.place(id)?;
+        let sequence = &mut self.sequences[at];
+        let kv = std::mem::take(&mut sequence.kv);
+        Some((sequence.tokens[..kv.len()].to_vec(), kv))
+    }
+
     /// Appends the token that was chosen next for a request.
-    pub fn push(&mut self, id: RequestId, token: u32) {
+    pub(crate) fn push(&mut self, id: RequestId, token: u32) {
         if let Some(at) = self.place(id) {
-            self.jobs[at].tokens.push(token);
+            self.sequences[at].tokens.push(token);
         }
     }
 
     /// Adds draft tokens to the next step of a request, if there is room.
-    pub fn add_drafts(&mut self, id: RequestId, drafts: &[u32]) {
+    pub(crate) fn add_drafts(&mut self, id: RequestId, drafts: &[u32]) {
         if let Some(at) = self.place(id) {
-            let job = &mut self.jobs[at];
-            job.tokens.extend_from_slice(drafts);
-            job.n_drafts += drafts.len();
+            let sequence = &mut self.sequences[at];
+            sequence.tokens.extend_from_slice(drafts);
+            sequence.n_drafts += drafts.len();
         }
     }
 
@@ -118,49 +146,65 @@ impl Scheduler {
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn accept_drafts(&mut self, kv_cache: &mut KvCacheManager, id: RequestId, accepted: usize) {
+    pub(crate) fn accept_drafts(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        id: RequestId,
+        accepted: usize,
+    ) {
         let Some(at) = self.place(id) else { return };
-        let job = &mut self.jobs[at];
-        assert!(accepted <= job.n_drafts, "{accepted} drafts are accepted");
-        job.tokens
-            .truncate(job.tokens.len() - job.n_drafts + accepted);
-        job.n_drafts = 0;
-        if job.kv.len() > job.tokens.len() {
-            kv_cache.truncate(&mut job.kv, job.tokens.len());
+        let sequence = &mut self.sequences[at];
+        assert!(
+            accepted <= sequence.n_drafts,
+            "{accepted} drafts are accepted"
+        );
+        sequence
+            .tokens
+            .truncate(sequence.tokens.len() - sequence.n_drafts + accepted);
+        sequence.n_drafts = 0;
+        if sequence.kv.len() > sequence.tokens.len() {
+            kv_cache.truncate(&mut sequence.kv, sequence.tokens.len());
         }
     }
 
     /// Drops all draft tokens that were not accepted: no step had room for them.
-    pub fn drop_drafts(&mut self) {
-        for job in &mut self.jobs {
-            job.tokens.truncate(job.tokens.len() - job.n_drafts);
-            job.n_drafts = 0;
+    pub(crate) fn drop_drafts(&mut self) {
+        for sequence in &mut self.sequences {
+            sequence
+                .tokens
+                .truncate(sequence.tokens.len() - sequence.n_drafts);
+            sequence.n_drafts = 0;
         }
     }
 
     /// Plans the decode step of all requests that generate.
-    pub fn decodes(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
+    pub(crate) fn decodes(&mut self, kv_cache: &mut KvCacheManager) -> StepPlan {
         self.has_preempted = false;
-        let mut plan = Plan::default();
-        let mut replays = match self.jobs.iter().filter(|job| job.generates()).count() {
+        let mut plan = StepPlan::default();
+        let mut replays = match self
+            .sequences
+            .iter()
+            .filter(|sequence| sequence.generates())
+            .count()
+        {
             0 | 1 => REPLAYS_ALONE.min(self.settings.rows - 1),
             n => REPLAYS.min(self.settings.rows.saturating_sub(n)),
         };
-        for at in 0..self.jobs.len() {
-            let job = &self.jobs[at];
-            let left = job.pending();
+        for at in 0..self.sequences.len() {
+            let sequence = &self.sequences[at];
+            let left = sequence.pending();
             let n = left.min(1 + replays);
-            if n == 0 || !job.generates() {
+            if n == 0 || !sequence.generates() {
                 continue;
             }
             let has_drafts = n == left && self.has_room_for_drafts(kv_cache, at, &mut plan);
             if !has_drafts && !self.reserve(kv_cache, at, n, &mut plan) {
                 continue;
             }
-            let job = &self.jobs[at];
+            let sequence = &self.sequences[at];
             match has_drafts {
-                true => plan.push_with_drafts(job),
-                false => plan.push(job, n, usize::from(n == left)),
+                true => plan.push_with_drafts(sequence),
+                false => plan.push(sequence, n, usize::from(n == left)),
             }
             replays -= n - 1;
         }
@@ -173,13 +217,13 @@ impl Scheduler {
         &mut self,
         kv_cache: &mut KvCacheManager,
         at: usize,
-        plan: &mut Plan,
+        plan: &mut StepPlan,
     ) -> bool {
-        let job = &mut self.jobs[at];
-        if job.n_drafts == 0 {
+        let sequence = &mut self.sequences[at];
+        if sequence.n_drafts == 0 {
             return false;
         }
-        let copies = kv_cache.reserve(&mut job.kv, job.tokens.len());
+        let copies = kv_cache.reserve(&mut sequence.kv, sequence.tokens.len());
         let is_there = copies.is_ok();
         plan.copies.extend(copies.unwrap_or_default());
         is_there
@@ -187,22 +231,24 @@ impl Scheduler {
 
     /// Plans the prefill step, to be taken after the decode step. Waiting requests begin here, in
     /// order of arrival.
-    pub fn prefills(&mut self, kv_cache: &mut KvCacheManager) -> Plan {
-        let (mut plan, mut rows) = (Plan::default(), self.chunk());
+    pub(crate) fn prefills(&mut self, kv_cache: &mut KvCacheManager) -> StepPlan {
+        let (mut plan, mut rows) = (StepPlan::default(), self.chunk());
         let mut outputs = self.settings.wanted;
         let mut is_open = true;
-        for at in 0..self.jobs.len() {
+        for at in 0..self.sequences.len() {
             if rows == 0 || outputs == 0 {
                 break;
             }
-            if self.jobs[at].state != State::Running && !self.may_run(kv_cache, at, &mut is_open) {
+            if self.sequences[at].state != State::Running
+                && !self.may_run(kv_cache, at, &mut is_open)
+            {
                 continue;
             }
-            let job = &self.jobs[at];
-            let left = job.n_prompt.saturating_sub(job.kv.len());
+            let sequence = &self.sequences[at];
+            let left = sequence.n_prompt.saturating_sub(sequence.kv.len());
             let n = left
                 .min(rows)
-                .min(if job.wants_all { outputs } else { rows });
+                .min(if sequence.wants_all { outputs } else { rows });
             if self.settings.whole && n < left {
                 // in a step of its own, before any newer request
                 break;
@@ -210,44 +256,35 @@ impl Scheduler {
             if n == 0 || !self.reserve(kv_cache, at, n, &mut plan) {
                 continue;
             }
-            let job = &self.jobs[at];
-            let is_last = job.kv.len() + n == job.tokens.len();
-            let wanted = if job.wants_all {
+            let sequence = &self.sequences[at];
+            let is_last = sequence.kv.len() + n == sequence.tokens.len();
+            let wanted = if sequence.wants_all {
                 n
             } else {
                 usize::from(is_last)
             };
-            plan.push(job, n, wanted);
+            plan.push(sequence, n, wanted);
             rows -= n;
             outputs -= wanted;
         }
         plan
     }
 
-    /// Returns the inputs of a plan's chunks, in its order.
-    pub fn inputs(&mut self, plan: &Plan) -> Vec<ChunkInput<'_>> {
+    /// Returns the sequences of a plan's chunks, in its order.
+    pub(crate) fn planned(&mut self, plan: &StepPlan) -> Vec<&mut Sequence> {
         let mut chunks = plan.chunks.iter().peekable();
-        let mut entries = Vec::with_capacity(plan.chunks.len());
-        for job in &mut self.jobs {
-            if let Some(chunk) = chunks.next_if(|chunk| chunk.id == job.id) {
-                let (before, rest) = job.tokens.split_at(job.kv.len());
-                entries.push(ChunkInput {
-                    before,
-                    tokens: &rest[..chunk.n],
-                    kv: &mut job.kv,
-                });
-            }
-        }
-        entries
+        let is_planned =
+            |sequence: &&mut Sequence| chunks.next_if(|chunk| chunk.id == sequence.id).is_some();
+        self.sequences.iter_mut().filter(is_planned).collect()
     }
 
     /// Records a step and its time: adds the pages that it filled to the prefix cache, and frees
     /// those behind sliding windows.
-    pub fn took(
+    pub(crate) fn took(
         &mut self,
         kv_cache: &mut KvCacheManager,
         phase: Phase,
-        plan: &Plan,
+        plan: &StepPlan,
         time: Duration,
     ) {
         let rows: usize = plan.chunks.iter().map(|chunk| chunk.n).sum();
@@ -264,36 +301,38 @@ impl Scheduler {
                 continue;
             };
             if self.settings.prefixes {
-                self.jobs[at].keep(kv_cache, self.settings.reuse_generated);
+                self.sequences[at].keep(kv_cache, self.settings.reuse_generated);
             }
             if self.all_run(at) {
-                kv_cache.pass(&mut self.jobs[at].kv);
+                kv_cache.pass(&mut self.sequences[at].kv);
             }
         }
     }
 
     /// Returns all requests, in order of arrival.
-    pub fn jobs(&self) -> &[Job] {
-        &self.jobs
+    pub(crate) fn sequences(&self) -> &[Sequence] {
+        &self.sequences
     }
 
     /// Returns a request.
-    pub fn job(&self, id: RequestId) -> Option<&Job> {
-        self.place(id).map(|at| &self.jobs[at])
+    pub(crate) fn sequence(&self, id: RequestId) -> Option<&Sequence> {
+        self.place(id).map(|at| &self.sequences[at])
     }
 
     /// Returns the number of preemptions so far.
-    pub fn preemptions(&self) -> u64 {
+    pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
     fn place(&self, id: RequestId) -> Option<usize> {
-        self.jobs.binary_search_by_key(&id, |job| job.id).ok()
+        self.sequences
+            .binary_search_by_key(&id, |sequence| sequence.id)
+            .ok()
     }
 
     /// Returns the number of prompt tokens for the next step.
     fn chunk(&self) -> usize {
-        if !self.jobs.iter().any(Job::generates) {
+        if !self.sequences.iter().any(Sequence::generates) {
             return self.settings.rows;
         }
         let (prefill_budget, most) = (
@@ -304,8 +343,11 @@ impl Scheduler {
         // where a decode step alone takes longer, no chunk meets the target, and a prompt must end
         // too
         if self.step < prefill_budget {
-            let mut readers = self.jobs.iter().filter(|job| job.is_reading());
-            let depth = readers.next().map_or(0, |job| job.kv.len()) as f64;
+            let mut readers = self
+                .sequences
+                .iter()
+                .filter(|sequence| sequence.is_reading());
+            let depth = readers.next().map_or(0, |sequence| sequence.kv.len()) as f64;
             least = (least as f64 / (1.0 + depth / self.settings.balance)) as usize;
         }
         let in_time = self.rate.unwrap_or(0.0) * prefill_budget;

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use octavo_engine::kv::{BlockPool, BlockTable, OutOfPages, PAGE, PageCopy, PageId};
+use super::block_pool::BlockPool;
+use super::block_table::PageCopy;
+use super::{BlockTable, OutOfPages, PAGE, PageId};
 use proptest::prelude::*;
 
 /// A backend's pages: 16 numbers each, written and copied.

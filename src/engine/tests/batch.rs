@@ -1,136 +1,12 @@
-//! A sequence driven by hand, and a batch of them on the built-in model: a text is the same
-//! whatever its caller and its neighbours.
+//! A batch on the built-in model: a text is the same whatever its neighbours.
 
-use octavo_engine::generate::{Observer, generate};
 use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
-use octavo_engine::sequence::{
-    Bounds, Computed, FinishReason, GenerationParams, Sequence, Vocabulary, Want,
-};
 use octavo_engine::{
-    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, ModelSource,
-    Request, RequestId, Task,
+    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, GenerationParams,
+    ModelSource, Request, RequestId, Task,
 };
 use octavo_kernels::Phase;
 use octavo_text::tokenizer::EncodeOptions;
-
-/// A vocabulary whose tokens are letters; 0 ends the text.
-struct Letters;
-
-impl Vocabulary for Letters {
-    fn piece(&self, id: u32) -> &[u8] {
-        &b"-abcdefgh"[id as usize..=id as usize]
-    }
-
-    fn is_special(&self, id: u32) -> bool {
-        id == 0
-    }
-
-    fn eog_ids(&self) -> &[u32] {
-        &[0]
-    }
-}
-
-const BOUNDS: Bounds = Bounds {
-    n_ctx: 8,
-    n_vocab: 9,
-};
-
-fn sequence(prompt: &[u32], options: &GenerationParams) -> Sequence {
-    Sequence::new(prompt, options, BOUNDS, &Letters).expect("it fits")
-}
-
-#[test]
-fn a_prompt_may_be_computed_in_pieces_of_any_size() {
-    let mut s = sequence(&[1, 2, 3], &GenerationParams::default());
-    for (left, phase) in [
-        (3, Phase::Prefill),
-        (1, Phase::Prefill),
-        (1, Phase::Decode),
-        (1, Phase::Decode),
-    ] {
-        let work = s.work().expect("it goes on");
-        assert_eq!((work.tokens.len(), work.phase), (left, phase));
-        let computed = if left == 3 {
-            Computed::Cached(2)
-        } else {
-            Computed::Argmax(4)
-        };
-        let text = s.feed(computed, &Letters).expect("a token");
-        assert_eq!(text, if left == 3 { "" } else { "d" });
-    }
-    assert_eq!(s.generated(), [4, 4, 4]);
-    assert_eq!(s.feed(Computed::Argmax(0), &Letters).expect("a token"), "");
-    assert!(s.work().is_none());
-    let text = s.into_text();
-    assert_eq!(
-        (text.text.as_str(), text.finish),
-        ("ddd", FinishReason::Stop)
-    );
-}
-
-#[test]
-fn the_last_token_of_a_prompt_is_always_computed() {
-    let mut s = sequence(&[1, 2, 3], &GenerationParams::default());
-    assert_eq!(s.reuse(&[1, 2, 3, 4]), 2);
-    assert_eq!(s.work().expect("it goes on").tokens, [3]);
-    let mut other = sequence(&[1, 2, 3], &GenerationParams::default());
-    assert_eq!(other.reuse(&[1, 3]), 1);
-    assert_eq!(other.work().expect("it goes on").tokens, [2, 3]);
-}
-
-#[test]
-fn a_full_context_ends_it() {
-    let mut s = sequence(&[1; 6], &GenerationParams::default());
-    for _ in 0..3 {
-        assert_eq!(s.finish(), None);
-        s.feed(Computed::Argmax(1), &Letters).expect("a token");
-    }
-    // the last token chosen needs no position of its own
-    assert_eq!(s.finish(), Some(FinishReason::ContextFull));
-    assert_eq!(s.generated().len(), 3);
-}
-
-#[test]
-fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
-    let options = GenerationParams {
-        stop: vec!["abc".to_owned()],
-        ..GenerationParams::default()
-    };
-    let mut s = sequence(&[1], &options);
-    for id in [1, 2] {
-        assert_eq!(s.feed(Computed::Argmax(id), &Letters).expect("a token"), "");
-    }
-    assert_eq!(s.cancel(), "ab");
-    assert_eq!(s.cancel(), "");
-    assert_eq!(s.into_text().finish, FinishReason::Cancelled);
-}
-
-#[test]
-fn logits_are_wanted_only_where_the_largest_is_not_enough() {
-    let want = |options: &GenerationParams| sequence(&[1], options).work().expect("work").want;
-    let greedy = SamplerConfig {
-        temperature: 0.0,
-        ..SamplerConfig::default()
-    };
-    let options = GenerationParams {
-        sampler: greedy,
-        ..GenerationParams::default()
-    };
-    assert_eq!(want(&options), Want::Argmax);
-    let with_logprobs = GenerationParams {
-        logprobs: Some(0),
-        ..options
-    };
-    assert_eq!(want(&with_logprobs), Want::Logits);
-}
-
-struct Silent;
-
-impl Observer for Silent {
-    fn text(&mut self, _: &str) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 fn engine(sessions: usize, batch: usize) -> Engine {
     let options = EngineOptions {
@@ -186,16 +62,10 @@ fn alone() -> Vec<Vec<u32>> {
         .map(|(seed, text)| {
             let prompt = ids(&engine, text);
             let mut session = engine.session();
-            let vocabulary = engine.tokenizer();
-            generate(
-                &mut session,
-                vocabulary,
-                &prompt,
-                &options(seed),
-                &mut Silent,
-            )
-            .expect("it generates")
-            .tokens
+            session
+                .generate(&prompt, &options(seed), None, &mut |_: &str| {})
+                .expect("it generates")
+                .tokens
         })
         .collect()
 }
@@ -337,99 +207,6 @@ fn who_is_told_of_an_event_may_use_the_engine() {
         batch.step(look).expect("a step");
     }
     assert!(told > 0);
-}
-
-/// Requires this many `a`, and then the end.
-#[derive(Clone, Debug)]
-struct Wants(usize);
-
-impl Constraint for Wants {
-    fn allowed(&mut self) -> Result<Option<TokenSet>, ConstraintError> {
-        Ok(Some(TokenSet::of([u32::from(self.0 > 0)])))
-    }
-
-    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
-        self.0 = self.0.saturating_sub(1);
-        Ok(())
-    }
-
-    fn fork(&self) -> Box<dyn Constraint> {
-        Box::new(self.clone())
-    }
-}
-
-#[test]
-fn a_text_that_its_constraint_ends_ends_whatever_is_banned() {
-    let usual = GenerationParams::default();
-    let no_end = GenerationParams {
-        ignore_eos: true,
-        ..usual.clone()
-    };
-    let long = GenerationParams {
-        min_tokens: 7,
-        ..usual.clone()
-    };
-    // an end that may be chosen is chosen
-    for (options, tokens) in [
-        (usual, vec![1, 1, 0]),
-        (no_end, vec![1, 1]),
-        (long, vec![1, 1]),
-    ] {
-        let mut s = sequence(&[1], &options);
-        s.constrain(Box::new(Wants(2)));
-        while s.work().is_some() {
-            s.feed(Computed::Logits(&[1.0; 9]), &Letters)
-                .expect("it ends");
-        }
-        assert_eq!(s.generated(), tokens);
-        let text = s.into_text();
-        assert_eq!(
-            (text.text.as_str(), text.finish),
-            ("aa", FinishReason::Stop)
-        );
-    }
-}
-
-/// Returns the text of tokens that are each the most likely in turn, and the stop string that ended
-/// it.
-fn said(options: &GenerationParams, ids: &[usize]) -> (String, Option<usize>) {
-    let mut s = sequence(&[1], options);
-    for &id in ids {
-        if s.work().is_none() {
-            break;
-        }
-        let mut logits = [0.0; 9];
-        logits[id] = 9.0;
-        s.feed(Computed::Logits(&logits), &Letters)
-            .expect("a token");
-    }
-    let text = s.into_text();
-    (text.text, text.stopped_by)
-}
-
-#[test]
-fn nothing_ends_a_text_before_its_fewest_tokens() {
-    let options = |min_tokens: usize, stop: &[&str], stop_ids: &[u32]| GenerationParams {
-        sampler: SamplerConfig {
-            temperature: 0.0,
-            ..SamplerConfig::default()
-        },
-        stop: stop.iter().map(|text| (*text).to_owned()).collect(),
-        stop_ids: stop_ids.to_vec(),
-        min_tokens,
-        max_tokens: Some(6),
-        ..GenerationParams::default()
-    };
-    let ids = [1, 2, 3, 1, 2, 3];
-    let ended = |text: &str, by: Option<usize>| (text.to_owned(), by);
-    let stops = ["x", "bc"];
-    assert_eq!(said(&options(0, &stops, &[]), &ids), ended("a", Some(1)));
-    assert_eq!(said(&options(2, &stops, &[]), &ids), ended("a", Some(1)));
-    assert_eq!(said(&options(3, &stops, &[]), &ids), ended("abca", Some(1)));
-    assert_eq!(said(&options(6, &stops, &[]), &ids), ended("abcabc", None));
-    assert_eq!(said(&options(0, &[], &[2]), &ids), ended("a", None));
-    // the second most likely is the lowest id of the others that may be chosen
-    assert_eq!(said(&options(2, &[], &[2]), &ids), ended("aaca", None));
 }
 
 /// Allows everything for this many tokens, and fails then.

@@ -1,7 +1,9 @@
 //! Chooses the next token, or proposes several candidates, each of which a sequence of its own can
 //! go on with (beam search).
 
-use super::{FinishReason, Sequence, SequenceError, Vocabulary};
+use std::collections::VecDeque;
+
+use super::{FinishReason, GenerationError, TextDecoder, Vocabulary};
 use crate::sample::{Among, Logprobs, SampleError, TokenSet, all_logprobs, logprobs};
 
 /// A candidate for the next token.
@@ -14,7 +16,7 @@ pub(crate) struct Candidate {
     pub(crate) recorded: Option<Logprobs>,
 }
 
-impl Sequence {
+impl TextDecoder {
     /// Returns the `n` best candidates after this output, the best first; none if no token is left,
     /// or if it ends here because `max_tokens` is 0.
     ///
@@ -25,7 +27,7 @@ impl Sequence {
         logits: &[f32],
         n: usize,
         vocabulary: &dyn Vocabulary,
-    ) -> Result<Vec<Candidate>, SequenceError> {
+    ) -> Result<Vec<Candidate>, GenerationError> {
         if self.options.max_tokens == Some(0) {
             self.end(FinishReason::Length);
             return Ok(Vec::new());
@@ -75,9 +77,8 @@ impl Sequence {
         &self,
         candidate: Candidate,
         vocabulary: &dyn Vocabulary,
-    ) -> Result<Sequence, SequenceError> {
+    ) -> Result<TextDecoder, GenerationError> {
         let mut next = self.fork();
-        next.n_cached = next.tokens.len();
         next.take(candidate.id, candidate.recorded, vocabulary)?;
         Ok(next)
     }
@@ -91,7 +92,7 @@ impl Sequence {
         &mut self,
         logits: &[f32],
         vocabulary: &dyn Vocabulary,
-    ) -> Result<Option<(u32, Option<Logprobs>)>, SequenceError> {
+    ) -> Result<Option<(u32, Option<Logprobs>)>, GenerationError> {
         let mut allowed = self.allowed()?;
         let constraint = self.constraint.as_ref();
         let may_close = constraint.is_some_and(|constraint| constraint.closes_at_end());
@@ -148,11 +149,10 @@ impl Sequence {
         })
     }
 
-    fn fork(&self) -> Sequence {
-        Sequence {
+    fn fork(&self) -> TextDecoder {
+        TextDecoder {
             options: self.options.clone(),
-            tokens: self.tokens().to_vec(),
-            n_drafts: 0,
+            drafts: VecDeque::new(),
             last_was_draft: false,
             sampler: self.sampler.clone(),
             constraint: self.constraint.as_ref().map(|own| own.fork()),

@@ -1,6 +1,5 @@
-//! Settings, inputs and results of a sequence, and the text of tokens.
+//! Settings, limits and results of a text, and the vocabulary that its tokens come from.
 
-use octavo_kernels::Phase;
 use octavo_text::stop::EmptyStop;
 use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -66,9 +65,6 @@ pub struct GenerationParams {
     pub show_special: bool,
     /// Whether to draft tokens from the text itself (n-gram lookup). That changes no token.
     pub lookup: Lookup,
-    /// Maximum number of prompt tokens computed at a time; between them a generation can be
-    /// cancelled.
-    pub chunk: usize,
 }
 
 impl Default for GenerationParams {
@@ -83,7 +79,6 @@ impl Default for GenerationParams {
             logprobs: None,
             show_special: false,
             lookup: Lookup::Auto,
-            chunk: 512,
         }
     }
 }
@@ -126,7 +121,7 @@ impl FinishReason {
 
 /// Errors of a generation.
 #[derive(Debug, thiserror::Error)]
-pub enum SequenceError {
+pub enum GenerationError {
     /// An empty prompt.
     #[error(
         "the prompt has no tokens: expected at least one (this model puts no BOS token in front)"
@@ -159,49 +154,16 @@ pub enum SequenceError {
     Sample(#[from] SampleError),
 }
 
-/// Output needed for the last token of some [`Work`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// The most likely token after it, the lowest id of equals.
-    Argmax,
-    /// The logits of the whole vocabulary.
-    Logits,
-}
-
-/// Tokens that must be computed before a sequence can go on.
-#[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
-    /// The tokens in order, at least one. Some of the first may be computed alone, without outputs.
-    pub tokens: &'a [u32],
-    /// Phase of the tokens: prefill or decode.
-    pub phase: Phase,
-    /// Output needed once all are computed.
-    pub want: Want,
-    /// Number of tokens, from the last, that need it: one, and one for each draft token.
-    pub outputs: usize,
-}
-
-/// Result of computing some [`Work`].
-#[derive(Clone, Copy, Debug)]
-pub enum Computed<'a> {
-    /// This many of its tokens are cached; others are left.
-    Cached(usize),
-    /// All are cached; this is the most likely next token.
-    Argmax(u32),
-    /// All are cached; these are the logits of the next token, `[n_vocab]`.
-    Logits(&'a [f32]),
-}
-
 /// Sizes that a sequence must fit.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// Context length in tokens.
-    pub n_ctx: usize,
+    pub(crate) n_ctx: usize,
     /// Size of the vocabulary.
-    pub n_vocab: usize,
+    pub(crate) n_vocab: usize,
 }
 
-/// Result of a sequence.
+/// A finished text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Text {
     /// All text that was handed out.
@@ -214,8 +176,4 @@ pub struct Text {
     pub stopped_by: Option<usize>,
     /// Log-probabilities of each token, if asked for.
     pub logprobs: Vec<Logprobs>,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Prompt tokens that were cached before it began.
-    pub cached_tokens: usize,
 }

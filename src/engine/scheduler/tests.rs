@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use octavo_engine::kv::{CHECKPOINTS, KvCacheManager, PAGE, PageId, SequenceKv, WRITES};
-use octavo_engine::schedule::{Job, Plan, RequestId, Scheduler, Settings};
+use super::{RequestId, Scheduler, Sequence, Settings, StepPlan};
+use crate::kv::{CHECKPOINTS, KvCacheManager, PAGE, PageId, SequenceKv, WRITES};
 use octavo_kernels::Phase;
 use proptest::prelude::*;
 
@@ -197,8 +197,8 @@ impl World {
         let id = self.next_id;
         self.next_id += asked.beams as u64;
         let salt = asked.salt.clone();
-        let job = Job::new(id, asked.prompt.clone(), salt, asked.wants_all);
-        self.scheduler.add(job.with_beams(asked.beams));
+        let sequence = Sequence::new(id, asked.prompt.clone(), salt, asked.wants_all);
+        self.scheduler.add(sequence.with_beams(asked.beams));
         if asked.beams > 1 {
             self.beams.insert(id, vec![(Vec::new(), None)]);
         }
@@ -214,11 +214,15 @@ impl World {
 
     fn end(&mut self, id: RequestId) {
         let before = self.kv_cache.available();
-        let job = self
+        let sequence = self
             .scheduler
             .remove(&mut self.kv_cache, id)
             .expect("it is there");
-        assert_eq!(job.kv().n_pages(), 0, "its pages are given back at once");
+        assert_eq!(
+            sequence.kv().n_pages(),
+            0,
+            "its pages are given back at once"
+        );
         assert!(self.kv_cache.available() >= before);
         assert!(
             self.scheduler.remove(&mut self.kv_cache, id).is_none(),
@@ -227,8 +231,11 @@ impl World {
         self.asked.remove(&id);
         self.said.remove(&id);
         self.beams.remove(&id);
-        let is_own = |job: &Job| job.group() == id;
-        assert!(!self.scheduler.jobs().iter().any(is_own), "with all beams");
+        let is_own = |sequence: &Sequence| sequence.group() == id;
+        assert!(
+            !self.scheduler.sequences().iter().any(is_own),
+            "with all beams"
+        );
     }
 
     fn fork(&mut self, of: RequestId) {
@@ -274,9 +281,10 @@ impl World {
     }
 
     fn in_state(&self, state: &str) -> Vec<RequestId> {
-        let jobs = self.scheduler.jobs().iter();
-        jobs.filter(|job| job.state_name() == state)
-            .map(Job::id)
+        let sequences = self.scheduler.sequences().iter();
+        sequences
+            .filter(|sequence| sequence.state_name() == state)
+            .map(Sequence::id)
             .collect()
     }
 
@@ -284,7 +292,7 @@ impl World {
         self.in_state("running")
     }
 
-    fn compute(&mut self, phase: Phase, plan: &Plan) -> usize {
+    fn compute(&mut self, phase: Phase, plan: &StepPlan) -> usize {
         assert!(
             plan.failed.is_empty(),
             "whoever was let in can end alone: {:?}",
@@ -296,14 +304,14 @@ impl World {
                 .insert((copy.group, copy.copy.to), page.unwrap_or_default());
         }
         let mut outputs = Vec::new();
-        let entries = self.scheduler.inputs(plan);
+        let planned = self.scheduler.planned(plan);
         assert_eq!(
-            entries.len(),
+            planned.len(),
             plan.chunks.len(),
             "each request once, in order"
         );
-        for (due, chunk) in entries.into_iter().zip(&plan.chunks) {
-            let (tokens, kv) = (due.tokens, due.kv);
+        for (sequence, chunk) in planned.into_iter().zip(&plan.chunks) {
+            let (_, tokens, kv) = sequence.next_tokens(chunk.n);
             let salt = self.asked[&chunk.group].salt.as_deref();
             let mut value = last_value(&self.store, kv, self.windows, salt);
             let (from, to) = kv.states();
@@ -366,8 +374,8 @@ impl World {
         }
         self.beams.insert(group, after);
         if self.fault == Fault::KeepLosers {
-            let job = self.scheduler.job(group).expect("it is there");
-            std::mem::forget(self.kv_cache.fork(job.kv()));
+            let sequence = self.scheduler.sequence(group).expect("it is there");
+            std::mem::forget(self.kv_cache.fork(sequence.kv()));
         }
         self.scheduler.regroup(&mut self.kv_cache, group, &next);
     }
@@ -395,8 +403,8 @@ impl World {
     /// Checks the invariants between any two steps.
     fn check(&self) {
         let mut owners = vec![HashMap::<PageId, u32>::new(); GROUPS];
-        for job in self.scheduler.jobs() {
-            for (group, table) in job.kv().tables().iter().enumerate() {
+        for sequence in self.scheduler.sequences() {
+            for (group, table) in sequence.kv().tables().iter().enumerate() {
                 for &page in table.pages() {
                     *owners[group].entry(page).or_default() += 1;
                 }

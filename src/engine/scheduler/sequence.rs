@@ -9,7 +9,7 @@ pub type RequestId = u64;
 
 /// Settings of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Maximum number of requests that run at once.
     pub sequences: usize,
     /// Maximum number of tokens in a step.
@@ -38,16 +38,16 @@ pub(super) enum State {
 
 /// Tokens of a request that were not computed exactly once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reused {
+pub(crate) struct Reused {
     /// Taken from the cache when it began.
     pub cached: usize,
     /// Recomputed after preemptions.
     pub recomputed: usize,
 }
 
-/// A request as the scheduler sees it.
+/// The tokens of a request, prompt and text, and the pages that hold their keys and values.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Sequence {
     pub(super) id: RequestId,
     /// Id of the first beam of its group; its own id if it is no beam.
     pub(super) group: RequestId,
@@ -66,10 +66,15 @@ pub struct Job {
     pub(super) reused: Reused,
 }
 
-impl Job {
+impl Sequence {
     /// Creates a waiting request; `wants_all` if outputs of every token of its prompt are needed.
-    pub fn new(id: RequestId, prompt: Vec<u32>, salt: Option<String>, wants_all: bool) -> Job {
-        Job {
+    pub(crate) fn new(
+        id: RequestId,
+        prompt: Vec<u32>,
+        salt: Option<String>,
+        wants_all: bool,
+    ) -> Sequence {
+        Sequence {
             id,
             group: id,
             width: 1,
@@ -86,7 +91,7 @@ impl Job {
 
     /// Makes it the first beam of a group of at most `width`, whose ids are this one's and those
     /// after it.
-    pub fn with_beams(mut self, width: usize) -> Job {
+    pub(crate) fn with_beams(mut self, width: usize) -> Sequence {
         self.width = width;
         if width > 1 {
             // beams that resume share the prompt's full pages, which takes the state after them
@@ -95,16 +100,16 @@ impl Job {
         self
     }
 
-    /// Creates the job that goes on from this one with a token, on the same pages until one of the
-    /// two writes.
+    /// Creates the sequence that goes on from this one with a token, on the same pages until one of
+    /// the two writes.
     pub(super) fn followed_by(
         &self,
         kv_cache: &mut KvCacheManager,
         id: RequestId,
         token: u32,
-    ) -> Job {
+    ) -> Sequence {
         let followed = [&self.tokens[..], &[token]].concat();
-        Job {
+        Sequence {
             n_prompt: self.n_prompt,
             group: self.group,
             width: self.width,
@@ -114,32 +119,32 @@ impl Job {
                 recomputed: 0,
                 ..self.reused
             },
-            ..Job::new(id, followed, self.salt.clone(), false)
+            ..Sequence::new(id, followed, self.salt.clone(), false)
         }
     }
 
     /// Returns its id.
-    pub fn id(&self) -> RequestId {
+    pub(crate) fn id(&self) -> RequestId {
         self.id
     }
 
     /// Returns the id of the first beam of its group; its own id if it is no beam.
-    pub fn group(&self) -> RequestId {
+    pub(crate) fn group(&self) -> RequestId {
         self.group
     }
 
     /// Returns the number of prompt tokens.
-    pub fn n_prompt(&self) -> usize {
+    pub(crate) fn n_prompt(&self) -> usize {
         self.n_prompt
     }
 
     /// Returns its prompt and its salt.
-    pub fn asked(&self) -> (Vec<u32>, Option<String>) {
+    pub(crate) fn asked(&self) -> (Vec<u32>, Option<String>) {
         (self.tokens[..self.n_prompt].to_vec(), self.salt.clone())
     }
 
     /// Returns its state: `waiting`, `running`, or `preempted`, which is waiting once more.
-    pub fn state_name(&self) -> &'static str {
+    pub(crate) fn state_name(&self) -> &'static str {
         match self.state {
             State::Waiting => "waiting",
             State::Running => "running",
@@ -148,18 +153,30 @@ impl Job {
     }
 
     /// Returns its cached and recomputed tokens.
-    pub fn reused(&self) -> Reused {
+    pub(crate) fn reused(&self) -> Reused {
         self.reused
     }
 
     /// Returns the number of tokens to compute before it can go on.
-    pub fn pending(&self) -> usize {
-        self.tokens.len() - self.n_drafts - self.kv.len()
+    pub(crate) fn pending(&self) -> usize {
+        self.tokens().len() - self.kv.len()
     }
 
     /// Returns its pages of the KV cache.
-    pub fn kv(&self) -> &SequenceKv {
+    pub(crate) fn kv(&self) -> &SequenceKv {
         &self.kv
+    }
+
+    /// Returns the prompt and the text so far, without draft tokens.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - self.n_drafts]
+    }
+
+    /// Splits off what a step over its next `n` tokens needs: the tokens whose keys and values are
+    /// cached, the next ones, and its pages.
+    pub(crate) fn next_tokens(&mut self, n: usize) -> (&[u32], &[u32], &mut SequenceKv) {
+        let (cached, next) = self.tokens.split_at(self.kv.len());
+        (cached, &next[..n], &mut self.kv)
     }
 
     pub(super) fn reads(&self) -> bool {
@@ -172,7 +189,7 @@ impl Job {
     }
 
     /// Returns whether it runs and its prompt is computed.
-    pub fn generates(&self) -> bool {
+    pub(crate) fn generates(&self) -> bool {
         self.state == State::Running && !self.reads()
     }
 }
@@ -181,7 +198,7 @@ impl Job {
 /// full pages of the prompt once, and later pages for each beam that it may have. A page that beams
 /// share until they write counts as the copies that they will make. A page freed behind a window
 /// counts as one that they have: it is not needed again.
-pub(super) fn pages_to_come(group: &[Job]) -> usize {
+pub(super) fn pages_to_come(group: &[Sequence]) -> usize {
     let first = &group[0];
     let end = (first.tokens.len() + 1).div_ceil(PAGE);
     let common = match first.width {
@@ -189,7 +206,9 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
         _ => first.n_prompt / PAGE,
     };
     let needed = common + first.width * (end - common);
-    let tables = group.iter().filter_map(|job| job.kv.tables().first());
+    let tables = group
+        .iter()
+        .filter_map(|sequence| sequence.kv.tables().first());
     let has = tables.clone().map(|table| table.places().min(common));
     let mut own: Vec<(usize, Option<PageId>)> = tables
         .flat_map(|table| (common..table.places()).map(|place| (place, table.page(place))))
@@ -199,7 +218,7 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
     needed.saturating_sub(has.max().unwrap_or(0) + own.len())
 }
 
-impl Job {
+impl Sequence {
     /// Adopts what the cache holds of its tokens; returns how many. The last one is always
     /// computed: its outputs choose the next one. A beam adopts tokens of the prompt alone: other
     /// beams go on from there.
@@ -244,7 +263,7 @@ fn prefix_key<'a>(
 
 /// Tokens of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScheduledChunk {
+pub(crate) struct ScheduledChunk {
     /// Id of the request.
     pub id: RequestId,
     /// Id of the first beam of its group; its own id if it is no beam.
@@ -257,20 +276,9 @@ pub struct ScheduledChunk {
     pub drafts: usize,
 }
 
-/// Inputs of a step for one chunk of a plan.
-#[derive(Debug)]
-pub struct ChunkInput<'a> {
-    /// Tokens that its sequence holds.
-    pub before: &'a [u32],
-    /// Tokens to compute.
-    pub tokens: &'a [u32],
-    /// Its sequence in the KV cache.
-    pub kv: &'a mut SequenceKv,
-}
-
 /// A step, for which pages are reserved.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub(crate) struct StepPlan {
     /// In order of arrival of the requests.
     pub chunks: Vec<ScheduledChunk>,
     /// Pages to copy first.
@@ -279,12 +287,12 @@ pub struct Plan {
     pub failed: Vec<(RequestId, OutOfPages)>,
 }
 
-impl Plan {
+impl StepPlan {
     /// Adds `n` tokens of a request; the last `wanted` of them need outputs.
-    pub(super) fn push(&mut self, job: &Job, n: usize, wanted: usize) {
+    pub(super) fn push(&mut self, sequence: &Sequence, n: usize, wanted: usize) {
         self.chunks.push(ScheduledChunk {
-            id: job.id,
-            group: job.group,
+            id: sequence.id,
+            group: sequence.group,
             n,
             wanted,
             drafts: 0,
@@ -292,10 +300,14 @@ impl Plan {
     }
 
     /// Adds all that is left of a request with its draft tokens, which need outputs too.
-    pub(super) fn push_with_drafts(&mut self, job: &Job) {
-        self.push(job, job.pending() + job.n_drafts, 1 + job.n_drafts);
+    pub(super) fn push_with_drafts(&mut self, sequence: &Sequence) {
+        self.push(
+            sequence,
+            sequence.pending() + sequence.n_drafts,
+            1 + sequence.n_drafts,
+        );
         if let Some(chunk) = self.chunks.last_mut() {
-            chunk.drafts = job.n_drafts;
+            chunk.drafts = sequence.n_drafts;
         }
     }
 

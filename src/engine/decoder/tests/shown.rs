@@ -23,13 +23,13 @@ fn a_stop_string_across_tokens_is_never_shown() {
         stop: vec!["</s>".to_owned()],
         ..limited(9)
     };
-    let (out, seen) = run(&[2, 3, 4, 2], &v, &options);
+    let (out, pieces) = run(&[2, 3, 4, 2], &v, &options);
     assert_eq!(
         (out.text.as_str(), out.finish),
         ("hello ", FinishReason::Stop)
     );
     assert_eq!(
-        (out.tokens.len(), seen.pieces.as_slice()),
+        (out.tokens.len(), pieces.as_slice()),
         (3, &["hello ".to_owned()][..])
     );
     // text that was held back is handed out if the stop string never completes
@@ -55,8 +55,8 @@ fn a_stop_string_across_tokens_is_never_shown() {
 #[test]
 fn characters_are_shown_whole_and_what_is_no_text_once() {
     let v = Pieces::new(&[b"\xf0\x9f", b"\x98\x80", b"\xff", b"z"]);
-    let (out, seen) = run(&[2, 3, 5, 0], &v, &GenerationParams::default());
-    assert_eq!((out.text.as_str(), seen.pieces.len()), ("\u{1f600}z", 2));
+    let (out, pieces) = run(&[2, 3, 5, 0], &v, &GenerationParams::default());
+    assert_eq!((out.text.as_str(), pieces.len()), ("\u{1f600}z", 2));
     let (out, _) = run(&[4, 5, 2, 0], &v, &GenerationParams::default());
     assert_eq!(
         out.text, "\u{fffd}z\u{fffd}",
@@ -72,9 +72,9 @@ fn a_text_that_is_cut_inside_a_character_ends_before_it() {
             max_tokens: Some(most),
             ..GenerationParams::default()
         };
-        let (out, seen) = run(&[2, 3, 4], &v, &options);
+        let (out, pieces) = run(&[2, 3, 4], &v, &options);
         assert_eq!(
-            (out.finish, seen.pieces.concat()),
+            (out.finish, pieces.concat()),
             (FinishReason::Length, out.text.clone())
         );
         out.text

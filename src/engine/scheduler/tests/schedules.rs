@@ -219,9 +219,10 @@ fn take(
         Phase::Prefill => scheduler.prefills(kv_cache),
     };
     let mut at = 0;
-    for due in scheduler.inputs(&plan) {
-        at = due.kv.len();
-        due.kv.advance(at + due.tokens.len());
+    for (sequence, chunk) in scheduler.planned(&plan).into_iter().zip(&plan.chunks) {
+        let (cached, _, kv) = sequence.next_tokens(chunk.n);
+        at = cached.len();
+        kv.advance(at + chunk.n);
     }
     scheduler.took(kv_cache, phase, &plan, time);
     (at, plan.chunks.iter().map(|chunk| chunk.n).sum())
@@ -243,9 +244,9 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
     let mut kv_cache = KvCacheManager::new(&[None], 1000);
     let mut scheduler = Scheduler::new(settings);
     let slow = (Phase::Prefill, Duration::from_secs(1));
-    scheduler.add(Job::new(0, vec![1; 8], None, false));
+    scheduler.add(Sequence::new(0, vec![1; 8], None, false));
     take(&mut scheduler, &mut kv_cache, slow);
-    scheduler.add(Job::new(1, vec![1; 9000], None, false));
+    scheduler.add(Sequence::new(1, vec![1; 9000], None, false));
     let mut pieces = BTreeMap::new();
     loop {
         scheduler.push(0, 1);
