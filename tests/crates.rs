@@ -93,6 +93,10 @@ fn nothing_flows_backwards() {
     // the command line uses grammars too, without the server
     assert!(!ours("octavo-grammar").contains("octavo-server"));
     assert!(!ours("octavo-engine").contains("octavo-grammar"));
+    // models are downloaded before they are opened, and by nothing else
+    assert_eq!(ours("octavo-hub"), set(&[]));
+    assert!(!ours("octavo-engine").contains("octavo-hub"));
+    assert!(!ours("octavo-server").contains("octavo-hub"));
     assert!(
         !needs("octavo-engine").contains("tokio"),
         "the engine knows nothing of async"

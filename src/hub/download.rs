@@ -1,0 +1,318 @@
+//! Downloads one file: goes on where an earlier attempt was cut, and checks size and content before
+//! the file gets its name.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use reqwest::StatusCode;
+use reqwest::blocking::Response;
+use sha1::Digest;
+
+use crate::Error;
+use crate::client::{Client, Subject};
+
+/// Bytes read at a time.
+const PIECE: usize = 1 << 18;
+
+/// Pieces on their way to the file and to its hash.
+const PIECES: usize = 16;
+
+/// Hash that a file's content must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Hash {
+    /// SHA-256 of a file in large file storage.
+    Sha256(String),
+    /// SHA-1 that Git names a small file by: of `blob SIZE`, a zero byte and the content.
+    Git(String),
+    /// None was announced.
+    Unknown,
+}
+
+/// A file to download.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteFile<'a> {
+    /// Name for messages.
+    pub(crate) name: &'a str,
+    pub(crate) url: &'a str,
+    /// Size in bytes, if it was announced.
+    pub(crate) size: Option<u64>,
+    pub(crate) hash: Hash,
+}
+
+impl Client {
+    /// Downloads a file to `to`, by way of `to` with `.incomplete` at its end; `progress` gets the
+    /// bytes that are there, and of all.
+    ///
+    /// # Errors
+    /// If it cannot be had, or has another size or content than announced. The bytes that came
+    /// stay for the next attempt, unless they are wrong.
+    pub(crate) fn download(
+        &self,
+        file: &RemoteFile<'_>,
+        to: &Path,
+        subject: Subject<'_>,
+        progress: &mut dyn FnMut(u64, Option<u64>),
+    ) -> Result<(), Error> {
+        let incomplete = incomplete(to);
+        let mut hashing = Hashing::new(file);
+        let mut failures = 0;
+        loop {
+            let have = fs::metadata(&incomplete).map_or(0, |about| about.len());
+            if file.size == Some(have) && have > 0 {
+                break;
+            }
+            let answer = self.get(file.url, have, subject)?;
+            let Some((answer, size)) = self.begin(file, answer, have, &incomplete)? else {
+                // what was there is dropped, because the server cannot go on from it
+                continue;
+            };
+            match receive(answer, (&incomplete, &mut hashing), size, progress) {
+                Ok(Ended::Whole) => break,
+                Ok(Ended::Cut(reason)) => {
+                    let now = fs::metadata(&incomplete).map_or(0, |about| about.len());
+                    failures = if now > have { 1 } else { failures + 1 };
+                    if failures >= self.retries.attempts {
+                        return Err(Error::Connection {
+                            url: file.url.to_owned(),
+                            reason,
+                            attempts: failures,
+                        });
+                    }
+                    self.retries.pause(failures);
+                }
+                Err(error) => {
+                    let path = incomplete;
+                    return Err(Error::File { path, error });
+                }
+            }
+        }
+        check(file, &incomplete, hashing)?;
+        fs::rename(&incomplete, to).map_err(|error| Error::File {
+            path: to.to_owned(),
+            error,
+        })
+    }
+
+    /// Prepares to receive an answer; returns it with the whole size, or `None` to ask again from
+    /// the beginning.
+    fn begin(
+        &self,
+        file: &RemoteFile<'_>,
+        answer: Response,
+        have: u64,
+        incomplete: &Path,
+    ) -> Result<Option<(Response, Option<u64>)>, Error> {
+        let failed = |error| Error::File {
+            path: incomplete.to_owned(),
+            error,
+        };
+        let header = |name: &str| answer.headers().get(name)?.to_str().ok().map(str::to_owned);
+        let length = header("content-length").and_then(|n| n.parse::<u64>().ok());
+        let goes_on = answer.status() == StatusCode::PARTIAL_CONTENT
+            && header("content-range")
+                .is_some_and(|range| range.starts_with(&format!("bytes {have}-")));
+        let is_new = answer.status() == StatusCode::OK;
+        if !goes_on && have > 0 {
+            fs::remove_file(incomplete).map_err(failed)?;
+        }
+        if !goes_on && !is_new {
+            return match have {
+                0 => Err(Error::Status {
+                    url: file.url.to_owned(),
+                    status: answer.status().as_u16(),
+                    message: "expected the file".to_owned(),
+                }),
+                _ => Ok(None),
+            };
+        }
+        let before = if goes_on { have } else { 0 };
+        let size = file.size.or(length.map(|length| before + length));
+        if let (Some(expected), Some(length)) = (file.size, length)
+            && before + length != expected
+        {
+            return Err(Error::Content {
+                file: file.name.to_owned(),
+                what: "size",
+                expected: expected.to_string(),
+                got: (before + length).to_string(),
+            });
+        }
+        Ok(Some((answer, size)))
+    }
+}
+
+/// Returns the path of a file that is not whole yet.
+pub(crate) fn incomplete(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".incomplete");
+    PathBuf::from(name)
+}
+
+/// How receiving ended.
+enum Ended {
+    Whole,
+    /// Before the end, for this reason.
+    Cut(String),
+}
+
+/// Appends an answer's content to a file. One thread receives while another writes and hashes.
+fn receive(
+    mut answer: Response,
+    (to, hashing): (&Path, &mut Hashing),
+    size: Option<u64>,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> io::Result<Ended> {
+    let file = OpenOptions::new().create(true).append(true).open(to)?;
+    let mut done = file.metadata()?.len();
+    hashing.catch_up(to, done)?;
+    progress(done, size);
+    thread::scope(|scope| {
+        let (send, pieces) = sync_channel::<Vec<u8>>(PIECES);
+        let writer = scope.spawn(move || write_all(file, &pieces, hashing));
+        let ended = loop {
+            let mut piece = vec![0; PIECE];
+            match answer.read(&mut piece) {
+                Ok(0) if size.is_none_or(|size| done == size) => break Ended::Whole,
+                Ok(0) => break Ended::Cut("the connection ended early".to_owned()),
+                Ok(n) => {
+                    piece.truncate(n);
+                    done += n as u64;
+                    if send.send(piece).is_err() {
+                        // the writer has failed and says why
+                        break Ended::Whole;
+                    }
+                    progress(done, size);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Ended::Cut(innermost(&error)),
+            }
+            if size.is_some_and(|size| done > size) {
+                break Ended::Whole;
+            }
+        };
+        drop(send);
+        writer.join().expect("writing does not panic")?;
+        Ok(ended)
+    })
+}
+
+fn write_all(mut file: File, pieces: &Receiver<Vec<u8>>, hashing: &mut Hashing) -> io::Result<()> {
+    for piece in pieces {
+        file.write_all(&piece)?;
+        hashing.add(&piece);
+    }
+    file.flush()
+}
+
+/// A hash of what is there of a file.
+struct Hashing {
+    hasher: Hasher,
+    /// The hasher before the first byte.
+    new: Hasher,
+    /// Bytes hashed.
+    n: u64,
+}
+
+#[derive(Clone)]
+enum Hasher {
+    Sha256(Box<sha2::Sha256>),
+    Git(Box<sha1::Sha1>),
+    None,
+}
+
+impl Hashing {
+    fn new(file: &RemoteFile<'_>) -> Hashing {
+        let new = match (&file.hash, file.size) {
+            (Hash::Sha256(_), _) => Hasher::Sha256(Box::default()),
+            (Hash::Git(_), Some(size)) => {
+                let mut hasher = sha1::Sha1::default();
+                hasher.update(format!("blob {size}\0"));
+                Hasher::Git(Box::new(hasher))
+            }
+            (Hash::Git(_), None) | (Hash::Unknown, _) => Hasher::None,
+        };
+        Hashing {
+            hasher: new.clone(),
+            new,
+            n: 0,
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.n += bytes.len() as u64;
+        match &mut self.hasher {
+            Hasher::Sha256(hasher) => hasher.update(bytes),
+            Hasher::Git(hasher) => hasher.update(bytes),
+            Hasher::None => {}
+        }
+    }
+
+    /// Hashes the first `n` bytes of a file, unless it has just hashed them.
+    fn catch_up(&mut self, path: &Path, n: u64) -> io::Result<()> {
+        if self.n == n {
+            return Ok(());
+        }
+        (self.hasher, self.n) = (self.new.clone(), 0);
+        let mut file = File::open(path)?.take(n);
+        let mut piece = vec![0; PIECE];
+        loop {
+            match file.read(&mut piece)? {
+                0 => return Ok(()),
+                n => self.add(&piece[..n]),
+            }
+        }
+    }
+
+    /// Returns the hash in hexadecimal; `None` without one.
+    fn finish(self) -> Option<String> {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        match self.hasher {
+            Hasher::Sha256(hasher) => Some(hex(&hasher.finalize())),
+            Hasher::Git(hasher) => Some(hex(&hasher.finalize())),
+            Hasher::None => None,
+        }
+    }
+}
+
+/// Returns the innermost reason of an error.
+fn innermost(error: &io::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    match error.kind() {
+        io::ErrorKind::TimedOut => "nothing came for too long".to_owned(),
+        _ => format!("the connection ended early: {cause}"),
+    }
+}
+
+/// Checks size and content of a file; removes it if they are wrong.
+fn check(file: &RemoteFile<'_>, path: &Path, mut hashing: Hashing) -> Result<(), Error> {
+    let failed = |error| Error::File {
+        path: path.to_owned(),
+        error,
+    };
+    let size = fs::metadata(path).map_err(failed)?.len();
+    hashing.catch_up(path, size).map_err(failed)?;
+    let expected_size = file.size.unwrap_or(size);
+    let (what, expected, got) = match (&file.hash, hashing.finish()) {
+        _ if size != expected_size => ("size", expected_size.to_string(), size.to_string()),
+        (Hash::Sha256(expected), Some(got)) => ("sha256", expected.to_ascii_lowercase(), got),
+        (Hash::Git(expected), Some(got)) => ("sha1", expected.to_ascii_lowercase(), got),
+        _ => return Ok(()),
+    };
+    if got == expected {
+        return Ok(());
+    }
+    fs::remove_file(path).map_err(failed)?;
+    let file = file.name.to_owned();
+    Err(Error::Content {
+        file,
+        what,
+        expected,
+        got,
+    })
+}

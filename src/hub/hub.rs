@@ -1,0 +1,476 @@
+//! The hub: lists repositories, chooses files and keeps them in the cache.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::Error;
+use crate::cache::{self, Cache, create_folder_of, is_commit, may_be_file};
+use crate::choice;
+use crate::client::{Client, Retries, Subject};
+use crate::download::{Hash, RemoteFile};
+use crate::name::{RemoteModel, WantedFile};
+
+/// Address of the hub, unless the environment names another one.
+const ENDPOINT: &str = "https://huggingface.co";
+
+/// Most pages of a listing that are read: each has some 1,000 files.
+const MOST_PAGES: usize = 1000;
+
+/// Endings of a model's files in a repository without GGUF files: of weights, settings, vocabulary.
+const FOLDER_FILES: [&str; 5] = [".safetensors", ".json", ".jinja", ".model", ".txt"];
+
+/// Progress of fetching a model.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// The hub does not answer, and the cache is used as it is.
+    HubIsAway {
+        /// Why it does not answer.
+        error: &'a Error,
+    },
+    /// A file is downloaded.
+    Downloading {
+        /// Its name.
+        file: &'a str,
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes of all of it, if known.
+        total: Option<u64>,
+    },
+}
+
+/// Receives events.
+pub type EventSink<'a> = dyn FnMut(Event<'_>) + 'a;
+
+/// The hub and its cache.
+pub struct Hub {
+    client: Client,
+    cache: Cache,
+    is_offline: bool,
+}
+
+/// Files of a repository at a commit.
+struct Listing {
+    commit: String,
+    files: Vec<ListedFile>,
+}
+
+struct ListedFile {
+    path: String,
+    /// Size and hash; `None` for a file that is only known to the cache.
+    about: Option<(u64, Hash)>,
+}
+
+#[derive(Deserialize)]
+struct ModelInfo {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct TreeEntry {
+    r#type: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(default)]
+    oid: String,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    oid: String,
+    size: u64,
+}
+
+impl Hash {
+    /// Returns the name of a blob with this hash.
+    fn id(&self) -> Option<&str> {
+        match self {
+            Hash::Sha256(id) | Hash::Git(id) => Some(id),
+            Hash::Unknown => None,
+        }
+    }
+}
+
+impl Hub {
+    /// Takes the hub, the token and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN`
+    /// or the token that `hf auth login` keeps, `HF_HUB_CACHE` or `HF_HOME`. `HF_HUB_OFFLINE` makes
+    /// it offline.
+    ///
+    /// # Errors
+    /// If nothing names a folder for the cache.
+    pub fn from_env() -> Result<Hub, Error> {
+        let endpoint = env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty());
+        let is_set =
+            |value: String| matches!(&*value.to_ascii_lowercase(), "1" | "on" | "yes" | "true");
+        let hub = Hub::new(
+            endpoint.as_deref().unwrap_or(ENDPOINT),
+            cache::token(),
+            Cache::from_env()?,
+            Retries::default(),
+        )?;
+        Ok(hub.offline(env::var("HF_HUB_OFFLINE").is_ok_and(is_set)))
+    }
+
+    /// Takes a hub at an address.
+    ///
+    /// # Errors
+    /// If the system's certificates cannot be read.
+    pub fn new(
+        endpoint: &str,
+        token: Option<String>,
+        cache: Cache,
+        retries: Retries,
+    ) -> Result<Hub, Error> {
+        Ok(Hub {
+            client: Client::new(endpoint, token, retries)?,
+            cache,
+            is_offline: false,
+        })
+    }
+
+    /// Uses another token.
+    #[must_use]
+    pub fn token(mut self, token: String) -> Hub {
+        self.client.token = Some(token);
+        self
+    }
+
+    /// Makes no request if `is_offline`: only cached models can be had.
+    #[must_use]
+    pub fn offline(mut self, is_offline: bool) -> Hub {
+        self.is_offline |= is_offline;
+        self
+    }
+
+    /// Returns the cache.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// Returns the path of a model on disk: of a GGUF file, of a split model its first part, or of
+    /// a folder with safetensors. Files that the cache lacks are downloaded.
+    ///
+    /// # Errors
+    /// If there is no such model, or it cannot be downloaded.
+    pub fn model(&self, model: &RemoteModel, sink: &mut EventSink<'_>) -> Result<PathBuf, Error> {
+        match model {
+            RemoteModel::Url(url) => self.file_at(url, sink),
+            RemoteModel::Repository {
+                repo,
+                revision,
+                file,
+            } => {
+                let listing = self.list(repo, revision.as_deref(), sink)?;
+                let paths = listing.paths();
+                match choice::model(&paths, file) {
+                    Some(chosen) => {
+                        self.fetch_all(repo, &listing, &choice::parts(&paths, chosen), sink)
+                    }
+                    None if *file == WantedFile::Quantization(None) && is_folder(&paths) => {
+                        self.folder(repo, &listing, sink)
+                    }
+                    None => Err(no_file(repo, &paths, file)),
+                }
+            }
+        }
+    }
+
+    /// Returns the path of a model's sibling, such as its image encoder (`mmproj`): of those whose
+    /// names contain `word`, the one in the nearest folder with the nearest quantization.
+    ///
+    /// # Errors
+    /// As [`Hub::model`].
+    pub fn sibling(
+        &self,
+        model: &RemoteModel,
+        word: &str,
+        sink: &mut EventSink<'_>,
+    ) -> Result<Option<PathBuf>, Error> {
+        let RemoteModel::Repository {
+            repo,
+            revision,
+            file,
+        } = model
+        else {
+            return Ok(None);
+        };
+        let listing = self.list(repo, revision.as_deref(), sink)?;
+        let paths = listing.paths();
+        let chosen = choice::model(&paths, file);
+        let sibling = chosen.and_then(|chosen| choice::sibling(&paths, chosen, word));
+        let path = sibling.map(|path| self.fetch_all(repo, &listing, &[path], sink));
+        path.transpose()
+    }
+
+    /// Lists a repository; falls back to what is cached of it if the hub does not answer.
+    fn list(
+        &self,
+        repo: &str,
+        revision: Option<&str>,
+        sink: &mut EventSink<'_>,
+    ) -> Result<Listing, Error> {
+        let revision = revision.unwrap_or("main");
+        let cached = || {
+            let commit = self.cache.commit(repo, revision)?;
+            let files = self.cache.files(repo, &commit);
+            let listed = |path| ListedFile { path, about: None };
+            (!files.is_empty()).then(|| Listing {
+                commit,
+                files: files.into_iter().map(listed).collect(),
+            })
+        };
+        if self.is_offline {
+            return cached().ok_or_else(|| Error::NotCached {
+                repo: repo.to_owned(),
+                cache: self.cache.path().to_owned(),
+            });
+        }
+        match self.list_online(repo, revision) {
+            Ok(listing) => {
+                self.cache.note_commit(repo, revision, &listing.commit)?;
+                Ok(listing)
+            }
+            Err(error) if is_away(&error) => match cached() {
+                Some(listing) => {
+                    sink(Event::HubIsAway { error: &error });
+                    Ok(listing)
+                }
+                None => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    fn list_online(&self, repo: &str, revision: &str) -> Result<Listing, Error> {
+        let endpoint = &self.client.endpoint;
+        let subject = Subject::Repository(repo, revision);
+        let in_url = revision.replace('/', "%2F");
+        let url = format!("{endpoint}/api/models/{repo}/revision/{in_url}");
+        let (ModelInfo { sha: commit }, _) = self.client.json(&url, subject)?;
+        if !is_commit(&commit) {
+            let expected = "the id of a commit as `sha`";
+            return Err(Error::Answer { url, expected });
+        }
+        let mut files = Vec::new();
+        let mut next = Some(format!(
+            "{endpoint}/api/models/{repo}/tree/{commit}?recursive=true"
+        ));
+        for _ in 0..MOST_PAGES {
+            let Some(url) = next else { break };
+            let (entries, more): (Vec<TreeEntry>, _) = self.client.json(&url, subject)?;
+            let is_file = |entry: &TreeEntry| entry.r#type == "file" && may_be_file(&entry.path);
+            files.extend(entries.into_iter().filter(is_file).map(ListedFile::of));
+            next = more;
+        }
+        Ok(Listing { commit, files })
+    }
+
+    /// Fetches files of a repository; returns the path of the first.
+    fn fetch_all(
+        &self,
+        repo: &str,
+        listing: &Listing,
+        paths: &[&str],
+        sink: &mut EventSink<'_>,
+    ) -> Result<PathBuf, Error> {
+        for path in paths {
+            let file = listing.files.iter().find(|file| file.path == **path);
+            self.fetch(
+                repo,
+                &listing.commit,
+                file.expect("a file of the listing"),
+                sink,
+            )?;
+        }
+        Ok(self.cache.snapshot(repo, &listing.commit).join(paths[0]))
+    }
+
+    fn fetch(
+        &self,
+        repo: &str,
+        commit: &str,
+        file: &ListedFile,
+        sink: &mut EventSink<'_>,
+    ) -> Result<(), Error> {
+        let path = self.cache.snapshot(repo, commit).join(&file.path);
+        let Some((size, hash)) = file.about.as_ref().filter(|_| !path.is_file()) else {
+            return Ok(());
+        };
+        let id = hash.id().unwrap_or_default();
+        let blob = self.cache.blob(repo, id);
+        create_folder_of(&blob)?;
+        let _lock = self.cache.lock(repo, id)?;
+        // another process may have downloaded it meanwhile
+        if !blob.is_file() {
+            let endpoint = &self.client.endpoint;
+            let url = format!("{endpoint}/{repo}/resolve/{commit}/{}", encoded(&file.path));
+            let remote = RemoteFile {
+                name: &file.path,
+                url: &url,
+                size: Some(*size),
+                hash: hash.clone(),
+            };
+            let name = file.path.rsplit('/').next().unwrap_or(&file.path);
+            let subject = Subject::Repository(repo, commit);
+            self.client
+                .download(&remote, &blob, subject, &mut |done, total| {
+                    sink(Event::Downloading {
+                        file: name,
+                        done,
+                        total,
+                    });
+                })?;
+        }
+        self.cache.link(repo, commit, &file.path, id)
+    }
+
+    /// Fetches a repository with safetensors; returns its folder.
+    fn folder(
+        &self,
+        repo: &str,
+        listing: &Listing,
+        sink: &mut EventSink<'_>,
+    ) -> Result<PathBuf, Error> {
+        let is_of_model = |path: &&str| {
+            !path.contains('/') && FOLDER_FILES.iter().any(|ending| path.ends_with(ending))
+        };
+        let paths: Vec<&str> = listing.paths().into_iter().filter(is_of_model).collect();
+        self.fetch_all(repo, listing, &paths, sink)?;
+        Ok(self.cache.snapshot(repo, &listing.commit))
+    }
+
+    /// Fetches the file at an address, of a split model all parts; returns the path of the first.
+    fn file_at(&self, url: &str, sink: &mut EventSink<'_>) -> Result<PathBuf, Error> {
+        let paths = choice::parts_at(url).into_iter().map(|url| {
+            let path = self.place_of(&url)?;
+            if !path.is_file() {
+                if self.is_offline {
+                    let cache = self.cache.path().to_owned();
+                    return Err(Error::NotCached { repo: url, cache });
+                }
+                create_folder_of(&path)?;
+                let name = file_name(&url);
+                let remote = RemoteFile {
+                    name: &name,
+                    url: &url,
+                    size: None,
+                    hash: Hash::Unknown,
+                };
+                self.client
+                    .download(&remote, &path, Subject::File, &mut |done, total| {
+                        sink(Event::Downloading {
+                            file: &name,
+                            done,
+                            total,
+                        });
+                    })?;
+            }
+            Ok(path)
+        });
+        let mut paths: Vec<PathBuf> = paths.collect::<Result<_, Error>>()?;
+        Ok(paths.swap_remove(0))
+    }
+
+    /// Returns where the file at an address is kept: in a folder `octavo-urls` of the cache, by the
+    /// parts of its address.
+    fn place_of(&self, url: &str) -> Result<PathBuf, Error> {
+        let (_, rest) = url.split_once("://").unwrap_or(("", url));
+        let rest = rest.split(['?', '#']).next().unwrap_or(rest);
+        let mut path = self.cache.path().join("octavo-urls");
+        for part in rest.split('/') {
+            let is_kept = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            let part: String = part
+                .chars()
+                .map(|c| if is_kept(c) { c } else { '_' })
+                .collect();
+            match &*part {
+                "" | "." | ".." => {}
+                part => path.push(part),
+            }
+        }
+        match path.extension().is_some_and(|ending| ending == "gguf") {
+            true => Ok(path),
+            false => Err(Error::Name {
+                name: url.to_owned(),
+            }),
+        }
+    }
+}
+
+impl Listing {
+    fn paths(&self) -> Vec<&str> {
+        self.files.iter().map(|file| &*file.path).collect()
+    }
+}
+
+impl ListedFile {
+    fn of(entry: TreeEntry) -> ListedFile {
+        let is_hex = |id: &str| !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit());
+        let about = match entry.lfs {
+            Some(lfs) if is_hex(&lfs.oid) => Some((lfs.size, Hash::Sha256(lfs.oid))),
+            None if is_hex(&entry.oid) => Some((entry.size, Hash::Git(entry.oid))),
+            _ => None,
+        };
+        ListedFile {
+            path: entry.path,
+            about,
+        }
+    }
+}
+
+/// Returns whether an error says that the hub does not answer, rather than that it refuses.
+fn is_away(error: &Error) -> bool {
+    match error {
+        Error::Connection { .. } | Error::TooMany { .. } => true,
+        Error::Status { status, .. } => *status >= 500,
+        _ => false,
+    }
+}
+
+/// Returns whether these are the files of a model folder.
+fn is_folder(paths: &[&str]) -> bool {
+    paths.contains(&"config.json") && paths.iter().any(|path| path.ends_with(".safetensors"))
+}
+
+fn no_file(repo: &str, paths: &[&str], wanted: &WantedFile) -> Error {
+    let models: Vec<&str> = paths
+        .iter()
+        .filter(|path| choice::is_model(path))
+        .copied()
+        .collect();
+    let there = match &models[..] {
+        [] => "it has no GGUF file and is no model folder".to_owned(),
+        models => format!("it has {}", models.join(", ")),
+    };
+    Error::NoFile {
+        repo: repo.to_owned(),
+        wanted: match wanted {
+            WantedFile::Path(path) => format!("file {path}"),
+            WantedFile::Quantization(Some(tag)) => format!("GGUF file of type {tag}"),
+            WantedFile::Quantization(None) => "model".to_owned(),
+        },
+        there,
+    }
+}
+
+/// Returns a path as part of an address.
+fn encoded(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte);
+    let one = |byte: u8| match is_plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    path.bytes().map(one).collect()
+}
+
+/// Returns the name of the file at an address.
+fn file_name(url: &str) -> String {
+    let path = url.split(['?', '#']).next().unwrap_or(url);
+    Path::new(path).file_name().map_or_else(
+        || url.to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
