@@ -10,6 +10,10 @@ mod hf;
 mod hostile;
 mod sizes;
 
+#[path = "../src/hub/tests/standin.rs"]
+#[allow(dead_code)] // the hub's own tests plant more faults
+mod standin;
+
 #[path = "../src/engine/tests/logits.rs"]
 mod logits;
 

@@ -157,7 +157,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         [] => vec![Machine::here().threads()],
         ref asked => asked.iter().map(|n| threads::given(*n)).collect(),
     };
-    let source = load::source(&args.model);
+    let source = load::source(&args.model)?;
     // refuse a file that cannot be run before any long work
     octavo_model::Model::load(&source.open(!args.no_mmap)?)?;
     let mut printer = Printer::new(args.output);
@@ -168,7 +168,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
             build: build(),
             model: args
                 .model
-                .path()
+                .given()
                 .map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
             processor: processor.clone(),
             gpu_layers: args.device.gpu_layers(),

@@ -70,6 +70,13 @@ fn matrix_type() -> Named<TensorType> {
     })
 }
 
+impl ConvertArgs {
+    /// Returns the model, for its name to be replaced by its path.
+    pub(super) fn input_mut(&mut self) -> &mut PathBuf {
+        &mut self.input
+    }
+}
+
 /// Runs the command.
 pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     let shown = |path: &Path| path.display().to_string();

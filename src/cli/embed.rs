@@ -102,7 +102,7 @@ const TOGETHER: usize = 32;
 /// Runs the command.
 pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default()
-        .model(args.model.path())
+        .model(args.model.path()?)
         .file(args.text.file.as_deref());
     let dump = args.dump.as_deref().map(|path| Output {
         path,
@@ -308,7 +308,7 @@ fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
         sessions,
         ..args.compute.options()?
     };
-    let gguf = load::source_quietly(&args.model).open(true)?;
+    let gguf = load::source_quietly(&args.model)?.open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(longest));

@@ -58,7 +58,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
 
 fn make(args: &ImatrixArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default()
-        .model(args.model.path())
+        .model(args.model.path()?)
         .file(args.text.file.as_deref());
     let output = args.output.as_deref().map(|path| Output {
         path,
@@ -100,7 +100,7 @@ impl ImatrixArgs {
     /// Returns the key of everything that the sums depend on.
     fn key(&self, text: &[u8], options: &EngineOptions) -> Result<Key, Failure> {
         let mut key = Key::new("imatrix");
-        add_model(&mut key, "model", self.model.path())?;
+        add_model(&mut key, "model", self.model.path()?)?;
         add_keys(&mut key, &self.model);
         key.bytes("text", text)
             .set("tokens of a chunk", self.chunk())

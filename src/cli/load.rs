@@ -8,6 +8,7 @@ use octavo_model::Hparams;
 use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
 use super::context::Context;
 use super::failure::Failure;
+use super::hub;
 use super::ranks;
 use super::terminal::{self, Progress};
 
@@ -15,15 +16,28 @@ use super::terminal::{self, Progress};
 pub(super) const DEMO_NOTE: &str =
     "octavo: no MODEL given: this is the built-in demo model (tiny-qwen3, 2.6 million parameters)";
 
+/// Message for a person who has named no model.
+const SMALL_MODELS: &str = "\
+octavo: small models that run well: hf:Qwen/Qwen3-0.6B-GGUF:Q8_0 (0.6 GB), \
+hf:ggml-org/gemma-3-1b-it-GGUF (0.8 GB), hf:ggml-org/SmolLM3-3B-GGUF (1.9 GB)";
+
 /// Returns the model's source; reports on stderr if it is the built-in one.
-pub(super) fn source(model: &ModelArgs) -> ModelSource {
-    model.keys.changed(source_at(model.path()))
+pub(super) fn source(model: &ModelArgs) -> Result<ModelSource, Failure> {
+    Ok(model.keys.changed(source_at(model.path()?)?))
 }
 
 /// Does the same as [`source`] without a message, for a look at the model before it is loaded.
-pub(super) fn source_quietly(model: &ModelArgs) -> ModelSource {
-    let source = model.path().map(|path| ModelSource::Path(path.to_owned()));
-    model.keys.changed(source.unwrap_or(ModelSource::Demo))
+pub(super) fn source_quietly(model: &ModelArgs) -> Result<ModelSource, Failure> {
+    let source = model.path()?.map(|path| ModelSource::Path(path.to_owned()));
+    Ok(model.keys.changed(source.unwrap_or(ModelSource::Demo)))
+}
+
+/// Checks that the model of an option exists, if it is a file.
+pub(super) fn check_model(option: &str, name: &Path) -> Result<(), Failure> {
+    match hub::is_remote(name) {
+        true => Ok(()),
+        false => check_there(option, name),
+    }
 }
 
 /// Checks that the file of an option exists, before long work.
@@ -32,15 +46,18 @@ pub(super) fn check_there(option: &str, path: &Path) -> Result<(), Failure> {
     path.metadata().map(drop).map_err(missing)
 }
 
-/// Does the same as [`source`] for a path.
-pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
-    match path {
-        Some(path) => ModelSource::Path(path.to_owned()),
+/// Does the same as [`source`] for a path or a name.
+pub(super) fn source_at(path: Option<&Path>) -> Result<ModelSource, Failure> {
+    Ok(match path {
+        Some(path) => ModelSource::Path(hub::model(path)?),
         None => {
             terminal::note(DEMO_NOTE);
+            if terminal::stdin_is_terminal() && terminal::stdout_is_terminal() {
+                terminal::note(SMALL_MODELS);
+            }
             ModelSource::Demo
         }
-    }
+    })
 }
 
 /// Loads a model with logits and prints its warnings.
@@ -76,7 +93,7 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
                 .to_owned(),
         ));
     }
-    let source = source(model);
+    let source = source(model)?;
     if matches!(options.ctx, None | Some(0)) {
         let context = Context::of(&source.open(true)?, &options)?;
         context.note();
@@ -130,7 +147,7 @@ impl SpeculativeArgs {
     /// Checks that the draft model exists.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let path = self.draft.as_deref();
-        path.map_or(Ok(()), |path| check_there("--draft", path))
+        path.map_or(Ok(()), |path| check_model("--draft", path))
     }
 
     /// Loads the draft model, if one is given, for as many sequences as `engine` has.
@@ -138,7 +155,7 @@ impl SpeculativeArgs {
         let Some(path) = &self.draft else {
             return Ok(());
         };
-        let source = ModelSource::Path(path.clone());
+        let source = ModelSource::Path(hub::model(path)?);
         let trained = n_ctx_train(&source)?;
         let options = EngineOptions {
             ctx: Some(trained.min(engine.n_ctx())),

@@ -84,7 +84,7 @@ type Top = (usize, Vec<(u32, f32)>);
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default()
-        .model(args.model.path())
+        .model(args.model.path()?)
         .file(args.text.file.as_deref());
     let dump = args.dump.as_deref();
     let dump = dump.map(|path| Output {
@@ -168,10 +168,8 @@ fn compute(
         None => session.eval_with(&tokens, Phase::Prefill, wanted, None, &mut sink)?,
     }
     if let Some(dump) = &dump {
-        let path_model = args
-            .model
-            .path()
-            .map_or("built-in demo model".into(), |p| p.to_string_lossy());
+        let path_model = args.model.path()?;
+        let path_model = path_model.map_or("built-in demo model".into(), |p| p.to_string_lossy());
         let n_vocab = engine.hparams().n_vocab();
         let results = Results {
             path_model: path_model.into_owned(),

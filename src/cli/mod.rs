@@ -18,6 +18,7 @@ mod diff;
 mod embed;
 mod failure;
 mod feed;
+mod hub;
 mod imatrix;
 mod inspect;
 mod lines;
@@ -71,7 +72,8 @@ Examples:
   octavo convert Qwen3-0.6B-AWQ qwen3-0.6b.gguf
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
-MODEL is a GGUF file or a Hugging Face folder (safetensors, plain or AWQ).
+MODEL is a GGUF file, a Hugging Face folder (safetensors, plain or AWQ), a model of the hub
+(hf:USER/REPO, hf:USER/REPO:QUANT, hf:USER/REPO/FILE) or an address of a GGUF file.
 Commands that run a model run the built-in demo model if no MODEL is given.";
 
 /// Run GGUF language models, with numbers that can be checked.
@@ -82,6 +84,8 @@ struct Cli {
     command: Command,
     #[command(flatten)]
     messages: MessageArgs,
+    #[command(flatten)]
+    hub: hub::HubArgs,
     /// With several MPI ranks: seconds that one may take to answer before all of them end
     #[cfg(feature = "mpi")]
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = ranks::SECONDS)]
@@ -131,6 +135,9 @@ enum Command {
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     Merge(merge::MergeArgs),
+    Pull(hub::PullArgs),
+    List(hub::ListArgs),
+    Rm(hub::RmArgs),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  \
                       octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
@@ -167,6 +174,9 @@ impl Command {
             | Command::Quantize(_)
             | Command::Imatrix(_)
             | Command::Merge(_)
+            | Command::Pull(_)
+            | Command::List(_)
+            | Command::Rm(_)
             | Command::Completions { .. }
             | Command::Man { .. } => None,
         }
@@ -175,7 +185,7 @@ impl Command {
     /// Returns whether the command prints to stdout.
     fn prints(&self) -> bool {
         match self {
-            Command::Serve(_) | Command::Convert(_) | Command::Imatrix(_) => false,
+            Command::Serve(_) | Command::Convert(_) | Command::Imatrix(_) | Command::Rm(_) => false,
             Command::Quantize(args) => args.prints(),
             _ => true,
         }
@@ -222,7 +232,10 @@ fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
         .and_then(|found| Cli::from_arg_matches(&found));
     let result = match parsed {
         Ok(cli) => terminal::set_up(cli.messages.level(), cli.messages.log_file.as_deref())
-            .and_then(|()| dispatch(cli.command)),
+            .and_then(|()| {
+                hub::set_up(cli.hub);
+                dispatch(cli.command)
+            }),
         Err(error) => match argv::needed::explain(&command, &args, &error) {
             Some(line) => Err(Failure::Usage(line)),
             None => return report::usage(&error),
@@ -287,11 +300,23 @@ fn execute(command: Command) -> Result<Exit, Failure> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),
-        Command::QuantReport(args) => quant_report::run(&args),
-        Command::Convert(args) => convert::run(&args),
-        Command::Quantize(args) => quantize::run(&args),
+        Command::QuantReport(mut args) => {
+            hub::fetch(args.model_mut())?;
+            quant_report::run(&args)
+        }
+        Command::Convert(mut args) => {
+            hub::fetch(args.input_mut())?;
+            convert::run(&args)
+        }
+        Command::Quantize(mut args) => {
+            hub::fetch(args.input_mut())?;
+            quantize::run(&args)
+        }
         Command::Imatrix(args) => imatrix::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::Pull(args) => hub::pull(&args),
+        Command::List(args) => hub::list(&args),
+        Command::Rm(args) => hub::rm(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { command } => man(command.as_deref()),
     }

@@ -283,7 +283,7 @@ fn host_name(text: &str) -> Result<String, String> {
 
 /// Returns the model's names: the alias, then the file's stem.
 fn names(args: &ServeArgs) -> Vec<String> {
-    let stem = match args.model.path() {
+    let stem = match args.model.given() {
         Some(path) => path
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned()),
@@ -337,7 +337,7 @@ fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure>
     let scheduling = &args.scheduling;
     let mut options = args.compute.options()?;
     options.sessions = scheduling.parallel.into();
-    let gguf = load::source_quietly(&args.model).open(true)?;
+    let gguf = load::source_quietly(&args.model)?.open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?;
     if !hparams.is_causal() && !args.compute.has_batch() {

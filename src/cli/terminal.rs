@@ -121,6 +121,8 @@ pub(super) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Bytes,
+    /// Bytes that come over a network, at a rate of interest.
+    Download,
     Tokens,
     Tensors,
     Runs,
@@ -131,6 +133,7 @@ impl Unit {
     fn template(self) -> &'static str {
         match self {
             Unit::Bytes => "{msg} {wide_bar} {bytes}/{total_bytes}",
+            Unit::Download => "{msg} {wide_bar} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left",
             Unit::Tokens => "{msg} {wide_bar} {pos}/{len} tokens",
             Unit::Tensors => "{msg} {wide_bar} {pos}/{len} tensors",
             Unit::Runs => "{msg} {wide_bar} {pos}/{len} runs",
@@ -140,7 +143,7 @@ impl Unit {
 
     fn amount(self, done: u64, total: u64) -> String {
         let name = match self {
-            Unit::Bytes => return format!("{} of {}", size(done), size(total)),
+            Unit::Bytes | Unit::Download => return format!("{} of {}", size(done), size(total)),
             Unit::Tokens => "tokens",
             Unit::Tensors => "tensors",
             Unit::Runs => "runs",
@@ -160,6 +163,11 @@ impl Progress {
     /// Creates progress in bytes.
     pub(super) fn bytes(what: &'static str) -> Progress {
         Progress::new(what, Unit::Bytes)
+    }
+
+    /// Creates progress of a download; a bar shows the rate and the time left.
+    pub(super) fn download(what: &'static str) -> Progress {
+        Progress::new(what, Unit::Download)
     }
 
     /// Creates progress in tokens.

@@ -41,7 +41,7 @@ pub(super) struct TokenizeArgs {
 /// Runs the command.
 pub(super) fn run(args: &TokenizeArgs) -> Result<Exit, Failure> {
     let text = args.text.require()?;
-    let gguf = load::source(&args.model).open(!args.no_mmap)?;
+    let gguf = load::source(&args.model)?.open(!args.no_mmap)?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     terminal::warn(tokenizer.warnings());
     let special = !args.no_special;

@@ -16,6 +16,7 @@ use octavo_vision::{Encoder, EncoderCache, ImageEncoder, prompt};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;
+use super::hub;
 use super::load;
 
 /// Options of the number of image tokens.
@@ -38,8 +39,8 @@ pub(super) struct ImageTokenArgs {
 #[command(mut_arg("image_min_tokens", |a| a.requires("mmproj")))]
 #[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
 pub(super) struct MmprojArgs {
-    /// Image encoder (vision tower) of the model: a GGUF file (mmproj), or a Hugging Face folder
-    /// that has one
+    /// Image encoder (vision tower) of the model: a GGUF file (mmproj), a Hugging Face folder that
+    /// has one, or hf:USER/REPO for the one beside that model
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
     #[command(flatten)]
@@ -85,7 +86,7 @@ impl MmprojArgs {
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.image_tokens.limits()?;
         let path = self.mmproj.as_deref();
-        path.map_or(Ok(()), |path| load::check_there("--mmproj", path))
+        path.map_or(Ok(()), |path| load::check_model("--mmproj", path))
     }
 
     /// Loads the image encoder of a model, if one is given.
@@ -102,7 +103,7 @@ impl MmprojArgs {
             pool: engine.pool(),
             ..options(compute)?
         };
-        let encoder = encoder(path, token_limits, &options)?;
+        let encoder = encoder(&hub::mmproj(path)?, token_limits, &options)?;
         Ok(Some(EncoderCache::new(
             engine,
             encoder,
@@ -132,10 +133,10 @@ impl ImageArgs {
         };
         self.check()?;
         let token_limits = self.mmproj.image_tokens.limits()?;
-        let source = load::source_quietly(model);
+        let source = load::source_quietly(model)?;
         let text = source.open(true)?;
         let hparams = Hparams::from_gguf(&text)?;
-        let encoder = encoder(path, token_limits, &options(compute)?)?;
+        let encoder = encoder(&hub::mmproj(path)?, token_limits, &options(compute)?)?;
         let mut image_encoder = ImageEncoder::new(
             text.name(),
             &hparams,

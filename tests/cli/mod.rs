@@ -10,6 +10,7 @@ mod facts;
 mod folders;
 mod graph;
 mod hostile;
+mod hub;
 mod images;
 mod kept;
 mod keys;

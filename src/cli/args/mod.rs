@@ -10,6 +10,7 @@ mod system;
 mod template;
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub(super) use cache::CacheArgs;
 use clap::Args;
@@ -26,6 +27,7 @@ pub(super) use system::SystemArgs;
 pub(super) use template::TemplateArgs;
 
 use super::failure::Failure;
+use super::hub;
 use super::prompt::unescape;
 use super::threads::ThreadsArgs;
 use super::values;
@@ -33,8 +35,8 @@ use super::values;
 /// Options that name the model.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// GGUF file (of a split model, its first part) or Hugging Face folder; the built-in demo model
-    /// if not given
+    /// GGUF file (of a split model, its first part), Hugging Face folder, model of the hub
+    /// (hf:USER/REPO:QUANT) or address; the built-in demo model if not given
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     positional: Option<PathBuf>,
     /// The same as MODEL
@@ -46,14 +48,47 @@ pub(super) struct ModelArgs {
     )]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     flag: Option<PathBuf>,
+    /// The same as MODEL hf:USER/REPO:QUANT (llama.cpp's -hf)
+    #[arg(long, value_name = "USER/REPO[:QUANT]", conflicts_with_all = ["positional", "flag"])]
+    hf_repo: Option<String>,
+    /// Path of the file in --hf-repo
+    #[arg(long, value_name = "PATH", requires = "hf_repo")]
+    hf_file: Option<String>,
+    /// Path of the model, once it is known.
+    #[arg(skip)]
+    local: OnceLock<PathBuf>,
     #[command(flatten)]
     pub(super) keys: KeyArgs,
 }
 
 impl ModelArgs {
-    /// Returns the path of the model, if one is given.
-    pub(super) fn path(&self) -> Option<&Path> {
-        self.positional.as_deref().or(self.flag.as_deref())
+    /// Returns the model as it was given, if one was: a path or a name.
+    pub(super) fn given(&self) -> Option<PathBuf> {
+        let path = self.positional.as_ref().or(self.flag.as_ref()).cloned();
+        let of_hub = || {
+            let repo = self.hf_repo.as_ref()?;
+            Some(PathBuf::from(match &self.hf_file {
+                Some(file) => {
+                    let repo = repo.split_once(':').map_or(&**repo, |(repo, _)| repo);
+                    format!("hf:{repo}/{file}")
+                }
+                None => format!("hf:{repo}"),
+            }))
+        };
+        path.or_else(of_hub)
+    }
+
+    /// Returns the path of the model, if one is given; a model of the hub is downloaded first,
+    /// unless it is cached.
+    pub(super) fn path(&self) -> Result<Option<&Path>, Failure> {
+        if let Some(path) = self.local.get() {
+            return Ok(Some(path));
+        }
+        let Some(given) = self.given() else {
+            return Ok(None);
+        };
+        let path = hub::model(&given)?;
+        Ok(Some(self.local.get_or_init(|| path)))
     }
 }
 

@@ -18,7 +18,8 @@ pub(in super::super) struct SpeculativeArgs {
         hide_possible_values = true
     )]
     lookup: When,
-    /// Draft tokens with a smaller model of the same vocabulary: a GGUF file or folder
+    /// Draft tokens with a smaller model of the same vocabulary: a GGUF file, a
+    /// folder or hf:USER/REPO:QUANT
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     pub(in super::super) draft: Option<PathBuf>,
 }

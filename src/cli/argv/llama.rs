@@ -13,8 +13,7 @@ pub(super) enum Here {
 use Here::{Is, No};
 
 const ALWAYS: &str = "it is always so; leave it out";
-const DOWNLOADS: &str =
-    "it downloads nothing; expected the path of a GGUF file or of a Hugging Face folder";
+const DOWNLOADS: &str = "hf:USER/REPO[:QUANT] names a model of the hub";
 const PRIORITY: &str = "threads are placed and scheduled by the system; taskset and nice set both";
 const TALK: &str = "octavo chat holds a conversation, octavo run --chat answers one message, and \
                     octavo run alone continues a text";
@@ -66,9 +65,15 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--log-disable"], Is("--quiet")),
     (&["--cors-origins"], No("--cors-origin ORIGIN names one site and may be given several times")),
     // models
-    (&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "-mu", "--model-url",
-       "-dr", "--docker-repo", "-cl", "--cache-list", "--offline", "-mmu", "--mmproj-url",
-       "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--embd-gemma-default",
+    (&["-hf", "-hfr", "--hf-repo"], Is("--hf-repo")),
+    (&["-hff", "--hf-file"], Is("--hf-file")),
+    (&["-hft", "--hf-token"], Is("--hf-token")),
+    (&["-mu", "--model-url"], Is("--model")),
+    (&["-mmu", "--mmproj-url"], Is("--mmproj")),
+    (&["-cl", "--cache-list"], No("octavo list lists the models in the cache")),
+    (&["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"],
+        No("--draft hf:USER/REPO[:QUANT] is a draft model of the hub")),
+    (&["-dr", "--docker-repo", "--embd-gemma-default",
        "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default",
        "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
        "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",

@@ -118,7 +118,7 @@ fn exit(comparison: &Comparison) -> Exit {
 }
 
 fn open(args: &DiffArgs, path: Option<&Path>) -> Result<Arc<Gguf>, Failure> {
-    let source = args.keys.changed(load::source_at(path));
+    let source = args.keys.changed(load::source_at(path)?);
     Ok(Arc::new(source.open(args.compute.mmap())?))
 }
 

@@ -86,7 +86,7 @@ pub(super) struct InspectArgs {
 /// Runs the command.
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     if args.graph {
-        let gguf = load::source(&args.model).open(args.compute.mmap())?;
+        let gguf = load::source(&args.model)?.open(args.compute.mmap())?;
         terminal::print(graph::render(&gguf, args.layer, args.json)?.as_bytes())?;
         return Ok(Exit::Done);
     }
@@ -106,7 +106,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
         return Err(Failure::Usage(message.to_owned()));
     }
     let isa = options.isa.resolve()?;
-    let gguf = load::source(&args.model).open(options.mmap)?;
+    let gguf = load::source(&args.model)?.open(options.mmap)?;
     // a file that cannot run has no context to report
     if let Ok(context) = Context::of(&gguf, &options) {
         options.ctx = Some(context.positions);

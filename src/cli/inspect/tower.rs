@@ -79,7 +79,7 @@ pub(super) fn dump(
     image: &Path,
     dump: &Path,
 ) -> std::result::Result<Exit, Failure> {
-    let Some(path) = args.model.path() else {
+    let Some(path) = args.model.path()? else {
         return Err(Failure::Usage(
             "--image: expected MODEL, the file of a vision tower".to_owned(),
         ));

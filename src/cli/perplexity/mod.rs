@@ -104,7 +104,7 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
     args.check()?;
     let options = args.compute.options()?;
     let inputs = Inputs::default()
-        .model(args.model.path())
+        .model(args.model.path()?)
         .file(args.file.as_deref());
     let inputs = match args.kl_divergence {
         true => inputs.file(args.kl_divergence_base.as_deref()),

@@ -34,12 +34,12 @@ fn score(
     job: &Job<'_>,
 ) -> Result<Exit, Failure> {
     let n_ctx = match options.ctx.unwrap_or(CHUNK) {
-        0 => load::n_ctx_train(&load::source_quietly(&args.model))?,
+        0 => load::n_ctx_train(&load::source_quietly(&args.model)?)?,
         n_ctx => n_ctx,
     };
     options.ctx = Some(n_ctx);
     let mut key = Key::new("perplexity");
-    add_model(&mut key, "model", args.model.path())?;
+    add_model(&mut key, "model", args.model.path()?)?;
     add_keys(&mut key, &args.model);
     key.bytes("text", text)
         .set("tokens of a chunk", n_ctx)
@@ -77,7 +77,7 @@ fn compare(
         .chunks()
         .map_or(shape.n_chunks, |n| n.min(shape.n_chunks));
     let mut key = Key::new("perplexity --kl-divergence");
-    add_model(&mut key, "model", args.model.path())?;
+    add_model(&mut key, "model", args.model.path()?)?;
     add_keys(&mut key, &args.model);
     add_base(&mut key, &mut base)?;
     key.set("chunks", units);

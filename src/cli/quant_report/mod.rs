@@ -204,6 +204,11 @@ fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
 }
 
 impl QuantReportArgs {
+    /// Returns the model, for its name to be replaced by its path.
+    pub(super) fn model_mut(&mut self) -> &mut PathBuf {
+        &mut self.model
+    }
+
     /// Refuses options that would have no effect.
     fn check(&self) -> Result<(), Failure> {
         let is_sharded = self.shard.index().is_some();

@@ -132,6 +132,11 @@ pub(super) fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
 }
 
 impl QuantizeArgs {
+    /// Returns the model, for its name to be replaced by its path.
+    pub(super) fn input_mut(&mut self) -> &mut PathBuf {
+        &mut self.input
+    }
+
     /// Returns OUT and TYPE: a single argument after IN is the type, which is enough for a dry run.
     fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
         let usage =

@@ -41,7 +41,7 @@ pub(super) fn diff(
     page: Option<&Output<'_>>,
     inputs: &Inputs,
 ) -> Result<Exit, Failure> {
-    let source = args.keys.changed(load::source_at(args.a.as_deref()));
+    let source = args.keys.changed(load::source_at(args.a.as_deref())?);
     let model = Arc::new(source.open(args.compute.mmap())?);
     if Tower::is_in(&model) {
         return tower(args, &model, page);

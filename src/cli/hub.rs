@@ -1,0 +1,296 @@
+//! Models by name: `hf:USER/REPO` and addresses, fetched where a path is expected, and the commands
+//! that fetch, list and remove them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use clap::Args;
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_hub::{CachedModel, Event, Hub, RemoteModel, WantedFile};
+use serde_json::json;
+
+use super::failure::{Exit, Failure};
+use super::terminal::{self, Progress};
+use super::wording::size;
+
+/// Options of downloads.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Downloads")]
+pub(super) struct HubArgs {
+    /// Download nothing: models named hf:USER/REPO come from the cache alone
+    #[arg(long, global = true)]
+    offline: bool,
+    /// Token of the hub [default: HF_TOKEN, or the token that `hf auth login` keeps]
+    #[arg(long, global = true, value_name = "TOKEN")]
+    hf_token: Option<String>,
+}
+
+static SETTINGS: OnceLock<HubArgs> = OnceLock::new();
+
+/// Paths of the names that were fetched, so that a command asks the hub once for each.
+static FETCHED: Mutex<BTreeMap<(PathBuf, bool), PathBuf>> = Mutex::new(BTreeMap::new());
+
+/// Keeps the options for all downloads of the process.
+pub(super) fn set_up(args: HubArgs) {
+    SETTINGS.get_or_init(|| args);
+}
+
+fn hub() -> Result<Hub, Failure> {
+    let hub = Hub::from_env()?;
+    Ok(match SETTINGS.get() {
+        Some(HubArgs { offline, hf_token }) => {
+            let hub = hub.offline(*offline);
+            match hf_token {
+                Some(token) => hub.token(token.clone()),
+                None => hub,
+            }
+        }
+        None => hub,
+    })
+}
+
+/// Reads a model's name; `None` if it is the path of a file. A file of that name comes first.
+fn remote(name: &Path) -> Result<Option<RemoteModel>, Failure> {
+    match name.to_str() {
+        Some(text) if !name.exists() => {
+            RemoteModel::parse(text).map_err(|error| Failure::Usage(error.to_string()))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Returns whether this is a model's name and not the path of a file.
+pub(super) fn is_remote(name: &Path) -> bool {
+    matches!(remote(name), Ok(Some(_)) | Err(_))
+}
+
+/// Returns the path of a model: the name itself, or where it is once it is fetched.
+pub(super) fn model(name: &Path) -> Result<PathBuf, Failure> {
+    fetched(name, false)
+}
+
+/// Replaces a model's name by its path.
+pub(super) fn fetch(name: &mut PathBuf) -> Result<(), Failure> {
+    *name = model(name)?;
+    Ok(())
+}
+
+/// Does the same for a model's image encoder: of a repository, the one beside its model.
+pub(super) fn mmproj(name: &Path) -> Result<PathBuf, Failure> {
+    fetched(name, true)
+}
+
+fn fetched(name: &Path, is_mmproj: bool) -> Result<PathBuf, Failure> {
+    let Some(model) = remote(name)? else {
+        return Ok(name.to_owned());
+    };
+    let key = (name.to_owned(), is_mmproj);
+    let mut all = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = all.get(&key) {
+        return Ok(path.clone());
+    }
+    let is_file = !matches!(
+        model,
+        RemoteModel::Repository {
+            file: WantedFile::Quantization(_),
+            ..
+        }
+    );
+    let path = shown(|hub, sink| match is_mmproj && !is_file {
+        false => Ok(hub.model(&model, sink)?),
+        true => hub.sibling(&model, "mmproj", sink)?.ok_or_else(|| {
+            let name = name.display();
+            Failure::Input(format!(
+                "{name}: expected an image encoder (mmproj) beside the model"
+            ))
+        }),
+    })?;
+    all.insert(key, path.clone());
+    Ok(path)
+}
+
+/// Runs downloads with a bar for each file.
+fn shown<T>(
+    fetch: impl FnOnce(&Hub, &mut octavo_hub::EventSink<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let hub = hub()?;
+    let mut current: Option<(String, Progress)> = None;
+    let mut sink = |event: Event<'_>| match event {
+        Event::HubIsAway { error } => {
+            terminal::note(&format!(
+                "octavo: warning: {error}; the cached model is used"
+            ));
+        }
+        Event::Downloading { file, done, total } => {
+            if current.as_ref().is_none_or(|(name, _)| name != file) {
+                let of = total.map_or_else(String::new, |total| format!(", {}", size(total)));
+                terminal::note(&format!("octavo: downloading {file}{of}"));
+                current = Some((file.to_owned(), Progress::download("downloading")));
+            }
+            if let Some((_, bar)) = &current {
+                bar.at(done, total.unwrap_or(done.saturating_add(1)));
+            }
+        }
+    };
+    let result = fetch(&hub, &mut sink);
+    if let Some((_, bar)) = current {
+        bar.clear();
+    }
+    result
+}
+
+/// Download a model into the cache, and print its path
+///
+/// The cache is the one of the hub's own programs (HF_HOME, HF_HUB_CACHE): what they have
+/// downloaded is there, and they find what is downloaded here.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo pull hf:ggml-org/SmolLM3-3B-GGUF
+  octavo pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0
+  octavo run hf:Qwen/Qwen3-0.6B-GGUF:Q8_0 -p \"1+1=\"
+
+Without QUANT, the file is the one of type Q4_K_M, else Q8_0, else the first.")]
+pub(super) struct PullArgs {
+    /// Model: hf:USER/REPO, hf:USER/REPO:QUANT, hf:USER/REPO/FILE or an address; @REVISION after
+    /// REPO or FILE is a branch, tag or commit
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Download the model's image encoder (mmproj), too
+    #[arg(long)]
+    mmproj: bool,
+}
+
+/// List the models in the cache
+#[derive(Debug, Args)]
+pub(super) struct ListArgs {
+    /// Print a JSON object for each model
+    #[arg(long)]
+    json: bool,
+}
+
+/// Remove a model from the cache
+///
+/// Without QUANT or FILE, everything of the repository is removed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo rm hf:Qwen/Qwen3-0.6B-GGUF:Q8_0
+  octavo rm hf:Qwen/Qwen3-0.6B-GGUF")]
+pub(super) struct RmArgs {
+    /// Model: hf:USER/REPO, hf:USER/REPO:QUANT or hf:USER/REPO/FILE
+    #[arg(value_name = "MODEL")]
+    model: String,
+}
+
+/// Runs `octavo pull`.
+pub(super) fn pull(args: &PullArgs) -> Result<Exit, Failure> {
+    if !is_remote(&args.model) {
+        let name = args.model.display();
+        return Err(Failure::Usage(format!(
+            "{name}: expected hf:USER/REPO or an address"
+        )));
+    }
+    let mut paths = vec![model(&args.model)?];
+    if args.mmproj {
+        paths.push(mmproj(&args.model)?);
+    }
+    for path in paths {
+        terminal::print(format!("{}\n", path.display()).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Runs `octavo list`.
+pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
+    let cache = octavo_hub::Cache::from_env()?;
+    let models = cache.models();
+    if models.is_empty() && !args.json {
+        terminal::note(&format!(
+            "octavo: no models in {} (octavo pull downloads one)",
+            cache.path().display()
+        ));
+    }
+    let mut text = String::new();
+    if args.json {
+        for model in &models {
+            let object = json!({
+                "version": super::answer::VERSION,
+                "name": name(model),
+                "repo": model.repo,
+                "file": model.file,
+                "quantization": model.quantization,
+                "architecture": architecture(model),
+                "bytes": model.bytes,
+                "path": model.path,
+            });
+            text.push_str(&format!("{object}\n"));
+        }
+    } else {
+        let widest = models.iter().map(|model| name(model).len()).max();
+        for model in &models {
+            let architecture = architecture(model).unwrap_or_else(|| "unreadable".to_owned());
+            text.push_str(&format!(
+                "{:width$}  {:>10}  {architecture}\n",
+                name(model),
+                size(model.bytes),
+                width = widest.unwrap_or(0)
+            ));
+        }
+    }
+    terminal::print(text.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// Returns the name that fetches a cached model.
+fn name(model: &CachedModel) -> String {
+    format!("hf:{}/{}", model.repo, model.file)
+}
+
+fn architecture(model: &CachedModel) -> Option<String> {
+    let options = OpenOptions::default();
+    let gguf = Gguf::open(&model.path, &options).ok()?;
+    gguf.str("general.architecture").ok()?.map(str::to_owned)
+}
+
+/// Runs `octavo rm`.
+pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
+    let usage = |error: octavo_hub::Error| Failure::Usage(error.to_string());
+    let text = args.model.strip_prefix("hf:").unwrap_or(&args.model);
+    let RemoteModel::Repository { repo, file, .. } =
+        RemoteModel::repository(text).map_err(usage)?
+    else {
+        unreachable!("a repository is read as one");
+    };
+    let cache = octavo_hub::Cache::from_env()?;
+    let missing = || Failure::Input(format!("{}: not in the cache (octavo list)", args.model));
+    let wanted = |model: &CachedModel| match &file {
+        WantedFile::Path(path) => model.file == *path,
+        WantedFile::Quantization(Some(tag)) => {
+            let own = model.quantization.as_deref();
+            own.is_some_and(|own| own.eq_ignore_ascii_case(tag))
+        }
+        WantedFile::Quantization(None) => true,
+    };
+    if file == WantedFile::Quantization(None) {
+        return match cache.remove(&repo)? {
+            true => Ok(Exit::Done),
+            false => Err(missing()),
+        };
+    }
+    let models = cache.models();
+    let own: Vec<&CachedModel> = models
+        .iter()
+        .filter(|model| model.repo == repo && wanted(model))
+        .collect();
+    if own.is_empty() {
+        return Err(missing());
+    }
+    let mut freed = 0;
+    for model in own {
+        freed += cache.remove_file(&repo, &model.file)?;
+    }
+    terminal::note(&format!("octavo: {} freed", size(freed)));
+    Ok(Exit::Done)
+}
