@@ -75,12 +75,15 @@ impl Client {
         token: Option<String>,
         retries: Retries,
     ) -> Result<Client, Error> {
-        let http = blocking::Client::builder()
+        let mut http = blocking::Client::builder()
             .user_agent(concat!("octavo/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(Duration::from_secs(10))
             // of every read: a blocking client's timeout begins anew with each
-            .timeout(retries.idle)
-            .build();
+            .timeout(retries.idle);
+        if is_on_this_machine(endpoint) {
+            http = http.no_proxy();
+        }
+        let http = http.build();
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         Ok(Client {
             http: http.map_err(|error| Error::Connection {
@@ -225,6 +228,16 @@ impl Client {
             message: said.unwrap_or_default(),
         }
     }
+}
+
+/// Returns whether a hub runs on this machine, which no proxy knows.
+fn is_on_this_machine(endpoint: &str) -> bool {
+    let host = endpoint
+        .split_once("://")
+        .map_or(endpoint, |(_, rest)| rest);
+    ["127.", "localhost", "[::1]"]
+        .iter()
+        .any(|name| host.starts_with(name))
 }
 
 /// Returns how many seconds a server asks to wait.
