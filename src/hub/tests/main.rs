@@ -375,6 +375,7 @@ fn the_cache_is_shared_with_huggingface_hub() {
             .env("HF_ENDPOINT", &place.standin.url)
             .env("HF_HUB_CACHE", place.folder.path())
             .env("HF_HUB_DISABLE_XET", "1")
+            .env("NO_PROXY", "127.0.0.1")
             .env_remove("HF_TOKEN")
             .output()
             .expect("Python runs");
