@@ -157,6 +157,10 @@ mod tests {
             ("octavo run -ngl 20", "octavo run --gpu-layers 20"),
             ("octavo run -ub=64", "octavo run --batch-size=64"),
             ("octavo run -r x", "octavo run --stop x"),
+            (
+                "octavo run -hf u/r -hff x",
+                "octavo run --hf-repo u/r --hf-file x",
+            ),
             ("octavo bench -r 3", "octavo bench -r 3"),
             ("octavo run -n64 -c 512", "octavo run -n64 -c 512"),
             ("octavo tokenize --ids", "octavo tokenize --ids"),
@@ -173,9 +177,12 @@ mod tests {
             ("octavo run --flash-attn=on", "octavo has no --flash-attn: "),
             (
                 "octavo -hf org/model",
-                "octavo has no -hf: it downloads nothing",
+                "octavo has no -hf before its command",
             ),
-            ("octavo serve -hf org/model", "octavo has no -hf: "),
+            (
+                "octavo serve -dr ai/model",
+                "octavo has no -dr: hf:USER/REPO",
+            ),
             ("octavo run m.gguf -no-cnv", "octavo has no -no-cnv: "),
             ("octavo run m.gguf -tb 4", "octavo has no -tb: -t N"),
             ("octavo serve --jinja", "octavo has no --jinja: "),
