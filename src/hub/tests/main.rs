@@ -361,8 +361,8 @@ fn a_file_at_an_address_is_kept_by_its_address() {
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
 }
 
-/// What `huggingface_hub` has downloaded is not downloaded again, and the other way round. Needs a
-/// Python with that package, named by OCTAVO_HUB_PYTHON.
+/// Files that `huggingface_hub` has downloaded are not downloaded again, and the other way round.
+/// Needs a Python with that package, named by OCTAVO_HUB_PYTHON.
 #[test]
 fn the_cache_is_shared_with_huggingface_hub() {
     let Ok(python) = std::env::var("OCTAVO_HUB_PYTHON") else {
