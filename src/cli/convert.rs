@@ -33,7 +33,7 @@ as they are, too.")]
 pub(super) struct ConvertArgs {
     /// Hugging Face folder
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    input: PathBuf,
+    pub(super) input: PathBuf,
     /// Output file
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
@@ -68,13 +68,6 @@ fn matrix_type() -> Named<TensorType> {
         let of_name = TensorType::from_name(text).filter(|ty| types.contains(ty));
         of_name.ok_or_else(|| "expected q4_1, f16, bf16 or f32".to_owned())
     })
-}
-
-impl ConvertArgs {
-    /// Returns the model, for its name to be replaced by its path.
-    pub(super) fn input_mut(&mut self) -> &mut PathBuf {
-        &mut self.input
-    }
 }
 
 /// Runs the command.

@@ -301,15 +301,15 @@ fn execute(command: Command) -> Result<Exit, Failure> {
         Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::QuantReport(mut args) => {
-            hub::fetch(args.model_mut())?;
+            hub::fetch(&mut args.model)?;
             quant_report::run(&args)
         }
         Command::Convert(mut args) => {
-            hub::fetch(args.input_mut())?;
+            hub::fetch(&mut args.input)?;
             convert::run(&args)
         }
         Command::Quantize(mut args) => {
-            hub::fetch(args.input_mut())?;
+            hub::fetch(&mut args.input)?;
             quantize::run(&args)
         }
         Command::Imatrix(args) => imatrix::run(&args),

@@ -101,13 +101,18 @@ impl Session {
         &self.images
     }
 
-    /// Drops the tokens that are not at the beginning of a prompt, or are all of it, and hands over
-    /// the pages of the others.
-    pub(crate) fn lend(&mut self, prompt: &[u32]) -> SequenceKv {
-        let both = self.tokens.iter().zip(prompt);
+    /// Drops the tokens that a text does not begin with, and the last one if that is all of the
+    /// text: it is always computed, because its outputs choose the next one. Returns how many are
+    /// left.
+    pub(crate) fn truncate_to_prefix(&mut self, text: &[u32]) -> usize {
+        let both = self.tokens.iter().zip(text);
         let alike = both.take_while(|(a, b)| a == b).count();
-        // the last token is always computed: its outputs choose the next one
-        self.truncate(alike.min(prompt.len().saturating_sub(1)));
+        self.truncate(alike.min(text.len().saturating_sub(1)))
+    }
+
+    /// Hands over the pages of the tokens that a prompt begins with, and drops the others.
+    pub(crate) fn lend(&mut self, prompt: &[u32]) -> SequenceKv {
+        self.truncate_to_prefix(prompt);
         self.tokens.clear();
         std::mem::take(&mut self.kv)
     }

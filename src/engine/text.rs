@@ -90,7 +90,12 @@ impl Engine {
             batch.step(&mut |_, event| match event {
                 Event::Embedded { vector, .. } => result = Some(Ok(vector)),
                 Event::Failed(error) => result = Some(Err(error)),
-                _ => {}
+                Event::Started { .. }
+                | Event::Read { .. }
+                | Event::Prompt(_)
+                | Event::Delta { .. }
+                | Event::Finished { .. }
+                | Event::Beams { .. } => {}
             })?;
         }
         result.expect("a request for an embedding ends with one, or with an error")

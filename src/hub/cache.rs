@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 use crate::choice::quantization;
-use crate::name::{is_path, is_repository};
+use crate::name::is_repository;
 
 /// A folder with downloaded models.
 #[derive(Clone, Debug)]
@@ -304,9 +304,4 @@ fn link_to(target: &Path, path: &Path) -> io::Result<()> {
     // a relative target of a link needs the system's separators
     let target: PathBuf = target.iter().collect();
     std::os::windows::fs::symlink_file(target, path)
-}
-
-/// Returns whether a listing's path may become a file of a snapshot.
-pub(crate) fn may_be_file(path: &str) -> bool {
-    is_path(path)
 }

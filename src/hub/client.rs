@@ -255,14 +255,14 @@ fn next_page(headers: &HeaderMap) -> Option<String> {
     Some(rest.split_once('>')?.0.to_owned())
 }
 
-/// Returns the innermost reason of an error: the outer ones repeat the address.
 fn reason(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
     match error.is_timeout() {
         true => "no answer in time".to_owned(),
-        false => cause.to_string(),
+        false => innermost(error),
     }
+}
+
+/// Returns the innermost reason of an error: the outer ones repeat the address.
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
 }

@@ -12,7 +12,7 @@ use reqwest::blocking::Response;
 use sha1::Digest;
 
 use crate::Error;
-use crate::client::{Client, Subject};
+use crate::client::{Client, Subject, innermost};
 
 /// Bytes read at a time.
 const PIECE: usize = 1 << 18;
@@ -187,7 +187,7 @@ fn receive(
                     progress(done, size);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Ended::Cut(innermost(&error)),
+                Err(error) => break Ended::Cut(reason(&error)),
             }
             if size.is_some_and(|size| done > size) {
                 break Ended::Whole;
@@ -277,15 +277,11 @@ impl Hashing {
     }
 }
 
-/// Returns the innermost reason of an error.
-fn innermost(error: &io::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
+/// Returns the reason that nothing more comes.
+fn reason(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut => "nothing came for too long".to_owned(),
-        _ => format!("the connection ended early: {cause}"),
+        _ => format!("the connection ended early: {}", innermost(error)),
     }
 }
 

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::Error;
-use crate::cache::{self, Cache, create_folder_of, is_commit, may_be_file};
+use crate::cache::{self, Cache, create_folder_of, is_commit};
 use crate::choice;
 use crate::client::{Client, Retries, Subject};
 use crate::download::{Hash, RemoteFile};
-use crate::name::{RemoteModel, WantedFile};
+use crate::name::{RemoteModel, WantedFile, is_path};
 
 /// Address of the hub, unless the environment names another one.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -261,7 +261,7 @@ impl Hub {
         for _ in 0..MOST_PAGES {
             let Some(url) = next else { break };
             let (entries, more): (Vec<TreeEntry>, _) = self.client.json(&url, subject)?;
-            let is_file = |entry: &TreeEntry| entry.r#type == "file" && may_be_file(&entry.path);
+            let is_file = |entry: &TreeEntry| entry.r#type == "file" && is_path(&entry.path);
             files.extend(entries.into_iter().filter(is_file).map(ListedFile::of));
             next = more;
         }
@@ -316,13 +316,7 @@ impl Hub {
             let name = file.path.rsplit('/').next().unwrap_or(&file.path);
             let subject = Subject::Repository(repo, commit);
             self.client
-                .download(&remote, &blob, subject, &mut |done, total| {
-                    sink(Event::Downloading {
-                        file: name,
-                        done,
-                        total,
-                    });
-                })?;
+                .download(&remote, &blob, subject, &mut progress(name, sink))?;
         }
         self.cache.link(repo, commit, &file.path, id)
     }
@@ -360,13 +354,7 @@ impl Hub {
                     hash: Hash::Unknown,
                 };
                 self.client
-                    .download(&remote, &path, Subject::File, &mut |done, total| {
-                        sink(Event::Downloading {
-                            file: &name,
-                            done,
-                            total,
-                        });
-                    })?;
+                    .download(&remote, &path, Subject::File, &mut progress(&name, sink))?;
             }
             Ok(path)
         });
@@ -419,6 +407,11 @@ impl ListedFile {
             about,
         }
     }
+}
+
+/// Returns the receiver of a file's progress, which makes events of it.
+fn progress(file: &str, sink: &mut EventSink<'_>) -> impl FnMut(u64, Option<u64>) {
+    move |done, total| sink(Event::Downloading { file, done, total })
 }
 
 /// Returns whether an error says that the hub does not answer, rather than that it refuses.

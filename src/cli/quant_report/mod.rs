@@ -56,7 +56,7 @@ exit code 1.")]
 pub(super) struct QuantReportArgs {
     /// GGUF file or Hugging Face folder in F16, BF16 or F32
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
-    model: PathBuf,
+    pub(super) model: PathBuf,
     /// Text to score (- is stdin)
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: PathBuf,
@@ -204,11 +204,6 @@ fn page_at<'a>(path: &'a Path, force: bool, inputs: &'a Inputs) -> Output<'a> {
 }
 
 impl QuantReportArgs {
-    /// Returns the model, for its name to be replaced by its path.
-    pub(super) fn model_mut(&mut self) -> &mut PathBuf {
-        &mut self.model
-    }
-
     /// Refuses options that would have no effect.
     fn check(&self) -> Result<(), Failure> {
         let is_sharded = self.shard.index().is_some();

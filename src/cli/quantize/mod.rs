@@ -43,7 +43,7 @@ pub(super) struct QuantizeArgs {
     /// Model: a GGUF file (of a split model, its first part; or of an image encoder) or a Hugging
     /// Face folder
     #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
-    input: PathBuf,
+    pub(super) input: PathBuf,
     /// Output file; left out with --dry-run
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
@@ -132,11 +132,6 @@ pub(super) fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
 }
 
 impl QuantizeArgs {
-    /// Returns the model, for its name to be replaced by its path.
-    pub(super) fn input_mut(&mut self) -> &mut PathBuf {
-        &mut self.input
-    }
-
     /// Returns OUT and TYPE: a single argument after IN is the type, which is enough for a dry run.
     fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
         let usage =

@@ -305,15 +305,13 @@ impl Branch {
         self.fed.take()
     }
 
-    /// Ends a text with what there is; returns the part that was held back.
-    pub(super) fn cancel(&mut self) -> Delta {
-        let text = match &mut self.task {
-            TaskState::Text(decoder, _) => decoder.cancel(),
-            TaskState::Beams { .. } | TaskState::Embedding(_) => String::new(),
-        };
-        Delta {
-            text,
-            ..Delta::default()
+    /// Ends a text with what there is: it is fed the part that was held back.
+    pub(super) fn cancel(&mut self) {
+        if let TaskState::Text(decoder, _) = &mut self.task {
+            self.fed = Some(Ok(Delta {
+                text: decoder.cancel(),
+                ..Delta::default()
+            }));
         }
     }
 

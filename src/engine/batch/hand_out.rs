@@ -90,6 +90,17 @@ impl Batch {
         }
     }
 
+    /// Ends the text of a request with what there is; `sink` receives its last events.
+    pub(crate) fn cancel(&mut self, id: RequestId, sink: &mut dyn FnMut(RequestId, Event)) {
+        let Some(branch) = self.branches.get_mut(&id) else {
+            return;
+        };
+        branch.cancel();
+        let (engine, mut events) = (self.engine.clone(), Vec::new());
+        self.hand_out(id, &mut engine.runner(), &mut events);
+        events.into_iter().for_each(|(id, event)| sink(id, event));
+    }
+
     /// Emits what a text was fed, and goes on with its next token or ends it.
     fn hand_out(&mut self, at: RequestId, runner: &mut ModelRunner, events: &mut Events) {
         let branch = self.branches.get_mut(&at).expect("a branch of the batch");

@@ -100,40 +100,6 @@ impl Batch {
         !all.is_empty()
     }
 
-    /// Ends the text of a request with what there is; `sink` receives its last events.
-    pub(crate) fn cancel(&mut self, id: RequestId, sink: &mut dyn FnMut(RequestId, Event)) {
-        let Some(branch) = self.branches.get_mut(&id) else {
-            return;
-        };
-        let (choice, delta) = (branch.choice, branch.cancel());
-        let timing = self.timing(id);
-        let engine = self.engine.clone();
-        let text = self
-            .forget(id, &mut engine.runner())
-            .and_then(Branch::into_text);
-        if delta != Delta::default() {
-            sink(
-                id,
-                Event::Delta {
-                    choice,
-                    delta,
-                    timing,
-                },
-            );
-        }
-        if let Some(text) = text {
-            self.totals.count(text.finish);
-            sink(
-                id,
-                Event::Finished {
-                    choice,
-                    text,
-                    timing,
-                },
-            );
-        }
-    }
-
     /// Lets a request that was just added continue on pages which hold the first tokens of its
     /// prompt, in whatever phase they were computed; [`Batch::take_back`] returns them, with those
     /// of the text, once the request has ended. Only for the only request of a batch, which is

@@ -83,11 +83,8 @@ impl DraftSession {
         if text.len() >= self.session.n_ctx() {
             return Ok(());
         }
-        let held = self.session.tokens();
-        let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
-        // the last token is always computed: its output is the first draft token
+        let held = self.session.truncate_to_prefix(text);
         let last = text.len().saturating_sub(1);
-        let held = self.session.truncate(alike.min(last));
         // the new tokens beside the last one are mostly the drafts before: one step computes both
         if text.len() - held > MAX_DRAFT_TOKENS || held == 0 && last > 0 {
             self.session

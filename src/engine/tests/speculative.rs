@@ -1,5 +1,6 @@
 //! Draft tokens change no text: tested on a device whose next token depends on all tokens before.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use octavo_engine::sample::SamplerConfig;
@@ -60,8 +61,8 @@ impl Parrot {
     }
 }
 
-/// Returns the tokens of the letters, and the size of the vocabulary.
-fn letters() -> (Vec<u32>, usize) {
+/// The tokens of the letters, and the size of the vocabulary.
+static VOCABULARY: LazyLock<(Vec<u32>, usize)> = LazyLock::new(|| {
     let demo = Engine::builder().threads(1);
     let demo = demo.open_source(&octavo_engine::ModelSource::Demo);
     let demo = demo.expect("it loads");
@@ -78,7 +79,7 @@ fn letters() -> (Vec<u32>, usize) {
         }
     };
     (LETTERS.chars().map(id).collect(), demo.hparams().n_vocab())
-}
+});
 
 fn params() -> impl Strategy<Value = GenerationParams> {
     let limits = (0..60usize, 0..20usize);
@@ -129,7 +130,7 @@ proptest! {
         (n_ctx, batch) in (9..80usize, 1..40usize),
     ) {
         let parrot = Parrot { n_ctx, batch, whims, seed, step_time: Duration::ZERO };
-        let (letters, n_vocab) = letters();
+        let (letters, n_vocab) = VOCABULARY.clone();
         let prompt = PROMPT.map(|i| letters[i]);
         let (engine, _) = parrot.load(letters, n_vocab);
         let expected = run(Lookup::Off, &params, &engine, &prompt);
@@ -156,7 +157,7 @@ fn what_repeats_takes_few_steps() {
         // draft tokens are worth what steps are measured to take
         step_time: Duration::from_millis(3),
     };
-    let (letters, n_vocab) = letters();
+    let (letters, n_vocab) = VOCABULARY.clone();
     let prompt = PROMPT.map(|i| letters[i]);
     let (engine, calls) = parrot.load(letters, n_vocab);
     let params = GenerationParams {
