@@ -53,7 +53,7 @@ fn the_engine_needs_nothing_of_a_command_line() {
         assert!(!engine.contains(foreign), "octavo-engine needs {foreign}");
     }
     // and the test would see a violation
-    assert!(needs("octavo-llm").contains("clap") && engine.contains("octavo-kernels"));
+    assert!(needs("octavo-cli").contains("clap") && engine.contains("octavo-kernels"));
 }
 
 #[test]

@@ -355,13 +355,12 @@ fn table_head() -> String {
     table_line(COLUMNS.iter().map(|c| c.0.to_owned())) + &table_line(COLUMNS.iter().map(rule))
 }
 
-/// Returns the facts of the sources that `src/build.rs` found.
+/// Returns the sources that the program was built from, as records name them.
 fn build() -> Build {
+    let crate::Build { commit, number } = crate::build();
     Build {
-        commit: option_env!("OCTAVO_BUILD_COMMIT").unwrap_or("unknown"),
-        number: option_env!("OCTAVO_BUILD_NUMBER")
-            .and_then(|number| number.parse().ok())
-            .unwrap_or(0),
+        commit: commit.unwrap_or("unknown"),
+        number: number.and_then(|number| number.parse().ok()).unwrap_or(0),
     }
 }
 

@@ -3,11 +3,11 @@
 use clap::Args;
 use octavo_kernels::{KvType, KvTypes};
 
-use crate::cli::values;
+use crate::values;
 
 /// KV cache type options.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct CacheArgs {
+pub(crate) struct CacheArgs {
     #[arg(help = format!("{} [default: f16]", values::kv_type_help()))]
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     #[arg(conflicts_with_all = ["cache_type_k", "cache_type_v"])]
@@ -22,12 +22,12 @@ pub(in crate::cli) struct CacheArgs {
 
 impl CacheArgs {
     /// Returns the types of keys and values; f16 where not given.
-    pub(in crate::cli) fn types(&self) -> KvTypes {
+    pub(crate) fn types(&self) -> KvTypes {
         self.types_or(KvType::default())
     }
 
     /// Returns the types of keys and values; f32 if no type is given.
-    pub(in crate::cli) fn types_or_f32(&self) -> KvTypes {
+    pub(crate) fn types_or_f32(&self) -> KvTypes {
         let one_is_given = self.cache_type_k.is_some() || self.cache_type_v.is_some();
         self.types_or(if one_is_given {
             KvType::default()

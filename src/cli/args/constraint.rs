@@ -10,12 +10,12 @@ use octavo_grammar::{Compiler, Demand, Reasoning, Rule};
 use serde_json::Value;
 
 use super::Failure;
-use crate::cli::terminal;
+use crate::terminal;
 
 /// Options of structured output.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Structured output")]
-pub(in crate::cli) struct ConstraintArgs {
+pub(crate) struct ConstraintArgs {
     /// Generate JSON that follows this schema; {} is any JSON object
     #[arg(short = 'j', long, value_name = "SCHEMA", group = "rule")]
     json_schema: Option<String>,
@@ -38,21 +38,21 @@ pub(in crate::cli) struct ConstraintArgs {
 
 /// A rule, and the option or file that gave it, for messages.
 #[derive(Debug)]
-pub(in crate::cli) struct GivenRule {
+pub(crate) struct GivenRule {
     rule: Rule,
     origin: String,
 }
 
 impl ConstraintArgs {
     /// Returns whether a rule is given.
-    pub(in crate::cli) fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         let files = [&self.json_schema_file, &self.grammar_file];
         let texts = [&self.json_schema, &self.grammar];
         files.iter().any(|file| file.is_some()) || texts.iter().any(|text| text.is_some())
     }
 
     /// Reads the rule and checks as much of it as is possible without a model.
-    pub(in crate::cli) fn read(&self) -> Result<Option<GivenRule>, Failure> {
+    pub(crate) fn read(&self) -> Result<Option<GivenRule>, Failure> {
         let schema = |(text, origin): (String, String)| match schema(&text) {
             Ok(rule) => Ok(GivenRule { rule, origin }),
             Err(fault) => Err(wrong(&origin, fault)),
@@ -111,7 +111,7 @@ fn schema(text: &str) -> Result<Rule, String> {
 }
 
 /// Makes the constraint of each text of a run from the rule that was given.
-pub(in crate::cli) struct Constraints {
+pub(crate) struct Constraints {
     compiler: Compiler,
     given: GivenRule,
     has_warned: Cell<bool>,
@@ -119,7 +119,7 @@ pub(in crate::cli) struct Constraints {
 
 impl Constraints {
     /// Creates constraints for the vocabulary of a model.
-    pub(in crate::cli) fn new(engine: &Engine, given: GivenRule) -> Constraints {
+    pub(crate) fn new(engine: &Engine, given: GivenRule) -> Constraints {
         Constraints {
             compiler: Compiler::new(engine),
             given,
@@ -129,7 +129,7 @@ impl Constraints {
 
     /// Makes the constraint of a text, after reasoning of this kind. Warns once of the parts of the
     /// rule that no constraint can enforce.
-    pub(in crate::cli) fn make(
+    pub(crate) fn make(
         &self,
         reasoning: Reasoning,
     ) -> Result<Option<Box<dyn Constraint>>, Failure> {

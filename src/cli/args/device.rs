@@ -4,12 +4,12 @@ use clap::Args;
 use octavo_engine::DeviceChoice;
 use octavo_kernels::IsaChoice;
 
-use crate::cli::failure::Failure;
+use crate::failure::Failure;
 
 /// Device options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
-pub(in crate::cli) struct DeviceArgs {
+pub(crate) struct DeviceArgs {
     /// Device to run on: auto, cpu or cuda (an NVIDIA GPU) [default: auto, which takes a GPU that
     /// works and has room for the model or its --gpu-layers; the CPU with --isa and no
     /// --gpu-layers]
@@ -37,7 +37,7 @@ pub(in crate::cli) struct DeviceArgs {
 
 /// A device, or auto for the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(in crate::cli) enum Device {
+pub(crate) enum Device {
     Auto,
     Cpu,
     Cuda,
@@ -45,12 +45,12 @@ pub(in crate::cli) enum Device {
 
 impl DeviceArgs {
     /// Chooses the device, with kernels of `isa` on the CPU.
-    pub(in crate::cli) fn choice(&self, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
+    pub(crate) fn choice(&self, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
         self.choice_of(self.device(), isa)
     }
 
     /// Does the same as [`DeviceArgs::choice`] for another device than the given one.
-    pub(in crate::cli) fn choice_of(
+    pub(crate) fn choice_of(
         &self,
         device: Device,
         isa: IsaChoice,
@@ -93,22 +93,22 @@ impl DeviceArgs {
     }
 
     /// Returns the given device, or auto.
-    pub(in crate::cli) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.device.unwrap_or(Device::Auto)
     }
 
     /// Returns the number of layers to run on the GPU; `None` for all.
-    pub(in crate::cli) fn gpu_layers(&self) -> Option<usize> {
+    pub(crate) fn gpu_layers(&self) -> Option<usize> {
         self.gpu_layers.map(|n| n as usize)
     }
 
     /// Returns whether to run decode steps as CUDA graphs.
-    pub(in crate::cli) fn graphs(&self) -> bool {
+    pub(crate) fn graphs(&self) -> bool {
         !self.no_cuda_graph
     }
 
     /// Returns whether kernels check page numbers.
-    pub(in crate::cli) fn check_pages(&self) -> bool {
+    pub(crate) fn check_pages(&self) -> bool {
         !self.no_paged_check
     }
 }

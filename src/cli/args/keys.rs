@@ -7,7 +7,7 @@ use octavo_engine::ModelSource;
 /// Options that override a model's metadata.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Overrides of model metadata")]
-pub(in crate::cli) struct KeyArgs {
+pub(crate) struct KeyArgs {
     /// Override the metadata KEY with VALUE; TYPE is int, float, bool or str, like the key's own;
     /// separate several by commas, or repeat the option
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_values)]
@@ -51,7 +51,7 @@ enum Scaling {
 }
 
 /// A key and its value.
-pub(in crate::cli) type KeyValue = (String, OwnedValue);
+pub(crate) type KeyValue = (String, OwnedValue);
 
 /// A newtype, so that clap takes the list as one value.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ struct KeyValues(Vec<KeyValue>);
 impl KeyArgs {
     /// Returns the keys and their values, in the order in which to set them; a name that begins
     /// with a dot belongs to the model's architecture.
-    pub(in crate::cli) fn changes(&self) -> Vec<KeyValue> {
+    pub(crate) fn changes(&self) -> Vec<KeyValue> {
         let scaling = self.rope_scaling.map(|scaling| match scaling {
             Scaling::None => "none",
             Scaling::Linear => "linear",
@@ -94,7 +94,7 @@ impl KeyArgs {
     }
 
     /// Returns the source with these keys.
-    pub(in crate::cli) fn changed(&self, source: ModelSource) -> ModelSource {
+    pub(crate) fn changed(&self, source: ModelSource) -> ModelSource {
         let keys = self.changes();
         match keys.is_empty() {
             true => source,
@@ -133,7 +133,7 @@ fn key_values(text: &str) -> Result<KeyValues, String> {
 }
 
 /// Parses `KEY=TYPE:VALUE`, llama.cpp's notation.
-pub(in crate::cli) fn key_value(text: &str) -> Result<KeyValue, String> {
+pub(crate) fn key_value(text: &str) -> Result<KeyValue, String> {
     let expected = || "expected KEY=TYPE:VALUE with int, float, bool or str as TYPE".to_owned();
     let (key, rest) = text.split_once('=').ok_or_else(expected)?;
     let (ty, value) = rest.split_once(':').ok_or_else(expected)?;

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use clap::Args;
 use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 
-use crate::cli::failure::Failure;
+use crate::failure::Failure;
 
 const SAMPLING: &str = "Sampling (run is greedy unless one of --temp, --top-k, --top-p, --min-p, \
      --seed, --samplers is given; chat and serve default to the model's recommended settings)";
@@ -13,7 +13,7 @@ const SAMPLING: &str = "Sampling (run is greedy unless one of --temp, --top-k, -
 /// Sampling options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = SAMPLING)]
-pub(in crate::cli) struct SampleArgs {
+pub(crate) struct SampleArgs {
     /// Always take the most likely token (after bias and penalties)
     #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
     greedy: bool,
@@ -92,7 +92,7 @@ impl SampleArgs {
     }
 
     /// Returns the settings that are given.
-    pub(in crate::cli) fn given(&self) -> Result<SamplerDefaults, Failure> {
+    pub(crate) fn given(&self) -> Result<SamplerDefaults, Failure> {
         let order = self.samplers.clone().map(|order| order.0);
         self.refuse_without_effect(order.as_deref().unwrap_or(&Stage::DEFAULT_ORDER))?;
         let seed = match self.seed {

@@ -9,7 +9,7 @@ use super::super::{load, prompt};
 
 /// Options of the system message: a text or a file.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct SystemArgs {
+pub(crate) struct SystemArgs {
     /// System message (also: -sys TEXT)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
@@ -26,13 +26,13 @@ pub(in crate::cli) struct SystemArgs {
 
 impl SystemArgs {
     /// Returns the name of the given option.
-    pub(in crate::cli) fn given(&self) -> Option<&'static str> {
+    pub(crate) fn given(&self) -> Option<&'static str> {
         let file = self.system_file.as_ref().map(|_| "--system-file");
         self.system.as_ref().map(|_| "--system").or(file)
     }
 
     /// Checks that the file exists.
-    pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         match &self.system_file {
             Some(path) if path.as_os_str() != "-" => load::check_there("--system-file", path),
             _ => Ok(()),
@@ -40,7 +40,7 @@ impl SystemArgs {
     }
 
     /// Reads the message; one newline at the end of a file is dropped, as llama.cpp does.
-    pub(in crate::cli) fn read(&self) -> Result<Option<String>, Failure> {
+    pub(crate) fn read(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.system_file else {
             return Ok(self.system.clone());
         };

@@ -13,7 +13,7 @@ use super::Failure;
 /// Options of the chat template, the same for every command that has chats.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Chat template")]
-pub(in crate::cli) struct TemplateArgs {
+pub(crate) struct TemplateArgs {
     /// Use this chat template instead of the model's own: a name (one of the file's own, such as
     /// tool_use, or a well-known one: chatml, llama3, gemma, ...), a file, or the template itself
     #[arg(long, value_name = "NAME|FILE", alias = "chat-template-file")]
@@ -50,7 +50,7 @@ fn kwargs(text: &str) -> Result<Kwargs, String> {
 
 impl TemplateArgs {
     /// Returns whether any of these options is given.
-    pub(in crate::cli) fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.chat_template.is_some()
             || self.chat_template_kwargs.is_some()
             || self.reasoning != Reasoning::Auto
@@ -58,7 +58,7 @@ impl TemplateArgs {
 
     /// Checks that the template exists if it can only be a file. This runs before the model, which
     /// may have templates of other names, is loaded.
-    pub(in crate::cli) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         match &self.chat_template {
             Some(name) if name.contains(std::path::is_separator) && !is_template(name) => {
                 load::check_there("--chat-template", Path::new(name))
@@ -68,7 +68,7 @@ impl TemplateArgs {
     }
 
     /// Loads the template; `None` if the model has none and none is given.
-    pub(in crate::cli) fn load(&self, engine: &Engine) -> Result<Option<ChatTemplate>, Failure> {
+    pub(crate) fn load(&self, engine: &Engine) -> Result<Option<ChatTemplate>, Failure> {
         let template = match &self.chat_template {
             Some(name) => Some(named(engine, name)?),
             None => engine.chat_template()?,

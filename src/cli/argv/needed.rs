@@ -7,11 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Explains an error about a missing argument: names the option without which nothing would be
 /// missing. `None` for other errors, and if no single option needs it.
-pub(in crate::cli) fn explain(
-    command: &Command,
-    args: &[OsString],
-    error: &clap::Error,
-) -> Option<String> {
+pub(crate) fn explain(command: &Command, args: &[OsString], error: &clap::Error) -> Option<String> {
     let missing = match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) => missing,
         _ => return None,
@@ -39,7 +35,7 @@ mod tests {
 
     #[test]
     fn the_option_that_needs_another_one_is_named() {
-        let mut command = super::super::super::command();
+        let mut command = crate::command();
         command.build();
         for (line, says) in [
             ("run -p x --system y", None),

@@ -18,12 +18,12 @@ use octavo_vision::Tower;
 
 use super::images::{self, Prompt};
 use super::{DiffArgs, Exec, print};
-use crate::cli::args::Device;
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::load::{self, shown};
-use crate::cli::output::Output;
-use crate::cli::terminal::{self, Progress};
-use crate::cli::vision;
+use crate::args::Device;
+use crate::failure::{Exit, Failure};
+use crate::load::{self, shown};
+use crate::output::Output;
+use crate::terminal::{self, Progress};
+use crate::vision;
 
 /// Compares two files, instruction sets, devices or executors.
 pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {

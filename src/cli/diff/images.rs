@@ -6,8 +6,8 @@ use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{DecodedImage, Prepared};
 
 use super::{DiffArgs, encoding};
-use crate::cli::failure::Failure;
-use crate::cli::vision::{self, of_image, place};
+use crate::failure::Failure;
+use crate::vision::{self, of_image, place};
 
 /// Returns the image to encode with an image encoder.
 pub(super) fn only(args: &DiffArgs) -> Result<DecodedImage, Failure> {

@@ -9,7 +9,7 @@ use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::routing;
-use crate::cli::answer::{VERSION, piece, shown_id, shown_ids};
+use crate::answer::{VERSION, piece, shown_id, shown_ids};
 
 /// A comparison of two executions and its inputs.
 pub(super) struct Report<'a> {

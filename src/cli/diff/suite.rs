@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 use super::print::summary;
 use super::{DiffArgs, html};
-use crate::cli::answer::VERSION;
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::load::{in_trained_context, shown};
-use crate::cli::output::{Inputs, Kind, Output};
-use crate::cli::shards::{Measured, add_computation, add_model};
-use crate::cli::signal;
-use crate::cli::terminal;
+use crate::answer::VERSION;
+use crate::failure::{Exit, Failure};
+use crate::load::{in_trained_context, shown};
+use crate::output::{Inputs, Kind, Output};
+use crate::shards::{Measured, add_computation, add_model};
+use crate::signal;
+use crate::terminal;
 
 /// Runs a suite, or writes its goldens anew.
 pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
@@ -145,7 +145,7 @@ fn key(args: &DiffArgs, path: &Path, suite: &Suite, isas: &[Isa]) -> Result<Key,
 }
 
 /// Writes the page, if one is given, and prints the results of the comparisons.
-pub(in crate::cli) fn print(
+pub(crate) fn print(
     cells: &[Cell],
     json: bool,
     all: bool,

@@ -6,8 +6,8 @@ use octavo_engine::threads::Threads;
 use octavo_kernels::{IsaChoice, LargePages, large_pages};
 use serde_json::{Value, json};
 
-use crate::cli::answer::VERSION;
-use crate::cli::failure::Failure;
+use crate::answer::VERSION;
+use crate::failure::Failure;
 
 /// Returns the report, as text or as one JSON object.
 pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result<String, Failure> {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use octavo_analysis::facts::Facts;
 
-use crate::cli::answer::VERSION;
+use crate::answer::VERSION;
 
 /// Returns the report as one object.
 pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_json::Error> {

@@ -6,7 +6,7 @@ use octavo_analysis::shards::About;
 use super::print;
 
 /// Formats the perplexity of a text as one run prints it.
-pub(in crate::cli) fn perplexity(
+pub(crate) fn perplexity(
     chunks: Vec<ChunkLikelihood>,
     about: &About,
     json: bool,
@@ -25,7 +25,7 @@ pub(in crate::cli) fn perplexity(
 }
 
 /// Formats a comparison with a base as one run prints it.
-pub(in crate::cli) fn divergence(
+pub(crate) fn divergence(
     chunks: Vec<ChunkDivergence>,
     cut: f32,
     about: &About,

@@ -7,7 +7,7 @@ use octavo_analysis::eval::{Divergence, Estimate, Perplexity, Sorted};
 use octavo_analysis::shards::About;
 use serde_json::{Value, json};
 
-use crate::cli::answer;
+use crate::answer;
 
 /// Header of the rows of [`divergence_row`].
 const DIVERGENCE_HEADER: &str = "\

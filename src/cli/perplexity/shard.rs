@@ -9,10 +9,10 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::{CHUNK, PerplexityArgs, Watch, open_base, scoring};
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::load;
-use crate::cli::shards::{Job, Measured, about, add_computation, add_keys, add_model};
-use crate::cli::signal::Generating;
+use crate::failure::{Exit, Failure};
+use crate::load;
+use crate::shards::{Job, Measured, about, add_computation, add_keys, add_model};
+use crate::signal::Generating;
 
 /// Measures one part, of a text or of a comparison with a base.
 pub(super) fn measure(

@@ -7,13 +7,13 @@ use octavo_analysis::report::{Axes, ChartError, Page, named_points};
 use serde_json::json;
 
 use super::TITLE;
-use crate::cli::answer::VERSION;
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::output::Output;
-use crate::cli::terminal;
+use crate::answer::VERSION;
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::terminal;
 
 /// A report.
-pub(in crate::cli) struct Report {
+pub(crate) struct Report {
     model: String,
     base: BaseRow,
     rows: Vec<Row>,
@@ -37,7 +37,7 @@ const HEAD: [&str; 10] = [
 
 impl Report {
     /// Makes a report of the figures of all chunks.
-    pub(in crate::cli) fn of(model: String, scores: &Scores) -> Report {
+    pub(crate) fn of(model: String, scores: &Scores) -> Report {
         let base = scores.base.row();
         let (mut rows, mut failed, mut ranking) = (Vec::new(), Vec::new(), None);
         for scores in &scores.models {
@@ -61,16 +61,12 @@ impl Report {
     }
 
     /// Returns the types that could not be measured.
-    pub(in crate::cli) fn failed(&self) -> &[Failed] {
+    pub(crate) fn failed(&self) -> &[Failed] {
         &self.failed
     }
 
     /// Writes the page, if one is given, and prints the figures.
-    pub(in crate::cli) fn finish(
-        &self,
-        as_json: bool,
-        page: Option<&Output<'_>>,
-    ) -> Result<Exit, Failure> {
+    pub(crate) fn finish(&self, as_json: bool, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
         if let Some(page) = page {
             page.write(self.html()?.as_bytes())?;
         }

@@ -18,7 +18,7 @@ use octavo_kernels::Collective;
 use serde::{Deserialize, Serialize};
 
 use super::GROUP;
-use crate::cli::terminal;
+use crate::terminal;
 
 /// Time to poll before sleeping. Waits within a step are shorter; others have time to sleep.
 const SPIN: Duration = Duration::from_millis(2);
@@ -61,7 +61,7 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
         return ExitCode::from(2);
     }
     if own.rank > 0 {
-        crate::cli::guard_maps(1);
+        crate::guard_maps(1);
         serve_on(&link, super::open());
         return ExitCode::SUCCESS;
     }
@@ -80,7 +80,7 @@ struct Started {
 
 impl Started {
     fn here() -> Started {
-        let commit = option_env!("OCTAVO_BUILD_COMMIT").map(|commit| format!(" ({commit})"));
+        let commit = crate::build().commit.map(|commit| format!(" ({commit})"));
         let version = env!("CARGO_PKG_VERSION").to_owned() + &commit.unwrap_or_default();
         #[cfg(feature = "rank-faults")]
         let version = super::faults::version(version);

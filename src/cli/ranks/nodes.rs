@@ -12,8 +12,8 @@ use octavo_engine::threads::nodes;
 use octavo_kernels::{Collective, Threads, stay_on};
 
 use super::GROUP;
-use crate::cli::failure::Failure;
-use crate::cli::terminal;
+use crate::failure::Failure;
+use crate::terminal;
 
 /// Exit code after a panic.
 const FAULT: i32 = 101;
@@ -21,20 +21,20 @@ const FAULT: i32 = 101;
 /// Options of tensor parallelism over the NUMA nodes of this machine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
-pub(in crate::cli) struct NumaArgs {
+pub(crate) struct NumaArgs {
     /// Tensor parallel over the machine's NUMA nodes, each with a part of every matrix in its own
     /// memory; ranks=N makes N parts instead. -t is then per part
     #[arg(long, value_name = "ranks[=N]")]
-    pub(in crate::cli) numa: Option<Numa>,
+    pub(crate) numa: Option<Numa>,
     /// Tensor parallel on GPUs: let them exchange parts of rows by NVIDIA's NCCL instead of through
     /// the hosts' memory; each rank needs a GPU of its own
     #[arg(long)]
-    pub(in crate::cli) nccl: bool,
+    pub(crate) nccl: bool,
 }
 
 /// Value of `--numa`: the number of ranks, `None` for as many as there are nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Numa {
+pub(crate) struct Numa {
     ranks: Option<usize>,
 }
 
@@ -55,11 +55,11 @@ impl FromStr for Numa {
 
 /// Threads of all ranks but the first, which tells them when to end.
 #[must_use]
-pub(in crate::cli) struct Others(Vec<JoinHandle<()>>);
+pub(crate) struct Others(Vec<JoinHandle<()>>);
 
 impl Numa {
     /// Starts the other ranks and makes this thread the first one.
-    pub(in crate::cli) fn start(self) -> Result<Others, Failure> {
+    pub(crate) fn start(self) -> Result<Others, Failure> {
         if let Some(ranks) = super::tp_group().map(|tp_group| tp_group.ranks()) {
             return Err(Failure::Usage(format!(
                 "--numa ranks: expected one process, found {ranks} ranks that a launcher started"
@@ -93,7 +93,7 @@ impl Numa {
 
 impl Others {
     /// Ends them and waits until they have ended.
-    pub(in crate::cli) fn stop(self) {
+    pub(crate) fn stop(self) {
         if let Some(tp_group) = super::tp_group().filter(|_| !self.0.is_empty()) {
             tp_group.stop();
         }

@@ -9,10 +9,10 @@ use octavo_text::tokenizer::EncodeOptions;
 use octavo_vision::prompt;
 
 use super::RunArgs;
-use crate::cli::args::{Constraints, GivenRule};
-use crate::cli::failure::Failure;
-use crate::cli::prompt::Prompt;
-use crate::cli::{chat as conversation, reply, vision};
+use crate::args::{Constraints, GivenRule};
+use crate::failure::Failure;
+use crate::prompt::Prompt;
+use crate::{chat as conversation, reply, vision};
 
 /// Makes the prompts of texts.
 pub(super) struct Prompts<'a> {

@@ -9,8 +9,8 @@ use clap::Args;
 use octavo_server::{LogEvent, LogSink, RequestRecord};
 use serde_json::{Map, Value, json};
 
-use crate::cli::failure::Failure;
-use crate::cli::terminal::{self, Level};
+use crate::failure::Failure;
+use crate::terminal::{self, Level};
 
 /// Maximum number of lines that wait to be written. More are dropped, so that a slow reader of
 /// stderr does not slow down answers.

@@ -15,10 +15,10 @@ use octavo_vision::{Encoder, Tower};
 use report::{to_html, to_json, to_text};
 
 use super::{DiffArgs, images};
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::load::{self, in_trained_context, shown};
-use crate::cli::output::{Inputs, Kind, Output};
-use crate::cli::{terminal, vision};
+use crate::failure::{Exit, Failure};
+use crate::load::{self, in_trained_context, shown};
+use crate::output::{Inputs, Kind, Output};
+use crate::{terminal, vision};
 
 /// A reference and its comparison.
 struct Compared {

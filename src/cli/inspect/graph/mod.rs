@@ -12,9 +12,9 @@ use octavo_vision::Tower;
 use serde::Serialize;
 
 use super::structure;
-use crate::cli::answer::VERSION;
-use crate::cli::failure::Failure;
-use crate::cli::wording::one_line;
+use crate::answer::VERSION;
+use crate::failure::Failure;
+use crate::wording::one_line;
 use section::Section;
 
 /// The forward pass as JSON.

@@ -49,6 +49,7 @@ mod wording;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
@@ -205,8 +206,27 @@ impl Command {
 /// Memory in bytes to parse arguments, handle signals and open a model, besides the model itself.
 const LEAST_MEMORY: usize = 8 << 20;
 
-/// Runs the program with these arguments, the program's name first.
-pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+/// Sources that the program was built from.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Build {
+    /// Abbreviated git commit, `-changed` after it if files differ from it; `None` outside a clone.
+    pub commit: Option<&'static str>,
+    /// Number of commits up to it.
+    pub number: Option<&'static str>,
+}
+
+/// Build of this process; [`main`] sets it.
+static BUILD: OnceLock<Build> = OnceLock::new();
+
+/// Returns the sources that the program was built from.
+fn build() -> Build {
+    BUILD.get().copied().unwrap_or_default()
+}
+
+/// Runs the program with these arguments, the program's name first, and returns its exit code.
+pub fn main(args: impl Iterator<Item = OsString>, build: Build) -> ExitCode {
+    // a second run in one process has the same build
+    let _ = BUILD.set(build);
     install_panic_hook();
     ranks::run(|| program(args))
 }
