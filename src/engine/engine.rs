@@ -212,6 +212,11 @@ impl Engine {
         &self.0.gguf
     }
 
+    /// Returns the model file, to share it.
+    pub fn shared_gguf(&self) -> Arc<Gguf> {
+        Arc::clone(&self.0.gguf)
+    }
+
     /// Returns the hyperparameters, weights and graph.
     pub fn model(&self) -> &Model {
         &self.0.model
@@ -289,11 +294,16 @@ impl Engine {
         }
     }
 
+    /// Returns the maximum number of tokens of a step that has an output for each.
+    pub fn output_rows(&self) -> usize {
+        let limits = self.limits();
+        limits.rows.min(limits.wanted)
+    }
+
     /// Checks that this many tokens can be computed: all in one step if the model is not causal,
     /// because tokens then attend to later ones.
     pub(crate) fn check_whole(&self, tokens: usize) -> Result<(), Error> {
-        let limits = self.limits();
-        let most = limits.rows.min(limits.wanted);
+        let most = self.output_rows();
         if self.hparams().is_causal() || tokens <= most {
             return Ok(());
         }

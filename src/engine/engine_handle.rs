@@ -215,17 +215,39 @@ impl EventStream {
 
     /// Waits for the next event; `None` after the last.
     pub fn wait_next(&mut self) -> Option<Event> {
+        loop {
+            if let Poll::Ready(event) = self.wait_next_for(Duration::MAX) {
+                return event;
+            }
+        }
+    }
+
+    /// Waits for the next event as [`EventStream::wait_next`] does, but no longer than `patience`;
+    /// pending if none came in that time.
+    pub fn wait_next_for(&mut self, patience: Duration) -> Poll<Option<Event>> {
+        let start = Instant::now();
         let mut state = lock(&self.queue.state);
         loop {
             if let Some(event) = state.take() {
-                return Some(event);
+                return Poll::Ready(Some(event));
             }
             if state.has_ended {
-                return None;
+                return Poll::Ready(None);
             }
-            let rung = self.queue.arrival.wait(state);
-            state = rung.unwrap_or_else(PoisonError::into_inner);
+            let Some(left) = patience.checked_sub(start.elapsed()) else {
+                return Poll::Pending;
+            };
+            let rung = self.queue.arrival.wait_timeout(state, left);
+            (state, _) = rung.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Keeps the request however long its events stay unread: for callers that may pause, and drop
+    /// the stream when they want no more.
+    #[must_use]
+    pub fn patient(self) -> EventStream {
+        lock(&self.queue.state).is_patient = true;
+        self
     }
 }
 

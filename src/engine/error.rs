@@ -85,6 +85,9 @@ pub enum Error {
         /// Maximum tokens of a step.
         most: usize,
     },
+    /// A computation that its caller stopped.
+    #[error("stopped by the caller")]
+    Stopped,
     /// An id outside the vocabulary.
     #[error("token id {id}: expected an id below {n_vocab}")]
     Token {

@@ -7,6 +7,7 @@
 
 pub mod backend;
 mod batch;
+mod context;
 mod decoder;
 mod demo;
 mod device;
@@ -31,6 +32,7 @@ pub use batch::{
     Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, MAX_CHOICES,
     Request, RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
+pub use context::Context;
 pub use decoder::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
 pub use demo::demo_model;
 pub use device::Placement;

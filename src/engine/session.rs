@@ -1,6 +1,9 @@
 //! One sequence, driven by a caller that waits for each step: for benches, measurements and tests,
 //! which want the outputs of tokens that they name, and for chats, which continue their own pages.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use octavo_kernels::Phase;
 
 use crate::backend::TapSink;
@@ -59,6 +62,8 @@ pub struct Session {
     kv: SequenceKv,
     /// Images whose tokens may be in the sequence.
     images: Vec<ImageHandle>,
+    /// Set by another thread to end a computation between two steps.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Engine {
@@ -69,6 +74,7 @@ impl Engine {
             tokens: Vec::new(),
             kv: SequenceKv::default(),
             images: Vec::new(),
+            stop: None,
         }
     }
 
@@ -78,10 +84,7 @@ impl Engine {
     /// # Errors
     /// As [`Session::eval`], and [`Error::Whole`].
     pub fn run_with_taps(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
-        self.check_whole(tokens.len())?;
-        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
-        let mut session = self.session();
-        session.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
+        self.session().run_with_taps(tokens, tap)
     }
 }
 
@@ -138,6 +141,21 @@ impl Session {
         if !holds(&self.images, image.tokens().start) {
             self.images.push(image.clone());
         }
+    }
+
+    /// Ends computations with [`Error::Stopped`] between two steps once `stop` is set.
+    pub fn stop_when(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = Some(stop);
+    }
+
+    /// As [`Engine::run_with_taps`], for tokens that follow those of the session.
+    ///
+    /// # Errors
+    /// As [`Engine::run_with_taps`].
+    pub fn run_with_taps(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+        self.engine.check_whole(tokens.len())?;
+        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
+        self.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
     }
 
     /// Truncates the sequence to the first `n` tokens; returns how many are left. That may be
@@ -259,6 +277,10 @@ impl Session {
         };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
+            if self.is_stopped() {
+                self.truncate(have);
+                return Err(Error::Stopped);
+            }
             let without = left.saturating_sub(outputs).min(part.len());
             left -= part.len();
             let mut inputs = [StepInput {
@@ -280,6 +302,11 @@ impl Session {
             self.engine.runner().kv_cache.pass(&mut self.kv);
         }
         Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        let stop = self.stop.as_ref();
+        stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
     /// Checks that these tokens can be appended.

@@ -37,6 +37,16 @@ impl Rule {
         }
     }
 
+    /// Returns the rule of a JSON schema: an empty one is any JSON object, as in llama.cpp. `None`
+    /// if the value is no schema.
+    pub fn of_schema(schema: Value) -> Option<Rule> {
+        match schema {
+            Value::Object(object) if object.is_empty() => Some(Rule::JsonObject),
+            Value::Object(_) | Value::Bool(true) => Some(Rule::Schema(schema)),
+            _ => None,
+        }
+    }
+
     /// Checks as much as is possible without a vocabulary: the syntax of a GBNF grammar.
     ///
     /// # Errors

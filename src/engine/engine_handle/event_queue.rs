@@ -24,6 +24,8 @@ pub(super) struct QueueState {
     events: VecDeque<Event>,
     pub(super) waker: Option<Waker>,
     pub(super) has_ended: bool,
+    /// Events may stay unread for any time.
+    pub(super) is_patient: bool,
     /// Since when events have been waiting without any being taken, if there are some.
     unread: Instant,
 }
@@ -43,6 +45,7 @@ impl EventQueue {
                 events: VecDeque::new(),
                 waker: None,
                 has_ended: false,
+                is_patient: false,
                 unread: Instant::now(),
             }),
             arrival: Condvar::new(),
@@ -86,6 +89,6 @@ impl EventQueue {
     /// Returns whether events have been unread for too long.
     pub(super) fn is_abandoned(&self) -> bool {
         let state = lock(&self.state);
-        !state.events.is_empty() && state.unread.elapsed() > UNREAD
+        !state.is_patient && !state.events.is_empty() && state.unread.elapsed() > UNREAD
     }
 }

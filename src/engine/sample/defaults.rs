@@ -1,6 +1,8 @@
 //! Optional sampling settings, and the order in which sources fill them: a request, a program's
 //! options, the model's own, llama-server's defaults.
 
+use std::hash::{BuildHasher, RandomState};
+
 use gguf_rs_lite::Gguf;
 use octavo_model::keys::number;
 
@@ -100,6 +102,25 @@ impl SamplerDefaults {
         }
     }
 
+    /// Returns whether a setting is given by which tokens are drawn, not only bias or penalties.
+    pub fn draws(&self) -> bool {
+        self.temperature.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some()
+            || self.seed.is_some()
+            || self.order.is_some()
+    }
+
+    /// Returns the configuration of a text that is greedy unless a setting of drawing is given: the
+    /// others are then llama-server's. `seed` is called if one is needed.
+    pub fn greedy_unless_drawn(self, seed: impl FnOnce() -> u64) -> SamplerConfig {
+        match self.draws() {
+            true => self.or(&SamplerDefaults::llama_server()).config(seed),
+            false => self.config(|| 0),
+        }
+    }
+
     /// Returns the configuration of these settings; what is open has no effect. `seed` is called if
     /// the seed is open.
     pub fn config(self, seed: impl FnOnce() -> u64) -> SamplerConfig {
@@ -118,6 +139,12 @@ impl SamplerDefaults {
             order: self.order.unwrap_or(none.order),
         }
     }
+}
+
+/// Returns a random seed.
+pub fn random_seed() -> u64 {
+    // the standard library's hasher is seeded by the system
+    RandomState::new().hash_one(0)
 }
 
 /// Reads a file's keys and collects warnings.

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 pub use config::{ConfigError, SamplerConfig, Stage};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
-pub use defaults::SamplerDefaults;
+pub use defaults::{SamplerDefaults, random_seed};
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
 pub(crate) use logits::{OutputValue, all_logprobs, are_finite};

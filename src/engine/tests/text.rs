@@ -1,8 +1,14 @@
 //! Calls that take a text and return one, its logits or its embedding.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
 use octavo_engine::backend::{Loading, Phase};
 use octavo_engine::{
-    BatchError, Engine, Error, FinishReason, GenerationParams, LogitsFor, ModelSource, demo_model,
+    Batch, BatchError, BatchOptions, Engine, EngineHandle, EngineOptions, Error, Event,
+    FinishReason, GenerationParams, LogitsFor, ModelSource, Request, demo_model,
 };
 use octavo_text::chat::Message;
 use octavo_text::tokenizer::EncodeOptions;
@@ -110,4 +116,63 @@ fn logits_and_the_embedding_are_those_of_a_session() {
     assert_eq!(embedding.len(), engine.hparams().n_embd());
     let length: f32 = embedding.iter().map(|x| x * x).sum();
     assert!((length - 1.0).abs() < 1e-5, "length {length}");
+}
+
+#[test]
+fn a_session_stops_between_two_steps_and_goes_on_later() {
+    let engine = Engine::builder().options(EngineOptions {
+        threads: Some(1),
+        batch: Some(4),
+        ..EngineOptions::default()
+    });
+    let engine = engine.open_source(&ModelSource::Demo).expect("it opens");
+    let mut session = engine.session();
+    let stop = Arc::new(AtomicBool::new(false));
+    session.stop_when(Arc::clone(&stop));
+    let tokens = [5, 300, 17, 900, 33, 2, 610, 77];
+    let mut rows = 0;
+    let stopped = session.eval_with(
+        &tokens,
+        Phase::Prefill,
+        LogitsFor::All,
+        None,
+        &mut |_, _| {
+            rows += 1;
+            stop.store(true, Ordering::Relaxed);
+        },
+    );
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    assert_eq!(
+        (rows, session.tokens()),
+        (4, &[][..]),
+        "one step of two was taken"
+    );
+    stop.store(false, Ordering::Relaxed);
+    let mut taps = 0;
+    let tapped = session.run_with_taps(&tokens, &mut |_| taps += 1);
+    tapped.expect("it runs");
+    assert!(taps > 0 && session.tokens() == tokens);
+}
+
+#[test]
+fn a_wait_for_an_event_ends_after_its_time() {
+    let engine = demo();
+    let handle = EngineHandle::spawn(Batch::new(&engine, BatchOptions::default()));
+    let handle = handle.expect("a thread");
+    let request = Request::new(&[5, 300, 17], &params(2));
+    let mut stream = handle.submit(request).expect("it is taken").patient();
+    let mut has_ended = false;
+    for _ in 0..10_000 {
+        match stream.wait_next_for(Duration::from_millis(1)) {
+            Poll::Ready(Some(event)) => has_ended |= matches!(event, Event::Finished { .. }),
+            Poll::Ready(None) => break,
+            Poll::Pending => {}
+        }
+    }
+    assert!(has_ended);
+    assert!(stream.wait_next().is_none());
+    assert!(matches!(
+        stream.wait_next_for(Duration::ZERO),
+        Poll::Ready(None)
+    ));
 }

@@ -37,3 +37,12 @@ fn events_that_nobody_takes_are_given_up_however_many_come() {
     queue.put(Event::Read { done: 3 }, false);
     assert!(!queue.is_abandoned(), "somebody looked");
 }
+
+#[test]
+fn a_patient_caller_may_leave_events_unread_for_any_time() {
+    let queue = EventQueue::new();
+    lock(&queue.state).is_patient = true;
+    queue.put(Event::Read { done: 1 }, false);
+    pass(&queue, 2 * UNREAD);
+    assert!(!queue.is_abandoned());
+}
