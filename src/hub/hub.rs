@@ -178,6 +178,32 @@ impl Hub {
         }
     }
 
+    /// Returns the path of a model's image encoder: of a repository the one beside its model, as
+    /// [`Hub::sibling`] finds it, else the file itself.
+    ///
+    /// # Errors
+    /// As [`Hub::model`], and [`Error::NoFile`] if there is none.
+    pub fn image_encoder(
+        &self,
+        model: &RemoteModel,
+        sink: &mut EventSink<'_>,
+    ) -> Result<PathBuf, Error> {
+        let RemoteModel::Repository {
+            repo,
+            file: WantedFile::Quantization(_),
+            ..
+        } = model
+        else {
+            return self.model(model, sink);
+        };
+        let missing = || Error::NoFile {
+            repo: repo.clone(),
+            wanted: "image encoder (mmproj)".to_owned(),
+            there: "expected one beside the model".to_owned(),
+        };
+        self.sibling(model, "mmproj", sink)?.ok_or_else(missing)
+    }
+
     /// Returns the path of a model's sibling, such as its image encoder (`mmproj`): of those whose
     /// names contain `word`, the one in the nearest folder with the nearest quantization.
     ///

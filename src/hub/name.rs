@@ -1,5 +1,7 @@
 //! Names of models that are not files: repositories of the hub, and addresses.
 
+use std::path::Path;
+
 use crate::Error;
 
 /// A model by its name.
@@ -41,6 +43,18 @@ impl RemoteModel {
         match name.strip_prefix("hf:") {
             Some(rest) => RemoteModel::repository(rest).map(Some),
             None => Ok(None),
+        }
+    }
+
+    /// Reads a model's name as [`RemoteModel::parse`] does; `None` also if there is a file of that
+    /// name.
+    ///
+    /// # Errors
+    /// As [`RemoteModel::parse`].
+    pub fn of(name: &Path) -> Result<Option<RemoteModel>, Error> {
+        match name.to_str() {
+            Some(text) if !name.exists() => RemoteModel::parse(text),
+            _ => Ok(None),
         }
     }
 

@@ -1,15 +1,16 @@
 //! Runs a vision encoder on a device: from pixels to the embeddings of an image's tokens.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::Limits;
 use octavo_engine::backend::{Backend, Phase, Step, StepSequence, TapSink};
 use octavo_engine::{EncodedImage, EngineOptions, LoadingSink, Placement};
 use octavo_kernels::{EmbeddingRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
-use crate::pixels::Pixels;
+use crate::pixels::{Pixels, TokenLimits};
 use crate::tower::{Layout, Tower};
 
 /// Embeddings of an image's tokens.
@@ -80,7 +81,34 @@ impl Encoder {
         })
     }
 
-    /// Does the same on the backend that `prepare` makes, which must support [`limits`].
+    /// Opens and prepares the vision encoder of a GGUF file or a Hugging Face folder, for images
+    /// within these limits.
+    ///
+    /// # Errors
+    /// As [`Encoder::load`], and those of opening.
+    pub fn open(
+        path: &Path,
+        options: &EngineOptions,
+        token_limits: TokenLimits,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Encoder, Error> {
+        let mapped = OpenOptions {
+            mmap: options.mmap,
+            ..OpenOptions::default()
+        };
+        let gguf = match path.is_dir() {
+            true => octavo_hf::open_tower(path, &mapped).map_err(octavo_engine::Error::from)?,
+            false => Gguf::open(path, &mapped)?,
+        };
+        Encoder::load(
+            &Arc::new(gguf),
+            options,
+            token_limits.max_image_tokens(),
+            sink,
+        )
+    }
+
+    /// As [`Encoder::load`], on the backend that `prepare` makes, which must support [`limits`].
     ///
     /// # Errors
     /// If the file is not a supported vision encoder, and those of `prepare`.

@@ -27,6 +27,14 @@ impl Default for TokenLimits {
     }
 }
 
+impl TokenLimits {
+    /// Returns the maximum number of image tokens with these limits: long and narrow images get
+    /// more than asked for when they are enlarged.
+    pub fn max_image_tokens(self) -> usize {
+        self.max.max(1024) + self.max / 4
+    }
+}
+
 /// Maximum side in pixels; small enough that no area overflows.
 const LONGEST_SIDE: f32 = (1u32 << 24) as f32;
 
