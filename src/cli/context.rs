@@ -1,180 +1,61 @@
-//! Default context size of a model: its trained context, reduced until its KV cache fits into a
-//! part of the free memory.
+//! Says which context size was chosen for a model, and why.
 
 use std::io::{IsTerminal, stderr};
 
-use gguf_rs_lite::Gguf;
-use octavo_engine::{DEFAULT_CONTEXT, DeviceChoice, EngineOptions, kv_bytes};
-use octavo_model::Hparams;
+use octavo_engine::Context;
 
-use super::failure::Failure;
 use super::terminal;
 
-/// Default limit of the KV cache: the free memory divided by this.
-const MEMORY_PART: u64 = 4;
-
-/// Free memory in bytes to assume if the system does not tell it.
-const MEMORY_UNKNOWN: u64 = 8 << 30;
-
-/// Reduced contexts are multiples of this number of tokens.
-const ROUND: usize = 256;
-
-/// Context size of a sequence, and of the KV cache of all sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Context {
-    /// Context size of a sequence.
-    pub(super) positions: usize,
-    /// Trained context of the model.
-    trained: usize,
-    /// Number of positions whose keys and values fit into the cache's part of the memory.
-    fitting: usize,
-    /// Whether the context is given by an option.
-    is_given: bool,
-}
-
-impl Context {
-    /// Returns the context of a model with these options; 0 is its trained context.
-    pub(super) fn of(gguf: &Gguf, options: &EngineOptions) -> Result<Context, Failure> {
-        let hparams = Hparams::from_gguf(gguf)?;
-        let weights: u64 = gguf.tensors().iter().map(|tensor| tensor.bytes).sum();
-        Ok(Context::within(
-            budget(options.device, weights),
-            &hparams,
-            options,
-        ))
-    }
-
-    /// Returns the context with `bytes` of memory for keys and values.
-    fn within(bytes: u64, hparams: &Hparams, options: &EngineOptions) -> Context {
-        let position = kv_bytes(hparams, options.kv_type, 1).max(1);
-        let trained = hparams.n_ctx_train();
-        let fitting = usize::try_from(bytes / position).unwrap_or(usize::MAX);
-        Context {
-            positions: match options.ctx {
-                Some(0) => trained,
-                Some(n) => n,
-                None => trained.min((fitting / ROUND * ROUND).max(DEFAULT_CONTEXT)),
-            },
-            trained,
-            fitting,
-            is_given: options.ctx.is_some(),
-        }
-    }
-
-    /// Returns the number of positions of a KV cache for `sequences` sequences: one context for
-    /// each, as far as they fit, but at least one.
-    pub(super) fn of_all(&self, sequences: usize) -> usize {
-        let all = self.positions.saturating_mul(sequences.max(1));
-        all.min(self.fitting).max(self.positions)
-    }
-
-    /// Sets it in the options, and the number of cache positions if that is not set.
-    pub(super) fn apply(&self, options: &mut EngineOptions) {
-        options.ctx = Some(self.positions);
-        if !self.is_given && options.kv_positions.is_none() {
-            options.kv_positions = Some(self.of_all(options.sessions));
-        }
-    }
-
-    /// Describes the chosen context and the reason for it.
-    pub(super) fn reason(&self) -> String {
-        let Context {
-            positions, trained, ..
-        } = self;
-        match () {
-            () if self.is_given => format!("context of {positions} tokens"),
-            () if positions == trained => format!("context of {positions} tokens, the model's own"),
-            () => format!(
-                "context of {positions} of the model's {trained} tokens, for which a quarter of \
-                 the free memory has room (-c N for another)"
-            ),
-        }
-    }
-
-    /// Reports the chosen context on stderr if it is smaller than the trained one; on a terminal,
-    /// always.
-    pub(super) fn note(&self) {
-        let is_less = !self.is_given && self.positions < self.trained;
-        if is_less || !self.is_given && stderr().is_terminal() {
-            terminal::note(&format!("octavo: {}", self.reason()));
-        }
+/// Describes the chosen context and the reason for it.
+pub(super) fn reason(context: &Context) -> String {
+    let Context {
+        positions, trained, ..
+    } = context;
+    match () {
+        () if context.is_given => format!("context of {positions} tokens"),
+        () if positions == trained => format!("context of {positions} tokens, the model's own"),
+        () => format!(
+            "context of {positions} of the model's {trained} tokens, for which a quarter of the \
+             free memory has room (-c N for another)"
+        ),
     }
 }
 
-/// Returns the number of bytes for keys and values beside the weights of a model.
-fn budget(device: DeviceChoice, weights: u64) -> u64 {
-    let host = free_memory().unwrap_or(MEMORY_UNKNOWN) / MEMORY_PART;
-    let ordinal = match device {
-        DeviceChoice::Cpu => return host,
-        DeviceChoice::Auto { gpu, .. } | DeviceChoice::Cuda(gpu) => gpu,
-    };
-    let gpus = octavo_kernels::cuda::gpus().unwrap_or_default();
-    match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
-        // scratch buffers of steps need room as well
-        Some(gpu) => host.min((gpu.memory / 4 * 3).saturating_sub(weights)),
-        None => host,
+/// Reports the chosen context on stderr if it is smaller than the trained one; on a terminal,
+/// always.
+pub(super) fn note(context: &Context) {
+    let is_less = !context.is_given && context.positions < context.trained;
+    if is_less || !context.is_given && stderr().is_terminal() {
+        terminal::note(&format!("octavo: {}", reason(context)));
     }
-}
-
-/// Returns the available memory in bytes; `None` if the system does not tell it.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    // inside a container, its own limit counts
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
-    Some((kib << 10).min(limit.unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gguf_rs_lite::Gguf;
+    use octavo_engine::{EngineOptions, kv_bytes};
     use octavo_fixtures::tiny::File;
+    use octavo_model::Hparams;
 
-    /// Returns the context of a small model with a long trained context, in `bytes` of memory.
-    fn within(bytes: u64, asked: Option<usize>) -> Context {
+    #[test]
+    fn it_says_what_was_chosen_and_why() {
         let mut file = File::running("qwen3");
         file.set("context_length", 131_072u32);
         let gguf = Gguf::from_bytes(file.bytes(), "a test", &Default::default()).expect("sound");
         let hparams = Hparams::from_gguf(&gguf).expect("whole");
-        let options = EngineOptions {
-            ctx: asked,
-            ..EngineOptions::default()
+        let reason_of = |room: u64, ctx: Option<usize>| {
+            let options = EngineOptions {
+                ctx,
+                ..EngineOptions::default()
+            };
+            let bytes = room.saturating_mul(kv_bytes(&hparams, options.kv_type, 1));
+            reason(&Context::within(bytes, &hparams, &options))
         };
-        let position = kv_bytes(&hparams, options.kv_type, 1);
-        Context::within(bytes.saturating_mul(position), &hparams, &options)
-    }
-
-    #[test]
-    fn the_context_is_the_models_own_as_far_as_memory_allows() {
-        assert_eq!(within(u64::MAX, None).positions, 131_072);
-        assert_eq!(within(1_000_000, None).positions, 131_072);
-        assert_eq!(within(20_000, None).positions, 19_968);
-        // the default is never below this, because less is of no use
-        assert_eq!(within(10, None).positions, DEFAULT_CONTEXT);
-        assert_eq!(within(10, Some(0)).positions, 131_072);
-        assert_eq!(within(10, Some(77)).positions, 77);
-    }
-
-    #[test]
-    fn the_cache_of_several_has_a_context_for_each_that_fits() {
-        let context = within(1_000_000, None);
-        assert_eq!(context.of_all(1), 131_072);
-        assert_eq!(context.of_all(4), 4 * 131_072);
-        assert_eq!(context.of_all(16), 1_000_000);
-        assert_eq!(within(20_000, None).of_all(16), 20_000);
-        assert_eq!(within(10, None).of_all(16), DEFAULT_CONTEXT);
-    }
-
-    #[test]
-    fn it_says_what_was_chosen_and_why() {
-        let own = within(u64::MAX, None).reason();
+        let own = reason_of(u64::MAX, None);
         assert_eq!(own, "context of 131072 tokens, the model's own");
-        let less = within(20_000, None).reason();
+        let less = reason_of(20_000, None);
         assert!(less.starts_with("context of 19968 of the model's 131072 tokens"));
-        assert_eq!(within(10, Some(77)).reason(), "context of 77 tokens");
+        assert_eq!(reason_of(10, Some(77)), "context of 77 tokens");
     }
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use octavo_engine::{
-    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, ImageHandle, Pooling, Request,
-    RequestId, Task,
+    Batch, BatchOptions, Context, Embed, Engine, EngineOptions, Event, ImageHandle, Pooling,
+    Request, RequestId, Task,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use super::answer::{self, shown_ids};
 use super::args::{ComputeArgs, ModelArgs};
 use super::arrays::{self, Array};
-use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
 use super::output::{EMBEDDINGS_PRODUCER, Inputs, Kind, Output};

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::io;
-use std::process::ExitCode;
 
 use octavo_analysis::{awq, diff, imatrix};
 use octavo_engine as engine;
@@ -25,12 +24,12 @@ pub(super) enum Exit {
     Interrupted,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<Exit> for u8 {
+    fn from(exit: Exit) -> u8 {
         match exit {
-            Exit::Done => ExitCode::SUCCESS,
-            Exit::Outside | Exit::Partly => ExitCode::from(1),
-            Exit::Interrupted => ExitCode::from(130),
+            Exit::Done => 0,
+            Exit::Outside | Exit::Partly => 1,
+            Exit::Interrupted => 130,
         }
     }
 }

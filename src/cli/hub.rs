@@ -52,12 +52,7 @@ fn hub() -> Result<Hub, Failure> {
 
 /// Reads a model's name; `None` if it is the path of a file. A file of that name comes first.
 fn remote(name: &Path) -> Result<Option<RemoteModel>, Failure> {
-    match name.to_str() {
-        Some(text) if !name.exists() => {
-            RemoteModel::parse(text).map_err(|error| Failure::Usage(error.to_string()))
-        }
-        _ => Ok(None),
-    }
+    RemoteModel::of(name).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Returns whether this is a model's name and not the path of a file.
@@ -90,21 +85,9 @@ fn fetched(name: &Path, is_mmproj: bool) -> Result<PathBuf, Failure> {
     if let Some(path) = all.get(&key) {
         return Ok(path.clone());
     }
-    let is_file = !matches!(
-        model,
-        RemoteModel::Repository {
-            file: WantedFile::Quantization(_),
-            ..
-        }
-    );
-    let path = shown(|hub, sink| match is_mmproj && !is_file {
+    let path = shown(|hub, sink| match is_mmproj {
         false => Ok(hub.model(&model, sink)?),
-        true => hub.sibling(&model, "mmproj", sink)?.ok_or_else(|| {
-            let name = name.display();
-            Failure::Input(format!(
-                "{name}: expected an image encoder (mmproj) beside the model"
-            ))
-        }),
+        true => Ok(hub.image_encoder(&model, sink)?),
     })?;
     all.insert(key, path.clone());
     Ok(path)

@@ -225,13 +225,18 @@ fn build() -> Build {
 
 /// Runs the program with these arguments, the program's name first, and returns its exit code.
 pub fn main(args: impl Iterator<Item = OsString>, build: Build) -> ExitCode {
+    run(args, build).into()
+}
+
+/// Does the same as [`main`] for a program that goes on, which wants the exit code as a number.
+pub fn run(args: impl Iterator<Item = OsString>, build: Build) -> u8 {
     // a second run in one process has the same build
     let _ = BUILD.set(build);
     install_panic_hook();
     ranks::run(|| program(args))
 }
 
-fn program(args: impl Iterator<Item = OsString>) -> ExitCode {
+fn program(args: impl Iterator<Item = OsString>) -> u8 {
     guard_maps(1);
     // with less memory not even an error message is certain
     if let Err(error) = octavo_kernels::room(LEAST_MEMORY) {

@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use octavo_engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
+use octavo_engine::{Context, Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
-use super::context::Context;
 use super::failure::Failure;
-use super::hub;
 use super::ranks;
 use super::terminal::{self, Progress};
+use super::{context, hub};
 
 /// Message about the built-in model.
 pub(super) const DEMO_NOTE: &str =
@@ -95,9 +94,9 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
     }
     let source = source(model)?;
     if matches!(options.ctx, None | Some(0)) {
-        let context = Context::of(&source.open(true)?, &options)?;
-        context.note();
-        context.apply(&mut options);
+        let chosen = Context::of(&source.open(true)?, &options)?;
+        context::note(&chosen);
+        chosen.apply(&mut options);
     }
     options.tp_group = ranks::tp_group();
     let start = std::time::Instant::now();

@@ -1,7 +1,5 @@
 //! Reports why a command failed: a line on stderr, and the exit code.
 
-use std::process::ExitCode;
-
 use super::failure::Failure;
 use super::terminal;
 
@@ -10,29 +8,29 @@ const AGAIN: u8 = 75;
 
 impl Failure {
     /// Prints the line and returns the exit code.
-    pub(super) fn report(self) -> ExitCode {
+    pub(super) fn report(self) -> u8 {
         let (message, code) = match self {
             Failure::Usage(message) => (message, 2),
             Failure::Input(message) | Failure::Machine(message) => (message, 1),
             Failure::Again(message) => (message, AGAIN),
         };
         terminal::tell(&format!("octavo: error: {message}"));
-        ExitCode::from(code)
+        code
     }
 }
 
 /// Reports clap's errors: help and version as they are, a mistake as one line.
-pub(super) fn usage(error: &clap::Error) -> ExitCode {
+pub(super) fn usage(error: &clap::Error) -> u8 {
     use clap::error::ErrorKind as Kind;
     let text = error.render();
     match error.kind() {
         Kind::DisplayHelp | Kind::DisplayVersion => {
             let printed = terminal::check_stdout().and_then(|()| Ok(error.print()?));
-            return printed.map_or_else(Failure::report, |()| ExitCode::SUCCESS);
+            return printed.map_or_else(Failure::report, |()| 0);
         }
         Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
-            return ExitCode::from(2);
+            return 2;
         }
         _ => {}
     }

@@ -8,18 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use octavo_engine::{BatchOptions, EngineOptions, kv_bytes};
+use octavo_engine::{BatchOptions, Context, EngineOptions, kv_bytes};
 use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::Hparams;
 use octavo_server::{ImageHost, Options, Stop};
 use octavo_vision::EncoderCache;
 
 use super::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
-use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
 use super::vision::MmprojArgs;
-use super::{load, signal, terminal, values};
+use super::{context, load, signal, terminal, values};
 use log::LogArgs;
 
 /// Name of the built-in model.
@@ -203,7 +202,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
             "octavo: serving {name} on http://{address}{} ({}; {})",
             options.prefix,
             engine.describe(),
-            context.reason()
+            context::reason(&context)
         ));
     };
     let mut warn = |line: &str| terminal::warn([line.to_owned()]);

@@ -3,12 +3,9 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::Args;
-use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{DeviceChoice, Engine, EngineOptions, ImageHandle};
-use octavo_hf as hf;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, ImageHandle, LoadingSink};
 use octavo_model::Hparams;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::pixels::{DecodedImage, Limits, TokenLimits, decode};
@@ -203,31 +200,14 @@ pub(super) fn tokens(
     }
 }
 
-/// Maximum number of image tokens with these limits: long and narrow images get more than asked for
-/// when they are enlarged.
-pub(super) fn max_image_tokens(token_limits: TokenLimits) -> usize {
-    token_limits.max.max(1024) + token_limits.max / 4
-}
-
 /// Loads an image encoder for images with these limits of tokens.
 pub(super) fn encoder(
     path: &Path,
     token_limits: TokenLimits,
     options: &EngineOptions,
 ) -> Result<Encoder, Failure> {
-    let mapped = OpenOptions {
-        mmap: options.mmap,
-        ..OpenOptions::default()
-    };
-    let gguf = match path.is_dir() {
-        true => hf::open_tower(path, &mapped).map_err(octavo_engine::Error::from)?,
-        false => Gguf::open(path, &mapped)?,
-    };
-    let gguf = Arc::new(gguf);
-    let max_image_tokens = max_image_tokens(token_limits);
-    Ok(load::shown(|sink| {
-        Encoder::load(&gguf, options, max_image_tokens, sink)
-    })?)
+    let load = |sink: &mut LoadingSink<'_>| Encoder::open(path, options, token_limits, sink);
+    Ok(load::shown(load)?)
 }
 
 /// Encodes an image file for a model.

@@ -7,7 +7,6 @@ use clap::Args;
 use octavo_engine::Engine;
 use octavo_engine::sample::Constraint;
 use octavo_grammar::{Compiler, Demand, Reasoning, Rule};
-use serde_json::Value;
 
 use super::Failure;
 use crate::terminal;
@@ -102,12 +101,10 @@ fn read(option: &str, path: &Path) -> Result<(String, String), Failure> {
 /// Parses a schema; an empty one is any JSON object, as in llama.cpp.
 fn schema(text: &str) -> Result<Rule, String> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    match serde_json::from_str(text) {
-        Ok(Value::Object(object)) if object.is_empty() => Ok(Rule::JsonObject),
-        Ok(schema @ (Value::Object(_) | Value::Bool(true))) => Ok(Rule::Schema(schema)),
-        Ok(_) => Err("expected a JSON schema, which is an object".to_owned()),
-        Err(error) => Err(format!("expected a JSON schema: {error}")),
-    }
+    let schema = serde_json::from_str(text);
+    let schema = schema.map_err(|error| format!("expected a JSON schema: {error}"))?;
+    let expected = || "expected a JSON schema, which is an object".to_owned();
+    Rule::of_schema(schema).ok_or_else(expected)
 }
 
 /// Makes the constraint of each text of a run from the rule that was given.

@@ -1,9 +1,7 @@
 //! Sampling options.
 
-use std::hash::{BuildHasher, RandomState};
-
 use clap::Args;
-use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
+use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage, random_seed};
 
 use crate::failure::Failure;
 
@@ -71,24 +69,18 @@ enum Seed {
 impl SampleArgs {
     /// Returns the sampler of a command that is greedy unless a sampling option is given.
     pub(super) fn config(&self) -> Result<SamplerConfig, Failure> {
-        let sampling = self.temp.is_some()
-            || self.top_k.is_some()
-            || self.top_p.is_some()
-            || self.min_p.is_some()
-            || self.seed.is_some()
-            || self.samplers.is_some();
-        let given = self.given()?;
-        Ok(match sampling {
-            true => given.or(&SamplerDefaults::llama_server()).config(any_seed),
-            false => given.config(|| 0),
-        })
+        let mut given = self.given()?;
+        if let Some(Seed::Any) = self.seed {
+            given.seed = Some(random_seed());
+        }
+        Ok(given.greedy_unless_drawn(random_seed))
     }
 
     /// Returns the sampler of a command that samples by default: settings that are not given are
     /// the model's recommended ones, or llama-server's defaults.
     pub(super) fn config_with(&self, model: &SamplerDefaults) -> Result<SamplerConfig, Failure> {
         let defaults = self.given()?.or(model).or(&SamplerDefaults::llama_server());
-        Ok(defaults.config(any_seed))
+        Ok(defaults.config(random_seed))
     }
 
     /// Returns the settings that are given.
@@ -143,12 +135,6 @@ impl SampleArgs {
             None => Ok(()),
         }
     }
-}
-
-/// Returns a random seed.
-fn any_seed() -> u64 {
-    // the standard library's hasher is seeded by the system
-    RandomState::new().hash_one(0)
 }
 
 fn number(text: &str, expected: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String> {

@@ -23,7 +23,6 @@ use crate::failure::{Exit, Failure};
 use crate::load::{self, shown};
 use crate::output::Output;
 use crate::terminal::{self, Progress};
-use crate::vision;
 
 /// Compares two files, instruction sets, devices or executors.
 pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
@@ -177,7 +176,7 @@ fn tower(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side) -> Result<Box<dyn Execut
         isa: side.isa,
         ..args.compute.options()?
     };
-    let max_image_tokens = vision::max_image_tokens(args.image_tokens.limits()?);
+    let max_image_tokens = args.image_tokens.limits()?.max_image_tokens();
     let tower = shown(|sink| TowerBackend::load(gguf, &options, max_image_tokens, sink))?;
     Ok(Box::new(tower))
 }

@@ -11,10 +11,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use octavo_analysis::facts::Facts;
-use octavo_engine::DeviceChoice;
+use octavo_engine::{Context, DeviceChoice};
 
 use super::args::{ComputeArgs, ModelArgs};
-use super::context::Context;
 use super::failure::{Exit, Failure};
 use super::vision::ImageTokenArgs;
 use super::{load, terminal};

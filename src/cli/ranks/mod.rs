@@ -48,13 +48,13 @@ pub(super) fn tp_group() -> Option<TensorParallelGroup> {
 
 /// Runs the program, together with the ranks that were started with it.
 #[cfg(feature = "mpi")]
-pub(super) fn run(program: impl FnOnce() -> std::process::ExitCode) -> std::process::ExitCode {
+pub(super) fn run(program: impl FnOnce() -> u8) -> u8 {
     mpi::run(program)
 }
 
 /// Runs the program, which was built without MPI.
 #[cfg(not(feature = "mpi"))]
-pub(super) fn run(program: impl FnOnce() -> std::process::ExitCode) -> std::process::ExitCode {
+pub(super) fn run(program: impl FnOnce() -> u8) -> u8 {
     // not an error, because a launcher may start parts of batch work too
     if let Some(ranks) = started() {
         let line = "built without MPI: each of them does all of the work";

@@ -5,7 +5,6 @@
 //! sleep for longer and longer, up to a millisecond, instead of polling on a whole core.
 
 use std::hint::spin_loop;
-use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -36,7 +35,7 @@ const TIMEOUT: &str = "--rank-timeout";
 static JOINED: OnceLock<Mpi> = OnceLock::new();
 
 /// Does the work of [`super::run`] with MPI.
-pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
+pub(super) fn run(program: impl FnOnce() -> u8) -> u8 {
     if super::started().is_none() {
         return program();
     }
@@ -58,12 +57,12 @@ pub(super) fn run(program: impl FnOnce() -> ExitCode) -> ExitCode {
                 own.ranks
             ));
         }
-        return ExitCode::from(2);
+        return 2;
     }
     if own.rank > 0 {
         crate::guard_maps(1);
         serve_on(&link, super::open());
-        return ExitCode::SUCCESS;
+        return 0;
     }
     let tp_group = GROUP.get_or_init(|| TensorParallelGroup::on(link, super::open()));
     let code = program();

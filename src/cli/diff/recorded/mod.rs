@@ -18,7 +18,7 @@ use super::{DiffArgs, images};
 use crate::failure::{Exit, Failure};
 use crate::load::{self, in_trained_context, shown};
 use crate::output::{Inputs, Kind, Output};
-use crate::{terminal, vision};
+use crate::terminal;
 
 /// A reference and its comparison.
 struct Compared {
@@ -141,10 +141,7 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
         .map(read)
         .collect::<Result<Vec<_>, _>>()?;
     terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
-    let (options, max_image_tokens) = (
-        args.compute.options()?,
-        vision::max_image_tokens(token_limits),
-    );
+    let (options, max_image_tokens) = (args.compute.options()?, token_limits.max_image_tokens());
     let mut encoder = shown(|sink| Encoder::load(gguf, &options, max_image_tokens, sink))?;
     let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
     let seen = ImageInput {
