@@ -227,7 +227,7 @@ impl Execution for BackendExecution {
 }
 
 /// Reports a backend's named tensors to a sink, until it wants no more.
-fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
+pub(super) fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
     let mut more = true;
     move |view| {
         if more && view.tap.is_named() {

@@ -9,6 +9,7 @@
 pub mod bounds;
 mod execution;
 mod llama_cpp;
+mod loaded;
 mod lockstep;
 mod logits;
 mod measured;
@@ -28,6 +29,7 @@ pub use execution::{
     TapOut, TapOutSink, TowerBackend,
 };
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
+pub use loaded::{EngineExecution, RecordedExecution, RecordedTensor};
 pub use lockstep::{Absent, Comparison, Options, TapReport, Verdict, compare, compare_with};
 pub use logits::{LogitComparison, PositionTop, TopPair};
 pub use measured::{Measured, mean_kl};
@@ -106,6 +108,20 @@ pub enum Error {
     NoImage {
         /// Program that wrote the reference.
         kind: &'static str,
+    },
+    /// An array whose name no tensor of the model has.
+    #[error("{file}: {name}: expected the name of a tensor of the model, such as l_out-0")]
+    NoTap {
+        /// Origin of the arrays.
+        file: String,
+        /// Name of the array.
+        name: String,
+    },
+    /// A recording without arrays.
+    #[error("{file}: no arrays: expected at least one tensor of the model")]
+    NoTensors {
+        /// Origin of the arrays.
+        file: String,
     },
     /// A row of logits of the wrong length.
     #[error("a row of logits: expected {expected} values, got {got}")]

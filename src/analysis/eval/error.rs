@@ -79,6 +79,12 @@ pub enum Error {
         /// Number of tokens in the base.
         got: usize,
     },
+    /// A continuation without a context.
+    #[error("a continuation without a context: expected at least one token before it")]
+    NoContext,
+    /// A row of logits without log-probabilities.
+    #[error(transparent)]
+    Sample(octavo_engine::GenerationError),
     /// The observer asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -13,6 +13,7 @@
 //! in text order, so that no figure depends on the number of threads, or on how chunks were split
 //! over processes ([`Text::only`], [`divergence_of`]).
 
+mod continuations;
 mod divergence;
 mod error;
 mod pass;
@@ -20,6 +21,7 @@ mod perplexity;
 mod stats;
 mod text;
 
+pub use continuations::{Continuation, Likelihood, continuations};
 pub use divergence::{ChunkDivergence, Divergence, divergence, divergence_of};
 pub use error::Error;
 pub use octavo_reference::kld_base as base;

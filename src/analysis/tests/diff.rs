@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_analysis::diff::{
-    BackendExecution, Comparison, Execution, Fault, OracleExecution, Verdict, compare,
+    BackendExecution, Comparison, EngineExecution, Error, Execution, Fault, OracleExecution,
+    RecordedExecution, RecordedTensor, Verdict, compare,
 };
 use octavo_engine::backend::cpu;
+use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType, KvTypes};
 use octavo_model::{Model, OwnedTap, Pairing};
@@ -373,4 +375,64 @@ fn models_of_another_shape_are_refused() {
         error,
         "architecture: qwen3 in the first, llama in the second: expected the same"
     );
+}
+
+/// Returns the tensors of a loaded model's pass as arrays of another program.
+fn recorded(engine: &Engine) -> Vec<RecordedTensor> {
+    let mut all: Vec<RecordedTensor> = Vec::new();
+    let mut take = |view: &octavo_engine::backend::TapView<'_>| {
+        if !view.tap.is_named() {
+            return;
+        }
+        let name = octavo_model::taps::numbered(view.tap, view.tap.nth);
+        match all.iter_mut().find(|array| array.name == name) {
+            Some(array) => array.data.extend_from_slice(view.data),
+            None => all.push(RecordedTensor {
+                name,
+                width: view.width,
+                data: view.data.to_vec(),
+            }),
+        }
+    };
+    engine.run_with_taps(&TOKENS, &mut take).expect("it runs");
+    all
+}
+
+#[test]
+fn arrays_of_another_program_are_compared_with_a_loaded_model() {
+    let options = EngineOptions {
+        threads: Some(2),
+        // several steps for the text
+        batch: Some(8),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("it loads");
+    let mut own = EngineExecution::new(&engine, &options).expect("its instruction set is there");
+    let mut arrays = recorded(&engine);
+    let theirs = |arrays: &[RecordedTensor]| {
+        RecordedExecution::new("arrays", &engine, arrays.to_vec()).expect("its tensors are known")
+    };
+    let whole = run(&mut own, &mut theirs(&arrays));
+    assert_eq!(whole.verdict, Verdict::Identical);
+    assert_eq!((whole.taps.len(), whole.absent.len()), (arrays.len(), 0));
+    let some = run(&mut own, &mut theirs(&arrays[3..5]));
+    assert_eq!((some.verdict, some.taps.len()), (Verdict::Identical, 2));
+    assert_eq!(some.absent.len(), arrays.len() - 2);
+    let at = arrays
+        .iter()
+        .position(|array| array.name == "ffn_out-1")
+        .expect("it is there");
+    let width = arrays[at].width;
+    arrays[at].data[4 * width + 7] += 1.0;
+    let wrong = run(&mut own, &mut theirs(&arrays));
+    let first = wrong.first_divergence.expect("it diverges");
+    assert_eq!(
+        (&*first.name, first.position, first.channel),
+        ("ffn_out-1", 4, 7)
+    );
+    arrays[0].name = "nothing-0".to_owned();
+    let unknown = RecordedExecution::new("arrays", &engine, arrays);
+    assert!(matches!(unknown, Err(Error::NoTap { name, .. }) if name == "nothing-0"));
+    let none = RecordedExecution::new("arrays", &engine, Vec::new());
+    assert!(matches!(none, Err(Error::NoTensors { .. })));
 }

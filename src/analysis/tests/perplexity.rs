@@ -1,6 +1,7 @@
 //! Perplexity and divergence: against figures that llama-perplexity printed, and against
 //! written-out definitions.
 
+mod continuations;
 mod definitions;
 mod refused;
 mod shards;
