@@ -191,6 +191,11 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// Returns the message and the field that is to blame.
+    pub(crate) fn into_parts(self) -> (String, Option<String>) {
+        (self.0.message, self.0.param)
+    }
+
     /// Returns the object `{"error": …}`.
     pub(crate) fn to_json(&self) -> Value {
         let mut error = self.0.more.clone();

@@ -24,15 +24,29 @@ pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<ImageHa
     }
     let fetched = fetch(app, body).await?;
     let body = Arc::clone(body);
-    app.look(move |app| {
-        let asked = read(app, &body)?;
-        asked
-            .images
-            .iter()
-            .map(|image| register_one(app, image, fetched.as_ref()))
-            .collect()
-    })
-    .await
+    app.look(move |app| register(app, &body, fetched.as_ref()))
+        .await
+}
+
+/// Does the same as [`see`] on this thread, and fetches nothing.
+pub(crate) fn see_here(app: &App, body: &Value) -> Result<Vec<ImageHandle>, ApiError> {
+    match app.options.encoder_cache.is_some() && has_images(body) {
+        true => register(app, body, None),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// Encodes the images of a conversation, in order.
+fn register(
+    app: &App,
+    body: &Value,
+    fetched: Option<&Fetched>,
+) -> Result<Vec<ImageHandle>, ApiError> {
+    let asked = read(app, body)?;
+    let images = asked.images.iter();
+    images
+        .map(|image| register_one(app, image, fetched))
+        .collect()
 }
 
 /// Fetches the conversation's remote images, if that is enabled.

@@ -11,6 +11,7 @@ mod fields;
 mod http;
 mod images;
 mod json;
+mod local;
 mod logging;
 mod metrics;
 mod page;
@@ -35,6 +36,7 @@ use tokio::sync::watch;
 use app::App;
 use fetch::{Bounds, Fetcher};
 pub use fetch::{HostError, ImageHost};
+pub use local::{LocalAnswer, LocalChats, RequestError};
 pub use logging::{LogEvent, LogSink, RequestRecord};
 
 /// Idle time before a blocking thread ends. The allocator retains the memory that a thread freed

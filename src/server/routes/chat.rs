@@ -269,7 +269,7 @@ fn demanded(
 
 /// One message as it grows.
 #[derive(Default)]
-struct Assembled {
+pub(crate) struct Assembled {
     content: String,
     reasoning: String,
     calls: Vec<AssembledCall>,
@@ -284,7 +284,12 @@ struct AssembledCall {
 }
 
 impl Assembled {
-    fn add(&mut self, pieces: Vec<Piece>) {
+    /// Returns whether there is a tool call.
+    pub(crate) fn has_called(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, pieces: Vec<Piece>) {
         for piece in pieces {
             match piece {
                 Piece::Content(text) => self.content.push_str(&text),
@@ -303,7 +308,7 @@ impl Assembled {
         }
     }
 
-    fn to_json(&self, app: &App) -> Value {
+    pub(crate) fn to_json(&self, app: &App) -> Value {
         let mut message = json!({ "role": "assistant", "content": self.content });
         if !self.reasoning.is_empty() {
             message["reasoning_content"] = json!(self.reasoning);
@@ -325,7 +330,7 @@ impl Assembled {
     }
 }
 
-fn finish_reason(finish: FinishReason, has_called: bool) -> &'static str {
+pub(crate) fn finish_reason(finish: FinishReason, has_called: bool) -> &'static str {
     match wire::finish_reason(finish) {
         "stop" if has_called => "tool_calls",
         reason => reason,
@@ -349,7 +354,7 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
             "index": choice.index,
             "message": message.to_json(app),
             "logprobs": logprobs,
-            "finish_reason": finish_reason(choice.finish, !message.calls.is_empty()),
+            "finish_reason": finish_reason(choice.finish, message.has_called()),
         });
         if style.return_token_ids {
             object["token_ids"] = json!(choice.tokens);
