@@ -107,7 +107,7 @@ fn nothing_flows_backwards() {
 #[test]
 fn running_and_testing_share_one_build() {
     let tests = features("normal,build,dev", &["--workspace"]);
-    for package in ["octavo-llm", "xtask"] {
+    for package in ["octavo-llm", "octavo-python", "xtask"] {
         let alone = features("normal,build", &["--package", package]);
         assert!(alone.len() > 50, "{} crates", alone.len());
         for (name, features) in alone {
