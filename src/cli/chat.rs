@@ -95,10 +95,11 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     // in this order: the line editor installs its own Ctrl-C handler when it is created
     let input = Input::new(args.no_history)?;
     signal::install()?;
+    args.mmproj.fetch(&args.model)?;
     let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
-    let encoder_cache = args.mmproj.load(&engine, &args.compute)?;
+    let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
     let talk = Conversation {
         encoder_cache: encoder_cache.as_ref(),
         constraints: rule.map(|rule| Constraints::new(&engine, rule)),

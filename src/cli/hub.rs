@@ -28,8 +28,17 @@ pub(super) struct HubArgs {
 
 static SETTINGS: OnceLock<HubArgs> = OnceLock::new();
 
-/// Paths of the names that were fetched, so that a command asks the hub once for each.
-static FETCHED: Mutex<BTreeMap<(PathBuf, bool), PathBuf>> = Mutex::new(BTreeMap::new());
+/// Paths of a model that was fetched.
+#[derive(Clone, Debug)]
+struct Fetched {
+    model: PathBuf,
+    /// Image encoder beside it, if it was wanted and there is one.
+    mmproj: Option<PathBuf>,
+}
+
+/// Models that were fetched, by name and by whether the image encoder was wanted, so that a command
+/// asks the hub once for each.
+static FETCHED: Mutex<BTreeMap<(PathBuf, bool), Fetched>> = Mutex::new(BTreeMap::new());
 
 /// Keeps the options for all downloads of the process.
 pub(super) fn set_up(args: HubArgs) {
@@ -60,37 +69,64 @@ pub(super) fn is_remote(name: &Path) -> bool {
     matches!(remote(name), Ok(Some(_)) | Err(_))
 }
 
-/// Returns the path of a model: the name itself, or where it is once it is fetched.
-pub(super) fn model(name: &Path) -> Result<PathBuf, Failure> {
-    fetched(name, false)
-}
-
 /// Replaces a model's name by its path.
 pub(super) fn fetch(name: &mut PathBuf) -> Result<(), Failure> {
     *name = model(name)?;
     Ok(())
 }
 
-/// Does the same for a model's image encoder: of a repository, the one beside its model.
+/// Returns the path of an image encoder: of a repository, of the one beside its model.
 pub(super) fn mmproj(name: &Path) -> Result<PathBuf, Failure> {
-    fetched(name, true)
+    match remote(name)? {
+        Some(remote) => shown(|hub, sink| Ok(hub.image_encoder(&remote, sink)?)),
+        None => Ok(name.to_owned()),
+    }
 }
 
-fn fetched(name: &Path, is_mmproj: bool) -> Result<PathBuf, Failure> {
-    let Some(model) = remote(name)? else {
-        return Ok(name.to_owned());
+/// Describes a model without an image encoder.
+pub(super) fn no_mmproj(name: &Path) -> String {
+    format!(
+        "{}: expected an image encoder (mmproj) beside the model",
+        name.display()
+    )
+}
+
+/// Returns the path of the image encoder beside a model of the hub; `None` if there is none, or the
+/// model is a file.
+pub(super) fn mmproj_beside(name: &Path) -> Result<Option<PathBuf>, Failure> {
+    Ok(fetched(name, true)?.mmproj)
+}
+
+/// Returns the path of a model: the name itself, or where it is once it is fetched.
+pub(super) fn model(name: &Path) -> Result<PathBuf, Failure> {
+    Ok(fetched(name, false)?.model)
+}
+
+/// Fetches a model, unless the name is a path, and with it the image encoder beside it if that is
+/// wanted.
+fn fetched(name: &Path, with_mmproj: bool) -> Result<Fetched, Failure> {
+    let Some(remote) = remote(name)? else {
+        return Ok(Fetched {
+            model: name.to_owned(),
+            mmproj: None,
+        });
     };
-    let key = (name.to_owned(), is_mmproj);
+    let key = (name.to_owned(), with_mmproj);
     let mut all = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(path) = all.get(&key) {
-        return Ok(path.clone());
+    if let Some(fetched) = all.get(&key) {
+        return Ok(fetched.clone());
     }
-    let path = shown(|hub, sink| match is_mmproj {
-        false => Ok(hub.model(&model, sink)?),
-        true => Ok(hub.image_encoder(&model, sink)?),
+    let fetched = shown(|hub, sink| {
+        let (model, mmproj) = match with_mmproj {
+            true => hub.model_and_sibling(&remote, "mmproj", sink)?,
+            false => (hub.model(&remote, sink)?, None),
+        };
+        Ok(Fetched { model, mmproj })
     })?;
-    all.insert(key, path.clone());
-    Ok(path)
+    // one listing tells both
+    all.insert((name.to_owned(), false), fetched.clone());
+    all.insert(key, fetched.clone());
+    Ok(fetched)
 }
 
 /// Runs downloads with a bar for each file.
@@ -175,11 +211,11 @@ pub(super) fn pull(args: &PullArgs) -> Result<Exit, Failure> {
             "{name}: expected hf:USER/REPO or an address"
         )));
     }
-    let mut paths = vec![model(&args.model)?];
-    if args.mmproj {
-        paths.push(mmproj(&args.model)?);
+    let fetched = fetched(&args.model, args.mmproj)?;
+    if args.mmproj && fetched.mmproj.is_none() {
+        return Err(Failure::Input(no_mmproj(&args.model)));
     }
-    for path in paths {
+    for path in [Some(fetched.model), fetched.mmproj].into_iter().flatten() {
         terminal::print(format!("{}\n", path.display()).as_bytes())?;
     }
     Ok(Exit::Done)
@@ -204,8 +240,9 @@ pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
                 "repo": model.repo,
                 "file": model.file,
                 "quantization": model.quantization,
-                "architecture": architecture(model),
+                "architecture": About::of(model).map(|about| about.architecture),
                 "bytes": model.bytes,
+                "fits": About::of(model).and_then(|about| about.fits),
                 "path": model.path,
             });
             text.push_str(&format!("{object}\n"));
@@ -213,9 +250,9 @@ pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
     } else {
         let widest = models.iter().map(|model| name(model).len()).max();
         for model in &models {
-            let architecture = architecture(model).unwrap_or_else(|| "unreadable".to_owned());
+            let about = About::of(model).map_or_else(|| "unreadable".to_owned(), About::line);
             text.push_str(&format!(
-                "{:width$}  {:>10}  {architecture}\n",
+                "{:width$}  {:>10}  {about}\n",
                 name(model),
                 size(model.bytes),
                 width = widest.unwrap_or(0)
@@ -231,10 +268,29 @@ fn name(model: &CachedModel) -> String {
     format!("hf:{}/{}", model.repo, model.file)
 }
 
-fn architecture(model: &CachedModel) -> Option<String> {
-    let options = OpenOptions::default();
-    let gguf = Gguf::open(&model.path, &options).ok()?;
-    gguf.str("general.architecture").ok()?.map(str::to_owned)
+/// Facts of a cached model that its file tells.
+struct About {
+    architecture: String,
+    /// Whether the free memory has room for it; `None` if that is not known.
+    fits: Option<bool>,
+}
+
+impl About {
+    /// Reads the file; `None` if it is no GGUF file.
+    fn of(model: &CachedModel) -> Option<About> {
+        let gguf = Gguf::open(&model.path, &OpenOptions::default()).ok()?;
+        Some(About {
+            architecture: gguf.str("general.architecture").ok()??.to_owned(),
+            fits: octavo_engine::fits(&gguf, model.bytes),
+        })
+    }
+
+    fn line(self) -> String {
+        match self.fits {
+            Some(false) => self.architecture + ", larger than the free memory",
+            _ => self.architecture,
+        }
+    }
 }
 
 /// Runs `octavo rm`.

@@ -104,7 +104,7 @@ impl RunArgs {
         }
         self.generate.speculative.check()?;
         self.template.check()?;
-        self.images.check()?;
+        self.images.check(&self.model)?;
         self.system.check()
     }
 

@@ -182,10 +182,11 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     args.template.check()?;
     args.mmproj.check()?;
     check_address(&args.listen)?;
+    args.mmproj.fetch(&args.model)?;
     let (engine_options, context) = engine_options(args)?;
     let engine = load::any_engine(&args.model, engine_options)?;
     args.speculative.load_draft(&engine, &args.compute)?;
-    let encoder_cache = args.mmproj.load(&engine, &args.compute)?;
+    let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
     let options = with_encoder_cache(options, encoder_cache);
     let log = args.log.start()?;
     let mut options = Options {

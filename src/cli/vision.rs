@@ -37,9 +37,13 @@ pub(super) struct ImageTokenArgs {
 #[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
 pub(super) struct MmprojArgs {
     /// Image encoder (vision tower) of the model: a GGUF file (mmproj), a Hugging Face folder that
-    /// has one, or hf:USER/REPO for the one beside that model
+    /// has one, or hf:USER/REPO for the one beside that model [default: of a model hf:USER/REPO,
+    /// the one beside it]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
+    /// Take no image encoder
+    #[arg(long, conflicts_with = "mmproj")]
+    no_mmproj: bool,
     #[command(flatten)]
     image_tokens: ImageTokenArgs,
 }
@@ -52,7 +56,8 @@ pub(super) struct ImageArgs {
     pub(super) mmproj: MmprojArgs,
     /// Image: a PNG, JPEG, WebP, BMP or GIF file; may be given several times. Images replace
     /// <__media__> in the text, or come before it
-    #[arg(long, value_name = "FILE", requires = "mmproj", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with = "no_mmproj")]
     pub(super) image: Vec<PathBuf>,
 }
 
@@ -86,13 +91,24 @@ impl MmprojArgs {
         path.map_or(Ok(()), |path| load::check_model("--mmproj", path))
     }
 
-    /// Loads the image encoder of a model, if one is given.
+    /// Returns the path of the image encoder: the given one, or of a model of the hub the one
+    /// beside it. It is downloaded unless it is cached.
+    fn path(&self, model: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
+        match (&self.mmproj, model.given()) {
+            (Some(path), _) => Ok(Some(hub::mmproj(path)?)),
+            (None, Some(given)) if !self.no_mmproj => hub::mmproj_beside(&given),
+            _ => Ok(None),
+        }
+    }
+
+    /// Loads the image encoder of a model, if there is one.
     pub(super) fn load(
         &self,
+        model: &ModelArgs,
         engine: &Engine,
         compute: &ComputeArgs,
     ) -> Result<Option<EncoderCache>, Failure> {
-        let Some(path) = &self.mmproj else {
+        let Some(path) = self.path(model)? else {
             return Ok(None);
         };
         let token_limits = self.image_tokens.limits()?;
@@ -100,7 +116,7 @@ impl MmprojArgs {
             pool: engine.pool(),
             ..options(compute)?
         };
-        let encoder = encoder(&hub::mmproj(path)?, token_limits, &options)?;
+        let encoder = encoder(&path, token_limits, &options)?;
         Ok(Some(EncoderCache::new(
             engine,
             encoder,
@@ -112,8 +128,13 @@ impl MmprojArgs {
 
 impl ImageArgs {
     /// Checks that the image encoder and the images exist.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    pub(super) fn check(&self, model: &ModelArgs) -> Result<(), Failure> {
         self.mmproj.check()?;
+        let is_of_hub = model.given().is_some_and(|given| hub::is_remote(&given));
+        if !self.image.is_empty() && self.mmproj.mmproj.is_none() && !is_of_hub {
+            let what = "--image: expected --mmproj <FILE> with it";
+            return Err(Failure::Usage(what.to_owned()));
+        }
         let mut images = self.image.iter();
         images.try_for_each(|path| load::check_there("--image", path))
     }
@@ -125,15 +146,19 @@ impl ImageArgs {
         model: &ModelArgs,
         compute: &ComputeArgs,
     ) -> Result<EncodedImages, Failure> {
-        let Some(path) = &self.mmproj.mmproj else {
+        self.check(model)?;
+        if self.image.is_empty() && self.mmproj.mmproj.is_none() {
             return Ok(EncodedImages(Vec::new()));
-        };
-        self.check()?;
+        }
+        let path = self.mmproj.path(model)?.ok_or_else(|| {
+            let name = model.given().unwrap_or_default();
+            Failure::Input(hub::no_mmproj(&name))
+        })?;
         let token_limits = self.mmproj.image_tokens.limits()?;
         let source = load::source_quietly(model)?;
         let text = source.open(true)?;
         let hparams = Hparams::from_gguf(&text)?;
-        let encoder = encoder(&hub::mmproj(path)?, token_limits, &options(compute)?)?;
+        let encoder = encoder(&path, token_limits, &options(compute)?)?;
         let mut image_encoder = ImageEncoder::new(
             text.name(),
             &hparams,

@@ -90,6 +90,16 @@ fn budget(device: DeviceChoice, weights: u64) -> u64 {
     }
 }
 
+/// Returns whether the free memory has room for a model of `bytes` and for the keys and values of
+/// the smallest default context; `None` if the system does not tell it, or the model cannot be run.
+pub fn fits(gguf: &Gguf, bytes: u64) -> Option<bool> {
+    let hparams = Hparams::from_gguf(gguf).ok()?;
+    let kv_type = EngineOptions::default().kv_type;
+    let positions = DEFAULT_CONTEXT.min(hparams.n_ctx_train());
+    let cache = kv_bytes(&hparams, kv_type, positions);
+    Some(bytes.saturating_add(cache) <= free_memory()?)
+}
+
 /// Returns the available memory in bytes; `None` if the system does not tell it.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

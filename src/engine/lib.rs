@@ -32,7 +32,7 @@ pub use batch::{
     Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, MAX_CHOICES,
     Request, RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
-pub use context::Context;
+pub use context::{Context, fits};
 pub use decoder::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
 pub use demo::demo_model;
 pub use device::Placement;

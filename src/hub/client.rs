@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use reqwest::StatusCode;
 use reqwest::blocking::{self, Response};
-use reqwest::header::{AUTHORIZATION, HeaderMap, RANGE, RETRY_AFTER};
+use reqwest::header::{
+    AUTHORIZATION, ETAG, HeaderMap, IF_NONE_MATCH, IF_RANGE, RANGE, RETRY_AFTER,
+};
 use serde::Deserialize;
 
 use crate::Error;
+use crate::segments::Connections;
 
 /// Longest wait that a server may ask for, in seconds.
 const LONGEST_WAIT: u64 = 120;
@@ -46,6 +49,17 @@ impl Retries {
     }
 }
 
+/// A part of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Part<'a> {
+    /// First byte.
+    pub(crate) from: u64,
+    /// Byte after the last one; `None` for all that follow.
+    pub(crate) to: Option<u64>,
+    /// ETag of the file that it must be a part of.
+    pub(crate) etag: Option<&'a str>,
+}
+
 /// A client of the hub.
 pub(crate) struct Client {
     http: blocking::Client,
@@ -53,6 +67,7 @@ pub(crate) struct Client {
     pub(crate) endpoint: String,
     pub(crate) token: Option<String>,
     pub(crate) retries: Retries,
+    pub(crate) connections: Connections,
 }
 
 /// A subject of requests, for messages.
@@ -94,10 +109,11 @@ impl Client {
             endpoint,
             token,
             retries,
+            connections: Connections::default(),
         })
     }
 
-    /// Requests an address from a byte on; repeats what may pass.
+    /// Requests a part of what is at an address; repeats requests that may succeed later.
     ///
     /// # Errors
     /// If there is no answer, or not success. An answer of 416 (nothing from there on) is handed
@@ -105,13 +121,13 @@ impl Client {
     pub(crate) fn get(
         &self,
         url: &str,
-        from: u64,
+        part: Part<'_>,
         subject: Subject<'_>,
     ) -> Result<Response, Error> {
         let mut failures = 0;
         loop {
             let last = failures + 1 >= self.retries.attempts;
-            match self.send(url, from) {
+            match self.send(url, part) {
                 Ok(answer)
                     if answer.status().is_success()
                         || answer.status() == StatusCode::RANGE_NOT_SATISFIABLE =>
@@ -152,7 +168,7 @@ impl Client {
         url: &str,
         subject: Subject<'_>,
     ) -> Result<(T, Option<String>), Error> {
-        let answer = self.get(url, 0, subject)?;
+        let answer = self.get(url, Part::default(), subject)?;
         let next = next_page(answer.headers());
         let mut text = Vec::new();
         let read = answer.take(LONGEST_TEXT).read_to_end(&mut text);
@@ -174,13 +190,42 @@ impl Client {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    fn send(&self, url: &str, from: u64) -> Result<Response, reqwest::Error> {
-        let mut request = self.http.get(url);
-        if let Some(token) = self.token.as_ref().filter(|_| self.is_own(url)) {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    /// Returns whether the file at an address still has this ETag.
+    ///
+    /// # Errors
+    /// If there is no answer, or not success.
+    pub(crate) fn is_unchanged(&self, url: &str, etag: &str) -> Result<bool, Error> {
+        let answer = self.request(url).header(IF_NONE_MATCH, etag).send();
+        let answer = answer.map_err(|error| Error::Connection {
+            url: url.to_owned(),
+            reason: reason(&error),
+            attempts: 1,
+        })?;
+        match answer.status() {
+            StatusCode::NOT_MODIFIED => Ok(true),
+            status if status.is_success() => Ok(etag_of(answer.headers()).as_deref() == Some(etag)),
+            _ => Err(self.refusal(url, answer, Subject::File)),
         }
-        if from > 0 {
-            request = request.header(RANGE, format!("bytes={from}-"));
+    }
+
+    /// Begins a request, with the token if the address is the hub's.
+    fn request(&self, url: &str) -> blocking::RequestBuilder {
+        let request = self.http.get(url);
+        match self.token.as_ref().filter(|_| self.is_own(url)) {
+            Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
+            None => request,
+        }
+    }
+
+    fn send(&self, url: &str, part: Part<'_>) -> Result<Response, reqwest::Error> {
+        let mut request = self.request(url);
+        let Part { from, to, etag } = part;
+        if from > 0 || to.is_some() {
+            let last = to.map_or_else(String::new, |to| (to - 1).to_string());
+            request = request.header(RANGE, format!("bytes={from}-{last}"));
+            if let Some(etag) = etag {
+                request = request.header(IF_RANGE, etag);
+            }
         }
         request.send()
     }
@@ -228,6 +273,12 @@ impl Client {
             message: said.unwrap_or_default(),
         }
     }
+}
+
+/// Returns the ETag of an answer, unless it is a weak one, which promises no equal bytes.
+pub(crate) fn etag_of(headers: &HeaderMap) -> Option<String> {
+    let etag = headers.get(ETAG)?.to_str().ok()?;
+    (etag.starts_with('"')).then(|| etag.to_owned())
 }
 
 /// Returns whether a hub runs on this machine, which no proxy knows.

@@ -6,13 +6,16 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
+use std::time::Instant;
 
 use reqwest::StatusCode;
 use reqwest::blocking::Response;
+use reqwest::header::{ACCEPT_RANGES, HeaderValue};
 use sha1::Digest;
 
 use crate::Error;
-use crate::client::{Client, Subject, innermost};
+use crate::client::{Client, Part, Subject, etag_of, innermost};
+use crate::segments::Segments;
 
 /// Bytes read at a time.
 const PIECE: usize = 1 << 18;
@@ -40,6 +43,16 @@ pub(crate) struct RemoteFile<'a> {
     /// Size in bytes, if it was announced.
     pub(crate) size: Option<u64>,
     pub(crate) hash: Hash,
+    /// Where the ETag is kept of a file that has no hash: its parts are parts of one file only if
+    /// they have the same.
+    pub(crate) etag: Option<&'a Path>,
+}
+
+impl RemoteFile<'_> {
+    /// Returns the ETag of the part that is there.
+    fn known_etag(&self) -> Option<String> {
+        fs::read_to_string(self.etag?).ok()
+    }
 }
 
 impl Client {
@@ -60,16 +73,32 @@ impl Client {
         let mut hashing = Hashing::new(file);
         let mut failures = 0;
         loop {
-            let have = fs::metadata(&incomplete).map_or(0, |about| about.len());
+            let mut have = fs::metadata(&incomplete).map_or(0, |about| about.len());
             if file.size == Some(have) && have > 0 {
                 break;
             }
-            let answer = self.get(file.url, have, subject)?;
+            let etag = file.known_etag();
+            if have > 0 && file.etag.is_some() && etag.is_none() {
+                // nothing tells which file this is the beginning of
+                remove(&incomplete)?;
+                have = 0;
+            }
+            let part = Part {
+                from: have,
+                to: None,
+                etag: etag.as_deref(),
+            };
+            let answer = self.get(file.url, part, subject)?;
             let Some((answer, size)) = self.begin(file, answer, have, &incomplete)? else {
                 // what was there is dropped, because the server cannot go on from it
                 continue;
             };
-            match receive(answer, (&incomplete, &mut hashing), size, progress) {
+            let mut to = Destination {
+                path: &incomplete,
+                hashing: &mut hashing,
+                progress: &mut *progress,
+            };
+            match self.receive(answer, file, size, &mut to) {
                 Ok(Ended::Whole) => break,
                 Ok(Ended::Cut(reason)) => {
                     let now = fs::metadata(&incomplete).map_or(0, |about| about.len());
@@ -90,10 +119,7 @@ impl Client {
             }
         }
         check(file, &incomplete, hashing)?;
-        fs::rename(&incomplete, to).map_err(|error| Error::File {
-            path: to.to_owned(),
-            error,
-        })
+        fs::rename(&incomplete, to).map_err(failed(to))
     }
 
     /// Prepares to receive an answer; returns it with the whole size, or `None` to ask again from
@@ -105,10 +131,6 @@ impl Client {
         have: u64,
         incomplete: &Path,
     ) -> Result<Option<(Response, Option<u64>)>, Error> {
-        let failed = |error| Error::File {
-            path: incomplete.to_owned(),
-            error,
-        };
         let header = |name: &str| answer.headers().get(name)?.to_str().ok().map(str::to_owned);
         let length = header("content-length").and_then(|n| n.parse::<u64>().ok());
         let goes_on = answer.status() == StatusCode::PARTIAL_CONTENT
@@ -116,7 +138,7 @@ impl Client {
                 .is_some_and(|range| range.starts_with(&format!("bytes {have}-")));
         let is_new = answer.status() == StatusCode::OK;
         if !goes_on && have > 0 {
-            fs::remove_file(incomplete).map_err(failed)?;
+            remove(incomplete)?;
         }
         if !goes_on && !is_new {
             return match have {
@@ -140,8 +162,103 @@ impl Client {
                 got: (before + length).to_string(),
             });
         }
+        if let Some(path) = file.etag.filter(|_| !goes_on) {
+            match etag_of(answer.headers()) {
+                Some(etag) => fs::write(path, etag).map_err(failed(path))?,
+                None if path.exists() => remove(path)?,
+                None => {}
+            }
+        }
         Ok(Some((answer, size)))
     }
+
+    /// Appends an answer's content to a file. One thread receives while another writes and hashes.
+    /// What is left of a large file that comes fast is received by several connections.
+    fn receive(
+        &self,
+        mut answer: Response,
+        file: &RemoteFile<'_>,
+        size: Option<u64>,
+        to: &mut Destination<'_>,
+    ) -> io::Result<Ended> {
+        let out = OpenOptions::new().create(true).append(true).open(to.path)?;
+        let before = out.metadata()?.len();
+        let mut done = before;
+        to.hashing.catch_up(to.path, done)?;
+        (to.progress)(done, size);
+        let etag = file.known_etag();
+        let url = answer.url().to_string();
+        let segments = size.filter(|_| has_ranges(&answer)).map(|size| Segments {
+            client: self,
+            url: &url,
+            etag: etag.as_deref(),
+            size,
+        });
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let (send, pieces) = sync_channel::<Vec<u8>>(PIECES);
+            let hashing = &mut *to.hashing;
+            let writer = scope.spawn(move || write_all(out, &pieces, hashing));
+            let ended = loop {
+                if let Some(segments) = &segments
+                    && segments.pays(done - before, done, start.elapsed())
+                {
+                    drop(answer);
+                    break segments.receive(done, &send, to.progress);
+                }
+                let mut piece = vec![0; PIECE];
+                match answer.read(&mut piece) {
+                    Ok(0) if size.is_none_or(|size| done == size) => break Ended::Whole,
+                    Ok(0) => break Ended::Cut("the connection ended early".to_owned()),
+                    Ok(n) => {
+                        piece.truncate(n);
+                        done += n as u64;
+                        if send.send(piece).is_err() {
+                            // the writer has failed and says why
+                            break Ended::Whole;
+                        }
+                        (to.progress)(done, size);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => break Ended::Cut(reason(&error)),
+                }
+                if size.is_some_and(|size| done > size) {
+                    break Ended::Whole;
+                }
+            };
+            drop(send);
+            writer.join().expect("writing does not panic")?;
+            Ok(ended)
+        })
+    }
+}
+
+/// A file that is being written.
+struct Destination<'a> {
+    path: &'a Path,
+    /// Hash of what is there.
+    hashing: &'a mut Hashing,
+    /// Receives the bytes that are there, and of all.
+    progress: &'a mut dyn FnMut(u64, Option<u64>),
+}
+
+/// Returns whether a server sends parts of a file when it is asked for them.
+fn has_ranges(answer: &Response) -> bool {
+    let is_bytes = |value: &HeaderValue| value == "bytes";
+    answer.status() == StatusCode::PARTIAL_CONTENT
+        || answer.headers().get(ACCEPT_RANGES).is_some_and(is_bytes)
+}
+
+/// Returns the error of a file.
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
+    move |error| Error::File {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    fs::remove_file(path).map_err(failed(path))
 }
 
 /// Returns the path of a file that is not whole yet.
@@ -152,51 +269,10 @@ pub(crate) fn incomplete(path: &Path) -> PathBuf {
 }
 
 /// How receiving ended.
-enum Ended {
+pub(crate) enum Ended {
     Whole,
     /// Before the end, for this reason.
     Cut(String),
-}
-
-/// Appends an answer's content to a file. One thread receives while another writes and hashes.
-fn receive(
-    mut answer: Response,
-    (to, hashing): (&Path, &mut Hashing),
-    size: Option<u64>,
-    progress: &mut dyn FnMut(u64, Option<u64>),
-) -> io::Result<Ended> {
-    let file = OpenOptions::new().create(true).append(true).open(to)?;
-    let mut done = file.metadata()?.len();
-    hashing.catch_up(to, done)?;
-    progress(done, size);
-    thread::scope(|scope| {
-        let (send, pieces) = sync_channel::<Vec<u8>>(PIECES);
-        let writer = scope.spawn(move || write_all(file, &pieces, hashing));
-        let ended = loop {
-            let mut piece = vec![0; PIECE];
-            match answer.read(&mut piece) {
-                Ok(0) if size.is_none_or(|size| done == size) => break Ended::Whole,
-                Ok(0) => break Ended::Cut("the connection ended early".to_owned()),
-                Ok(n) => {
-                    piece.truncate(n);
-                    done += n as u64;
-                    if send.send(piece).is_err() {
-                        // the writer has failed and says why
-                        break Ended::Whole;
-                    }
-                    progress(done, size);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Ended::Cut(reason(&error)),
-            }
-            if size.is_some_and(|size| done > size) {
-                break Ended::Whole;
-            }
-        };
-        drop(send);
-        writer.join().expect("writing does not panic")?;
-        Ok(ended)
-    })
 }
 
 fn write_all(mut file: File, pieces: &Receiver<Vec<u8>>, hashing: &mut Hashing) -> io::Result<()> {
@@ -278,7 +354,7 @@ impl Hashing {
 }
 
 /// Returns the reason that nothing more comes.
-fn reason(error: &io::Error) -> String {
+pub(crate) fn reason(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut => "nothing came for too long".to_owned(),
         _ => format!("the connection ended early: {}", innermost(error)),
@@ -287,12 +363,8 @@ fn reason(error: &io::Error) -> String {
 
 /// Checks size and content of a file; removes it if they are wrong.
 fn check(file: &RemoteFile<'_>, path: &Path, mut hashing: Hashing) -> Result<(), Error> {
-    let failed = |error| Error::File {
-        path: path.to_owned(),
-        error,
-    };
-    let size = fs::metadata(path).map_err(failed)?.len();
-    hashing.catch_up(path, size).map_err(failed)?;
+    let size = fs::metadata(path).map_err(failed(path))?.len();
+    hashing.catch_up(path, size).map_err(failed(path))?;
     let expected_size = file.size.unwrap_or(size);
     let (what, expected, got) = match (&file.hash, hashing.finish()) {
         _ if size != expected_size => ("size", expected_size.to_string(), size.to_string()),
@@ -303,7 +375,7 @@ fn check(file: &RemoteFile<'_>, path: &Path, mut hashing: Hashing) -> Result<(),
     if got == expected {
         return Ok(());
     }
-    fs::remove_file(path).map_err(failed)?;
+    remove(path)?;
     let file = file.name.to_owned();
     Err(Error::Content {
         file,

@@ -9,8 +9,9 @@ use crate::Error;
 use crate::cache::{self, Cache, create_folder_of, is_commit};
 use crate::choice;
 use crate::client::{Client, Retries, Subject};
-use crate::download::{Hash, RemoteFile};
+use crate::download::{Hash, RemoteFile, incomplete};
 use crate::name::{RemoteModel, WantedFile, is_path};
+use crate::segments::Connections;
 
 /// Address of the hub, unless the environment names another one.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -24,9 +25,9 @@ const FOLDER_FILES: [&str; 5] = [".safetensors", ".json", ".jinja", ".model", ".
 /// Progress of fetching a model.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The hub does not answer, and the cache is used as it is.
+    /// The hub, or the server of a file, does not answer; the cache is used as it is.
     HubIsAway {
-        /// Why it does not answer.
+        /// The reason.
         error: &'a Error,
     },
     /// A file is downloaded.
@@ -138,6 +139,13 @@ impl Hub {
         self
     }
 
+    /// Uses other numbers of connections.
+    #[must_use]
+    pub fn connections(mut self, connections: Connections) -> Hub {
+        self.client.connections = connections;
+        self
+    }
+
     /// Makes no request if `is_offline`: only cached models can be had.
     #[must_use]
     pub fn offline(mut self, is_offline: bool) -> Hub {
@@ -164,16 +172,7 @@ impl Hub {
                 file,
             } => {
                 let listing = self.list(repo, revision.as_deref(), sink)?;
-                let paths = listing.paths();
-                match choice::model(&paths, file) {
-                    Some(chosen) => {
-                        self.fetch_all(repo, &listing, &choice::parts(&paths, chosen), sink)
-                    }
-                    None if *file == WantedFile::Quantization(None) && is_folder(&paths) => {
-                        self.folder(repo, &listing, sink)
-                    }
-                    None => Err(no_file(repo, &paths, file)),
-                }
+                self.listed_model(repo, &listing, file, sink)
             }
         }
     }
@@ -204,6 +203,61 @@ impl Hub {
         self.sibling(model, "mmproj", sink)?.ok_or_else(missing)
     }
 
+    /// Does the same, and fetches the model's sibling as [`Hub::sibling`] does, if it has one.
+    ///
+    /// # Errors
+    /// As [`Hub::model`].
+    pub fn model_and_sibling(
+        &self,
+        model: &RemoteModel,
+        word: &str,
+        sink: &mut EventSink<'_>,
+    ) -> Result<(PathBuf, Option<PathBuf>), Error> {
+        let RemoteModel::Repository {
+            repo,
+            revision,
+            file,
+        } = model
+        else {
+            return Ok((self.model(model, sink)?, None));
+        };
+        let listing = self.list(repo, revision.as_deref(), sink)?;
+        let path = self.listed_model(repo, &listing, file, sink)?;
+        let sibling = self.listed_sibling(repo, &listing, (file, word), sink)?;
+        Ok((path, sibling))
+    }
+
+    fn listed_model(
+        &self,
+        repo: &str,
+        listing: &Listing,
+        file: &WantedFile,
+        sink: &mut EventSink<'_>,
+    ) -> Result<PathBuf, Error> {
+        let paths = listing.paths();
+        match choice::model(&paths, file) {
+            Some(chosen) => self.fetch_all(repo, listing, &choice::parts(&paths, chosen), sink),
+            None if *file == WantedFile::Quantization(None) && is_folder(&paths) => {
+                self.folder(repo, listing, sink)
+            }
+            None => Err(no_file(repo, &paths, file)),
+        }
+    }
+
+    fn listed_sibling(
+        &self,
+        repo: &str,
+        listing: &Listing,
+        (file, word): (&WantedFile, &str),
+        sink: &mut EventSink<'_>,
+    ) -> Result<Option<PathBuf>, Error> {
+        let paths = listing.paths();
+        let chosen = choice::model(&paths, file);
+        let sibling = chosen.and_then(|chosen| choice::sibling(&paths, chosen, word));
+        let path = sibling.map(|path| self.fetch_all(repo, listing, &[path], sink));
+        path.transpose()
+    }
+
     /// Returns the path of a model's sibling, such as its image encoder (`mmproj`): of those whose
     /// names contain `word`, the one in the nearest folder with the nearest quantization.
     ///
@@ -224,11 +278,7 @@ impl Hub {
             return Ok(None);
         };
         let listing = self.list(repo, revision.as_deref(), sink)?;
-        let paths = listing.paths();
-        let chosen = choice::model(&paths, file);
-        let sibling = chosen.and_then(|chosen| choice::sibling(&paths, chosen, word));
-        let path = sibling.map(|path| self.fetch_all(repo, &listing, &[path], sink));
-        path.transpose()
+        self.listed_sibling(repo, &listing, (file, word), sink)
     }
 
     /// Lists a repository; falls back to what is cached of it if the hub does not answer.
@@ -338,6 +388,7 @@ impl Hub {
                 url: &url,
                 size: Some(*size),
                 hash: hash.clone(),
+                etag: None,
             };
             let name = file.path.rsplit('/').next().unwrap_or(&file.path);
             let subject = Subject::Repository(repo, commit);
@@ -364,28 +415,51 @@ impl Hub {
 
     /// Fetches the file at an address, of a split model all parts; returns the path of the first.
     fn file_at(&self, url: &str, sink: &mut EventSink<'_>) -> Result<PathBuf, Error> {
-        let paths = choice::parts_at(url).into_iter().map(|url| {
-            let path = self.place_of(&url)?;
-            if !path.is_file() {
-                if self.is_offline {
-                    let cache = self.cache.path().to_owned();
-                    return Err(Error::NotCached { repo: url, cache });
-                }
-                create_folder_of(&path)?;
-                let name = file_name(&url);
-                let remote = RemoteFile {
-                    name: &name,
-                    url: &url,
-                    size: None,
-                    hash: Hash::Unknown,
-                };
-                self.client
-                    .download(&remote, &path, Subject::File, &mut progress(&name, sink))?;
-            }
-            Ok(path)
-        });
+        let parts = choice::parts_at(url).into_iter();
+        let paths = parts.map(|url| self.part_at(&url, sink));
         let mut paths: Vec<PathBuf> = paths.collect::<Result<_, Error>>()?;
         Ok(paths.swap_remove(0))
+    }
+
+    fn part_at(&self, url: &str, sink: &mut EventSink<'_>) -> Result<PathBuf, Error> {
+        let path = self.place_of(url)?;
+        let etag = etag_path(&path);
+        if path.is_file() {
+            // a server that names no version is not asked
+            let known = std::fs::read_to_string(&etag).ok();
+            let Some(known) = known.filter(|_| !self.is_offline) else {
+                return Ok(path);
+            };
+            match self.client.is_unchanged(url, &known) {
+                Ok(true) => return Ok(path),
+                Ok(false) => {}
+                Err(error) => {
+                    sink(Event::HubIsAway { error: &error });
+                    return Ok(path);
+                }
+            }
+        } else if self.is_offline {
+            let (repo, cache) = (url.to_owned(), self.cache.path().to_owned());
+            return Err(Error::NotCached { repo, cache });
+        }
+        create_folder_of(&path)?;
+        let name = file_name(url);
+        let new_etag = etag_path(&incomplete(&path));
+        let remote = RemoteFile {
+            name: &name,
+            url,
+            size: None,
+            hash: Hash::Unknown,
+            etag: Some(&new_etag),
+        };
+        self.client
+            .download(&remote, &path, Subject::File, &mut progress(&name, sink))?;
+        let renamed = match new_etag.exists() {
+            true => std::fs::rename(&new_etag, &etag),
+            false => Ok(()),
+        };
+        renamed.map_err(|error| Error::File { path: etag, error })?;
+        Ok(path)
     }
 
     /// Returns where the file at an address is kept: in a folder `octavo-urls` of the cache, by the
@@ -433,6 +507,13 @@ impl ListedFile {
             about,
         }
     }
+}
+
+/// Returns where the ETag of the file at an address is kept.
+fn etag_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".etag");
+    PathBuf::from(name)
 }
 
 /// Returns the receiver of a file's progress, which makes events of it.

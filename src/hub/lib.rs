@@ -18,9 +18,11 @@ mod download;
 mod error;
 mod hub;
 mod name;
+mod segments;
 
 pub use cache::{Cache, CachedModel};
 pub use client::Retries;
 pub use error::Error;
 pub use hub::{Event, EventSink, Hub};
 pub use name::{RemoteModel, WantedFile};
+pub use segments::Connections;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use octavo_fixtures::{Lacks, skip};
-use octavo_hub::{Cache, Error, Event, Hub, RemoteModel, Retries};
+use octavo_hub::{Cache, Connections, Error, Event, Hub, RemoteModel, Retries};
 use standin::{Access, COMMIT, Fault, Standin, git_sha1, sha256};
 use tempfile::TempDir;
 
@@ -149,6 +149,62 @@ fn a_download_goes_on_where_it_was_cut() {
     place.standin.state().faults = vec![Fault::Cut(70_000)];
     assert_eq!(place.get("hf:u/r").expect("it is fetched"), content);
     assert_eq!(place.standin.sent(), 70_000 + content.len());
+}
+
+/// Connections that share a file of a few hundred kilobytes.
+const FEW: Connections = Connections {
+    at_once: 4,
+    segment: 32 << 10,
+    fast: Duration::from_secs(60),
+};
+
+#[test]
+fn a_large_file_that_comes_fast_comes_by_several_connections() {
+    let content = bytes(1 << 20);
+    let seconds = |connections: Connections| {
+        let place = Place::with_model(&content);
+        place.standin.state().pace = Duration::from_millis(25);
+        let hub = place.hub_with(None).connections(connections);
+        let start = Instant::now();
+        assert_eq!(get(&hub, "hf:u/r").expect("it is fetched"), content);
+        (
+            start.elapsed().as_secs_f64(),
+            place.standin.state().sending.1,
+        )
+    };
+    let (alone, n) = seconds(Connections { at_once: 1, ..FEW });
+    assert_eq!(n, 1);
+    let (several, n) = seconds(FEW);
+    // the first connection may end a little later than the others begin
+    assert!((4..=5).contains(&n), "{n} connections");
+    assert!(
+        several < 0.6 * alone,
+        "{several} s, one connection {alone} s"
+    );
+    // the file is too small, or the connection too slow
+    let (segment, fast) = (400 << 10, Duration::ZERO);
+    for alone in [Connections { segment, ..FEW }, Connections { fast, ..FEW }] {
+        assert_eq!(seconds(alone).1, 1, "{alone:?}");
+    }
+}
+
+#[test]
+fn a_segment_that_is_cut_is_begun_again() {
+    let content = bytes(1 << 20);
+    let place = Place::with_model(&content);
+    place.standin.state().faults = vec![Fault::Cut(150_000), Fault::Cut(2_000), Fault::Cut(0)];
+    let hub = place.hub_with(None).connections(FEW);
+    assert_eq!(get(&hub, "hf:u/r").expect("it is fetched"), content);
+    // a stop in the middle, and a file of other bytes
+    let place = Place::with_model(&content);
+    place.standin.state().faults = vec![Fault::Cut(150_000), Fault::Stall(10_000)];
+    let hub = place.hub_with(None).connections(FEW);
+    assert_eq!(get(&hub, "hf:u/r").expect("it is fetched"), content);
+    let place = Place::with_model(&content);
+    place.standin.state().faults = vec![Fault::Cut(150_000), Fault::OtherBytes];
+    let hub = place.hub_with(None).connections(FEW);
+    let error = get(&hub, "hf:u/r").expect_err("other bytes").to_string();
+    assert!(error.contains("sha256"), "{error}");
 }
 
 #[test]
@@ -352,9 +408,25 @@ fn a_file_at_an_address_is_kept_by_its_address() {
     let url = format!("{}/u/r/resolve/{COMMIT}/m-Q4_K_M.gguf", place.standin.url);
     place.standin.state().faults = vec![Fault::Cut(1000)];
     assert_eq!(place.get(&url).expect("it is fetched"), content);
-    place.standin.state().requests.clear();
+    // a second start asks whether the file has changed
+    place.standin.sent();
     assert_eq!(place.get(&url).expect("it is there"), content);
-    assert_eq!(place.standin.state().requests, [], "nobody is asked");
+    assert_eq!(place.standin.sent(), 0);
+    let newer = bytes(6000);
+    place.standin.add("u/r", "m-Q4_K_M.gguf", &newer);
+    let offline = get(&place.hub_with(None).offline(true), &url);
+    assert_eq!(offline.expect("it is there"), content);
+    assert_eq!(place.get(&url).expect("it is fetched again"), newer);
+    // a server that fails is no reason not to start
+    place.standin.state().faults = vec![Fault::Status(500, 0)];
+    assert_eq!(place.get(&url).expect("it is there"), newer);
+    // what is there of a file that changes meanwhile is not its beginning
+    let file = format!("{}/u/r/resolve/{COMMIT}/n-Q4_K_M.gguf", place.standin.url);
+    place.standin.add("u/r", "n-Q4_K_M.gguf", &content);
+    place.standin.state().faults = vec![Fault::Cut(3000), Fault::Cut(0), Fault::Cut(0)];
+    place.get(&file).expect_err("it is cut");
+    place.standin.add("u/r", "n-Q4_K_M.gguf", &newer[1..]);
+    assert_eq!(place.get(&file).expect("it is fetched"), newer[1..]);
     let error = place
         .get(&url.replace("m-Q4", "x-Q4"))
         .expect_err("it is not there");

@@ -47,6 +47,10 @@ pub(crate) struct State {
     /// Statuses of the next requests for documents.
     pub(crate) refusals: Vec<(u16, u64)>,
     pub(crate) no_ranges: bool,
+    /// Time that a connection waits before each 16 KiB of a content.
+    pub(crate) pace: Duration,
+    /// Contents that are being sent, and the highest number of them.
+    pub(crate) sending: (usize, usize),
     /// Requests: their paths, and whether they had a token.
     pub(crate) requests: Vec<(String, bool)>,
     /// Bytes of contents sent.
@@ -119,7 +123,12 @@ struct Request {
     path: String,
     query: String,
     from: usize,
+    /// Byte after the last one that is asked for.
+    to: Option<usize>,
     token: Option<String>,
+    /// ETag that the file must not have, or must have for a part of it.
+    none_match: Option<String>,
+    if_range: Option<String>,
     is_head: bool,
 }
 
@@ -132,7 +141,8 @@ fn read(stream: &TcpStream) -> Option<Request> {
         Some((path, query)) => (path.to_owned(), query.to_owned()),
         None => (first.split(' ').nth(1)?.to_owned(), String::new()),
     };
-    let (mut from, mut token) = (0, None);
+    let (mut from, mut to, mut token) = (0, None, None);
+    let (mut none_match, mut if_range) = (None, None);
     for line in lines {
         let line = line.ok()?;
         let Some((name, value)) = line.split_once(": ") else {
@@ -140,13 +150,12 @@ fn read(stream: &TcpStream) -> Option<Request> {
         };
         match &*name.to_ascii_lowercase() {
             "range" => {
-                from = value
-                    .strip_prefix("bytes=")?
-                    .split('-')
-                    .next()?
-                    .parse()
-                    .ok()?
+                let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
+                from = first.parse().ok()?;
+                to = last.parse::<usize>().ok().map(|last| last + 1);
             }
+            "if-none-match" => none_match = Some(value.to_owned()),
+            "if-range" => if_range = Some(value.to_owned()),
             "authorization" => token = value.strip_prefix("Bearer ").map(str::to_owned),
             _ => {}
         }
@@ -155,20 +164,28 @@ fn read(stream: &TcpStream) -> Option<Request> {
         path,
         query,
         from,
+        to,
         token,
+        none_match,
+        if_range,
         is_head,
     })
 }
 
-fn answer(state: &Mutex<State>, storage: Option<&str>, mut stream: TcpStream) -> Option<()> {
+fn answer(shared: &Mutex<State>, storage: Option<&str>, mut stream: TcpStream) -> Option<()> {
     let request = read(&stream)?;
-    let mut state = state.lock().expect("no panic");
+    let mut state = shared.lock().expect("no panic");
     let has_token = request.token.is_some();
     state.requests.push((request.path.clone(), has_token));
     if let Some(rest) = request.path.strip_prefix("/storage/") {
         let stored = state.files.values().find(|stored| stored.sha256 == rest)?;
-        let content = Arc::clone(&stored.content);
-        return send(state, stream, &request, &content, "");
+        let stored = stored.clone();
+        return send(
+            (shared, state),
+            stream,
+            &request,
+            (&stored.content, &stored.sha256),
+        );
     }
     if let Some(rest) = request.path.strip_prefix("/api/models/") {
         if let Some((status, wait)) = state.refusals.pop() {
@@ -229,10 +246,12 @@ fn answer(state: &Mutex<State>, storage: Option<&str>, mut stream: TcpStream) ->
             );
             reply(&mut stream, 302, &headers, b"")
         }
-        None => {
-            let headers = format!("{about}etag: \"{}\"\r\n", stored.git);
-            send(state, stream, &request, &stored.content, &headers)
-        }
+        None => send(
+            (shared, state),
+            stream,
+            &request,
+            (&stored.content, &stored.git),
+        ),
     }
 }
 
@@ -284,19 +303,31 @@ fn refused(state: &State, repo: &str, request: &Request) -> Option<(u16, &'stati
 
 /// Sends a file's content, with the next fault.
 fn send(
-    mut state: MutexGuard<'_, State>,
+    (shared, mut state): (&Mutex<State>, MutexGuard<'_, State>),
     mut stream: TcpStream,
     request: &Request,
-    content: &[u8],
-    headers: &str,
+    (content, hash): (&[u8], &str),
 ) -> Option<()> {
+    let etag = format!("\"{hash}\"");
+    if request.none_match.as_ref() == Some(&etag) {
+        drop(state);
+        return reply(&mut stream, 304, "", b"");
+    }
     let fault = match state.faults.is_empty() || request.is_head {
         true => None,
         false => Some(state.faults.remove(0)),
     };
-    let from = if state.no_ranges { 0 } else { request.from };
-    let mut part = content.get(from..)?.to_vec();
-    let mut status = if from > 0 { 206 } else { 200 };
+    let is_other = request.if_range.as_ref().is_some_and(|tag| *tag != etag);
+    let (from, to) = match state.no_ranges || is_other {
+        true => (0, None),
+        false => (request.from, request.to),
+    };
+    let to = to.unwrap_or(content.len()).min(content.len());
+    let mut part = content.get(from..to)?.to_vec();
+    let mut status = match from > 0 || to < content.len() {
+        true => 206,
+        false => 200,
+    };
     let mut announced = part.len();
     match fault {
         Some(Fault::Status(of_fault, wait)) => {
@@ -321,23 +352,40 @@ fn send(
         status = 200;
     }
     state.sent += part.len();
+    state.sending.0 += 1;
+    state.sending.1 = state.sending.1.max(state.sending.0);
+    let (pace, accepts) = (state.pace, if state.no_ranges { "none" } else { "bytes" });
     drop(state);
     let range = match status {
         206 => format!(
             "content-range: bytes {from}-{}/{}\r\n",
-            content.len() - 1,
+            to - 1,
             content.len()
         ),
         _ => String::new(),
     };
     let head = format!(
         "HTTP/1.1 {status} x\r\ncontent-length: {announced}\r\nconnection: close\r\n\
-         accept-ranges: bytes\r\n{range}{headers}\r\n"
+         accept-ranges: {accepts}\r\nx-repo-commit: {COMMIT}\r\netag: {etag}\r\n{range}\r\n"
     );
-    stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(&part).ok()?;
+    let sent = send_slowly(&mut stream, head.as_bytes(), &part, pace);
+    shared.lock().expect("no panic").sending.0 -= 1;
+    sent?;
     if let Some(Fault::Stall(_)) = fault {
         thread::sleep(Duration::from_secs(3));
+    }
+    Some(())
+}
+
+/// Sends a head and a content, and waits before each piece of it.
+fn send_slowly(stream: &mut TcpStream, head: &[u8], part: &[u8], pace: Duration) -> Option<()> {
+    stream.write_all(head).ok()?;
+    if pace.is_zero() {
+        return stream.write_all(part).ok();
+    }
+    for piece in part.chunks(16 << 10) {
+        thread::sleep(pace);
+        stream.write_all(piece).ok()?;
     }
     Some(())
 }
