@@ -15,6 +15,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;
 use super::hub;
 use super::load;
+use super::terminal;
 
 /// Options of the number of image tokens.
 #[derive(Debug, Args)]
@@ -101,7 +102,8 @@ impl MmprojArgs {
         }
     }
 
-    /// Loads the image encoder of a model, if there is one.
+    /// Loads the image encoder of a model, if there is one. One that was not asked for and cannot be
+    /// loaded is passed over with a warning.
     pub(super) fn load(
         &self,
         model: &ModelArgs,
@@ -111,18 +113,31 @@ impl MmprojArgs {
         let Some(path) = self.path(model)? else {
             return Ok(None);
         };
+        match self.load_from(&path, engine, compute) {
+            Ok(encoder_cache) => Ok(Some(encoder_cache)),
+            Err(failure) if self.mmproj.is_none() => {
+                let message = failure.message();
+                terminal::warn([format!("{message}; images are refused (--no-mmproj)")]);
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn load_from(
+        &self,
+        path: &Path,
+        engine: &Engine,
+        compute: &ComputeArgs,
+    ) -> Result<EncoderCache, Failure> {
         let token_limits = self.image_tokens.limits()?;
         let options = EngineOptions {
             pool: engine.pool(),
             ..options(compute)?
         };
-        let encoder = encoder(&path, token_limits, &options)?;
-        Ok(Some(EncoderCache::new(
-            engine,
-            encoder,
-            Limits::default(),
-            token_limits,
-        )?))
+        let encoder = encoder(path, token_limits, &options)?;
+        let cache = EncoderCache::new(engine, encoder, Limits::default(), token_limits);
+        Ok(cache?)
     }
 }
 
