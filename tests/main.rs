@@ -8,6 +8,7 @@ mod cuda;
 mod docs;
 mod hf;
 mod hostile;
+mod machine_code;
 mod sizes;
 
 #[path = "../src/hub/tests/standin.rs"]

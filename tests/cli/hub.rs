@@ -120,6 +120,66 @@ fn a_model_is_named_fetched_listed_and_removed() {
 }
 
 #[test]
+fn the_image_encoder_beside_a_model_is_taken_unasked() {
+    let place = Place::new();
+    place.standin.add("u/v", "tiny-Q4_K_M.gguf", demo_model());
+    place
+        .standin
+        .add("u/v", "mmproj-tiny-Q8_0.gguf", b"no GGUF file");
+    let line = place.refused(&["run", "hf:u/v", "-p", "1", "--image", "Cargo.toml"], 1);
+    assert!(line.contains("mmproj-tiny-Q8_0.gguf"), "{line}");
+    let line = place.refused(&["run", "hf:u/r", "-p", "1", "--image", "Cargo.toml"], 1);
+    assert!(line.contains("beside the model"), "{line}");
+    // one that was not asked for may be of no use
+    let output = place.octavo(&["chat", "hf:u/v", "-n", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(
+        said.contains("warning: ") && said.contains("mmproj-tiny-Q8_0.gguf"),
+        "{said}"
+    );
+    let output = place.octavo(&["chat", "hf:u/v", "-n", "1", "--no-mmproj"]);
+    assert!(output.status.success() && !stderr(&output).contains("mmproj"));
+    let both = place.said(&["pull", "hf:u/v", "--mmproj"]);
+    assert_eq!(both.lines().count(), 2, "{both}");
+    let objects = place.said(&["list", "--json"]);
+    let fitting = |line: &&str| line.contains("\"fits\":true");
+    assert!(objects.lines().filter(fitting).count() >= 2, "{objects}");
+}
+
+/// Mounts a small file system as the cache, which takes a right that not every machine gives.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_one_line_and_the_download_goes_on_later() {
+    let place = Place::new();
+    let script = "mount -t tmpfs -o size=64k tmpfs \"$HF_HOME\" || exit 99
+        \"$0\" pull hf:u/r
+        echo \"exit $?\"
+        mount -o remount,size=64m \"$HF_HOME\" && \"$0\" pull hf:u/r";
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_octavo")])
+        .env("HF_ENDPOINT", &place.standin.url)
+        .env("HF_HOME", place.home.path())
+        .env_remove("HF_HUB_CACHE")
+        .output();
+    let output = match output {
+        Ok(output) if !matches!(output.status.code(), Some(1 | 99)) => output,
+        other => return skip(Lacks::System, format!("mounting: {other:?}")),
+    };
+    let (said, answer) = (stderr(&output), stdout(&output));
+    assert!(output.status.success(), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|l| l.contains("error: ")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    let words = lines[0].contains("No space left") && lines[0].contains(".incomplete");
+    assert!(words, "{said}");
+    let answer: Vec<&str> = answer.lines().collect();
+    assert_eq!(answer[0], "exit 1");
+    assert!(answer[1].ends_with("tiny-Q4_K_M.gguf"), "{answer:?}");
+    // what fitted is not sent again
+    assert!(place.standin.sent() < 2 * demo_model().len());
+}
+
+#[test]
 fn refusals_are_one_line_that_says_what_to_do() {
     let place = Place::new();
     let line = place.refused(&["run", "hf:u/none", "-p", "1"], 1);
