@@ -102,6 +102,11 @@ impl MmprojArgs {
         }
     }
 
+    /// Downloads the image encoder beside a model of the hub, and the model: both from one listing.
+    pub(super) fn fetch(&self, model: &ModelArgs) -> Result<(), Failure> {
+        self.path(model).map(drop)
+    }
+
     /// Loads the image encoder of a model, if there is one. One that was not asked for and cannot be
     /// loaded is passed over with a warning.
     pub(super) fn load(
