@@ -14,7 +14,6 @@ impl Bytes {
     /// Tells the system that everything from `at` on will be read, in order, so that the disk works
     /// while earlier bytes are processed. Does nothing for bytes in memory.
     pub(crate) fn ahead(&self, at: usize) {
-        #[cfg(unix)]
         match self {
             Bytes::Shared(whole, range) => whole.ahead(range.start.saturating_add(at)),
             Bytes::Mapped(mapped) => {
@@ -36,14 +35,11 @@ impl Bytes {
             }
             Bytes::Made { .. } | Bytes::Held(_) => {}
         }
-        #[cfg(not(unix))]
-        let _ = at;
     }
 
     /// Tells the system that `start..end` will be read individually. Does nothing for bytes in
     /// memory.
     pub(crate) fn want(&self, start: usize, end: usize) {
-        #[cfg(unix)]
         match self {
             Bytes::Shared(whole, range) => {
                 let at = |i: usize| range.start.saturating_add(i).min(range.end);
@@ -53,12 +49,14 @@ impl Bytes {
                 let end = end.min(map.len());
                 if let Some(len) = end.checked_sub(start).filter(|&len| len > 0) {
                     // only a hint, so a failure is ignored
+                    #[cfg(unix)]
                     let _ = map.advise_range(memmap2::Advice::WillNeed, start, len);
+                    // Windows reads ahead by itself
+                    #[cfg(not(unix))]
+                    let _ = len;
                 }
             }
             Bytes::Made { .. } | Bytes::Held(_) => {}
         }
-        #[cfg(not(unix))]
-        let _ = (start, end);
     }
 }

@@ -32,17 +32,19 @@ impl Cache {
         Cache { dir: dir.into() }
     }
 
-    /// Returns the user's cache: `$XDG_CACHE_HOME/octavo/kernels`, or `~/.cache/octavo/kernels`;
-    /// none without a home folder.
+    /// Returns the user's cache: `$XDG_CACHE_HOME/octavo/kernels`, or `~/.cache/octavo/kernels`, on
+    /// Windows `%LOCALAPPDATA%\octavo\kernels`; none without a home folder.
     pub fn of_user() -> Option<Cache> {
         let absolute = |name: &str| {
             std::env::var_os(name)
                 .map(PathBuf::from)
                 .filter(|p| p.is_absolute())
         };
-        let base = absolute("XDG_CACHE_HOME")
-            .or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-        Some(Cache::new(base.join("octavo/kernels")))
+        let base = absolute("XDG_CACHE_HOME").or_else(|| match cfg!(windows) {
+            true => absolute("LOCALAPPDATA"),
+            false => absolute("HOME").map(|home| home.join(".cache")),
+        })?;
+        Some(Cache::new(base.join("octavo").join("kernels")))
     }
 
     /// Returns the file of a module compiled by this compiler with its options.

@@ -68,11 +68,17 @@ impl Ptr {
     }
 }
 
+/// Library of NVIDIA's driver.
+const DRIVER: &str = match cfg!(windows) {
+    true => "nvcuda.dll",
+    false => "libcuda.so.1",
+};
+
 /// Reason that a GPU operation failed, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// NVIDIA's driver is not installed.
-    #[error("NVIDIA's driver (libcuda.so.1) was not found")]
+    #[error("NVIDIA's driver ({}) was not found", DRIVER)]
     NoDriver,
     /// No usable GPU or compiler, and the reason.
     #[error("{0}")]

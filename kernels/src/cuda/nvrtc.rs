@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
-use super::toolkits::Places;
+use super::toolkits::{NVRTC, NVRTC_BUILTINS, Places};
 use super::{Error, HEADERS, Module, library_error};
 
 /// Compiler options; see `cuda/compat.cuh` for the reasons. Contraction is off, so that every
@@ -86,7 +86,7 @@ impl Nvrtc {
         {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with("libnvrtc-builtins.so") && !name.contains("alt") {
+            if name.starts_with(NVRTC_BUILTINS) && !name.contains("alt") {
                 // a failure to open it shows when something is compiled
                 load(&entry.path()).ok();
             }
@@ -166,8 +166,9 @@ impl Nvrtc {
             false => format!(" ({})", others.join("; ")),
         };
         Err(Error::Unavailable(format!(
-            "NVRTC (libnvrtc.so, part of CUDA; also in the Python package nvidia-cuda-nvrtc) of \
-             version {OLDEST} to {newest} that compiles for sm_{arch} was not found{others}"
+            "NVRTC ({}, part of CUDA; also in the Python package nvidia-cuda-nvrtc) of version \
+             {OLDEST} to {newest} that compiles for sm_{arch} was not found{others}",
+            NVRTC[2]
         )))
     }
 

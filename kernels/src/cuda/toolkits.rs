@@ -2,6 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+/// File names of NVRTC, the newest version first.
+pub(super) const NVRTC: [&str; 3] = match cfg!(windows) {
+    true => ["nvrtc64_130_0.dll", "nvrtc64_120_0.dll", "nvrtc.dll"],
+    false => ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+};
+
+/// Beginning of the file name of the library with NVRTC's built-in functions.
+pub(super) const NVRTC_BUILTINS: &str = match cfg!(windows) {
+    true => "nvrtc-builtins64",
+    false => "libnvrtc-builtins.so",
+};
+
 /// Roots of the search for NVRTC.
 pub(super) struct Places {
     /// Folder of this executable.
@@ -81,7 +93,6 @@ impl Places {
 
     /// Lists candidate libraries in search order.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
-        const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         let mut dirs: Vec<PathBuf> = self.beside.iter().cloned().collect();
         dirs.extend(self.toolkits.iter().flat_map(|root| of_toolkit(root)));
         dirs.extend(self.environments.iter().flat_map(|root| of_python(root)));
@@ -93,11 +104,11 @@ impl Places {
         );
         let mut all: Vec<PathBuf> = dirs
             .iter()
-            .flat_map(|dir| NAMES.map(|name| dir.join(name)))
+            .flat_map(|dir| NVRTC.map(|name| dir.join(name)))
             .collect();
         all.retain(|path| path.exists());
         // bare names, for the loader's search path
-        all.extend(NAMES.map(PathBuf::from));
+        all.extend(NVRTC.map(PathBuf::from));
         all
     }
 }
@@ -118,20 +129,30 @@ fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
 }
 
 /// Returns the library folders of a toolkit.
-fn of_toolkit(root: &Path) -> [PathBuf; 5] {
-    [
+fn of_toolkit(root: &Path) -> Vec<PathBuf> {
+    const LINUX: [&str; 5] = [
         "lib64",
         "lib",
         "targets/x86_64-linux/lib",
         "targets/aarch64-linux/lib",
         "targets/sbsa-linux/lib",
-    ]
-    .map(|lib| root.join(lib))
+    ];
+    let folders: &[&str] = match cfg!(windows) {
+        true => &["bin/x64", "bin"],
+        false => &LINUX,
+    };
+    folders.iter().map(|folder| root.join(folder)).collect()
 }
 
 /// Lists the folders of NVIDIA's libraries among Python packages, including Debian's folder for
 /// packages that the system does not own.
 fn of_python(root: &Path) -> Vec<PathBuf> {
+    if cfg!(windows) {
+        let nvidia = root.join("Lib/site-packages/nvidia");
+        return ["cu13/bin/x86_64", "cuda_nvrtc/bin"]
+            .map(|folder| nvidia.join(folder))
+            .into();
+    }
     let packages = |python: PathBuf| {
         ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia"))
     };

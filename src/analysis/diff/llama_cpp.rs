@@ -10,6 +10,12 @@ use gguf_rs_lite::{NewFile, replace_file};
 
 use super::Error;
 
+/// File name of the program that computes logits.
+const PROGRAM: &str = match cfg!(windows) {
+    true => "llama-results.exe",
+    false => "llama-results",
+};
+
 /// Folder with llama.cpp's programs.
 #[derive(Debug)]
 pub struct LlamaCpp {
@@ -34,14 +40,16 @@ impl LlamaCpp {
             folder.to_owned(),
             folder.join("bin"),
             folder.join("build/bin"),
+            // Visual Studio's
+            folder.join("build/bin/Release"),
         ];
         match places
             .into_iter()
-            .find(|place| place.join("llama-results").is_file())
+            .find(|place| place.join(PROGRAM).is_file())
         {
             Some(folder) => Ok(LlamaCpp { folder }),
             None => Err(Error::Program {
-                program: folder.join("llama-results").display().to_string(),
+                program: folder.join(PROGRAM).display().to_string(),
                 what: "not found: expected a folder with llama.cpp's programs (or its bin or \
                        build/bin)"
                     .to_owned(),
@@ -51,7 +59,7 @@ impl LlamaCpp {
 
     /// Returns the version that llama-results prints, or an empty string.
     pub fn version(&self) -> String {
-        let output = Command::new(self.folder.join("llama-results"))
+        let output = Command::new(self.folder.join(PROGRAM))
             .arg("--version")
             .stdin(Stdio::null())
             .output();
@@ -81,7 +89,7 @@ impl LlamaCpp {
         };
         std::fs::create_dir_all(keep).map_err(|source| io(keep, source))?;
         let [commands, prompt, log, out] = Self::KEPT.map(|name| keep.join(name));
-        let program = self.folder.join("llama-results");
+        let program = self.folder.join(PROGRAM);
         let size = (n_tokens + 1).next_multiple_of(256).max(512).to_string();
         let threads = threads.to_string();
         let args = |out: &Path| {

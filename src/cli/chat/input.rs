@@ -96,15 +96,17 @@ fn pipe_line() -> Result<Line, Failure> {
     Ok(Line::Text(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
-/// Returns the path of the history file, by the XDG rules.
+/// Returns the path of the history file: by the XDG rules, on Windows in `%LOCALAPPDATA%`.
 fn history_file() -> Option<PathBuf> {
     let absolute = |name: &str| {
         std::env::var_os(name)
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    let state = absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
+    let state = absolute("XDG_STATE_HOME").or_else(|| match cfg!(windows) {
+        true => absolute("LOCALAPPDATA"),
+        false => absolute("HOME").map(|home| home.join(".local/state")),
+    })?;
     Some(state.join("octavo").join("history"))
 }
 
