@@ -1,9 +1,11 @@
 //! Developer tasks: `cargo xtask quick` is for after a change, `cargo xtask check` for before a
-//! commit; others measure speed, make models, and compare numbers with llama.cpp.
+//! commit; others measure speed, make models, compare numbers with llama.cpp, and build what users
+//! install.
 
 mod busy;
 mod check;
 mod compare_llama;
+mod dist;
 mod gpu;
 mod model;
 mod nvrtc;
@@ -31,6 +33,7 @@ enum Task {
     /// Formatting, lints, tests and documentation
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
+    Dist(dist::DistArgs),
     Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::Busy(args) => busy::run(&args),
         Task::Check => check::check(),
         Task::CompareLlama(args) => compare_llama::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
