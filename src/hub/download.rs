@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -194,26 +195,25 @@ impl Client {
             etag: etag.as_deref(),
             size,
         });
-        let start = Instant::now();
+        let (start, buffers) = (Instant::now(), Buffers::default());
         thread::scope(|scope| {
-            let (send, pieces) = sync_channel::<Vec<u8>>(PIECES);
-            let hashing = &mut *to.hashing;
-            let writer = scope.spawn(move || write_all(out, &pieces, hashing));
+            let (send, pieces) = sync_channel::<Piece>(PIECES);
+            let (hashing, buffers) = (&mut *to.hashing, &buffers);
+            let writer = scope.spawn(move || write_all(out, &pieces, hashing, buffers));
             let ended = loop {
                 if let Some(segments) = &segments
                     && segments.pays(done - before, done, start.elapsed())
                 {
                     drop(answer);
-                    break segments.receive(done, &send, to.progress);
+                    break segments.receive(done, &send, buffers, to.progress);
                 }
-                let mut piece = vec![0; PIECE];
+                let mut piece = buffers.take(PIECE);
                 match answer.read(&mut piece) {
                     Ok(0) if size.is_none_or(|size| done == size) => break Ended::Whole,
                     Ok(0) => break Ended::Cut("the connection ended early".to_owned()),
                     Ok(n) => {
-                        piece.truncate(n);
                         done += n as u64;
-                        if send.send(piece).is_err() {
+                        if send.send((piece, n)).is_err() {
                             // the writer has failed and says why
                             break Ended::Whole;
                         }
@@ -275,10 +275,40 @@ pub(crate) enum Ended {
     Cut(String),
 }
 
-fn write_all(mut file: File, pieces: &Receiver<Vec<u8>>, hashing: &mut Hashing) -> io::Result<()> {
-    for piece in pieces {
-        file.write_all(&piece)?;
-        hashing.add(&piece);
+/// A part of a file: a buffer, and the number of its bytes that are filled.
+pub(crate) type Piece = (Vec<u8>, usize);
+
+/// Buffers that are used again: new ones of this size are new pages of memory each time.
+#[derive(Default)]
+pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+impl Buffers {
+    /// Returns a buffer of `n` bytes, with any content.
+    pub(crate) fn take(&self, n: usize) -> Vec<u8> {
+        let mut buffer = self.free().pop().unwrap_or_default();
+        buffer.resize(n, 0);
+        buffer
+    }
+
+    fn put(&self, buffer: Vec<u8>) {
+        self.free().push(buffer);
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn write_all(
+    mut file: File,
+    pieces: &Receiver<Piece>,
+    hashing: &mut Hashing,
+    buffers: &Buffers,
+) -> io::Result<()> {
+    for (buffer, n) in pieces {
+        file.write_all(&buffer[..n])?;
+        hashing.add(&buffer[..n]);
+        buffers.put(buffer);
     }
     file.flush()
 }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::Read;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use reqwest::StatusCode;
 
 use crate::client::{Client, Part, Subject, innermost};
-use crate::download::{Ended, reason};
+use crate::download::{Buffers, Ended, Piece, reason};
 
 /// Number of segments that a file must have left for several connections.
 const LEAST: u64 = 4;
@@ -69,7 +70,8 @@ impl Segments<'_> {
     pub(crate) fn receive(
         &self,
         from: u64,
-        send: &SyncSender<Vec<u8>>,
+        send: &SyncSender<Piece>,
+        buffers: &Buffers,
         progress: &mut dyn FnMut(u64, Option<u64>),
     ) -> Ended {
         let Connections {
@@ -86,7 +88,7 @@ impl Segments<'_> {
                     let (begin, received) = (next, &received);
                     scope.spawn(move || {
                         // the receiver is gone if an earlier segment has failed
-                        let _ = give.send(self.segment(begin, to, received));
+                        let _ = give.send(self.segment(begin..to, received, buffers));
                     });
                     ahead.push_back(take);
                     next = to;
@@ -104,7 +106,7 @@ impl Segments<'_> {
                     }
                     progress(received.load(Ordering::Relaxed), Some(self.size));
                 };
-                match bytes.map(|bytes| send.send(bytes)) {
+                match bytes.map(|piece| send.send(piece)) {
                     Ok(Ok(())) => progress(received.load(Ordering::Relaxed), Some(self.size)),
                     // the writer has failed and says why
                     Ok(Err(_)) => return Ended::Whole,
@@ -115,10 +117,15 @@ impl Segments<'_> {
     }
 
     /// Receives one segment.
-    fn segment(&self, from: u64, to: u64, received: &AtomicU64) -> Result<Vec<u8>, String> {
+    fn segment(
+        &self,
+        bytes: Range<u64>,
+        received: &AtomicU64,
+        buffers: &Buffers,
+    ) -> Result<Piece, String> {
         let part = Part {
-            from,
-            to: Some(to),
+            from: bytes.start,
+            to: Some(bytes.end),
             etag: self.etag,
         };
         let answer = self.client.get(self.url, part, Subject::File);
@@ -126,10 +133,11 @@ impl Segments<'_> {
         if answer.status() != StatusCode::PARTIAL_CONTENT {
             return Err("the file has changed meanwhile".to_owned());
         }
-        let mut bytes = vec![0; usize::try_from(to - from).expect("a segment fits memory")];
+        let length = usize::try_from(bytes.end - bytes.start).expect("a segment fits memory");
+        let mut buffer = buffers.take(length);
         let mut n = 0;
-        while n < bytes.len() {
-            match answer.read(&mut bytes[n..]) {
+        while n < length {
+            match answer.read(&mut buffer[n..]) {
                 Ok(0) => return Err("the connection ended early".to_owned()),
                 Ok(more) => {
                     n += more;
@@ -139,6 +147,6 @@ impl Segments<'_> {
                 Err(error) => return Err(reason(&error)),
             }
         }
-        Ok(bytes)
+        Ok((buffer, n))
     }
 }
