@@ -111,6 +111,8 @@ fn build(system: System, tools: &Tools) -> Result<(), String> {
     };
     let program = ["--package", "octavo-llm", "--bin", "octavo"];
     command.args(["--release", "--locked", "--target", &target]);
+    // symbols are what the archives of symbols are for, whatever the environment says
+    command.env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
     crate::must(command.args(program).current_dir(workspace_root()))
 }
 

@@ -35,5 +35,5 @@ pub(super) fn prove(check: &Check, transcript: &mut Transcript) -> Result<(), St
     if printed.code != Some(0) || !printed.out.starts_with('2') {
         return Err("expected an answer that begins with 2 from the GPU".to_owned());
     }
-    expect(&printed.err, "cuda")
+    expect(&printed.err, "GPU 0")
 }
