@@ -1,6 +1,7 @@
 //! Models of the hub by name, against a stand-in on this machine.
 
 use octavo_engine::demo_model;
+use octavo_fixtures::{Lacks, skip};
 use tempfile::TempDir;
 
 use super::*;
