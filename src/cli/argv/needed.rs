@@ -59,7 +59,7 @@ mod tests {
             ),
             ("diff --image x --nothing", None),
             // removing one option is not enough
-            ("run --image x --image-min-tokens 9", None),
+            ("run -p x --logprobs 2 --reasoning on", None),
         ] {
             let line = format!("octavo {line}");
             let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
