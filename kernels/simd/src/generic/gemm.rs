@@ -168,12 +168,8 @@ unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles<'_>, x: *cons
 pub unsafe fn store<S: Simd, const MS: usize, const W: usize>(
     a: &Tiles<'_>,
     t: usize,
-    sums: [[S::F; W]; MS],
+    mut sums: [[S::F; W]; MS],
 ) {
-    // Large tiles' sums are indexed by variables below, so they have to be in memory there. Only this
-    // copy is: without it, the loops that add to the sums keep them in memory, too, and take twice
-    // the time.
-    let mut sums = std::hint::black_box(sums);
     // SAFETY: there are sums for whole tiles, MS * R for each token; row t of y has `rows` values
     // from this strip's first on.
     unsafe {
