@@ -107,8 +107,8 @@ impl MmprojArgs {
         self.path(model).map(drop)
     }
 
-    /// Loads the image encoder of a model, if there is one. One that was not asked for and cannot be
-    /// loaded is passed over with a warning.
+    /// Loads the image encoder of a model, if there is one. One that was not asked for and cannot
+    /// be loaded is passed over with a warning.
     pub(super) fn load(
         &self,
         model: &ModelArgs,

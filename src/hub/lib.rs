@@ -11,6 +11,7 @@
 //! # Ok(()) }
 //! ```
 
+mod address;
 mod cache;
 mod choice;
 mod client;

@@ -203,14 +203,7 @@ fn answer(shared: &Mutex<State>, storage: Option<&str>, mut stream: TcpStream) -
         }
         if rest.starts_with("revision/") || rest.is_empty() {
             let is_known = matches!(rest, "" | "revision/main") || rest.ends_with(COMMIT);
-            let of_repo = state.files.keys().filter(|(of, _)| *of == repo);
-            let siblings: Vec<String> = of_repo
-                .map(|(_, path)| format!("{{\"rfilename\":\"{path}\"}}"))
-                .collect();
-            let body = format!(
-                "{{\"id\":\"{repo}\",\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}",
-                siblings.join(",")
-            );
+            let body = model_info(&state, &repo);
             return match is_known {
                 true => reply(&mut stream, 200, "", body.as_bytes()),
                 false => reply(&mut stream, 404, "x-error-code: RevisionNotFound\r\n", b""),
@@ -253,6 +246,15 @@ fn answer(shared: &Mutex<State>, storage: Option<&str>, mut stream: TcpStream) -
             (&stored.content, &stored.git),
         ),
     }
+}
+
+fn model_info(state: &State, repo: &str) -> String {
+    let of_repo = state.files.keys().filter(|(of, _)| of == repo);
+    let siblings: Vec<String> = of_repo
+        .map(|(_, path)| format!("{{\"rfilename\":\"{path}\"}}"))
+        .collect();
+    let siblings = siblings.join(",");
+    format!("{{\"id\":\"{repo}\",\"sha\":\"{COMMIT}\",\"siblings\":[{siblings}]}}")
 }
 
 /// Lists two files a page.
