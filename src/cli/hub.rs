@@ -234,15 +234,16 @@ pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
     let mut text = String::new();
     if args.json {
         for model in &models {
+            let about = About::of(model);
             let object = json!({
                 "version": super::answer::VERSION,
                 "name": name(model),
                 "repo": model.repo,
                 "file": model.file,
                 "quantization": model.quantization,
-                "architecture": About::of(model).map(|about| about.architecture),
+                "architecture": about.as_ref().map(|about| &about.architecture),
                 "bytes": model.bytes,
-                "fits": About::of(model).and_then(|about| about.fits),
+                "fits": about.as_ref().and_then(|about| about.fits),
                 "path": model.path,
             });
             text.push_str(&format!("{object}\n"));

@@ -174,7 +174,7 @@ impl Client {
     }
 
     /// Appends an answer's content to a file. One thread receives while another writes and hashes.
-    /// What is left of a large file that comes fast is received by several connections.
+    /// Several connections receive the rest of a large file that comes fast.
     fn receive(
         &self,
         mut answer: Response,
