@@ -107,7 +107,7 @@ impl Session {
     /// Drops the tokens that a text does not begin with, and the last one if that is all of the
     /// text: it is always computed, because its outputs choose the next one. Returns how many are
     /// left.
-    pub(crate) fn truncate_to_prefix(&mut self, text: &[u32]) -> usize {
+    pub fn truncate_to_prefix(&mut self, text: &[u32]) -> usize {
         let both = self.tokens.iter().zip(text);
         let alike = both.take_while(|(a, b)| a == b).count();
         self.truncate(alike.min(text.len().saturating_sub(1)))

@@ -53,10 +53,8 @@ pub fn continuations(
         let (text, first) = (&texts[at], all[at].context.len());
         // the last token is not computed: nothing after it is scored
         let computed = &text[..text.len() - 1];
-        let alike = session.tokens().iter().zip(computed);
-        let alike = alike.take_while(|(a, b)| a == b).count();
-        // what follows the context's last token is scored
-        let cached = session.truncate(alike.min(first - 1));
+        // the context's last token is computed in any case: what follows it is scored
+        let cached = session.truncate_to_prefix(&all[at].context);
         let mut scored = Likelihood {
             logprob: 0.0,
             is_greedy: true,
