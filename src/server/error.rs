@@ -9,8 +9,11 @@ use serde_json::{Map, Value, json};
 
 use crate::logging::Refusal;
 
-/// Error code of a prompt that exceeds the context.
+/// OpenAI's error code of a prompt that exceeds the context.
 const LENGTH: &str = "context_length_exceeded";
+
+/// llama-server's error type of the same.
+const EXCEEDED: &str = "exceed_context_size_error";
 
 /// An error object with its HTTP status.
 #[derive(Debug)]
@@ -80,9 +83,13 @@ impl ApiError {
 
     /// Reports a prompt with more tokens than the context.
     pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
-        let message =
-            format!("the prompt has {n_prompt} tokens: expected fewer than the context of {n_ctx}");
-        let mut error = ApiError::bad_request(message).coded(LENGTH);
+        // agents look for llama-server's words, and then shorten their conversation
+        let message = format!(
+            "the prompt of {n_prompt} tokens exceeds the available context size ({n_ctx} tokens): \
+             expected fewer"
+        );
+        let status = StatusCode::BAD_REQUEST;
+        let mut error = ApiError::new(status, EXCEEDED, message).coded(LENGTH);
         let more = &mut error.0.more;
         more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
         more.insert("n_ctx".to_owned(), json!(n_ctx));
@@ -97,9 +104,11 @@ impl ApiError {
     /// Reports a prompt with too many bytes to fit in the context.
     pub(crate) fn too_many_bytes(bytes: usize, most: usize, n_ctx: usize) -> ApiError {
         let message = format!(
-            "the prompt has {bytes} bytes: expected at most {most} for the context of {n_ctx}"
+            "the prompt of {bytes} bytes exceeds the available context size ({n_ctx} tokens): \
+             expected at most {most} bytes"
         );
-        let mut error = ApiError::bad_request(message).coded(LENGTH);
+        let status = StatusCode::BAD_REQUEST;
+        let mut error = ApiError::new(status, EXCEEDED, message).coded(LENGTH);
         error.0.more.insert("n_ctx".to_owned(), json!(n_ctx));
         error
     }

@@ -72,8 +72,15 @@ fn wrong_fields_are_named() {
         );
     }
     let ids = json!({ "prompt": vec![5; 512] });
-    let answer = server.post("/v1/completions", &ids).json();
-    assert_eq!(answer["error"]["code"], "context_length_exceeded");
+    let error = &server.post("/v1/completions", &ids).json()["error"];
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert_eq!(error["type"], "exceed_context_size_error");
+    assert_eq!([&error["n_prompt_tokens"], &error["n_ctx"]], [512, 512]);
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains("exceeds the available context size"),
+        "{message}"
+    );
 }
 
 #[test]
