@@ -1,4 +1,4 @@
-//! `/v1/models`: lists the served models.
+//! `/v1/models`: lists the served model.
 
 use std::sync::Arc;
 
@@ -17,6 +17,8 @@ fn model(app: &App, name: &str) -> Value {
         "object": "model",
         "created": app.created,
         "owned_by": "octavo",
+        "aliases": app.options.names,
+        "tags": [],
         "max_model_len": app.n_ctx(),
         "meta": {
             "n_vocab": hparams.n_vocab(),
@@ -27,14 +29,28 @@ fn model(app: &App, name: &str) -> Value {
     })
 }
 
-/// Lists all of them.
+/// Lists the model once, under its first name, so that clients do not offer it once per name; in
+/// `models` also with what it can do, as llama-server does.
 pub(crate) async fn list(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let all = app.options.names.iter().map(|name| model(&app, name));
-    let all = all.collect::<Vec<_>>();
-    Ok(json_response(&json!({ "object": "list", "data": all })))
+    let name = app.name();
+    let mut capabilities = vec!["completion"];
+    if app.options.encoder_cache.is_some() {
+        capabilities.push("multimodal");
+    }
+    Ok(json_response(&json!({
+        "object": "list",
+        "data": [model(&app, name)],
+        "models": [{
+            "name": name,
+            "model": name,
+            "type": "model",
+            "capabilities": capabilities,
+            "details": { "format": "gguf", "family": app.engine.hparams().arch.name() },
+        }],
+    })))
 }
 
-/// Returns one of them.
+/// Returns the model, under any of its names.
 pub(crate) async fn get(app: Arc<App>, name: String) -> Result<Response<Body>, ApiError> {
     if !app.options.names.contains(&name) {
         return Err(ApiError::no_model(&name));
