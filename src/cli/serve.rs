@@ -99,8 +99,9 @@ struct ListenArgs {
     /// File with API keys, one per line
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     api_key_file: Option<PathBuf>,
-    /// Allowed CORS origin, with its scheme and without a path; * allows all
-    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
+    /// Allowed CORS origins, with their schemes and without paths; localhost allows all pages that
+    /// this machine serves, * allows all
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, value_delimiter = ',')]
     cors_origin: Vec<String>,
     /// Another host name that requests may use for this server, besides its addresses and
     /// localhost, such as that of a reverse proxy; * allows any
@@ -263,13 +264,15 @@ fn check_address(listen: &ListenArgs) -> Result<(), Failure> {
     TcpListener::bind((host, port)).map(drop).map_err(refused)
 }
 
-/// Parses a CORS origin: a scheme and a host, or `*`.
+/// Parses a CORS origin: a scheme and a host, `localhost` or `*`.
 fn origin(text: &str) -> Result<String, String> {
     let host = text.split_once("://").map(|(_, host)| host);
     let is_host = |host: &str| !host.is_empty() && !host.contains(['/', ' ']);
-    match text == "*" || host.is_some_and(is_host) {
+    match matches!(text, "*" | "localhost") || host.is_some_and(is_host) {
         true => Ok(text.to_owned()),
-        false => Err("expected a scheme and a host, such as https://example.org, or *".to_owned()),
+        false => Err(
+            "expected a scheme and a host, such as https://example.org, localhost or *".to_owned(),
+        ),
     }
 }
 

@@ -89,12 +89,7 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
     if let Some(origin) = headers.get(header::ORIGIN) {
         let origin = origin.to_str().unwrap_or_default();
         let is_own = origin.split_once("://").map(|(_, rest)| rest) == host;
-        if !is_own
-            && !options
-                .origins
-                .iter()
-                .any(|allowed| allowed == origin || allowed == "*")
-        {
+        if !is_own && !is_allowed(options, origin) {
             let message = format!(
                 "pages of {} may not use this server: expected the server's own page, or a site \
                  that its options allow (cors-origin)",
@@ -121,6 +116,19 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
          options allow (allow-host)",
         shown(host)
     )))
+}
+
+/// Returns whether the options allow pages of an origin.
+pub(crate) fn is_allowed(options: &Options, origin: &str) -> bool {
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    let name = name_of(host);
+    let is_here = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let allows = |allowed: &String| match allowed.as_str() {
+        "*" => true,
+        "localhost" => is_here,
+        allowed => allowed == origin,
+    };
+    options.origins.iter().any(allows)
 }
 
 /// Strips port and brackets from a host.

@@ -63,7 +63,8 @@ pub struct Options {
     pub prefill_assistant: bool,
     /// Accepted API keys; if empty, no key is needed.
     pub keys: Vec<String>,
-    /// Origins whose pages may use the server, such as `https://example.org`; `*` for all.
+    /// Origins whose pages may use the server, such as `https://example.org`; `*` for all,
+    /// `localhost` for all pages that this machine serves.
     pub origins: Vec<String>,
     /// Host names of this machine accepted in requests, besides its addresses and `localhost`.
     pub allowed_hosts: Vec<String>,

@@ -63,7 +63,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--usage"], Is("--help")),
     (&["--verbose", "--log-verbose"], Is("--verbose")),
     (&["--log-disable"], Is("--quiet")),
-    (&["--cors-origins"], No("--cors-origin ORIGIN names one site and may be given several times")),
+    (&["--cors-origins"], Is("--cors-origin")),
     // models
     (&["-hf", "-hfr", "--hf-repo"], Is("--hf-repo")),
     (&["-hff", "--hf-file"], Is("--hf-file")),

@@ -138,10 +138,17 @@ fn behind(prefix: &str, router: Router) -> Router {
 /// Adds CORS headers for the pages of allowed origins.
 async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let origins = &app.options.origins;
-    let is_named = |origin: &HeaderValue| origins.iter().any(|o| o == "*" || *origin == o.as_str());
-    let Some(origin) = origin.filter(is_named) else {
-        return next.run(request).await;
+    let allowed = |origin: &HeaderValue| {
+        let origin = origin.to_str();
+        origin.is_ok_and(|origin| auth::is_allowed(&app.options, origin))
+    };
+    let is_preflight = *request.method() == Method::OPTIONS && origin.is_some();
+    let Some(origin) = origin.filter(allowed) else {
+        return match is_preflight {
+            // without the headers a browser goes no further, and says why
+            true => StatusCode::OK.into_response(),
+            false => next.run(request).await,
+        };
     };
     // clients send their own headers, and a browser asks for each by name
     let asked = request
@@ -149,9 +156,9 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
         .get(header::ACCESS_CONTROL_REQUEST_HEADERS);
     let usual = HeaderValue::from_static("authorization, content-type, x-api-key");
     let named = asked.cloned().unwrap_or(usual);
-    let mut response = match *request.method() {
-        Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
-        _ => next.run(request).await,
+    let mut response = match is_preflight {
+        true => StatusCode::OK.into_response(),
+        false => next.run(request).await,
     };
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

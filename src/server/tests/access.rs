@@ -85,7 +85,7 @@ fn pages_of_other_sites_are_turned_away() {
     let headers = "origin: https://example.org\r\n";
     // the browser sends a preflight request
     let asked = read(server.send("OPTIONS", "/tokenize", headers, b""));
-    assert_eq!(asked.status, 204);
+    assert_eq!(asked.status, 200);
     let wanted =
         format!("{headers}access-control-request-headers: content-type, x-stainless-os\r\n");
     let more = read(server.send("OPTIONS", "/tokenize", &wanted, b""));
@@ -98,11 +98,48 @@ fn pages_of_other_sites_are_turned_away() {
         asked.head
     );
     let foreign = read(server.send("OPTIONS", "/tokenize", "origin: https://a.b\r\n", b""));
+    assert_eq!(foreign.status, 200);
     assert!(!foreign.head.contains("access-control"), "{}", foreign.head);
     assert_eq!(
         read(server.send("POST", "/tokenize", headers, body)).status,
         200
     );
+}
+
+#[test]
+fn pages_of_this_machine_can_be_allowed_on_any_port() {
+    let options = Options {
+        origins: vec!["localhost".to_owned()],
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    let is_allowed = |origin: &str| {
+        let headers = format!("origin: {origin}\r\n");
+        let asked = read(server.send("OPTIONS", "/tokenize", &headers, b""));
+        let body = br#"{"content": "a"}"#;
+        let status = read(server.send("POST", "/tokenize", &headers, body)).status;
+        let line = format!("access-control-allow-origin: {origin}\r");
+        let is_shared = asked.head.to_ascii_lowercase().contains(&line);
+        assert_eq!((asked.status, status == 200), (200, is_shared), "{origin}");
+        is_shared
+    };
+    for own in [
+        "http://localhost",
+        "https://localhost:5173",
+        "http://127.0.0.1:3000",
+        "http://[::1]:3000",
+    ] {
+        assert!(is_allowed(own), "{own}");
+    }
+    for other in [
+        "http://notlocalhost",
+        "http://localhost.evil.com",
+        "http://10.0.0.1:3000",
+        "localhost",
+        "null",
+    ] {
+        assert!(!is_allowed(other), "{other}");
+    }
 }
 
 #[test]
