@@ -64,6 +64,11 @@ pub(super) struct ServeArgs {
     fetch: FetchArgs,
     #[command(flatten)]
     sample: SampleArgs,
+    /// Maximum number of tokens for requests that give none; -1, or not given: as the interface
+    /// has it
+    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31), help_heading = "Generation")]
+    n_predict: Option<i64>,
     #[command(flatten)]
     speculative: SpeculativeArgs,
     #[command(flatten)]
@@ -84,9 +89,9 @@ struct ListenArgs {
     /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Another name of the model in requests and answers, besides the file's stem
-    #[arg(short, long, value_name = "NAME")]
-    alias: Option<String>,
+    /// Other names of the model in requests and answers, besides the file's stem
+    #[arg(short, long, value_name = "NAME", value_delimiter = ',')]
+    alias: Vec<String>,
     /// Refuse requests that name another model
     #[arg(long)]
     strict_model: bool,
@@ -244,6 +249,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         },
         queue: scheduling.queue.into(),
         lookup: args.speculative.lookup(),
+        n_predict: args.n_predict.and_then(|n| usize::try_from(n).ok()),
         sampling: args.sample.given()?,
         ..Options::default()
     })
@@ -292,7 +298,8 @@ fn names(args: &ServeArgs) -> Vec<String> {
             .map(|stem| stem.to_string_lossy().into_owned()),
         None => Some(DEMO_NAME.to_owned()),
     };
-    args.listen.alias.iter().cloned().chain(stem).collect()
+    let aliases = args.listen.alias.iter().filter(|name| !name.is_empty());
+    aliases.cloned().chain(stem).collect()
 }
 
 fn keys(listen: &ListenArgs) -> Result<Vec<String>, Failure> {

@@ -82,6 +82,8 @@ pub struct Options {
     pub batch: BatchOptions,
     /// Whether draft tokens are looked up in the earlier text (n-gram speculation).
     pub lookup: Lookup,
+    /// Most tokens of requests that give no limit; the interface's own default if not given.
+    pub n_predict: Option<usize>,
     /// Sampling settings of requests that do not give them; unset ones are the model's own, or
     /// llama-server's.
     pub sampling: SamplerDefaults,
@@ -120,6 +122,7 @@ impl Default for Options {
                 ..BatchOptions::default()
             },
             lookup: Lookup::Auto,
+            n_predict: None,
             sampling: SamplerDefaults::default(),
             is_local: true,
             encoder_cache: None,

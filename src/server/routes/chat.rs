@@ -136,7 +136,8 @@ pub(crate) fn prepare(
     let mut asked = conversation::read(app, &fields)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    options.max_tokens = params::max_tokens(&fields, &names, 1)?.flatten();
+    let most = params::max_tokens(&fields, &names, 1)?;
+    options.max_tokens = most.flatten().or(app.options.n_predict);
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
     let task = params::task(&fields, n)?;
     let logprobs = fields.bool("logprobs")?.unwrap_or(false);

@@ -85,7 +85,11 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     let model = app.model(fields.str("model")?)?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
     let most = params::max_tokens(&fields, &["max_tokens", "n_predict"], 0)?;
-    options.max_tokens = most.unwrap_or(Some(DEFAULT_TOKENS));
+    let default = app.options.n_predict;
+    options.max_tokens = match most {
+        Some(most) => most.or(default),
+        None => default.or(Some(DEFAULT_TOKENS)),
+    };
     let most = options.max_tokens.unwrap_or(usize::MAX);
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
     let best_of = fields.count("best_of", 1, MAX_N)?.unwrap_or(n);

@@ -84,8 +84,9 @@ fn prepare(
         Some(n) => Some(n),
         None => fields.int("max_tokens", range)?,
     };
-    // a negative value means limited by the context only
-    options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
+    // a negative value means limited by the context and the server's options only
+    let most = most.and_then(|n| usize::try_from(n).ok());
+    options.max_tokens = most.or(app.options.n_predict);
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let salt = salt(fields, caller.salt())?;

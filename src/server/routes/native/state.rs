@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::Lookup;
+use octavo_engine::{GenerationParams, Lookup};
 use serde_json::{Map, Value, json};
 
 use super::settings;
@@ -20,6 +20,10 @@ use crate::wire;
 pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
     let nothing = Value::Object(Map::new());
     let options = params::options(&app, &Fields::of(&nothing)?, Dialect::Native)?;
+    let options = GenerationParams {
+        max_tokens: app.options.n_predict,
+        ..options
+    };
     let mut defaults = settings::of(&app, &options, true);
     if let (Value::Object(all), Value::Object(sampling)) =
         (&mut defaults, params::defaults(app.sampling.clone()))
