@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fetch::{self, Fetched, Wanted};
 use crate::fields::Fields;
+use crate::prompt::check_bytes;
 use crate::routes::conversation::{self, Asked, Image};
 
 /// Most images in one request.
@@ -34,6 +35,49 @@ pub(crate) fn see_here(app: &App, body: &Value) -> Result<Vec<ImageHandle>, ApiE
         true => register(app, body, None),
         false => Ok(Vec::new()),
     }
+}
+
+/// Place of an image in the text of llama-server's `{"prompt_string": text, "multimodal_data":
+/// [base64, …]}`.
+pub(crate) const MEDIA_MARKER: &str = "<__media__>";
+
+/// Encodes the images of such a prompt, if it is one and images are accepted.
+pub(crate) async fn see_prompt(
+    app: &Arc<App>,
+    body: &Arc<Value>,
+) -> Result<Vec<ImageHandle>, ApiError> {
+    let data = body["prompt"]["multimodal_data"].as_array();
+    if app.options.encoder_cache.is_none() || data.is_none_or(Vec::is_empty) {
+        return Ok(Vec::new());
+    }
+    let body = Arc::clone(body);
+    app.look(move |app| {
+        let object = Fields::at(&body["prompt"], "prompt.")?;
+        let data = object
+            .strings("multimodal_data", MAX_IMAGES)?
+            .unwrap_or_default();
+        let image = |(i, url): (usize, &String)| {
+            let field = format!("prompt.multimodal_data[{i}]");
+            register_one(app, &Image { field, url }, None)
+        };
+        data.iter().enumerate().map(image).collect()
+    })
+    .await
+}
+
+/// Tokenizes such a prompt.
+pub(crate) fn prompt(
+    app: &App,
+    body: &Value,
+    images: &[ImageHandle],
+) -> Result<Vec<u32>, ApiError> {
+    let object = Fields::at(&body["prompt"], "prompt.")?;
+    let text = object.need("prompt_string", object.str("prompt_string")?)?;
+    check_bytes(app, text)?;
+    let marker = app.marker().unwrap_or(MEDIA_MARKER);
+    let text = text.replace(MEDIA_MARKER, marker);
+    let tokens = octavo_vision::prompt::tokens(app.tokenizer(), text.as_bytes(), marker, images);
+    tokens.map_err(|error| ApiError::bad_field("prompt.multimodal_data", error.to_string()))
 }
 
 /// Encodes the images of a conversation, in order.

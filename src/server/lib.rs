@@ -16,6 +16,7 @@ mod logging;
 mod metrics;
 mod page;
 mod params;
+mod progress;
 mod prompt;
 mod routes;
 mod sse;

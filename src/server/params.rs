@@ -3,6 +3,7 @@
 use octavo_engine::GenerationParams;
 use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
 use octavo_engine::{BeamSearch, MAX_CHOICES, Task};
+use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -158,7 +159,7 @@ fn seed(app: &App, fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
 }
 
 /// Reads `{"id": bias}`, or llama-server's `[[id, bias], …]`; -100 bans a token, as does `false`
-/// there.
+/// there. A text in place of an id stands for each of its tokens.
 fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiError> {
     const NAME: &str = "logit_bias";
     let wrong = || fields.wrong(NAME, "an object from token ids to numbers from -100 to 100");
@@ -166,7 +167,10 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiEr
         None => return Ok(None),
         Some(Value::Object(object)) => object
             .iter()
-            .map(|(id, bias)| (id.parse::<u32>().map_or(Value::Null, Value::from), bias))
+            .map(|(id, bias)| match id.parse::<i64>() {
+                Ok(id) => (Value::from(id), bias),
+                Err(_) => (Value::from(id.as_str()), bias),
+            })
             .collect(),
         Some(Value::Array(list)) => {
             let pair = |pair: &'_ Value| match pair.as_array().map(Vec::as_slice) {
@@ -182,25 +186,32 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Option<Vec<(u32, f32)>>, ApiEr
     if pairs.len() > MAX_BIASES {
         return Err(fields.wrong(NAME, &format!("at most {MAX_BIASES} tokens")));
     }
-    let read = |(id, bias): (Value, &Value)| {
-        let id = token_id(&id, app.n_vocab())?;
+    let mut all = Vec::with_capacity(pairs.len());
+    for (token, bias) in pairs {
+        let ids = match &token {
+            Value::String(text) if text.len() <= MAX_STOP_BYTES => app
+                .tokenizer()
+                .encode(text.as_bytes(), EncodeOptions::PIECE)?,
+            id => vec![token_id(id, app.n_vocab()).ok_or_else(wrong)?],
+        };
         let bias = match bias {
             Value::Bool(false) => -100.0,
-            other => other.as_f64().filter(|bias| bias.abs() <= 100.0)?,
+            other => {
+                let bias = other.as_f64().filter(|bias| bias.abs() <= 100.0);
+                bias.ok_or_else(wrong)?
+            }
         };
         let bias = if bias == -100.0 {
             f32::NEG_INFINITY
         } else {
             bias as f32
         };
-        Some((id, bias))
-    };
-    pairs
-        .into_iter()
-        .map(read)
-        .collect::<Option<_>>()
-        .ok_or_else(wrong)
-        .map(Some)
+        all.extend(ids.into_iter().map(|id| (id, bias)));
+    }
+    match all.len() <= MAX_BIASES {
+        true => Ok(Some(all)),
+        false => Err(fields.wrong(NAME, &format!("at most {MAX_BIASES} tokens"))),
+    }
 }
 
 /// Reads whether `n` texts are sampled, or are the best of a beam search with `n` or `best_of`

@@ -14,7 +14,7 @@ pub(crate) const MAX_PROMPTS: usize = 64;
 const MAX_IDS: usize = 1 << 22;
 
 /// Reads a field that is a string, a list of ids, a list of ids and strings (one prompt, as in
-/// llama-server), or a list of at most `most` of these, as tokens.
+/// llama-server), an object with a text, or a list of at most `most` of these, as tokens.
 pub(crate) fn prompts(
     app: &App,
     fields: &Fields<'_>,
@@ -25,7 +25,9 @@ pub(crate) fn prompts(
     let value = fields.need(name, fields.get(name))?;
     let expected = "a string, a list of token ids, or a list of strings or such lists";
     let list = match value {
-        Value::String(_) => return Ok(vec![one(app, fields, name, value, options)?]),
+        Value::String(_) | Value::Object(_) => {
+            return Ok(vec![one(app, fields, name, value, options)?]);
+        }
         Value::Array(list) => list,
         _ => return Err(fields.wrong(name, expected)),
     };
@@ -77,12 +79,44 @@ fn one(
             }
             ids
         }
+        Value::Object(_) => {
+            let text = text_of(value, &format!("{name}."))?;
+            check_bytes(app, &text)?;
+            app.tokenizer().encode(text.as_bytes(), options)?
+        }
         _ => return Err(fields.wrong(name, "a string or a list of token ids")),
     };
     if tokens.is_empty() {
         return Err(fields.wrong(name, "a prompt with at least one token"));
     }
     Ok(tokens)
+}
+
+/// Reads llama-server's objects in place of a text: `{"prompt_string": text}`, or `{"content":
+/// parts}` with parts of text as in a message.
+fn text_of(value: &Value, path: &str) -> Result<String, ApiError> {
+    const MAX_PARTS: usize = 1024;
+    let object = Fields::at(value, path)?;
+    if object
+        .list("multimodal_data", MAX_PARTS)?
+        .is_some_and(|data| !data.is_empty())
+    {
+        return Err(object.wrong("multimodal_data", "no images outside of chats"));
+    }
+    if let Some(text) = object.str("prompt_string")? {
+        return Ok(text.to_owned());
+    }
+    let parts = object.need("content", object.list("content", MAX_PARTS)?)?;
+    let mut whole = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let path = format!("{path}content[{i}].");
+        let part = Fields::at(part, &path)?;
+        match part.str("type")? {
+            Some("text") => whole.push_str(part.need("text", part.str("text")?)?),
+            _ => return Err(part.wrong("type", "text")),
+        }
+    }
+    Ok(whole)
 }
 
 /// Refuses a text that exceeds the context under any tokenization, without tokenizing it: that

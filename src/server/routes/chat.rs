@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
-use octavo_engine::FinishReason;
+use octavo_engine::{FinishReason, GenerationParams};
 use octavo_engine::{ImageHandle, Request};
 use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
@@ -16,6 +16,7 @@ use octavo_text::chat::{ChatTemplate, Continued, Conversation};
 use serde_json::{Value, json};
 
 use super::conversation::{self, Asked, ToolChoice};
+use super::native::settings;
 use crate::app::{App, now};
 use crate::auth::Caller;
 use crate::demand::{self, Demanded};
@@ -57,7 +58,11 @@ pub(crate) struct Style {
     include_usage: bool,
     return_token_ids: bool,
     /// Whether every piece of a stream includes timings.
-    timings_per_token: bool,
+    pub(crate) timings_per_token: bool,
+    /// Whether a stream tells how much of the prompt is computed.
+    pub(crate) return_progress: bool,
+    /// The prompt and all settings, for an answer that shows them.
+    verbose: Option<Value>,
     n: usize,
     /// Warnings for the client.
     pub(crate) warnings: Vec<String>,
@@ -174,6 +179,7 @@ pub(crate) fn prepare(
     let is_strict = calls.is_some_and(|calls| calls.required);
     // in some vocabularies the markers of calls or reasoning are control tokens
     let parser = AnswerParser::new(source, "", wants);
+    let verbose = verbose(app, &fields, &rendered.prompt, &options)?;
     options.show_special = wants.tools || parser.has_control_words(app.tokenizer());
     Ok(Prepared {
         request: Request {
@@ -197,10 +203,27 @@ pub(crate) fn prepare(
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
+            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            verbose,
             n,
             warnings: warning.into_iter().collect(),
         },
     })
+}
+
+/// Returns the prompt and all settings, if the request wants to see them.
+fn verbose(
+    app: &App,
+    fields: &Fields<'_>,
+    prompt: &str,
+    options: &GenerationParams,
+) -> Result<Option<Value>, ApiError> {
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    let is_verbose = fields.bool("verbose")?.unwrap_or(false);
+    Ok(is_verbose.then(|| {
+        let settings = settings::of(app, options, stream);
+        json!({ "prompt": prompt, "generation_settings": settings })
+    }))
 }
 
 /// Tokenizes a rendered conversation, with its images in place of their markers.
@@ -378,8 +401,31 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "usage": usage.to_json(),
         "timings": timings,
     });
+    if let Some(verbose) = &style.verbose {
+        object["__verbose"] = verbose.clone();
+    }
     wire::warn(&mut object, &style.warnings);
     object
+}
+
+/// `/v1/chat/completions/input_tokens`: counts the tokens of a request's prompt.
+pub(crate) async fn input_tokens(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let body = Arc::new(body);
+    let images = images::see(&app, &body).await?;
+    let prepared = app.work(move |app| prepare(app, &caller, &body, images));
+    Ok(count(&prepared.await?.request))
+}
+
+/// Returns the answer with the number of a prompt's tokens.
+pub(crate) fn count(request: &Request) -> Response<Body> {
+    json_response(&json!({
+        "object": "response.input_tokens",
+        "input_tokens": request.prompt.len(),
+    }))
 }
 
 /// `/apply-template`: returns the prompt of a conversation.

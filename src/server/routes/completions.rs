@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
+use crate::progress::Progress;
 use crate::prompt::{MAX_PROMPTS, check_bytes, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
@@ -45,6 +46,8 @@ struct Style {
     return_token_ids: bool,
     /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
+    /// Whether a stream tells how much of the prompt is computed.
+    return_progress: bool,
     /// Warnings for the client.
     warnings: Vec<String>,
 }
@@ -152,6 +155,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
+            return_progress: fields.bool("return_progress")?.unwrap_or(false),
             warnings: Vec::new(),
         },
     })
@@ -299,6 +303,8 @@ struct CompletionWriter {
     style: Style,
     /// Characters sent of each text, and whether its prompt was sent.
     told: Vec<(usize, bool)>,
+    /// Progress of each prompt.
+    progress: Vec<Progress>,
     usage: Usage,
     has_ended: bool,
 }
@@ -311,6 +317,7 @@ impl CompletionWriter {
         };
         CompletionWriter {
             told: vec![(0, !style.echo); style.prompts.len() * style.n],
+            progress: vec![Progress::default(); style.prompts.len()],
             app,
             work,
             head,
@@ -438,10 +445,15 @@ impl Writer for CompletionWriter {
                     self.has_ended = true;
                     messages.push(Message::Data(ApiError::from(error).to_json()));
                 }
-                Event::Started { .. }
-                | Event::Read { .. }
-                | Event::Beams { .. }
-                | Event::Embedded { .. } => {}
+                Event::Started { .. } | Event::Read { .. } => {
+                    let progress = self.progress[prompt].note(&event);
+                    if let Some(progress) = progress.filter(|_| self.style.return_progress) {
+                        let mut chunk = self.piece(prompt * self.style.n, String::new(), None);
+                        chunk["prompt_progress"] = progress;
+                        messages.push(Message::Data(chunk));
+                    }
+                }
+                Event::Beams { .. } | Event::Embedded { .. } => {}
             },
         }
         Some(messages)

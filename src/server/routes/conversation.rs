@@ -96,6 +96,10 @@ fn continues(app: &App, fields: &Fields<'_>, messages: &[Message]) -> Result<boo
     match fields.get(NAME) {
         // llama-server's names of the part to continue
         Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Ok(true),
+        Some(Value::Bool(true)) if fields.bool("add_generation_prompt")? == Some(true) => {
+            let expected = "false beside continue_final_message: a message is begun or continued";
+            Err(fields.wrong("add_generation_prompt", expected))
+        }
         Some(Value::Bool(continues)) => Ok(*continues),
         Some(_) => Err(fields.wrong(NAME, "true or false")),
         None => {

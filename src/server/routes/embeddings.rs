@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: returns one vector for each text.
+//! `/v1/embeddings` and llama-server's `/embeddings`: one vector for each text, or for each token.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| prepare(app, &caller, &body));
+    let prepared = app.work(move |app| prepare(app, &caller, &body, Form::OpenAi));
     let Prepared {
         model,
         requests,
@@ -63,6 +63,31 @@ pub(crate) async fn handle(
     })))
 }
 
+/// Format of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    OpenAi,
+    /// llama-server's, which has vectors for all tokens if the pooling is none.
+    Native,
+}
+
+/// Answers a request in llama-server's format: a list with a list of vectors for each text.
+pub(crate) async fn native(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let prepared = app.work(move |app| prepare(app, &caller, &body, Form::Native));
+    let Prepared { requests, .. } = prepared.await?;
+    let answers = Work::begin(&app, requests)?.collect().await?;
+    let n_embd = app.engine.hparams().n_embd().max(1);
+    let all = answers.iter().enumerate().map(|(index, answer)| {
+        let vectors: Vec<&[f32]> = answer.vector.chunks(n_embd).collect();
+        json!({ "index": index, "embedding": vectors })
+    });
+    Ok(json_response(&all.collect()))
+}
+
 /// Requests, and the format of their answer.
 struct Prepared {
     model: String,
@@ -88,7 +113,7 @@ fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     }
 }
 
-fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, caller: &Caller, body: &Value, form: Form) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;
     let in_base64 = match fields.str("encoding_format")? {
@@ -106,6 +131,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some("cls" | "first") => Pooling::First,
+        Some("none") if form == Form::Native => Pooling::None,
         Some(_) => return Err(fields.wrong("pooling", "last, mean or cls")),
     };
     let name = if fields.get("input").is_some() {
@@ -122,7 +148,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         Ok(Request {
             task: Task::Embedding(Embed {
                 pooling,
-                normalize: true,
+                normalize: pooling != Pooling::None,
             }),
             salt: salt.clone(),
             n: 1,

@@ -37,8 +37,8 @@ enum Guard {
     Open,
 }
 
-/// Returns the router of all routes.
-pub(crate) fn router(app: &Arc<App>) -> Router {
+/// Returns the router of the routes with several paths that take a request of the model.
+fn questions(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for path in [
         "/v1/chat/completions",
@@ -47,15 +47,30 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     ] {
         router = router.route(path, asks(app, chat::handle));
     }
-    for path in ["/v1/completions", "/completions"] {
-        router = router.route(path, asks(app, completions::handle));
+    for path in ["/completion", "/completions"] {
+        router = router.route(path, asks(app, native::completion));
     }
-    for path in ["/v1/embeddings", "/embeddings", "/embedding"] {
-        router = router.route(path, asks(app, embeddings::handle));
+    for path in ["/embedding", "/embeddings"] {
+        router = router.route(path, asks(app, embeddings::native));
     }
     for path in ["/v1/responses", "/responses"] {
         router = router.route(path, asks(app, responses::handle));
     }
+    for path in [
+        "/v1/chat/completions/input_tokens",
+        "/chat/completions/input_tokens",
+    ] {
+        router = router.route(path, asks(app, chat::input_tokens));
+    }
+    for path in ["/v1/responses/input_tokens", "/responses/input_tokens"] {
+        router = router.route(path, asks(app, responses::input_tokens));
+    }
+    router
+}
+
+/// Returns the router of all routes.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let mut router = questions(app);
     for path in ["/v1/models", "/models"] {
         router = router.route(path, shows(app, Guard::Key, models::list));
     }
@@ -77,7 +92,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     let router = router
         .route("/v1/models/{*name}", name)
-        .route("/completion", asks(app, native::completion))
+        .route("/v1/completions", asks(app, completions::handle))
+        .route("/v1/embeddings", asks(app, embeddings::handle))
         .route("/infill", asks(app, native::infill_route))
         .route("/tokenize", asks(app, native::tokenize))
         .route("/detokenize", asks(app, native::detokenize))

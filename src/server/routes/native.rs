@@ -2,7 +2,7 @@
 //! `/detokenize`, `/props` and `/slots`.
 
 mod infill;
-mod settings;
+pub(crate) mod settings;
 mod state;
 mod tokens;
 
@@ -21,7 +21,9 @@ use crate::demand::{self, Demanded};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+use crate::images;
 use crate::params::{self, Dialect};
+use crate::progress::Progress;
 use crate::prompt::{MAX_PROMPTS, check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
@@ -51,8 +53,12 @@ struct Style {
     prompts: Vec<String>,
     /// Paths of the fields to return in a text's last object; all if empty.
     response_fields: Vec<String>,
+    /// Whether an answer that is not streamed includes the token ids.
+    return_tokens: bool,
     /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
+    /// Whether a stream tells how much of the prompt is computed.
+    return_progress: bool,
     /// Warnings for the client.
     warnings: Vec<String>,
 }
@@ -63,10 +69,18 @@ pub(crate) async fn completion(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
+    let body = Arc::new(body);
+    let images = images::see_prompt(&app, &body).await?;
     let prepared = app.work(move |app| {
         let fields = Fields::of(&body)?;
-        let prompts = prompts(app, &fields, "prompt", MAX_PROMPTS, EncodeOptions::PROMPT)?;
-        prepare(app, &caller, &fields, prompts)
+        if images.is_empty() {
+            let prompts = prompts(app, &fields, "prompt", MAX_PROMPTS, EncodeOptions::PROMPT)?;
+            return prepare(app, &caller, &fields, prompts);
+        }
+        let prompt = images::prompt(app, &body, &images)?;
+        let mut prepared = prepare(app, &caller, &fields, vec![prompt])?;
+        prepared.requests[0].images = images;
+        Ok(prepared)
     });
     answer(&app, prepared.await?).await
 }
@@ -98,7 +112,9 @@ fn prepare(
         })
     };
     let text = |prompt: &Vec<u32>| {
-        let text = app.tokenizer().decode(prompt, true);
+        let is_text = |id: &u32| (*id as usize) < app.n_vocab();
+        let ids: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
+        let text = app.tokenizer().decode(&ids, true);
         String::from_utf8_lossy(&text).into_owned()
     };
     Ok(Prepared {
@@ -113,7 +129,9 @@ fn prepare(
             response_fields: fields
                 .strings("response_fields", MAX_RESPONSE_FIELDS)?
                 .unwrap_or_default(),
+            return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
+            return_progress: fields.bool("return_progress")?.unwrap_or(false),
             warnings: Vec::new(),
         },
     })
@@ -135,6 +153,7 @@ async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>
             work,
             style: prepared.style,
             generated: vec![0; n],
+            progress: vec![Progress::default(); n],
             has_ended: false,
         }));
     }
@@ -158,7 +177,9 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
     };
     let mut object = last(style, index, &end, &choice.timing);
     object["content"] = json!(choice.text);
-    object["tokens"] = json!(choice.tokens);
+    if style.return_tokens {
+        object["tokens"] = json!(choice.tokens);
+    }
     if !choice.logprobs.is_empty() {
         let logprobs = wire::chat_logprobs(app.tokenizer(), &choice.logprobs);
         object["completion_probabilities"] = logprobs["content"].clone();
@@ -225,6 +246,8 @@ struct NativeWriter {
     style: Style,
     /// Number of tokens generated for each text so far.
     generated: Vec<usize>,
+    /// Progress of each prompt.
+    progress: Vec<Progress>,
     has_ended: bool,
 }
 
@@ -237,6 +260,19 @@ impl Writer for NativeWriter {
             self.has_ended = true;
             return None;
         };
+        if let Some(progress) = self.progress[prompt].note(&event) {
+            let object = json!({
+                "index": prompt,
+                "content": "",
+                "tokens": [],
+                "id_slot": -1,
+                "stop": false,
+                "tokens_predicted": 0,
+                "prompt_progress": progress,
+            });
+            let message = self.style.return_progress.then_some(Message::Data(object));
+            return Some(message.into_iter().collect());
+        }
         let message = match event {
             Event::Delta { delta, timing, .. } => {
                 self.generated[prompt] += delta.tokens.len();

@@ -53,6 +53,18 @@ pub(crate) async fn handle(
     Ok(json_response(&writer.response(status)))
 }
 
+/// `/v1/responses/input_tokens`: counts the tokens of a request's prompt.
+pub(crate) async fn input_tokens(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let (chat, names) = chat_request(&Fields::of(&body)?)?;
+    let ready = ready(&app, caller, Arc::new(chat)).await;
+    let (request, ..) = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
+    Ok(chat::count(&request))
+}
+
 /// Prepares an engine request from a chat request.
 async fn ready(
     app: &Arc<App>,
@@ -119,6 +131,8 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         "continue_final_message",
         "cache_salt",
         "logit_bias",
+        "timings_per_token",
+        "return_progress",
     ];
     for name in copied {
         if let Some(value) = fields.get(name) {

@@ -49,7 +49,7 @@ fn wrong_fields_are_named() {
         ("stop", json!({})),
         ("stop", json!(vec!["a"; 257])),
         ("stop", json!(["a".repeat(4097)])),
-        ("logit_bias", json!({ "a": 1 })),
+        ("logit_bias", json!({ "a": 1000 })),
         ("logit_bias", json!({ "99999": 1 })),
         ("seed", json!("a")),
         ("stream", json!("yes")),

@@ -76,6 +76,39 @@ pub(crate) fn asked(parts: Vec<Value>) -> Value {
     })
 }
 
+#[test]
+fn a_completion_takes_images_where_its_text_has_markers() {
+    let Some(server) = seeing(Options::default()) else {
+        return;
+    };
+    let ask = |text: &str, data: Value| {
+        let prompt = json!({ "prompt_string": text, "multimodal_data": data });
+        let body = json!({ "prompt": prompt, "n_predict": 4, "temperature": 0 });
+        server.post("/completion", &body)
+    };
+    let data = |name: &str| {
+        let url = url(name);
+        json!([url.split_once(',').expect("a data URL").1])
+    };
+    let answer = ask("What is <__media__>?", data("photo"));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let counts = answer.json()["tokens_evaluated"].as_u64();
+    let alone = ask("What is ?", json!([])).json()["tokens_evaluated"].as_u64();
+    assert!(counts > alone, "{counts:?} {alone:?}");
+    assert!(answer.json()["content"].is_string());
+    for (text, data) in [
+        ("What is this?", data("photo")),
+        ("<__media__>", json!(["malformed"])),
+        ("<__media__>", json!([1])),
+    ] {
+        let answer = ask(text, data);
+        assert_eq!(answer.status, 400, "{text}");
+        assert!(answer.param().starts_with("prompt.multimodal_data"));
+    }
+    let props = server.get("/props").json();
+    assert_eq!(props["media_marker"], "<__media__>");
+}
+
 /// Returns llama.cpp's greedy continuation of a golden.
 fn golden(name: &str) -> Vec<i32> {
     let path = shared(&format!("vision/goldens/{name}.safetensors")).expect("it is there");

@@ -10,6 +10,7 @@ mod defaults;
 mod fetching;
 mod hostile;
 mod images;
+mod llama_server;
 mod logging;
 mod page;
 mod sharing;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{Head, Style, finish_reason};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::progress::Progress;
 use crate::sse::{Message, Writer};
 use crate::wire::{self, Usage};
 use crate::work::{Update, Work};
@@ -23,6 +24,7 @@ pub(super) struct ChatWriter {
     choices: Vec<ChoiceWriter>,
     usage: Usage,
     timings: Value,
+    progress: Progress,
     has_ended: bool,
 }
 
@@ -47,6 +49,7 @@ impl ChatWriter {
             style,
             usage: Usage::default(),
             timings: Value::Null,
+            progress: Progress::default(),
             has_ended: false,
         }
     }
@@ -73,8 +76,19 @@ impl ChatWriter {
     /// Sends the first piece of a text, unless already sent.
     fn begin(&mut self, index: usize, messages: &mut Vec<Message>) {
         if !std::mem::replace(&mut self.choices[index].has_begun, true) {
-            let delta = json!({ "role": "assistant", "content": "" });
+            let delta = json!({ "role": "assistant", "content": null });
             messages.push(Message::Data(self.delta(index, delta)));
+        }
+    }
+
+    /// Sends the first piece of the answer, and how much of the prompt is computed.
+    fn progress(&mut self, event: &Event, messages: &mut Vec<Message>) {
+        self.begin(0, messages);
+        let progress = self.progress.note(event);
+        if let Some(progress) = progress.filter(|_| self.style.return_progress) {
+            let mut chunk = self.delta(0, json!({}));
+            chunk["prompt_progress"] = progress;
+            messages.push(Message::Data(chunk));
         }
     }
 
@@ -187,7 +201,7 @@ impl Writer for ChatWriter {
                 messages.push(Message::Done);
             }
             Some(Update { event, .. }) => match event {
-                Event::Started { .. } => self.begin(0, &mut messages),
+                Event::Started { .. } | Event::Read { .. } => self.progress(&event, &mut messages),
                 Event::Delta {
                     choice,
                     delta,
@@ -202,10 +216,7 @@ impl Writer for ChatWriter {
                     self.has_ended = true;
                     messages.push(Message::Data(ApiError::from(error).to_json()));
                 }
-                Event::Read { .. }
-                | Event::Prompt(_)
-                | Event::Beams { .. }
-                | Event::Embedded { .. } => {}
+                Event::Prompt(_) | Event::Beams { .. } | Event::Embedded { .. } => {}
             },
         }
         Some(messages)

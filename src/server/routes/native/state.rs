@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
-use crate::images::MAX_IMAGES;
+use crate::images::{MAX_IMAGES, MEDIA_MARKER};
 use crate::params::{self, Dialect};
 use crate::wire;
 
@@ -45,6 +45,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "modalities": {
             "vision": app.options.encoder_cache.is_some(), "audio": false, "video": false,
         },
+        "media_marker": MEDIA_MARKER,
         "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
         "endpoint_slots": true,
         "endpoint_props": false,

@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use super::Told;
 use crate::app::{App, now};
 use crate::error::ApiError;
+use crate::progress::Progress;
 use crate::routes::chat::Style;
 use crate::sse::{Message, Writer};
+use crate::wire::timings;
 use crate::work::{Update, Work};
 
 /// An output item as it grows.
@@ -85,6 +87,13 @@ pub(super) struct ResponseWriter {
     sequence: u64,
     messages: Vec<Message>,
     usage: Value,
+    progress: Progress,
+    /// Whether the pieces of a text include timings.
+    timings_per_token: bool,
+    /// Timings of the answer so far, until they are sent.
+    timings: Option<Value>,
+    /// Whether a stream tells how much of the prompt is computed.
+    return_progress: bool,
     finish: Option<FinishReason>,
     has_ended: bool,
 }
@@ -105,6 +114,10 @@ impl ResponseWriter {
             sequence: 0,
             messages: Vec::new(),
             usage: Value::Null,
+            progress: Progress::default(),
+            timings_per_token: style.timings_per_token,
+            timings: None,
+            return_progress: style.return_progress,
             finish: None,
             has_ended: false,
         };
@@ -255,13 +268,17 @@ impl ResponseWriter {
             if matches!(item.kind, Kind::Text) {
                 data["logprobs"] = json!([]);
             }
+            if let Some(timings) = self.timings.take() {
+                data["timings"] = timings;
+            }
             self.tell_of_item(name, data);
         }
     }
 
     pub(super) fn take(&mut self, event: Event) {
         match event {
-            Event::Delta { delta, .. } => {
+            Event::Delta { delta, timing, .. } => {
+                self.timings = self.timings_per_token.then(|| timings(&timing));
                 let pieces = self.parser.push(&delta.text);
                 self.add(pieces);
             }
@@ -283,7 +300,8 @@ impl ResponseWriter {
                     _ => "response.completed",
                 };
                 let response = self.response(status);
-                self.tell(name, json!({ "response": response }));
+                let timings = timings(&timing);
+                self.tell(name, json!({ "response": response, "timings": timings }));
             }
             Event::Failed(error) => {
                 let mut response = self.response("failed");
@@ -291,11 +309,15 @@ impl ResponseWriter {
                 self.tell("response.failed", json!({ "response": response }));
                 self.has_ended = true;
             }
-            Event::Started { .. }
-            | Event::Read { .. }
-            | Event::Prompt(_)
-            | Event::Beams { .. }
-            | Event::Embedded { .. } => {}
+            Event::Started { .. } | Event::Read { .. } => {
+                let progress = self.progress.note(&event);
+                if let Some(progress) = progress.filter(|_| self.return_progress) {
+                    let response = self.response("in_progress");
+                    let data = json!({ "response": response, "prompt_progress": progress });
+                    self.tell("response.in_progress", data);
+                }
+            }
+            Event::Prompt(_) | Event::Beams { .. } | Event::Embedded { .. } => {}
         }
     }
 }
