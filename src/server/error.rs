@@ -109,7 +109,12 @@ impl ApiError {
         );
         let status = StatusCode::BAD_REQUEST;
         let mut error = ApiError::new(status, EXCEEDED, message).coded(LENGTH);
-        error.0.more.insert("n_ctx".to_owned(), json!(n_ctx));
+        // it was not tokenized: at least so many
+        let least = (bytes as u128 * n_ctx as u128).div_ceil(most.max(1) as u128);
+        let more = &mut error.0.more;
+        let least = u64::try_from(least).unwrap_or(u64::MAX);
+        more.insert("n_prompt_tokens".to_owned(), json!(least));
+        more.insert("n_ctx".to_owned(), json!(n_ctx));
         error
     }
 

@@ -450,6 +450,9 @@ impl Writer for CompletionWriter {
                     if let Some(progress) = progress.filter(|_| self.style.return_progress) {
                         let mut chunk = self.piece(prompt * self.style.n, String::new(), None);
                         chunk["prompt_progress"] = progress;
+                        if self.style.timings_per_token {
+                            chunk["timings"] = self.progress[prompt].timings();
+                        }
                         messages.push(Message::Data(chunk));
                     }
                 }

@@ -261,7 +261,7 @@ impl Writer for NativeWriter {
             return None;
         };
         if let Some(progress) = self.progress[prompt].note(&event) {
-            let object = json!({
+            let mut object = json!({
                 "index": prompt,
                 "content": "",
                 "tokens": [],
@@ -270,6 +270,9 @@ impl Writer for NativeWriter {
                 "tokens_predicted": 0,
                 "prompt_progress": progress,
             });
+            if self.style.timings_per_token {
+                object["timings"] = self.progress[prompt].timings();
+            }
             let message = self.style.return_progress.then_some(Message::Data(object));
             return Some(message.into_iter().collect());
         }

@@ -250,6 +250,8 @@ fn texts_too_long_for_any_context_are_refused_unread() {
         let error = &answer.json()["error"];
         assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
         assert!(answer.text.contains("bytes"), "{path}: {error}");
+        let counts = [&error["n_prompt_tokens"], &error["n_ctx"]].map(Value::as_u64);
+        assert!(counts[0] > counts[1] && counts[1].is_some(), "{error}");
     }
 }
 

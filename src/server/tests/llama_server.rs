@@ -225,17 +225,28 @@ fn a_stream_tells_how_much_of_its_prompt_is_computed() {
         };
         let ask = |with: bool| {
             let body = json!({
-                (name): value, "stream": true, "return_progress": with, "max_tokens": 2,
+                (name): value, "stream": true, "return_progress": with,
+                "timings_per_token": true, "max_tokens": 2,
                 "max_output_tokens": 2, "cache_prompt": false, "cache_salt": format!("{with}"),
             });
             let pieces = pieces(&server, path, &body).into_iter();
             pieces
-                .map(|piece| piece["prompt_progress"].clone())
-                .filter(|progress| !progress.is_null())
+                .filter(|piece| !piece["prompt_progress"].is_null())
+                .map(|piece| (piece["prompt_progress"].clone(), piece["timings"].clone()))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(ask(false), Vec::<Value>::new(), "{path}");
-        let all = ask(true);
+        assert_eq!(ask(false), Vec::new(), "{path}");
+        let (all, timings): (Vec<Value>, Vec<Value>) = ask(true).into_iter().unzip();
+        if path != "/v1/responses" {
+            assert_eq!(timings[0]["prompt_n"], 0, "{path}");
+            let last = &timings[timings.len() - 1];
+            let read = ["prompt_n", "cache_n"].map(|name| last[name].as_u64().unwrap_or(0));
+            assert_eq!(
+                json!(read[0] + read[1]),
+                all[all.len() - 1]["total"],
+                "{path}"
+            );
+        }
         let done: Vec<u64> = all
             .iter()
             .filter_map(|progress| progress["processed"].as_u64())

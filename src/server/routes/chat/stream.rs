@@ -88,6 +88,9 @@ impl ChatWriter {
         if let Some(progress) = progress.filter(|_| self.style.return_progress) {
             let mut chunk = self.delta(0, json!({}));
             chunk["prompt_progress"] = progress;
+            if self.style.timings_per_token {
+                chunk["timings"] = self.progress.timings();
+            }
             messages.push(Message::Data(chunk));
         }
     }
