@@ -172,9 +172,11 @@ pub(crate) fn timings(timing: &Timing) -> Value {
         "predicted_per_token_ms": each(after_first, timing.generation),
         "predicted_per_second": rate(after_first, timing.generation),
         "queue_ms": ms(timing.queued),
-        "first_token_ms": timing.first_token.map(ms),
         "recomputed_n": timing.recomputed,
     });
+    if let Some(first) = timing.first_token {
+        timings["first_token_ms"] = json!(ms(first));
+    }
     // llama-server's names, omitted there too if nothing was drafted
     if timing.drafts.drafted > 0 {
         timings["draft_n"] = timing.drafts.drafted.into();

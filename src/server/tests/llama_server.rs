@@ -239,6 +239,8 @@ fn a_stream_tells_how_much_of_its_prompt_is_computed() {
         let (all, timings): (Vec<Value>, Vec<Value>) = ask(true).into_iter().unzip();
         if path != "/v1/responses" {
             assert_eq!(timings[0]["prompt_n"], 0, "{path}");
+            let mut values = timings.iter().filter_map(Value::as_object).flatten();
+            assert!(values.all(|(_, value)| value.is_number()), "{timings:?}");
             let last = &timings[timings.len() - 1];
             let read = ["prompt_n", "cache_n"].map(|name| last[name].as_u64().unwrap_or(0));
             assert_eq!(
