@@ -26,10 +26,10 @@ frameworks=$environment/frameworks/bin/python
 
 modules=$environment/node
 # later ones want a newer Node than Debian has
-wanted=(openai@6.30.1 ai@6.0.325 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7)
-if [[ $(cat "$modules/installed.txt" 2>/dev/null) != "${wanted[*]}" ]]; then
-  npm install --prefix "$modules" --no-audit --no-fund --silent "${wanted[@]}"
-  echo "${wanted[*]}" >"$modules/installed.txt"
+packages=(openai@6.30.1 ai@6.0.325 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7)
+if [[ $(cat "$modules/installed.txt" 2>/dev/null) != "${packages[*]}" ]]; then
+  npm install --prefix "$modules" --no-audit --no-fund --silent "${packages[@]}"
+  echo "${packages[*]}" >"$modules/installed.txt"
 fi
 
 [[ $octavo != --install ]] || exit 0

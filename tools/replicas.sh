@@ -8,16 +8,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-wanted=tests/deploy/requirements.txt environment=target/replicas
+requirements=tests/deploy/requirements.txt environment=target/replicas
 if [[ $1 == --ray ]]; then
-  wanted=tests/deploy/requirements-ray.txt environment=target/ray
+  requirements=tests/deploy/requirements-ray.txt environment=target/ray
   shift
   ray=1
 fi
-if ! cmp -s "$wanted" "$environment/installed.txt"; then
+if ! cmp -s "$requirements" "$environment/installed.txt"; then
   python3 -m venv "$environment"
-  "$environment/bin/pip" install --quiet -r "$wanted"
-  cp "$wanted" "$environment/installed.txt"
+  "$environment/bin/pip" install --quiet -r "$requirements"
+  cp "$requirements" "$environment/installed.txt"
 fi
 [[ $1 != --install ]] || exit 0
 

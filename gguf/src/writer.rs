@@ -320,14 +320,14 @@ fn write_tensor(file: &str, t: Tensor<'_>, size: u64, out: &mut dyn Write) -> Re
     let mut exact = Exact {
         out,
         limit: size,
-        given: 0,
+        offered: 0,
     };
     let result = match t.data {
         TensorData::Borrowed(bytes) => exact.write_all(bytes),
         TensorData::Owned(bytes) => exact.write_all(&bytes),
         TensorData::Stream(produce) => produce(&mut exact),
     };
-    let got = exact.given;
+    let got = exact.offered;
     if got > size || (result.is_ok() && got < size) {
         return Err(Error::TensorData {
             file: file.to_owned(),
@@ -339,22 +339,22 @@ fn write_tensor(file: &str, t: Tensor<'_>, size: u64, out: &mut dyn Write) -> Re
     result.map_err(failed(file))
 }
 
-/// Passes on up to `limit` bytes and refuses more; `given` counts the bytes offered.
+/// Passes on up to `limit` bytes and refuses more; `offered` counts them all.
 struct Exact<'a> {
     out: &'a mut dyn Write,
     limit: u64,
-    given: u64,
+    offered: u64,
 }
 
 impl Write for Exact<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let offered = self.given.saturating_add(bytes.len() as u64);
+        let offered = self.offered.saturating_add(bytes.len() as u64);
         if offered > self.limit {
-            self.given = offered;
+            self.offered = offered;
             return Err(io::Error::other("more bytes than the tensor has"));
         }
         let n = self.out.write(bytes)?;
-        self.given = self.given.saturating_add(n as u64);
+        self.offered = self.offered.saturating_add(n as u64);
         Ok(n)
     }
 

@@ -102,7 +102,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, phase: Phase, start: usize
         tokens: &tokens,
         start,
         tables: &[&table],
-        wanted: 0..m,
+        outputs: 0..m,
         ..StepSequence::default()
     }];
     executor.step(
@@ -385,7 +385,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             caches: vec![kv],
             states: vec![],
             output: 1,
-            given: 0,
+            embedding_input_width: 0,
         };
         let executor = Executor::new(
             bench.isa,

@@ -294,8 +294,8 @@ DEVICE float lanes_sums(float (&v)[n]) {
 #pragma unroll
         for (u32 i = 0; i < n / 2; ++i) {
             if (i >= left) continue;
-            const float kept = upper ? v[i + left] : v[i], given = upper ? v[i] : v[i + left];
-            v[i] = kept + __shfl_xor_sync(ALL_LANES, given, o);
+            const float kept = upper ? v[i + left] : v[i], sent = upper ? v[i] : v[i + left];
+            v[i] = kept + __shfl_xor_sync(ALL_LANES, sent, o);
         }
     }
     return v[0];

@@ -74,8 +74,8 @@ template <class Kv>
 DEVICE void heads(const HeadsParams& p) {
     SHARED(float, all, [HEADS_WARPS][LARGEST_HEAD]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 wanted = blockIdx.x * (blockDim.x / WARP) + warp;
-    const u32 row = least(wanted, p.paging.rows - 1);
+    const u32 padded = blockIdx.x * (blockDim.x / WARP) + warp;
+    const u32 row = least(padded, p.paging.rows - 1);
     float* head = all[warp];
     u32 h = blockIdx.y;
     const bool query = h < p.q.n, value = h >= p.q.n + p.k.n;
@@ -90,7 +90,7 @@ DEVICE void heads(const HeadsParams& p) {
         for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = head[i] * scale * from.norm[i];
         __syncthreads();
     }
-    if (wanted != row) return;
+    if (padded != row) return;
     if (query) {
         float* out = p.out + (static_cast<u64>(row) * p.q.n + h) * p.head_dim;
         for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, row, p.rotation);

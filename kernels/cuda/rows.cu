@@ -66,31 +66,31 @@ KERNEL(rope, RopeParams, THREADS) {
     p.out[at] = rotated(p.x + (at - i), i, at / width, p.rotation);
 }
 
-struct GivenParams {
-    const float* x;      // (rows, width); null: rows that are not given stay as they are
-    const float* given;  // (given rows, stride)
-    const u32* places;   // (rows): which of the given rows stands in this place, or none
-    float* out;          // (rows, width)
+struct EmbeddingInputsParams {
+    const float* x;       // (rows, width); null: rows without an input stay as they are
+    const float* inputs;  // (inputs, stride)
+    const u32* indices;   // (rows): the input of each row, or NO_EMBEDDING
+    float* out;           // (rows, width)
     u32 rows;
     u32 width;
     u32 stride;
-    u32 from;  // of a given row
+    u32 from;  // of an input
 };
-static_assert(sizeof(GivenParams) == 48, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(EmbeddingInputsParams) == 48, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 NO_EMBEDDING = 0xffffffffu;
 
-// x + given, or given where there is no x.
-KERNEL(given, GivenParams, THREADS) {
+// x + input, or the input where there is no x.
+KERNEL(embedding_inputs, EmbeddingInputsParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= static_cast<u64>(p.rows) * p.width) return;
-    const u32 place = p.places[at / p.width];
-    if (place == NO_EMBEDDING) {
+    const u32 index = p.indices[at / p.width];
+    if (index == NO_EMBEDDING) {
         if (p.x != nullptr) p.out[at] = p.x[at];
         return;
     }
-    const float given = p.given[static_cast<u64>(place) * p.stride + p.from + at % p.width];
-    p.out[at] = p.x == nullptr ? given : p.x[at] + given;
+    const float input = p.inputs[static_cast<u64>(index) * p.stride + p.from + at % p.width];
+    p.out[at] = p.x == nullptr ? input : p.x[at] + input;
 }
 
 struct PairParams {
@@ -332,9 +332,9 @@ KERNEL(concat, ConcatParams, THREADS) {
 }
 
 struct SelectParams {
-    const float* x;     // (any, width)
-    const u32* wanted;  // (rows)
-    float* out;         // (rows, width)
+    const float* x;      // (any, width)
+    const u32* indices;  // (rows)
+    float* out;          // (rows, width)
     u32 rows;
     u32 width;
 };
@@ -343,7 +343,7 @@ static_assert(sizeof(SelectParams) == 32, "kernels/src/cuda/params.rs has the sa
 KERNEL(select_rows, SelectParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= static_cast<u64>(p.rows) * p.width) return;
-    p.out[at] = p.x[static_cast<u64>(p.wanted[at / p.width]) * p.width + at % p.width];
+    p.out[at] = p.x[static_cast<u64>(p.indices[at / p.width]) * p.width + at % p.width];
 }
 
 struct Best {

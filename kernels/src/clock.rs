@@ -137,9 +137,9 @@ mod tests {
                     }
                 }
             });
-            let until = |wanted: &dyn Fn() -> bool| {
+            let until = |is_reached: &dyn Fn() -> bool| {
                 let start = Instant::now();
-                while !wanted() {
+                while !is_reached() {
                     assert!(
                         start.elapsed() < Duration::from_secs(60),
                         "the clock does not do what it should"

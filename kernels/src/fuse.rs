@@ -22,8 +22,8 @@ pub(crate) enum Kind {
         to: Slot,
         out: Slot,
     },
-    /// As `AddInto`, for the wanted rows of the product and of `to`: where all rows are wanted,
-    /// selecting them changes nothing.
+    /// As `AddInto`, for the rows with outputs of the product and of `to`: where all rows have
+    /// outputs, selecting them changes nothing.
     AddSelected {
         x: Slot,
         w: usize,

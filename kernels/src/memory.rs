@@ -97,10 +97,10 @@ pub struct LargePages {
     /// Its setting: `always`, `madvise` or `never`.
     pub setting: Option<String>,
     /// Whether memory mapped like weights was in a large page when that was tried.
-    pub given: bool,
+    pub granted: bool,
 }
 
-/// Requests a large page as weights do, and checks whether it was given.
+/// Requests a large page as weights do, and checks whether it was granted.
 pub fn large_pages() -> LargePages {
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
     let chosen = setting.as_deref().and_then(|all| {
@@ -109,7 +109,7 @@ pub fn large_pages() -> LargePages {
     });
     LargePages {
         setting: chosen,
-        given: trial().is_some(),
+        granted: trial().is_some(),
     }
 }
 
@@ -354,7 +354,7 @@ mod tests {
     fn a_large_page_is_seen_where_the_system_gives_it() {
         let pages = large_pages();
         if pages.setting.as_deref() == Some("never") {
-            assert!(!pages.given, "{pages:?}");
+            assert!(!pages.granted, "{pages:?}");
         }
         let small = [0u8; 64];
         assert_eq!(

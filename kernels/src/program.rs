@@ -163,9 +163,8 @@ pub struct Program {
     pub states: Vec<usize>,
     /// The slot that holds the outputs: the logits, or the inputs of another program.
     pub output: Slot,
-    /// Values of a row given in place of a token's embedding, see [`EmbeddingRows`]; 0 if none can
-    /// be.
-    pub given: usize,
+    /// Values of a row that replaces a token's embedding, see [`EmbeddingRows`]; 0 if none can.
+    pub embedding_input_width: usize,
 }
 
 impl Program {
@@ -220,14 +219,14 @@ impl Program {
         before.map(|rope| rope.frequencies.len()).sum()
     }
 
-    /// Rows of a slot in a step of `rows` tokens, of which `wanted` have outputs.
-    pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
-        self.slots[slot].rows.count(rows, wanted)
+    /// Rows of a slot in a step of `rows` tokens, of which `n_outputs` have outputs.
+    pub(crate) fn rows_of(&self, slot: Slot, rows: usize, n_outputs: usize) -> usize {
+        self.slots[slot].rows.count(rows, n_outputs)
     }
 
     /// The slot of a step's own rows, if this program begins with them.
     pub(crate) fn input(&self) -> Option<Slot> {
-        let given = |i: &&Instruction| matches!(i.op, Op::Input);
-        self.ops.iter().find(given)?.out
+        let is_input = |i: &&Instruction| matches!(i.op, Op::Input);
+        self.ops.iter().find(is_input)?.out
     }
 }

@@ -78,7 +78,7 @@ fn one_by_one(executor: &mut Executor, phase: Phase, m: usize) -> (Vec<f32>, usi
         tokens: &tokens,
         start: 0,
         tables: &[&table],
-        wanted: 0..m,
+        outputs: 0..m,
         ..StepSequence::default()
     }];
     let mut seen = 0;

@@ -97,7 +97,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         caches: vec![kv],
         states: vec![],
         output: 3,
-        given: 0,
+        embedding_input_width: 0,
     };
     let mut pool = Pool::new(c.threads).expect("threads");
     let raw = Arc::new(vec![0; 64 * 64 / 32 * 34]);
@@ -155,7 +155,7 @@ fn run_together(
             tokens: &tokens,
             start: at,
             tables: &[&table],
-            wanted: 0..len,
+            outputs: 0..len,
             blocks: if c.scores.blocks { &ends } else { &[] },
             ..StepSequence::default()
         }];
@@ -429,7 +429,7 @@ fn hold_copied_pages(types: KvTypes) {
         tokens: &tokens[..18],
         start: 0,
         tables: &[&[0, 1]],
-        wanted: 0..0,
+        outputs: 0..0,
         ..StepSequence::default()
     }];
     executor.step(
@@ -447,7 +447,7 @@ fn hold_copied_pages(types: KvTypes) {
         tokens: &tokens[5..7],
         start: 16,
         tables: &[&[0, 1]],
-        wanted: 0..0,
+        outputs: 0..0,
         ..StepSequence::default()
     }];
     executor.step(
@@ -463,7 +463,7 @@ fn hold_copied_pages(types: KvTypes) {
         tokens: &tokens[18..],
         start: 18,
         tables: &[&[0, 3]],
-        wanted: 0..2,
+        outputs: 0..2,
         ..StepSequence::default()
     }];
     let y = executor.step(

@@ -43,7 +43,7 @@ fn run_tapped(
         tokens,
         start: 0,
         tables: &[&table],
-        wanted: 0..tokens.len(),
+        outputs: 0..tokens.len(),
         ..StepSequence::default()
     }];
     let step = Step {

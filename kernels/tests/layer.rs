@@ -68,7 +68,7 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
             tokens: &prompt,
             start: 14,
             tables: &[&one],
-            wanted: 1..3,
+            outputs: 1..3,
             ..StepSequence::default()
         }],
     );
@@ -76,14 +76,14 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
         tokens: &[2],
         start: 17,
         tables: &[&one],
-        wanted: 0..1,
+        outputs: 0..1,
         ..StepSequence::default()
     };
     let second = StepSequence {
         tokens: &[1],
         start: 0,
         tables: &[&two],
-        wanted: 0..1,
+        outputs: 0..1,
         ..StepSequence::default()
     };
     step(Phase::Decode, &[first, second]);

@@ -448,7 +448,7 @@ fn rows_of_outputs_are_divided_among_threads() {
             tokens: &ids,
             start: 0,
             tables: &[&table],
-            wanted: 0..tokens,
+            outputs: 0..tokens,
             ..StepSequence::default()
         }];
         let step = Step {

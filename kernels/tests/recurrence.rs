@@ -37,7 +37,7 @@ impl Case {
                 tokens: &tokens,
                 start,
                 tables: &[&pages],
-                wanted: 0..tokens.len(),
+                outputs: 0..tokens.len(),
                 states: StateUse { from, to: &to },
                 ..StepSequence::default()
             }];
@@ -53,7 +53,7 @@ impl Case {
                     tokens: &tokens[first.after..],
                     start: start + first.after,
                     tables: &[&pages],
-                    wanted: 0..tokens.len() - first.after,
+                    outputs: 0..tokens.len() - first.after,
                     states: StateUse {
                         from: Some(first.slot),
                         to: &[StateWrite {
@@ -164,7 +164,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
                 tokens,
                 start: 4 * step,
                 tables: page,
-                wanted: 0..4,
+                outputs: 0..4,
                 states: StateUse {
                     from: (step > 0).then_some(i as u32),
                     to: &to[i],
@@ -201,7 +201,7 @@ fn a_state_that_is_read_is_not_written() {
         tokens: &[1],
         start: 1,
         tables: &[&[0]],
-        wanted: 0..0,
+        outputs: 0..0,
         states: StateUse {
             from: Some(0),
             to: &[StateWrite { after: 1, slot: 0 }],

@@ -45,7 +45,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             tokens: &tokens,
             start,
             tables: &[&table],
-            wanted: n - 1..n,
+            outputs: n - 1..n,
             ..StepSequence::default()
         }];
         let out = executor.step(
@@ -74,7 +74,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             tokens: &tokens[i..=i],
             start,
             tables,
-            wanted: 0..1,
+            outputs: 0..1,
             ..StepSequence::default()
         };
         let (long, table): ([&[u32]; 1], [&[u32]; 1]) = ([&long], [&table]);

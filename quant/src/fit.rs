@@ -331,8 +331,8 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
         origin: first_min,
     };
     for i in 0..=search.steps {
-        let wanted = search.start + search.step * f32::from(i) + top;
-        let inverse = std::array::from_fn(|g| wanted / (hi[g] - fit.min[g]));
+        let top_level = search.start + search.step * f32::from(i) + top;
+        let inverse = std::array::from_fn(|g| top_level / (hi[g] - fit.min[g]));
         let levels = round(&inverse, &fit.min);
         let Solution { det, scale, min } = least_squares((x, w), &levels, &sum_w, &sum_x);
         let error = affine_error((x, w), &levels, (&scale, &min), search.absolute);

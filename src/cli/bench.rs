@@ -155,7 +155,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     let processor = processor(args)?;
     let numbers = match args.threads[..] {
         [] => vec![Machine::here().threads()],
-        ref asked => asked.iter().map(|n| threads::given(*n)).collect(),
+        ref asked => asked.iter().map(|n| threads::requested(*n)).collect(),
     };
     let source = load::source(&args.model)?;
     // refuse a file that cannot be run before any long work
@@ -168,7 +168,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
             build: build(),
             model: args
                 .model
-                .given()
+                .name()
                 .map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
             processor: processor.clone(),
             gpu_layers: args.device.gpu_layers(),

@@ -12,7 +12,7 @@ pub(super) fn reason(context: &Context) -> String {
         positions, trained, ..
     } = context;
     match () {
-        () if context.is_given => format!("context of {positions} tokens"),
+        () if context.is_set => format!("context of {positions} tokens"),
         () if positions == trained => format!("context of {positions} tokens, the model's own"),
         () => format!(
             "context of {positions} of the model's {trained} tokens, for which a quarter of the \
@@ -24,8 +24,8 @@ pub(super) fn reason(context: &Context) -> String {
 /// Reports the chosen context on stderr if it is smaller than the trained one; on a terminal,
 /// always.
 pub(super) fn note(context: &Context) {
-    let is_less = !context.is_given && context.positions < context.trained;
-    if is_less || !context.is_given && stderr().is_terminal() {
+    let is_less = !context.is_set && context.positions < context.trained;
+    if is_less || !context.is_set && stderr().is_terminal() {
         terminal::note(&format!("octavo: {}", reason(context)));
     }
 }

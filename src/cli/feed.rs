@@ -23,8 +23,8 @@ pub(super) type Numbered = (usize, Vec<u8>);
 
 /// Texts of a run, in order. Empty lines are left out, but count in the numbers of the others.
 pub(super) enum Feed {
-    /// Texts given on the command line.
-    Given(VecDeque<Numbered>),
+    /// Texts of the command line.
+    Texts(VecDeque<Numbered>),
     /// Texts that a thread reads from a file or from stdin.
     Read(Receiver<Result<Numbered, Failure>>),
 }
@@ -40,7 +40,7 @@ pub(super) enum Fed {
 impl Feed {
     /// Creates a feed of one text.
     pub(super) fn of(text: Vec<u8>) -> Feed {
-        Feed::Given(VecDeque::from([(0, text)]))
+        Feed::Texts(VecDeque::from([(0, text)]))
     }
 
     /// Creates a feed of every line of the text that the arguments give; `beside` says that the
@@ -53,7 +53,7 @@ impl Feed {
                 let text = args.require_beside(beside)?;
                 let lines = text.split(|byte| *byte == b'\n').map(trimmed).enumerate();
                 let texts = lines.filter(|(_, line)| !line.is_empty());
-                return Ok(Feed::Given(
+                return Ok(Feed::Texts(
                     texts.map(|(i, line)| (i, line.to_vec())).collect(),
                 ));
             }
@@ -64,12 +64,12 @@ impl Feed {
             false => Box::new(File::open(path).map_err(|error| at(path, &error))?),
         };
         let (sender, receiver) = sync_channel(AHEAD);
-        let (name, given) = (path.to_owned(), args.is_given());
+        let (name, is_named) = (path.to_owned(), args.is_set());
         std::thread::Builder::new()
             .name("lines".to_owned())
             .spawn(move || {
                 // sending fails when the run has ended
-                let _ = read(source, &name, given, &sender);
+                let _ = read(source, &name, is_named, &sender);
             })?;
         Ok(Feed::Read(receiver))
     }
@@ -82,7 +82,7 @@ impl Feed {
         interrupted: impl Fn() -> bool,
     ) -> Result<Fed, Failure> {
         let receiver = match self {
-            Feed::Given(texts) => return Ok(texts.pop_front().map_or(Fed::End, Fed::Text)),
+            Feed::Texts(texts) => return Ok(texts.pop_front().map_or(Fed::End, Fed::Text)),
             Feed::Read(receiver) => receiver,
         };
         loop {
@@ -114,12 +114,12 @@ fn at(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Input(format!("{}: {error}", path.display()))
 }
 
-/// Sends every line that is not empty, or the error that ends reading; `given` says that an option
-/// names the source.
+/// Sends every line that is not empty, or the error that ends reading; `is_named` says that an
+/// option names the source.
 fn read(
     source: impl Read,
     name: &Path,
-    given: bool,
+    is_named: bool,
     sender: &SyncSender<Result<Numbered, Failure>>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut source = BufReader::new(source);
@@ -141,7 +141,7 @@ fn read(
             sender.send(Ok((number, text.to_vec())))?;
         }
     }
-    if nothing && !given {
+    if nothing && !is_named {
         sender.send(Err(Failure::Usage(NO_TEXT.to_owned())))?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_hub::{CachedModel, Event, Hub, RemoteModel, WantedFile};
+use octavo_hub::{CachedModel, Event, FileSelector, Hub, RemoteModel};
 use serde_json::json;
 
 use super::failure::{Exit, Failure};
@@ -305,15 +305,15 @@ pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
     };
     let cache = octavo_hub::Cache::from_env()?;
     let missing = || Failure::Input(format!("{}: not in the cache (octavo list)", args.model));
-    let wanted = |model: &CachedModel| match &file {
-        WantedFile::Path(path) => model.file == *path,
-        WantedFile::Quantization(Some(tag)) => {
+    let is_selected = |model: &CachedModel| match &file {
+        FileSelector::Path(path) => model.file == *path,
+        FileSelector::Quantization(Some(tag)) => {
             let own = model.quantization.as_deref();
             own.is_some_and(|own| own.eq_ignore_ascii_case(tag))
         }
-        WantedFile::Quantization(None) => true,
+        FileSelector::Quantization(None) => true,
     };
-    if file == WantedFile::Quantization(None) {
+    if file == FileSelector::Quantization(None) {
         return match cache.remove(&repo)? {
             true => Ok(Exit::Done),
             false => Err(missing()),
@@ -322,7 +322,7 @@ pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
     let models = cache.models();
     let own: Vec<&CachedModel> = models
         .iter()
-        .filter(|model| model.repo == repo && wanted(model))
+        .filter(|model| model.repo == repo && is_selected(model))
         .collect();
     if own.is_empty() {
         return Err(missing());

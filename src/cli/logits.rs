@@ -142,7 +142,7 @@ fn compute(
     (tokens, images): (Vec<u32>, Vec<ImageHandle>),
     (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
 ) -> Result<Exit, Failure> {
-    let wanted = if args.all || dump.is_some() {
+    let logits_for = if args.all || dump.is_some() {
         LogitsFor::All
     } else {
         LogitsFor::Last
@@ -163,9 +163,15 @@ fn compute(
     match &mut taps {
         Some(taps) => {
             let mut look = |view: &TapView<'_>| taps.add(view);
-            session.eval_with(&tokens, Phase::Prefill, wanted, Some(&mut look), &mut sink)?;
+            session.eval_with(
+                &tokens,
+                Phase::Prefill,
+                logits_for,
+                Some(&mut look),
+                &mut sink,
+            )?;
         }
-        None => session.eval_with(&tokens, Phase::Prefill, wanted, None, &mut sink)?,
+        None => session.eval_with(&tokens, Phase::Prefill, logits_for, None, &mut sink)?,
     }
     if let Some(dump) = &dump {
         let path_model = args.model.path()?;

@@ -133,7 +133,7 @@ impl MergeArgs {
                 self.force && self.output.is_none() && self.html.is_none(),
             ),
         ];
-        match useless.into_iter().find(|(_, given)| *given) {
+        match useless.into_iter().find(|(_, is_set)| *is_set) {
             Some((option, _)) => Err(Failure::Usage(format!(
                 "{option} has no effect: expected shards of another measurement with it"
             ))),

@@ -58,13 +58,13 @@ pub(super) struct TextArgs {
 
 impl TextArgs {
     /// Returns whether a text is given by an option.
-    pub(super) fn is_given(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.prompt.is_some() || self.file.is_some()
     }
 
     /// Returns whether the text comes from a pipe or a file on stdin, because no option gives one.
     pub(super) fn reads_stdin(&self) -> bool {
-        !self.is_given() && !terminal::stdin_is_terminal()
+        !self.is_set() && !terminal::stdin_is_terminal()
     }
 
     /// Returns the text's bytes, or `None` if neither option is given.

@@ -7,7 +7,7 @@ use octavo_engine::{FinishReason, GenerationParams};
 
 use super::answer::Answer;
 use super::args::{
-    ComputeArgs, ConstraintArgs, GenerateArgs, GivenRule, ModelArgs, SystemArgs, TemplateArgs,
+    ComputeArgs, ConstraintArgs, GenerateArgs, ModelArgs, RuleArg, SystemArgs, TemplateArgs,
 };
 use super::failure::{Exit, Failure};
 use super::feed::Feed;
@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
 impl RunArgs {
     /// Refuses wrong options before a model is loaded.
     fn check(&self) -> Result<(), Failure> {
-        if let Some(name) = self.system.given().filter(|_| !self.chat) {
+        if let Some(name) = self.system.option().filter(|_| !self.chat) {
             let what = format!("{name} has no effect: expected --chat with it");
             return Err(Failure::Usage(what));
         }
@@ -110,11 +110,11 @@ impl RunArgs {
 
     /// Returns whether to open a chat: there is nothing to continue, and a person at the terminal.
     fn opens_chat(&self) -> bool {
-        let wants_text = self.text.is_given()
+        let wants_text = self.text.is_set()
             || self.text.escape
             || self.echo
             || self.json
-            || self.constraint.is_given()
+            || self.constraint.is_set()
             || self.images.mmproj.mmproj.is_some()
             || self.several.is_several();
         !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
@@ -150,7 +150,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
 fn one(
     args: &RunArgs,
     mut options: GenerationParams,
-    rule: Option<GivenRule>,
+    rule: Option<RuleArg>,
     text: Vec<u8>,
 ) -> Result<Exit, Failure> {
     signal::install()?;
@@ -213,7 +213,7 @@ fn one(
 fn several(
     args: &RunArgs,
     mut options: GenerationParams,
-    rule: Option<GivenRule>,
+    rule: Option<RuleArg>,
     beside: bool,
 ) -> Result<Exit, Failure> {
     let mut feed = match args.several.lines {

@@ -199,7 +199,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         log: args.log.sink(&log),
         ..options
     };
-    if args.template.is_given() {
+    if args.template.is_set() {
         options.template = args.template.load(&engine)?;
     }
     serving.begin();
@@ -250,7 +250,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         queue: scheduling.queue.into(),
         lookup: args.speculative.lookup(),
         n_predict: args.n_predict.and_then(|n| usize::try_from(n).ok()),
-        sampling: args.sample.given()?,
+        sampling: args.sample.settings()?,
         ..Options::default()
     })
 }
@@ -292,7 +292,7 @@ fn host_name(text: &str) -> Result<String, String> {
 
 /// Returns the model's names: the alias, then the file's stem.
 fn names(args: &ServeArgs) -> Vec<String> {
-    let stem = match args.model.given() {
+    let stem = match args.model.name() {
         Some(path) => path
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned()),

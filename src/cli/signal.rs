@@ -125,8 +125,8 @@ mod unix {
         handle: impl Fn(i32) + Send + 'static,
     ) -> std::io::Result<()> {
         let ignored = ignored();
-        let is_wanted = |signal: &&i32| ignored >> (**signal - 1) & 1 == 0;
-        let mut signals = Signals::new(signals.iter().filter(is_wanted))?;
+        let is_handled = |signal: &&i32| ignored >> (**signal - 1) & 1 == 0;
+        let mut signals = Signals::new(signals.iter().filter(is_handled))?;
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {

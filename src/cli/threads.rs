@@ -22,7 +22,7 @@ impl ThreadsArgs {
     /// Returns the number of threads and the reason for it.
     pub(super) fn decide(&self) -> Threads {
         match self.threads {
-            Some(asked) => given(asked),
+            Some(asked) => requested(asked),
             None => Machine::here().threads(),
         }
     }
@@ -33,8 +33,8 @@ impl ThreadsArgs {
     }
 }
 
-/// Returns the number of threads for a given number: more threads than CPUs would only wait for
+/// Returns the number of threads for a requested number: more threads than CPUs would only wait for
 /// each other.
-pub(super) fn given(asked: u16) -> Threads {
+pub(super) fn requested(asked: u16) -> Threads {
     Machine::here().threads_asked(usize::from(asked))
 }

@@ -73,11 +73,9 @@ impl ImageTokenArgs {
                 "--image-min-tokens {min}: expected at most --image-max-tokens, {max}"
             ))),
             (min, max) => {
-                let given = (min.map(number), max.map(number));
-                let min = given
-                    .0
-                    .unwrap_or(usual.min.min(given.1.unwrap_or(usual.min)));
-                let max = given.1.unwrap_or(usual.max.max(min));
+                let set = (min.map(number), max.map(number));
+                let min = set.0.unwrap_or(usual.min.min(set.1.unwrap_or(usual.min)));
+                let max = set.1.unwrap_or(usual.max.max(min));
                 Ok(TokenLimits { min, max })
             }
         }
@@ -95,9 +93,9 @@ impl MmprojArgs {
     /// Returns the path of the image encoder: the given one, or of a model of the hub the one
     /// beside it. It is downloaded unless it is cached.
     fn path(&self, model: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
-        match (&self.mmproj, model.given()) {
+        match (&self.mmproj, model.name()) {
             (Some(path), _) => Ok(Some(hub::mmproj(path)?)),
-            (None, Some(given)) if !self.no_mmproj => hub::mmproj_beside(&given),
+            (None, Some(name)) if !self.no_mmproj => hub::mmproj_beside(&name),
             _ => Ok(None),
         }
     }
@@ -150,7 +148,7 @@ impl ImageArgs {
     /// Checks that the image encoder and the images exist.
     pub(super) fn check(&self, model: &ModelArgs) -> Result<(), Failure> {
         self.mmproj.check()?;
-        let is_of_hub = model.given().is_some_and(|given| hub::is_remote(&given));
+        let is_of_hub = model.name().is_some_and(|name| hub::is_remote(&name));
         if !self.image.is_empty() && self.mmproj.mmproj.is_none() && !is_of_hub {
             let what = "--image: expected --mmproj <FILE> with it";
             return Err(Failure::Usage(what.to_owned()));
@@ -171,7 +169,7 @@ impl ImageArgs {
             return Ok(EncodedImages(Vec::new()));
         }
         let path = self.mmproj.path(model)?.ok_or_else(|| {
-            let name = model.given().unwrap_or_default();
+            let name = model.name().unwrap_or_default();
             Failure::Input(hub::no_mmproj(&name))
         })?;
         let token_limits = self.mmproj.image_tokens.limits()?;

@@ -26,8 +26,8 @@ pub struct Context {
     pub trained: usize,
     /// Number of positions whose keys and values fit into the cache's part of the memory.
     fitting: usize,
-    /// Whether the context is given by an option.
-    pub is_given: bool,
+    /// Whether an option sets the context.
+    pub is_set: bool,
 }
 
 impl Context {
@@ -55,7 +55,7 @@ impl Context {
             },
             trained,
             fitting,
-            is_given: options.ctx.is_some(),
+            is_set: options.ctx.is_some(),
         }
     }
 
@@ -69,7 +69,7 @@ impl Context {
     /// Sets it in the options, and the number of cache positions if that is not set.
     pub fn apply(&self, options: &mut EngineOptions) {
         options.ctx = Some(self.positions);
-        if !self.is_given && options.kv_positions.is_none() {
+        if !self.is_set && options.kv_positions.is_none() {
             options.kv_positions = Some(self.of_all(options.sessions));
         }
     }

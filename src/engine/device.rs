@@ -101,11 +101,11 @@ impl Placement {
     pub(crate) fn prepare_shares(
         &self,
         tp_group: &TensorParallelGroup,
-        wanted: (&ModelSource, &EngineOptions),
+        (source, options): (&ModelSource, &EngineOptions),
         (gguf, model): (&Arc<Gguf>, &Model),
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Backend>, Error> {
-        let (ranks, gpu_layers) = (tp_group.ranks(), wanted.1.gpu_layers);
+        let (ranks, gpu_layers) = (tp_group.ranks(), options.gpu_layers);
         let has_all = self.how.gpu_layers >= model.hparams.n_layer();
         let first = match self.choice {
             DeviceChoice::Cpu => None,
@@ -116,8 +116,7 @@ impl Placement {
                 return Err(Error::RanksOnGpu { ranks });
             }
         };
-        let (source, options) = wanted;
-        let wanted = ranks::Wanted {
+        let rank_options = ranks::RankOptions {
             source,
             mmap: options.mmap,
             positions: self.how.cuda.limits.positions,
@@ -125,7 +124,7 @@ impl Placement {
             cpu: &self.how.cpu,
             gpus: first.map(|gpu| (gpu, &self.how.cuda)),
         };
-        ranks::prepare(tp_group, gguf, model, &wanted, sink)
+        ranks::prepare(tp_group, gguf, model, &rank_options, sink)
     }
 
     /// Prepares with `on_gpu` on the chosen GPU, or else on the CPU.

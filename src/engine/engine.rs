@@ -127,10 +127,10 @@ impl Engine {
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
         // no step is longer than the context
         let rows = options.batch().clamp(1, n_ctx.max(sessions));
-        let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
+        let outputs = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
         let mut limits = Limits {
             rows,
-            wanted,
+            outputs,
             sequences: sessions,
             positions: n_ctx,
             n_pages,
@@ -140,7 +140,7 @@ impl Engine {
         if options.batch.is_none() {
             // the CPU may have taken over from the GPU that this batch size was for
             limits.rows = limits.rows.min(executable.batch());
-            limits.wanted = limits.wanted.min(limits.rows);
+            limits.outputs = limits.outputs.min(limits.rows);
         }
         let memory = memory(&gguf, &model, options, (&*executable, n_pages));
         let description = executable.describe();
@@ -297,7 +297,7 @@ impl Engine {
     /// Returns the maximum number of tokens of a step that has an output for each.
     pub fn output_rows(&self) -> usize {
         let limits = self.limits();
-        limits.rows.min(limits.wanted)
+        limits.rows.min(limits.outputs)
     }
 
     /// Checks that this many tokens can be computed: all in one step if the model is not causal,

@@ -100,7 +100,7 @@ struct Registered {
 pub struct MultimodalInput {
     /// RoPE position of each token; empty where that is its place in the sequence.
     pub rope_positions: Vec<RopePosition>,
-    given: Vec<ImageRows>,
+    embedding_inputs: Vec<ImageRows>,
 }
 
 /// Consecutive tokens of one image.
@@ -113,8 +113,8 @@ struct ImageRows {
 
 impl MultimodalInput {
     /// Returns the embeddings that replace those of tokens.
-    pub fn given(&self) -> Vec<EmbeddingRows<'_>> {
-        self.given.iter().map(ImageRows::rows).collect()
+    pub fn embedding_inputs(&self) -> Vec<EmbeddingRows<'_>> {
+        self.embedding_inputs.iter().map(ImageRows::rows).collect()
     }
 }
 
@@ -209,7 +209,7 @@ impl ImageRegistry {
 impl MultimodalInput {
     /// Adds a token of an image, which stands at token `at`.
     fn add(&mut self, at: usize, token: usize, image: &Arc<RegisteredImage>) {
-        if let Some(last) = self.given.last_mut()
+        if let Some(last) = self.embedding_inputs.last_mut()
             && Arc::ptr_eq(&last.image, image)
             && last.tokens.end == token
             && last.first + last.tokens.len() == at
@@ -217,7 +217,7 @@ impl MultimodalInput {
             last.tokens.end += 1;
             return;
         }
-        self.given.push(ImageRows {
+        self.embedding_inputs.push(ImageRows {
             first: at,
             image: image.clone(),
             tokens: token..token + 1,
@@ -335,17 +335,21 @@ mod tests {
         ]
         .concat();
         assert_eq!(all.rope_positions, expected);
-        let given = all.given();
-        assert_eq!(given.len(), 3);
-        assert_eq!(given[0].first, 2);
-        assert_eq!(given[0].rows, handle.image().rows);
+        let inputs = all.embedding_inputs();
+        assert_eq!(inputs.len(), 3);
+        assert_eq!(inputs[0].first, 2);
+        assert_eq!(inputs[0].rows, handle.image().rows);
         // any cut gives the same
         for cut in 0..=tokens.len() {
             let (before, rest) = tokens.split_at(cut);
             let part = images.input(before, rest).expect("it is held");
             assert_eq!(part.rope_positions, expected[cut..], "after {cut}");
             let rows = |input: &MultimodalInput| -> usize {
-                input.given().iter().map(|given| given.rows.len()).sum()
+                input
+                    .embedding_inputs()
+                    .iter()
+                    .map(|rows| rows.rows.len())
+                    .sum()
             };
             let tokens = rest.iter().filter(|id| is_image_token(**id)).count();
             assert_eq!(rows(&part), 2 * tokens, "after {cut}");
@@ -368,6 +372,6 @@ mod tests {
         let input = ImageRegistry::default()
             .input(&[1, 2], &[3])
             .expect("no image");
-        assert!(input.rope_positions.is_empty() && input.given().is_empty());
+        assert!(input.rope_positions.is_empty() && input.embedding_inputs().is_empty());
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct StepInput<'a> {
     /// The new tokens, at least one.
     pub(crate) tokens: &'a [u32],
     /// Range of `tokens` that needs outputs.
-    pub(crate) wanted: Range<usize>,
+    pub(crate) outputs: Range<usize>,
     /// Whether only the argmax of these outputs is needed.
     pub(crate) only_argmax: bool,
     /// Error of this input alone. Its sequence is as it was.
@@ -39,7 +39,7 @@ impl<'a> StepInput<'a> {
             kv,
             before,
             tokens,
-            wanted: 0..0,
+            outputs: 0..0,
             only_argmax: false,
             failed: None,
         }
@@ -159,8 +159,10 @@ impl ModelRunner {
             .map(|ranges| ranges.iter().map(table).collect())
             .collect();
         let multimodal = self.multimodal(inputs);
-        let given: Vec<Vec<EmbeddingRows<'_>>> =
-            multimodal.iter().map(MultimodalInput::given).collect();
+        let embedding_inputs: Vec<Vec<EmbeddingRows<'_>>> = multimodal
+            .iter()
+            .map(MultimodalInput::embedding_inputs)
+            .collect();
         let live: Vec<usize> = (0..inputs.len())
             .filter(|i| inputs[*i].failed.is_none())
             .collect();
@@ -171,13 +173,13 @@ impl ModelRunner {
                 tokens: inputs[i].tokens,
                 start: inputs[i].kv.len(),
                 tables: &tables[i],
-                wanted: inputs[i].wanted.clone(),
+                outputs: inputs[i].outputs.clone(),
                 states: StateUse {
                     from: states[i].from,
                     to: &states[i].to,
                 },
                 rope_positions: &multimodal[i].rope_positions,
-                given: &given[i],
+                embedding_inputs: &embedding_inputs[i],
                 ..StepSequence::default()
             })
             .collect();
@@ -189,13 +191,13 @@ impl ModelRunner {
             seqs: &seqs,
             input: &[],
         };
-        let needs_logits = |i: &usize| !inputs[*i].only_argmax && !inputs[*i].wanted.is_empty();
+        let needs_logits = |i: &usize| !inputs[*i].only_argmax && !inputs[*i].outputs.is_empty();
         let vectors;
         let rows = match asked {
             Asked::Rows(tap) => {
                 vectors = self.backend.rows_of(&step, tap)?;
-                let wanted = step.wanted_rows().max(1);
-                Rows::Logits(&vectors, vectors.len() / wanted)
+                let n_outputs = step.n_outputs().max(1);
+                Rows::Logits(&vectors, vectors.len() / n_outputs)
             }
             Asked::Taps(tap) => Rows::Logits(self.backend.step(&step, Some(tap))?, self.n_vocab),
             Asked::Outputs if live.iter().any(needs_logits) => {
@@ -335,8 +337,8 @@ fn outputs<'a>(
     let mut first = 0;
     for (at, &i) in live.iter().enumerate() {
         let input = &inputs[i];
-        let n = input.wanted.len();
-        let position = |row: usize| input.kv.len() + input.wanted.start + row;
+        let n = input.outputs.len();
+        let position = |row: usize| input.kv.len() + input.outputs.start + row;
         let is_wrong = |row: &usize| !rows.is_finite(first + row);
         if let Some(row) = (0..n).find(is_wrong) {
             let position = position(row);

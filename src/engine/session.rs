@@ -154,8 +154,8 @@ impl Session {
     /// As [`Engine::run_with_taps`].
     pub fn run_with_taps(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
         self.engine.check_whole(tokens.len())?;
-        let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
-        self.run(tokens, phase, wanted, Some(tap), false, &mut |_| {})
+        let (phase, logits_for) = (Phase::Prefill, LogitsFor::All);
+        self.run(tokens, phase, logits_for, Some(tap), false, &mut |_| {})
     }
 
     /// Truncates the sequence to the first `n` tokens; returns how many are left. That may be
@@ -187,10 +187,10 @@ impl Session {
         &mut self,
         tokens: &[u32],
         phase: Phase,
-        wanted: LogitsFor,
+        logits_for: LogitsFor,
     ) -> Result<Logits, Error> {
         let mut data = Vec::new();
-        self.eval_with(tokens, phase, wanted, None, &mut |_, row| {
+        self.eval_with(tokens, phase, logits_for, None, &mut |_, row| {
             data.extend_from_slice(row)
         })?;
         Ok(Logits {
@@ -208,12 +208,12 @@ impl Session {
         &mut self,
         tokens: &[u32],
         phase: Phase,
-        wanted: LogitsFor,
+        logits_for: LogitsFor,
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.engine.check_logits()?;
-        self.run(tokens, phase, wanted, tap, false, &mut |output| {
+        self.run(tokens, phase, logits_for, tap, false, &mut |output| {
             if let OutputValue::Logits(row) = output.value {
                 sink(output.position, row);
             }
@@ -241,11 +241,11 @@ impl Session {
         &mut self,
         tokens: &[u32],
         phase: Phase,
-        wanted: LogitsFor,
+        logits_for: LogitsFor,
     ) -> Result<Vec<u32>, Error> {
         let mut best = Vec::new();
         self.engine.check_logits()?;
-        self.run(tokens, phase, wanted, None, true, &mut |output| {
+        self.run(tokens, phase, logits_for, None, true, &mut |output| {
             if let OutputValue::Argmax(id) = output.value {
                 best.push(id);
             }
@@ -257,7 +257,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         phase: Phase,
-        wanted: LogitsFor,
+        logits_for: LogitsFor,
         mut tap: Option<&mut TapSink<'_>>,
         only_argmax: bool,
         sink: &mut dyn FnMut(Output<'_>),
@@ -265,7 +265,7 @@ impl Session {
         let have = self.tokens.len();
         self.check(tokens)?;
         let limits = self.engine.limits();
-        let outputs = match wanted {
+        let outputs = match logits_for {
             LogitsFor::None => 0,
             LogitsFor::Last => 1,
             LogitsFor::Tail(n) => n.min(tokens.len()),
@@ -273,7 +273,7 @@ impl Session {
         };
         let batch = match outputs {
             0 | 1 => limits.rows,
-            _ => limits.wanted,
+            _ => limits.outputs,
         };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
@@ -284,7 +284,7 @@ impl Session {
             let without = left.saturating_sub(outputs).min(part.len());
             left -= part.len();
             let mut inputs = [StepInput {
-                wanted: without..part.len(),
+                outputs: without..part.len(),
                 only_argmax,
                 ..StepInput::new(&mut self.kv, &self.tokens, part)
             }];

@@ -11,7 +11,7 @@ pub(crate) struct Built {
     /// The schemas it contains, in the form that is checked against limits.
     pub(crate) schemas: Vec<Value>,
     /// The rule, if the request gave it as text.
-    pub(crate) given: Option<Rule>,
+    pub(crate) rule: Option<Rule>,
     /// Bytes of the grammar of calls.
     pub(crate) n_call_bytes: usize,
     /// Demands that are not enforced.

@@ -82,7 +82,7 @@ pub(crate) fn begun(vocabulary: &Vocabulary, calls: &Calls) -> Vec<Begun> {
                     n_call_bytes: rules.len(),
                     grammar: TopLevelGrammar::from_lark(rules),
                     schemas,
-                    given: None,
+                    rule: None,
                     unheld,
                 },
             })
@@ -263,7 +263,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Adds rules for parameters in sequence, in the order of the schema, each at most once.
-    fn parameters(&mut self, i: usize, between: &str, schema: &Value, given: &Value) {
+    fn parameters(&mut self, i: usize, between: &str, schema: &Value, parameters: &Value) {
         let required = schema["required"].as_array();
         let is_required = |key: &str| required.is_some_and(|names| names.iter().any(|n| n == key));
         let properties = schema["properties"]
@@ -286,7 +286,7 @@ impl<'a> Writer<'a> {
                 "{then}: ({between} {param}){} then_{i}_{next}\n",
                 skip.1
             ));
-            let value = self.parameter((i, k), key, schema_of_value, schema, given);
+            let value = self.parameter((i, k), key, schema_of_value, schema, parameters);
             rules.push_str(&format!("{param}: {value}\n"));
         }
         rules.push_str(&format!("first_{i}_{n}: \"\"\nthen_{i}_{n}: \"\"\n"));
@@ -300,12 +300,12 @@ impl<'a> Writer<'a> {
         key: &str,
         schema: &Value,
         root: &Value,
-        given: &Value,
+        parameters: &Value,
     ) -> String {
         let format = self.calls.format;
         let end = format.text_end(key);
-        let original = given["properties"].get(key).unwrap_or(schema);
-        let is_text = is_written_as_text(original, given);
+        let original = parameters["properties"].get(key).unwrap_or(schema);
+        let is_text = is_written_as_text(original, parameters);
         let (before, after) = format.around_value(key, is_text && end.is_some());
         let before = self.vocabulary.literal(&before);
         if let Some(notation) = notation::of(format) {

@@ -35,7 +35,7 @@ pub(crate) fn whole(vocabulary: &Vocabulary, demand: &Demand) -> Result<Option<B
             max_tokens: None,
         },
         schemas: Vec::new(),
-        given: None,
+        rule: None,
         n_call_bytes: 0,
         unheld: Vec::new(),
     };
@@ -43,7 +43,7 @@ pub(crate) fn whole(vocabulary: &Vocabulary, demand: &Demand) -> Result<Option<B
     if let Some(text) = text.filter(|_| !must_call) {
         start.push(format!("{} @{ANSWER}", choice(vocabulary, leads)));
         built.schemas = text.schemas;
-        built.given = text.given;
+        built.rule = text.rule;
         built.unheld = text.unheld;
         built.grammar.grammars = text.grammar.grammars;
         for grammar in &mut built.grammar.grammars {
@@ -86,7 +86,7 @@ fn of_rule(rule: &Rule) -> Result<Built, Error> {
     let plain = |grammar: TopLevelGrammar| Built {
         grammar,
         schemas: Vec::new(),
-        given: Some(rule.clone()),
+        rule: Some(rule.clone()),
         n_call_bytes: 0,
         unheld: Vec::new(),
     };
@@ -121,7 +121,7 @@ fn of_schema(schema: &Value) -> Built {
     Built {
         grammar: TopLevelGrammar::from_json_schema(schema::compact(schema)),
         schemas: vec![checked],
-        given: None,
+        rule: None,
         n_call_bytes: 0,
         unheld,
     }

@@ -38,9 +38,8 @@ const MAX_OPERATORS: usize = 8;
 
 /// Refuses a grammar that exceeds the limits.
 pub(crate) fn check(built: &Built) -> Result<(), Error> {
-    let given = built.given.as_ref().map_or(Ok(()), check_rule);
-    given
-        .and_then(|()| at_most(built.n_call_bytes, MAX_CALLS, "bytes of calls"))
+    let rule = built.rule.as_ref().map_or(Ok(()), check_rule);
+    rule.and_then(|()| at_most(built.n_call_bytes, MAX_CALLS, "bytes of calls"))
         .and_then(|()| check_schemas(&built.schemas))
         .map_err(Error::Rule)
 }

@@ -155,7 +155,7 @@ impl Config {
     }
 
     fn check_only(&self, key: &str, is: Is) -> Result<(), Error> {
-        let (wanted, unset) = match is {
+        let (expected, unset) = match is {
             Is::True(unset) => (true, unset),
             Is::False(unset) => (false, unset),
             Is::Number(number) => return self.number_is(key, number),
@@ -168,8 +168,8 @@ impl Config {
             }
         };
         match self.flag(key)? {
-            Some(flag) if flag != wanted => Err(self.bad(key, wanted.to_string(), flag)),
-            None if unset != wanted => Err(self.bad(key, wanted.to_string(), "nothing")),
+            Some(flag) if flag != expected => Err(self.bad(key, expected.to_string(), flag)),
+            None if unset != expected => Err(self.bad(key, expected.to_string(), "nothing")),
             _ => Ok(()),
         }
     }

@@ -82,11 +82,11 @@ impl Config {
             "partial_rotary_factor",
             "rotary_pct",
         ];
-        let mut given = None;
+        let mut found = None;
         for name in NAMES {
-            given = given.or(self.float(name)?.map(|part| (name, part)));
+            found = found.or(self.float(name)?.map(|part| (name, part)));
         }
-        let (name, part) = given.unwrap_or((NAMES[2], self.row.rotary.unwrap_or(1.0)));
+        let (name, part) = found.unwrap_or((NAMES[2], self.row.rotary.unwrap_or(1.0)));
         if part != 1.0 && self.row.rotary.is_none() {
             return Err(self.bad(name, "1", part));
         }

@@ -1,6 +1,6 @@
 //! Which files of a repository are a model, chosen as llama.cpp does.
 
-use crate::name::WantedFile;
+use crate::name::FileSelector;
 
 /// Words in the names of files that are no models by themselves.
 const SIBLINGS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
@@ -57,7 +57,7 @@ pub(crate) fn is_model(path: &str) -> bool {
 }
 
 /// Returns the file that is asked for; `None` if there is none.
-pub(crate) fn model<'a>(paths: &[&'a str], wanted: &WantedFile) -> Option<&'a str> {
+pub(crate) fn model<'a>(paths: &[&'a str], selector: &FileSelector) -> Option<&'a str> {
     let of_tag = |tag: &str| {
         let tag = tag.to_ascii_lowercase();
         let has = |path: &&&str| {
@@ -71,10 +71,10 @@ pub(crate) fn model<'a>(paths: &[&'a str], wanted: &WantedFile) -> Option<&'a st
             .find(has)
             .copied()
     };
-    match wanted {
-        WantedFile::Path(path) => paths.iter().find(|one| *one == path).copied(),
-        WantedFile::Quantization(Some(tag)) => of_tag(tag),
-        WantedFile::Quantization(None) => USUAL
+    match selector {
+        FileSelector::Path(path) => paths.iter().find(|one| *one == path).copied(),
+        FileSelector::Quantization(Some(tag)) => of_tag(tag),
+        FileSelector::Quantization(None) => USUAL
             .iter()
             .find_map(|tag| of_tag(tag))
             .or_else(|| paths.iter().find(|path| is_model(path)).copied()),
@@ -153,8 +153,8 @@ mod tests {
         "m.imatrix.gguf",
     ];
 
-    fn by_tag(tag: Option<&str>) -> WantedFile {
-        WantedFile::Quantization(tag.map(str::to_owned))
+    fn by_tag(tag: Option<&str>) -> FileSelector {
+        FileSelector::Quantization(tag.map(str::to_owned))
     }
 
     #[test]

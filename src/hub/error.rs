@@ -47,12 +47,12 @@ pub enum Error {
         revision: String,
     },
     /// A repository without the file or quantization that was asked for.
-    #[error("{repo}: no {wanted}; {there}")]
+    #[error("{repo}: no {requested}; {there}")]
     NoFile {
         /// The repository.
         repo: String,
         /// Name of the file or quantization that was asked for.
-        wanted: String,
+        requested: String,
         /// Names of the files that it has.
         there: String,
     },

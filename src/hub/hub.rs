@@ -10,7 +10,7 @@ use crate::cache::{self, Cache, create_folder_of, is_commit};
 use crate::choice;
 use crate::client::{Client, Retries, Subject};
 use crate::download::{Hash, RemoteFile};
-use crate::name::{RemoteModel, WantedFile, is_path};
+use crate::name::{FileSelector, RemoteModel, is_path};
 use crate::segments::Connections;
 
 /// Address of the hub, unless the environment names another one.
@@ -189,7 +189,7 @@ impl Hub {
     ) -> Result<PathBuf, Error> {
         let RemoteModel::Repository {
             repo,
-            file: WantedFile::Quantization(_),
+            file: FileSelector::Quantization(_),
             ..
         } = model
         else {
@@ -197,7 +197,7 @@ impl Hub {
         };
         let missing = || Error::NoFile {
             repo: repo.clone(),
-            wanted: "image encoder (mmproj)".to_owned(),
+            requested: "image encoder (mmproj)".to_owned(),
             there: "expected one beside the model".to_owned(),
         };
         self.sibling(model, "mmproj", sink)?.ok_or_else(missing)
@@ -231,13 +231,13 @@ impl Hub {
         &self,
         repo: &str,
         listing: &Listing,
-        file: &WantedFile,
+        file: &FileSelector,
         sink: &mut EventSink<'_>,
     ) -> Result<PathBuf, Error> {
         let paths = listing.paths();
         match choice::model(&paths, file) {
             Some(chosen) => self.fetch_all(repo, listing, &choice::parts(&paths, chosen), sink),
-            None if *file == WantedFile::Quantization(None) && is_folder(&paths) => {
+            None if *file == FileSelector::Quantization(None) && is_folder(&paths) => {
                 self.folder(repo, listing, sink)
             }
             None => Err(no_file(repo, &paths, file)),
@@ -248,7 +248,7 @@ impl Hub {
         &self,
         repo: &str,
         listing: &Listing,
-        (file, word): (&WantedFile, &str),
+        (file, word): (&FileSelector, &str),
         sink: &mut EventSink<'_>,
     ) -> Result<Option<PathBuf>, Error> {
         let paths = listing.paths();
@@ -454,7 +454,7 @@ fn is_folder(paths: &[&str]) -> bool {
     paths.contains(&"config.json") && paths.iter().any(|path| path.ends_with(".safetensors"))
 }
 
-fn no_file(repo: &str, paths: &[&str], wanted: &WantedFile) -> Error {
+fn no_file(repo: &str, paths: &[&str], selector: &FileSelector) -> Error {
     let models: Vec<&str> = paths
         .iter()
         .filter(|path| choice::is_model(path))
@@ -466,10 +466,10 @@ fn no_file(repo: &str, paths: &[&str], wanted: &WantedFile) -> Error {
     };
     Error::NoFile {
         repo: repo.to_owned(),
-        wanted: match wanted {
-            WantedFile::Path(path) => format!("file {path}"),
-            WantedFile::Quantization(Some(tag)) => format!("GGUF file of type {tag}"),
-            WantedFile::Quantization(None) => "model".to_owned(),
+        requested: match selector {
+            FileSelector::Path(path) => format!("file {path}"),
+            FileSelector::Quantization(Some(tag)) => format!("GGUF file of type {tag}"),
+            FileSelector::Quantization(None) => "model".to_owned(),
         },
         there,
     }

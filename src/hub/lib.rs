@@ -25,5 +25,5 @@ pub use cache::{Cache, CachedModel};
 pub use client::Retries;
 pub use error::Error;
 pub use hub::{Event, EventSink, Hub};
-pub use name::{RemoteModel, WantedFile};
+pub use name::{FileSelector, RemoteModel};
 pub use segments::Connections;

@@ -14,7 +14,7 @@ pub enum RemoteModel {
         /// Branch, tag or commit; `main` if none is given.
         revision: Option<String>,
         /// Which of its files.
-        file: WantedFile,
+        file: FileSelector,
     },
     /// A file at an address.
     Url(String),
@@ -22,7 +22,7 @@ pub enum RemoteModel {
 
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WantedFile {
+pub enum FileSelector {
     /// The GGUF file of this quantization; `None` for Q4_K_M, else Q8_0, else the first one.
     Quantization(Option<String>),
     /// The file at this path.
@@ -78,15 +78,15 @@ impl RemoteModel {
         let (user, repo) = parts.next().zip(parts.next()).ok_or_else(bad)?;
         let repo = format!("{user}/{repo}");
         let file = match (parts.next(), tag) {
-            (Some(file), None) => WantedFile::Path(file.to_owned()),
-            (None, tag) => WantedFile::Quantization(tag.map(str::to_owned)),
+            (Some(file), None) => FileSelector::Path(file.to_owned()),
+            (None, tag) => FileSelector::Quantization(tag.map(str::to_owned)),
             (Some(_), Some(_)) => return Err(bad()),
         };
         let is_sound = is_repository(&repo)
             && revision.is_none_or(is_path)
             && match &file {
-                WantedFile::Path(path) => is_path(path),
-                WantedFile::Quantization(tag) => tag.as_deref().is_none_or(is_word),
+                FileSelector::Path(path) => is_path(path),
+                FileSelector::Quantization(tag) => tag.as_deref().is_none_or(is_word),
             };
         let revision = revision.map(str::to_owned);
         match is_sound {
@@ -130,7 +130,7 @@ pub(crate) fn is_path(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn read(name: &str) -> Option<(String, Option<String>, WantedFile)> {
+    fn read(name: &str) -> Option<(String, Option<String>, FileSelector)> {
         match RemoteModel::parse(name).ok()?? {
             RemoteModel::Repository {
                 repo,
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn names_have_a_repository_and_more() {
-        let by_tag = |tag: Option<&str>| WantedFile::Quantization(tag.map(str::to_owned));
-        let at = |path: &str| WantedFile::Path(path.to_owned());
+        let by_tag = |tag: Option<&str>| FileSelector::Quantization(tag.map(str::to_owned));
+        let at = |path: &str| FileSelector::Path(path.to_owned());
         for (name, revision, file) in [
             ("hf:u/r", None, by_tag(None)),
             ("hf:u/r:Q8_0", None, by_tag(Some("Q8_0"))),

@@ -305,7 +305,7 @@ impl Model {
         names: Option<Vec<String>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let loaded = self.loaded(py)?;
-        let wanted = wanted_taps(py, &loaded.engine, names)?;
+        let selected = matching_taps(py, &loaded.engine, names)?;
         let arrays = call::run(py, move |stop| {
             let tokens = text.tokens(&loaded.engine)?;
             let mut session = loaded.engine.session();
@@ -316,7 +316,7 @@ impl Model {
                     return;
                 }
                 let name = numbered(view.tap, view.tap.nth);
-                if !wanted.contains(&name) {
+                if !selected.contains(&name) {
                     return;
                 }
                 match all.iter_mut().find(|array| array.0 == name) {
@@ -452,7 +452,7 @@ fn tap_names(engine: &Engine) -> Vec<String> {
 }
 
 /// Returns the names that any of these patterns matches; refuses a pattern that matches none.
-fn wanted_taps(
+fn matching_taps(
     py: Python<'_>,
     engine: &Engine,
     patterns: Option<Vec<String>>,
@@ -461,7 +461,7 @@ fn wanted_taps(
     let Some(patterns) = patterns else {
         return Ok(all);
     };
-    let mut wanted = Vec::new();
+    let mut selected = Vec::new();
     for pattern in patterns {
         let matching: Vec<String> = py
             .import("fnmatch")?
@@ -476,9 +476,9 @@ fn wanted_taps(
             };
             return Err(Failure::from(error).into_py(py));
         }
-        wanted.extend(matching);
+        selected.extend(matching);
     }
-    Ok(wanted)
+    Ok(selected)
 }
 
 fn pooling_of(name: Option<&str>, engine: &Engine) -> Result<Pooling, Failure> {

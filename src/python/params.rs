@@ -92,8 +92,8 @@ impl<'py> Arguments<'_, 'py> {
 
 impl Params {
     /// Reads the arguments of a text, which is greedy unless one of drawing is given.
-    pub(crate) fn read(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<Params> {
-        let all = Arguments(given);
+    pub(crate) fn read(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Params> {
+        let all = Arguments(options);
         all.check()?;
         let generation = GenerationParams {
             max_tokens: all.get("max_tokens")?,

@@ -48,19 +48,19 @@ pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, A
             has_helper,
         });
     }
-    let given = match headers.get(header::AUTHORIZATION) {
+    let key = match headers.get(header::AUTHORIZATION) {
         Some(value) => bearer(value.to_str().unwrap_or_default()),
         None => headers
             .get("x-api-key")
             .and_then(|value| value.to_str().ok()),
     };
-    let Some(given) = given else {
+    let Some(key) = key else {
         return Err(ApiError::unauthorized(
             "an API key is needed: Authorization: Bearer KEY",
         ));
     };
     // compare with all keys, even after a match, and each in constant time
-    let fits = |key: &&String| bool::from(key.as_bytes().ct_eq(given.as_bytes()));
+    let fits = |known: &&String| bool::from(known.as_bytes().ct_eq(key.as_bytes()));
     let fitting: Vec<&String> = options.keys.iter().filter(fits).collect();
     match fitting.first() {
         None => Err(ApiError::unauthorized("the API key is not valid")),

@@ -18,14 +18,14 @@ pub(crate) struct Demanded {
 
 /// Reads the constraint on an answer's text.
 pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Demanded>, ApiError> {
-    let mut given = Vec::new();
+    let mut demands = Vec::new();
     if let Some(value) = fields.get("response_format")
         && let Some(demand) = response_format(value)?
     {
-        given.push(("response_format", demand));
+        demands.push(("response_format", demand));
     }
     let mut add = |name: &'static str, rule: Option<Rule>| {
-        given.extend(rule.map(|rule| (name, Demand::from(rule))));
+        demands.extend(rule.map(|rule| (name, Demand::from(rule))));
     };
     let schema = fields.get("json_schema").cloned();
     add("json_schema", schema.map(Rule::Schema));
@@ -37,9 +37,9 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Demanded>, ApiError> {
     if let Some(value) = fields.get("structured_outputs") {
         add("structured_outputs", structured_outputs(value)?);
     }
-    let mut given = given.into_iter();
-    let first = given.next();
-    if let Some((name, _)) = given.next() {
+    let mut demands = demands.into_iter();
+    let first = demands.next();
+    if let Some((name, _)) = demands.next() {
         return Err(ApiError::bad_field(
             name,
             "expected one rule for the text, not two",
@@ -90,8 +90,8 @@ fn structured_outputs(value: &Value) -> Result<Option<Rule>, ApiError> {
         grammar(&fields, "grammar")?,
         object.then_some(Rule::JsonObject),
     ];
-    let mut given = rules.into_iter().flatten();
-    match (given.next(), given.next()) {
+    let mut rules = rules.into_iter().flatten();
+    match (rules.next(), rules.next()) {
         (first, None) => Ok(first),
         _ => Err(ApiError::bad_field(
             "structured_outputs",

@@ -102,8 +102,8 @@ impl Bounds {
     }
 }
 
-/// An image to fetch.
-pub(crate) struct Wanted {
+/// URL of an image to fetch.
+pub(crate) struct ImageUrl {
     /// Field that contains the URL.
     pub(crate) field: String,
     pub(crate) url: String,
@@ -153,7 +153,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// Names the field of the first image that cannot be fetched.
-    pub(crate) async fn all(&self, wanted: &[Wanted]) -> Result<Fetched, ApiError> {
+    pub(crate) async fn all(&self, urls: &[ImageUrl]) -> Result<Fetched, ApiError> {
         let places = Arc::clone(&self.places);
         let Ok(Ok(place)) = timeout(PATIENCE, places.acquire_owned()).await else {
             return Err(ApiError::busy("too many images are being fetched"));
@@ -164,7 +164,7 @@ impl Fetcher {
             time,
         } = self.bounds;
         let end = tokio::time::Instant::now() + time;
-        for Wanted { field, url } in wanted {
+        for ImageUrl { field, url } in urls {
             if by_url.contains_key(url) {
                 continue;
             }

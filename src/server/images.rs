@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fetch::{self, Fetched, Wanted};
+use crate::fetch::{self, Fetched, ImageUrl};
 use crate::fields::Fields;
 use crate::prompt::check_bytes;
 use crate::routes::conversation::{self, Asked, Image};
@@ -99,19 +99,19 @@ async fn fetch(app: &Arc<App>, body: &Arc<Value>) -> Result<Option<Fetched>, Api
         return Ok(None);
     };
     let body = Arc::clone(body);
-    let wanted = app.work(move |app| {
+    let urls = app.work(move |app| {
         let images = read(app, &body)?.images.into_iter();
         let remote = images.filter(|image| fetch::is_remote(image.url));
-        let wanted = remote.map(|image| Wanted {
+        let urls = remote.map(|image| ImageUrl {
             field: image.field,
             url: image.url.to_owned(),
         });
-        Ok(wanted.collect::<Vec<_>>())
+        Ok(urls.collect::<Vec<_>>())
     });
-    let wanted = wanted.await?;
-    match wanted[..] {
+    let urls = urls.await?;
+    match urls[..] {
         [] => Ok(None),
-        _ => fetcher.all(&wanted).await.map(Some),
+        _ => fetcher.all(&urls).await.map(Some),
     }
 }
 

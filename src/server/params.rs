@@ -87,7 +87,7 @@ fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerCo
     // 0 leaves only the most likely token, as does the smallest number above it
     let top_p = fields.f32("top_p", 0.0..=1.0)?;
     let window = fields.int("repeat_last_n", -1..=1 << 20)?;
-    let given = SamplerDefaults {
+    let settings = SamplerDefaults {
         temperature: fields.f32("temperature", 0.0..=most)?,
         top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
         top_p: top_p.map(|p| p.max(f32::MIN_POSITIVE)),
@@ -100,7 +100,7 @@ fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerCo
         order: samplers(app, fields)?,
         seed: seed(app, fields)?,
     };
-    Ok(given.or(&app.sampling).config(|| app.new_seed()))
+    Ok(settings.or(&app.sampling).config(|| app.new_seed()))
 }
 
 /// Returns sampling settings under llama-server's names.

@@ -42,7 +42,7 @@ pub fn limits(max_image_tokens: usize) -> Limits {
     let patches = max_image_tokens * MERGED_ROWS;
     Limits {
         rows: patches,
-        wanted: patches,
+        outputs: patches,
         sequences: 1,
         positions: patches,
         n_pages: patches.div_ceil(PAGE_POSITIONS),
@@ -208,7 +208,7 @@ impl Encoder {
         let n = layout.places.len();
         let positions = self.tower.positions.as_ref();
         let positions = positions.map(|table| table.rows(layout));
-        let given = positions
+        let embedding_inputs = positions
             .as_deref()
             .map(|rows| EmbeddingRows { first: 0, rows });
         // patches have no token ids
@@ -217,9 +217,9 @@ impl Encoder {
         let seqs = [StepSequence {
             tokens: &tokens,
             tables: &[&pages],
-            wanted: 0..n,
+            outputs: 0..n,
             rope_positions: &layout.rope_positions(),
-            given: given.as_slice(),
+            embedding_inputs: embedding_inputs.as_slice(),
             blocks: &layout.windows,
             ..StepSequence::default()
         }];

@@ -58,12 +58,12 @@ fn every_type_of_cache_keeps_to_its_bounds() {
 #[test]
 fn a_text_from_a_pipe_is_the_same_text() {
     let args = ["diff", &path(DEMO), "--b-exec", "oracle"];
-    let given = compared(&[&args[..], &["-p", "The capital of France"]].concat(), 0);
+    let expected = compared(&[&args[..], &["-p", "The capital of France"]].concat(), 0);
     let mut command = octavo(&[&args[..], &["-f", "-"]].concat());
     let output = command.write_stdin("The capital of France").output();
     let output = output.expect("the program runs");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), given);
+    assert_eq!(stdout(&output), expected);
 }
 
 #[test]

@@ -218,13 +218,13 @@ fn numbers_and_files_say_what_names_say() {
     let types = folder.path().join("types");
     std::fs::write(&types, "ffn_down=Q6_K\n attn_v=F16\n").unwrap();
     let from_file = dry(&["Q8_0", "--tensor-type-file", path(&types)]);
-    let given = [
+    let options = [
         "--tensor-type",
         "ffn_down=Q6_K",
         "--tensor-type",
         "attn_v=F16",
     ];
-    assert_eq!(from_file, dry(&[&["Q8_0"], &given[..]].concat()));
+    assert_eq!(from_file, dry(&[&["Q8_0"], &options[..]].concat()));
     assert_ne!(from_file, named);
     std::fs::write(&types, "ffn_down").unwrap();
     let error = refused(

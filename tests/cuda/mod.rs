@@ -52,7 +52,7 @@ fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
     let n_pages = sequences * positions.div_ceil(PAGE_POSITIONS) + 1;
     Limits {
         rows,
-        wanted: rows,
+        outputs: rows,
         sequences,
         positions,
         n_pages,
@@ -205,7 +205,7 @@ impl Sequences {
                 tokens,
                 start: *start,
                 tables,
-                wanted: 0..tokens.len(),
+                outputs: 0..tokens.len(),
                 states: StateUse {
                     from: (*start > 0).then_some(self.states[s]),
                     to: &to[s],

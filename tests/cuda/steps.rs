@@ -150,7 +150,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
                 tokens: &[*token],
                 start: i,
                 tables: &[table],
-                wanted: 0..1,
+                outputs: 0..1,
                 ..StepSequence::default()
             }];
             match cuda.step(
@@ -204,7 +204,7 @@ fn what_is_done_together_changes_no_number() {
                 tokens: &tokens[s..s + length],
                 start: 0,
                 tables: &tables[s],
-                wanted: 0..1,
+                outputs: 0..1,
                 ..StepSequence::default()
             };
             let seqs: Vec<StepSequence<'_>> = (0..n).map(one).collect();
@@ -242,12 +242,12 @@ fn the_largest_logit_is_found_where_it_is() {
         for (phase, n) in [(Phase::Prefill, 2), (Phase::Decode, 1), (Phase::Decode, 3)] {
             for at in 0..4 {
                 let length = if phase == Phase::Prefill { 5 } else { 1 };
-                let wanted = length - 1..length;
+                let outputs = length - 1..length;
                 let one = |s: usize| StepSequence {
                     tokens: &tokens[s + at..s + at + length],
                     start: at,
                     tables: &tables[s],
-                    wanted: wanted.clone(),
+                    outputs: outputs.clone(),
                     ..StepSequence::default()
                 };
                 let seqs: Vec<StepSequence<'_>> = (0..n).map(one).collect();
@@ -272,7 +272,7 @@ fn the_largest_logit_is_found_where_it_is() {
 /// kinds of outputs.
 #[test]
 fn tokens_without_outputs_are_remembered_like_any_others() {
-    let last = |phase, wanted: bool, best: bool| {
+    let last = |phase, all_outputs: bool, best: bool| {
         let model = small("qwen3");
         let mut cuda = prepare(device()?, &model, KvType::F16, limits(5, 1, 16), true);
         let tokens = text(9);
@@ -289,7 +289,7 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
                 tokens: &tokens[range.clone()],
                 start: range.start,
                 tables: &[&[0]],
-                wanted: if wanted || is_last { 0..n } else { 0..0 },
+                outputs: if all_outputs || is_last { 0..n } else { 0..0 },
                 ..StepSequence::default()
             }];
             let step = Step {
@@ -298,11 +298,11 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
                 input: &[],
             };
             if best && !is_last {
-                let n = if wanted { n } else { 0 };
+                let n = if all_outputs { n } else { 0 };
                 assert_eq!(cuda.argmax(&step).expect("it runs").len(), n);
             } else {
                 logits = cuda.step(&step, None).expect("it runs").to_vec();
-                assert_eq!(logits.is_empty(), !wanted && !is_last);
+                assert_eq!(logits.is_empty(), !all_outputs && !is_last);
             }
         }
         Some(logits)
@@ -312,9 +312,12 @@ fn tokens_without_outputs_are_remembered_like_any_others() {
             return;
         };
         assert!(!expected.is_empty());
-        for (wanted, best) in [(true, true), (false, false), (false, true)] {
-            let got = last(phase, wanted, best).expect("there was one");
-            assert!(got == expected, "{phase:?}, wanted {wanted}, best {best}");
+        for (all_outputs, best) in [(true, true), (false, false), (false, true)] {
+            let got = last(phase, all_outputs, best).expect("there was one");
+            assert!(
+                got == expected,
+                "{phase:?}, all_outputs {all_outputs}, best {best}"
+            );
         }
     }
 }

@@ -110,7 +110,7 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
             tokens: &tokens,
             start: 0,
             tables: &[&[0]],
-            wanted: 3..5,
+            outputs: 3..5,
             ..StepSequence::default()
         }];
         let mut tap = |view: &TapView<'_>| {
@@ -215,16 +215,16 @@ fn logits_depend_on_no_neighbour_and_no_cut() {
 
 /// A part of a prompt without outputs still fills both caches.
 #[test]
-fn rows_that_are_not_wanted_are_cached() {
+fn rows_without_outputs_are_cached() {
     let Some(device) = device() else { return };
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
-    let mut run = |first: usize, tokens: &[u32], wanted: std::ops::Range<usize>| {
+    let mut run = |first: usize, tokens: &[u32], outputs: std::ops::Range<usize>| {
         let seqs = [StepSequence {
             tokens,
             start: first,
             tables: &[&[0, 1]],
-            wanted,
+            outputs,
             ..StepSequence::default()
         }];
         split

@@ -321,10 +321,10 @@ def drain(site, expected):
     report("drain", load)
     found = {**states, "asked": status, "code": code, "left": left,
              "closes": headers["Connection"], "retry": bool(headers["Retry-After"])}
-    wanted = {"/health": 503, "/ready": 503, "/live": 200, "asked": 503, "code": 0, "left": 2,
+    expected = {"/health": 503, "/ready": 503, "/live": 200, "asked": 503, "code": 0, "left": 2,
               "closes": "close", "retry": True}
-    if found != wanted:
-        raise Fault(f"drain: expected {wanted}, found {found}")
+    if found != expected:
+        raise Fault(f"drain: expected {expected}, found {found}")
     if answers != [(200, 450 * 8)] * 2 or load.lost:
         raise Fault(f"drain: expected two whole answers and no loss, found {answers} and "
                     f"{load.lost[:5]}")

@@ -111,8 +111,8 @@ proptest! {
             prop_assert_eq!(&OwnedValue::from(got), want);
         }
         prop_assert_eq!(file.tensors().len(), tensors.len());
-        let wanted = file.tensors().iter().zip(&tensors).zip(&data);
-        for ((got, (name, (ty, dims, _))), bytes) in wanted {
+        let pairs = file.tensors().iter().zip(&tensors).zip(&data);
+        for ((got, (name, (ty, dims, _))), bytes) in pairs {
             prop_assert_eq!((&got.name, got.ty, &got.dims), (name, *ty, dims));
             prop_assert_eq!(got.n_elements(), dims.iter().product::<u64>());
             prop_assert_eq!(file.data(got), bytes.as_slice());

@@ -53,15 +53,15 @@ bool all_gather(const Operation& operation) {
 // All ranks' copies at once.
 static void copy_all(const std::vector<Queued>& all) {
     for (const Queued& to : all) {
-        const std::vector<Sent>& wanted = to.operation->sent;
-        for (size_t i = 0; i < wanted.size(); ++i) {
-            const size_t root = static_cast<size_t>(wanted[i].root);
-            const std::vector<Sent>& given = all[root].operation->sent;
-            if (given.size() != wanted.size() || given[i].n != wanted[i].n ||
-                given[i].root != wanted[i].root)
-                fault("ranks gather different parts: %zu bytes of rank %zu", wanted[i].n, root);
-            memmove(reinterpret_cast<void*>(wanted[i].to),
-                    reinterpret_cast<const void*>(given[i].from), wanted[i].n);
+        const std::vector<Sent>& sent = to.operation->sent;
+        for (size_t i = 0; i < sent.size(); ++i) {
+            const size_t root = static_cast<size_t>(sent[i].root);
+            const std::vector<Sent>& source = all[root].operation->sent;
+            if (source.size() != sent.size() || source[i].n != sent[i].n ||
+                source[i].root != sent[i].root)
+                fault("ranks gather different parts: %zu bytes of rank %zu", sent[i].n, root);
+            memmove(reinterpret_cast<void*>(sent[i].to),
+                    reinterpret_cast<const void*>(source[i].from), sent[i].n);
         }
     }
 }

@@ -207,7 +207,7 @@ struct State {
     bool initialized = false;
     std::mt19937_64 random{1};
     uint64_t calls = 0, launches_run = 0, tickets = 0, leaks = 0;
-    // The last that was given; small numbers are streams that always exist.
+    // The last stream created; small numbers are streams that always exist.
     Handle handles = 0x1000;
     std::vector<const char*> names;
     std::map<int, std::unique_ptr<Context>> primary;

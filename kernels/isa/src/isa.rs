@@ -246,12 +246,12 @@ pub enum IsaChoice {
 pub enum IsaError {
     /// The CPU lacks it.
     #[error(
-        "instruction set {wanted}: this CPU lacks it (it offers {})",
+        "instruction set {requested}: this CPU lacks it (it offers {})",
         names(offered)
     )]
     Missing {
         /// The requested instruction set.
-        wanted: Isa,
+        requested: Isa,
         /// Instruction sets of this CPU.
         offered: Vec<Isa>,
     },
@@ -269,8 +269,8 @@ impl IsaChoice {
         match self {
             IsaChoice::Auto => Ok(Isa::best()),
             IsaChoice::Only(isa) if isa.is_available() => Ok(isa),
-            IsaChoice::Only(wanted) => Err(IsaError::Missing {
-                wanted,
+            IsaChoice::Only(requested) => Err(IsaError::Missing {
+                requested,
                 offered: Isa::available(),
             }),
         }

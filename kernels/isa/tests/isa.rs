@@ -71,15 +71,15 @@ fn strips_have_every_code_in_its_place() {
             };
             for (n, blocks_a_row) in [(r, 1), (r, 3), (r - 1, 2), (1, 1)] {
                 let row_bytes = blocks_a_row * ty.block_bytes();
-                let given: Vec<Vec<u8>> = (0..n)
+                let source_rows: Vec<Vec<u8>> = (0..n)
                     .map(|_| (0..row_bytes).map(|_| random()).collect())
                     .collect();
                 let expected = match blocks {
-                    Some(format) => plain(format, &given, r),
+                    Some(format) => plain(format, &source_rows, r),
                     None => (0..row_bytes * r)
                         .map(|at| {
                             let (e, b) = (ty.block_bytes(), at % ty.block_bytes());
-                            given
+                            source_rows
                                 .get(at / e % r)
                                 .map_or(0, |row| row[at / (e * r) * e + b])
                         })
@@ -87,9 +87,9 @@ fn strips_have_every_code_in_its_place() {
                 };
                 // old contents must not show
                 let mut got = vec![0xff; expected.len()];
-                let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
+                let source_rows: Vec<&[u8]> = source_rows.iter().map(Vec::as_slice).collect();
                 // SAFETY: the CPU has the instruction set.
-                unsafe { (kernels.pack)(&given, &mut got) };
+                unsafe { (kernels.pack)(&source_rows, &mut got) };
                 assert!(
                     got == expected,
                     "{isa} {ty}: {n} rows of {blocks_a_row} blocks"

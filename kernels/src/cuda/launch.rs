@@ -15,9 +15,9 @@ use super::Ptr;
 use super::modules::Module;
 use super::pack::kernels_of;
 use super::params::{
-    Argmax, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, Gather, Given, Hadamard,
-    Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params, Peak,
-    Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Argmax, Attention, CausalConv, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather,
+    Hadamard, Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params,
+    Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use octavo_quant::TensorType;
 use octavo_simd::function::{Activation, Function};
@@ -111,9 +111,15 @@ pub fn rope(p: &Rope) -> Launch {
 }
 
 /// Writes embedding inputs (such as image embeddings), or adds them to `x`.
-pub fn given(p: &Given) -> Launch {
+pub fn embedding_inputs(p: &EmbeddingInputs) -> Launch {
     let n = u64::from(p.rows) * u64::from(p.width);
-    launch(Module::Rows, "given", [blocks(n, 256), 1, 1], 256, p)
+    launch(
+        Module::Rows,
+        "embedding_inputs",
+        [blocks(n, 256), 1, 1],
+        256,
+        p,
+    )
 }
 
 /// Computes `a + b`.

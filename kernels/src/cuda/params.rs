@@ -79,8 +79,8 @@ params! {
         x: Ptr, out: Ptr, rotation: Rotation, rows: u32, heads: u32, head_dim: u32, unused: u32,
     }
     /// `rows.cu`.
-    Given, 48 {
-        x: Ptr, given: Ptr, places: Ptr, out: Ptr, rows: u32, width: u32, stride: u32, from: u32,
+    EmbeddingInputs, 48 {
+        x: Ptr, inputs: Ptr, indices: Ptr, out: Ptr, rows: u32, width: u32, stride: u32, from: u32,
     }
     /// `rows.cu`: two operands of an elementwise operation.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
@@ -105,7 +105,7 @@ params! {
     /// `rows.cu`.
     MulVector, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, neighbours: u32, period: u32 }
     /// `rows.cu`.
-    Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
+    Select, 32 { x: Ptr, indices: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
     /// `experts.cu`.

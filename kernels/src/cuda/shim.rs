@@ -211,7 +211,7 @@ impl Shim {
     fn compile(&self, unit: Unit) -> Result<PathBuf, Error> {
         let file = unit.file;
         let mut text = "#include \"host/shim.cpp\"\n".to_owned();
-        let is_wanted = |module: &Module| match module {
+        let is_compiled = |module: &Module| match module {
             Module::Embed(ty)
             | Module::Gemv(ty)
             | Module::Gemm(ty)
@@ -223,7 +223,7 @@ impl Shim {
             Some(dim) => vec![Module::Attention(dim)],
             None => Module::all(),
         };
-        let of_unit = |module: &Module| Unit::of(*module) == unit && is_wanted(module);
+        let of_unit = |module: &Module| Unit::of(*module) == unit && is_compiled(module);
         for module in modules.into_iter().filter(of_unit) {
             match module.define() {
                 Some((name, value)) => {

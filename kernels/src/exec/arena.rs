@@ -166,8 +166,8 @@ impl Arena {
         let is_kept = |slot: usize| extent.is_part() && model.is_kept(slot);
         for (slot, buffer) in self.buffers.iter_mut().enumerate() {
             let rows = match is_kept(slot) {
-                true => program.rows_of(slot, step.rows, step.wanted),
-                false => program.rows_of(slot, extent.rows, extent.wanted),
+                true => program.rows_of(slot, step.rows, step.outputs),
+                false => program.rows_of(slot, extent.rows, extent.outputs),
             };
             buffer.grow(rows * program.slots[slot].width);
         }
@@ -192,7 +192,7 @@ impl Arena {
         // address of these rows, in slots that have room for all rows of the step
         let first = |slot: usize| match is_kept(slot) {
             true => {
-                let before = program.rows_of(slot, step.before, step.wanted_before);
+                let before = program.rows_of(slot, step.before, step.outputs_before);
                 before * program.slots[slot].width
             }
             false => 0,

@@ -8,7 +8,7 @@ pub(super) struct Extent {
     pub(super) phase: Phase,
     pub(super) rows: usize,
     /// Rows with outputs.
-    pub(super) wanted: usize,
+    pub(super) outputs: usize,
     /// Pieces that attention of generated tokens is cut into, at most.
     pub(super) pieces: usize,
     /// The whole step that these rows are part of.
@@ -20,11 +20,11 @@ pub(super) struct Extent {
 pub(super) struct WholeExtent {
     pub(super) rows: usize,
     /// Rows with outputs.
-    pub(super) wanted: usize,
+    pub(super) outputs: usize,
     /// Number of rows before those of the extent.
     pub(super) before: usize,
     /// Number of rows with outputs before those of the extent.
-    pub(super) wanted_before: usize,
+    pub(super) outputs_before: usize,
 }
 
 impl Extent {
@@ -34,6 +34,6 @@ impl Extent {
     }
 
     pub(super) fn most_rows(&self) -> usize {
-        self.rows.max(self.wanted)
+        self.rows.max(self.outputs)
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Frame {
     pub(super) sections: Range<usize>,
     pub(super) rows: Vec<Row>,
     /// Rows with outputs.
-    pub(super) wanted: Vec<usize>,
+    pub(super) output_rows: Vec<usize>,
     /// Block tables of the sequences, for each group of the cache's layers.
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     /// Positions of the sequences at the end of the step.
@@ -37,8 +37,8 @@ pub(super) struct Frame {
     pub(super) spans: Vec<Span>,
     /// Input values of [`Op::Input`].
     pub(super) input: Vec<f32>,
-    /// Rows given in place of embeddings, indexed by [`Row::given`].
-    pub(super) given: Vec<f32>,
+    /// Embedding inputs, indexed by [`Row::embedding_input`].
+    pub(super) embedding_inputs: Vec<f32>,
 }
 
 /// The rows of a sequence in a step, and where its state is.
@@ -93,7 +93,7 @@ impl Frame {
     pub(super) fn n_rows(&self, slot: Slot) -> usize {
         self.model
             .program
-            .rows_of(slot, self.extent.rows, self.extent.wanted)
+            .rows_of(slot, self.extent.rows, self.extent.outputs)
     }
 
     pub(super) fn width(&self, slot: Slot) -> usize {

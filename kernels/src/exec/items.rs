@@ -81,7 +81,7 @@ impl Items {
     pub(super) fn of(model: &Model, extent: &Extent, task: &Task) -> Option<Items> {
         let program = &model.program;
         let width = |slot: Slot| program.slots[slot].width;
-        let rows = |slot: Slot| program.rows_of(slot, extent.rows, extent.wanted);
+        let rows = |slot: Slot| program.rows_of(slot, extent.rows, extent.outputs);
         let instruction = &program.ops[task.op];
         match (task.stage, &instruction.op) {
             (Stage::Whole(then), &Op::MatMul { w, .. }) => {

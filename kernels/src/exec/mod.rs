@@ -74,26 +74,26 @@ use sizes::{PIECE, STAGE_ROWS};
 struct Whole<'a> {
     step: &'a Step<'a>,
     rows: Vec<Row>,
-    wanted: Vec<usize>,
-    /// Rows given in place of embeddings, in order.
-    given: Vec<&'a [f32]>,
+    output_rows: Vec<usize>,
+    /// Embedding inputs, in order.
+    embedding_inputs: Vec<&'a [f32]>,
     kv: Arc<KvPages>,
 }
 
 impl<'a> Whole<'a> {
-    /// Collects a step's rows, for a program that takes given rows of such a width.
+    /// Collects a step's rows, for a program with embedding inputs of this width.
     fn new(
         step: &'a Step<'a>,
-        (rows, wanted): (Vec<Row>, Vec<usize>),
-        embedding_width: usize,
+        (rows, output_rows): (Vec<Row>, Vec<usize>),
+        embedding_input_width: usize,
         kv: KvPages,
     ) -> Whole<'a> {
-        let each = |given: &'a [f32]| given.chunks_exact(embedding_width.max(1));
+        let each = |rows: &'a [f32]| rows.chunks_exact(embedding_input_width.max(1));
         Whole {
-            given: step.given().flat_map(each).collect(),
+            embedding_inputs: step.embedding_inputs().flat_map(each).collect(),
             step,
             rows,
-            wanted,
+            output_rows,
             kv: Arc::new(kv),
         }
     }
@@ -107,19 +107,19 @@ impl<'a> Whole<'a> {
 
     /// The extent of some rows.
     fn extent(&self, part: &Range<usize>) -> Extent {
-        let before = |row: usize| self.wanted.partition_point(|wanted| *wanted < row);
-        let (wanted_before, wanted) = (before(part.start), before(part.end));
+        let before = |row: usize| self.output_rows.partition_point(|output| *output < row);
+        let (outputs_before, outputs) = (before(part.start), before(part.end));
         let pieces = self.ends().into_iter().map(|end| end.div_ceil(PIECE));
         Extent {
             phase: self.step.phase,
             rows: part.len(),
-            wanted: wanted - wanted_before,
+            outputs: outputs - outputs_before,
             pieces: pieces.max().unwrap_or(0),
             step: WholeExtent {
                 rows: self.rows.len(),
-                wanted: self.wanted.len(),
+                outputs: self.output_rows.len(),
                 before: part.start,
-                wanted_before,
+                outputs_before,
             },
         }
     }
@@ -253,9 +253,10 @@ impl Executor {
         &self.pool
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
-    /// all rows, if the program does not select any. `tap` sees the result of every operation
-    /// before the next one runs, and may put other values in its place.
+    /// Runs a step and returns the outputs of the requested rows,
+    /// `[n_outputs][width of the output]`; of all rows, if the program does not select any. `tap`
+    /// sees the result of every operation before the next one runs, and may put other values in its
+    /// place.
     ///
     /// # Panics
     /// If the step does not fit the program or the store: tokens beyond the table, tables that do
@@ -293,7 +294,7 @@ impl Executor {
         );
         let program = &self.model.program;
         let rows = program.rows(step, kv.n_pages);
-        let whole = Whole::new(step, rows, program.given, kv.pages());
+        let whole = Whole::new(step, rows, program.embedding_input_width, kv.pages());
         let plan = self.model.plan(step.phase, tap.is_some());
         let (end, output) = match last {
             None => (plan.sections.len(), program.output),
@@ -331,7 +332,7 @@ impl Executor {
             unsafe { self.arenas.reserve(self.place, &self.model, &extent) };
         }
         let program = &self.model.program;
-        let n = program.rows_of(output, whole.rows.len(), whole.wanted.len());
+        let n = program.rows_of(output, whole.rows.len(), whole.output_rows.len());
         let len = n * program.slots[output].width;
         // SAFETY: as before; threads left behind are in other places.
         unsafe { self.arenas.view(self.place).buffers[output].read(0, len) }
@@ -347,14 +348,14 @@ impl Executor {
     ) -> Frame {
         let extent = whole.extent(&part);
         let mut rows = whole.rows[part.clone()].to_vec();
-        let mut given = Vec::new();
+        let mut embedding_inputs = Vec::new();
         for row in &mut rows {
-            if let Some(at) = row.given {
-                row.given = Some(given.len());
-                given.push(whole.given[at]);
+            if let Some(at) = row.embedding_input {
+                row.embedding_input = Some(embedding_inputs.len());
+                embedding_inputs.push(whole.embedding_inputs[at]);
             }
         }
-        let wanted = &whole.wanted[extent.step.wanted_before..][..extent.wanted];
+        let output_rows = &whole.output_rows[extent.step.outputs_before..][..extent.outputs];
         let width = whole.step.input.len() / whole.rows.len().max(1);
         Frame {
             model: self.model.clone(),
@@ -365,12 +366,12 @@ impl Executor {
             tapped,
             sections,
             rows,
-            wanted: wanted.iter().map(|r| r - part.start).collect(),
+            output_rows: output_rows.iter().map(|r| r - part.start).collect(),
             tables: whole.tables(),
             ends: whole.ends(),
             spans: Span::all(whole.step),
             input: whole.step.input[part.start * width..part.end * width].to_vec(),
-            given: given.concat(),
+            embedding_inputs: embedding_inputs.concat(),
         }
     }
 
@@ -396,8 +397,8 @@ impl Executor {
         self.unfinished.push(Arc::downgrade(&frame));
     }
 
-    /// As [`Executor::step`], but returns the results of `of` for the outputs of each wanted row:
-    /// the threads divide the rows.
+    /// As [`Executor::step`], but returns the results of `of` for the outputs of each requested
+    /// row: the threads divide the rows.
     ///
     /// # Panics
     /// As [`Executor::step`], and if `of` panics.

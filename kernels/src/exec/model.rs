@@ -68,7 +68,7 @@ impl Model {
         section: &Section,
         resource: Resource,
     ) -> usize {
-        let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
+        let rows = |slot| self.program.rows_of(slot, extent.rows, extent.outputs);
         let width = |slot: Slot| self.program.slots[slot].width;
         // the slot that an earlier section has converted there
         let ready = section.ready.iter().find(|ready| ready.at == resource);
@@ -102,7 +102,7 @@ impl Model {
         let of = |i: &Instruction| match i.op {
             Op::AllGather { .. } => {
                 let slot = i.result();
-                let rows = self.program.rows_of(slot, extent.rows, extent.wanted);
+                let rows = self.program.rows_of(slot, extent.rows, extent.outputs);
                 rows * self.program.slots[slot].width
             }
             _ => 0,

@@ -50,7 +50,7 @@ impl Part<'_> {
                 Op::AddEmbeddings { x, from } => self.add_embeddings(*x, *from, result()),
                 Op::EmbedPositions { table } => self.embed_positions(table, result()),
                 Op::Constant { values } => self.constant(values, result()),
-                Op::Input => self.given(result()),
+                Op::Input => self.input(result()),
                 Op::RmsNorm { x, weight, eps } => {
                     self.norm(table.rms_norm, *x, (weight, *eps), result(), grain);
                 }
@@ -117,7 +117,7 @@ impl Part<'_> {
         }
     }
 
-    /// Copies the embeddings of tokens, or the rows given in their place.
+    /// Copies the embeddings of tokens, or the embedding inputs in their place.
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
@@ -125,8 +125,8 @@ impl Part<'_> {
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..table.cols) };
-            match self.embedding_row(r) {
-                Some(given) => to.copy_from_slice(&given[..table.cols]),
+            match self.embedding_input(r) {
+                Some(input) => to.copy_from_slice(&input[..table.cols]),
                 None => read_row(table, self.rows[r].token as usize, to),
             }
         }
@@ -168,27 +168,27 @@ impl Part<'_> {
                     let x = self.row(x, r, 0..width);
                     self.row_mut(out, r, 0..width).copy_from_slice(x);
                 }
-                if let Some(given) = self.embedding_row(r) {
+                if let Some(input) = self.embedding_input(r) {
                     let sum = self.row_mut(out, r, 0..width);
                     sum.iter_mut()
-                        .zip(&given[from..from + width])
+                        .zip(&input[from..from + width])
                         .for_each(|(sum, x)| *sum += x);
                 }
             }
         }
     }
 
-    /// The given row that replaces row `r`'s embedding, if any.
-    fn embedding_row(&self, r: usize) -> Option<&[f32]> {
-        let width = self.model.program.given;
+    /// The embedding input that replaces row `r`'s embedding, if any.
+    fn embedding_input(&self, r: usize) -> Option<&[f32]> {
+        let width = self.model.program.embedding_input_width;
         self.rows[r]
-            .given
-            .map(|at| &self.frame.given[at * width..(at + 1) * width])
+            .embedding_input
+            .map(|at| &self.frame.embedding_inputs[at * width..(at + 1) * width])
     }
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
-    unsafe fn given(&self, out: Slot) {
+    unsafe fn input(&self, out: Slot) {
         let width = self.width(out);
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
@@ -380,10 +380,10 @@ impl Part<'_> {
     /// As [`Part::run`]. *Shares* of rows of the result.
     unsafe fn select(&self, x: Slot, out: Slot) {
         let all = 0..self.width(x);
-        for r in self.w.share(self.wanted.len(), 1) {
+        for r in self.w.share(self.output_rows.len(), 1) {
             // SAFETY: this row is of this member's share, and its input is finished.
             unsafe {
-                let from = self.row(x, self.wanted[r], all.clone());
+                let from = self.row(x, self.output_rows[r], all.clone());
                 self.row_mut(out, r, all.clone()).copy_from_slice(from);
             }
         }

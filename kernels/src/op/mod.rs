@@ -30,8 +30,8 @@ pub enum Op<V, M, C, T> {
     Constant { values: C },
     /// Rows of the table, one per position of the step's tokens.
     EmbedPositions { table: T },
-    /// `x`, plus, in rows given in place of an embedding, the given values from `from` on, as many
-    /// as `x` is wide.
+    /// `x`, plus, in rows with an embedding input, its values from `from` on, as many as `x` is
+    /// wide.
     AddEmbeddings { x: V, from: usize },
     /// Rows that come with the step, where another program has computed the operations before this
     /// one.
@@ -78,7 +78,7 @@ pub enum Op<V, M, C, T> {
     /// `x * by` in every row; where `x` is wider, each value of `by` is for equally many
     /// neighbours.
     MulVector { x: V, by: C },
-    /// The rows whose outputs are wanted.
+    /// The rows with outputs.
     SelectRows { x: V },
     /// [`MERGED_ROWS`] neighbouring rows side by side as one.
     Merge { x: V },
@@ -248,18 +248,18 @@ pub const MERGED_ROWS: usize = 4;
 pub enum RowSet {
     /// One per token of the step.
     All,
-    /// One per token whose outputs are wanted.
-    Wanted,
+    /// One per token with outputs.
+    Outputs,
     /// One per [`MERGED_ROWS`] neighbouring tokens.
     Merged,
 }
 
 impl RowSet {
-    /// Number of rows, for `tokens` tokens with outputs wanted for `wanted` of them.
-    pub fn count(self, tokens: usize, wanted: usize) -> usize {
+    /// Number of rows, for `tokens` tokens, `n_outputs` of them with outputs.
+    pub fn count(self, tokens: usize, n_outputs: usize) -> usize {
         match self {
             RowSet::All => tokens,
-            RowSet::Wanted => wanted,
+            RowSet::Outputs => n_outputs,
             RowSet::Merged => tokens / MERGED_ROWS,
         }
     }

@@ -16,8 +16,8 @@ pub trait Shapes<V, M, C, T> {
     fn table(&self, table: &T) -> Option<MatrixShape>;
     /// The width of the rows that come with a step.
     fn input(&self) -> Option<usize>;
-    /// The width of rows given in place of embeddings; 0 if none can be.
-    fn given(&self) -> usize;
+    /// The width of rows that replace embeddings; 0 if none can.
+    fn embedding_input_width(&self) -> usize;
     /// Number of pairs of a head that the table of angles rotates.
     fn rope(&self, rope: usize) -> Option<usize>;
     /// A group of the cache's layers.
@@ -68,7 +68,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let matrix = |m: &M| of.matrix(m).ok_or(ShapeError::NoWeight);
         let table = |t: &T| of.table(t).ok_or(ShapeError::NoWeight);
         let state = |state: usize| of.state(state).ok_or(ShapeError::NoState { state });
-        let cache = |cache: CacheLayer| shape_of(cache, of);
+        let input_width = of.embedding_input_width();
         match *self {
             Op::Embed { table: ref t } | Op::EmbedPositions { table: ref t } => {
                 Ok(rules::rows_of(table(t)?.cols))
@@ -80,19 +80,19 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             }
             Op::MatMul { x, ref w } => rules::product(value(x), matrix(w)?),
             Op::AddBias { x, ref bias } => rules::bias(value(x), vector(bias)?),
-            Op::AddEmbeddings { x, from } => rules::given(value(x), from, of.given()),
+            Op::AddEmbeddings { x, from } => rules::add_embeddings(value(x), from, input_width),
             Op::Rope { x, head_dim, rope } => {
                 let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;
                 rules::rotation(value(x), head_dim, pairs)
             }
             Op::Hadamard { x, order } => rules::hadamard(value(x), order),
-            Op::KvWrite { k, v, cache: c } => rules::kv_write(value(k), value(v), cache(c)?),
+            Op::KvWrite { k, v, cache: c } => rules::kv_write(value(k), value(v), shape_of(c, of)?),
             Op::Attention {
                 q,
                 cache: c,
                 ref sinks,
                 ..
-            } => rules::attention(value(q), cache(c)?, sinks.as_ref().map(vector)),
+            } => rules::attention(value(q), shape_of(c, of)?, sinks.as_ref().map(vector)),
             Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } | Op::Mul { a, b } => {
                 rules::pair(value(a), value(b))
             }

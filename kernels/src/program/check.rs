@@ -76,8 +76,8 @@ impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
         self.out.map(|out| self.program.slots[out].width)
     }
 
-    fn given(&self) -> usize {
-        self.program.given
+    fn embedding_input_width(&self) -> usize {
+        self.program.embedding_input_width
     }
 
     fn rope(&self, rope: usize) -> Option<usize> {

@@ -14,8 +14,8 @@ pub(crate) struct Row {
     pub(crate) pos: usize,
     /// Positions by which its pairs are rotated.
     pub(crate) rope_positions: RopePosition,
-    /// Index of the given row that replaces its embedding.
-    pub(crate) given: Option<usize>,
+    /// Index of the embedding input that replaces its embedding.
+    pub(crate) embedding_input: Option<usize>,
     /// Positions of its sequence at the end of the step.
     pub(crate) end: usize,
     /// The positions of its block: all of its sequence where attention has no blocks.
@@ -41,18 +41,18 @@ impl Program {
         if !self.states.is_empty() {
             check_states(step);
         }
-        let (mut rows, mut wanted, mut n_given) = (Vec::new(), Vec::new(), 0);
+        let (mut rows, mut output_rows, mut n_inputs) = (Vec::new(), Vec::new(), 0);
         for (seq, s) in step.seqs.iter().enumerate() {
             assert!(
                 limits.is_causal || (s.start == 0 && step.phase == Phase::Prefill),
                 "a part of a sequence whose tokens see later ones"
             );
             limits.check(s);
-            wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
+            output_rows.extend(s.outputs.clone().map(|i| rows.len() + i));
             check_blocks(s);
             let first = rows.len();
             add_rows(seq, s, &mut rows);
-            n_given = self.place_given(s, n_given, &mut rows[first..]);
+            n_inputs = self.place_embedding_inputs(s, n_inputs, &mut rows[first..]);
             limits.check_embeddings(&rows[first..]);
         }
         let width = self.input().map_or(0, |slot| self.slots[slot].width);
@@ -61,7 +61,7 @@ impl Program {
             rows.len() * width,
             "an input of other rows, or for another program"
         );
-        (rows, wanted)
+        (rows, output_rows)
     }
 
     /// Number of positions that a token attends to at most, for each group of the cache's layers: 1
@@ -77,21 +77,27 @@ impl Program {
         widest
     }
 
-    /// Assigns a sequence's given rows to its tokens, numbered from `before` on, the count of
+    /// Assigns a sequence's embedding inputs to its tokens, numbered from `before` on, the count of
     /// earlier sequences; returns the count with these.
     ///
     /// # Panics
     /// If they are not whole rows for this program, or of tokens that do not exist.
-    fn place_given(&self, s: &StepSequence<'_>, before: usize, rows: &mut [Row]) -> usize {
+    fn place_embedding_inputs(
+        &self,
+        s: &StepSequence<'_>,
+        before: usize,
+        rows: &mut [Row],
+    ) -> usize {
+        let width = self.embedding_input_width;
         let mut next = before;
-        for given in s.given {
+        for inputs in s.embedding_inputs {
             assert!(
-                self.given > 0 && given.rows.len().is_multiple_of(self.given),
-                "given rows of another width"
+                width > 0 && inputs.rows.len().is_multiple_of(width),
+                "embedding inputs of another width"
             );
-            for row in &mut rows[given.first..][..given.rows.len() / self.given] {
-                assert!(row.given.is_none(), "two rows for one token");
-                row.given = Some(next);
+            for row in &mut rows[inputs.first..][..inputs.rows.len() / width] {
+                assert!(row.embedding_input.is_none(), "two rows for one token");
+                row.embedding_input = Some(next);
                 next += 1;
             }
         }
@@ -129,7 +135,7 @@ impl Limits {
         }
     }
 
-    /// Checks that a sequence's positions and pages exist, and the tokens whose outputs are wanted.
+    /// Checks that a sequence's positions and pages exist, and the tokens with outputs.
     fn check(&self, s: &StepSequence<'_>) {
         let end = s.start + s.tokens.len();
         assert!(
@@ -154,15 +160,18 @@ impl Limits {
             );
         }
         assert!(
-            s.wanted.end <= s.tokens.len(),
-            "outputs wanted of tokens that are not there"
+            s.outputs.end <= s.tokens.len(),
+            "outputs of tokens that are not there"
         );
     }
 
-    /// Checks that all tokens without a given row have an embedding.
+    /// Checks that all tokens without an embedding input have an embedding.
     fn check_embeddings(&self, rows: &[Row]) {
         let known = |row: &Row| self.vocabulary.is_none_or(|n| (row.token as usize) < n);
-        if let Some(row) = rows.iter().find(|r| r.given.is_none() && !known(r)) {
+        if let Some(row) = rows
+            .iter()
+            .find(|r| r.embedding_input.is_none() && !known(r))
+        {
             panic!("token {} has no embedding", row.token);
         }
     }
@@ -181,7 +190,7 @@ fn check_blocks(s: &StepSequence<'_>) {
     );
 }
 
-/// Adds a row for each of a sequence's tokens, without given rows yet.
+/// Adds a row for each of a sequence's tokens, without embedding inputs yet.
 fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<Row>) {
     let end = s.start + s.tokens.len();
     let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
@@ -198,7 +207,7 @@ fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<Row>) {
             token: *token,
             pos,
             rope_positions: s.rope_positions.get(i).copied().unwrap_or([pos as u32; 3]),
-            given: None,
+            embedding_input: None,
             end,
             block,
         });

@@ -26,14 +26,14 @@ pub struct StepSequence<'a> {
     /// first token's window are never read: their numbers are arbitrary.
     pub tables: &'a [&'a [u32]],
     /// Range of `tokens` to compute outputs for.
-    pub wanted: Range<usize>,
+    pub outputs: Range<usize>,
     /// Slots of its state, for programs that keep one.
     pub states: StateUse<'a>,
     /// Positions by which the pairs of each of `tokens` are rotated; empty where these are its
     /// position, along all axes.
     pub rope_positions: &'a [RopePosition],
-    /// Rows given in place of embeddings, in order.
-    pub given: &'a [EmbeddingRows<'a>],
+    /// Rows that replace embeddings, in order.
+    pub embedding_inputs: &'a [EmbeddingRows<'a>],
     /// Ends of attention blocks, as numbers of `tokens` from the start, in order, the last after
     /// all of them; empty where all are one.
     pub blocks: &'a [usize],
@@ -44,7 +44,7 @@ pub struct StepSequence<'a> {
 pub struct EmbeddingRows<'a> {
     /// Index of the first of these tokens among the sequence's new tokens.
     pub first: usize,
-    /// `[tokens][Program::given]`: the embedding, followed by the values that
+    /// `[tokens][Program::embedding_input_width]`: the embedding, followed by the values that
     /// [`crate::Op::AddEmbeddings`] adds.
     pub rows: &'a [f32],
 }
@@ -80,10 +80,10 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// All given rows, one after the other.
-    pub(crate) fn given(&self) -> impl Iterator<Item = &[f32]> {
-        let of_sequences = self.seqs.iter().flat_map(|s| s.given);
-        of_sequences.map(|given| given.rows)
+    /// Embedding inputs of all sequences, one after the other.
+    pub(crate) fn embedding_inputs(&self) -> impl Iterator<Item = &[f32]> {
+        let of_sequences = self.seqs.iter().flat_map(|s| s.embedding_inputs);
+        of_sequences.map(|inputs| inputs.rows)
     }
 
     /// Number of new tokens.
@@ -92,7 +92,7 @@ impl Step<'_> {
     }
 
     /// Number of rows with outputs.
-    pub fn wanted_rows(&self) -> usize {
-        self.seqs.iter().map(|s| s.wanted.len()).sum()
+    pub fn n_outputs(&self) -> usize {
+        self.seqs.iter().map(|s| s.outputs.len()).sum()
     }
 }

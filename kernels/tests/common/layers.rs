@@ -179,7 +179,7 @@ impl Layers {
             .enumerate()
             .map(|(i, width)| ValueShape {
                 width: *width,
-                rows: if i < 15 { RowSet::All } else { RowSet::Wanted },
+                rows: if i < 15 { RowSet::All } else { RowSet::Outputs },
             })
             .collect();
         let pairs = self.kv.head_dim / 2;
@@ -201,7 +201,7 @@ impl Layers {
                 caches: vec![self.kv],
                 states: vec![],
                 output: 18,
-                given: 0,
+                embedding_input_width: 0,
             },
             matrices,
             pool,

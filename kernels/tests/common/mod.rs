@@ -227,7 +227,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
         caches: vec![kv],
         states: vec![],
         output: widths.len() - 1,
-        given: 0,
+        embedding_input_width: 0,
     }
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, phase: Phase, m: usize) 
         tokens: &tokens,
         start: 0,
         tables: &[&table],
-        wanted: 0..m,
+        outputs: 0..m,
         ..StepSequence::default()
     }];
     executor

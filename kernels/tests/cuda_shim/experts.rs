@@ -325,7 +325,7 @@ fn executor(
     let setup = Setup {
         limits: Limits {
             rows: M,
-            wanted: M,
+            outputs: M,
             sequences: M,
             positions: 16,
             n_pages: M,
@@ -352,7 +352,7 @@ fn run(
         tokens: &tokens[i..=i],
         start: 0,
         tables: &tables[i],
-        wanted: 0..1,
+        outputs: 0..1,
         ..StepSequence::default()
     };
     let seqs: Vec<StepSequence<'_>> = (0..M).map(sequence).collect();

@@ -14,7 +14,7 @@ use crate::common::{KV, Rng};
 const CACHE: KvShape = KvShape { head_dim: 8, ..KV };
 const LIMITS: Limits = Limits {
     rows: 64,
-    wanted: 64,
+    outputs: 64,
     sequences: 16,
     positions: 32,
     n_pages: 1,
@@ -129,7 +129,7 @@ impl Texts {
                 tokens: &text.tokens[text.done..text.done + tokens],
                 start: text.done,
                 tables: TABLES,
-                wanted: 0..*tokens,
+                outputs: 0..*tokens,
                 states: StateUse {
                     from: text.states.last().map(|(_, slot)| *slot),
                     to,

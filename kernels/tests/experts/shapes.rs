@@ -4,7 +4,7 @@ use octavo_kernels::{
     CacheShape, MatrixShape, Op, RowSet, ShapeError, Shapes, TopGroups, ValueShape,
 };
 
-/// Value `n` has width `n % 1000`; those from 1000 on have only the wanted rows.
+/// Value `n` has width `n % 1000`; those from 1000 on have only the rows with outputs.
 struct Numbers;
 type Words = Op<usize, (usize, usize), usize, ()>;
 
@@ -13,7 +13,7 @@ impl Shapes<usize, (usize, usize), usize, ()> for Numbers {
         let rows = if width < 1000 {
             RowSet::All
         } else {
-            RowSet::Wanted
+            RowSet::Outputs
         };
         ValueShape {
             width: width % 1000,
@@ -33,7 +33,7 @@ impl Shapes<usize, (usize, usize), usize, ()> for Numbers {
     fn input(&self) -> Option<usize> {
         None
     }
-    fn given(&self) -> usize {
+    fn embedding_input_width(&self) -> usize {
         0
     }
     fn rope(&self, _: usize) -> Option<usize> {

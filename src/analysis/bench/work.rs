@@ -20,7 +20,7 @@ impl Work {
     /// Counts one run of `test`. The end of the last layer and the output head count only for the
     /// rows with logits, of which both tests have one per step.
     pub fn of(model: &Model, kv_type: KvTypes, test: Test) -> Work {
-        let (mut every, mut wanted) = (0u64, 0u64);
+        let (mut every, mut with_outputs) = (0u64, 0u64);
         for node in &model.graph.nodes {
             let products = match node.op {
                 Op::MatMul { w, .. } => {
@@ -38,7 +38,7 @@ impl Work {
             };
             match model.graph.values[node.out.index()].rows {
                 RowSet::All => every += products,
-                RowSet::Wanted => wanted += products,
+                RowSet::Outputs => with_outputs += products,
                 RowSet::Merged => every += products / MERGED_ROWS as u64,
             }
         }
@@ -58,7 +58,7 @@ impl Work {
             .sum();
         Work {
             read_bytes: steps * (model.active().bytes + model.hparams.state_bytes()) + kv,
-            flops: 2 * (n * every + steps * wanted),
+            flops: 2 * (n * every + steps * with_outputs),
         }
     }
 }

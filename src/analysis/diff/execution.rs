@@ -203,7 +203,7 @@ impl Execution for BackendExecution {
             tokens,
             start: 0,
             tables: &tables,
-            wanted: 0..tokens.len(),
+            outputs: 0..tokens.len(),
             states: StateUse {
                 from: None,
                 to: &[StateWrite {
@@ -212,7 +212,7 @@ impl Execution for BackendExecution {
                 }],
             },
             rope_positions: &scene.rope_positions,
-            given: &scene.given(),
+            embedding_inputs: &scene.embedding_inputs(),
             ..StepSequence::default()
         }];
         let step = Step {

@@ -186,9 +186,14 @@ impl Reference {
         }
     }
 
-    /// Returns the positions that a comparison needs, for a text of `given` ids.
-    pub fn n_ctx(&self, given: Option<usize>) -> usize {
-        let tokens = self.tokens.as_ref().map(Vec::len).or(given).unwrap_or(512);
+    /// Returns the positions that a comparison needs, for a text of `text_tokens` ids.
+    pub fn n_ctx(&self, text_tokens: Option<usize>) -> usize {
+        let tokens = self
+            .tokens
+            .as_ref()
+            .map(Vec::len)
+            .or(text_tokens)
+            .unwrap_or(512);
         match &self.recorded {
             Recorded::Generated(completion) => {
                 completion.n_prompt.unwrap_or(0).max(tokens) + completion.tokens.len() + 1
@@ -211,13 +216,13 @@ impl Reference {
         matches!(&self.recorded, Recorded::Printed(all) if all.iter().any(is_printed_choice))
     }
 
-    /// Returns the token ids: the file's own, else `given` tokenized, else the file's text
+    /// Returns the token ids: the file's own, else `text` tokenized, else the file's text
     /// tokenized.
-    fn ids(&self, engine: &Engine, given: Option<&[u8]>) -> Result<Vec<u32>, Error> {
+    fn ids(&self, engine: &Engine, text: Option<&[u8]>) -> Result<Vec<u32>, Error> {
         if let Some(tokens) = &self.tokens {
             return Ok(tokens.clone());
         }
-        let text = given
+        let text = text
             .or(self.text.as_deref().map(str::as_bytes))
             .ok_or(Error::NoText { kind: self.kind })?;
         // tokenize as the program in question does
@@ -365,7 +370,7 @@ type Add<'a> = &'a mut dyn FnMut(&mut LogitComparison, usize, &[f32]) -> Result<
 fn logits(
     engine: &Engine,
     tokens: &[u32],
-    wanted: LogitsFor,
+    logits_for: LogitsFor,
     add: Add<'_>,
 ) -> Result<LogitComparison, Error> {
     let mut comparison = LogitComparison::new(tokens, engine.hparams().n_vocab());
@@ -377,7 +382,7 @@ fn logits(
     };
     engine
         .session()
-        .eval_with(tokens, Phase::Prefill, wanted, None, &mut sink)?;
+        .eval_with(tokens, Phase::Prefill, logits_for, None, &mut sink)?;
     failed.map_or(Ok(comparison), Err)
 }
 

@@ -156,8 +156,8 @@ pub(super) struct GraphInputs {
     pub(super) n: usize,
     /// Input rows of a step: patches, for a tower.
     pub(super) rows: Vec<f32>,
-    /// Embeddings given instead of, or added to, those of tokens; `None` for a token.
-    pub(super) given: Vec<Option<Vec<f32>>>,
+    /// Embedding inputs, instead of or added to those of tokens; `None` for a token.
+    pub(super) embedding_inputs: Vec<Option<Vec<f32>>>,
 }
 
 impl GraphInputs {
@@ -165,18 +165,18 @@ impl GraphInputs {
         let scene = text.images.input(&[], text.tokens);
         let scene = scene.map_err(|id| EngineError::ImageNotHeld { id })?;
         let n = text.tokens.len();
-        let mut given = vec![None; n];
-        let width = model.graph.given.max(1);
-        for part in scene.given() {
+        let mut embedding_inputs = vec![None; n];
+        let width = model.graph.embedding_input_width.max(1);
+        for part in scene.embedding_inputs() {
             let rows = part.rows.chunks_exact(width).map(<[f32]>::to_vec);
-            for (place, row) in given[part.first..].iter_mut().zip(rows) {
+            for (place, row) in embedding_inputs[part.first..].iter_mut().zip(rows) {
                 *place = Some(row);
             }
         }
         Ok(GraphInputs {
             n,
             rows: Vec::new(),
-            given,
+            embedding_inputs,
         })
     }
 
@@ -187,16 +187,16 @@ impl GraphInputs {
         let tokens = [pixels.width, pixels.height].map(|side| side / h.unit());
         let layout = tower.layout(tokens[0], tokens[1]);
         let n = layout.places.len();
-        let mut given = vec![None; n];
+        let mut embedding_inputs = vec![None; n];
         if let Some(table) = &tower.positions {
             let rows = table.rows(&layout);
             let rows = rows.chunks_exact(h.n_embd).map(|row| Some(row.to_vec()));
-            given = rows.collect();
+            embedding_inputs = rows.collect();
         }
         Ok(GraphInputs {
             n,
             rows: layout.pixels(pixels.planes, h.patch),
-            given,
+            embedding_inputs,
         })
     }
 }

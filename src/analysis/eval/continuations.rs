@@ -60,11 +60,11 @@ pub fn continuations(
             is_greedy: true,
         };
         let mut failed = None;
-        let wanted = LogitsFor::Tail(text.len() - first);
+        let logits_for = LogitsFor::Tail(text.len() - first);
         session.eval_with(
             &computed[cached..],
             Phase::Prefill,
-            wanted,
+            logits_for,
             None,
             &mut |p, row| match logprobs(row, text[p + 1], 1) {
                 Ok(token) => {

@@ -11,7 +11,7 @@ use super::{Error, Options, Plan, Target};
 /// Returns the type that a tensor gets: `to` for matrices, F32 for vectors and whatever else
 /// llama.cpp's converter stores as F32. Q4_1 applies to AWQ groups only; other matrices are then
 /// unchanged, as without a `to`. MXFP4 blocks are always unchanged.
-fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
+fn target_type(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
     if hf::is_patches(&tensor.name) {
         return match to {
             None | Some(TensorType::Q4_1) => tensor.ty,
@@ -49,7 +49,7 @@ impl<'a> Plan<'a> {
         let changes = gguf
             .tensors()
             .iter()
-            .map(|t| change_to(t, wanted(t, to), |_| false))
+            .map(|t| change_to(t, target_type(t, to), |_| false))
             .collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
         // tensors of the same type in every file do not count

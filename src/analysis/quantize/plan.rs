@@ -401,20 +401,20 @@ fn all_found(
 }
 
 fn change(t: &TensorInfo, mix: &mut Mix<'_>, target: Target) -> Result<Change, Error> {
-    let wanted = mix.wanted(&t.name, &t.dims)?.unwrap_or(t.ty);
-    change_to(t, wanted, |to| {
+    let requested = mix.next_type(&t.name, &t.dims)?.unwrap_or(t.ty);
+    change_to(t, requested, |to| {
         mix::requires_importance(target, &t.name, to)
     })
 }
 
 pub(super) fn change_to(
     t: &TensorInfo,
-    wanted: TensorType,
+    requested: TensorType,
     requires: impl Fn(TensorType) -> bool,
 ) -> Result<Change, Error> {
     let tensor = || t.name.clone();
     let row = t.dims.first().copied().unwrap_or(1);
-    let to = match wanted {
+    let to = match requested {
         ty if ty == t.ty => ty,
         ty => mix::fallback(ty, row).ok_or_else(|| Error::Row {
             tensor: tensor(),
@@ -442,7 +442,7 @@ pub(super) fn change_to(
         row,
         ty: to,
     })?;
-    let instead_of = (wanted != to).then_some(wanted);
+    let instead_of = (requested != to).then_some(requested);
     Ok(Change {
         tensor: t.clone(),
         to,

@@ -28,16 +28,16 @@ impl CacheArgs {
 
     /// Returns the types of keys and values; f32 if no type is given.
     pub(crate) fn types_or_f32(&self) -> KvTypes {
-        let one_is_given = self.cache_type_k.is_some() || self.cache_type_v.is_some();
-        self.types_or(if one_is_given {
+        let any_is_set = self.cache_type_k.is_some() || self.cache_type_v.is_some();
+        self.types_or(if any_is_set {
             KvType::default()
         } else {
             KvType::F32
         })
     }
 
-    fn types_or(&self, unless_given: KvType) -> KvTypes {
-        let of = |half: Option<KvType>| half.or(self.kv_type).unwrap_or(unless_given);
+    fn types_or(&self, default: KvType) -> KvTypes {
+        let of = |half: Option<KvType>| half.or(self.kv_type).unwrap_or(default);
         KvTypes {
             k: of(self.cache_type_k),
             v: of(self.cache_type_v),

@@ -37,30 +37,30 @@ pub(crate) struct ConstraintArgs {
 
 /// A rule, and the option or file that gave it, for messages.
 #[derive(Debug)]
-pub(crate) struct GivenRule {
+pub(crate) struct RuleArg {
     rule: Rule,
     origin: String,
 }
 
 impl ConstraintArgs {
-    /// Returns whether a rule is given.
-    pub(crate) fn is_given(&self) -> bool {
+    /// Returns whether an option sets a rule.
+    pub(crate) fn is_set(&self) -> bool {
         let files = [&self.json_schema_file, &self.grammar_file];
         let texts = [&self.json_schema, &self.grammar];
         files.iter().any(|file| file.is_some()) || texts.iter().any(|text| text.is_some())
     }
 
     /// Reads the rule and checks as much of it as is possible without a model.
-    pub(crate) fn read(&self) -> Result<Option<GivenRule>, Failure> {
+    pub(crate) fn read(&self) -> Result<Option<RuleArg>, Failure> {
         let schema = |(text, origin): (String, String)| match schema(&text) {
-            Ok(rule) => Ok(GivenRule { rule, origin }),
+            Ok(rule) => Ok(RuleArg { rule, origin }),
             Err(fault) => Err(wrong(&origin, fault)),
         };
-        let grammar = |(text, origin): (String, String)| GivenRule {
+        let grammar = |(text, origin): (String, String)| RuleArg {
             rule: Rule::of_grammar(&text),
             origin,
         };
-        let given = match self {
+        let arg = match self {
             ConstraintArgs {
                 json_schema: Some(text),
                 ..
@@ -79,9 +79,9 @@ impl ConstraintArgs {
             } => grammar(read("--grammar-file", path)?),
             _ => return Ok(None),
         };
-        let checked = given.rule.check();
-        checked.map_err(|error| wrong(&given.origin, error))?;
-        Ok(Some(given))
+        let checked = arg.rule.check();
+        checked.map_err(|error| wrong(&arg.origin, error))?;
+        Ok(Some(arg))
     }
 }
 
@@ -107,19 +107,19 @@ fn schema(text: &str) -> Result<Rule, String> {
     Rule::of_schema(schema).ok_or_else(expected)
 }
 
-/// Makes the constraint of each text of a run from the rule that was given.
+/// Makes the constraint of each text of a run from the rule of the options.
 pub(crate) struct Constraints {
     compiler: Compiler,
-    given: GivenRule,
+    arg: RuleArg,
     has_warned: Cell<bool>,
 }
 
 impl Constraints {
     /// Creates constraints for the vocabulary of a model.
-    pub(crate) fn new(engine: &Engine, given: GivenRule) -> Constraints {
+    pub(crate) fn new(engine: &Engine, arg: RuleArg) -> Constraints {
         Constraints {
             compiler: Compiler::new(engine),
-            given,
+            arg,
             has_warned: Cell::new(false),
         }
     }
@@ -130,10 +130,10 @@ impl Constraints {
         &self,
         reasoning: Reasoning,
     ) -> Result<Option<Box<dyn Constraint>>, Failure> {
-        let origin = &self.given.origin;
+        let origin = &self.arg.origin;
         let demand = Demand {
             reasoning,
-            ..Demand::from(self.given.rule.clone())
+            ..Demand::from(self.arg.rule.clone())
         };
         let compiled = self.compiler.compile(&demand);
         let compiled = compiled.map_err(|error| match error {
@@ -160,10 +160,10 @@ mod tests {
         constraint: ConstraintArgs,
     }
 
-    fn read(arguments: &[&str]) -> Result<Option<GivenRule>, Failure> {
+    fn read(arguments: &[&str]) -> Result<Option<RuleArg>, Failure> {
         let words = std::iter::once(&"octavo").chain(arguments);
         let line = Line::try_parse_from(words).expect("it parses");
-        assert_eq!(line.constraint.is_given(), !arguments.is_empty());
+        assert_eq!(line.constraint.is_set(), !arguments.is_empty());
         line.constraint.read()
     }
 
@@ -193,8 +193,8 @@ mod tests {
             ),
         ];
         for (option, value, rule) in cases {
-            let given = read(&[option, &value]).expect("nothing is wrong");
-            assert_eq!(given.expect("a rule").rule, rule, "{option} {value}");
+            let arg = read(&[option, &value]).expect("nothing is wrong");
+            assert_eq!(arg.expect("a rule").rule, rule, "{option} {value}");
         }
         std::fs::remove_dir_all(&dir).expect("it is removed");
     }

@@ -89,8 +89,8 @@ impl KeyArgs {
             number(".rope.scaling.yarn_beta_slow", self.yarn_beta_slow),
         ];
         let options = options.into_iter().flatten();
-        let given = self.override_kv.iter().flat_map(|list| list.0.clone());
-        options.chain(given).collect()
+        let overrides = self.override_kv.iter().flat_map(|list| list.0.clone());
+        options.chain(overrides).collect()
     }
 
     /// Returns the source with these keys.

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 pub(super) use cache::CacheArgs;
 use clap::Args;
-pub(super) use constraint::{ConstraintArgs, Constraints, GivenRule};
+pub(super) use constraint::{ConstraintArgs, Constraints, RuleArg};
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use keys::{KeyArgs, KeyValue, key_value};
 use octavo_engine::GenerationParams;
@@ -62,8 +62,8 @@ pub(super) struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Returns the model as it was given, if one was: a path or a name.
-    pub(super) fn given(&self) -> Option<PathBuf> {
+    /// Returns the model's path or name, if the options have one.
+    pub(super) fn name(&self) -> Option<PathBuf> {
         let path = self.positional.as_ref().or(self.flag.as_ref()).cloned();
         let of_hub = || {
             let repo = self.hf_repo.as_ref()?;
@@ -84,10 +84,10 @@ impl ModelArgs {
         if let Some(path) = self.local.get() {
             return Ok(Some(path));
         }
-        let Some(given) = self.given() else {
+        let Some(name) = self.name() else {
             return Ok(None);
         };
-        let path = hub::model(&given)?;
+        let path = hub::model(&name)?;
         Ok(Some(self.local.get_or_init(|| path)))
     }
 }

@@ -69,22 +69,25 @@ enum Seed {
 impl SampleArgs {
     /// Returns the sampler of a command that is greedy unless a sampling option is given.
     pub(super) fn config(&self) -> Result<SamplerConfig, Failure> {
-        let mut given = self.given()?;
+        let mut settings = self.settings()?;
         if let Some(Seed::Any) = self.seed {
-            given.seed = Some(random_seed());
+            settings.seed = Some(random_seed());
         }
-        Ok(given.greedy_unless_drawn(random_seed))
+        Ok(settings.greedy_unless_drawn(random_seed))
     }
 
     /// Returns the sampler of a command that samples by default: settings that are not given are
     /// the model's recommended ones, or llama-server's defaults.
     pub(super) fn config_with(&self, model: &SamplerDefaults) -> Result<SamplerConfig, Failure> {
-        let defaults = self.given()?.or(model).or(&SamplerDefaults::llama_server());
+        let defaults = self
+            .settings()?
+            .or(model)
+            .or(&SamplerDefaults::llama_server());
         Ok(defaults.config(random_seed))
     }
 
-    /// Returns the settings that are given.
-    pub(crate) fn given(&self) -> Result<SamplerDefaults, Failure> {
+    /// Returns the settings of the options.
+    pub(crate) fn settings(&self) -> Result<SamplerDefaults, Failure> {
         let order = self.samplers.clone().map(|order| order.0);
         self.refuse_without_effect(order.as_deref().unwrap_or(&Stage::DEFAULT_ORDER))?;
         let seed = match self.seed {
@@ -113,7 +116,7 @@ impl SampleArgs {
         let penalties = self.repeat_penalty.is_some_and(|r| r != 1.0)
             || self.presence_penalty.is_some_and(|r| r != 0.0)
             || self.frequency_penalty.is_some_and(|r| r != 0.0);
-        let given = [
+        let options = [
             // a temperature of 0 is greedy, whatever samplers run
             (
                 "--temp",
@@ -125,7 +128,7 @@ impl SampleArgs {
             ("--top-p", Stage::TopP, self.top_p.is_some()),
             ("penalties", Stage::Penalties, penalties),
         ];
-        match given
+        match options
             .iter()
             .find(|(_, stage, set)| *set && !order.contains(stage))
         {

@@ -25,8 +25,8 @@ pub(crate) struct SystemArgs {
 }
 
 impl SystemArgs {
-    /// Returns the name of the given option.
-    pub(crate) fn given(&self) -> Option<&'static str> {
+    /// Returns the name of the option that is set.
+    pub(crate) fn option(&self) -> Option<&'static str> {
         let file = self.system_file.as_ref().map(|_| "--system-file");
         self.system.as_ref().map(|_| "--system").or(file)
     }

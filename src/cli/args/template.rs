@@ -50,7 +50,7 @@ fn kwargs(text: &str) -> Result<Kwargs, String> {
 
 impl TemplateArgs {
     /// Returns whether any of these options is given.
-    pub(crate) fn is_given(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.chat_template.is_some()
             || self.chat_template_kwargs.is_some()
             || self.reasoning != Reasoning::Auto

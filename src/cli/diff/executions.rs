@@ -212,7 +212,7 @@ fn execution(
         let gpu = cuda::open(gpu).map_err(octavo_engine::Error::from)?;
         let limits = cuda::Limits {
             rows: n_tokens,
-            wanted: n_tokens,
+            outputs: n_tokens,
             sequences: 1,
             positions: n_tokens,
             n_pages,

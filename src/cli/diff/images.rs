@@ -11,7 +11,7 @@ use crate::vision::{self, of_image, place};
 
 /// Returns the image to encode with an image encoder.
 pub(super) fn only(args: &DiffArgs) -> Result<DecodedImage, Failure> {
-    let has_text = args.text.is_given() || args.tokens.is_some();
+    let has_text = args.text.is_set() || args.tokens.is_some();
     if args.mmproj.is_some() || args.llama_cpp.is_some() || has_text {
         return Err(Failure::Usage(
             "a vision tower takes images: expected --image FILE, and no text, --mmproj or \

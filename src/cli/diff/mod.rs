@@ -229,7 +229,7 @@ impl DiffArgs {
     fn device(&self, own: Option<Device>) -> Device {
         match own.unwrap_or(self.compute.device.device()) {
             Device::Auto => Device::Cpu,
-            given => given,
+            device => device,
         }
     }
 
@@ -349,7 +349,7 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
         ("--shard", args.shard.index().is_some()),
         ("--bless", args.bless),
     ];
-    if let Some((option, _)) = of_suites.into_iter().find(|(_, given)| *given) {
+    if let Some((option, _)) = of_suites.into_iter().find(|(_, is_set)| *is_set) {
         return Err(Failure::Usage(format!(
             "{option} has no effect: expected --suite with it"
         )));
@@ -369,7 +369,7 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
     ];
     let useless = of_references
         .into_iter()
-        .find(|(_, given)| *given && !recorded);
+        .find(|(_, is_set)| *is_set && !recorded);
     if let Some((option, _)) = useless {
         return Err(Failure::Usage(format!(
             "{option} has no effect: expected --reference or --llama-cpp with it"

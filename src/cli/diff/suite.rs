@@ -71,7 +71,7 @@ fn check_options(args: &DiffArgs) -> Result<(), Failure> {
         ("--all", args.all),
         ("--html", args.html.is_some()),
     ];
-    let report = report.into_iter().find(|(_, given)| *given);
+    let report = report.into_iter().find(|(_, is_set)| *is_set);
     let what = match report {
         _ if args.bless && is_sharded => {
             "--shard has no effect with --bless: expected one of the two".to_owned()

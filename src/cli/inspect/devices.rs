@@ -44,9 +44,9 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
 
 /// Describes the memory pages of weights.
 fn of_pages(pages: &LargePages) -> String {
-    let given = if pages.given { "large" } else { "small" };
+    let size = if pages.granted { "large" } else { "small" };
     let setting = pages.setting.as_deref().unwrap_or("unknown");
-    format!("weights get {given} pages (the system's setting: {setting})")
+    format!("weights get {size} pages (the system's setting: {setting})")
 }
 
 fn object(
@@ -58,7 +58,7 @@ fn object(
     let cpu =
         json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
     let pages = large_pages();
-    let memory = json!({"large_pages": pages.given, "large_pages_setting": pages.setting});
+    let memory = json!({"large_pages": pages.granted, "large_pages_setting": pages.setting});
     let mut object = json!({"version": VERSION, "cpu": cpu, "memory": memory, "gpus": []});
     match gpus {
         Err(error) => object["cuda"] = json!({"why": error.to_string()}),

@@ -212,9 +212,9 @@ fn compare(
 fn open_base(path: &Path, options: &mut EngineOptions) -> Result<Reader<File>, Failure> {
     let base = Reader::open(path)?;
     let n_ctx = base.shape().n_ctx;
-    if let Some(given) = options.ctx.filter(|given| (1..n_ctx).contains(given)) {
+    if let Some(ctx) = options.ctx.filter(|ctx| (1..n_ctx).contains(ctx)) {
         return Err(Failure::Input(format!(
-            "{}: chunks of {n_ctx} tokens: expected at most -c, {given}",
+            "{}: chunks of {n_ctx} tokens: expected at most -c, {ctx}",
             base.file()
         )));
     }

@@ -220,7 +220,7 @@ impl QuantReportArgs {
                 "--html or --out, which are written",
             ),
         ];
-        if let Some((option, _, expected)) = useless.into_iter().find(|(_, given, _)| *given) {
+        if let Some((option, _, expected)) = useless.into_iter().find(|(_, is_set, _)| *is_set) {
             return Err(Failure::Usage(format!(
                 "{option} has no effect: expected {expected}"
             )));

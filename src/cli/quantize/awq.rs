@@ -37,8 +37,8 @@ pub(super) struct AwqArgs {
 }
 
 impl AwqArgs {
-    /// Returns whether any of them is given.
-    pub(super) fn given(&self) -> bool {
+    /// Returns whether any of them is set.
+    pub(super) fn is_set(&self) -> bool {
         self.group.is_some() || self.file.is_some() || self.no_search
     }
 }

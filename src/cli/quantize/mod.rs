@@ -149,7 +149,7 @@ impl QuantizeArgs {
 
     /// Refuses options that awq ignores.
     fn only_awq(&self) -> Result<(), Failure> {
-        let given = [
+        let options = [
             ("--imatrix", self.imatrix.is_some()),
             ("--pure", self.pure),
             ("--tensor-type", !self.tensor_type.is_empty()),
@@ -163,9 +163,9 @@ impl QuantizeArgs {
             ("--force", self.force),
             ("--dry-run", self.dry_run),
         ];
-        match given
+        match options
             .iter()
-            .chain(&self.more.given())
+            .chain(&self.more.options())
             .find(|option| option.1)
         {
             Some((name, _)) => Err(Failure::Usage(format!("{name} has no effect with awq"))),
@@ -180,7 +180,7 @@ impl QuantizeArgs {
 
     /// Returns the number of threads, by whichever argument it was given.
     fn n_threads(&self) -> usize {
-        let threads = self.n_threads.map(threads::given);
+        let threads = self.n_threads.map(threads::requested);
         threads.unwrap_or_else(|| self.threads.decide()).count
     }
 
@@ -208,7 +208,7 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         args.only_awq()?;
         return awq::run(&args.awq, &args.input, &args.output, args.n_threads());
     }
-    if args.awq.given() {
+    if args.awq.is_set() {
         return Err(Failure::Usage(
             "--group, --file and --no-search: expected the type awq with them".to_owned(),
         ));
@@ -257,7 +257,7 @@ fn row(change: &Change) -> String {
     let to = match (change.converts(), change.instead_of) {
         (false, _) => "as it is".to_owned(),
         (true, None) => format!("-> {}", change.to),
-        (true, Some(wanted)) => format!("-> {} (rows do not fit {wanted})", change.to),
+        (true, Some(requested)) => format!("-> {} (rows do not fit {requested})", change.to),
     };
     format!(
         "{:<32} {:<16} {:<5} {to:<10} {:>9.2} MiB",

@@ -36,8 +36,8 @@ pub(super) struct MoreArgs {
 }
 
 impl MoreArgs {
-    /// Returns the options, and whether they are given.
-    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
+    /// Returns the options, and whether they are set.
+    pub(super) fn options(&self) -> [(&'static str, bool); 5] {
         [
             ("--tensor-type-file", self.tensor_type_file.is_some()),
             ("--include-weights", !self.include_weights.is_empty()),
@@ -50,10 +50,10 @@ impl MoreArgs {
     /// Refuses options that would have no effect.
     pub(super) fn check(&self, has_importance: bool) -> Result<(), Failure> {
         let of_importance = ["--include-weights", "--exclude-weights"];
-        let given = self.given();
-        let useless = given
+        let options = self.options();
+        let useless = options
             .iter()
-            .find(|(name, given)| *given && of_importance.contains(name));
+            .find(|(name, is_set)| *is_set && of_importance.contains(name));
         match useless {
             Some((name, _)) if !has_importance => Err(Failure::Usage(format!(
                 "{name} has no effect: expected --imatrix with it"
@@ -97,8 +97,8 @@ impl MoreArgs {
         let has = |names: &[String], tensor: &str| names.iter().any(|name| tensor.contains(name));
         let prune = self.prune();
         importance.with_names(|tensor| {
-            let wanted = include.is_empty() || has(include, tensor);
-            (wanted && !has(exclude, tensor)).then(|| prune.name(tensor))?
+            let is_included = include.is_empty() || has(include, tensor);
+            (is_included && !has(exclude, tensor)).then(|| prune.name(tensor))?
         })
     }
 }

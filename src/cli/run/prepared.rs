@@ -9,7 +9,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use octavo_vision::prompt;
 
 use super::RunArgs;
-use crate::args::{Constraints, GivenRule};
+use crate::args::{Constraints, RuleArg};
 use crate::failure::Failure;
 use crate::prompt::Prompt;
 use crate::{chat as conversation, reply, vision};
@@ -30,7 +30,7 @@ impl<'a> Prompts<'a> {
         args: &'a RunArgs,
         engine: &'a Engine,
         images: &'a [ImageHandle],
-        rule: Option<GivenRule>,
+        rule: Option<RuleArg>,
     ) -> Result<Prompts<'a>, Failure> {
         let template = match args.chat {
             true => Some(conversation::template(engine, &args.template)?),

@@ -129,7 +129,7 @@ pub(super) fn lower(
         caches: caches(network, &graph.nodes[nodes(graph, layers)], kv),
         states: compiler.states,
         output: compiler.output,
-        given: graph.given,
+        embedding_input_width: graph.embedding_input_width,
     };
     Lowered {
         program,

@@ -81,7 +81,7 @@ pub trait Backend: Send {
         BATCH_OF_CPUS
     }
 
-    /// Runs new tokens and returns the logits of the requested rows, `[wanted][n_vocab]`.
+    /// Runs new tokens and returns the logits of the requested rows, `[n_outputs][n_vocab]`.
     ///
     /// The caller has allocated every page that the block tables name; nothing is allocated for the
     /// cache here.
@@ -96,16 +96,16 @@ pub trait Backend: Send {
     /// # Errors
     /// If the device fails.
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
-        let wanted = step.wanted_rows();
+        let n_outputs = step.n_outputs();
         let logits = self.step(step, None)?;
         Ok(logits
-            .chunks_exact((logits.len() / wanted.max(1)).max(1))
+            .chunks_exact((logits.len() / n_outputs.max(1)).max(1))
             .map(finite_argmax)
             .collect())
     }
 
     /// As [`Backend::step`], but returns the named value `tap` of the requested rows,
-    /// `[wanted][width]`. A backend need not compute what comes after it.
+    /// `[n_outputs][width]`. A backend need not compute what comes after it.
     ///
     /// # Errors
     /// If the device fails.

@@ -160,7 +160,7 @@ mod tests {
             tokens: &tokens,
             start: 0,
             tables: &[&[2, 0, 1]],
-            wanted: 20..40,
+            outputs: 20..40,
             ..StepSequence::default()
         }];
         let step = Step {

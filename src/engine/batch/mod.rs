@@ -65,9 +65,9 @@ impl Batch {
     pub fn new(engine: &Engine, options: BatchOptions) -> Batch {
         let limits = engine.limits();
         let settings = Settings {
-            sequences: limits.sequences.min(limits.wanted).min(limits.rows),
+            sequences: limits.sequences.min(limits.outputs).min(limits.rows),
             rows: limits.rows,
-            wanted: limits.wanted,
+            outputs: limits.outputs,
             prefill_budget: options.prefill_budget,
             balance: balance(engine.model()),
             prefixes: options.prefixes && engine.hparams().is_causal(),
@@ -304,7 +304,7 @@ impl Batch {
             };
             of_its_kind.0.push(i);
             of_its_kind.1.push(StepInput {
-                wanted: chunk.n - chunk.wanted..chunk.n,
+                outputs: chunk.n - chunk.outputs..chunk.n,
                 only_argmax: branch.wants_argmax(),
                 ..StepInput::new(kv, cached, next)
             });

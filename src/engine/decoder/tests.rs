@@ -151,7 +151,7 @@ fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
 }
 
 #[test]
-fn logits_are_wanted_only_where_the_largest_is_not_enough() {
+fn logits_are_needed_only_where_the_largest_is_not_enough() {
     let is_enough = |params: &GenerationParams| decoder(&[1], params).needs_only_argmax();
     let greedy = SamplerConfig {
         temperature: 0.0,

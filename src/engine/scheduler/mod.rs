@@ -233,7 +233,7 @@ impl Scheduler {
     /// order of arrival.
     pub(crate) fn prefills(&mut self, kv_cache: &mut KvCacheManager) -> StepPlan {
         let (mut plan, mut rows) = (StepPlan::default(), self.chunk());
-        let mut outputs = self.settings.wanted;
+        let mut outputs = self.settings.outputs;
         let mut is_open = true;
         for at in 0..self.sequences.len() {
             if rows == 0 || outputs == 0 {
@@ -258,14 +258,14 @@ impl Scheduler {
             }
             let sequence = &self.sequences[at];
             let is_last = sequence.kv.len() + n == sequence.tokens.len();
-            let wanted = if sequence.wants_all {
+            let n_outputs = if sequence.wants_all {
                 n
             } else {
                 usize::from(is_last)
             };
-            plan.push(sequence, n, wanted);
+            plan.push(sequence, n, n_outputs);
             rows -= n;
-            outputs -= wanted;
+            outputs -= n_outputs;
         }
         plan
     }

@@ -15,7 +15,7 @@ pub(crate) struct Settings {
     /// Maximum number of tokens in a step.
     pub rows: usize,
     /// Maximum number of tokens with outputs in a step.
-    pub wanted: usize,
+    pub outputs: usize,
     /// Target time of a prefill step while other requests generate.
     pub prefill_budget: Duration,
     /// Positions before a token whose attention takes as long as its products with weights.
@@ -271,7 +271,7 @@ pub(crate) struct ScheduledChunk {
     /// Number of tokens.
     pub n: usize,
     /// How many of them, from the last, need outputs.
-    pub wanted: usize,
+    pub outputs: usize,
     /// How many of them, from the last, are draft tokens.
     pub drafts: usize,
 }
@@ -288,13 +288,13 @@ pub(crate) struct StepPlan {
 }
 
 impl StepPlan {
-    /// Adds `n` tokens of a request; the last `wanted` of them need outputs.
-    pub(super) fn push(&mut self, sequence: &Sequence, n: usize, wanted: usize) {
+    /// Adds `n` tokens of a request; the last `outputs` of them need outputs.
+    pub(super) fn push(&mut self, sequence: &Sequence, n: usize, outputs: usize) {
         self.chunks.push(ScheduledChunk {
             id: sequence.id,
             group: sequence.group,
             n,
-            wanted,
+            outputs,
             drafts: 0,
         });
     }

@@ -332,7 +332,7 @@ impl World {
                 write(&mut self.store, &self.kv_cache, kv, kv.len() + i, value);
             }
             kv.advance(kv.len() + tokens.len());
-            if chunk.wanted > 0 {
+            if chunk.outputs > 0 {
                 outputs.push((*chunk, value, kv.len()));
             }
         }

@@ -321,11 +321,11 @@ mod tests {
     fn nothing_is_drafted_before_a_step_was_measured_unless_it_is_forced() {
         let cost_model = CostModel::default();
         assert_eq!(cost_model.plan(request(15), |_| 0.99).n, 0);
-        let wanted = DraftRequest {
+        let forced = DraftRequest {
             is_forced: true,
             ..request(15)
         };
-        assert!(measured(0.012).plan(wanted, |_| 0.01).n == 1);
+        assert!(measured(0.012).plan(forced, |_| 0.01).n == 1);
     }
 
     #[test]

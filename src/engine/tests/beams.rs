@@ -228,9 +228,9 @@ fn it_finds_what_its_definition_says() {
             let found = alone(&engine, search(&prompt, options, width, length_penalty));
             let what = format!("{text:?} {options:?} {width} {length_penalty}");
             let tokens = found.iter().map(|found| &found.text.tokens);
-            let wanted = expected.iter().map(|(tokens, ..)| tokens);
+            let expected_tokens = expected.iter().map(|(tokens, ..)| tokens);
             assert!(
-                tokens.eq(wanted),
+                tokens.eq(expected_tokens),
                 "{what}: {found:?}, expected {expected:?}"
             );
             for (found, (_, sum, score)) in found.iter().zip(&expected) {

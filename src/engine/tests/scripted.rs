@@ -65,7 +65,7 @@ impl<F: Fn(&[u32]) -> Vec<f32> + Send> Backend for Scripted<F> {
                 let (page, place) = place(at);
                 self.pages.entry(page).or_insert([0; PAGE_POSITIONS])[place] = token;
             }
-            for row in seq.wanted.clone() {
+            for row in seq.outputs.clone() {
                 let positions = (0..=seq.start + row).map(place);
                 let text: Vec<u32> = positions
                     .map(|(page, place)| self.pages[&page][place])

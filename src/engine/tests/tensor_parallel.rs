@@ -76,13 +76,13 @@ pub(crate) fn bits(engine: &Engine, prompt: usize, steps: usize) -> Vec<u32> {
     let prompt: Vec<u32> = prompt.collect();
     let mut session = engine.session();
     let mut bits = Vec::new();
-    let (mut tokens, mut phase, mut wanted) = (prompt, Phase::Prefill, LogitsFor::All);
+    let (mut tokens, mut phase, mut logits_for) = (prompt, Phase::Prefill, LogitsFor::All);
     for _ in 0..steps {
-        let logits = session.eval(&tokens, phase, wanted).expect("logits");
+        let logits = session.eval(&tokens, phase, logits_for).expect("logits");
         bits.extend(logits.data.iter().map(|x| x.to_bits()));
         let last = logits.last().expect("a row");
         tokens = vec![top_logits(last, 1)[0].0];
-        (phase, wanted) = (Phase::Decode, LogitsFor::Last);
+        (phase, logits_for) = (Phase::Decode, LogitsFor::Last);
     }
     bits
 }

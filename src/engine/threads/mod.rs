@@ -39,10 +39,10 @@ pub struct Threads {
 /// Reason for a number of threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The user gave it.
-    Given,
+    /// The user asked for this number.
+    Requested,
     /// The user asked for more threads than the process has CPUs.
-    GivenMore {
+    CappedRequest {
         /// Threads asked for.
         asked: usize,
         /// CPUs that the process may use, of every kind.
@@ -85,8 +85,8 @@ fn counted(n: usize, what: &str) -> String {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Given => f.write_str("given"),
-            Reason::GivenMore { asked, cpus } => {
+            Reason::Requested => f.write_str("given"),
+            Reason::CappedRequest { asked, cpus } => {
                 write!(f, "{asked} given, of {} allowed", counted(*cpus, "CPU"))
             }
             Reason::All => f.write_str("all CPUs"),
@@ -234,11 +234,11 @@ impl Machine {
         match asked > cpus {
             true => Threads {
                 count: cpus,
-                reason: Reason::GivenMore { asked, cpus },
+                reason: Reason::CappedRequest { asked, cpus },
             },
             false => Threads {
                 count: asked.max(1),
-                reason: Reason::Given,
+                reason: Reason::Requested,
             },
         }
     }

@@ -325,11 +325,11 @@ fn no_more_than_the_cpus_are_given() {
     write(root.path(), "proc/self/cgroup", "0::/\n");
     write(root.path(), "sys/fs/cgroup/cpu.max", "100000 100000\n");
     let machine = Machine::read(root.path()).expect("CPUs are listed");
-    let given = |n| machine.threads_asked(n).to_string();
+    let requested = |n| machine.threads_asked(n).to_string();
     // hyperthreads, slow cores and CPUs beyond the quota may be asked for
-    assert_eq!(given(1), "1 thread: given");
-    assert_eq!(given(5), "5 threads: given");
-    assert_eq!(given(6), "5 threads: 6 given, of 5 CPUs allowed");
+    assert_eq!(requested(1), "1 thread: given");
+    assert_eq!(requested(5), "5 threads: given");
+    assert_eq!(requested(6), "5 threads: 6 given, of 5 CPUs allowed");
     assert_eq!(
         machine.threads_asked(6).in_brackets(),
         "5 threads (6 given, of 5 CPUs allowed)"

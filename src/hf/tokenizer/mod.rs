@@ -300,8 +300,8 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
             vocab.pad,
         ),
     ] {
-        let given = fallback.map_or(Ok(Vec::new()), |key| config.ids(key))?;
-        if let Some(id) = by_setting(key)?.or(given.first().copied()).or(own) {
+        let fallback = fallback.map_or(Ok(Vec::new()), |key| config.ids(key))?;
+        if let Some(id) = by_setting(key)?.or(fallback.first().copied()).or(own) {
             view.set(&format!("tokenizer.ggml.{to}"), id);
         }
     }

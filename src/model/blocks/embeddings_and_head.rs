@@ -96,7 +96,7 @@ impl Builder<'_> {
             n_layer: self.h.n_layer(),
             first_layer: self.first_layer,
             input: 0,
-            given: self.h.image_embedding_width(),
+            embedding_input_width: self.h.image_embedding_width(),
             layers,
             hidden,
             logits,

@@ -97,7 +97,7 @@ impl Builder<'_> {
             rows: self.info(ids).rows,
             ..info
         };
-        if info.rows == RowSet::Wanted {
+        if info.rows == RowSet::Outputs {
             x = self.push(Op::SelectRows { x }, info, None);
         }
         let chosen = self.push(Op::Gather { x, ids }, self.info(ids), None);

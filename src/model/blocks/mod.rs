@@ -103,14 +103,14 @@ impl<'a> Builder<'a> {
         self.w.matrix(a).tensor == self.w.matrix(b).tensor
     }
 
-    /// Keeps only the rows whose logits are wanted in the last layer: nothing after it looks at
-    /// other tokens, and the feed-forward block is most of a layer's work.
-    fn wanted<const N: usize>(&mut self, values: [ValueId; N], l: usize) -> [ValueId; N] {
+    /// Keeps only the rows with outputs in the last layer: nothing after it looks at other tokens,
+    /// and the feed-forward block is most of a layer's work.
+    fn output_rows<const N: usize>(&mut self, values: [ValueId; N], l: usize) -> [ValueId; N] {
         if l + 1 < self.h.n_layer() {
             return values;
         }
         values.map(|x| {
-            let rows = RowSet::Wanted;
+            let rows = RowSet::Outputs;
             let info = ValueShape {
                 rows,
                 ..self.info(x)
@@ -148,7 +148,7 @@ impl<'a> Builder<'a> {
         let w = self.of_layer(l);
         let normed = self.optional_norm(x, w.attn_norm, l);
         let out = self.mixed(normed, l);
-        let [out, x] = self.wanted([out, x], l);
+        let [out, x] = self.output_rows([out, x], l);
         let out = self.optional_norm(out, w.attn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
         if w.ffn == Ffn::Absent {
@@ -180,7 +180,7 @@ impl<'a> Builder<'a> {
         let all = self.per_layer.expect("made with the embeddings");
         let width = self.h.n_embd_per_layer;
         let own = self.part(all, l * width, width);
-        let [up] = self.wanted([own], l);
+        let [up] = self.output_rows([own], l);
         let gate = self.matmul(x, w.gate, None);
         let gated = Op::Gate {
             gate,
@@ -197,7 +197,8 @@ impl<'a> Builder<'a> {
         let ffn_normed = w.ffn_norm.map(|norm| self.norm(x, norm, Some(l)));
         let normed = self.optional_norm(x, w.attn_norm, l);
         let attended = self.mixed(normed, l);
-        let [attended, x, normed] = self.wanted([attended, x, ffn_normed.unwrap_or(normed)], l);
+        let [attended, x, normed] =
+            self.output_rows([attended, x, ffn_normed.unwrap_or(normed)], l);
         let out = self.feed_forward(normed, x, l);
         let out = self.add(out, x, None);
         self.add(attended, out, at(taps::L_OUT, l))
@@ -206,7 +207,7 @@ impl<'a> Builder<'a> {
     fn normed_sums(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.of_layer(l);
         let out = self.mixed(x, l);
-        let [out, x] = self.wanted([out, x], l);
+        let [out, x] = self.output_rows([out, x], l);
         let x = self.add(out, x, None);
         let x = self.optional_norm(x, w.attn_post_norm, l);
         let out = self.feed_forward(x, x, l);

@@ -130,7 +130,7 @@ fn at_node(node: usize, error: ShapeError) -> GraphError {
         },
         ShapeError::NoState { state } => GraphError::State { node, state },
         ShapeError::NoRope { rope } => GraphError::Rope { node, rope },
-        ShapeError::NoInput => GraphError::Given { node },
+        ShapeError::NoInput => GraphError::NoInput { node },
     }
 }
 
@@ -159,8 +159,8 @@ impl Shapes<ValueId, WeightId, VecId, WeightId> for Check<'_> {
         Some(self.graph.input).filter(|width| *width > 0)
     }
 
-    fn given(&self) -> usize {
-        self.graph.given
+    fn embedding_input_width(&self) -> usize {
+        self.graph.embedding_input_width
     }
 
     fn rope(&self, rope: usize) -> Option<usize> {

@@ -1,8 +1,8 @@
 //! The forward pass as data: a list of coarse named ops that every backend executes.
 //!
 //! Values are matrices of one row per token; their width is fixed, their row count is that of the
-//! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap says what
-//! llama.cpp calls the same tensor.
+//! batch until `Op::SelectRows` keeps the rows with outputs. A node's tap says what llama.cpp calls
+//! the same tensor.
 
 mod check;
 mod nodes;
@@ -56,16 +56,17 @@ pub struct Graph {
     pub n_layer: usize,
     /// Index in [`Graph::nodes`] of the first layer's first node; those before it embed the tokens.
     pub first_layer: usize,
-    /// Width of the embedding rows given with a step, for graphs that begin with these instead of
+    /// Width of the rows that come with a step, for graphs that begin with these instead of
     /// token ids; 0 if the graph begins with token ids.
     pub input: usize,
-    /// Width of a given row that may replace a token's embedding; 0 if none may.
-    pub given: usize,
+    /// Width of a row that may replace a token's embedding; 0 if none may.
+    pub embedding_input_width: usize,
     /// Output of each layer, (rows, n_embd).
     pub layers: Vec<ValueId>,
-    /// Result of the final norm, or the output of a model without logits, (wanted rows, n_embd).
+    /// Result of the final norm, or the output of a model without logits,
+    /// (rows with outputs, n_embd).
     pub hidden: ValueId,
-    /// Logits, (wanted rows, n_vocab); the same as [`Graph::hidden`] where a model has none.
+    /// Logits, (rows with outputs, n_vocab); the same as [`Graph::hidden`] where a model has none.
     pub logits: ValueId,
 }
 
@@ -106,9 +107,9 @@ pub enum GraphError {
     /// A part of the state does not exist, or is not used by exactly one node.
     #[error("node {node}: state {state}: expected one node that keeps it")]
     State { node: usize, state: usize },
-    /// A node takes rows given with a step, and there are none.
+    /// A node takes rows that come with a step, and there are none.
     #[error("node {node} takes rows that nobody gives")]
-    Given { node: usize },
+    NoInput { node: usize },
     /// A result is a value that no node writes.
     #[error("value {value} is a result but is never written")]
     NoResult { value: u32 },

@@ -359,7 +359,7 @@ fn check_feed_forward(k: &Keys<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 /// Reads the number of first layers that get deepstack features: never the last, after which only
-/// the wanted rows are left.
+/// the rows with outputs are left.
 fn deepstack(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<usize, Error> {
     if !spec.reads.contains(&DEEPSTACK) {
         return Ok(0);

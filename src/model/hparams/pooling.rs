@@ -66,8 +66,8 @@ pub(crate) fn see_all(
     h: &mut Hparams,
     default: Option<bool>,
 ) -> Result<(), Error> {
-    let is_given = k.get(CAUSAL).is_some();
-    let Some(default) = default.or(is_given.then_some(true)) else {
+    let is_set = k.get(CAUSAL).is_some();
+    let Some(default) = default.or(is_set.then_some(true)) else {
         return Err(k.missing(k.full(CAUSAL), "false"));
     };
     if k.flag(CAUSAL, default)? {

@@ -212,9 +212,9 @@ fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourc
     } else {
         "rope.scaling.factor"
     };
-    let given = k.get(suffix).is_some();
+    let has_factor = k.get(suffix).is_some();
     let kind = match k.text(TYPE)? {
-        None if given => Sourced::default(ScalingKind::Linear),
+        None if has_factor => Sourced::default(ScalingKind::Linear),
         None => Sourced::default(ScalingKind::None),
         Some("none") => Sourced::file(ScalingKind::None),
         Some("linear") => Sourced::file(ScalingKind::Linear),

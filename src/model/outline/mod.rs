@@ -274,7 +274,7 @@ fn as_map<S: Serializer>(parameters: &[Parameter], to: S) -> Result<S::Ok, S::Er
 fn rows_name<S: Serializer>(rows: &RowSet, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(match rows {
         RowSet::All => "tokens",
-        RowSet::Wanted => "outputs",
+        RowSet::Outputs => "outputs",
         RowSet::Merged => "merged",
     })
 }

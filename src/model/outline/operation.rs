@@ -233,21 +233,21 @@ impl Reader<'_> {
     fn rope(&self, head_dim: usize, rope: usize) -> Vec<Parameter> {
         let table = &self.network.ropes()[rope];
         let mut all = Vec::new();
-        let given = self.angles.as_ref().map(|angles| &angles.ropes[rope]);
-        if let Some(given) = given {
-            all.push(number("base", given.freq_base.value));
+        let settings = self.angles.as_ref().map(|angles| &angles.ropes[rope]);
+        if let Some(settings) = settings {
+            all.push(number("base", settings.freq_base.value));
         }
         all.push(count("dims", table.n_rot()));
         if table.n_rot() < head_dim {
             all.push(count("head_dim", head_dim));
         }
         all.push(word("pairing", table.pairing.name()));
-        let scaled = given.filter(|given| given.scaling.value != ScalingKind::None);
-        if let Some(given) = scaled {
-            all.push(word("scaling", given.scaling.value.name()));
-            all.push(number("factor", given.factor.value));
-            if given.scaling.value != ScalingKind::Linear {
-                all.push(count("original_context", given.original_context.value));
+        let scaled = settings.filter(|settings| settings.scaling.value != ScalingKind::None);
+        if let Some(settings) = scaled {
+            all.push(word("scaling", settings.scaling.value.name()));
+            all.push(number("factor", settings.factor.value));
+            if settings.scaling.value != ScalingKind::Linear {
+                all.push(count("original_context", settings.original_context.value));
             }
         }
         if table.magnitude != 1.0 {

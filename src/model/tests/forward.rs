@@ -18,7 +18,7 @@ fn mean(x: &[f64]) -> f64 {
     x.iter().sum::<f64>() / x.len() as f64
 }
 
-/// A run of the graph: every row of every value; all rows are wanted.
+/// A run of the graph: every row of every value; all rows have outputs.
 struct Run<'a> {
     m: &'a Model,
     gguf: &'a Gguf,
@@ -159,7 +159,7 @@ impl Run<'_> {
                 let w = self.weight(w);
                 self.rows(x, |row| w.iter().map(|w| ops::dot(row, w)).collect())
             }
-            // a text has no given rows
+            // a text has no embedding inputs
             Op::AddEmbeddings { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
             Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
             Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),

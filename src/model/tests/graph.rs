@@ -106,7 +106,7 @@ fn layers_follow_each_other_and_rows_are_selected_once() {
             .map(|i| names[i + 1].as_str()),
         Some("attn_norm-2")
     );
-    // the last layer's attention covers every token; later ops only the wanted rows
+    // the last layer's attention covers every token; later ops only the rows with outputs
     let rows = |name: &str| {
         let node = m
             .graph
@@ -119,14 +119,14 @@ fn layers_follow_each_other_and_rows_are_selected_once() {
     for all in ["inp_embd", "l_out-0", "l_out-1", "kqv_out-2", "attn_out-2"] {
         assert_eq!(rows(all), RowSet::All, "{all}");
     }
-    for wanted in [
+    for name in [
         "ffn_inp-2",
         "ffn_out-2",
         "l_out-2",
         "result_norm",
         "result_output",
     ] {
-        assert_eq!(rows(wanted), RowSet::Wanted, "{wanted}");
+        assert_eq!(rows(name), RowSet::Outputs, "{name}");
     }
     assert_eq!(
         m.graph

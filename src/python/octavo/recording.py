@@ -84,12 +84,12 @@ def record(module: Any, mapping: Mapping[str, str]) -> Recording:
     modules = dict(module.named_modules())
     try:
         for path, name in mapping.items():
-            wanted = path.removesuffix(" input")
-            pattern, is_input = _pattern(wanted), path.endswith(" input")
+            submodule = path.removesuffix(" input")
+            pattern, is_input = _pattern(submodule), path.endswith(" input")
             found = [(pattern.fullmatch(key), key) for key in modules]
             matches = [(match, key) for match, key in found if match]
             if not matches:
-                raise KeyError(f"{wanted}: expected the path of a submodule, "
+                raise KeyError(f"{submodule}: expected the path of a submodule, "
                                f"such as {', '.join(list(modules)[1:6])}")
             for match, key in matches:
                 tap = name.replace("{i}", match.group(1)) if match.groups() else name
@@ -103,7 +103,7 @@ def record(module: Any, mapping: Mapping[str, str]) -> Recording:
 def _hook(recording: Recording, module: Any, tap: str, is_input: bool) -> Any:
     """Makes a module put what it computes into a recording."""
 
-    def take(_module: Any, given: Any, made: Any) -> None:
-        recording[tap] = _array(given if is_input else made)
+    def take(_module: Any, inputs: Any, made: Any) -> None:
+        recording[tap] = _array(inputs if is_input else made)
 
     return module.register_forward_hook(take)

@@ -178,10 +178,10 @@ class Module:
 
         return Handle()
 
-    def __call__(self, *given):
-        made = self.work(self, *given)
+    def __call__(self, *inputs):
+        made = self.work(self, *inputs)
         for hook in self.hooks:
-            hook(self, given, made)
+            hook(self, inputs, made)
         return made
 
 

@@ -35,14 +35,14 @@ fn fetcher(hosts: &[&str], roots: RootCertStore) -> Fetcher {
 
 /// Fetches images; returns the message on failure.
 fn fetch(fetcher: &Fetcher, urls: &[String]) -> Result<Vec<Vec<u8>>, String> {
-    let wanted: Vec<_> = urls
+    let image_urls: Vec<_> = urls
         .iter()
-        .map(|url| Wanted {
+        .map(|url| ImageUrl {
             field: "messages".to_owned(),
             url: url.clone(),
         })
         .collect();
-    match runtime().block_on(fetcher.all(&wanted)) {
+    match runtime().block_on(fetcher.all(&image_urls)) {
         Ok(fetched) => Ok(urls
             .iter()
             .map(|url| fetched.file(url).expect("all are there").to_owned())
@@ -227,15 +227,15 @@ fn images_of_a_request_are_bounded_together() {
 fn as_many_are_fetched_at_a_time_as_there_are_places() {
     let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
-    let wanted = [Wanted {
+    let urls = [ImageUrl {
         field: String::new(),
         url: web.url("/image"),
     }];
     let runtime = runtime();
-    let one = || runtime.block_on(async { timeout(PATIENCE, fetcher.all(&wanted)).await });
+    let one = || runtime.block_on(async { timeout(PATIENCE, fetcher.all(&urls)).await });
     let mut held: Vec<_> = (0..PLACES).map(|_| one().expect("in time").ok()).collect();
     let soon = Duration::from_millis(100);
-    let next = runtime.block_on(async { timeout(soon, fetcher.all(&wanted)).await });
+    let next = runtime.block_on(async { timeout(soon, fetcher.all(&urls)).await });
     assert!(next.is_err(), "all places are taken");
     held.pop();
     assert!(one().expect("in time").is_ok());
@@ -245,14 +245,14 @@ fn as_many_are_fetched_at_a_time_as_there_are_places() {
 fn nothing_is_fetched_for_who_is_gone() {
     let web = Web::new(IMAGE);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
-    let wanted = [Wanted {
+    let urls = [ImageUrl {
         field: String::new(),
         url: web.url("/slow"),
     }];
     let runtime = runtime();
     // the runtime provides timers
     let _entered = runtime.enter();
-    let mut fetching = Box::pin(fetcher.all(&wanted));
+    let mut fetching = Box::pin(fetcher.all(&urls));
     while web.asked().is_empty() {
         let soon = timeout(Duration::from_millis(10), &mut fetching);
         assert!(runtime.block_on(soon).is_err(), "it has no end");

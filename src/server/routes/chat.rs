@@ -247,7 +247,7 @@ fn demanded(
     template: &str,
     rendered: &Continued,
 ) -> Result<Option<Demanded>, ApiError> {
-    let given = demand::read(fields)?;
+    let text = demand::read(fields)?;
     let several = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let is_chosen = |tool: &&Value| match choice {
         ToolChoice::Named(name) => tool_name(tool) == name,
@@ -266,15 +266,15 @@ fn demanded(
         required: *choice != ToolChoice::Auto,
         tools,
     });
-    if calls.is_none() && given.is_none() {
+    if calls.is_none() && text.is_none() {
         return Ok(None);
     }
-    let param = given.as_ref().map_or("tools", |given| given.param);
+    let param = text.as_ref().map_or("tools", |text| text.param);
     let is_strict = |tool: &Value| tool["function"]["strict"] == true;
     let strict = calls
         .as_ref()
         .is_some_and(|calls| calls.tools.iter().any(is_strict));
-    let given = given.map(|given| given.demand).unwrap_or_default();
+    let text = text.map(|text| text.demand).unwrap_or_default();
     let reasoning = Reasoning::of(template, &rendered.prompt);
     let reasoning = match rendered.in_thought {
         true => reasoning.in_thought(),
@@ -284,8 +284,8 @@ fn demanded(
         demand: Demand {
             calls,
             reasoning,
-            strict: strict || given.strict,
-            ..given
+            strict: strict || text.strict,
+            ..text
         },
         param,
     }))

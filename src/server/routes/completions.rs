@@ -105,7 +105,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     let echo = fields.bool("echo")?.unwrap_or(false);
     // some clients send the chat API's value
     let logprobs = match fields.get("logprobs") {
-        Some(Value::Bool(wanted)) => wanted.then_some(0),
+        Some(Value::Bool(enabled)) => enabled.then_some(0),
         _ => fields.count("logprobs", 0, MAX_TOP)?,
     };
     // always include the most likely token: it shows whether a text is greedy

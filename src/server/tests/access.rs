@@ -86,9 +86,9 @@ fn pages_of_other_sites_are_turned_away() {
     // the browser sends a preflight request
     let asked = read(server.send("OPTIONS", "/tokenize", headers, b""));
     assert_eq!(asked.status, 200);
-    let wanted =
+    let with_names =
         format!("{headers}access-control-request-headers: content-type, x-stainless-os\r\n");
-    let more = read(server.send("OPTIONS", "/tokenize", &wanted, b""));
+    let more = read(server.send("OPTIONS", "/tokenize", &with_names, b""));
     let all = "access-control-allow-headers: content-type, x-stainless-os\r";
     assert!(more.head.contains(all), "{}", more.head);
     let allowed = "access-control-allow-origin: https://example.org";

@@ -199,18 +199,18 @@ fn a_last_message_of_the_assistant_is_continued() {
     let server = Server::usual();
     let user = json!({ "role": "user", "content": "a" });
     let with = |content: Value| json!([user, { "role": "assistant", "content": content }]);
-    let given = prompt(
+    let expected = prompt(
         &server,
         &json!({
             "messages": with(json!("2 and")), "continue_final_message": true,
         }),
     );
-    assert!(given.ends_with("assistant\n2 and"), "{given}");
+    assert!(expected.ends_with("assistant\n2 and"), "{expected}");
     let parts = json!([{ "type": "text", "text": "2 and" }]);
     for content in [json!("2 and"), parts] {
         assert_eq!(
             prompt(&server, &json!({ "messages": with(content) })),
-            given
+            expected
         );
     }
     let begun = prompt(
@@ -428,12 +428,12 @@ fn pieces_have_times_and_answers_the_fields_that_are_asked_for() {
         assert!(counts.len() > 1 && counts.is_sorted(), "{path}: {counts:?}");
         assert_eq!(counts.last(), Some(&4), "{path}");
     }
-    let wanted = ["content", "generation_settings/n_predict", "no/such"];
-    let body = json!({ "prompt": "1+1=", "n_predict": 3, "response_fields": wanted });
+    let fields_asked = ["content", "generation_settings/n_predict", "no/such"];
+    let body = json!({ "prompt": "1+1=", "n_predict": 3, "response_fields": fields_asked });
     let answer = ok(&server, "/completion", &body);
     let fields: Vec<&String> = answer.as_object().expect("an object").keys().collect();
-    assert_eq!(fields, [wanted[0], wanted[1]]);
-    assert_eq!(answer[wanted[1]], 3);
+    assert_eq!(fields, [fields_asked[0], fields_asked[1]]);
+    assert_eq!(answer[fields_asked[1]], 3);
 }
 
 #[test]

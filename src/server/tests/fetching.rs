@@ -36,13 +36,13 @@ fn an_image_is_the_same_from_wherever_it_comes() {
         server.post("/v1/chat/completions", &asked(parts)).json()
     };
     let fetched = ask(remote(&web.url("/to/2")));
-    let given = ask(image("wide"));
+    let embedded = ask(image("wide"));
     let ids = |answer: &Value| answer["choices"][0]["token_ids"].clone();
     assert_eq!(ids(&fetched).as_array().map(Vec::len), Some(8), "{fetched}");
-    assert_eq!(ids(&fetched), ids(&given));
+    assert_eq!(ids(&fetched), ids(&embedded));
     // fetched images are cached by content
     let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
-    assert_eq!((cached(&fetched), cached(&given)), (json!(0), json!(32)));
+    assert_eq!((cached(&fetched), cached(&embedded)), (json!(0), json!(32)));
     assert_eq!(cached(&ask(remote(&web.url("/bytes")))), 32);
     let body = json!({
         "input": [{ "role": "user", "content": [
@@ -55,7 +55,7 @@ fn an_image_is_the_same_from_wherever_it_comes() {
     });
     let other = server.post("/v1/responses", &body).json();
     assert_eq!(
-        other["output"][0]["content"][0]["text"], given["choices"][0]["message"]["content"],
+        other["output"][0]["content"][0]["text"], embedded["choices"][0]["message"]["content"],
         "{other}"
     );
     assert_eq!(

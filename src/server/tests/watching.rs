@@ -176,9 +176,9 @@ fn numbers_have_our_names_and_vllms_where_they_are_asked_for() {
     let server = Server::new(small(), both);
     ask(&server);
     let found = numbers(&server);
-    let value = |wanted: &str| {
-        let one = found.iter().find(|(name, _)| name == wanted);
-        let (_, value) = one.unwrap_or_else(|| panic!("{wanted} is not there"));
+    let value = |metric: &str| {
+        let one = found.iter().find(|(name, _)| name == metric);
+        let (_, value) = one.unwrap_or_else(|| panic!("{metric} is not there"));
         value.parse::<f64>().expect("a number")
     };
     for (theirs, own) in READ {

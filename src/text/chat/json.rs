@@ -20,9 +20,14 @@ struct Style<'a> {
 /// Implements the filter
 /// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
-    type Given = Option<Value>;
-    let (ascii, indent, separators, sort, options): (Given, Given, Given, Given, Kwargs) =
-        from_args(args)?;
+    type Argument = Option<Value>;
+    let (ascii, indent, separators, sort, options): (
+        Argument,
+        Argument,
+        Argument,
+        Argument,
+        Kwargs,
+    ) = from_args(args)?;
     let ascii = ascii.or(options.get("ensure_ascii")?);
     let indent = indent.or(options.get("indent")?);
     let separators = separators.or(options.get("separators")?);

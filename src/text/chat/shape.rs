@@ -113,8 +113,8 @@ impl ChatTemplate {
             .iter()
             .any(|message| !message.tool_calls.is_empty())
         {
-            let wanted = || self.wants_arguments_as_text();
-            shape.arguments_as_text = *self.shapes.arguments_as_text.get_or_init(wanted);
+            let as_text = || self.wants_arguments_as_text();
+            shape.arguments_as_text = *self.shapes.arguments_as_text.get_or_init(as_text);
         }
         let empty = Content::Text(String::new());
         let absent = |message: &Message| {
@@ -315,9 +315,9 @@ impl ChatTemplate {
     }
 
     fn absent(&self) -> Absent {
-        let wanted = || self.wants_arguments_as_text();
+        let as_text = || self.wants_arguments_as_text();
         let shape = Shape {
-            arguments_as_text: *self.shapes.arguments_as_text.get_or_init(wanted),
+            arguments_as_text: *self.shapes.arguments_as_text.get_or_init(as_text),
             ..self.plain_shape()
         };
         let none = self.try_shape(calling(Content::None), shape);
@@ -334,9 +334,9 @@ impl ChatTemplate {
     }
 
     fn form_of(&self, kind: usize) -> Form {
-        let wanted = || self.wants_arguments_as_text();
+        let as_text = || self.wants_arguments_as_text();
         let shape = Shape {
-            arguments_as_text: kind == 3 && *self.shapes.arguments_as_text.get_or_init(wanted),
+            arguments_as_text: kind == 3 && *self.shapes.arguments_as_text.get_or_init(as_text),
             ..self.plain_shape()
         };
         let part = json!({"type": "text", "text": SAID});

@@ -252,11 +252,11 @@ impl Tokenizer {
             self.warnings
                 .push("the vocabulary names no EOS token".to_owned());
         }
-        for (wanted, token, name) in [
+        for (is_added, token, name) in [
             (self.add_bos, self.special.bos, "BOS"),
             (self.add_eos, self.special.eos, "EOS"),
         ] {
-            if wanted && token.is_none() {
+            if is_added && token.is_none() {
                 self.warnings.push(format!(
                     "the file asks for a {name} token to be added but names none: none is added"
                 ));

@@ -44,7 +44,7 @@ enum Found {
 impl Partitioner {
     /// Indexes all special tokens (`parse_special`), or only those that are parsed in any text.
     pub(super) fn new(vocab: &Vocab, parse_special: bool) -> Partitioner {
-        let wanted = |attrs: u16| {
+        let is_parsed = |attrs: u16| {
             attrs & (UNKNOWN | CONTROL | USER_DEFINED) != 0
                 && (parse_special || attrs & (UNKNOWN | CONTROL) == 0)
         };
@@ -55,7 +55,7 @@ impl Partitioner {
         };
         let ids = vocab
             .ids()
-            .filter(|id| wanted(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
+            .filter(|id| is_parsed(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
         // the last of equal texts counts, as everywhere
         let last: HashMap<&[u8], u32> = ids.clone().map(|id| (vocab.texts.text(id), id)).collect();
         let ids = ids.filter(|id| last.get(vocab.texts.text(*id)) == Some(id));

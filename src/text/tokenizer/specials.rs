@@ -200,11 +200,10 @@ impl SpecialTokens {
         }
         if defaults == Defaults::Spm {
             // Only if the token has the right type; a file without types offers no other evidence.
-            let default = |id: u32, wanted| {
+            let default = |id: u32, kind| {
                 let attrs = vocab.attrs(id);
-                ((id as usize) < vocab.n
-                    && (attrs & wanted != 0 || attrs == NORMAL && untyped(gguf)))
-                .then_some(id)
+                ((id as usize) < vocab.n && (attrs & kind != 0 || attrs == NORMAL && untyped(gguf)))
+                    .then_some(id)
             };
             special.bos = default(1, CONTROL);
             special.eos = default(2, CONTROL);
@@ -330,11 +329,11 @@ pub const ENDS_KEY: &str = "tokenizer.octavo.ends";
 
 /// Returns the file's further end tokens.
 pub(super) fn more_ends(gguf: &Gguf, vocab: &Vocab) -> Result<Vec<u32>, Error> {
-    given_ids(gguf, vocab, ENDS_KEY)
+    own_ids(gguf, vocab, ENDS_KEY)
 }
 
 /// Reads the ids of one of our own keys, all of which must be in the vocabulary.
-fn given_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, Error> {
+fn own_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, Error> {
     let ids = typed_array(gguf, key, "u32", |a| {
         a.u32s().map(Iterator::collect::<Vec<u32>>)
     })?
@@ -355,7 +354,7 @@ fn given_ids(gguf: &Gguf, vocab: &Vocab, key: &'static str) -> Result<Vec<u32>, 
 pub(super) fn set_strip(gguf: &Gguf, vocab: &mut Vocab, pre: &str) -> Result<(), Error> {
     if STRIP_KEYS.iter().any(|key| gguf.get(key).is_some()) {
         for (key, attr) in STRIP_KEYS.into_iter().zip([LSTRIP, RSTRIP]) {
-            for id in given_ids(gguf, vocab, key)? {
+            for id in own_ids(gguf, vocab, key)? {
                 add(vocab, id, attr);
             }
         }

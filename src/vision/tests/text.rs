@@ -210,9 +210,9 @@ fn rows_that_layers_gain_are_llama_cpps() {
             compared += 1;
         }
     };
-    let (phase, wanted) = (Phase::Prefill, LogitsFor::All);
+    let (phase, logits_for) = (Phase::Prefill, LogitsFor::All);
     session
-        .eval_with(&ids, phase, wanted, Some(&mut look), &mut |_, _| {})
+        .eval_with(&ids, phase, logits_for, Some(&mut look), &mut |_, _| {})
         .expect("it runs");
     assert_eq!(compared, 6, "named values of the golden");
 }

@@ -1,5 +1,5 @@
 //! Builds the graph of a vision encoder: patches are the input of a step, position embeddings are
-//! given rows, and the result is one row per image token.
+//! rows that come with a step, and the result is one row per image token.
 
 use octavo_kernels::{
     Activation, CacheLayer, Function, MERGED_ROWS, Pairing, Rope, RowSet, Scores, ValueShape,
@@ -69,7 +69,7 @@ pub(super) fn build(h: &Hparams, w: &Weights, tensors: &Tensors) -> Graph {
         n_layer: h.n_block,
         first_layer,
         input: h.patch_values(),
-        given: w.positions.as_ref().map_or(0, |_| h.n_embd),
+        embedding_input_width: w.positions.as_ref().map_or(0, |_| h.n_embd),
         layers,
         hidden: output,
         logits: output,

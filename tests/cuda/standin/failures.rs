@@ -112,7 +112,7 @@ fn life((gguf, model): &(Arc<Gguf>, Model)) -> Result<Vec<f32>, String> {
             tokens,
             start: range.start,
             tables: &[&[0]],
-            wanted: 0..tokens.len(),
+            outputs: 0..tokens.len(),
             ..StepSequence::default()
         }];
         let step = Step {

@@ -15,7 +15,7 @@ impl LaunchContext<'_> {
         match group.kind {
             Kind::AddInto { x, w, to, out } => self.add_into(x, w, to, out, list),
             // selected rows keep their order: if all are selected, nothing changes
-            Kind::AddSelected { x, w, to, out } if self.shape.rows == self.shape.wanted => {
+            Kind::AddSelected { x, w, to, out } if self.shape.rows == self.shape.outputs => {
                 self.add_into(x, w, to, out, list);
             }
             Kind::Gated {
@@ -26,13 +26,13 @@ impl LaunchContext<'_> {
                 out,
                 ref readers,
             } if self.shape.generated && self.stored(gate) == self.stored(up) => {
-                let wanted = readers.as_ref().and_then(|readers| self.one_form(readers));
+                let form = readers.as_ref().and_then(|readers| self.one_form(readers));
                 let gated = Gated {
                     gate,
                     up,
                     act,
                     out,
-                    wanted,
+                    form,
                 };
                 self.gated(x, &gated, list);
             }

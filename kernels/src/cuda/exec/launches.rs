@@ -104,7 +104,7 @@ impl LaunchContext<'_> {
 
     /// Returns the launches that compute each row's argmax.
     pub(super) fn argmax(&self) -> Vec<Launch> {
-        let (slot, rows) = (self.program.output, self.shape.wanted);
+        let (slot, rows) = (self.program.output, self.shape.outputs);
         if rows == 0 {
             return Vec::new();
         }
@@ -147,7 +147,7 @@ impl LaunchContext<'_> {
 
     pub(super) fn rows(&self, slot: Slot) -> usize {
         self.program
-            .rows_of(slot, self.shape.rows, self.shape.wanted)
+            .rows_of(slot, self.shape.rows, self.shape.outputs)
     }
 
     pub(super) fn matrix(&self, placed: usize) -> (TensorType, Matrix) {

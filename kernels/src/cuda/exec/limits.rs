@@ -6,7 +6,7 @@ pub struct Limits {
     /// Tokens per step.
     pub rows: usize,
     /// Tokens with outputs per step.
-    pub wanted: usize,
+    pub outputs: usize,
     /// Sequences per step.
     pub sequences: usize,
     /// Positions per sequence.

@@ -159,9 +159,9 @@ impl<D: Device> Executor<D> {
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.table_positions())?;
         let of_generated =
-            program.slots[program.output].width * limits.wanted.min(limits.sequences);
+            program.slots[program.output].width * limits.outputs.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
-        let status = device.host_buffer(1 + limits.wanted)?;
+        let status = device.host_buffer(1 + limits.outputs)?;
         let mut executor = Executor {
             device,
             ranks,
@@ -190,7 +190,7 @@ impl<D: Device> Executor<D> {
             let shape = Shape {
                 generated,
                 rows: 1,
-                wanted: 1,
+                outputs: 1,
                 sequences: 1,
                 tiles: usize::from(!generated),
             };
@@ -248,9 +248,9 @@ impl<D: Device> Executor<D> {
         self.limits
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`, or
-    /// of all rows if the program selects none. `tap` sees the result of every operation before the
-    /// next one runs, and may replace its values.
+    /// Runs a step and returns the outputs of the requested rows,
+    /// `[n_outputs][width of the output]`, or of all rows if the program selects none. `tap` sees
+    /// the result of every operation before the next one runs, and may replace its values.
     ///
     /// # Errors
     /// If the device fails.
@@ -259,15 +259,15 @@ impl<D: Device> Executor<D> {
     /// If the step does not fit the program, the cache or the limits, if it keeps more than
     /// [`MAX_RETAINED`] states of a sequence, or if `tap` returns another number of values.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
-        let (rows, wanted) = self.start(step, tap, false)?;
+        let (rows, n_outputs) = self.start(step, tap, false)?;
         let output = self.program.output;
-        let n = self.program.rows_of(output, rows.len(), wanted);
+        let n = self.program.rows_of(output, rows.len(), n_outputs);
         self.read(output, n, usize::from(self.check_pages))?;
         self.check_pages(&rows)?;
         Ok(&self.values.floats()[..n * self.program.slots[output].width])
     }
 
-    /// Runs a step and returns the argmax of each wanted row's outputs, the first of equal ones;
+    /// Runs a step and returns the argmax of each requested row's outputs, the first of equal ones;
     /// `None` for a row with a non-finite output. The outputs stay on the device.
     ///
     /// # Errors
@@ -277,13 +277,13 @@ impl<D: Device> Executor<D> {
     /// As [`Executor::step`], and for a program that selects no rows.
     pub fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         assert!(
-            self.program.slots[self.program.output].rows == RowSet::Wanted,
+            self.program.slots[self.program.output].rows == RowSet::Outputs,
             "outputs of no row in particular"
         );
-        let (rows, wanted) = self.start(step, None, true)?;
-        self.read(self.program.output, 0, 1 + wanted)?;
+        let (rows, n_outputs) = self.start(step, None, true)?;
+        self.read(self.program.output, 0, 1 + n_outputs)?;
         self.check_pages(&rows)?;
-        let best = self.status.floats()[1..=wanted]
+        let best = self.status.floats()[1..=n_outputs]
             .iter()
             .map(|word| word.to_bits());
         Ok(best
@@ -291,24 +291,24 @@ impl<D: Device> Executor<D> {
             .collect())
     }
 
-    /// Writes a step's record and starts running it; returns its rows and the number of wanted
-    /// ones.
+    /// Writes a step's record and starts running it; returns its rows and the number of
+    /// outputs.
     fn start(
         &mut self,
         step: &Step<'_>,
         tap: Option<&mut TapFn<'_>>,
         best: bool,
     ) -> Result<(Vec<Row>, usize), Error> {
-        let (rows, wanted) = self.program.rows(step, self.limits.n_pages);
+        let (rows, output_rows) = self.program.rows(step, self.limits.n_pages);
         let Limits {
             rows: most,
-            wanted: most_wanted,
+            outputs: most_outputs,
             sequences,
             positions,
             ..
         } = self.limits;
         assert!(
-            rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences,
+            rows.len() <= most && output_rows.len() <= most_outputs && step.seqs.len() <= sequences,
             "a step too large"
         );
         assert!(
@@ -323,30 +323,30 @@ impl<D: Device> Executor<D> {
             return Ok((rows, 0));
         }
         let bucket = Shape::bucket(rows.len());
-        let whole = step.seqs.len() == rows.len() && wanted.len() == rows.len();
-        let fits = bucket.rows <= most.min(most_wanted).min(sequences);
+        let whole = step.seqs.len() == rows.len() && output_rows.len() == rows.len();
+        let fits = bucket.rows <= most.min(most_outputs).min(sequences);
         let exact = Shape::of(step, self.tile_rows);
         let replayed = self.capture && tap.is_none() && exact.generated && whole && fits;
         let shape = if replayed { bucket } else { exact };
         let bytes = self
             .record
-            .fill(&shape, step, &rows, &wanted, self.tile_rows);
+            .fill(&shape, step, &rows, &output_rows, self.tile_rows);
         self.device
             .upload(self.base.offset(self.plan.record), bytes)?;
         if let Some(slot) = self.program.input() {
             self.put(slot, step.input, shape.rows)?;
         }
-        let mut at = self.base.offset(self.plan.given);
-        for given in step.given() {
-            self.device.upload_floats(at, given)?;
-            at = at.offset(4 * given.len() as u64);
+        let mut at = self.base.offset(self.plan.embedding_inputs);
+        for rows in step.embedding_inputs() {
+            self.device.upload_floats(at, rows)?;
+            at = at.offset(4 * rows.len() as u64);
         }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,
             None if replayed => self.replay((shape, best))?,
             None => self.run((shape, best))?,
         }
-        Ok((rows, wanted.len()))
+        Ok((rows, output_rows.len()))
     }
 
     /// Checks that the states of a step fit.

@@ -194,7 +194,7 @@ pub(super) struct Plan {
     pub(super) state_parts: Vec<u64>,
     pub(super) slots: Vec<u64>,
     /// Embedding inputs.
-    pub(super) given: u64,
+    pub(super) embedding_inputs: u64,
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
     pub(super) scales: u64,
@@ -239,24 +239,24 @@ impl Plan {
         let state_parts = place_states(program, limits, &mut arena);
         let state_bytes = arena.0 - weight_bytes - kv_bytes;
 
-        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
+        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.outputs);
         let slots = program
             .slots
             .iter()
             .enumerate()
             .map(|(i, s)| arena.take(&[4, s.width, rows_of(i)]))
             .collect();
-        let given = arena.take(&[4, program.given, limits.rows]);
+        let embedding_inputs = arena.take(&[4, program.embedding_input_width, limits.rows]);
         let widest = Widest::new(program, limits, |w| &placed[weights[w]].source);
         let activations = arena.take(&[widest.activation_bytes]);
-        let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
+        let scales = arena.take(&[4, limits.rows.max(limits.outputs)]);
         let gated = arena.take(&[widest.gated_bytes]);
         let query_width = widest.query_width;
         let heads = arena.take(&[4, limits.rows, query_width + 2 * widest.key_width]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
         let parts = arena.take(&[
-            limits.wanted,
+            limits.outputs,
             launch::ARGMAX_PARTS as usize,
             launch::ARGMAX_PART_BYTES,
         ]);
@@ -277,7 +277,7 @@ impl Plan {
             pages,
             state_parts,
             slots,
-            given,
+            embedding_inputs,
             activations,
             scales,
             gated,
@@ -432,7 +432,7 @@ struct Widest {
 
 impl Widest {
     fn new<'a>(program: &Program, limits: &Limits, source: impl Fn(usize) -> &'a Source) -> Widest {
-        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
+        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.outputs);
         let mut widest = Widest::default();
         for instruction in &program.ops {
             match instruction.op {

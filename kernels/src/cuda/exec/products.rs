@@ -37,7 +37,7 @@ pub(super) struct Gated {
     pub(super) act: Activation,
     pub(super) out: Slot,
     /// Form in which all readers want the result, if it is the same.
-    pub(super) wanted: Option<Form>,
+    pub(super) form: Option<Form>,
 }
 
 impl LaunchContext<'_> {
@@ -139,7 +139,8 @@ impl LaunchContext<'_> {
         list.launches.push(gemm(ty, &p, self.multiprocessors));
     }
 
-    /// Adds the gate and up products of one input, with the activation, in the wanted form.
+    /// Adds the gate and up products of one input, with the activation, in the form for its
+    /// readers.
     pub(super) fn gated(&self, x: Slot, gated: &Gated, list: &mut List) {
         if self.rows(x) == 0 {
             return;
@@ -148,10 +149,10 @@ impl LaunchContext<'_> {
         let pair = [gated.gate, gated.up].map(|w| Product::alone(w, to));
         // a separate buffer: while some blocks write it, others still read their input
         let integers = self.at(self.plan.gated);
-        let wanted = gated.wanted.filter(|wanted| *wanted == Form::Integers);
-        let integers_to = wanted.map_or(Ptr::NULL, |_| integers);
+        let form = gated.form.filter(|form| *form == Form::Integers);
+        let integers_to = form.map_or(Ptr::NULL, |_| integers);
         self.gemv(x, &pair, Some((gated.act, integers_to)), list);
-        if let Some(form) = wanted {
+        if let Some(form) = form {
             list.ready = Some(Ready {
                 slot: gated.out,
                 form,

@@ -13,7 +13,7 @@ use crate::program::{Phase, Program, Row, StateUse, Step};
 pub(super) struct Shape {
     pub(super) generated: bool,
     pub(super) rows: usize,
-    pub(super) wanted: usize,
+    pub(super) outputs: usize,
     pub(super) sequences: usize,
     /// Tiles of prefill attention on tensor cores.
     pub(super) tiles: usize,
@@ -28,11 +28,11 @@ impl Shape {
             .iter()
             .map(|s| s.tokens.len().div_ceil(tile_rows))
             .sum();
-        let (rows, wanted, sequences) = (step.rows(), step.wanted_rows(), step.seqs.len());
+        let (rows, outputs, sequences) = (step.rows(), step.n_outputs(), step.seqs.len());
         Shape {
             generated,
             rows,
-            wanted,
+            outputs,
             sequences,
             tiles: if generated { 0 } else { tiles },
         }
@@ -45,7 +45,7 @@ impl Shape {
         Shape {
             generated: true,
             rows,
-            wanted: rows,
+            outputs: rows,
             sequences: rows,
             tiles: 0,
         }
@@ -92,12 +92,12 @@ struct Arrays {
     tokens: usize,
     positions: usize,
     rope_positions: usize,
-    given: usize,
+    embedding_inputs: usize,
     ends: usize,
     blocks: usize,
     block_ends: usize,
     sequences: usize,
-    wanted: usize,
+    output_rows: usize,
     tiles: usize,
     spans: usize,
     tables: usize,
@@ -108,22 +108,22 @@ struct Arrays {
 fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let Shape {
         rows,
-        wanted,
+        outputs,
         sequences,
         tiles,
         ..
     } = *shape;
     let best = MISSING;
-    let tokens = best + wanted;
+    let tokens = best + outputs;
     let positions = tokens + rows;
     let rope_positions = positions + rows;
-    let given = rope_positions + 3 * rows;
-    let ends = given + rows;
+    let embedding_inputs = rope_positions + 3 * rows;
+    let ends = embedding_inputs + rows;
     let blocks = ends + rows;
     let block_ends = blocks + rows;
     let of_rows = block_ends + rows;
-    let at_wanted = of_rows + rows;
-    let at_tiles = at_wanted + wanted;
+    let output_rows = of_rows + rows;
+    let at_tiles = output_rows + outputs;
     let spans = at_tiles + 2 * tiles;
     let tables = spans + sequences * span;
     let end = tables + sequences * tables_each;
@@ -132,12 +132,12 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
         tokens,
         positions,
         rope_positions,
-        given,
+        embedding_inputs,
         ends,
         blocks,
         block_ends,
         sequences: of_rows,
-        wanted: at_wanted,
+        output_rows,
         tiles: at_tiles,
         spans,
         tables,
@@ -147,20 +147,20 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
 
 /// Device addresses of a record's arrays.
 pub(super) struct Addresses {
-    /// Argmax of each wanted row's outputs; the word before it is a row, counted from 1, that lacks
-    /// a page.
+    /// Argmax of each requested row's outputs; the word before it is a row, counted from 1, that
+    /// lacks a page.
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
     /// RoPE positions of the rows along each axis.
     pub(super) rope_positions: Ptr,
     /// Index of the embedding input that replaces each row's embedding.
-    pub(super) given: Ptr,
+    pub(super) embedding_inputs: Ptr,
     /// Positions in each row's sequence, including this step's.
     pub(super) ends: Ptr,
     /// First position of each row's block, and the position after its last.
     pub(super) blocks: Ptr,
     pub(super) block_ends: Ptr,
-    pub(super) wanted: Ptr,
+    pub(super) output_rows: Ptr,
     pub(super) tiles: Ptr,
     /// Rows and state slots of the sequences, for programs with states.
     pub(super) spans: Ptr,
@@ -208,14 +208,14 @@ impl Record {
     pub(super) fn most_bytes(limits: &Limits, program: &Program) -> usize {
         let &Limits {
             rows,
-            wanted,
+            outputs,
             sequences,
             ..
         } = limits;
         let span = if program.states.is_empty() { 0 } else { SPAN };
         let each = limits.max_pages().saturating_mul(program.caches.len());
         // a tile has at least one row
-        (MISSING + 12 * rows + 2 * wanted)
+        (MISSING + 12 * rows + 2 * outputs)
             .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
     }
@@ -233,11 +233,11 @@ impl Record {
             best: at(a.best),
             tokens: at(a.tokens),
             rope_positions: at(a.rope_positions),
-            given: at(a.given),
+            embedding_inputs: at(a.embedding_inputs),
             ends: at(a.ends),
             blocks: at(a.blocks),
             block_ends: at(a.block_ends),
-            wanted: at(a.wanted),
+            output_rows: at(a.output_rows),
             tiles: at(a.tiles),
             spans: at(a.spans),
             tables: (4 * shape.sequences * self.max_pages) as u64,
@@ -262,7 +262,7 @@ impl Record {
         shape: &Shape,
         step: &Step<'_>,
         rows: &[Row],
-        wanted: &[usize],
+        output_rows: &[usize],
         tile_rows: usize,
     ) -> &[u8] {
         let a = self.arrays(shape);
@@ -275,9 +275,15 @@ impl Record {
         };
         for (r, row) in rows.iter().enumerate() {
             // a row with an embedding input has no token in the table
-            put(a.tokens + r, row.given.map_or(row.token, |_| NO_EMBEDDING));
+            put(
+                a.tokens + r,
+                row.embedding_input.map_or(row.token, |_| NO_EMBEDDING),
+            );
             put(a.positions + r, small(row.pos));
-            put(a.given + r, row.given.map_or(NO_EMBEDDING, small));
+            put(
+                a.embedding_inputs + r,
+                row.embedding_input.map_or(NO_EMBEDDING, small),
+            );
             for (axis, position) in row.rope_positions.into_iter().enumerate() {
                 put(a.rope_positions + 3 * r + axis, position);
             }
@@ -289,16 +295,16 @@ impl Record {
         for (padding, r) in (rows.len()..shape.rows).enumerate() {
             put(a.positions + r, u32::MAX);
             put(a.rope_positions + 3 * r, u32::MAX);
-            put(a.given + r, NO_EMBEDDING);
+            put(a.embedding_inputs + r, NO_EMBEDDING);
             put(a.sequences + r, small(step.seqs.len() + padding));
         }
-        for (i, row) in wanted
+        for (i, row) in output_rows
             .iter()
             .copied()
-            .chain(wanted.len()..shape.wanted)
+            .chain(output_rows.len()..shape.outputs)
             .enumerate()
         {
-            put(a.wanted + i, small(row));
+            put(a.output_rows + i, small(row));
         }
         let (mut tile, mut first) = (0, 0);
         for (s, seq) in step.seqs.iter().enumerate() {

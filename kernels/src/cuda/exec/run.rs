@@ -96,7 +96,7 @@ impl<D: Device> Executor<D> {
             let Some(out) = self.program.ops[op].out else {
                 continue;
             };
-            let rows = self.program.rows_of(out, shape.rows, shape.wanted);
+            let rows = self.program.rows_of(out, shape.rows, shape.outputs);
             let width = self.program.slots[out].width;
             self.read(out, rows, 0)?;
             let shown = &self.values.floats()[..rows * width];

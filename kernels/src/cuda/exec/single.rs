@@ -5,8 +5,8 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Concat, Constant, Embed, Given, Hadamard, KvWrite, MulVector, Norm, Pair, Rope,
-    ScaleByPosition, Select, Slice,
+    Attention, Concat, Constant, Embed, EmbeddingInputs, Hadamard, KvWrite, MulVector, Norm, Pair,
+    Rope, ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op, Recurrence, Scores};
@@ -34,7 +34,7 @@ impl LaunchContext<'_> {
             // uploaded before the launches
             Op::Input => return,
             Op::Embed { .. } => return self.embeddings(at, result(), list),
-            Op::AddEmbeddings { x, from } => self.given(self.slot(x), from, result()),
+            Op::AddEmbeddings { x, from } => self.embedding_inputs(self.slot(x), from, result()),
             Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
             Op::Constant { ref values } => self.constant(at, values.len(), result()),
             Op::Concat { a, b, each } => self.concat(a, b, each, result()),
@@ -126,8 +126,8 @@ impl LaunchContext<'_> {
     /// any.
     fn embeddings(&self, at: usize, out: Slot, list: &mut List) {
         list.launches.push(self.embed(at, self.record.tokens, out));
-        if self.program.given > 0 && !self.shape.generated {
-            list.launches.push(self.given(Ptr::NULL, 0, out));
+        if self.program.embedding_input_width > 0 && !self.shape.generated {
+            list.launches.push(self.embedding_inputs(Ptr::NULL, 0, out));
         }
     }
 
@@ -244,15 +244,15 @@ impl LaunchContext<'_> {
 
     /// Writes the values from `from` on of the embedding inputs to the rows that have one. If `x`
     /// is not null, it is added there, and copied to the other rows.
-    fn given(&self, x: Ptr, from: usize, out: Slot) -> Launch {
-        launch::given(&Given {
+    fn embedding_inputs(&self, x: Ptr, from: usize, out: Slot) -> Launch {
+        launch::embedding_inputs(&EmbeddingInputs {
             x,
-            given: self.at(self.plan.given),
-            places: self.record.given,
+            inputs: self.at(self.plan.embedding_inputs),
+            indices: self.record.embedding_inputs,
             out: self.slot(out),
             rows: small(self.rows(out)),
             width: small(self.width(out)),
-            stride: small(self.program.given),
+            stride: small(self.program.embedding_input_width),
             from: small(from),
         })
     }
@@ -299,7 +299,7 @@ impl LaunchContext<'_> {
     fn select(&self, x: Slot, out: Slot) -> Launch {
         launch::select_rows(&Select {
             x: self.slot(x),
-            wanted: self.record.wanted,
+            indices: self.record.output_rows,
             out: self.slot(out),
             rows: small(self.rows(out)),
             width: small(self.width(x)),

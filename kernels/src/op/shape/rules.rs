@@ -34,9 +34,17 @@ pub(super) fn bias(x: ValueShape, bias: usize) -> Result<ValueShape, ShapeError>
     Ok(x)
 }
 
-/// Shape of adding the values from `from` on of given rows, each of `given` values.
-pub(super) fn given(x: ValueShape, from: usize, given: usize) -> Result<ValueShape, ShapeError> {
-    at_most("given values of a row", given, from + x.width)?;
+/// Shape of adding the values from `from` on of embedding inputs of this width.
+pub(super) fn add_embeddings(
+    x: ValueShape,
+    from: usize,
+    embedding_input_width: usize,
+) -> Result<ValueShape, ShapeError> {
+    at_most(
+        "values of an embedding input",
+        embedding_input_width,
+        from + x.width,
+    )?;
     of_all(x)
 }
 
@@ -106,7 +114,7 @@ pub(super) fn scale_by_position(x: ValueShape, step: usize) -> Result<ValueShape
 
 pub(super) fn select_rows(x: ValueShape) -> Result<ValueShape, ShapeError> {
     Ok(ValueShape {
-        rows: RowSet::Wanted,
+        rows: RowSet::Outputs,
         ..of_all(x)?
     })
 }
@@ -295,7 +303,7 @@ pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeErr
 fn of_all(x: ValueShape) -> Result<ValueShape, ShapeError> {
     match x.rows {
         RowSet::All => Ok(x),
-        RowSet::Wanted | RowSet::Merged => Err(ShapeError::RowsDiffer),
+        RowSet::Outputs | RowSet::Merged => Err(ShapeError::RowsDiffer),
     }
 }
 

@@ -61,7 +61,7 @@ impl Both {
         };
         let limits = Limits {
             rows: TOKENS,
-            wanted: TOKENS,
+            outputs: TOKENS,
             sequences: 1,
             positions: 64,
             n_pages: 4,
@@ -133,7 +133,7 @@ fn programs_take_windows_caps_and_sinks() {
                 tokens: &ids,
                 start: tokens.start,
                 tables: &[&[2, 0, 3, 1]],
-                wanted: 0..ids.len(),
+                outputs: 0..ids.len(),
                 blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
                 ..StepSequence::default()
             }];

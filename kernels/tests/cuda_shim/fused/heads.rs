@@ -89,14 +89,14 @@ impl Case {
 
     /// Creates a group of `n` heads per row.
     fn group(&self, bench: &mut Bench, rng: &mut Rng, n: usize, normed: bool) -> HeadGroup {
-        let mut given = |is: bool, n: usize| match is {
+        let mut some = |is: bool, n: usize| match is {
             true => bench.floats(&rng.floats(n)),
             false => Ptr::NULL,
         };
         HeadGroup {
-            x: given(true, ROWS * n * self.dim),
-            bias: given(self.biased, n * self.dim),
-            norm: given(normed, self.dim),
+            x: some(true, ROWS * n * self.dim),
+            bias: some(self.biased, n * self.dim),
+            norm: some(normed, self.dim),
             n: n as u32,
             eps: 1e-6,
         }

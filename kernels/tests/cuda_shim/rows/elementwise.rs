@@ -62,16 +62,16 @@ fn element_by_element_operations_match() {
         }
         worst.check("swiglu");
 
-        let wanted: Vec<u32> = (0..rows as u32).rev().collect();
+        let indices: Vec<u32> = (0..rows as u32).rev().collect();
         let p = Select {
             x: at_a,
-            wanted: bench.integers(&wanted),
+            indices: bench.integers(&indices),
             out,
             rows: rows as u32,
             width: width as u32,
         };
         bench.run(&launch::select_rows(&p));
-        let expected: Vec<f32> = wanted
+        let expected: Vec<f32> = indices
             .iter()
             .flat_map(|r| &a[*r as usize * width..][..width])
             .copied()
@@ -217,7 +217,7 @@ fn scales_follow_positions() {
     let setup = Setup {
         limits: Limits {
             rows: m,
-            wanted: m,
+            outputs: m,
             sequences: 1,
             positions: 32,
             n_pages: 2,
@@ -234,7 +234,7 @@ fn scales_follow_positions() {
         tokens: &tokens,
         start: 0,
         tables: &[&[1, 0]],
-        wanted: 0..m,
+        outputs: 0..m,
         ..StepSequence::default()
     }];
     let all = Step {
@@ -294,7 +294,7 @@ fn programs_take_soft_caps() {
     let setup = Setup {
         limits: Limits {
             rows: m,
-            wanted: m,
+            outputs: m,
             sequences: 1,
             positions: 16,
             n_pages: 1,
@@ -310,7 +310,7 @@ fn programs_take_soft_caps() {
         tokens: &[0, 1, 2],
         start: 0,
         tables: &[&[0]],
-        wanted: 0..m,
+        outputs: 0..m,
         ..StepSequence::default()
     }];
     let step = Step {

@@ -87,8 +87,8 @@ impl Bounds<'_> {
         let size = self.gain(table)? / cols.sqrt();
         let error = size * (self.other_type(table) + U);
         let width = self.model.graph().values[out.index()].width;
-        Ok(each_row(n, |r| match self.given(r, 0, width) {
-            Some(given) => (U * given, given),
+        Ok(each_row(n, |r| match self.embedding_input(r, 0, width) {
+            Some(input) => (U * input, input),
             None => (error, size),
         }))
     }
@@ -109,8 +109,8 @@ impl Bounds<'_> {
         let width = self.model.graph().values[x.index()].width;
         let x = self.of(x);
         each_row(n, |r| {
-            let given = self.given(r, from, width).unwrap_or(0.0);
-            let size = x.size[r] + given;
+            let input = self.embedding_input(r, from, width).unwrap_or(0.0);
+            let size = x.size[r] + input;
             (x.error[r] + 2.0 * U * size, size)
         })
     }
@@ -126,9 +126,9 @@ impl Bounds<'_> {
         })
     }
 
-    /// Returns the rms of the values from `from` on in the embedding given for row `r`, if any.
-    fn given(&self, r: usize, from: usize, width: usize) -> Option<f64> {
-        let row = self.graph_inputs.given.get(r)?.as_ref()?;
+    /// Returns the rms of the values from `from` on in the embedding input of row `r`, if any.
+    fn embedding_input(&self, r: usize, from: usize, width: usize) -> Option<f64> {
+        let row = self.graph_inputs.embedding_inputs.get(r)?.as_ref()?;
         Some(rms(&row[from..from + width]))
     }
 

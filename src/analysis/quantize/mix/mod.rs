@@ -117,7 +117,7 @@ impl<'a> Mix<'a> {
     ///
     /// # Errors
     /// In an MoE model: an FFN tensor whose name has no layer of the model.
-    pub fn wanted(&mut self, name: &str, dims: &[u64]) -> Result<Option<T>, NoLayer> {
+    pub fn next_type(&mut self, name: &str, dims: &[u64]) -> Result<Option<T>, NoLayer> {
         let c = self.choices;
         let kept = self.target == Target::COPY
             || (c.keep_output && name == "output.weight")
@@ -396,14 +396,14 @@ pub(super) fn is_block_type(ty: T) -> bool {
     ty.block_len() > 1
 }
 
-/// Returns the type for rows of `n` values, a smaller block's if `n` is no multiple of `wanted`'s;
+/// Returns the type for rows of `n` values, a smaller block's if `n` is no multiple of `ty`'s;
 /// `None` where llama-quantize has no fallback.
-pub fn fallback(wanted: T, n: u64) -> Option<T> {
+pub fn fallback(ty: T, n: u64) -> Option<T> {
     let fits = |ty: T| n.is_multiple_of(ty.block_len() as u64);
-    if fits(wanted) {
-        return Some(wanted);
+    if fits(ty) {
+        return Some(ty);
     }
-    let smaller = match wanted {
+    let smaller = match ty {
         T::IQ1_S
         | T::IQ1_M
         | T::IQ2_XXS

@@ -143,7 +143,7 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
     terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
     let (options, max_image_tokens) = (args.compute.options()?, token_limits.max_image_tokens());
     let mut encoder = shown(|sink| Encoder::load(gguf, &options, max_image_tokens, sink))?;
-    let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
+    let tolerance = tolerance_or(args, Tolerance::of_tower(encoder.tower()));
     let seen = ImageInput {
         image: &image,
         token_limits,
@@ -284,14 +284,18 @@ fn load_for(
 ) -> Result<Engine, Failure> {
     let mut options = args.compute.options()?;
     options.kv_type = args.compute.kv_type_or_f32();
-    let given = match text {
+    let text_tokens = match text {
         Some(text) if references.iter().any(Reference::wants_text) => {
             let tokenizer = Tokenizer::from_gguf(&source.open(args.compute.mmap())?)?;
             Some(tokenizer.encode(text, special(false))?.len())
         }
         _ => None,
     };
-    let longest = references.iter().map(|r| r.n_ctx(given)).max().unwrap_or(1);
+    let longest = references
+        .iter()
+        .map(|r| r.n_ctx(text_tokens))
+        .max()
+        .unwrap_or(1);
     // llama.cpp computes positions beyond the trained context, too
     in_trained_context(source, &mut options, longest)?;
     let engine = shown(|sink| Engine::load(source, &options, sink))?;
@@ -299,7 +303,7 @@ fn load_for(
     Ok(engine)
 }
 
-/// Checks a given text or ids against the reference's ids, which are what is computed.
+/// Checks the options' text or ids against the reference's ids, which are what is computed.
 fn check_tokens(
     args: &DiffArgs,
     engine: &Engine,
@@ -310,7 +314,7 @@ fn check_tokens(
     let Some(theirs) = &reference.tokens else {
         return Ok(());
     };
-    let given = match (&args.tokens, text) {
+    let candidates = match (&args.tokens, text) {
         (Some(ids), _) => vec![ids.clone()],
         (None, Some(text)) => {
             let options = [special(false), special(true), EncodeOptions::PIECE];
@@ -322,13 +326,13 @@ fn check_tokens(
         (None, None) => return Ok(()),
     };
     // a prompt cache has all tokens but the last
-    if given
+    if candidates
         .iter()
         .any(|ours| ours == theirs || ours.split_last().is_some_and(|(_, rest)| rest == theirs))
     {
         return Ok(());
     }
-    let ours = &given[0];
+    let ours = &candidates[0];
     let at = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
     let name = |ids: &[u32]| {
         ids.get(at)
@@ -345,11 +349,11 @@ fn check_tokens(
 }
 
 fn tolerance(args: &DiffArgs, engine: &Engine) -> Tolerance {
-    given_or(args, Tolerance::of(engine.model()))
+    tolerance_or(args, Tolerance::of(engine.model()))
 }
 
-/// Returns the given tolerance, or the default.
-fn given_or(args: &DiffArgs, default: Tolerance) -> Tolerance {
+/// Returns the tolerance of the options, or the default.
+fn tolerance_or(args: &DiffArgs, default: Tolerance) -> Tolerance {
     match args.tol_nmse {
         Some(nmse) => Tolerance {
             nmse,

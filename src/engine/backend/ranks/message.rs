@@ -41,11 +41,11 @@ struct OwnedSequence {
     tokens: Vec<u32>,
     start: usize,
     tables: Vec<Vec<u32>>,
-    wanted: [usize; 2],
+    outputs: [usize; 2],
     from: Option<u32>,
     to: Vec<StateWrite>,
     rope_positions: Vec<RopePosition>,
-    given: Vec<(usize, Vec<f32>)>,
+    embedding_inputs: Vec<(usize, Vec<f32>)>,
     blocks: Vec<usize>,
 }
 
@@ -76,8 +76,8 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
         for table in s.tables {
             list.list(table.iter().copied());
         }
-        list.number(s.wanted.start);
-        list.number(s.wanted.end);
+        list.number(s.outputs.start);
+        list.number(s.outputs.end);
         list.list(s.states.from.iter().copied());
         list.number(s.states.to.len());
         for write in s.states.to {
@@ -85,10 +85,10 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
             list.0.push(write.slot);
         }
         list.list(s.rope_positions.iter().flatten().copied());
-        list.number(s.given.len());
-        for given in s.given {
-            list.number(given.first);
-            list.list(given.rows.iter().map(|x| x.to_bits()));
+        list.number(s.embedding_inputs.len());
+        for inputs in s.embedding_inputs {
+            list.number(inputs.first);
+            list.list(inputs.rows.iter().map(|x| x.to_bits()));
         }
         list.list(s.blocks.iter().map(|end| word(*end)));
     }
@@ -142,7 +142,7 @@ fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
         tokens: reader.list()?.to_vec(),
         start: reader.number()?,
         tables: reader.several(|reader| Some(reader.list()?.to_vec()))?,
-        wanted: [reader.number()?, reader.number()?],
+        outputs: [reader.number()?, reader.number()?],
         from: reader.list()?.first().copied(),
         to: reader.several(|reader| {
             Some(StateWrite {
@@ -151,7 +151,7 @@ fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
             })
         })?,
         rope_positions: reader.list()?.as_chunks::<3>().0.to_vec(),
-        given: reader.several(|reader| {
+        embedding_inputs: reader.several(|reader| {
             let first = reader.number()?;
             let rows = reader.list()?.iter().map(|x| f32::from_bits(*x));
             Some((first, rows.collect()))
@@ -166,27 +166,27 @@ impl OwnedStep {
         let all = &self.sequences;
         let tables = all.iter().map(|s| s.tables.iter().map(Vec::as_slice));
         let tables: Vec<Vec<&[u32]>> = tables.map(Iterator::collect).collect();
-        let given = all.iter().map(|s| {
-            let rows = s.given.iter();
+        let inputs = all.iter().map(|s| {
+            let rows = s.embedding_inputs.iter();
             rows.map(|(first, rows)| EmbeddingRows {
                 first: *first,
                 rows,
             })
         });
-        let given: Vec<Vec<EmbeddingRows<'_>>> = given.map(Iterator::collect).collect();
-        let sequences = all.iter().zip(&tables).zip(&given);
+        let inputs: Vec<Vec<EmbeddingRows<'_>>> = inputs.map(Iterator::collect).collect();
+        let sequences = all.iter().zip(&tables).zip(&inputs);
         let sequences: Vec<StepSequence<'_>> = sequences
-            .map(|((s, tables), given)| StepSequence {
+            .map(|((s, tables), inputs)| StepSequence {
                 tokens: &s.tokens,
                 start: s.start,
                 tables,
-                wanted: s.wanted[0]..s.wanted[1],
+                outputs: s.outputs[0]..s.outputs[1],
                 states: StateUse {
                     from: s.from,
                     to: &s.to,
                 },
                 rope_positions: &s.rope_positions,
-                given,
+                embedding_inputs: inputs,
                 blocks: &s.blocks,
             })
             .collect();

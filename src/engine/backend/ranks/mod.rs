@@ -110,7 +110,7 @@ struct DescribedGpus {
     /// Number of rank 0's GPU.
     first: usize,
     rows: usize,
-    wanted: usize,
+    outputs: usize,
     sequences: usize,
     graphs: bool,
     check_pages: bool,
@@ -127,7 +127,7 @@ impl DescribedGpus {
         DescribedGpus {
             first,
             rows: limits.rows,
-            wanted: limits.wanted,
+            outputs: limits.outputs,
             sequences: limits.sequences,
             graphs,
             check_pages,
@@ -136,7 +136,7 @@ impl DescribedGpus {
 }
 
 /// Options of a model on several ranks, beside its file.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct RankOptions<'a> {
     pub(crate) source: &'a ModelSource,
     pub(crate) mmap: bool,
     /// Context length of a sequence.
@@ -149,7 +149,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Described {
-    fn new(wanted: &Wanted<'_>, gguf: &Gguf) -> Described {
+    fn new(options: &RankOptions<'_>, gguf: &Gguf) -> Described {
         let cpu::Options {
             isa,
             kv_type,
@@ -159,26 +159,26 @@ impl Described {
             repack,
             lock,
             ..
-        } = *wanted.cpu;
+        } = *options.cpu;
         Described {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            path: match wanted.source {
+            path: match options.source {
                 ModelSource::Path(path) => Some(path.clone()),
                 // the digest shows the other ranks that theirs has other keys
                 ModelSource::Demo | ModelSource::Changed { .. } => None,
             },
             digest: digest(gguf),
-            mmap: wanted.mmap,
-            positions: wanted.positions,
+            mmap: options.mmap,
+            positions: options.positions,
             isa: isa.to_string(),
-            threads: wanted.threads,
+            threads: options.threads,
             kv_type: kv_type.to_string(),
             prompt_bits: prompt_bits.to_string(),
             n_pages,
             n_states,
             repack,
             lock,
-            gpus: wanted
+            gpus: options
                 .gpus
                 .map(|(first, options)| DescribedGpus::new(first, options)),
         }
@@ -215,7 +215,7 @@ pub(crate) fn prepare(
     tp_group: &TensorParallelGroup,
     gguf: &Arc<Gguf>,
     model: &Model,
-    wanted: &Wanted<'_>,
+    options: &RankOptions<'_>,
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Backend>, Error> {
     let (link, ranks) = (&tp_group.0.link, tp_group.ranks());
@@ -229,12 +229,12 @@ pub(crate) fn prepare(
     if tp_group.0.is_taken.swap(true, Ordering::SeqCst) {
         return Err(Error::RanksTaken);
     }
-    let described = Described::new(wanted, gguf);
+    let described = Described::new(options, gguf);
     let text = serde_json::to_string(&described).expect("text and numbers");
     let words: Vec<u32> = text.bytes().map(u32::from).collect();
     tp_group.say(&Message::Load(&words));
-    let place = match wanted.gpus {
-        None => Ok(Place::Cpu(wanted.cpu.clone())),
+    let place = match options.gpus {
+        None => Ok(Place::Cpu(options.cpu.clone())),
         Some((first, options)) => {
             let opened = (tp_group.0.open)(&**link, first);
             opened.map(|opened| Place::Device(opened, *options))
@@ -245,7 +245,7 @@ pub(crate) fn prepare(
     match prepared {
         Ok(mine) => Ok(Box::new(Ranks {
             mine,
-            on_gpus: wanted.gpus.is_some(),
+            on_gpus: options.gpus.is_some(),
             tp_group: tp_group.clone(),
             words: Vec::new(),
         })),

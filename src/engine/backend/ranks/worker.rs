@@ -142,7 +142,7 @@ impl Described {
             kv_type: self.kv_type.parse()?,
             limits: Limits {
                 rows: gpus.rows,
-                wanted: gpus.wanted,
+                outputs: gpus.outputs,
                 sequences: gpus.sequences,
                 positions: self.positions,
                 n_pages: self.n_pages,

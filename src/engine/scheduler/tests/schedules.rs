@@ -44,7 +44,7 @@ fn settings() -> impl Strategy<Value = Settings> {
     (1..6usize, 8..100usize, any::<bool>()).prop_map(|(sequences, rows, prefixes)| Settings {
         sequences,
         rows,
-        wanted: rows.min(20),
+        outputs: rows.min(20),
         prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
         prefixes,
@@ -106,7 +106,7 @@ fn faults_are_seen() {
     let settings = Settings {
         sequences: 4,
         rows: 64,
-        wanted: 20,
+        outputs: 20,
         prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
         prefixes: true,
@@ -169,7 +169,7 @@ fn a_round_of_many_takes_little_time() {
     let settings = Settings {
         sequences: 64,
         rows: 512,
-        wanted: 100,
+        outputs: 100,
         prefill_budget: Duration::from_millis(100),
         balance: 1000.0,
         prefixes: true,
@@ -234,7 +234,7 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
     let settings = Settings {
         sequences: 2,
         rows: 512,
-        wanted: 512,
+        outputs: 512,
         prefill_budget: Duration::from_millis(100),
         balance: 1000.0,
         prefixes: false,

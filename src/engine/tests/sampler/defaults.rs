@@ -60,11 +60,11 @@ fn a_file_recommends_what_its_keys_say_and_nonsense_is_passed_over() {
         assert!(warnings.iter().any(|line| line.contains(&key)), "{key}");
     }
     // explicit settings come first, then the file, then the defaults
-    let given = SamplerDefaults {
+    let explicit = SamplerDefaults {
         top_k: Some(3),
         ..SamplerDefaults::default()
     };
-    let config = given
+    let config = explicit
         .or(&defaults)
         .or(&SamplerDefaults::llama_server())
         .config(|| 11);

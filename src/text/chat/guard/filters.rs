@@ -143,9 +143,14 @@ fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
 /// Evaluates `truncate(s, length=255, killwords=False, end='...', leeway=5)`; lengths are in
 /// characters.
 fn truncate(s: &str, args: &[Value]) -> Result<String> {
-    type Given = Option<Value>;
-    let (length, kill_words, end, leeway, options): (Given, Given, Given, Given, Kwargs) =
-        from_args(args)?;
+    type Argument = Option<Value>;
+    let (length, kill_words, end, leeway, options): (
+        Argument,
+        Argument,
+        Argument,
+        Argument,
+        Kwargs,
+    ) = from_args(args)?;
     let length = length.or(options.get("length")?);
     let kill_words = kill_words.or(options.get("killwords")?);
     let end = end.or(options.get("end")?);

@@ -160,8 +160,8 @@ fn truncated(number: f64) -> Result<Value> {
 struct Cursor<'f>(&'f str);
 
 impl Cursor<'_> {
-    fn next_if(&mut self, wanted: impl FnOnce(char) -> bool) -> Option<char> {
-        let c = self.0.chars().next().filter(|c| wanted(*c))?;
+    fn next_if(&mut self, accept: impl FnOnce(char) -> bool) -> Option<char> {
+        let c = self.0.chars().next().filter(|c| accept(*c))?;
         self.0 = &self.0[c.len_utf8()..];
         Some(c)
     }

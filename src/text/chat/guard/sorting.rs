@@ -34,7 +34,7 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
             Ok(Value::from(items))
         },
     );
-    for (name, wanted) in [("min", Ordering::Less), ("max", Ordering::Greater)] {
+    for (name, ordering) in [("min", Ordering::Less), ("max", Ordering::Greater)] {
         let b = Arc::clone(budget);
         environment.add_filter(
             name,
@@ -46,7 +46,7 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
                 let order = Order::new(case_sensitive, attribute, &options)?;
                 let keyed = order.keyed(&b, &value)?;
                 let first = keyed.into_iter().reduce(|best, other| {
-                    match compare(&other.0, &best.0) == wanted {
+                    match compare(&other.0, &best.0) == ordering {
                         true => other,
                         false => best,
                     }

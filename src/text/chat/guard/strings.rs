@@ -188,11 +188,11 @@ fn inspect(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>> {
         "isascii" => Value::from(s.is_ascii()),
         "islower" | "isupper" => {
             type Case = fn(char) -> bool;
-            let (wanted, other): (Case, Case) = match name {
+            let (own, other): (Case, Case) = match name {
                 "islower" => (char::is_lowercase, char::is_uppercase),
                 _ => (char::is_uppercase, char::is_lowercase),
             };
-            Value::from(s.chars().any(wanted) && !s.chars().any(other))
+            Value::from(s.chars().any(own) && !s.chars().any(other))
         }
         "istitle" => Value::from(s.chars().any(char::is_alphabetic) && title(s) == s),
         _ => return Ok(None),

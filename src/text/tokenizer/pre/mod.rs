@@ -106,14 +106,14 @@ pub(super) fn recognise(
     ignore_merges: bool,
     expected: &[&'static str],
 ) -> Option<&'static str> {
-    let wanted: Vec<String> = regexes.iter().map(|r| spelled(r)).collect();
+    let spellings: Vec<String> = regexes.iter().map(|r| spelled(r)).collect();
     let cuts_so = |name: &&str| {
         family(name).is_some_and(|f| {
             f.ignore_merges == ignore_merges
                 && f.regexes
                     .iter()
                     .map(|r| spelled(r))
-                    .eq(wanted.iter().cloned())
+                    .eq(spellings.iter().cloned())
         })
     };
     expected.iter().copied().chain(RECOGNISED).find(cuts_so)

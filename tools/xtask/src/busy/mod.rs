@@ -308,10 +308,10 @@ pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
     }
     let mut quiet: HashMap<(&str, Test), Rate> = HashMap::new();
     let mut rows = Vec::new();
-    let wanted = Scenario::ALL
+    let scenarios = Scenario::ALL
         .into_iter()
         .filter(|s| *s == Scenario::Quiet || args.scenarios.contains(s));
-    for scenario in wanted {
+    for scenario in scenarios {
         let fair = scenario.fair(machine.cpus(), threads);
         let new: Vec<Row> = match scenario.surroundings(machine.cpus()) {
             Err(why) => vec![Row::skipped(scenario, why)],

@@ -51,8 +51,8 @@ impl Tools {
             std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let tools = Tools(dir.clone());
         let note = dir.join("installed.txt");
-        let wanted = PYTHON.join("\n");
-        if std::fs::read_to_string(&note).is_ok_and(|found| found == wanted) {
+        let packages = PYTHON.join("\n");
+        if std::fs::read_to_string(&note).is_ok_and(|found| found == packages) {
             return Ok(tools);
         }
         let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"];
@@ -63,7 +63,7 @@ impl Tools {
                 .arg(&dir)
                 .args(PYTHON),
         )?;
-        std::fs::write(&note, wanted).map_err(|error| format!("{}: {error}", note.display()))?;
+        std::fs::write(&note, packages).map_err(|error| format!("{}: {error}", note.display()))?;
         Ok(tools)
     }
 

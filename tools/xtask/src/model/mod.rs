@@ -159,8 +159,10 @@ impl Types {
             Types::One(_) | Types::Awq => None,
         };
         let one = |(name, dims): &(String, Vec<u64>)| {
-            let wanted = match (&mut mix, self) {
-                (Some(mix), _) => mix.wanted(name, dims).map_err(|error| error.to_string())?,
+            let ty = match (&mut mix, self) {
+                (Some(mix), _) => mix
+                    .next_type(name, dims)
+                    .map_err(|error| error.to_string())?,
                 (None, Types::Awq) if dims.len() == 2 && name.starts_with("blk.") => {
                     return Ok(TensorType::AWQ_G128);
                 }
@@ -170,9 +172,9 @@ impl Types {
                 }
                 _ => None,
             };
-            let wanted = wanted.unwrap_or(TensorType::F32);
-            mix::fallback(wanted, dims[0])
-                .ok_or_else(|| format!("{name}: {wanted} does not fit rows of {}", dims[0]))
+            let ty = ty.unwrap_or(TensorType::F32);
+            mix::fallback(ty, dims[0])
+                .ok_or_else(|| format!("{name}: {ty} does not fit rows of {}", dims[0]))
         };
         tensors.iter().map(one).collect()
     }

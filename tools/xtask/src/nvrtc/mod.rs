@@ -123,7 +123,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         .iter()
         .map(|compiler| open(&args.dir, compiler))
         .collect::<Result<Vec<_>, _>>()?;
-    let jobs = wanted(args);
+    let jobs = selected_jobs(args);
     if jobs.is_empty() {
         return Err(format!(
             "--only {}: no kernel is called that",
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
 }
 
 /// Returns the modules to compile, filtered by `--only`.
-fn wanted(args: &NvrtcArgs) -> Vec<Job> {
+fn selected_jobs(args: &NvrtcArgs) -> Vec<Job> {
     let whole = octavo_fixtures::is_full() || args.only.is_some();
     let mut jobs: Vec<Job> = Vec::new();
     let mut turns: BTreeMap<&str, usize> = BTreeMap::new();
@@ -251,15 +251,15 @@ fn print_registers(all: &mut [(usize, &str, Usage)]) {
     }
 }
 
-fn open(dir: &Path, wanted: &Compiler) -> Result<Nvrtc, String> {
-    let path = dir.join(wanted.name).join(wanted.library);
+fn open(dir: &Path, compiler: &Compiler) -> Result<Nvrtc, String> {
+    let path = dir.join(compiler.name).join(compiler.library);
     let nvrtc = Nvrtc::open(&path).map_err(|error| error.to_string())?;
-    match nvrtc.version() == wanted.version {
+    match nvrtc.version() == compiler.version {
         true => Ok(nvrtc),
         false => Err(format!(
             "{}: expected version {:?}, got {:?}",
             nvrtc.path().display(),
-            wanted.version,
+            compiler.version,
             nvrtc.version()
         )),
     }
@@ -363,7 +363,7 @@ mod tests {
             list: false,
             only: None,
         };
-        let jobs = wanted(&args);
+        let jobs = selected_jobs(&args);
         for module in Module::all() {
             let file = module.file().0;
             let same_file = |other: &Module| other.file().0 == file;

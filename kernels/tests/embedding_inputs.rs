@@ -14,7 +14,7 @@ use crate::cuda_shim::{Bench, device};
 const TABLE: usize = 7;
 const WIDTH: usize = 32;
 /// Width of an embedding input: the embedding, and two more rows to add.
-const GIVEN: usize = 3 * WIDTH;
+const INPUT_WIDTH: usize = 3 * WIDTH;
 const HEAD: usize = 16;
 
 /// Tokens of one sequence with an image of four tokens, and of one without.
@@ -35,7 +35,7 @@ const TABLES: [&[&[u32]]; 2] = [&[&[0]], &[&[1]]];
 struct Case {
     table: Vec<f32>,
     /// Embedding inputs of the image tokens.
-    given: Vec<f32>,
+    inputs: Vec<f32>,
     rope: Rope,
     kv: KvShape,
 }
@@ -45,7 +45,7 @@ impl Case {
         let mut rng = Rng(77);
         Case {
             table: rng.floats(TABLE * WIDTH),
-            given: rng.floats(4 * GIVEN),
+            inputs: rng.floats(4 * INPUT_WIDTH),
             rope: Rope {
                 pairing: Pairing::Neox,
                 frequencies: vec![1.0, 0.5, 0.25, 0.125, 0.0625],
@@ -77,15 +77,15 @@ impl Case {
         ];
         Program {
             ropes: vec![self.rope.clone()],
-            given: GIVEN,
+            embedding_input_width: INPUT_WIDTH,
             ..program(ops, &[WIDTH; 4], self.kv)
         }
     }
 
     /// Runs both sequences in one step, with the image in two parts.
     fn run(&self, step: impl FnOnce(&Step<'_>) -> Vec<f32>) -> Vec<f32> {
-        let (first, rest) = self.given.split_at(GIVEN);
-        let given = [
+        let (first, rest) = self.inputs.split_at(INPUT_WIDTH);
+        let inputs = [
             EmbeddingRows {
                 first: 1,
                 rows: first,
@@ -99,13 +99,13 @@ impl Case {
             tokens: TOKENS[i],
             start: STARTS[i],
             tables: TABLES[i],
-            wanted: 0..TOKENS[i].len(),
+            outputs: 0..TOKENS[i].len(),
             ..StepSequence::default()
         };
         let seqs = [
             StepSequence {
                 rope_positions: &ROPE_POSITIONS,
-                given: &given,
+                embedding_inputs: &inputs,
                 ..sequence(0)
             },
             sequence(1),
@@ -124,9 +124,9 @@ impl Case {
             for (j, token) in tokens.iter().enumerate() {
                 let mut row = vec![0.0; WIDTH];
                 if i == 0 && (1..5).contains(&j) {
-                    let given = &self.given[(j - 1) * GIVEN..j * GIVEN];
+                    let input = &self.inputs[(j - 1) * INPUT_WIDTH..j * INPUT_WIDTH];
                     for (k, x) in row.iter_mut().enumerate() {
-                        *x = given[k] + given[WIDTH + k] + given[2 * WIDTH + k];
+                        *x = input[k] + input[WIDTH + k] + input[2 * WIDTH + k];
                     }
                 } else {
                     let at = *token as usize * WIDTH;
@@ -187,7 +187,7 @@ fn images_stand_in_the_place_of_tokens_on_gpus() {
     let setup = Setup {
         limits: Limits {
             rows: 9,
-            wanted: 9,
+            outputs: 9,
             sequences: 2,
             positions: 16,
             n_pages: 2,
