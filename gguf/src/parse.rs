@@ -15,11 +15,11 @@ const MIN_TENSOR_RECORD: u64 = 8 + 4 + 4 + 8;
 /// A key and the place of its value.
 struct Entry {
     key: Span,
-    value: Place,
+    value: ValueLocation,
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum ValueLocation {
     Scalar(Value<'static>),
     Str(Span),
     Array {
@@ -64,9 +64,11 @@ fn key_text<'a>(e: &Entry, file: &'a [u8]) -> &'a str {
 
 fn value_of<'a>(e: &Entry, file: &'a [u8]) -> Value<'a> {
     match e.value {
-        Place::Scalar(v) => v,
-        Place::Str(span) => Value::Str(span.of(file)),
-        Place::Array { elem, len, span } => Value::Array(Array::new(elem, len, span.of(file))),
+        ValueLocation::Scalar(v) => v,
+        ValueLocation::Str(span) => Value::Str(span.of(file)),
+        ValueLocation::Array { elem, len, span } => {
+            Value::Array(Array::new(elem, len, span.of(file)))
+        }
     }
 }
 
@@ -229,20 +231,20 @@ fn read_type(c: &mut Cursor<'_>, key: &str) -> Result<ValueType, Error> {
     })
 }
 
-fn read_value(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
+fn read_value(c: &mut Cursor<'_>, key: &str) -> Result<ValueLocation, Error> {
     let what = What::Value(key);
     match read_type(c, key)? {
         ValueType::String => {
             let len = c.u64(what)?;
             let start = c.at();
             c.take(len, what)?;
-            Ok(Place::Str(c.span_from(start)))
+            Ok(ValueLocation::Str(c.span_from(start)))
         }
         ValueType::Array => read_array(c, key),
         ty => {
             let bytes = c.take(ty.size().unwrap_or(0), what)?;
             let value = scalar(ty, bytes).ok_or_else(|| c.truncated(what, 1))?;
-            Ok(Place::Scalar(value))
+            Ok(ValueLocation::Scalar(value))
         }
     }
 }
@@ -265,7 +267,7 @@ fn scalar(ty: ValueType, bytes: &[u8]) -> Option<Value<'static>> {
     })
 }
 
-fn read_array(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
+fn read_array(c: &mut Cursor<'_>, key: &str) -> Result<ValueLocation, Error> {
     let what = What::Value(key);
     let elem = read_type(c, key)?;
     if elem == ValueType::Array {
@@ -284,7 +286,7 @@ fn read_array(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
         None => (0..n).try_for_each(|_| c.skip_string(what))?,
     }
     let len = usize::try_from(n).map_err(|_| c.truncated(what, n))?;
-    Ok(Place::Array {
+    Ok(ValueLocation::Array {
         elem,
         len,
         span: c.span_from(start),

@@ -30,7 +30,7 @@ pub fn replace<T, E: From<Error>>(
     write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
 ) -> Result<T, E> {
     match place(path)? {
-        Place::Stream => {
+        Destination::Stream => {
             let failed = |source| Error::Io {
                 file: label(path),
                 action: "write to it",
@@ -41,7 +41,7 @@ pub fn replace<T, E: From<Error>>(
             stream.flush().map_err(failed)?;
             Ok(result)
         }
-        Place::File(found) => {
+        Destination::File(found) => {
             let mut new = NewFile::of(path, found)?;
             let result = write(&mut new.file)?;
             new.publish()?;
@@ -58,8 +58,8 @@ pub fn replace<T, E: From<Error>>(
 /// file.
 pub fn check_replaceable(path: &Path) -> Result<(), Error> {
     match place(path)? {
-        Place::Stream => Ok(()),
-        Place::File(found) => NewFile::of(path, found).map(drop),
+        Destination::Stream => Ok(()),
+        Destination::File(found) => NewFile::of(path, found).map(drop),
     }
 }
 
@@ -80,12 +80,12 @@ impl NewFile {
     /// Something at `path` that is not a file, or a folder that accepts no new file.
     pub fn beside(path: &Path) -> Result<NewFile, Error> {
         match place(path)? {
-            Place::Stream => Err(Error::Target {
+            Destination::Stream => Err(Error::Target {
                 file: label(path),
                 expected: "a file",
                 got: "a device or a pipe",
             }),
-            Place::File(found) => NewFile::of(path, found),
+            Destination::File(found) => NewFile::of(path, found),
         }
     }
 
@@ -162,7 +162,7 @@ impl NewFile {
 }
 
 /// Destination of the bytes for a path.
-enum Place {
+enum Destination {
     /// A file of this name.
     File(Found),
     /// An existing pipe or character device.
@@ -176,7 +176,7 @@ struct Found {
     there: Option<Metadata>,
 }
 
-fn place(path: &Path) -> Result<Place, Error> {
+fn place(path: &Path) -> Result<Destination, Error> {
     let there = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         other => Some(other.map_err(|source| Error::Io {
@@ -186,7 +186,7 @@ fn place(path: &Path) -> Result<Place, Error> {
         })?),
     };
     match there.as_ref().map(Metadata::file_type) {
-        Some(found) if is_stream(found) => return Ok(Place::Stream),
+        Some(found) if is_stream(found) => return Ok(Destination::Stream),
         Some(found) if !found.is_file() => {
             let (expected, got) = ("a file, a pipe or a character device", what(found));
             return Err(Error::Target {
@@ -197,7 +197,7 @@ fn place(path: &Path) -> Result<Place, Error> {
         }
         _ => {}
     }
-    Ok(Place::File(Found {
+    Ok(Destination::File(Found {
         path: behind_links(path)?,
         there,
     }))

@@ -11,7 +11,7 @@ use octavo_quant::TensorType;
 use octavo_simd::kv_layout::KvShape;
 use std::sync::Arc;
 
-pub(crate) use rows::Row;
+pub(crate) use rows::TokenRow;
 pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
 
 /// Number of a buffer.

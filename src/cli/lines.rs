@@ -261,7 +261,7 @@ fn step(
 
 impl Asked {
     /// Splits an answer into reasoning and content.
-    fn told(&self, text: &str) -> AnswerParts {
+    fn answer_parts(&self, text: &str) -> AnswerParts {
         match &self.parser {
             Some(parser) => AnswerParts::of(parser.clone(), text),
             None => AnswerParts {
@@ -362,7 +362,7 @@ impl Printer<'_> {
                         };
                         Ok(format!("{}\n", self.object(&shown)?))
                     }
-                    false => Ok(format!("{}\n", asked.told(&text.text).content)),
+                    false => Ok(format!("{}\n", asked.answer_parts(&text.text).content)),
                 });
                 shown.collect::<Result<_, Failure>>()?
             }
@@ -370,7 +370,10 @@ impl Printer<'_> {
                 let found = found.iter().enumerate();
                 let shown = found.map(|(i, found)| match as_json {
                     true => Ok(format!("{}\n", self.found(line, i, asked, found, &timing)?)),
-                    false => Ok(format!("{}\n", asked.told(&found.text.text).content)),
+                    false => Ok(format!(
+                        "{}\n",
+                        asked.answer_parts(&found.text.text).content
+                    )),
                 });
                 shown.collect::<Result<_, Failure>>()?
             }
@@ -428,13 +431,13 @@ impl Printer<'_> {
             ..*shown.timing
         };
         let metrics = Metrics::new(&timing, shown.seed, self.engine.describe());
-        let told = shown.asked.told(&text.text);
+        let parts = shown.asked.answer_parts(&text.text);
         let wants_logprobs = self.several.options.logprobs.is_some();
         let answer = Answer {
             line: shown.line,
             choice: shown.choice,
-            text: &told.content,
-            reasoning: told.thought(),
+            text: &parts.content,
+            reasoning: parts.thought(),
             prompt: &shown.asked.ids,
             tokens: &text.tokens,
             finish: text.finish,

@@ -19,7 +19,7 @@ pub(super) struct Reply<'a> {
     pub(super) output: Output<'a>,
     /// Separates reasoning from content; `None` shows the text as it is.
     parser: Option<AnswerParser>,
-    told: AnswerParts,
+    parts: AnswerParts,
     /// Whether reasoning is being shown.
     dims: bool,
 }
@@ -45,11 +45,11 @@ pub(super) fn parser(template: &str, rendered: &str) -> AnswerParser {
 impl AnswerParts {
     /// Splits a complete answer into its parts.
     pub(super) fn of(mut parser: AnswerParser, text: &str) -> AnswerParts {
-        let mut told = AnswerParts::default();
+        let mut parts = AnswerParts::default();
         let mut pieces = parser.push(text);
         pieces.extend(parser.finish());
-        pieces.iter().for_each(|piece| told.add(piece));
-        told
+        pieces.iter().for_each(|piece| parts.add(piece));
+        parts
     }
 
     /// Appends a piece.
@@ -90,14 +90,14 @@ impl<'a> Reply<'a> {
         Reply {
             output: Output::new(generating, stream, what),
             parser,
-            told: AnswerParts::default(),
+            parts: AnswerParts::default(),
             dims: false,
         }
     }
 
     fn show(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
         for piece in pieces {
-            self.told.add(&piece);
+            self.parts.add(&piece);
             match piece {
                 Piece::Content(text) => {
                     self.dim(false)?;
@@ -137,7 +137,7 @@ impl<'a> Reply<'a> {
         if std::mem::take(&mut self.dims) {
             self.output.text(DIM[1])?;
         }
-        Ok(std::mem::take(&mut self.told))
+        Ok(std::mem::take(&mut self.parts))
     }
 }
 
@@ -153,7 +153,7 @@ impl Observer for Reply<'_> {
                 self.show(pieces)
             }
             None => {
-                self.told.content.push_str(text);
+                self.parts.content.push_str(text);
                 self.output.text(text)
             }
         }
@@ -185,13 +185,13 @@ mod tests {
                     .text(&text[at..at + c.len_utf8()])
                     .expect("it is shown");
             }
-            let told = reply.end().expect("it is shown");
+            let parts = reply.end().expect("it is shown");
             assert_eq!(
-                told,
+                parts,
                 AnswerParts::of(parser(template, ""), text),
                 "{template}"
             );
-            let message = told.into_message();
+            let message = parts.into_message();
             assert_eq!(
                 message.reasoning_content.as_deref(),
                 Some("hm"),
@@ -207,8 +207,8 @@ mod tests {
         let generating = Generating::begin();
         let mut reply = Reply::new(&generating, false, None);
         reply.text("<think>hm</think>Yes.").expect("it is kept");
-        let told = reply.end().expect("it is kept");
-        assert_eq!(told.content, "<think>hm</think>Yes.");
-        assert_eq!(told.thought(), None);
+        let parts = reply.end().expect("it is kept");
+        assert_eq!(parts.content, "<think>hm</think>Yes.");
+        assert_eq!(parts.thought(), None);
     }
 }

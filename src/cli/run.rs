@@ -169,7 +169,7 @@ fn one(
         reply.output.open_line.set(!prompt.text.ends_with(b"\n"));
     }
     let result = session.generate(&prompt.ids, &options, prompt.constraint, &mut reply);
-    let told = reply.end()?;
+    let parts = reply.end()?;
     reply.output.end_line(result.is_ok())?;
     let out = result?;
     drop(generating);
@@ -189,8 +189,8 @@ fn one(
         let object = Answer {
             line: 0,
             choice: 0,
-            text: &format!("{echo}{}", told.content),
-            reasoning: told.thought(),
+            text: &format!("{echo}{}", parts.content),
+            reasoning: parts.thought(),
             prompt: &prompt.ids,
             tokens: &out.tokens,
             finish: out.finish,

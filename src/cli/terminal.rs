@@ -263,8 +263,8 @@ mod tests {
         assert_eq!(at(1), None);
         let line = at(2).expect("a line");
         assert_eq!(line, "octavo: reading: 2 of 400 tokens (0 %) after 2 s");
-        let told: Vec<u64> = (3..200).filter(|second| at(*second).is_some()).collect();
-        assert_eq!(told, [4, 8, 16, 32, 62, 92, 122, 152, 182]);
+        let reported: Vec<u64> = (3..200).filter(|second| at(*second).is_some()).collect();
+        assert_eq!(reported, [4, 8, 16, 32, 62, 92, 122, 152, 182]);
         let line = Progress::bytes("loading").line_at(Duration::from_secs(5), 1 << 20, 4 << 20);
         let expected = "octavo: loading: 1.0 MiB of 4.0 MiB (25 %) after 5 s";
         assert_eq!(line.as_deref(), Some(expected));

@@ -21,7 +21,7 @@ use crate::{grammar, limits};
 const STACK_BYTES: usize = 256 << 20;
 
 /// Compiled demands in the cache.
-const KEPT: usize = 16;
+const MAX_CACHED: usize = 16;
 
 /// A constraint, and a warning about demands it does not enforce.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub struct Compiler {
     engine: Engine,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     /// Cache of the latest demands, compiled.
-    kept: Mutex<VecDeque<(Demand, Compiled)>>,
+    cache: Mutex<VecDeque<(Demand, Compiled)>>,
 }
 
 impl Compiler {
@@ -55,7 +55,7 @@ impl Compiler {
         Compiler {
             engine: engine.clone(),
             vocabulary: OnceLock::new(),
-            kept: Mutex::default(),
+            cache: Mutex::default(),
         }
     }
 
@@ -66,8 +66,8 @@ impl Compiler {
     /// If a rule is invalid, too large, or cannot be met. For optional tool calls this is a warning
     /// instead.
     pub fn compile(&self, demand: &Demand) -> Result<Compiled, Error> {
-        if let Some(kept) = self.find(demand) {
-            return Ok(kept);
+        if let Some(compiled) = self.find(demand) {
+            return Ok(compiled);
         }
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
@@ -81,17 +81,17 @@ impl Compiler {
 
     /// Returns the constraint of a recently compiled demand from the cache.
     pub fn find(&self, demand: &Demand) -> Option<Compiled> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().find(|(other, _)| other == demand);
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = cache.iter().find(|(other, _)| other == demand);
         found.map(|(_, compiled)| compiled.fork())
     }
 
     fn keep(&self, demand: &Demand, compiled: &Compiled) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
-            kept.pop_front();
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() == MAX_CACHED {
+            cache.pop_front();
         }
-        kept.push_back((demand.clone(), compiled.fork()));
+        cache.push_back((demand.clone(), compiled.fork()));
     }
 
     fn compile_here(&self, demand: &Demand) -> Result<Compiled, Error> {

@@ -46,12 +46,12 @@ fn code_of(words: &[[u8; 4]], i: usize) -> u8 {
 
 /// A range of a file.
 #[derive(Clone)]
-pub(super) struct Part {
+pub(super) struct FileRange {
     pub(super) file: SharedFile,
     pub(super) range: Range<usize>,
 }
 
-impl Part {
+impl FileRange {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.file.bytes()[self.range.clone()]
     }
@@ -70,10 +70,10 @@ impl Part {
 /// One AWQ weight.
 pub(super) struct Awq {
     pub(super) packing: Packing,
-    pub(super) qweight: Part,
+    pub(super) qweight: FileRange,
     /// Zero points; without them every zero point is 8.
-    pub(super) qzeros: Option<Part>,
-    pub(super) scales: Part,
+    pub(super) qzeros: Option<FileRange>,
+    pub(super) scales: FileRange,
     /// Input features; a multiple of `group`, which is a multiple of the block's length.
     pub(super) cols: usize,
     /// Output features; a multiple of 8.
@@ -203,14 +203,14 @@ mod tests {
     use gguf_rs_lite::OpenOptions;
 
     /// Writes a file with these parts one after the other.
-    fn parts(dir: &tempfile::TempDir, all: [&[u8]; 3]) -> [Part; 3] {
+    fn parts(dir: &tempfile::TempDir, all: [&[u8]; 3]) -> [FileRange; 3] {
         let path = dir.path().join("weights");
         std::fs::write(&path, all.concat()).expect("written");
         let file = SharedFile::open(&path, &OpenOptions::default()).expect("there");
         let mut at = 0;
         all.map(|bytes| {
             at += bytes.len();
-            Part {
+            FileRange {
                 file: file.clone(),
                 range: at - bytes.len()..at,
             }

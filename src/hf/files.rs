@@ -8,7 +8,7 @@ use gguf_rs_lite::{OpenOptions, SharedFile};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use super::awq::Part;
+use super::awq::FileRange;
 use super::{Error, MAX_SETTINGS, read_json};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -17,7 +17,7 @@ const INDEX: &str = "model.safetensors.index.json";
 pub(super) struct Source {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    pub(super) part: Part,
+    pub(super) part: FileRange,
 }
 
 /// All tensors of the files, by Hugging Face's names.
@@ -66,7 +66,7 @@ pub(super) fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> 
             let source = Source {
                 dtype: info.dtype,
                 shape: info.shape.clone(),
-                part: Part {
+                part: FileRange {
                     file: file.clone(),
                     range,
                 },

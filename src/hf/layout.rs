@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{TensorType, View};
 
 use super::Error;
-use super::awq::Part;
+use super::awq::FileRange;
 use super::config::Config;
 use super::files::{Source, bad, show};
 use super::order::{HeadOrder, Order};
@@ -225,7 +225,7 @@ impl Layout {
             });
             view.made(name, &dims, ty, &file, rows)?;
         } else if matches!(order, Order::Same) && !self.stacked {
-            let Part { file, range } = part;
+            let FileRange { file, range } = part;
             view.tensor(name, &dims, ty, &file, range)?;
         } else {
             if self.stacked {

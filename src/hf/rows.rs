@@ -4,7 +4,7 @@ use gguf_rs_lite::{Error, RowSource, TensorType};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::awq::Part;
+use super::awq::FileRange;
 use super::files::{Source, bad, show};
 use super::order::Order;
 
@@ -42,7 +42,7 @@ impl Plain {
 
 /// Permuted rows of the same numbers, from several concatenated tensors of one shape.
 pub(super) struct Reordered {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<FileRange>,
     /// Rows of each part.
     pub(super) part_rows: usize,
     pub(super) row_bytes: usize,
@@ -60,7 +60,7 @@ impl RowSource for Reordered {
     }
 
     fn release(&self) {
-        self.parts.iter().for_each(Part::release);
+        self.parts.iter().for_each(FileRange::release);
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -70,7 +70,7 @@ impl RowSource for Reordered {
 
 /// Matrices of all experts, transposed: their rows are the file's columns.
 pub(super) struct Transposed {
-    pub(super) part: Part,
+    pub(super) part: FileRange,
     /// Bytes per number.
     pub(super) bytes: usize,
     /// Rows and columns of a matrix in the file.
@@ -105,8 +105,8 @@ impl RowSource for Transposed {
 /// MXFP4 blocks, with codes and scales in separate tensors in the file. There neighbours share a
 /// byte, in GGUF values 16 apart do.
 pub(super) struct Mxfp4 {
-    pub(super) blocks: Part,
-    pub(super) scales: Part,
+    pub(super) blocks: FileRange,
+    pub(super) scales: FileRange,
     /// Blocks per row.
     pub(super) row_blocks: usize,
     pub(super) order: Order,
@@ -140,7 +140,7 @@ impl RowSource for Mxfp4 {
 
 /// Rows with permuted columns.
 pub(super) struct Shuffled {
-    pub(super) part: Part,
+    pub(super) part: FileRange,
     /// Bytes per number.
     pub(super) bytes: usize,
     /// Numbers per row.
@@ -195,7 +195,7 @@ impl Change {
 
 /// Vectors, and other tensors that GGUF keeps in F32.
 pub(super) struct Widened {
-    pub(super) part: Part,
+    pub(super) part: FileRange,
     pub(super) plain: Plain,
     pub(super) order: Order,
     /// Number of values that are permuted together: a row, or 1.

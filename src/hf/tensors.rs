@@ -8,7 +8,7 @@ use gguf_rs_lite::{OpenOptions, TensorType, View};
 use safetensors::Dtype;
 
 use super::Error;
-use super::awq::{Awq, Packing, Part, block_type, zero_words};
+use super::awq::{Awq, FileRange, Packing, block_type, zero_words};
 use super::config::Config;
 use super::files::{Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
@@ -287,7 +287,7 @@ impl Folder<'_> {
         dtype: Dtype,
         shape: &[usize],
         file: &str,
-    ) -> Result<Part, Error> {
+    ) -> Result<FileRange, Error> {
         let expected = format!("{dtype:?} {shape:?}");
         let Some(source) = self.sources.remove(name) else {
             return Err(Error::Tensor {

@@ -249,7 +249,7 @@ fn number(x: f32) -> Value {
 struct Weight<'a> {
     gguf: &'a Gguf,
     tensor: &'a TensorInfo,
-    part: Part,
+    part: PackedTensor,
     shape: Vec<usize>,
     /// Row order in the GGUF file, if it is another.
     order: Option<HeadOrder>,
@@ -266,23 +266,23 @@ struct Small {
 
 /// A part of a tensor that is written as a tensor of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum PackedTensor {
     Plain(Dtype),
     Qweight,
     Qzeros,
     Scales,
 }
 
-impl Part {
+impl PackedTensor {
     fn shape(self, tensor: &TensorInfo) -> Vec<usize> {
         let (rows, cols) = (rows(tensor), cols(tensor));
         let groups = cols / tensor.ty.block_len();
         match self {
-            Part::Plain(_) if tensor.dims.len() == 1 => vec![cols],
-            Part::Plain(_) => vec![rows, cols],
-            Part::Qweight => vec![cols, rows / 8],
-            Part::Qzeros => vec![groups, rows / 8],
-            Part::Scales => vec![groups, rows],
+            PackedTensor::Plain(_) if tensor.dims.len() == 1 => vec![cols],
+            PackedTensor::Plain(_) => vec![rows, cols],
+            PackedTensor::Qweight => vec![cols, rows / 8],
+            PackedTensor::Qzeros => vec![groups, rows / 8],
+            PackedTensor::Scales => vec![groups, rows],
         }
     }
 }
@@ -309,7 +309,7 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
             head_dim: h.layers[0].head_dim,
         });
         let small = Rc::new(OnceCell::new());
-        let part = |name: &str, part: Part| {
+        let part = |name: &str, part: PackedTensor| {
             let (shape, small) = (part.shape(tensor), Rc::clone(&small));
             (
                 format!("{module}.{name}"),
@@ -324,13 +324,13 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
             )
         };
         match tensor.ty {
-            TensorType::F32 => all.push(part(suffix, Part::Plain(Dtype::F32))),
-            TensorType::F16 => all.push(part(suffix, Part::Plain(Dtype::F16))),
-            TensorType::BF16 => all.push(part(suffix, Part::Plain(Dtype::BF16))),
+            TensorType::F32 => all.push(part(suffix, PackedTensor::Plain(Dtype::F32))),
+            TensorType::F16 => all.push(part(suffix, PackedTensor::Plain(Dtype::F16))),
+            TensorType::BF16 => all.push(part(suffix, PackedTensor::Plain(Dtype::BF16))),
             ty if TensorType::AWQ.contains(&ty) && rows(tensor).is_multiple_of(8) => {
-                all.push(part("qweight", Part::Qweight));
-                all.push(part("qzeros", Part::Qzeros));
-                all.push(part("scales", Part::Scales));
+                all.push(part("qweight", PackedTensor::Qweight));
+                all.push(part("qzeros", PackedTensor::Qzeros));
+                all.push(part("scales", PackedTensor::Scales));
             }
             ty if TensorType::AWQ.contains(&ty) => {
                 return Err(bad(
@@ -429,9 +429,9 @@ impl Weight<'_> {
 impl View for Weight<'_> {
     fn dtype(&self) -> Dtype {
         match self.part {
-            Part::Plain(dtype) => dtype,
-            Part::Qweight | Part::Qzeros => Dtype::I32,
-            Part::Scales => Dtype::F16,
+            PackedTensor::Plain(dtype) => dtype,
+            PackedTensor::Qweight | PackedTensor::Qzeros => Dtype::I32,
+            PackedTensor::Scales => Dtype::F16,
         }
     }
 
@@ -441,23 +441,23 @@ impl View for Weight<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         match self.part {
-            Part::Plain(_) => self.plain().into(),
-            Part::Qweight => {
+            PackedTensor::Plain(_) => self.plain().into(),
+            PackedTensor::Qweight => {
                 let (qweight, small) = self.parts();
                 // already set if another part came first, with the same values
                 let _ = self.small.set(small);
                 qweight.into()
             }
-            Part::Qzeros => self.small().qzeros.as_slice().into(),
-            Part::Scales => self.small().scales.as_slice().into(),
+            PackedTensor::Qzeros => self.small().qzeros.as_slice().into(),
+            PackedTensor::Scales => self.small().scales.as_slice().into(),
         }
     }
 
     fn data_len(&self) -> usize {
         let bytes = match self.part {
-            Part::Plain(_) => return self.tensor.bytes as usize,
-            Part::Qweight | Part::Qzeros => 4,
-            Part::Scales => 2,
+            PackedTensor::Plain(_) => return self.tensor.bytes as usize,
+            PackedTensor::Qweight | PackedTensor::Qzeros => 4,
+            PackedTensor::Scales => 2,
         };
         self.shape.iter().product::<usize>() * bytes
     }

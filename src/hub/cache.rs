@@ -49,11 +49,11 @@ fn hub_home() -> Option<PathBuf> {
 
 /// Returns the token of the environment, or the one that the hub's programs keep.
 pub(crate) fn token() -> Option<String> {
-    let kept = || {
+    let stored = || {
         let path = folder("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?;
         fs::read_to_string(path).ok()
     };
-    let token = env::var("HF_TOKEN").ok().or_else(kept)?;
+    let token = env::var("HF_TOKEN").ok().or_else(stored)?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 

@@ -51,7 +51,7 @@ impl Retries {
 
 /// A part of a file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Part<'a> {
+pub(crate) struct ByteRange<'a> {
     /// First byte.
     pub(crate) from: u64,
     /// Byte after the last one; `None` for all that follow.
@@ -121,7 +121,7 @@ impl Client {
     pub(crate) fn get(
         &self,
         url: &str,
-        part: Part<'_>,
+        part: ByteRange<'_>,
         subject: Subject<'_>,
     ) -> Result<Response, Error> {
         let mut failures = 0;
@@ -168,7 +168,7 @@ impl Client {
         url: &str,
         subject: Subject<'_>,
     ) -> Result<(T, Option<String>), Error> {
-        let answer = self.get(url, Part::default(), subject)?;
+        let answer = self.get(url, ByteRange::default(), subject)?;
         let next = next_page(answer.headers());
         let mut text = Vec::new();
         let read = answer.take(LONGEST_TEXT).read_to_end(&mut text);
@@ -217,9 +217,9 @@ impl Client {
         }
     }
 
-    fn send(&self, url: &str, part: Part<'_>) -> Result<Response, reqwest::Error> {
+    fn send(&self, url: &str, part: ByteRange<'_>) -> Result<Response, reqwest::Error> {
         let mut request = self.request(url);
-        let Part { from, to, etag } = part;
+        let ByteRange { from, to, etag } = part;
         if from > 0 || to.is_some() {
             let last = to.map_or_else(String::new, |to| (to - 1).to_string());
             request = request.header(RANGE, format!("bytes={from}-{last}"));

@@ -15,7 +15,7 @@ use reqwest::header::{ACCEPT_RANGES, HeaderValue};
 use sha1::Digest;
 
 use crate::Error;
-use crate::client::{Client, Part, Subject, etag_of, innermost};
+use crate::client::{ByteRange, Client, Subject, etag_of, innermost};
 use crate::segments::Segments;
 
 /// Bytes read at a time.
@@ -84,7 +84,7 @@ impl Client {
                 remove(&incomplete)?;
                 have = 0;
             }
-            let part = Part {
+            let part = ByteRange {
                 from: have,
                 to: None,
                 etag: etag.as_deref(),

@@ -17,7 +17,7 @@ use crate::segments::Connections;
 const ENDPOINT: &str = "https://huggingface.co";
 
 /// Most pages of a listing that are read: each has some 1,000 files.
-const MOST_PAGES: usize = 1000;
+const MAX_PAGES: usize = 1000;
 
 /// Endings of a model's files in a repository without GGUF files: of weights, settings, vocabulary.
 const FOLDER_FILES: [&str; 5] = [".safetensors", ".json", ".jinja", ".model", ".txt"];
@@ -334,7 +334,7 @@ impl Hub {
         let mut next = Some(format!(
             "{endpoint}/api/models/{repo}/tree/{commit}?recursive=true"
         ));
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let Some(url) = next else { break };
             let (entries, more): (Vec<TreeEntry>, _) = self.client.json(&url, subject)?;
             let is_file = |entry: &TreeEntry| entry.r#type == "file" && is_path(&entry.path);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use reqwest::StatusCode;
 
-use crate::client::{Client, Part, Subject, innermost};
+use crate::client::{ByteRange, Client, Subject, innermost};
 use crate::download::{Buffers, Ended, Piece, reason};
 
 /// Number of segments that a file must have left for several connections.
@@ -123,7 +123,7 @@ impl Segments<'_> {
         received: &AtomicU64,
         buffers: &Buffers,
     ) -> Result<Piece, String> {
-        let part = Part {
+        let part = ByteRange {
             from: bytes.start,
             to: Some(bytes.end),
             etag: self.etag,

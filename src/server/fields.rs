@@ -95,13 +95,14 @@ impl<'a> Fields<'a> {
     /// Reads a number of tokens to generate, at least `least`; `Some(None)` for -1, limited by the
     /// context only.
     pub(crate) fn limit(&self, name: &str, least: i64) -> Read<Option<usize>> {
-        const MOST: i64 = 1 << 30;
+        const MAX_TOKENS: i64 = 1 << 30;
         match self.get(name).map(whole) {
             Some(Some(-1)) => Ok(Some(None)),
-            Some(Some(n)) if (least..=MOST).contains(&n) => Ok(Some(usize::try_from(n).ok())),
+            Some(Some(n)) if (least..=MAX_TOKENS).contains(&n) => Ok(Some(usize::try_from(n).ok())),
             None => Ok(None),
             Some(_) => {
-                let expected = format!("a whole number from {least} to {MOST}, or -1 for no limit");
+                let expected =
+                    format!("a whole number from {least} to {MAX_TOKENS}, or -1 for no limit");
                 Err(self.wrong(name, &expected))
             }
         }

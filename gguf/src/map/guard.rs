@@ -12,33 +12,33 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering}
 
 /// An entry of the list, one for each map that exists at a time. Entries are never freed, but
 /// reused.
-struct Place {
+struct MapEntry {
     used: AtomicBool,
     /// Address of the map; 0 while the entry is free.
     start: AtomicUsize,
     len: AtomicUsize,
     name: AtomicPtr<String>,
-    next: Option<&'static Place>,
+    next: Option<&'static MapEntry>,
 }
 
-static FIRST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
+static FIRST: AtomicPtr<MapEntry> = AtomicPtr::new(ptr::null_mut());
 
 /// Iterates over all entries.
-fn places() -> impl Iterator<Item = &'static Place> {
+fn places() -> impl Iterator<Item = &'static MapEntry> {
     std::iter::successors(first(), |place| place.next)
 }
 
-fn first() -> Option<&'static Place> {
-    // SAFETY: null, or a leaked `Place` to which no mutable reference exists.
+fn first() -> Option<&'static MapEntry> {
+    // SAFETY: null, or a leaked `MapEntry` to which no mutable reference exists.
     unsafe { FIRST.load(Ordering::Acquire).as_ref() }
 }
 
 /// A map's entry in the list, until this is dropped.
-pub(super) struct Listed(&'static Place);
+pub(super) struct Listed(&'static MapEntry);
 
 impl Listed {
     pub(super) fn new(start: usize, len: usize, name: &str) -> Listed {
-        let take = |p: &&Place| {
+        let take = |p: &&MapEntry| {
             p.used
                 .compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
@@ -66,8 +66,8 @@ impl Drop for Listed {
 }
 
 /// Adds an entry, already taken.
-fn added() -> &'static Place {
-    let place = Box::leak(Box::new(Place {
+fn added() -> &'static MapEntry {
+    let place = Box::leak(Box::new(MapEntry {
         used: AtomicBool::new(true),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
@@ -213,7 +213,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     // SAFETY: the system passes a valid `info` to a handler with SA_SIGINFO; a bus error has an
     // address.
     let (address, sent) = unsafe { ((*info).si_addr().addr(), (*info).si_code <= 0) };
-    let inside = |p: &&Place| {
+    let inside = |p: &&MapEntry| {
         let start = p.start.load(Ordering::Acquire);
         start != 0
             && address
@@ -241,7 +241,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
 }
 
 /// Reports, once, that the file of this map is lost, and ends the process.
-fn end(place: &Place) -> ! {
+fn end(place: &MapEntry) -> ! {
     static TOLD: AtomicBool = AtomicBool::new(false);
     // SAFETY: null or leaked.
     let ending = unsafe { ENDING.load(Ordering::Acquire).as_ref() };

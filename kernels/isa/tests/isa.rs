@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "kernels are called through their tables")]
 
 use octavo_isa::{Isa, IsaChoice, IsaError};
-use octavo_simd::formats::{Blocks, Row, Transposed, rows};
+use octavo_simd::formats::{Blocks, FormatInfo, Transposed, rows};
 
 #[test]
 fn names_round_trip_and_unknown_ones_are_refused() {
@@ -65,7 +65,7 @@ fn strips_have_every_code_in_its_place() {
     for isa in Isa::available() {
         let table = isa.table();
         let r = table.strip;
-        for Row { ty, blocks } in rows() {
+        for FormatInfo { ty, blocks } in rows() {
             let Some(kernels) = (table.packed)(*ty) else {
                 continue;
             };

@@ -232,7 +232,7 @@ impl Simd for Portable {
 }
 
 impl ByteDots for Portable {
-    const MOST: i32 = i32::MAX;
+    const MAX_SUM: i32 = i32::MAX;
     type Narrow = I8;
 
     #[inline(always)]

@@ -134,7 +134,7 @@ pub trait Simd: Copy {
 #[allow(clippy::missing_safety_doc)] // as `Simd`
 pub trait ByteDots: Simd {
     /// The largest sum of a pair of products that [`ByteDots::Narrow`] holds.
-    const MOST: i32;
+    const MAX_SUM: i32;
     /// Sums of products: of pairs of them in 16 bits, or all that a lane has in 32.
     type Narrow: Copy;
 

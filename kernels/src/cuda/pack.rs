@@ -196,7 +196,7 @@ pub fn pack_experts(
     let format = formats::row(ty)?.blocks.as_ref();
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
         let (expert, row) = (row / expert_rows, row % expert_rows);
-        let place = Place {
+        let place = UnitPosition {
             strip: expert * expert_rows.div_ceil(STRIP) + row / STRIP,
             row: row % STRIP,
             unit: 0,
@@ -208,7 +208,7 @@ pub fn pack_experts(
                 // a unit of floats has as many words per row as a float has bits
                 for (unit, raw) in raw.chunks(4 * shape.low).enumerate() {
                     for (j, word) in raw.chunks(4).enumerate() {
-                        Place { unit, ..place }.put(planes.low, shape.low, j, word);
+                        UnitPosition { unit, ..place }.put(planes.low, shape.low, j, word);
                     }
                 }
             }
@@ -227,7 +227,7 @@ struct Planes<'a> {
 
 impl Planes<'_> {
     /// Writes the blocks of a row that begins at `place`.
-    fn put_blocks(&mut self, format: &Blocks, shape: Shape, place: Place, raw: &[u8]) {
+    fn put_blocks(&mut self, format: &Blocks, shape: Shape, place: UnitPosition, raw: &[u8]) {
         let Some(gpu) = &format.gpu else {
             unreachable!("{}: there is a layout for it", format.ty)
         };
@@ -241,7 +241,7 @@ impl Planes<'_> {
             let which = b % together;
             for (u, codes) in codes.chunks_exact(UNIT).enumerate() {
                 let unit = b * len / UNIT + u;
-                self.put_codes(Place { unit, ..place }, format, shape, codes);
+                self.put_codes(UnitPosition { unit, ..place }, format, shape, codes);
                 let at = ((place.strip * place.units + unit) * STRIP + place.row) * shape.scales;
                 (gpu.of)(raw, u, which, &mut self.scales[at..at + shape.scales]);
             }
@@ -255,7 +255,7 @@ impl Planes<'_> {
         }
     }
 
-    fn put_codes(&mut self, place: Place, format: &Blocks, shape: Shape, codes: &[u8]) {
+    fn put_codes(&mut self, place: UnitPosition, format: &Blocks, shape: Shape, codes: &[u8]) {
         match shape.low {
             8 => {
                 // the CPU's kernels need bytes offset by 128, these need them signed
@@ -281,14 +281,14 @@ impl Planes<'_> {
 
 /// A unit of a row.
 #[derive(Clone, Copy)]
-struct Place {
+struct UnitPosition {
     strip: usize,
     row: usize,
     unit: usize,
     units: usize,
 }
 
-impl Place {
+impl UnitPosition {
     /// Writes word `j` of this row to a plane of `bits` bits per weight.
     fn put(self, plane: &mut [u8], bits: usize, j: usize, word: &[u8]) {
         let word_at = self.row * bits + j;
@@ -300,7 +300,7 @@ impl Place {
 
 /// Packs `bits` bits of every code, starting at bit `from`: successive groups of four codes fill
 /// successively higher bits of a word.
-fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u8]) {
+fn put_bits(place: UnitPosition, plane: &mut [u8], bits: usize, from: usize, codes: &[u8]) {
     let (groups, mask) = (8 / bits, (1u8 << bits) - 1);
     for (j, codes) in codes.chunks_exact(4 * groups).enumerate() {
         let mut word = [0u8; 4];

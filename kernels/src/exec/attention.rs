@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::items::block_tokens;
-use super::part::Part;
 use super::plan::Task;
 use super::scratch::Scratch;
+use super::section_part::SectionPart;
 use super::sizes::{PIECE, piece_len};
 use crate::op::{CacheLayer, Scores};
 use crate::program::{Attend, Slot};
@@ -34,7 +34,7 @@ struct Group<'a> {
 /// Takes the rows just run (row of the step, head), their sums and their softmax states.
 type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 
-impl Part<'_> {
+impl SectionPart<'_> {
     fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
         let pages = &self.kv[group.cache.group];
         let [k, v] = pages.bases(group.cache.layer, group.head_kv);
@@ -60,7 +60,7 @@ impl Part<'_> {
     /// Computes attention for `rows` and hands the results to `done`, some rows at a time.
     ///
     /// # Safety
-    /// As [`Part::run`]: the queries are finished.
+    /// As [`SectionPart::run`]: the queries are finished.
     unsafe fn attend_all(&self, q: Slot, group: Group<'_>, done: &mut Done<'_>) {
         for rows in group.rows.chunks(QUERY_ROWS) {
             // SAFETY: some of the same rows; the scratch at this thread's number is its own.
@@ -76,7 +76,7 @@ impl Part<'_> {
     /// softmax states.
     ///
     /// # Safety
-    /// As [`Part::attend_all`]; the scratch is this thread's.
+    /// As [`SectionPart::attend_all`]; the scratch is this thread's.
     unsafe fn attend_together(
         &self,
         q: Slot,
@@ -125,7 +125,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Items*: a block of rows and one KV head.
+    /// As [`SectionPart::run`]. *Items*: a block of rows and one KV head.
     pub(super) unsafe fn attend_prompt(&self, at: usize, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
@@ -198,7 +198,7 @@ impl Part<'_> {
     /// Runs `group` in blocks of many rows and writes its results.
     ///
     /// # Safety
-    /// As [`Part::run`]; this thread has these rows and heads of the output.
+    /// As [`SectionPart::run`]; this thread has these rows and heads of the output.
     unsafe fn attend_blocks(
         &self,
         kernels: &PromptAttention,
@@ -245,8 +245,8 @@ impl Part<'_> {
     /// result to integers if there is a place for these.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; the thread that finishes the last
-    /// piece has the row's heads.
+    /// As [`SectionPart::run`]. *Items*: a row, a KV head and a piece; the thread that finishes the
+    /// last piece has the row's heads.
     pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
@@ -329,7 +329,7 @@ impl Part<'_> {
     /// Computes one piece of attention.
     ///
     /// # Safety
-    /// As [`Part::run`]; one thread has this piece of the rows and heads of the group.
+    /// As [`SectionPart::run`]; one thread has this piece of the rows and heads of the group.
     unsafe fn attend_piece(&self, q: Slot, group: Group<'_>, piece: usize) {
         let (kv, heads) = (group.kv, group.rows.len());
         let d = kv.head_dim;

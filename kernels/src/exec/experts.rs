@@ -15,9 +15,9 @@ use super::arena::Codes;
 use super::gemv::PACKED;
 use super::grouping::{Grouping, Run};
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
-use super::part::Part;
 use super::plan::Task;
 use super::scratch::{EXPERT_ROWS, Scratch};
+use super::section_part::SectionPart;
 use super::sizes::{STRIP_PAIR, UNITS, sums_len};
 use crate::matrix::{Matrix, Strips};
 use crate::memory::Floats;
@@ -43,11 +43,11 @@ struct Near {
     width: usize,
 }
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// Converts the input of a product with experts to the form that its kernel reads.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of groups or of tiles.
+    /// As [`SectionPart::run`]. *Shares* of groups or of tiles.
     pub(super) unsafe fn prepare_experts(&self, form: Form, product: &ExpertProduct<'_>) {
         // SAFETY: the same shares of the same finished input.
         unsafe {
@@ -62,8 +62,8 @@ impl Part<'_> {
     /// A product with experts.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Items*: pairs of strips for a choice; those of all choices of an expert
-    /// are taken together.
+    /// As [`SectionPart::run`]. *Items*: pairs of strips for a choice; those of all choices of an
+    /// expert are taken together.
     pub(super) unsafe fn expert_matmul(&self, product: &ExpertProduct<'_>) {
         if self.n_rows(product.x) == 0 {
             return;
@@ -80,7 +80,7 @@ impl Part<'_> {
     /// Sorts the choices of all rows by expert: the same in every thread.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`SectionPart::run`].
     unsafe fn sort(&self, product: &ExpertProduct<'_>, tile: usize, grouping: &mut Grouping) {
         let ids = product.ids;
         let n = self.n_rows(ids) * self.width(ids);
@@ -102,7 +102,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of whole tiles.
+    /// As [`SectionPart::run`]. *Shares* of whole tiles.
     unsafe fn tile_by_expert(&self, product: &ExpertProduct<'_>) {
         let tokens = product.matrix.prompt(self.extent.phase).0;
         let (k, nt) = (product.matrix.cols, tokens.tile);
@@ -142,7 +142,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::expert_matmul`].
+    /// As [`SectionPart::expert_matmul`].
     unsafe fn expert_gemm(&self, product: &ExpertProduct<'_>) {
         let matrix = product.matrix;
         let tokens = matrix.prompt(self.extent.phase).0;
@@ -214,7 +214,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::expert_matmul`].
+    /// As [`SectionPart::expert_matmul`].
     unsafe fn expert_gemv(&self, product: &ExpertProduct<'_>) {
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let scratch = unsafe { self.scratches.of(self.w.thread) };
@@ -234,8 +234,8 @@ impl Part<'_> {
         } = grouping;
         let pairs = product.matrix.expert_strips().div_ceil(STRIP_PAIR);
         let units = runs.len() * pairs;
-        // as in `Part::gemv`, each thread has one long stream, and the last strips go to the first
-        // thread that is free; but rows make some experts take longer than others
+        // as in `SectionPart::gemv`, each thread has one long stream, and the last strips go to the
+        // first thread that is free; but rows make some experts take longer than others
         let fixed = match (self.w.size, self.n_rows(product.x)) {
             (1, _) => units,
             (_, 1) => units * 15 / 16,
@@ -261,7 +261,7 @@ impl Part<'_> {
     /// [`EXPERT_ROWS`].
     ///
     /// # Safety
-    /// As [`Part::run`]; the strips and choices are those of *items* of the calling thread.
+    /// As [`SectionPart::run`]; the strips and choices are those of *items* of the calling thread.
     unsafe fn expert_pair(
         &self,
         product: &ExpertProduct<'_>,
@@ -298,7 +298,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::expert_pair`]; `near` has room for these strips' results.
+    /// As [`SectionPart::expert_pair`]; `near` has room for these strips' results.
     unsafe fn expert_codes(
         &self,
         product: &ExpertProduct<'_>,
@@ -336,7 +336,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::expert_codes`].
+    /// As [`SectionPart::expert_codes`].
     unsafe fn expert_floats(
         &self,
         product: &ExpertProduct<'_>,

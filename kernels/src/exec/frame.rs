@@ -9,7 +9,7 @@ use super::model::Model;
 use super::plan::Section;
 use super::scratch::Scratches;
 use crate::kv::KvPages;
-use crate::program::{Row, Slot, StateWrite, Step, StepSequence};
+use crate::program::{Slot, StateWrite, Step, StepSequence, TokenRow};
 use octavo_simd::generic::attention::PAGE;
 
 /// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
@@ -26,7 +26,7 @@ pub(super) struct Frame {
     pub(super) tapped: bool,
     /// Sections of the plan to run: all, or a stage.
     pub(super) sections: Range<usize>,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<TokenRow>,
     /// Rows with outputs.
     pub(super) output_rows: Vec<usize>,
     /// Block tables of the sequences, for each group of the cache's layers.
@@ -37,7 +37,7 @@ pub(super) struct Frame {
     pub(super) spans: Vec<Span>,
     /// Input values of [`Op::Input`].
     pub(super) input: Vec<f32>,
-    /// Embedding inputs, indexed by [`Row::embedding_input`].
+    /// Embedding inputs, indexed by [`TokenRow::embedding_input`].
     pub(super) embedding_inputs: Vec<f32>,
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::epilogue::Epilogue;
 use super::matmul::Product;
-use super::part::Part;
 use super::scratch::{Scratch, Tiled};
+use super::section_part::SectionPart;
 use super::sizes::{GENERATED_ROWS, STRIP_PAIR};
 use crate::matrix::Strips;
 use crate::program::Slot;
@@ -36,9 +36,9 @@ struct ByStrips<'a> {
     cols: usize,
 }
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// # Safety
-    /// As [`Part::run`]. *Items*: pairs of strips.
+    /// As [`SectionPart::run`]. *Items*: pairs of strips.
     pub(super) unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
         // Each thread has one long stream. The last strips go to the first thread that is free: no
         // two CPUs are equally fast.
@@ -84,7 +84,7 @@ impl Part<'_> {
     /// Multiplies one or two strips by some rows, and applies the epilogue.
     ///
     /// # Safety
-    /// As [`Part::run`]; the strips are those of one of the *items*.
+    /// As [`SectionPart::run`]; the strips are those of one of the *items*.
     unsafe fn gemv_strips(&self, by: &ByStrips<'_>, strips: &Range<usize>, rows: Range<usize>) {
         let &Product {
             task, out, then, ..
@@ -161,7 +161,7 @@ impl Part<'_> {
     /// whole strips.
     ///
     /// # Safety
-    /// As [`Part::run`]; the results are this thread's.
+    /// As [`SectionPart::run`]; the results are this thread's.
     unsafe fn multiply(
         &self,
         by: &ByStrips<'_>,
@@ -199,7 +199,7 @@ impl Part<'_> {
     /// with vectors or the matrix unit.
     ///
     /// # Safety
-    /// As [`Part::multiply`].
+    /// As [`SectionPart::multiply`].
     #[inline(never)] // what one row does is short, and stays so
     unsafe fn multiply_rows(
         &self,
@@ -233,7 +233,7 @@ impl Part<'_> {
     /// Multiplies a strip of float weights by some rows of a slot.
     ///
     /// # Safety
-    /// As [`Part::multiply`]; the strip is as wide as the slot.
+    /// As [`SectionPart::multiply`]; the strip is as wide as the slot.
     unsafe fn float_strip(
         &self,
         kernels: &FloatKernels,

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use super::epilogue::Epilogue;
-use super::part::Part;
 use super::plan::{Division, Task};
 use super::scratch::Scratch;
+use super::section_part::SectionPart;
 use super::sizes::{STRIP_PAIR, UNITS, sums_len};
 use crate::matrix::Matrix;
 use crate::program::{Phase, Slot};
@@ -110,11 +110,11 @@ pub(super) struct Product<'a> {
     pub(super) then: Option<Epilogue>,
 }
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// Converts the input of a product to the form that its kernel reads.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of groups or of tiles.
+    /// As [`SectionPart::run`]. *Shares* of groups or of tiles.
     pub(super) unsafe fn prepare(&self, form: Form, x: Slot, matrix: &Matrix, task: &Task) {
         // SAFETY: the same shares of the same finished input.
         unsafe {
@@ -131,7 +131,7 @@ impl Part<'_> {
     /// Computes a product and its epilogue.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Items*: strips.
+    /// As [`SectionPart::run`]. *Items*: strips.
     pub(super) unsafe fn matmul(&self, product: &Product<'_>) {
         let m = self.n_rows(product.x);
         if m == 0 {
@@ -147,7 +147,8 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of groups: of whole rows where the operation before divides rows.
+    /// As [`SectionPart::run`]. *Shares* of groups: of whole rows where the operation before
+    /// divides rows.
     pub(super) unsafe fn quantize(&self, x: Slot, task: &Task) {
         let Some(codes) = task.codes else {
             unreachable!("the plan gives it a place")
@@ -184,7 +185,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of whole tiles.
+    /// As [`SectionPart::run`]. *Shares* of whole tiles.
     unsafe fn tile(&self, x: Slot, tokens: &ActivationForm) {
         let (m, k, nt) = (self.n_rows(x), self.width(x), tokens.tile);
         for t in self.w.share(m, nt).step_by(nt) {
@@ -205,8 +206,8 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Items*: pairs of strips, several of which are taken at a time; each is
-    /// finished by itself.
+    /// As [`SectionPart::run`]. *Items*: pairs of strips, several of which are taken at a time;
+    /// each is finished by itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let matrix = product.matrix;
         let (activations, _) = matrix.prompt(self.extent.phase);
@@ -241,7 +242,7 @@ impl Part<'_> {
     /// Multiplies some pairs by all tokens, slice by slice, and applies the epilogue.
     ///
     /// # Safety
-    /// As [`Part::run`]; the pairs, at least one, are of one of the *items*.
+    /// As [`SectionPart::run`]; the pairs, at least one, are of one of the *items*.
     unsafe fn gemm_turn(
         &self,
         product: &Product<'_>,
@@ -329,8 +330,8 @@ impl Part<'_> {
     /// Applies a product's epilogue to the sums of one pair of strips.
     ///
     /// # Safety
-    /// As [`Part::run`]; the pair belongs to one of the *items*, and so do these columns of the
-    /// output.
+    /// As [`SectionPart::run`]; the pair belongs to one of the *items*, and so do these columns of
+    /// the output.
     unsafe fn follow(&self, then: Epilogue, matrix: &Matrix, pair: usize, sums: &[f32], m: usize) {
         let r = self.model.table.strip;
         let column = |slot: Slot, first: usize| self.view.buffers[slot].0.wrapping_add(first);

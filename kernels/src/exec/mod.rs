@@ -11,8 +11,8 @@
 //! - *Shares*: rows, heads of rows, groups or tiles are divided by [`Member::share`], so that each
 //!   is one member's.
 //! - *Items*: strips of products, and blocks or pieces of attention, are handed out by
-//!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
-//!   other item (`items.rs`).
+//!   [`SectionPart::take_items`], so that each is one member's; and its part of the output is that
+//!   of no other item (`items.rs`).
 //! - *Scratch*: the scratch at a thread's number is its own.
 //! - *Ranks*: one member exchanges values with the other ranks, in a section that is never
 //!   repeated, and only that member touches the received values until the section ends.
@@ -35,12 +35,12 @@ mod grouping;
 mod items;
 mod matmul;
 mod model;
-mod part;
 mod plan;
 mod ranks;
 mod recurrent;
 mod rows;
 mod scratch;
+mod section_part;
 mod sizes;
 mod tiles;
 mod work;
@@ -54,7 +54,7 @@ use crate::kv::{KvPages, KvStore};
 use crate::matrix::Matrix;
 use crate::op::{MatrixShape, Op};
 use crate::pool::{Pool, SharedPool};
-use crate::program::{Phase, Program, Row, Step, StepSequence};
+use crate::program::{Phase, Program, Step, StepSequence, TokenRow};
 use crate::ranks::Collective;
 use arena::Arenas;
 use expert_sizes::ExpertSizes;
@@ -73,7 +73,7 @@ use sizes::{PIECE, STAGE_ROWS};
 /// A step, all of its rows.
 struct Whole<'a> {
     step: &'a Step<'a>,
-    rows: Vec<Row>,
+    rows: Vec<TokenRow>,
     output_rows: Vec<usize>,
     /// Embedding inputs, in order.
     embedding_inputs: Vec<&'a [f32]>,
@@ -84,7 +84,7 @@ impl<'a> Whole<'a> {
     /// Collects a step's rows, for a program with embedding inputs of this width.
     fn new(
         step: &'a Step<'a>,
-        (rows, output_rows): (Vec<Row>, Vec<usize>),
+        (rows, output_rows): (Vec<TokenRow>, Vec<usize>),
         embedding_input_width: usize,
         kv: KvPages,
     ) -> Whole<'a> {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::part::Part;
+use super::section_part::SectionPart;
 use crate::program::{Phase, Slot};
 use crate::ranks::{Collective, Cut};
 
-impl Part<'_> {
+impl SectionPart<'_> {
     fn ranks(&self) -> &dyn Collective {
         let ranks = self.model.ranks.as_deref();
         ranks.expect("`check`: a program that gathers has others")
@@ -15,7 +15,8 @@ impl Part<'_> {
     /// Exchanges this rank's part of some rows for those of the others.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Ranks*: the first member does it, in a section that is not repeated.
+    /// As [`SectionPart::run`]. *Ranks*: the first member does it, in a section that is not
+    /// repeated.
     pub(super) unsafe fn exchange(&self, x: Slot, cut: Cut, out: Slot) {
         let rows = self.n_rows(x);
         if self.w.rank > 0 || rows == 0 {
@@ -46,7 +47,7 @@ impl Part<'_> {
     /// Joins the parts from all ranks into rows.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows, `grain` at a time.
+    /// As [`SectionPart::run`]. *Shares* of rows, `grain` at a time.
     pub(super) unsafe fn join_parts(&self, cut: Cut, out: Slot, grain: usize) {
         let rows = self.n_rows(out);
         let are_shown = self.model.ranks_that_show(self.extent.phase).is_some();

@@ -1,18 +1,18 @@
 //! Recurrent operations: they go from token to token of a sequence, and keep a state between steps.
 
 use super::frame::Span;
-use super::part::Part;
+use super::section_part::SectionPart;
 use crate::program::{Recurrent, Slot};
 use octavo_simd::generic::recurrence::{Columns, Lanes, STATE_LANES};
 
 /// Neighbouring values that one thread convolves: some cache lines of each row.
 const COLUMNS: usize = 64;
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// # Safety
-    /// As [`Part::run`]. *Shares* of sequences and columns. Only the operation that writes a state
-    /// reads it, in a section that cannot be repeated, so no thread is left behind in it; and no
-    /// sequence of a step writes a slot that is read in it (`Program::rows`).
+    /// As [`SectionPart::run`]. *Shares* of sequences and columns. Only the operation that writes a
+    /// state reads it, in a section that cannot be repeated, so no thread is left behind in it; and
+    /// no sequence of a step writes a slot that is read in it (`Program::rows`).
     pub(super) unsafe fn causal_conv(&self, x: Slot, weight: &[f32], state: usize, out: Slot) {
         let width = self.width(x);
         let kernel = weight.len() / width;
@@ -53,7 +53,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::causal_conv`]. *Shares* of sequences and [`STATE_LANES`] values of a head.
+    /// As [`SectionPart::causal_conv`]. *Shares* of sequences and [`STATE_LANES`] values of a head.
     pub(super) unsafe fn linear_attention(&self, op: &Recurrent) {
         let heads = self.width(op.decay);
         let blocks = (self.width(op.v) / heads).div_ceil(STATE_LANES);
@@ -67,7 +67,7 @@ impl Part<'_> {
     /// Updates some values of a head, for all tokens of a sequence.
     ///
     /// # Safety
-    /// As [`Part::linear_attention`]; the block is of this member's share.
+    /// As [`SectionPart::linear_attention`]; the block is of this member's share.
     unsafe fn linear_block(&self, op: &Recurrent, span: &Span, head: usize, block: usize) {
         let (heads, key_dim) = (self.width(op.decay), op.how.key_dim);
         let value_dim = self.width(op.v) / heads;
@@ -75,10 +75,10 @@ impl Part<'_> {
         let value = head * value_dim + block * STATE_LANES;
         let len = key_dim * STATE_LANES;
         let of_block = (head * value_dim.div_ceil(STATE_LANES) + block) * len;
-        let kept = |slot| self.kv.states.part(slot, op.state).wrapping_add(of_block);
-        let (mut done, mut before) = (0, span.from.map(kept));
+        let state_in = |slot| self.kv.states.part(slot, op.state).wrapping_add(of_block);
+        let (mut done, mut before) = (0, span.from.map(state_in));
         for write in &span.to {
-            let state = kept(write.slot);
+            let state = state_in(write.slot);
             // SAFETY: inputs are finished; this part of the result and of the new state are of this
             // member's share; and the state before is complete, and in another slot.
             unsafe {

@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
-use super::part::Part;
+use super::section_part::SectionPart;
 use crate::hadamard;
 use crate::kv::Cell;
 use crate::op::{CacheLayer, MERGED_ROWS, Op, scale_at};
-use crate::program::{Instruction, Recurrent, Row, RowTable, Slot};
+use crate::program::{Instruction, Recurrent, RowTable, Slot, TokenRow};
 use crate::rope::Pairing;
 use octavo_simd::function::Function;
 use octavo_simd::generic::attention::PAGE;
 use octavo_simd::generic::elementwise::Operands;
 use octavo_simd::table::Norm;
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// Computes cosines and sines of all rows.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     pub(super) unsafe fn angles(&self) {
         let program = &self.model.program;
         let n = program.angles();
@@ -39,7 +39,7 @@ impl Part<'_> {
     /// Runs an operation on rows, or on parts of rows, each of which is one thread's.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares*, as the functions below say.
+    /// As [`SectionPart::run`]. *Shares*, as the functions below say.
     pub(super) unsafe fn rowwise(&self, instruction: &Instruction, grain: usize) {
         let (table, result) = (self.model.table, || instruction.result());
         // SAFETY: inputs are finished, as the caller promises; lengths are those that
@@ -120,7 +120,7 @@ impl Part<'_> {
     /// Copies the embeddings of tokens, or the embedding inputs in their place.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn embed(&self, table: &RowTable, out: Slot) {
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
@@ -133,7 +133,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn embed_positions(&self, table: &RowTable, out: Slot) {
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
@@ -143,7 +143,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn merge(&self, x: Slot, out: Slot) {
         let width = self.width(x);
         for r in self.w.share(self.n_rows(out), 1) {
@@ -157,7 +157,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn add_embeddings(&self, x: Slot, from: usize, out: Slot) {
         let width = self.width(out);
         for r in self.w.share(self.rows.len(), 1) {
@@ -187,7 +187,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn input(&self, out: Slot) {
         let width = self.width(out);
         for r in self.w.share(self.rows.len(), 1) {
@@ -198,7 +198,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn constant(&self, values: &[f32], out: Slot) {
         for r in self.w.share(self.n_rows(out), 1) {
             // SAFETY: this row is of this member's share.
@@ -207,7 +207,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn concat(&self, a: Slot, b: Slot, each: [usize; 2], out: Slot) {
         for r in self.w.share(self.n_rows(out), 1) {
             // SAFETY: this row is of this member's share, and its inputs are finished.
@@ -226,7 +226,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of groups of a row that are
+    /// As [`SectionPart::run`]; the kernel is one of this CPU. *Shares* of groups of a row that are
     /// normalized together, `grain` at a time.
     unsafe fn norm(
         &self,
@@ -250,7 +250,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of heads of rows, or of rows that are not made of heads.
+    /// As [`SectionPart::run`]. *Shares* of heads of rows, or of rows that are not made of heads.
     unsafe fn add_bias(&self, x: Slot, bias: &[f32], out: Slot) {
         let head_dim = self.model.program.head_dim_of(bias.len());
         let n = head_dim.unwrap_or(bias.len());
@@ -275,8 +275,8 @@ impl Part<'_> {
     /// Runs a kernel that makes each value of those at the same place in `a` and `b`.
     ///
     /// # Safety
-    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of 64 values: rows of one length
-    /// lie side by side, and are divided as one, so that one row keeps all threads busy.
+    /// As [`SectionPart::run`]; the kernel is one of this CPU. *Shares* of 64 values: rows of one
+    /// length lie side by side, and are divided as one, so that one row keeps all threads busy.
     unsafe fn by_element(&self, kernel: unsafe fn(&Operands), a: Slot, b: Slot, out: Slot) {
         let part = self.w.share(self.n_rows(out) * self.width(out), 64);
         // SAFETY: these values are of this member's share, and their inputs are finished.
@@ -293,7 +293,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of 64 values, as in [`Part::by_element`].
+    /// As [`SectionPart::run`]. *Shares* of 64 values, as in [`SectionPart::by_element`].
     unsafe fn unary(&self, f: Function, x: Slot, out: Slot) {
         let part = self.w.share(self.n_rows(out) * self.width(out), 64);
         // SAFETY: these values are of this member's share, and their inputs are finished.
@@ -304,7 +304,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn scale_by_position(&self, x: Slot, rate: f32, step: usize, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.rows.len(), 1) {
@@ -319,7 +319,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn hadamard(&self, x: Slot, order: usize, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.n_rows(out), 1) {
@@ -334,7 +334,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn slice(&self, x: Slot, each: usize, part: Range<usize>, out: Slot) {
         for r in self.w.share(self.n_rows(out), 1) {
             // SAFETY: this row is of this member's share, and its input is finished.
@@ -349,7 +349,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     unsafe fn mul_vector(&self, x: Slot, by: &[f32], out: Slot) {
         let width = self.width(x);
         let n = width / by.len();
@@ -377,7 +377,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows of the result.
+    /// As [`SectionPart::run`]. *Shares* of rows of the result.
     unsafe fn select(&self, x: Slot, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.output_rows.len(), 1) {
@@ -390,7 +390,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of heads of rows.
+    /// As [`SectionPart::run`]. *Shares* of heads of rows.
     unsafe fn rope(&self, x: Slot, head_dim: usize, rope: usize, out: Slot) {
         let program = &self.model.program;
         let (all, first) = (program.angles(), program.angles_before(rope));
@@ -418,13 +418,13 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of heads of rows: no two rows of a step are at one position of
-    /// one sequence.
+    /// As [`SectionPart::run`]. *Shares* of heads of rows: no two rows of a step are at one
+    /// position of one sequence.
     unsafe fn kv_write(&self, k: Slot, v: Slot, cache: CacheLayer) {
         let shape = self.model.program.cache(cache);
         for i in self.w.share(self.rows.len() * shape.n_head_kv, 1) {
             let (r, head) = (i / shape.n_head_kv, i % shape.n_head_kv);
-            let Row { seq, pos, .. } = self.rows[r];
+            let TokenRow { seq, pos, .. } = self.rows[r];
             let page = self.tables[seq][cache.group][pos / PAGE];
             let part = head * shape.head_dim..(head + 1) * shape.head_dim;
             // SAFETY: one thread has this row and head, sequences do not share pages they write to,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::arena::mark_of;
 use super::frame::Frame;
 use super::items::Items;
-use super::part::Part;
+use super::section_part::SectionPart;
 use crate::pool::{Member, Work};
 use crate::program::Resource;
 
@@ -39,7 +39,7 @@ impl Work for Frame {
                 rest.split_at(n_items)
             };
             let finished_pieces = &progress.pieces[..];
-            let part = Part {
+            let part = SectionPart {
                 frame: self,
                 view,
                 counters,

@@ -7,7 +7,7 @@ use octavo_simd::generic::attention::PAGE;
 
 /// One token of a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Row {
+pub(crate) struct TokenRow {
     /// Index of its sequence in the step.
     pub(crate) seq: usize,
     pub(crate) token: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Row {
     pub(crate) block: [usize; 2],
 }
 
-impl Row {
+impl TokenRow {
     /// The largest position by which its pairs are rotated.
     pub(crate) fn furthest_turn(&self) -> usize {
         self.rope_positions.into_iter().max().unwrap_or(0) as usize
@@ -36,7 +36,7 @@ impl Program {
     /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
     /// cover the positions, page numbers that do not exist, an input of another size, a part of a
     /// sequence whose tokens see later ones.
-    pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
+    pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<TokenRow>, Vec<usize>) {
         let limits = Limits::of(self, n_pages);
         if !self.states.is_empty() {
             check_states(step);
@@ -86,7 +86,7 @@ impl Program {
         &self,
         s: &StepSequence<'_>,
         before: usize,
-        rows: &mut [Row],
+        rows: &mut [TokenRow],
     ) -> usize {
         let width = self.embedding_input_width;
         let mut next = before;
@@ -166,8 +166,8 @@ impl Limits {
     }
 
     /// Checks that all tokens without an embedding input have an embedding.
-    fn check_embeddings(&self, rows: &[Row]) {
-        let known = |row: &Row| self.vocabulary.is_none_or(|n| (row.token as usize) < n);
+    fn check_embeddings(&self, rows: &[TokenRow]) {
+        let known = |row: &TokenRow| self.vocabulary.is_none_or(|n| (row.token as usize) < n);
         if let Some(row) = rows
             .iter()
             .find(|r| r.embedding_input.is_none() && !known(r))
@@ -191,7 +191,7 @@ fn check_blocks(s: &StepSequence<'_>) {
 }
 
 /// Adds a row for each of a sequence's tokens, without embedding inputs yet.
-fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<Row>) {
+fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<TokenRow>) {
     let end = s.start + s.tokens.len();
     let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
     let mut block = [s.start, end];
@@ -202,7 +202,7 @@ fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<Row>) {
             blocks.next();
         }
         block[1] = blocks.peek().copied().unwrap_or(end);
-        rows.push(Row {
+        rows.push(TokenRow {
             seq,
             token: *token,
             pos,

@@ -33,7 +33,7 @@ pub struct Threads {
 
 /// State shared by all ranks.
 struct Meeting {
-    places: Vec<Place>,
+    places: Vec<RankMessages>,
     /// Time to spin before sleeping.
     spin: Duration,
     /// Message of the first rank that left.
@@ -45,7 +45,7 @@ struct Meeting {
 /// Messages of one rank. On cache lines of its own: others poll it while they wait.
 #[derive(Default)]
 #[repr(align(128))]
-struct Place {
+struct RankMessages {
     /// Number of its messages so far.
     times: AtomicU64,
     /// Its last message, and the one before.
@@ -69,7 +69,7 @@ unsafe impl Send for Shown {}
 unsafe impl Sync for Shown {}
 
 /// Hides the shown values when dropped, which waits for ranks that are reading.
-struct Hides<'a>(&'a Place);
+struct Hides<'a>(&'a RankMessages);
 
 impl Drop for Hides<'_> {
     fn drop(&mut self) {
@@ -84,7 +84,7 @@ impl Threads {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let meeting = Arc::new(Meeting {
             spin: if ranks > cpus { Duration::ZERO } else { SPIN },
-            places: (0..ranks).map(|_| Place::default()).collect(),
+            places: (0..ranks).map(|_| RankMessages::default()).collect(),
             gone: OnceLock::new(),
             bell: Bell::new(),
         });

@@ -63,13 +63,13 @@ impl Machine {
 
 /// Returns the folder for libraries and cubins: `dir`, which is Cargo's, unless the environment
 /// names another for runs without Cargo.
-pub(super) fn kept(dir: &str) -> PathBuf {
+pub(super) fn scratch_dir(dir: &str) -> PathBuf {
     std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(|| dir.into(), PathBuf::from)
 }
 
 /// Creates the CPU shim, if there is a C++ compiler; its libraries are kept in `dir`.
 pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
-    match Shim::new(&kept(dir).join("shim"), sources) {
+    match Shim::new(&scratch_dir(dir).join("shim"), sources) {
         Ok(shim) => Some(shim),
         Err(error) => {
             let required = std::env::var_os("OCTAVO_REQUIRE_CXX").is_some_and(|v| v == "1");
@@ -89,7 +89,7 @@ pub(crate) fn machine(dir: &str) -> Option<Machine> {
     match std::env::var("OCTAVO_TEST_DEVICE").as_deref() {
         Ok("gpu") => {
             let open = || {
-                let cache = Cache::new(kept(dir).join("cubins"));
+                let cache = Cache::new(scratch_dir(dir).join("cubins"));
                 Gpu::open(0, Some(cache))
                     .unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"))
             };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use octavo_fixtures::{Lacks, skip, workspace_root};
 use octavo_kernels::cuda::standin::StandIn;
 
-use super::machine::kept;
+use super::machine::scratch_dir;
 
 /// NVIDIA's compilers, as named by `tools/get_nvrtc.sh`, and the folder inside that is laid out
 /// like a toolkit.
@@ -69,11 +69,11 @@ impl Driver {
 
     pub(crate) fn with(dir: &str, version: &str) -> Option<Driver> {
         let nvrtc = nvrtc(version)?;
-        match StandIn::build(&kept(dir).join("shim")) {
+        match StandIn::build(&scratch_dir(dir).join("shim")) {
             Ok(standin) => Some(Driver {
                 standin,
                 nvrtc,
-                cache: kept(dir).join("cubins"),
+                cache: scratch_dir(dir).join("cubins"),
             }),
             Err(error) => {
                 let required = std::env::var_os("OCTAVO_REQUIRE_CXX").is_some_and(|v| v == "1");

@@ -34,18 +34,18 @@ struct Text {
 
 /// One step's part of a sequence: the number of tokens, and the token counts after which states are
 /// kept besides the last one.
-struct Part<'a> {
+struct SequencePart<'a> {
     text: usize,
     tokens: usize,
-    kept: &'a [usize],
+    saved_after: &'a [usize],
 }
 
-impl Part<'_> {
-    fn of(text: usize, tokens: usize) -> Part<'static> {
-        Part {
+impl SequencePart<'_> {
+    fn of(text: usize, tokens: usize) -> SequencePart<'static> {
+        SequencePart {
             text,
             tokens,
-            kept: &[],
+            saved_after: &[],
         }
     }
 }
@@ -110,7 +110,7 @@ impl Texts {
         self.texts.len() - 1
     }
 
-    fn step(&mut self, phase: Phase, parts: &[Part<'_>]) {
+    fn step(&mut self, phase: Phase, parts: &[SequencePart<'_>]) {
         let mut next = self.next;
         let mut write = |after: usize| {
             let slot = next;
@@ -119,11 +119,12 @@ impl Texts {
         };
         let writes: Vec<Vec<StateWrite>> = parts
             .iter()
-            .map(|part| part.kept.iter().copied().chain([part.tokens]))
+            .map(|part| part.saved_after.iter().copied().chain([part.tokens]))
             .map(|after| after.map(&mut write).collect())
             .collect();
         let sequence = |(part, to)| {
-            let (Part { text, tokens, .. }, to): (&Part<'_>, &Vec<StateWrite>) = (part, to);
+            let (SequencePart { text, tokens, .. }, to): (&SequencePart<'_>, &Vec<StateWrite>) =
+                (part, to);
             let text = &self.texts[*text];
             StepSequence {
                 tokens: &text.tokens[text.done..text.done + tokens],
@@ -160,7 +161,7 @@ impl Texts {
     /// Runs the rest of a sequence in one step; returns its results.
     fn finish(&mut self, phase: Phase, text: usize) -> &[f32] {
         let Text { tokens, done, .. } = &self.texts[text];
-        self.step(phase, &[Part::of(text, tokens.len() - done)]);
+        self.step(phase, &[SequencePart::of(text, tokens.len() - done)]);
         &self.texts[text].got
     }
 }
@@ -181,25 +182,32 @@ fn check_in_any_steps(case: &Case, exact: &Exact, n: usize, what: &str) {
         let whole = texts.finish(Phase::Prefill, whole).to_vec();
         exact.check(what, &whole);
         let each: Vec<usize> = (1..=n).collect();
-        let mut kept = vec![1, n / 2, n - 1];
-        kept.dedup();
+        let mut saved_after = vec![1, n / 2, n - 1];
+        saved_after.dedup();
         let cuts: [(Phase, &[usize], &[usize]); 4] = [
             (Phase::Decode, &each, &[]),
             (Phase::Prefill, &[1, n], &[]),
-            (Phase::Prefill, &[n - 1, n], &kept[..1]),
-            (Phase::Prefill, &[n], &kept),
+            (Phase::Prefill, &[n - 1, n], &saved_after[..1]),
+            (Phase::Prefill, &[n], &saved_after),
         ];
-        for (phase, ends, kept) in cuts {
+        for (phase, ends, saved_after) in cuts {
             let text = texts.begin(around(0, n));
             for end in ends {
                 let tokens = end - texts.texts[text].done;
-                let inside = kept.iter().filter(|at| **at < tokens);
-                let kept: Vec<usize> = inside.copied().collect();
-                let kept = &kept;
-                texts.step(phase, &[Part { text, tokens, kept }]);
+                let inside = saved_after.iter().filter(|at| **at < tokens);
+                let saved_after: Vec<usize> = inside.copied().collect();
+                let saved_after = &saved_after;
+                texts.step(
+                    phase,
+                    &[SequencePart {
+                        text,
+                        tokens,
+                        saved_after,
+                    }],
+                );
             }
             assert!(texts.texts[text].got == whole, "{what}: steps to {ends:?}");
-            if kept.is_empty() {
+            if saved_after.is_empty() {
                 continue;
             }
             for state in 0..texts.texts[text].states.len() - 1 {
@@ -294,15 +302,23 @@ fn texts_of_a_step_have_states_of_their_own() {
             for first in 0..4 {
                 texts.begin(around(first, n));
             }
-            let with = |text, tokens, kept| Part { text, tokens, kept };
-            let steps: [(Phase, &[Part<'_>]); 5] = [
+            let with = |text, tokens, saved_after| SequencePart {
+                text,
+                tokens,
+                saved_after,
+            };
+            let steps: [(Phase, &[SequencePart<'_>]); 5] = [
                 (
                     Phase::Prefill,
-                    &[with(0, 5, &[2]), Part::of(1, 18), with(2, 1, &[])],
+                    &[with(0, 5, &[2]), SequencePart::of(1, 18), with(2, 1, &[])],
                 ),
                 (
                     Phase::Decode,
-                    &[Part::of(2, 3), Part::of(0, 1), Part::of(1, 2)],
+                    &[
+                        SequencePart::of(2, 3),
+                        SequencePart::of(0, 1),
+                        SequencePart::of(1, 2),
+                    ],
                 ),
                 (
                     Phase::Prefill,
@@ -310,9 +326,16 @@ fn texts_of_a_step_have_states_of_their_own() {
                 ),
                 (
                     Phase::Decode,
-                    &[Part::of(0, 1), Part::of(3, 1), Part::of(1, 1)],
+                    &[
+                        SequencePart::of(0, 1),
+                        SequencePart::of(3, 1),
+                        SequencePart::of(1, 1),
+                    ],
                 ),
-                (Phase::Prefill, &[Part::of(2, 1), with(0, 14, &[13])]),
+                (
+                    Phase::Prefill,
+                    &[SequencePart::of(2, 1), with(0, 14, &[13])],
+                ),
             ];
             for (phase, parts) in steps {
                 texts.step(phase, parts);
@@ -341,12 +364,14 @@ fn replayed_steps_are_the_same() {
                 texts.begin(around(first, n));
             }
             // at least two tokens: a padding row that kept a state would keep that after one token
-            let prompts: Vec<Part<'_>> =
-                (0..most).map(|text| Part::of(text, 2 + text % 5)).collect();
+            let prompts: Vec<SequencePart<'_>> = (0..most)
+                .map(|text| SequencePart::of(text, 2 + text % 5))
+                .collect();
             texts.step(Phase::Prefill, &prompts);
             loop {
                 let rest = (0..most).rev().filter(|text| texts.texts[*text].done < n);
-                let parts: Vec<Part<'_>> = rest.map(|text| Part::of(text, 1)).collect();
+                let parts: Vec<SequencePart<'_>> =
+                    rest.map(|text| SequencePart::of(text, 1)).collect();
                 if parts.is_empty() {
                     break;
                 }
@@ -363,7 +388,7 @@ fn replayed_steps_are_the_same() {
 }
 
 /// Returns the panic message of an invalid step.
-fn complaint(texts: &mut Texts, part: &Part<'_>) -> String {
+fn complaint(texts: &mut Texts, part: &SequencePart<'_>) -> String {
     let step = || texts.step(Phase::Prefill, std::slice::from_ref(part));
     let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("too much");
     match panic.downcast::<String>() {
@@ -380,15 +405,15 @@ fn states_beyond_what_there_is_are_refused() {
         return;
     };
     let text = texts.begin(around(0, n));
-    let too_many = Part {
+    let too_many = SequencePart {
         text,
         tokens: n,
-        kept: &[1, 2, 3, 4],
+        saved_after: &[1, 2, 3, 4],
     };
     let expected = format!("5 states of a sequence: expected at most {MAX_RETAINED}");
     assert_eq!(complaint(&mut texts, &too_many), expected);
     texts.next = LIMITS.states as u32;
-    let beyond = complaint(&mut texts, &Part::of(text, n));
+    let beyond = complaint(&mut texts, &SequencePart::of(text, n));
     assert_eq!(beyond, "a state that does not exist");
 }
 

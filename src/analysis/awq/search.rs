@@ -52,7 +52,7 @@ pub(super) fn best_scales(
     inputs: &Inputs,
     threads: usize,
 ) -> Result<Found, octavo_quant::Error> {
-    let over_all = |row: &Row<'_>| -> Result<f64, octavo_quant::Error> {
+    let over_all = |row: &RowTransform<'_>| -> Result<f64, octavo_quant::Error> {
         linears.iter().try_fold(0.0, |sum, linear| {
             Ok(sum + squares(linear, inputs, threads, row)?)
         })
@@ -84,7 +84,7 @@ pub(super) fn best_scales(
 }
 
 /// Computes from a weight row (and its type) the row that the inputs are multiplied by.
-type Row<'a> =
+type RowTransform<'a> =
     dyn Fn(TensorType, &[f32], &mut [f32]) -> Result<(), octavo_quant::Error> + Sync + 'a;
 
 /// Computes the change that rounding the scaled weights makes: rounded minus exact.
@@ -110,7 +110,7 @@ fn squares(
     linear: &Linear<'_>,
     inputs: &Inputs,
     threads: usize,
-    row: &Row<'_>,
+    row: &RowTransform<'_>,
 ) -> Result<f64, octavo_quant::Error> {
     let width = inputs.width;
     let (next, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

@@ -79,7 +79,7 @@ struct Sums {
 }
 
 /// One position's sums, and the reference's most likely tokens.
-struct Row {
+struct PositionError {
     nmse: Nmse,
     kl: f64,
     other: Vec<u32>,
@@ -123,7 +123,7 @@ impl LogitComparison {
             (0..).zip(ours.iter().copied().zip(theirs.iter().copied())),
         );
         let of_other = |id: u32| theirs[id as usize];
-        let row = Row {
+        let row = PositionError {
             nmse,
             kl: kl_row(ours, theirs)?,
             other: top_k(theirs, TOP),
@@ -174,7 +174,12 @@ impl LogitComparison {
                 .map_or(f32::NAN, |i| theirs[i])
         };
         let other = ids.iter().take(TOP).copied().collect();
-        self.take(position, ours, &Row { nmse, kl, other }, &of_other);
+        self.take(
+            position,
+            ours,
+            &PositionError { nmse, kl, other },
+            &of_other,
+        );
         Ok(())
     }
 
@@ -195,8 +200,14 @@ impl LogitComparison {
         nmse
     }
 
-    fn take(&mut self, position: usize, ours: &[f32], row: &Row, of_other: &dyn Fn(u32) -> f32) {
-        let &Row {
+    fn take(
+        &mut self,
+        position: usize,
+        ours: &[f32],
+        row: &PositionError,
+        of_other: &dyn Fn(u32) -> f32,
+    ) {
+        let &PositionError {
             nmse,
             kl,
             ref other,

@@ -103,18 +103,18 @@ fn candidates(
     let surely = |group: &usize| scores[*group] > next + 4.0 * error;
     let maybe = |group: &usize| scores[*group] >= last - 4.0 * error;
     let chosen = |group: &usize| places.iter().any(|place| place / size == *group);
-    let mut kept: Vec<usize> = (0..count).filter(|g| surely(g) || chosen(g)).collect();
-    if kept.len() > used || !kept.iter().all(maybe) {
+    let mut retained: Vec<usize> = (0..count).filter(|g| surely(g) || chosen(g)).collect();
+    if retained.len() > used || !retained.iter().all(maybe) {
         return None;
     }
     // of the other groups that may count, those with the smallest largest value contradict a choice
     // least
-    let mut others: Vec<usize> = (0..count).filter(|g| !kept.contains(g)).collect();
+    let mut others: Vec<usize> = (0..count).filter(|g| !retained.contains(g)).collect();
     others.retain(maybe);
     others.sort_by(|a, b| best[*a][0].total_cmp(&best[*b][0]));
-    kept.extend(others.into_iter().take(used - kept.len()));
-    let less = kept.iter().map(|group| last - scores[*group]);
-    let candidates = (0..row.len()).filter(|place| kept.contains(&(place / size)));
+    retained.extend(others.into_iter().take(used - retained.len()));
+    let less = retained.iter().map(|group| last - scores[*group]);
+    let candidates = (0..row.len()).filter(|place| retained.contains(&(place / size)));
     Some((candidates.collect(), less.fold(0.0, f64::max)))
 }
 

@@ -339,10 +339,10 @@ fn top_logits(
     top: &TopLogits,
 ) -> Result<LogitComparison, Error> {
     logits(engine, tokens, LogitsFor::All, &mut |c, position, ours| {
-        let kept = position * k..(position + 1) * k;
+        let range = position * k..(position + 1) * k;
         let theirs = (
-            &top.ids[kept.clone()],
-            &top.logits[kept],
+            &top.ids[range.clone()],
+            &top.logits[range],
             f64::from(top.lse[position]),
         );
         c.add_top(position, (ours, log_sum_exp(ours)), theirs)

@@ -7,7 +7,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::base::{Norm, Reader, Row};
-use super::pass::{Part, Pass, for_each};
+use super::pass::{ChunkRows, Pass, for_each};
 use super::stats::{Estimate, Moments, Sorted, covariance};
 use super::{Error, MAX_CHUNK, Observer, Options};
 use octavo_engine::Engine;
@@ -338,7 +338,13 @@ pub fn divergence_of<R: Read + Seek>(
     Ok(so_far)
 }
 
-fn score(part: &Part<'_>, rows: &[u8], n_vocab: usize, cut: f32, threads: usize) -> Vec<Token> {
+fn score(
+    part: &ChunkRows<'_>,
+    rows: &[u8],
+    n_vocab: usize,
+    cut: f32,
+    threads: usize,
+) -> Vec<Token> {
     let mut tokens = vec![Token::default(); part.targets.len()];
     let row_bytes = rows.len() / tokens.len().max(1);
     for_each(threads, &mut tokens, |i, token| {

@@ -20,7 +20,7 @@ pub(super) struct Pass {
 }
 
 /// Some logit rows of a chunk.
-pub(super) struct Part<'a> {
+pub(super) struct ChunkRows<'a> {
     /// Index of the first row in the chunk.
     pub(super) first: usize,
     /// `[rows][n_vocab]`
@@ -72,7 +72,7 @@ impl Pass {
         &mut self,
         tokens: &[u32],
         cancelled: &dyn Fn() -> bool,
-        score: &mut dyn FnMut(&Part<'_>) -> Result<(), Error>,
+        score: &mut dyn FnMut(&ChunkRows<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut read = tokens.to_vec();
         if let (Some(first), Some(bos)) = (read.first_mut(), self.bos) {
@@ -101,7 +101,7 @@ impl Pass {
             )?;
             // the target of the row at position p is the token at p + 1
             let targets = &tokens[at.start + 1..at.end + 1];
-            score(&Part {
+            score(&ChunkRows {
                 first: rows.start,
                 logits: &self.logits,
                 targets,

@@ -5,7 +5,7 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 
 use super::base::{self, Norm, Writer};
-use super::pass::{Part, Pass, for_each};
+use super::pass::{ChunkRows, Pass, for_each};
 use super::stats::{Estimate, Moments};
 use super::{Error, MAX_CHUNK, Observer, Options, Text};
 use octavo_engine::Engine;
@@ -153,15 +153,15 @@ fn score(
 
 /// Returns the negative log-likelihoods of a part's targets; encodes its rows into `rows` unless
 /// that is empty.
-fn likelihoods(part: &Part<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
-    struct Row<'a> {
+fn likelihoods(part: &ChunkRows<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
+    struct TargetRow<'a> {
         nll: f64,
         encoded: Option<&'a mut [u8]>,
     }
     let n = part.targets.len();
     let mut places = rows.chunks_exact_mut((rows.len() / n.max(1)).max(1));
-    let mut work: Vec<Row<'_>> = (0..n)
-        .map(|_| Row {
+    let mut work: Vec<TargetRow<'_>> = (0..n)
+        .map(|_| TargetRow {
             nll: 0.0,
             encoded: places.next(),
         })
@@ -186,7 +186,7 @@ mod tests {
         let ln = f32::ln;
         // probabilities (1/2, 1/4, 1/4) and (1/8, 1/8, 3/4)
         let logits = [ln(2.0), 0.0, 0.0, 5.0, 5.0, 5.0 + ln(6.0)];
-        let part = Part {
+        let part = ChunkRows {
             first: 0,
             logits: &logits,
             targets: &[1, 2],

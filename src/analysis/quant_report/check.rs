@@ -68,7 +68,8 @@ fn same_vocabulary(
         });
     }
     let (ours, theirs) = (tokens(gguf)?, tokens(other)?);
-    let differs = |(a, b): &(&Row<'_>, &Row<'_>)| a.text != b.text && !(a.unused && b.unused);
+    let differs =
+        |(a, b): &(&VocabEntry<'_>, &VocabEntry<'_>)| a.text != b.text && !(a.unused && b.unused);
     match ours
         .iter()
         .zip(&theirs)
@@ -77,7 +78,7 @@ fn same_vocabulary(
     {
         Some((id, (a, b))) => {
             let (file, model) = names();
-            let text = |row: &Row<'_>| String::from_utf8_lossy(row.text).into_owned();
+            let text = |row: &VocabEntry<'_>| String::from_utf8_lossy(row.text).into_owned();
             Err(Error::Token {
                 file,
                 model,
@@ -91,12 +92,12 @@ fn same_vocabulary(
 }
 
 /// One token of a vocabulary.
-struct Row<'a> {
+struct VocabEntry<'a> {
     text: &'a [u8],
     unused: bool,
 }
 
-fn tokens(gguf: &Gguf) -> Result<Vec<Row<'_>>, Error> {
+fn tokens(gguf: &Gguf) -> Result<Vec<VocabEntry<'_>>, Error> {
     let texts = gguf.array("tokenizer.ggml.tokens")?;
     let types = gguf.array("tokenizer.ggml.token_type")?;
     let mut types = types
@@ -107,7 +108,7 @@ fn tokens(gguf: &Gguf) -> Result<Vec<Row<'_>>, Error> {
         .into_iter()
         .flatten();
     Ok(texts
-        .map(|text| Row {
+        .map(|text| VocabEntry {
             text,
             unused: types.next().unwrap_or(false),
         })

@@ -142,7 +142,7 @@ pub struct Base {
 
 /// Figures of one quantization.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct QuantRow {
     /// File type, by llama-quantize's name; or the name of an existing file or folder.
     pub name: String,
     /// Bytes of all tensors.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::QuantRow;
 use crate::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
 
 /// Number of tokens, and the time they took.
@@ -130,10 +130,10 @@ impl BaseScores {
 
 impl ModelScores {
     /// Computes the figures of all chunks, relative to the model itself.
-    pub fn row(&self, base: &BaseRow) -> Row {
+    pub fn row(&self, base: &BaseRow) -> QuantRow {
         let d = all(&self.chunks);
         let klds = d.klds();
-        Row {
+        QuantRow {
             name: self.name.clone(),
             bytes: self.facts.bytes,
             bits_per_weight: self.facts.bits,

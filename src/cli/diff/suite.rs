@@ -188,11 +188,11 @@ fn bless(args: &DiffArgs, suite: &Suite) -> Result<Exit, Failure> {
     check_goldens(args, suite, &inputs)?;
     for model in suite.models() {
         for (prompt, text) in suite.prompts() {
-            let kept = model.golden(prompt, "safetensors");
-            if kept.is_file() {
+            let golden = model.golden(prompt, "safetensors");
+            if golden.is_file() {
                 terminal::note(&format!(
                     "octavo: kept: {} (a golden of two programs)",
-                    kept.display()
+                    golden.display()
                 ));
                 continue;
             }

@@ -106,7 +106,7 @@ struct Bars(Progress);
 
 impl Bars {
     /// Returns the measurement, or reports the error at once and returns it.
-    fn kept<T>(&self, name: &str, measured: Result<T, Error>) -> Result<T, Failed> {
+    fn retain<T>(&self, name: &str, measured: Result<T, Error>) -> Result<T, Failed> {
         measured.map_err(|error| {
             self.0.clear();
             let failed = Failed {
@@ -314,16 +314,16 @@ fn measure(
     let mut models = Vec::new();
     for &target in &args.types {
         let scores = quantized(setup, &base, target, bars);
-        models.push(bars.kept(target.name(), scores));
+        models.push(bars.retain(target.name(), scores));
     }
     for path in &args.also {
         let scores = existing(setup, &base, path, bars);
-        models.push(bars.kept(&path.display().to_string(), scores));
+        models.push(bars.retain(&path.display().to_string(), scores));
     }
     let ranking = ranking.map(|(to, by_role)| {
         let scores = sensitivity(setup, &base, (to, by_role), bars);
-        let kept = bars.kept(&format!("one tensor at a time in {to}"), scores);
-        (to.to_string(), kept)
+        let scores = bars.retain(&format!("one tensor at a time in {to}"), scores);
+        (to.to_string(), scores)
     });
     Ok(Scores {
         base: base.scores,

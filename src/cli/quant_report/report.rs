@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use octavo_analysis::quant_report::{BaseRow, Failed, Row, Scores, Sensitivity, TensorScores};
+use octavo_analysis::quant_report::{BaseRow, Failed, QuantRow, Scores, Sensitivity, TensorScores};
 use octavo_analysis::report::{Axes, ChartError, Page, named_points};
 use serde_json::json;
 
@@ -16,7 +16,7 @@ use crate::terminal;
 pub(crate) struct Report {
     model: String,
     base: BaseRow,
-    rows: Vec<Row>,
+    rows: Vec<QuantRow>,
     ranking: Option<(String, Vec<Sensitivity>)>,
     /// Types that could not be made or scored, with errors.
     failed: Vec<Failed>,
@@ -96,7 +96,7 @@ impl Report {
             format!("{:.0}", b.prompt_rate),
             format!("{:.1}", b.generation_rate),
         ];
-        let row = |r: &Row| {
+        let row = |r: &QuantRow| {
             [
                 r.name.to_owned(),
                 mib(r.bytes),

@@ -69,20 +69,20 @@ pub fn open(ordinal: usize) -> Result<Gpu, Error> {
 }
 
 /// Layers of a model, lowered, with their weights as they are in the file.
-struct Part {
+struct LoweredLayers {
     lowered: Lowered,
     sources: Vec<Source>,
     /// Number of layers, if not all.
     of_layers: Option<usize>,
 }
 
-impl Part {
+impl LoweredLayers {
     fn new(
         gguf: &Arc<Gguf>,
         model: &dyn Network,
         layers: &Range<usize>,
         options: &Options,
-    ) -> Part {
+    ) -> LoweredLayers {
         let lowered = lower(gguf, model, layers, options.kv_type);
         let source = |weight: &WeightRef| Source {
             name: weight.name.clone(),
@@ -96,7 +96,7 @@ impl Part {
             .iter()
             .map(|id| source(model.tensors().matrix(*id)))
             .collect();
-        Part {
+        LoweredLayers {
             lowered,
             sources,
             of_layers: (layers.len() < model.graph().n_layer).then_some(layers.len()),
@@ -113,9 +113,9 @@ fn needs_of_last(
 ) -> Result<Needs, Error> {
     let n_layer = model.graph().n_layer;
     let layers = n_layer - n..n_layer;
-    let Part {
+    let LoweredLayers {
         lowered, sources, ..
-    } = Part::new(gguf, model, &layers, options);
+    } = LoweredLayers::new(gguf, model, &layers, options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
 }
 
@@ -139,7 +139,7 @@ impl Cuda<Box<dyn Device>> {
     ) -> Result<Self, Error> {
         let OnDevice { device, ranks } = on;
         let layers = 0..share.graph().n_layer;
-        let part = Part::new(gguf, share, &layers, options);
+        let part = LoweredLayers::new(gguf, share, &layers, options);
         let cuda = Cuda::prepare_with((device, Some(ranks)), gguf, share, part, options, sink)?;
         Ok(Cuda {
             gathered: Some(Gathered::new(link, share)),
@@ -175,7 +175,7 @@ impl<D: Device> Cuda<D> {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
         let model = Stored::of(model, options.kv_type);
-        let part = Part::new(gguf, &model, &layers, options);
+        let part = LoweredLayers::new(gguf, &model, &layers, options);
         let of_layers = part.of_layers;
         let prepared = Cuda::prepare_with((device, None), gguf, &model, part, options, sink);
         prepared.map_err(|error| match error {
@@ -206,11 +206,11 @@ impl<D: Device> Cuda<D> {
         (device, ranks): (D, Option<Arc<dyn DeviceCollective>>),
         gguf: &Arc<Gguf>,
         network: &dyn Network,
-        part: Part,
+        part: LoweredLayers,
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        let Part {
+        let LoweredLayers {
             lowered:
                 Lowered {
                     program,

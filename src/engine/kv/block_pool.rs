@@ -24,7 +24,7 @@ pub(crate) struct BlockPool {
     /// Owners of each page; 0 = free.
     refs: Vec<u32>,
     /// Cached pages: one of their owners is the prefix tree.
-    kept: Vec<bool>,
+    retained: Vec<bool>,
     /// Cached pages without another owner.
     n_cached: usize,
 }
@@ -35,7 +35,7 @@ impl BlockPool {
         BlockPool {
             free: (0..capacity).rev().map(PageId).collect(),
             refs: vec![0; capacity as usize],
-            kept: vec![false; capacity as usize],
+            retained: vec![false; capacity as usize],
             n_cached: 0,
         }
     }
@@ -66,9 +66,9 @@ impl BlockPool {
     /// If the prefix tree owns the page already, or it is free.
     pub(super) fn keep(&mut self, page: PageId) {
         self.retain(page);
-        let kept = &mut self.kept[page.0 as usize];
-        assert!(!*kept, "page {} is kept already", page.0);
-        *kept = true;
+        let retained = &mut self.retained[page.0 as usize];
+        assert!(!*retained, "page {} is kept already", page.0);
+        *retained = true;
     }
 
     /// Removes the prefix tree as the owner of a page, which is free then.
@@ -78,11 +78,11 @@ impl BlockPool {
     pub(super) fn drop_cached(&mut self, page: PageId) {
         let i = page.0 as usize;
         assert!(
-            self.kept[i] && self.refs[i] == 1,
+            self.retained[i] && self.refs[i] == 1,
             "page {} is not kept, or in use",
             page.0
         );
-        self.kept[i] = false;
+        self.retained[i] = false;
         self.n_cached -= 1;
         self.release(page);
     }
@@ -131,7 +131,7 @@ impl BlockPool {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free and cannot be shared", page.0);
         *refs += 1;
-        if self.kept[page.0 as usize] && *refs == 2 {
+        if self.retained[page.0 as usize] && *refs == 2 {
             self.n_cached -= 1;
         }
     }
@@ -144,7 +144,7 @@ impl BlockPool {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free already", page.0);
         *refs -= 1;
-        if self.kept[page.0 as usize] && *refs == 1 {
+        if self.retained[page.0 as usize] && *refs == 1 {
             self.n_cached += 1;
         }
         let last = *refs == 0;

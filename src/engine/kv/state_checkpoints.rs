@@ -69,7 +69,7 @@ impl StateCheckpoints {
         &self.next
     }
 
-    /// Returns the state after `len` positions, if it is kept.
+    /// Returns the state after `len` positions, if it is retained.
     pub(super) fn at(&self, len: usize) -> Option<PageId> {
         let state = self.past.iter().find(|state| state.len == len);
         state.map(|state| state.slot)
@@ -172,29 +172,29 @@ impl StateCheckpoints {
         let Some(current) = self.past.pop() else {
             return;
         };
-        let mut kept: Vec<Checkpoint> = Vec::with_capacity(self.past.len());
+        let mut retained: Vec<Checkpoint> = Vec::with_capacity(self.past.len());
         for state in self.past.drain(..) {
             if state.len.is_multiple_of(PAGE) {
-                kept.push(state);
+                retained.push(state);
             } else {
                 pool.release(state.slot);
             }
         }
         let pinned = self.pinned;
         let is_pinned = |state: &Checkpoint| Some(state.len) == pinned;
-        while kept.iter().filter(|state| !is_pinned(state)).count() > most {
+        while retained.iter().filter(|state| !is_pinned(state)).count() > most {
             let gap = |i: &usize| {
-                let before = i.checked_sub(1).map_or(0, |i| kept[i].len);
-                let after = kept.get(i + 1).map_or(current.len, |state| state.len);
+                let before = i.checked_sub(1).map_or(0, |i| retained[i].len);
+                let after = retained.get(i + 1).map_or(current.len, |state| state.len);
                 // the same distance counts for less the farther back it is
                 (after - before) as f64 / (len + PAGE - before) as f64
             };
-            let free = (0..kept.len()).filter(|&i| !is_pinned(&kept[i]));
+            let free = (0..retained.len()).filter(|&i| !is_pinned(&retained[i]));
             let least = free.min_by(|a, b| gap(a).total_cmp(&gap(b)));
-            let dropped = kept.remove(least.expect("there are more than none"));
+            let dropped = retained.remove(least.expect("there are more than none"));
             pool.release(dropped.slot);
         }
-        self.past = kept;
+        self.past = retained;
         self.past.push(current);
     }
 }

@@ -195,10 +195,10 @@ fn who_is_told_of_an_event_may_use_the_engine() {
     batch
         .add(Request::new(&[5, 6], &options(0)))
         .expect("there is room");
-    let mut told = 0;
+    let mut reported = 0;
     while !batch.is_empty() {
         let look = &mut |_, _| {
-            told += 1;
+            reported += 1;
             let mut session = engine.session();
             session
                 .eval(&[5], Phase::Prefill, octavo_engine::LogitsFor::Last)
@@ -206,7 +206,7 @@ fn who_is_told_of_an_event_may_use_the_engine() {
         };
         batch.step(look).expect("a step");
     }
-    assert!(told > 0);
+    assert!(reported > 0);
 }
 
 /// Allows everything for this many tokens, and fails then.

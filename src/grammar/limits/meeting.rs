@@ -43,7 +43,7 @@ pub(super) fn check(schemas: &[Value]) -> Result<(), String> {
 
 /// A value, and the schemas that apply to it.
 #[derive(Clone, Default)]
-struct Place<'a> {
+struct ValueSchemas<'a> {
     holding: Vec<&'a Object>,
     /// Lists of alternatives; one schema of each list applies.
     open: Vec<&'a [Value]>,
@@ -57,7 +57,7 @@ type Choice = *const Value;
 #[derive(Default)]
 struct Search<'a> {
     root: Option<&'a Value>,
-    todo: Vec<Place<'a>>,
+    todo: Vec<ValueSchemas<'a>>,
     /// Sets of schemas already visited, by address.
     seen: HashSet<(Option<Choice>, Vec<*const Value>)>,
     steps: usize,
@@ -73,7 +73,7 @@ impl<'a> Search<'a> {
         let mut key: Vec<*const Value> = schemas.iter().map(|schema| *schema as _).collect();
         key.sort_unstable();
         if !schemas.is_empty() && self.seen.insert((choice, key)) {
-            self.todo.push(Place {
+            self.todo.push(ValueSchemas {
                 choice,
                 holding: Vec::new(),
                 open: schemas.into_iter().map(from_ref).collect(),
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn step(&mut self, mut place: Place<'a>) -> Result<(), String> {
+    fn step(&mut self, mut place: ValueSchemas<'a>) -> Result<(), String> {
         self.steps += 1;
         if self.steps > MAX_STEPS {
             return Err("expected fewer schemas that hold for the same values".to_owned());
@@ -132,7 +132,7 @@ impl<'a> Search<'a> {
     }
 
     /// Refuses a value if the schemas that apply to it demand too much.
-    fn weigh(&mut self, place: &Place<'a>) -> Result<(), String> {
+    fn weigh(&mut self, place: &ValueSchemas<'a>) -> Result<(), String> {
         let holding = &place.holding;
         let is_known = |format: &Value| FORMATS.iter().any(|known| format == known);
         let patterns = holding.iter().map(|object| {
@@ -174,8 +174,8 @@ impl<'a> Search<'a> {
     }
 
     /// Queues the values inside a value, with the schemas that apply to them.
-    fn enter(&mut self, place: &Place<'a>) {
-        let Place {
+    fn enter(&mut self, place: &ValueSchemas<'a>) {
+        let ValueSchemas {
             holding, choice, ..
         } = place;
         let named = |object: &&'a Object, of: &str| {

@@ -53,8 +53,8 @@ fn what_is_no_grammar_is_told() {
         ("root ::= 'a'", "end of the line"),
         ("a ::= root ::=", "end of the line"),
     ] {
-        let told = refusal(&grammar_of(text));
-        assert!(told.contains(what), "{text}: {told}");
+        let refusal_text = refusal(&grammar_of(text));
+        assert!(refusal_text.contains(what), "{text}: {refusal_text}");
     }
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
     assert!(refusal(&grammar_of(&deep)).contains("groups"));

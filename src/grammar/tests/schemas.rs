@@ -246,14 +246,17 @@ fn references_are_followed_however_they_are_spelled() {
 
 #[test]
 fn a_bad_regular_expression_is_told_whole() {
-    let told = refusal(&schema(json!({ "type": "string", "pattern": "a(b" })));
+    let refusal_text = refusal(&schema(json!({ "type": "string", "pattern": "a(b" })));
     assert!(
-        told.contains("a(b") && told.contains("unclosed group"),
-        "{told}"
+        refusal_text.contains("a(b") && refusal_text.contains("unclosed group"),
+        "{refusal_text}"
     );
-    let told = refusal(&Demand::from(Rule::Regex("x[".to_owned())));
-    assert!(told.contains("x[") && told.contains("unclosed"), "{told}");
-    assert!(!told.contains('\n'), "{told}");
+    let refusal_text = refusal(&Demand::from(Rule::Regex("x[".to_owned())));
+    assert!(
+        refusal_text.contains("x[") && refusal_text.contains("unclosed"),
+        "{refusal_text}"
+    );
+    assert!(!refusal_text.contains('\n'), "{refusal_text}");
 }
 
 #[test]

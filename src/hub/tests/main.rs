@@ -316,15 +316,15 @@ fn a_hub_that_is_away_is_no_error_once_a_model_is_cached() {
     let away = "http://127.0.0.1:1";
     let cache = Cache::at(place.folder.path());
     let hub = Hub::new(away, None, cache, RETRIES).expect("a hub");
-    let mut told = 0;
+    let mut reported = 0;
     let path = hub.model(&model("hf:u/r"), &mut |event| {
-        told += usize::from(matches!(event, Event::HubIsAway { .. }));
+        reported += usize::from(matches!(event, Event::HubIsAway { .. }));
     });
     assert_eq!(
         fs::read(path.expect("it is cached")).expect("it is there"),
         content
     );
-    assert_eq!(told, 1);
+    assert_eq!(reported, 1);
     let error = get(&hub, "hf:u/other")
         .expect_err("it is not cached")
         .to_string();

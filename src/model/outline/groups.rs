@@ -64,14 +64,14 @@ impl Outline {
 
     fn group(&self, layers: Vec<usize>) -> Group<'_> {
         let is_alone = layers.len() == 1;
-        let kept = |layer: usize| {
+        let retained = |layer: usize| {
             let all = self.layers[layer].iter();
             all.filter(move |op| is_alone || !selects(op))
         };
-        let n = layers.first().map_or(0, |first| kept(*first).count());
+        let n = layers.first().map_or(0, |first| retained(*first).count());
         let mut operations = vec![Vec::new(); n];
         for layer in &layers {
-            for (row, op) in operations.iter_mut().zip(kept(*layer)) {
+            for (row, op) in operations.iter_mut().zip(retained(*layer)) {
                 row.push(op);
             }
         }

@@ -14,7 +14,7 @@ use web::Web;
 const IMAGE: &[u8] = b"whatever is in the file";
 
 /// Byte limit for a request's images.
-const MOST: usize = 100_000;
+const MAX_BYTES: usize = 100_000;
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
@@ -27,7 +27,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn fetcher(hosts: &[&str], roots: RootCertStore) -> Fetcher {
     let hosts = hosts.iter().map(|host| host.parse().expect("a host"));
     let bounds = Bounds {
-        bytes: MOST,
+        bytes: MAX_BYTES,
         time: Duration::from_secs(2),
     };
     Fetcher::new(hosts.collect(), bounds, roots)
@@ -198,7 +198,7 @@ fn only_public_addresses_are_asked_unless_they_are_named() {
 
 #[test]
 fn images_of_a_request_are_bounded_together() {
-    let web = Web::new(&[7; MOST / 2]);
+    let web = Web::new(&[7; MAX_BYTES / 2]);
     let fetcher = fetcher(&[&web.host()], RootCertStore::empty());
     let urls = ["/image", "/bytes", "/untyped"].map(|path| web.url(path));
     assert!(fetch(&fetcher, &urls[..2]).is_ok());

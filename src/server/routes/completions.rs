@@ -197,7 +197,7 @@ fn check_size(
     prompts: &[Vec<u32>],
     size: Size,
 ) -> Result<(), ApiError> {
-    const MOST: usize = 1 << 20;
+    const MAX_LOGPROBS: usize = 1 << 20;
     let Some(top) = size.top else {
         return Ok(());
     };
@@ -209,7 +209,7 @@ fn check_size(
         0
     };
     let all = (generated + echoed) * size.best_of * (top + 1);
-    match all <= MOST {
+    match all <= MAX_LOGPROBS {
         true => Ok(()),
         false => Err(fields.wrong("logprobs", "fewer: the answer could have millions of them")),
     }
@@ -302,7 +302,7 @@ struct CompletionWriter {
     head: Head,
     style: Style,
     /// Characters sent of each text, and whether its prompt was sent.
-    told: Vec<(usize, bool)>,
+    reported: Vec<(usize, bool)>,
     /// Progress of each prompt.
     progress: Vec<Progress>,
     usage: Usage,
@@ -316,7 +316,7 @@ impl CompletionWriter {
             ..Usage::default()
         };
         CompletionWriter {
-            told: vec![(0, !style.echo); style.prompts.len() * style.n],
+            reported: vec![(0, !style.echo); style.prompts.len() * style.n],
             progress: vec![Progress::default(); style.prompts.len()],
             app,
             work,
@@ -351,13 +351,13 @@ impl CompletionWriter {
     fn echo(&mut self, prompt: usize, all: &[Logprobs], messages: &mut Vec<Message>) {
         for choice in 0..self.style.n {
             let index = prompt * self.style.n + choice;
-            if std::mem::replace(&mut self.told[index].1, true) {
+            if std::mem::replace(&mut self.reported[index].1, true) {
                 continue;
             }
             let tokens = &self.style.prompts[prompt];
             let text = prompt_text(&self.app, tokens);
             let logprobs = prompt_logprobs(&self.app, tokens, all);
-            self.told[index].0 = logprobs.offset();
+            self.reported[index].0 = logprobs.offset();
             let logprobs = self.style.logprobs.then(|| logprobs.into_json());
             let mut chunk = self.piece(index, text, logprobs);
             if self.style.return_token_ids {
@@ -380,12 +380,12 @@ impl CompletionWriter {
         if delta.text.is_empty() && !has_more {
             return;
         }
-        let mut logprobs = LegacyLogprobs::at(self.told[index].0);
+        let mut logprobs = LegacyLogprobs::at(self.reported[index].0);
         delta
             .logprobs
             .iter()
             .for_each(|token| logprobs.push(self.app.tokenizer(), token));
-        self.told[index].0 = logprobs.offset();
+        self.reported[index].0 = logprobs.offset();
         let logprobs = self.style.logprobs.then(|| logprobs.into_json());
         let mut chunk = self.piece(index, delta.text.clone(), logprobs);
         if self.style.return_token_ids {

@@ -33,11 +33,11 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, ApiError> {
     let fields = Fields::of(&body)?;
     let (chat, names) = chat_request(&fields)?;
-    let told = Told::of(&fields)?;
+    let echoed = EchoedFields::of(&fields)?;
     let ready = ready(&app, caller, Arc::new(chat)).await;
     let (request, stream, style) = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
     let mut work = Work::begin(&app, vec![request])?;
-    let mut writer = ResponseWriter::new(Arc::clone(&app), &style, told);
+    let mut writer = ResponseWriter::new(Arc::clone(&app), &style, echoed);
     if stream {
         work.has_begun().await?;
         writer.work = Some(work);
@@ -86,18 +86,18 @@ async fn ready(
 }
 
 /// Fields of a request that its answer repeats.
-struct Told {
+struct EchoedFields {
     tools: Value,
     tool_choice: Value,
     parallel_tool_calls: bool,
     metadata: Value,
 }
 
-impl Told {
-    fn of(fields: &Fields<'_>) -> Result<Told, ApiError> {
+impl EchoedFields {
+    fn of(fields: &Fields<'_>) -> Result<EchoedFields, ApiError> {
         let or = |name: &str, usual: Value| fields.get(name).cloned().unwrap_or(usual);
         fields.object("metadata")?;
-        Ok(Told {
+        Ok(EchoedFields {
             tools: or("tools", json!([])),
             tool_choice: or("tool_choice", json!("auto")),
             parallel_tool_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),

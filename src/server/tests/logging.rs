@@ -13,19 +13,19 @@ type Warning = (Option<String>, String);
 
 /// Records and warnings, in order.
 #[derive(Clone, Default)]
-struct Told {
+struct LogRecords {
     records: Arc<Mutex<Vec<RequestRecord>>>,
     warnings: Arc<Mutex<Vec<Warning>>>,
 }
 
-impl Told {
+impl LogRecords {
     fn server(&self) -> Server {
-        let told = self.clone();
+        let records = self.clone();
         let log = LogSink::new(move |event| match event {
-            LogEvent::Request(record) => told.records.lock().expect("held").push(record.clone()),
+            LogEvent::Request(record) => records.records.lock().expect("held").push(record.clone()),
             LogEvent::Warning { request, text } => {
                 let warning = (request.map(str::to_owned), text.to_owned());
-                told.warnings.lock().expect("held").push(warning);
+                records.warnings.lock().expect("held").push(warning);
             }
         });
         let options = Options {
@@ -55,8 +55,8 @@ impl Told {
 
 #[test]
 fn each_request_has_a_record_and_its_name_comes_back() {
-    let told = Told::default();
-    let server = told.server();
+    let records = LogRecords::default();
+    let server = records.server();
     for (id, stream) in [("whole", false), ("streamed", true)] {
         let body = json!({ "prompt": "What is 1+1? What is 2+2?", "max_tokens": 5, "n": 2,
                            "ignore_eos": true, "stream": stream });
@@ -67,7 +67,7 @@ fn each_request_has_a_record_and_its_name_comes_back() {
         assert_eq!(answer.status, 200, "{}", answer.text);
         let head = answer.head.to_ascii_lowercase();
         assert!(head.contains(&format!("x-request-id: {id}\r")), "{head}");
-        let record = told.of(id);
+        let record = records.of(id);
         assert_eq!(
             (&*record.method, &*record.route),
             ("POST", "/v1/completions")
@@ -87,15 +87,15 @@ fn each_request_has_a_record_and_its_name_comes_back() {
 
 #[test]
 fn what_fails_says_why_and_what_is_hostile_is_harmless() {
-    let told = Told::default();
-    let server = told.server();
+    let records = LogRecords::default();
+    let server = records.server();
     let ask = |id: &str, path: &str, body: &str| {
         let headers = format!("x-request-id: {id}\r\n");
         read(server.send("POST", path, &headers, body.as_bytes()))
     };
     let bad = json!({ "prompt": "a", "temperature": "\u{1b}[31m\nforged" }).to_string();
     assert_eq!(ask("bad", "/v1/completions", &bad).status, 400);
-    let record = told.of("bad");
+    let record = records.of("bad");
     assert_eq!(record.status, 400);
     let error = record.error.expect("a reason");
     assert!(error.starts_with("temperature"), "{error}");
@@ -103,7 +103,7 @@ fn what_fails_says_why_and_what_is_hostile_is_harmless() {
 
     let long = format!("/{}", "x".repeat(5000));
     assert_eq!(ask("long", &long, "{}").status, 404);
-    assert!(told.of("long").route.chars().count() < 200);
+    assert!(records.of("long").route.chars().count() < 200);
 
     // an invalid id is replaced by a generated one
     let answer = ask("two words", "/tokenize", r#"{"content": "a"}"#);
@@ -111,32 +111,32 @@ fn what_fails_says_why_and_what_is_hostile_is_harmless() {
     assert!(head.contains("x-request-id: req-"), "{head}");
 
     read(server.send("GET", "/health", "x-request-id: probe\r\n", b""));
-    assert!(told.of("probe").is_probe);
+    assert!(records.of("probe").is_probe);
 }
 
 #[test]
 fn whoever_leaves_early_is_told_of() {
-    let told = Told::default();
-    let server = told.server();
+    let records = LogRecords::default();
+    let server = records.server();
     let body = json!({ "prompt": "a", "max_tokens": 400, "ignore_eos": true, "stream": true });
     let body = body.to_string();
     let headers = "x-request-id: left\r\n";
     let mut stream = server.send("POST", "/v1/completions", headers, body.as_bytes());
     std::io::Read::read_exact(&mut stream, &mut [0; 64]).expect("it begins");
     drop(stream);
-    assert!(!told.of("left").is_whole);
+    assert!(!records.of("left").is_whole);
 }
 
 #[test]
 fn a_warning_names_its_request() {
-    let told = Told::default();
-    let server = told.server();
+    let records = LogRecords::default();
+    let server = records.server();
     let body = json!({ "prompt": "a", "max_tokens": 1, "samplers": ["top_k", "a\nb"] });
     let headers = "x-request-id: warned\r\n";
     let body = body.to_string();
     read(server.send("POST", "/v1/completions", headers, body.as_bytes()));
-    told.of("warned");
-    let warnings = told.warnings.lock().expect("held");
+    records.of("warned");
+    let warnings = records.warnings.lock().expect("held");
     let [(request, text)] = &warnings[..] else {
         panic!("{warnings:?}");
     };
@@ -146,8 +146,8 @@ fn a_warning_names_its_request() {
 
 #[test]
 fn demands_that_no_grammar_holds_are_told_of_in_the_answer_and_the_log() {
-    let told = Told::default();
-    let server = told.server();
+    let records = LogRecords::default();
+    let server = records.server();
     let schema = json!({ "type": "array", "uniqueItems": true, "items": { "type": "integer" },
                          "maxItems": 2 });
     let body = json!({ "prompt": "a", "max_tokens": 20, "guided_json": schema }).to_string();
@@ -156,8 +156,8 @@ fn demands_that_no_grammar_holds_are_told_of_in_the_answer_and_the_log() {
         let headers = format!("x-request-id: {id}\r\n");
         let answer = read(server.send("POST", "/v1/completions", &headers, body.as_bytes()));
         assert!(answer.text.contains("uniqueItems"), "{}", answer.text);
-        told.of(id);
-        let warnings = told.warnings.lock().expect("held");
+        records.of(id);
+        let warnings = records.warnings.lock().expect("held");
         let (request, text) = warnings.last().expect("a warning");
         assert_eq!(request.as_deref(), Some(id));
         assert!(text.contains("uniqueItems"), "{text}");

@@ -138,12 +138,12 @@ fn with_results(messages: Vec<Message>) -> Vec<Message> {
         let kind = kind_of(&message.role);
         if kind == 3 {
             let content = std::mem::take(&mut message.content);
-            let mut told = Content::Text(RESULT.0.to_owned());
-            join(&mut told, "", content);
-            append(&mut told, "", RESULT.1);
+            let mut result = Content::Text(RESULT.0.to_owned());
+            join(&mut result, "", content);
+            append(&mut result, "", RESULT.1);
             message = Message {
                 role: "user".to_owned(),
-                content: told,
+                content: result,
                 ..Message::default()
             };
         }

@@ -4,7 +4,7 @@
 use serde_json::Value as Json;
 
 /// A template with fixed texts around messages.
-struct Row {
+struct BuiltinTemplate {
     name: &'static str,
     /// Texts before and after a system message; `None` if it is unsupported.
     system: Option<(&'static str, &'static str)>,
@@ -24,8 +24,8 @@ const fn row(
     user: (&'static str, &'static str),
     assistant: (&'static str, &'static str),
     answer: &'static str,
-) -> Row {
-    Row {
+) -> BuiltinTemplate {
+    BuiltinTemplate {
         name,
         system: Some(system),
         user,
@@ -36,19 +36,19 @@ const fn row(
     }
 }
 
-const fn trimmed(row: Row) -> Row {
-    Row { trims: true, ..row }
+const fn trimmed(row: BuiltinTemplate) -> BuiltinTemplate {
+    BuiltinTemplate { trims: true, ..row }
 }
 
-const fn joined(row: Row) -> Row {
-    Row {
+const fn joined(row: BuiltinTemplate) -> BuiltinTemplate {
+    BuiltinTemplate {
         is_joined: true,
         ..row
     }
 }
 
 /// All built-in templates.
-const ROWS: [Row; 24] = [
+const ROWS: [BuiltinTemplate; 24] = [
     row(
         "chatml",
         ("<|im_start|>system\n", "<|im_end|>\n"),
@@ -146,7 +146,7 @@ const ROWS: [Row; 24] = [
         ("<|assistant|>\n", "<|endoftext|>\n"),
         "<|assistant|>\n",
     ),
-    trimmed(Row {
+    trimmed(BuiltinTemplate {
         system: None,
         ..row(
             "gemma",

@@ -96,7 +96,7 @@ impl Bpe {
         };
         let mut cps = Vec::new();
         decode(text, &mut cps);
-        let mut work = Work::default();
+        let mut work = Scratch::default();
         let mut from = 0;
         for to in self.splitter.split(&cps) {
             work.word.clear();
@@ -108,7 +108,7 @@ impl Bpe {
         }
     }
 
-    fn word(&self, vocab: &Vocab, work: &mut Work, out: &mut Vec<u32>) {
+    fn word(&self, vocab: &Vocab, work: &mut Scratch, out: &mut Vec<u32>) {
         if let Some(id) = self.whole(vocab, work) {
             out.push(id);
             return;
@@ -153,7 +153,7 @@ impl Bpe {
     }
 
     /// Returns the token of the whole word, if the family looks up whole words.
-    fn whole(&self, vocab: &Vocab, work: &mut Work) -> Option<u32> {
+    fn whole(&self, vocab: &Vocab, work: &mut Scratch) -> Option<u32> {
         let newlines = self.family.whole_newlines && work.word.iter().all(|byte| *byte == b'\n');
         if !self.family.ignore_merges && !newlines {
             return None;
@@ -169,7 +169,7 @@ impl Bpe {
     }
 
     /// Splits the word into its initial symbols: bytes, or characters with `raw_utf8`.
-    fn start(&self, vocab: &Vocab, work: &mut Work) {
+    fn start(&self, vocab: &Vocab, work: &mut Scratch) {
         work.agenda.clear();
         work.symbols.clear();
         let mut rest = work.word.as_slice();
@@ -200,14 +200,14 @@ impl Bpe {
     }
 
     /// Queues a pair if it has a merge.
-    fn consider(&self, left: usize, right: usize, work: &mut Work) {
+    fn consider(&self, left: usize, right: usize, work: &mut Scratch) {
         let (a, b) = (work.symbols[left], work.symbols[right]);
         if let Some((rank, _)) = self.merges.get(&pair(a.text, b.text)) {
             work.agenda.push(*rank, (a_index(left), a.len + b.len));
         }
     }
 
-    fn emit(&self, vocab: &Vocab, work: &Work, out: &mut Vec<u32>) {
+    fn emit(&self, vocab: &Vocab, work: &Scratch, out: &mut Vec<u32>) {
         let mut at = 0;
         for symbol in work.symbols.iter().filter(|symbol| symbol.len > 0) {
             let end = at + symbol.len as usize;
@@ -271,7 +271,7 @@ struct Symbol {
 
 /// Buffers reused across words.
 #[derive(Default)]
-struct Work {
+struct Scratch {
     word: Vec<u8>,
     mapped: Vec<u8>,
     symbols: Vec<Symbol>,

@@ -11,7 +11,7 @@ use octavo_fixtures::some_of;
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::Gpu;
 
-use super::machine::kept;
+use super::machine::scratch_dir;
 use super::on_standin::{Driver, run};
 use super::{Sequences, limits, prepare, small, text};
 use octavo_engine::backend::Phase;
@@ -32,7 +32,7 @@ fn gpu(ordinal: usize) -> Gpu {
 }
 
 fn cache() -> octavo_kernels::cuda::Cache {
-    let dir: PathBuf = kept(env!("CARGO_TARGET_TMPDIR")).join("cubins");
+    let dir: PathBuf = scratch_dir(env!("CARGO_TARGET_TMPDIR")).join("cubins");
     octavo_kernels::cuda::Cache::new(dir)
 }
 

@@ -1,6 +1,6 @@
 //! Groups of an AWQ checkpoint: an f16 scale and a whole zero point for all of a group.
 
-use super::{Format, GpuScales, Row, Transposed, Visitor, nibbles_of_32};
+use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles_of_32};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 

@@ -1,6 +1,6 @@
 //! Plain floats, packed as `[k][R]`.
 
-use super::{Float, Row, Visitor};
+use super::{Float, FormatInfo, Visitor};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 

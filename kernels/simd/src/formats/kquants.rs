@@ -2,7 +2,8 @@
 //! of 16 or 32.
 
 use super::{
-    Format, GpuScales, Row, Transposed, Visitor, eight, nibbles, six_bits, spread, spread_more,
+    Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
+    spread_more,
 };
 use crate::simd::Simd;
 use octavo_quant::TensorType;

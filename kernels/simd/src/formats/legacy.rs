@@ -1,6 +1,6 @@
 //! Formats with one f16 scale, and perhaps a minimum, for 32 weights.
 
-use super::{Format, GpuScales, Row, Transposed, Visitor, eight, nibbles};
+use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 

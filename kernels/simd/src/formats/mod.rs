@@ -246,7 +246,7 @@ macro_rules! format {
 macro_rules! family {
     ($($row:ident($name:ident)),*) => {
         /// The rows of this family.
-        pub(super) static ROWS: &[Row] = &[$(Row::$row::<$name>()),*];
+        pub(super) static ROWS: &[FormatInfo] = &[$(FormatInfo::$row::<$name>()),*];
 
         /// Visits the format of `ty`, if it is one of this family.
         pub(super) fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
@@ -263,7 +263,7 @@ macro_rules! families {
     ($($family:ident),*) => {
         $(pub mod $family;)*
 
-        static FAMILIES: [&[Row]; [$(stringify!($family)),*].len()] = [$($family::ROWS),*];
+        static FAMILIES: [&[FormatInfo]; [$(stringify!($family)),*].len()] = [$($family::ROWS),*];
 
         /// Visits the packed form of `ty`, if it has one.
         pub fn visit<V: Visitor>(ty: TensorType, visitor: &V) -> Option<V::Out> {
@@ -291,7 +291,7 @@ pub trait Float {
 }
 
 /// Properties of a format whose type is known only at run time, as [`Format`] describes them.
-pub struct Row {
+pub struct FormatInfo {
     pub ty: TensorType,
     /// `None`: a plain float type.
     pub blocks: Option<Blocks>,
@@ -312,16 +312,16 @@ pub struct Blocks {
     pub gpu: Option<GpuScales>,
 }
 
-impl Row {
-    const fn blocks<F: Format>() -> Row {
-        Row {
+impl FormatInfo {
+    const fn blocks<F: Format>() -> FormatInfo {
+        FormatInfo {
             ty: F::TYPE,
             blocks: Some(Blocks::of::<F>()),
         }
     }
 
-    const fn floats<E: Float>() -> Row {
-        Row {
+    const fn floats<E: Float>() -> FormatInfo {
+        FormatInfo {
             ty: E::TYPE,
             blocks: None,
         }
@@ -377,12 +377,12 @@ impl GpuScales {
 }
 
 /// All rows.
-pub fn rows() -> impl Iterator<Item = &'static Row> {
+pub fn rows() -> impl Iterator<Item = &'static FormatInfo> {
     FAMILIES.into_iter().flatten()
 }
 
 /// The row of a type; `None` if it has no packed form.
-pub fn row(ty: TensorType) -> Option<&'static Row> {
+pub fn row(ty: TensorType) -> Option<&'static FormatInfo> {
     rows().find(|row| row.ty == ty)
 }
 
@@ -397,7 +397,7 @@ pub fn has_minimum(ty: TensorType) -> bool {
     row(ty).is_some_and(|row| row.blocks.as_ref().is_some_and(|blocks| blocks.min))
 }
 
-/// Row `i` of the scales of `r` rows: rows are neighbours.
+/// FormatInfo `i` of the scales of `r` rows: rows are neighbours.
 pub struct Transposed<'a> {
     pub meta: &'a mut [u8],
     pub i: usize,

@@ -1,6 +1,6 @@
 //! A power of two for 32 four-bit floats.
 
-use super::{Format, GpuScales, Row, Transposed, Visitor, nibbles};
+use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 

@@ -14,7 +14,7 @@
 //! ```
 //! No product or sum of the integers overflows: activations are at most 127 in magnitude, so that
 //! a pair of products with codes up to `c` is at most `2 * 127 * c`, and [`pairs_at_once`] adds no
-//! more of them than [`ByteDots::MOST`] holds. In 32 bits a group is far from the end:
+//! more of them than [`ByteDots::MAX_SUM`] holds. In 32 bits a group is far from the end:
 //! `32 * 127 * 255` is about 2^20.
 
 use super::gemm::{KC, Tiles, store, tile_width};
@@ -42,7 +42,7 @@ const fn sums_at(kc: usize, group: usize, of_values: bool) -> usize {
 /// Number of dot products of four codes, up to `largest`, that are added before sums must be
 /// widened: 0 if not even one may be.
 pub const fn pairs_at_once<S: ByteDots>(largest: u8, group: usize) -> usize {
-    let fit = S::MOST / (2 * 127 * largest as i32);
+    let fit = S::MAX_SUM / (2 * 127 * largest as i32);
     let mut n = group / 4;
     while n as i32 > fit {
         n /= 2;

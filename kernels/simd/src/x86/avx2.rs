@@ -138,7 +138,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
 impl<const VNNI: bool> ByteDots for Avx2<VNNI> {
     // without VNNI pairs are added in 16 bits, where `maddubs` would saturate
-    const MOST: i32 = if VNNI { i32::MAX } else { i16::MAX as i32 };
+    const MAX_SUM: i32 = if VNNI { i32::MAX } else { i16::MAX as i32 };
     type Narrow = __m256i;
 
     ops! {

@@ -99,7 +99,7 @@ impl Simd for Avx512 {
 }
 
 impl ByteDots for Avx512 {
-    const MOST: i32 = i32::MAX;
+    const MAX_SUM: i32 = i32::MAX;
     type Narrow = __m512i;
 
     ops! {

@@ -33,7 +33,7 @@ pub(super) struct LaunchContext<'a> {
 }
 
 /// Launches of one operation or fused group.
-pub(super) struct Part {
+pub(super) struct OpLaunches {
     /// The operation, or the last of a fused group.
     pub(super) op: usize,
     /// All-gather that precedes the launches.
@@ -41,7 +41,7 @@ pub(super) struct Part {
     pub(super) launches: Vec<Launch>,
 }
 
-impl Part {
+impl OpLaunches {
     /// Returns all tasks in order.
     pub(super) fn tasks(self) -> impl Iterator<Item = Task> {
         let launches = self.launches.into_iter().map(Task::Launch);
@@ -70,7 +70,7 @@ pub(super) struct List {
 impl LaunchContext<'_> {
     /// Returns all launches. With `fuse`, consecutive operations are fused where there is a kernel
     /// for it; no result changes.
-    pub(super) fn all(&self, fuse: bool) -> Vec<Part> {
+    pub(super) fn all(&self, fuse: bool) -> Vec<OpLaunches> {
         let mut parts = Vec::with_capacity(self.program.ops.len());
         let mut ready = None;
         let mut at = 0;
@@ -92,7 +92,7 @@ impl LaunchContext<'_> {
                 .ready
                 .filter(|r| r.new || !written(r.slot))
                 .map(|r| Ready { new: false, ..r });
-            parts.push(Part {
+            parts.push(OpLaunches {
                 op: last,
                 gather: list.gather,
                 launches: list.launches,

@@ -32,7 +32,7 @@ use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Recording, Task, l
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
-use crate::program::{Program, Row, StateUse, Step};
+use crate::program::{Program, StateUse, Step, TokenRow};
 
 /// Progress of capturing the launches of a decode shape.
 enum CaptureState {
@@ -75,7 +75,7 @@ pub struct Executor<D: Device> {
     /// Reason that they are not, although requested.
     refused: Option<Error>,
     check_pages: bool,
-    captures: HashMap<Work, CaptureState>,
+    captures: HashMap<LaunchKey, CaptureState>,
     /// Outputs of the last step, or values for a tap. Sized for decode at first, and grown on
     /// demand.
     values: HostBuffer,
@@ -84,7 +84,7 @@ pub struct Executor<D: Device> {
 }
 
 /// Key of a step's launches: its shape, and whether to compute the argmax.
-type Work = (Shape, bool);
+type LaunchKey = (Shape, bool);
 
 impl<D: Device> Executor<D> {
     /// Computes the memory that a model takes on a device.
@@ -298,7 +298,7 @@ impl<D: Device> Executor<D> {
         step: &Step<'_>,
         tap: Option<&mut TapFn<'_>>,
         best: bool,
-    ) -> Result<(Vec<Row>, usize), Error> {
+    ) -> Result<(Vec<TokenRow>, usize), Error> {
         let (rows, output_rows) = self.program.rows(step, self.limits.n_pages);
         let Limits {
             rows: most,
@@ -370,7 +370,7 @@ impl<D: Device> Executor<D> {
 
     /// Checks that the block tables had every page that the step's rows needed, from the results
     /// already downloaded.
-    fn check_pages(&self, rows: &[Row]) -> Result<(), Error> {
+    fn check_pages(&self, rows: &[TokenRow]) -> Result<(), Error> {
         // 1 + the index of a row whose page was missing; 0 if none
         let missing = self.status.floats()[0].to_bits() as usize;
         match missing

@@ -6,7 +6,7 @@ use super::limits::Limits;
 use crate::cuda::Ptr;
 use crate::cuda::launch::TILE_QUERIES;
 use crate::cuda::params::Paging;
-use crate::program::{Phase, Program, Row, StateUse, Step};
+use crate::program::{Phase, Program, StateUse, Step, TokenRow};
 
 /// Sizes that determine a step's launches, independent of its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,7 +261,7 @@ impl Record {
         &mut self,
         shape: &Shape,
         step: &Step<'_>,
-        rows: &[Row],
+        rows: &[TokenRow],
         output_rows: &[usize],
         tile_rows: usize,
     ) -> &[u8] {

@@ -1,9 +1,9 @@
 //! Runs a step's launches and gathers: one by one, by replaying a recording, or with a tap on every
 //! result.
 
-use super::launches::{LaunchContext, Part};
+use super::launches::{LaunchContext, OpLaunches};
 use super::record::Shape;
-use super::{CaptureState, Executor, Work};
+use super::{CaptureState, Executor, LaunchKey};
 use crate::cuda::{Device, Error, Task};
 use crate::exec::TapFn;
 
@@ -26,12 +26,12 @@ impl<D: Device> Executor<D> {
     }
 
     /// Returns all tasks of a step.
-    pub(super) fn list(&self, (shape, best): Work) -> Vec<Task> {
+    pub(super) fn list(&self, (shape, best): LaunchKey) -> Vec<Task> {
         let context = self.context(shape);
         let mut list: Vec<Task> = context
             .all(true)
             .into_iter()
-            .flat_map(Part::tasks)
+            .flat_map(OpLaunches::tasks)
             .collect();
         if best {
             list.extend(context.argmax().into_iter().map(Task::Launch));
@@ -50,12 +50,12 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
-    pub(super) fn run(&mut self, work: Work) -> Result<(), Error> {
+    pub(super) fn run(&mut self, work: LaunchKey) -> Result<(), Error> {
         let tasks = self.list(work);
         self.start_all(tasks)
     }
 
-    pub(super) fn replay(&mut self, work: Work) -> Result<(), Error> {
+    pub(super) fn replay(&mut self, work: LaunchKey) -> Result<(), Error> {
         let recording = match self.captures.get(&work) {
             None => {
                 self.run(work)?;

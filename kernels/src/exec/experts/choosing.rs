@@ -1,7 +1,7 @@
 //! Expert routing and the combination of the experts' results: the work done row by row, before and
 //! after the expert products.
 
-use super::super::part::Part;
+use super::super::section_part::SectionPart;
 use crate::exec::scratch::Scratch;
 use crate::program::Slot;
 use octavo_simd::generic::elementwise::Operands;
@@ -10,9 +10,9 @@ use octavo_simd::generic::routing::{self, Parts, TopGroups, place};
 /// Columns of sums that a thread takes at a time: a few lines of each part.
 const SUM_COLUMNS: usize = 64;
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     pub(in crate::exec) unsafe fn softmax(&self, x: Slot, out: Slot) {
         let width = self.width(x);
         for r in self.w.share(self.n_rows(x), 1) {
@@ -26,7 +26,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     pub(in crate::exec) unsafe fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) {
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let Scratch { scores, .. } = unsafe { self.scratches.of(self.w.thread) };
@@ -41,7 +41,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     pub(in crate::exec) unsafe fn gather(&self, x: Slot, ids: Slot, out: Slot) {
         for r in self.w.share(self.n_rows(x), 1) {
             // SAFETY: this row is of this member's share, and its inputs are finished.
@@ -57,7 +57,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
+    /// As [`SectionPart::run`]. *Shares* of rows.
     pub(in crate::exec) unsafe fn normalize(&self, x: Slot, least: f32, out: Slot) {
         let width = self.width(x);
         for r in self.w.share(self.n_rows(x), 1) {
@@ -72,7 +72,7 @@ impl Part<'_> {
     /// The parts of `x`, as many as there are weights, each times its own.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
+    /// As [`SectionPart::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
     pub(in crate::exec) unsafe fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) {
         let (n, count) = (self.width(out), self.width(weights));
         let blocks = n.div_ceil(SUM_COLUMNS);
@@ -94,7 +94,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of the parts of rows.
+    /// As [`SectionPart::run`]. *Shares* of the parts of rows.
     pub(in crate::exec) unsafe fn expert_bias(&self, x: Slot, bias: &[f32], ids: Slot, out: Slot) {
         let used = self.width(ids);
         let n = self.width(x) / used;

@@ -168,19 +168,20 @@ pub(super) fn concat(
 pub(super) fn convolution(
     x: ValueShape,
     weight: usize,
-    kept: Result<usize, ShapeError>,
+    state_values: Result<usize, ShapeError>,
 ) -> Result<ValueShape, ShapeError> {
     whole("weights of a convolution", x.width, weight)?;
     let before = weight - x.width;
-    same("values of the state", before, kept?)?;
+    same("values of the state", before, state_values?)?;
     of_all(x)
 }
 
-/// Checks that queries, keys, values, decays and rates fit each other and a state of `kept` values.
+/// Checks that queries, keys, values, decays and rates fit each other and a state of this many
+/// values.
 pub(super) fn linear_attention(
     how: &Recurrence,
     [q, k, v, decay, rate]: [ValueShape; 5],
-    kept: usize,
+    state_values: usize,
 ) -> Result<ValueShape, ShapeError> {
     let heads = decay.width;
     same("rates", heads, rate.width)?;
@@ -189,7 +190,7 @@ pub(super) fn linear_attention(
     same("keys", q.width, k.width)?;
     whole("heads of keys", q.width / how.key_dim, heads)?;
     let state = matrix_state(heads, how.key_dim, v.width / heads).unwrap_or(usize::MAX);
-    same("values of the state", state, kept)?;
+    same("values of the state", state, state_values)?;
     for other in [q, k, decay, rate] {
         same_rows(v, other)?;
     }

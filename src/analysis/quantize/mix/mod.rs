@@ -119,10 +119,10 @@ impl<'a> Mix<'a> {
     /// In an MoE model: an FFN tensor whose name has no layer of the model.
     pub fn next_type(&mut self, name: &str, dims: &[u64]) -> Result<Option<T>, NoLayer> {
         let c = self.choices;
-        let kept = self.target == Target::COPY
+        let is_unchanged = self.target == Target::COPY
             || (c.keep_output && name == "output.weight")
             || !is_quantizable(&self.facts.architecture, name, dims);
-        if kept {
+        if is_unchanged {
             return Ok(None);
         }
         let role = Role::of(name);

@@ -9,7 +9,7 @@ pub(super) mod gathered;
 mod heads;
 mod message;
 pub(super) mod on_device;
-mod place;
+mod rank_device;
 pub(super) mod share;
 mod worker;
 
@@ -28,8 +28,8 @@ use crate::error::Error;
 use crate::source::ModelSource;
 use message::{Asked, Message};
 pub use on_device::OnDevice;
-use place::Place;
-pub use place::{Open, Opened, open_gpu, open_gpu_by_nccl};
+use rank_device::RankDevice;
+pub use rank_device::{Open, Opened, open_gpu, open_gpu_by_nccl};
 pub use worker::{serve, serve_on};
 
 /// A tensor parallel group, as rank 0 sees it. Clones are the same group.
@@ -233,15 +233,15 @@ pub(crate) fn prepare(
     let text = serde_json::to_string(&described).expect("text and numbers");
     let words: Vec<u32> = text.bytes().map(u32::from).collect();
     tp_group.say(&Message::Load(&words));
-    let place = match options.gpus {
-        None => Ok(Place::Cpu(options.cpu.clone())),
+    let device = match options.gpus {
+        None => Ok(RankDevice::Cpu(options.cpu.clone())),
         Some((first, options)) => {
             let opened = (tp_group.0.open)(&**link, first);
-            opened.map(|opened| Place::Device(opened, *options))
+            opened.map(|opened| RankDevice::Device(opened, *options))
         }
     };
-    let prepared = agreed(tp_group, place.map_err(Error::from))
-        .and_then(|place| agreed(tp_group, place.prepare(link, gguf, model, sink)));
+    let prepared = agreed(tp_group, device.map_err(Error::from))
+        .and_then(|device| agreed(tp_group, device.prepare(link, gguf, model, sink)));
     match prepared {
         Ok(mine) => Ok(Box::new(Ranks {
             mine,

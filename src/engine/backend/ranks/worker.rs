@@ -8,7 +8,7 @@ use octavo_kernels::{Collective, IsaChoice};
 use octavo_model::Model;
 
 use super::message::{self, Asked, Message};
-use super::place::{Open, Place, open_gpu};
+use super::rank_device::{Open, RankDevice, open_gpu};
 use super::{Described, DescribedGpus, agree, digest, give_up};
 use crate::backend::cuda::Limits;
 use crate::backend::{Backend, TapView, cpu, cuda};
@@ -65,8 +65,12 @@ fn loaded(model: &mut Option<Box<dyn Backend>>) -> &mut dyn Backend {
 
 /// Prepares this rank's shard of the described model; `None` unless all ranks succeed.
 fn prepare(link: &Arc<dyn Collective>, open: Open, described: &[u32]) -> Option<Box<dyn Backend>> {
-    let Ready { gguf, model, place } = agreed(link, ready(link, open, described))?;
-    let mine = place.prepare(link, &gguf, &model, &mut |_| {});
+    let Ready {
+        gguf,
+        model,
+        device,
+    } = agreed(link, ready(link, open, described))?;
+    let mine = device.prepare(link, &gguf, &model, &mut |_| {});
     agreed(link, mine.map_err(line))
 }
 
@@ -80,7 +84,7 @@ fn agreed<T>(link: &Arc<dyn Collective>, mine: Result<T, String>) -> Option<T> {
 struct Ready {
     gguf: Arc<Gguf>,
     model: Model,
-    place: Place,
+    device: RankDevice,
 }
 
 /// Opens the described model and a device, or says why it cannot.
@@ -107,14 +111,18 @@ fn ready(link: &Arc<dyn Collective>, open: Open, described: &[u32]) -> Result<Re
     }
     let mut model = Model::load(&gguf).map_err(line)?;
     model.fit_to_context(described.positions);
-    let place = match described.gpus {
-        None => Place::Cpu(described.on_cpu()?),
+    let device = match described.gpus {
+        None => RankDevice::Cpu(described.on_cpu()?),
         Some(gpus) => {
             let opened = open(&**link, gpus.first).map_err(line)?;
-            Place::Device(opened, described.on_gpu(&gpus)?)
+            RankDevice::Device(opened, described.on_gpu(&gpus)?)
         }
     };
-    Ok(Ready { gguf, model, place })
+    Ok(Ready {
+        gguf,
+        model,
+        device,
+    })
 }
 
 impl Described {

@@ -7,7 +7,7 @@ use octavo_engine::FinishReason;
 use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
 
-use super::Told;
+use super::EchoedFields;
 use crate::app::{App, now};
 use crate::error::ApiError;
 use crate::progress::Progress;
@@ -77,7 +77,7 @@ pub(super) struct ResponseWriter {
     pub(super) work: Option<Work>,
     id: String,
     model: String,
-    told: Told,
+    echoed: EchoedFields,
     warnings: Vec<String>,
     created: u64,
     parser: AnswerParser,
@@ -99,11 +99,11 @@ pub(super) struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    pub(super) fn new(app: Arc<App>, style: &Style, told: Told) -> ResponseWriter {
+    pub(super) fn new(app: Arc<App>, style: &Style, echoed: EchoedFields) -> ResponseWriter {
         let mut writer = ResponseWriter {
             id: app.new_id("resp_"),
             model: style.model.clone(),
-            told,
+            echoed,
             warnings: style.warnings.clone(),
             app,
             work: None,
@@ -146,10 +146,10 @@ impl ResponseWriter {
             "incomplete_details": incomplete,
             "model": self.model,
             "output": self.items.iter().map(|item| item.to_json(true)).collect::<Vec<_>>(),
-            "parallel_tool_calls": self.told.parallel_tool_calls,
-            "tool_choice": self.told.tool_choice,
-            "tools": self.told.tools,
-            "metadata": self.told.metadata,
+            "parallel_tool_calls": self.echoed.parallel_tool_calls,
+            "tool_choice": self.echoed.tool_choice,
+            "tools": self.echoed.tools,
+            "metadata": self.echoed.metadata,
             "usage": self.usage,
         });
         crate::wire::warn(&mut object, &self.warnings);

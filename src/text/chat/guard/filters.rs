@@ -172,15 +172,15 @@ fn truncate(s: &str, args: &[Value]) -> Result<String> {
         return Ok(s.to_owned());
     }
     let cut = s.char_indices().nth(keep).map_or(s.len(), |(at, _)| at);
-    let kept = s.get(..cut).unwrap_or(s);
-    let kept = match (
+    let start = s.get(..cut).unwrap_or(s);
+    let start = match (
         kill_words.is_some_and(|kill| kill.is_true()),
-        kept.rfind(' '),
+        start.rfind(' '),
     ) {
-        (false, Some(space)) => kept.get(..space).unwrap_or(kept),
-        _ => kept,
+        (false, Some(space)) => start.get(..space).unwrap_or(start),
+        _ => start,
     };
-    Ok(format!("{kept}{end}"))
+    Ok(format!("{start}{end}"))
 }
 
 fn indent(

@@ -68,7 +68,7 @@ pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Resu
 
 /// Returns a lazy range of integers of limited length: each costs the instructions of a loop.
 pub(super) fn range(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<Value> {
-    pub(super) const MOST: i128 = 100_000;
+    pub(super) const MAX_NUMBERS: i128 = 100_000;
     let (start, stop) = stop.map_or((0, first), |stop| (first, stop));
     let (start, stop, step) = (
         i128::from(start),
@@ -80,7 +80,7 @@ pub(super) fn range(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<
     }
     let n = ((stop - start) * step.signum()).max(0);
     let n = (n + step.abs() - 1) / step.abs();
-    if n > MOST {
+    if n > MAX_NUMBERS {
         return Err(invalid("a range of more than 100000 numbers"));
     }
     // Within two i64, like the bounds themselves.

@@ -9,12 +9,12 @@ use crate::Error;
 
 /// A scan's header.
 pub(super) struct Scan {
-    parts: Vec<Part>,
+    parts: Vec<ScanComponent>,
     band: Band,
 }
 
 /// A component in a scan.
-struct Part {
+struct ScanComponent {
     component: usize,
     /// Indices of its Huffman tables.
     dc: usize,
@@ -39,7 +39,7 @@ impl Scan {
                 "the JPEG has a scan of {count} components"
             )));
         }
-        let mut parts: Vec<Part> = Vec::with_capacity(count);
+        let mut parts: Vec<ScanComponent> = Vec::with_capacity(count);
         for _ in 0..count {
             let id = segment.u8()?;
             let component = frame.components.iter().position(|c| c.id == id);
@@ -49,7 +49,7 @@ impl Scan {
                 return Err(damaged("the JPEG has a scan with a component twice"));
             }
             let tables = segment.u8()?;
-            parts.push(Part {
+            parts.push(ScanComponent {
                 component,
                 dc: usize::from(tables >> 4),
                 ac: usize::from(tables & 15),
@@ -131,7 +131,7 @@ impl Scan {
 
     fn block(
         &self,
-        part: &Part,
+        part: &ScanComponent,
         at: usize,
         frame: &mut Frame,
         tables: &Tables,

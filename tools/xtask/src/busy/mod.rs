@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::gpu::process;
 use crate::side;
-use scenario::{Place, Scenario, Surroundings};
+use scenario::{LaunchMode, Scenario, Surroundings};
 use table::{Cell, Row};
 
 pub(crate) use spin::spin;
@@ -128,11 +128,11 @@ pub(crate) struct BusyArgs {
 impl BusyArgs {
     /// Returns the repetitions per run. Two programs at once must run long enough to overlap; a
     /// quota is applied in periods of a tenth of a second, of which a run must cover many.
-    fn repetitions_at(&self, place: &Place) -> u32 {
+    fn repetitions_at(&self, place: &LaunchMode) -> u32 {
         match place {
-            Place::Plain | Place::Niced => self.repetitions,
-            Place::Both => 4 * self.repetitions,
-            Place::Within(_) => 8 * self.repetitions,
+            LaunchMode::Plain | LaunchMode::Niced => self.repetitions,
+            LaunchMode::Both => 4 * self.repetitions,
+            LaunchMode::Within(_) => 8 * self.repetitions,
         }
     }
 }
@@ -201,7 +201,7 @@ impl Program {
     }
 
     /// Returns the command of one test, in its surroundings.
-    fn command(&self, args: &BusyArgs, place: &Place, test: Test, threads: usize) -> Command {
+    fn command(&self, args: &BusyArgs, place: &LaunchMode, test: Test, threads: usize) -> Command {
         let mut command = place.command(&self.path);
         command.args(&self.first);
         if let Some((flash_attention, repack)) = self.settings.get(&test) {
@@ -229,7 +229,7 @@ impl Program {
     fn once(
         &self,
         args: &BusyArgs,
-        place: &Place,
+        place: &LaunchMode,
         test: Test,
         threads: usize,
     ) -> Result<(Rate, Value), String> {
@@ -251,12 +251,12 @@ impl Program {
     fn measure(
         &self,
         args: &BusyArgs,
-        place: &Place,
+        place: &LaunchMode,
         test: Test,
         threads: usize,
     ) -> Result<Rate, String> {
         let once = || self.once(args, place, test, threads).map(|(rate, _)| rate);
-        if *place != Place::Both {
+        if *place != LaunchMode::Both {
             return once();
         }
         let (a, b) = std::thread::scope(|scope| {
@@ -286,7 +286,7 @@ pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
     let threads = args
         .threads
         .map_or_else(|| machine.threads().count, usize::from);
-    let (_, about) = programs[0].once(args, &Place::Plain, tests[1], threads)?;
+    let (_, about) = programs[0].once(args, &LaunchMode::Plain, tests[1], threads)?;
     programs.push(Program {
         name: "llama.cpp",
         path: llama,
@@ -360,7 +360,7 @@ fn best_setting(
     test: Test,
     threads: usize,
 ) -> Result<(bool, bool), String> {
-    let mut command = llama.command(args, &Place::Plain, test, threads);
+    let mut command = llama.command(args, &LaunchMode::Plain, test, threads);
     // four settings, each of which loads the model: exempt from the limit of one run
     let ran = process::run(
         command.args(side::LLAMA_SETTINGS),

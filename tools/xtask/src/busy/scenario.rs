@@ -88,11 +88,11 @@ impl Scenario {
     /// Sets up the scenario, or reports why that is impossible here.
     pub(super) fn surroundings(self, cpus: usize) -> Result<Surroundings, String> {
         let place = match self {
-            Scenario::Nice if cfg!(unix) => Place::Niced,
+            Scenario::Nice if cfg!(unix) => LaunchMode::Niced,
             Scenario::Nice => return Err("no nice on this system".to_owned()),
-            Scenario::Quota => Place::Within(QuotaGroup::new(150_000)?),
-            Scenario::Two => Place::Both,
-            _ => Place::Plain,
+            Scenario::Quota => LaunchMode::Within(QuotaGroup::new(150_000)?),
+            Scenario::Two => LaunchMode::Both,
+            _ => LaunchMode::Plain,
         };
         Ok(Surroundings {
             place,
@@ -113,13 +113,13 @@ impl std::fmt::Display for Scenario {
 
 /// Surroundings of a measurement, until dropped.
 pub(super) struct Surroundings {
-    pub(super) place: Place,
+    pub(super) place: LaunchMode,
     _spinners: Spinners,
 }
 
 /// Way of starting the measured program.
 #[derive(PartialEq)]
-pub(super) enum Place {
+pub(super) enum LaunchMode {
     Plain,
     Niced,
     Within(QuotaGroup),
@@ -127,17 +127,17 @@ pub(super) enum Place {
     Both,
 }
 
-impl Place {
+impl LaunchMode {
     /// Returns a command that runs a program there; its arguments are still to be added.
     pub(super) fn command(&self, program: &Path) -> Command {
         match self {
-            Place::Plain | Place::Both => Command::new(program),
-            Place::Niced => {
+            LaunchMode::Plain | LaunchMode::Both => Command::new(program),
+            LaunchMode::Niced => {
                 let mut command = Command::new("nice");
                 command.args(["-n", "10"]).arg(program);
                 command
             }
-            Place::Within(group) => group.command(program.as_os_str()),
+            LaunchMode::Within(group) => group.command(program.as_os_str()),
         }
     }
 }

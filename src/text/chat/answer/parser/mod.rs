@@ -47,7 +47,7 @@ pub struct AnswerParser {
     /// Bytes of the answer before the buffer; `reread` counts bytes that were read again.
     before: usize,
     reread: usize,
-    place: Place,
+    place: ParserState,
     calls: usize,
     /// Call ids written by the model.
     ids: HashSet<String>,
@@ -55,7 +55,7 @@ pub struct AnswerParser {
 
 /// State that determines which markers may come next.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct ParserState {
     /// Whether white space that follows belongs to a marker.
     after_marker: bool,
     /// Whether no content was emitted yet.
@@ -118,7 +118,7 @@ impl AnswerParser {
             blank: None,
             before: 0,
             reread: 0,
-            place: Place {
+            place: ParserState {
                 after_marker: thinking,
                 fresh: true,
                 has_thought: thinking,

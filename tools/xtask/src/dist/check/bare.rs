@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::super::VERSION;
 use super::super::system::{GLIBC, System};
-use super::place::{Place, check_needs};
+use super::installation::{Installation, check_needs};
 use super::root::{Debian, Root};
 use super::transcript::Transcript;
 use super::{Check, copy, expect, smollm2};
@@ -85,7 +85,7 @@ fn prove_place(
     octavo: &dyn Fn() -> Command,
     logs: &Path,
 ) -> Result<(), String> {
-    let place = Place {
+    let place = Installation {
         octavo,
         model: "/model.gguf".to_owned(),
         logs: logs.to_owned(),

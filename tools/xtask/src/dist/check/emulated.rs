@@ -1,7 +1,7 @@
 //! The program for 64-bit Arm, under qemu, with the libraries of Debian for that architecture.
 
 use super::super::system::{GLIBC, System};
-use super::place::{Place, check_needs};
+use super::installation::{Installation, check_needs};
 use super::root::{Debian, Root};
 use super::transcript::Transcript;
 use super::{Check, smollm2};
@@ -29,7 +29,7 @@ pub(super) fn prove(check: &Check, transcript: &mut Transcript) -> Result<(), St
         &program,
         GLIBC,
     )?;
-    let place = Place {
+    let place = Installation {
         octavo: &|| System::LinuxArm.runs(&program, root),
         model,
         logs: check.work.clone(),

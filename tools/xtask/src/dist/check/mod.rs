@@ -4,7 +4,7 @@ mod bare;
 mod crates;
 mod cuda;
 mod emulated;
-mod place;
+mod installation;
 mod root;
 mod transcript;
 mod wine;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use super::super::system::System;
-use super::place::{Place, interrupt};
+use super::installation::{Installation, interrupt};
 use super::root::{Debian, Root};
 use super::transcript::Transcript;
 use super::{Check, copy, expect, smollm2};
@@ -28,7 +28,7 @@ const WINE: Debian = Debian {
 
 /// Both programs, and files for them.
 struct Pair<'a> {
-    windows: &'a Place<'a>,
+    windows: &'a Installation<'a>,
     linux: PathBuf,
     /// Folder that Wine has as drive Z.
     root: &'a Path,
@@ -57,7 +57,7 @@ pub(super) fn prove(check: &Check, transcript: &mut Transcript) -> Result<(), St
     };
     transcript.succeed(wine().arg("--version"))?;
     transcript.succeed(wine().args(["wineboot", "--init"]))?;
-    let place = Place {
+    let place = Installation {
         octavo: &|| {
             let mut command = wine();
             command.arg("/octavo.exe");
@@ -188,7 +188,7 @@ impl Pair<'_> {
         copy(&smollm2()?, &used)?;
         let (input, output) = (self.on_windows(&input), self.on_windows(&used));
         let replace = ["quantize", "-q", &input, &output, "COPY", "--force"];
-        let place = Place {
+        let place = Installation {
             model: output.clone(),
             logs: self.windows.logs.clone(),
             octavo: self.windows.octavo,

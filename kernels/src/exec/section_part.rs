@@ -13,7 +13,7 @@ use crate::pool::Member;
 use crate::program::{Attend, Slot};
 
 /// One member's part of a section.
-pub(super) struct Part<'a> {
+pub(super) struct SectionPart<'a> {
     pub(super) frame: &'a Frame,
     pub(super) view: &'a View,
     pub(super) counters: &'a [AtomicUsize],
@@ -28,7 +28,7 @@ pub(super) struct Part<'a> {
     pub(super) w: &'a Member<'a>,
 }
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// Takes items of an operation's task, `count` in all, until there are no more or this member
     /// has to stop. The first `fixed` items are divided evenly among the members; each of the
     /// others goes to the first member that is free.
@@ -79,7 +79,7 @@ impl Part<'_> {
     }
 }
 
-impl Deref for Part<'_> {
+impl Deref for SectionPart<'_> {
     type Target = Frame;
 
     fn deref(&self) -> &Frame {
@@ -87,7 +87,7 @@ impl Deref for Part<'_> {
     }
 }
 
-impl Part<'_> {
+impl SectionPart<'_> {
     /// Values `part` of row `r` of a buffer: no more than are needed, since other threads may be
     /// writing the others.
     ///

@@ -17,7 +17,7 @@ const START: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(60);
 
 /// A place where the program runs.
-pub(super) struct Place<'a> {
+pub(super) struct Installation<'a> {
     /// Returns a command that runs the program there, without arguments.
     pub(super) octavo: &'a dyn Fn() -> Command,
     /// Path there of the small real model.
@@ -26,7 +26,7 @@ pub(super) struct Place<'a> {
     pub(super) logs: PathBuf,
 }
 
-impl Place<'_> {
+impl Installation<'_> {
     /// Returns a command with arguments.
     pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = (self.octavo)();
@@ -102,7 +102,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    fn start(place: &Place<'_>, transcript: &mut Transcript) -> Result<Server, String> {
+    fn start(place: &Installation<'_>, transcript: &mut Transcript) -> Result<Server, String> {
         let port = free_port()?;
         let mut command = place.command(&["serve", &place.model, "--port", &port.to_string()]);
         let log = place.logs.join("serve.log");

@@ -61,12 +61,12 @@ fn next_gpu(link: &dyn Collective, first: usize) -> Result<Gpu, cuda::Error> {
 }
 
 /// The device for a rank's shard, with its options.
-pub(super) enum Place {
+pub(super) enum RankDevice {
     Cpu(cpu::Options),
     Device(Opened, cuda::Options),
 }
 
-impl Place {
+impl RankDevice {
     /// Prepares this rank's shard there, while the other ranks prepare theirs.
     pub(super) fn prepare(
         self,
@@ -76,19 +76,19 @@ impl Place {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Backend>, Error> {
         let kv_type = match &self {
-            Place::Cpu(options) => options.kv_type,
-            Place::Device(_, options) => options.kv_type,
+            RankDevice::Cpu(options) => options.kv_type,
+            RankDevice::Device(_, options) => options.kv_type,
         };
         let stored = Stored::of(model, kv_type);
         let share = Share::of(&stored, link.rank(), link.ranks());
         match self {
-            Place::Cpu(options) => {
+            RankDevice::Cpu(options) => {
                 let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
                 let link = link.clone();
                 let cpu = Cpu::prepare_share(gguf, share, link, &options, &mut progress)?;
                 Ok(Box::new(cpu))
             }
-            Place::Device(opened, options) => {
+            RankDevice::Device(opened, options) => {
                 let on = opened(link.clone())?;
                 let link = link.clone();
                 let cuda = Cuda::prepare_share(on, link, gguf, &share, &options, sink)?;
