@@ -12,7 +12,7 @@ from openai import BadRequestError, OpenAI
 
 octavo, url, model, tower, image = sys.argv[1:]
 client = OpenAI(base_url=url, api_key="none")
-question = "Name what the picture shows, and how large it is."
+question = "Name what the image shows, and how large it is."
 
 command = [octavo, "run", model, "--mmproj", tower, "--image", image, "--chat", "-p", question]
 command += ["-n", "24", "--json"]
@@ -44,7 +44,7 @@ chunks = ask(address, stream=True)
 pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
 assert "".join(pieces) == expected["text"], pieces
 
-for wrong in ["https://example.org/picture.png", "data:image/png;base64,AAAA"]:
+for wrong in ["https://example.org/image.png", "data:image/png;base64,AAAA"]:
     try:
         ask(wrong)
     except BadRequestError as error:

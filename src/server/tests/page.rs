@@ -129,11 +129,11 @@ fn sent(browser: &Browser) -> Value {
 }
 
 fn choose(browser: &Browser, name: &str) {
-    let before = browser.count("#drafts .picture");
+    let before = browser.count("#drafts .image");
     let path = image_path(name).display().to_string();
     browser.write("#files", &path);
     browser.wait(&format!(
-        "return document.querySelectorAll('#drafts .picture').length === {};",
+        "return document.querySelectorAll('#drafts .image').length === {};",
         before + 1
     ));
 }
@@ -166,13 +166,13 @@ fn choose_and_remove(browser: &Browser) {
         choose(browser, name);
     }
     // the second is removed by its button, the first by a key
-    browser.click("#drafts .picture:nth-child(2) .remove");
-    assert_eq!(browser.count("#drafts .picture"), 2);
+    browser.click("#drafts .image:nth-child(2) .remove");
+    assert_eq!(browser.count("#drafts .image"), 2);
     let focus = "return document.activeElement.getAttribute('aria-label');";
     assert_eq!(browser.run(focus), json!("Remove tall.png"));
-    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
-    assert_eq!(browser.count("#drafts .picture"), 1);
-    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
+    browser.write("#drafts .image:nth-child(1) .remove", "\u{e017}");
+    assert_eq!(browser.count("#drafts .image"), 1);
+    browser.write("#drafts .image:nth-child(1) .remove", "\u{e017}");
     assert_eq!(
         browser.run("return document.activeElement.id;"),
         json!("input")
@@ -180,7 +180,7 @@ fn choose_and_remove(browser: &Browser) {
 }
 
 #[test]
-fn pictures_are_sent_kept_and_removed() {
+fn images_are_sent_kept_and_removed() {
     let Some(browser) = Browser::start() else {
         return;
     };
@@ -209,14 +209,14 @@ fn pictures_are_sent_kept_and_removed() {
         browser.run("return state.messages.at(-1).content;"),
         other.json()["choices"][0]["message"]["content"],
     );
-    assert_eq!(browser.count("#drafts .picture"), 0);
+    assert_eq!(browser.count("#drafts .image"), 0);
 
     // also after leaving the page: the image is still there
     browser.click("[data-action=regenerate]");
     browser.wait(ENDED);
     assert_eq!(sent(&browser), json!(parts));
     browser.open(&server);
-    browser.wait("return document.querySelector('.message .picture img') !== null;");
+    browser.wait("return document.querySelector('.message .image img') !== null;");
     browser.run(LISTEN);
     browser.click("[data-action=edit]");
     browser.write(".editor textarea", &format!(" And this?{ENTER}"));
@@ -225,7 +225,7 @@ fn pictures_are_sent_kept_and_removed() {
     assert_eq!(sent(&browser), json!(edited));
 
     // the image viewer, which Escape closes
-    browser.click(".message .picture .open");
+    browser.click(".message .image .open");
     browser.wait("return document.querySelector('#viewer').open;");
     browser.write("#viewer", "\u{e00c}");
     browser.wait("return !document.querySelector('#viewer').open;");
@@ -242,7 +242,7 @@ fn pictures_are_sent_kept_and_removed() {
     browser.open(&server);
     browser.wait("return state.model !== null;");
     browser.run(
-        "window.left = null; picturesRestored.then(async () => { \
+        "window.left = null; imagesRestored.then(async () => { \
          window.left = (await askDatabase('readonly', (store) => store.getAllKeys())).length; });",
     );
     browser.wait("return window.left === 0;");
@@ -251,7 +251,7 @@ fn pictures_are_sent_kept_and_removed() {
 }
 
 #[test]
-fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
+fn images_that_cannot_be_sent_are_refused_in_a_line() {
     let Some(browser) = Browser::start() else {
         return;
     };
@@ -289,19 +289,19 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
         hand(&browser, event, files);
         notice(&browser, expected);
     }
-    assert_eq!(browser.count("#drafts .picture"), 0);
+    assert_eq!(browser.count("#drafts .image"), 0);
     // a valid image is accepted beside an invalid one
     let good = std::fs::read(image_path("wide")).expect("it is there");
     let files = format!("[['a.tiff', 'image/tiff', [1]], ['wide.png', 'image/png', {good:?}]]");
     browser.run("hideNotice();");
     hand(&browser, "drop", &files);
     notice(&browser, "a.tiff is not a PNG");
-    assert_eq!(browser.count("#drafts .picture"), 1);
+    assert_eq!(browser.count("#drafts .image"), 1);
     fits(&browser, &[1280, 500]);
 }
 
 #[test]
-fn a_model_of_texts_takes_no_pictures() {
+fn a_model_of_texts_takes_no_images() {
     let Some(browser) = Browser::start() else {
         return;
     };
@@ -314,5 +314,5 @@ fn a_model_of_texts_takes_no_pictures() {
     );
     hand(&browser, "drop", "[['a.png', 'image/png', [1]]]");
     notice(&browser, "takes text only");
-    assert_eq!(browser.count("#drafts .picture"), 0);
+    assert_eq!(browser.count("#drafts .image"), 0);
 }
