@@ -217,7 +217,10 @@ fn packed_formats_match_the_oracle() {
 /// codes do not fit.
 #[test]
 fn prompts_in_eight_bits_match_the_oracle() {
-    let wide = |kernel: &str| ["Q8_0", "IQ4"].iter().any(|ty| kernel.contains(ty));
+    let wide = |kernel: &str| {
+        let types = ["Q8_0", "IQ4", "IQ3", "IQ2"];
+        types.iter().any(|ty| kernel.contains(ty))
+    };
     for ty in packed_types() {
         let quantized = ty.block_len() > 1;
         for kernel in edges(ty, true, PromptBits::Eight) {

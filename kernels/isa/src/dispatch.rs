@@ -197,6 +197,9 @@ macro_rules! code_kernels {
             ) = int16::pack_tokens::<$simd>;
             fn int16_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 int16::panel::<$simd, F>;
+            fn int16_of_codes [const GROUP: usize] (
+                from: *const batch::Panel, k: usize, offset: i32, out: *mut f32,
+            ) = int16::panel_of_codes::<$simd, GROUP>;
             fn int16_tiles [const GROUP: usize, const MIN: bool, const MS: usize] (
                 a: &gemm::Tiles<'_>,
             ) = int16::tiles::<$simd, GROUP, MIN, MS, $width>;
@@ -216,27 +219,87 @@ macro_rules! code_kernels {
 
         /// Collects the kernels of a format, to whose strips `pack` packs.
         fn packed_blocks<F: Format>(pack: unsafe fn(&[&[u8]], &mut [u8])) -> Packed {
-            Packed {
+            packed::<F>(
                 pack,
-                gemv: Gemv::Codes(CodeKernels {
-                    row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
+                CodeKernels {
+                    row: Some([gemv::<F, 1, 1>, gemv::<F, 2, 1>]),
                     batch: batch::BatchKernels {
-                        few: [gemv::<F, 2, 2>, gemv::<F, 2, 3>],
-                        unpack: unpack::<F>,
-                        multiply: match (F::GROUP, F::MIN) {
-                            (16, false) => multiply_rows::<16, false>,
-                            (16, true) => multiply_rows::<16, true>,
-                            (_, false) => multiply_rows::<32, false>,
-                            (_, true) => multiply_rows::<32, true>,
-                        },
-                        block: (F::K, F::BLOCK_BYTES * <$simd as Simd>::R),
-                        offset: const { batch::offset::<$simd, F>() },
+                        few: Some([gemv::<F, 2, 2>, gemv::<F, 2, 3>]),
+                        ..decoded::<F>()
                     },
                     tiled: None,
-                }),
+                },
+                int16_panel::<F>,
+                prompt_int8::<F>(),
+            )
+        }
+
+        /// Collects the kernels of a format whose codes are read from panels.
+        fn packed_decoded<F: Format>(pack: unsafe fn(&[&[u8]], &mut [u8])) -> Packed {
+            packed::<F>(
+                pack,
+                CodeKernels {
+                    row: None,
+                    batch: decoded::<F>(),
+                    tiled: None,
+                },
+                decoded_int16_panel::<F>,
+                decoded_prompt_int8::<F>(),
+            )
+        }
+
+        /// Collects the kernels that multiply codes from panels.
+        pub(crate) const fn decoded<F: Format>() -> batch::BatchKernels {
+            batch::BatchKernels {
+                few: None,
+                unpack: unpack::<F>,
+                multiply: match (F::GROUP, F::MIN) {
+                    (16, false) => multiply_rows::<16, false>,
+                    (16, true) => multiply_rows::<16, true>,
+                    (_, false) => multiply_rows::<32, false>,
+                    (_, true) => multiply_rows::<32, true>,
+                },
+                block: (F::K, F::BLOCK_BYTES * <$simd as Simd>::R),
+                offset: batch::offset::<$simd, F>(),
+            }
+        }
+
+        /// Converts k in `k0..k1` of a packed strip to a panel of pairs, by way of its codes.
+        ///
+        /// # Safety
+        /// As [`int16::panel`].
+        unsafe fn decoded_int16_panel<F: Format>(
+            strip: *const u8,
+            k0: usize,
+            k1: usize,
+            out: *mut f32,
+        ) {
+            let kernels = const { &decoded::<F>() };
+            // SAFETY: the caller's promise.
+            unsafe {
+                batch::converted(kernels, strip, (k0, k1), |panel| {
+                    if F::GROUP == 16 {
+                        int16_of_codes::<16>(panel, k1 - k0, F::OFFSET, out);
+                    } else {
+                        int16_of_codes::<32>(panel, k1 - k0, F::OFFSET, out);
+                    }
+                });
+            }
+        }
+
+        /// Collects the kernels of a format from those of its codes and panels.
+        fn packed<F: Format>(
+            pack: unsafe fn(&[&[u8]], &mut [u8]),
+            codes: CodeKernels,
+            panel: unsafe fn(*const u8, usize, usize, *mut f32),
+            prompt_int8: Option<PromptKernels>,
+        ) -> Packed {
+            Packed {
+                pack,
+                gemv: Gemv::Codes(codes),
                 prompt: PromptKernels {
                     activations: &INT16,
-                    panel: int16_panel::<F>,
+                    panel,
                     tiles: match (F::GROUP, F::MIN) {
                         (16, false) => [int16_tiles::<16, false, 1>, int16_tiles::<16, false, 2>],
                         (16, true) => [int16_tiles::<16, true, 1>, int16_tiles::<16, true, 2>],
@@ -245,7 +308,7 @@ macro_rules! code_kernels {
                     },
                     offset: 0,
                 },
-                prompt_int8: prompt_int8::<F>(),
+                prompt_int8,
             }
         }
 
@@ -273,6 +336,9 @@ macro_rules! prompt_int8 {
         fn prompt_int8<F: Format>() -> Option<PromptKernels> {
             None
         }
+        fn decoded_prompt_int8<F: Format>() -> Option<PromptKernels> {
+            None
+        }
     };
     ($simd:ty, [$width:literal], $attributes:tt) => {
         target_fns! { $attributes
@@ -281,12 +347,50 @@ macro_rules! prompt_int8 {
             ) = int8::pack_tokens::<$simd>;
             fn int8_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 int8::panel::<$simd, F>;
+            fn int8_of_codes [const GROUP: usize] (
+                from: *const batch::Panel, k: usize, out: *mut f32,
+            ) = int8::panel_of_codes::<$simd, GROUP>;
             fn int8_tiles [
                 const GROUP: usize, const MIN: bool, const DOTS: usize, const MS: usize
             ] (a: &gemm::Tiles<'_>) = int8::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>;
         }
         activations!(INT8, Int8, $width tokens, 2 bytes, pack_int8);
+
+        /// Converts k in `k0..k1` of a packed strip to a panel of bytes, by way of its codes.
+        ///
+        /// # Safety
+        /// As [`int8::panel`].
+        unsafe fn decoded_int8_panel<F: Format>(
+            strip: *const u8,
+            k0: usize,
+            k1: usize,
+            out: *mut f32,
+        ) {
+            let kernels = const { &decoded::<F>() };
+            // SAFETY: the caller's promise.
+            unsafe {
+                batch::converted(kernels, strip, (k0, k1), |panel| {
+                    if F::GROUP == 16 {
+                        int8_of_codes::<16>(panel, k1 - k0, out);
+                    } else {
+                        int8_of_codes::<32>(panel, k1 - k0, out);
+                    }
+                });
+            }
+        }
+
         fn prompt_int8<F: Format>() -> Option<PromptKernels> {
+            int8_kernels::<F>(int8_panel::<F>)
+        }
+
+        fn decoded_prompt_int8<F: Format>() -> Option<PromptKernels> {
+            int8_kernels::<F>(decoded_int8_panel::<F>)
+        }
+
+        /// Collects the kernels of a format's panels, if sums of its codes fit.
+        fn int8_kernels<F: Format>(
+            panel: unsafe fn(*const u8, usize, usize, *mut f32),
+        ) -> Option<PromptKernels> {
             macro_rules! tiles {
                 ($group:literal, $min:literal, $dots:literal) => {
                     [int8_tiles::<$group, $min, $dots, 1>, int8_tiles::<$group, $min, $dots, 2>]
@@ -295,7 +399,7 @@ macro_rules! prompt_int8 {
             let dots = const { int8::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
             Some(PromptKernels {
                 activations: &INT8,
-                panel: int8_panel::<F>,
+                panel,
                 tiles: match (F::GROUP, F::MIN, dots) {
                     (16, false, 4) => tiles!(16, false, 4),
                     (16, false, 2) => tiles!(16, false, 2),
@@ -332,6 +436,9 @@ macro_rules! instantiate {
                 type Out = Packed;
                 fn blocks<F: Format>(&self) -> Packed {
                     packed_blocks::<F>(pack_strip::<F>)
+                }
+                fn decoded<F: Format>(&self) -> Packed {
+                    packed_decoded::<F>(pack_strip::<F>)
                 }
                 fn floats<E: Float>(&self) -> Packed {
                     packed_floats::<E>()
@@ -395,6 +502,9 @@ macro_rules! instantiate {
                 type Out = Packed;
                 fn blocks<F: Format>(&self) -> Packed {
                     packed_blocks::<F>(self.0.pack)
+                }
+                fn decoded<F: Format>(&self) -> Packed {
+                    packed_decoded::<F>(self.0.pack)
                 }
                 fn floats<E: Float>(&self) -> Packed {
                     self.0

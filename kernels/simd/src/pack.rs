@@ -23,7 +23,8 @@ pub unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
     // the rows of the next strip mostly follow these
     let next_strip = rows.iter().map(|row| row.len()).sum();
     let mut room = [0u8; 256];
-    let codes = &mut room[..F::K];
+    let has_planes = F::LOW + F::HIGH + F::TOP > 0;
+    let codes = &mut room[..if has_planes { F::K } else { F::CODE_BYTES }];
     for (b, block) in out.chunks_exact_mut(bytes * r).enumerate() {
         let (meta, planes) = block.split_at_mut(F::META * r);
         // scales are put together from parts
@@ -42,6 +43,10 @@ pub unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
             }
             F::transpose(raw, &mut Transposed { meta, i, r });
             F::unpack(raw, codes);
+            if !has_planes {
+                lanes(top, (i, r), codes, u32::from_le_bytes);
+                continue;
+            }
             match F::LOW {
                 0 => {}
                 8 => lanes(low, (i, r), codes, |c: [u8; 4]| u32::from_le_bytes(c)),

@@ -165,6 +165,14 @@ impl Simd for Portable {
         lanes!(I8, |i| a.0[i] | b.0[i])
     }
     #[inline(always)]
+    unsafe fn xor(a: I8, b: I8) -> I8 {
+        lanes!(I8, |i| a.0[i] ^ b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn gather(table: &[u32], index: I8) -> I8 {
+        lanes!(I8, |i| table[index.0[i] as usize] as i32)
+    }
+    #[inline(always)]
     unsafe fn lookup(a: I8, table: &[u8; 16]) -> I8 {
         lanes!(I8, |i| i32::from_le_bytes(
             a.0[i].to_le_bytes().map(|b| table[usize::from(b & 15)])

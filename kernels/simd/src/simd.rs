@@ -66,6 +66,9 @@ pub trait Simd: Copy {
     unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
+    /// Reads a word of the table for every lane, which is an index below its length.
+    unsafe fn gather(table: &[u32], index: Self::I) -> Self::I;
     /// Replaces every byte, below 16, by that entry of the table.
     unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
     /// Logical shift of each 32-bit lane, `n < 32`.
@@ -87,7 +90,8 @@ pub trait Simd: Copy {
         unsafe { Self::dot4(acc, codes, x) }
     }
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
-    /// Vectors that [`Simd::spread`] makes from one, 1 or 2.
+    /// Vectors that [`Simd::spread`] makes from one: 1, or 2, which have the even and the odd bytes
+    /// in 16 bits each.
     const SPREAD: usize = 1;
     /// Whether [`Simd::dot_spread`] takes codes as signed bytes.
     const SIGNED: bool = false;

@@ -7,7 +7,7 @@
 use super::Ptr;
 use super::params::Matrix;
 use octavo_quant::TensorType;
-use octavo_simd::formats::{self, Blocks};
+use octavo_simd::formats::{self, Blocks, Weights};
 
 /// Columns per unit.
 pub const UNIT: usize = 32;
@@ -30,13 +30,17 @@ struct Shape {
 }
 
 fn shape(ty: TensorType) -> Option<Shape> {
-    let Some(format) = &formats::row(ty)?.blocks else {
-        return Some(Shape {
-            low: 8 * ty.block_bytes(),
-            high: 0,
-            scales: 0,
-            supers: 0,
-        });
+    let format = match &formats::row(ty)?.weights {
+        Weights::Planes(format) => format,
+        Weights::Floats => {
+            return Some(Shape {
+                low: 8 * ty.block_bytes(),
+                high: 0,
+                scales: 0,
+                supers: 0,
+            });
+        }
+        Weights::Words => return None,
     };
     let scales = format.gpu.as_ref()?;
     // the CPU's planes without empty ones; no format has three
@@ -58,7 +62,7 @@ pub fn is_packed(ty: TensorType) -> bool {
 
 /// Returns the type whose kernels a type uses.
 pub(super) fn kernels_of(ty: TensorType) -> TensorType {
-    let blocks = formats::row(ty).and_then(|row| row.blocks.as_ref());
+    let blocks = formats::row(ty).and_then(|row| row.planes());
     blocks
         .and_then(|blocks| blocks.gpu.as_ref())
         .map_or(ty, |scales| scales.kernels)
@@ -193,7 +197,7 @@ pub fn pack_experts(
         scales,
         supers,
     };
-    let format = formats::row(ty)?.blocks.as_ref();
+    let format = formats::row(ty)?.planes();
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
         let (expert, row) = (row / expert_rows, row % expert_rows);
         let place = UnitPosition {

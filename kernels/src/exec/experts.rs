@@ -310,7 +310,7 @@ impl SectionPart<'_> {
     ) {
         let matrix = product.matrix;
         let (cols, groups) = (matrix.cols, matrix.cols / ACT_GROUP);
-        let weights = packed.at(strips.start);
+        let weights = (packed.at(strips.start), packed.bytes, matrix.strip_rows());
         let input = |choice: u32| -> ActRow {
             let row = self.input_of(product, choice);
             self.view.codes[product.task.reads_codes].at_group(row * groups)
@@ -323,14 +323,12 @@ impl SectionPart<'_> {
                 for (i, choice) in choices.iter().enumerate() {
                     rows.at_group(i * groups).copy_from(&input(*choice), groups);
                 }
-                let weights = (weights, packed.bytes, matrix.strip_rows());
                 let (x, to) = ((&rows, choices.len()), (near.at, near.width));
                 return batch::strips(&kernels.batch, weights, cols, x, to);
             }
             for (i, choice) in choices.iter().enumerate() {
-                let kernel = kernels.row[strips.len() - 1];
                 let to = near.at.add(i * near.width);
-                kernel(weights, cols, &input(*choice), (to, near.width));
+                kernels.multiply_row(weights, strips.len(), cols, &input(*choice), to);
             }
         }
     }

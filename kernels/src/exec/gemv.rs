@@ -179,10 +179,11 @@ impl SectionPart<'_> {
                     self.multiply_rows(by, kernels, strips, rows, tiled, to);
                 }
                 Gemv::Codes(kernels) => {
+                    let pair = (weights.at(strips.start), weights.bytes, by.r);
                     for row in rows.clone() {
-                        let kernel = kernels.row[strips.len() - 1];
-                        let to = (to.0.add((row - rows.start) * to.1), to.1);
-                        kernel(weights.at(strips.start), by.cols, &self.codes(by, row), to);
+                        let to = to.0.add((row - rows.start) * to.1);
+                        let x = self.codes(by, row);
+                        kernels.multiply_row(pair, strips.len(), by.cols, &x, to);
                     }
                 }
                 Gemv::Float(kernels) => {

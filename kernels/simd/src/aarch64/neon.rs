@@ -114,6 +114,15 @@ impl<D: Dot> Simd for Neon<D> {
         }
         and(a: I, b: I) -> I { [vandq_s32(a[0], b[0]), vandq_s32(a[1], b[1])] }
         or(a: I, b: I) -> I { [vorrq_s32(a[0], b[0]), vorrq_s32(a[1], b[1])] }
+        xor(a: I, b: I) -> I { [veorq_s32(a[0], b[0]), veorq_s32(a[1], b[1])] }
+        gather(table: &[u32], index: I) -> I {
+            let mut lanes = [0u32; 8];
+            Self::store_bytes(lanes.as_mut_ptr().cast(), index);
+            for lane in &mut lanes {
+                *lane = *table.get_unchecked(*lane as usize);
+            }
+            Self::load_bytes(lanes.as_ptr().cast())
+        }
         lookup(a: I, table: &[u8; 16]) -> I {
             let table = vld1q_u8(table.as_ptr());
             a.map(

@@ -37,3 +37,13 @@ pub(super) fn nibbles_of_32(q: &[u8], codes: &mut [u8]) {
         nibbles(q, c);
     }
 }
+
+/// Two-bit codes of 32 bytes, 128 in all: bits 0 and 1 are the first 32.
+#[inline(always)]
+pub(super) fn two_bits(q: &[u8], codes: &mut [u8]) {
+    for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {
+        for (j, c) in c.chunks_exact_mut(32).enumerate() {
+            spread(q, c, |q| q >> (2 * j) & eight(3));
+        }
+    }
+}

@@ -2,8 +2,8 @@
 //! of 16 or 32.
 
 use super::{
-    Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
-    spread_more,
+    Format, GpuScales, FormatInfo, Transposed, Visitor, eight, nibbles, six_bits, spread, spread_more,
+    two_bits,
 };
 use crate::simd::Simd;
 use octavo_quant::TensorType;
@@ -164,16 +164,6 @@ format! {
         },
         halves: 108..110,
     })
-}
-
-/// Two-bit codes of 32 bytes, 128 in all: bits 0 and 1 are the first 32.
-#[inline(always)]
-fn two_bits(q: &[u8], codes: &mut [u8]) {
-    for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {
-        for (j, c) in c.chunks_exact_mut(32).enumerate() {
-            spread(q, c, |q| q >> (2 * j) & eight(3));
-        }
-    }
 }
 
 family!(

@@ -23,10 +23,12 @@
 #![allow(non_camel_case_types)] // ggml's own names
 
 mod codes;
+mod planes;
 
 use crate::simd::Simd;
-use codes::{eight, nibbles, nibbles_of_32, spread, spread_more};
+use codes::{eight, nibbles, nibbles_of_32, spread, spread_more, two_bits};
 use octavo_quant::TensorType;
+use planes::{largest, plane_codes};
 use std::ops::Range;
 
 /// One packed format. `R` is always `S::R`.
@@ -52,10 +54,13 @@ pub trait Format {
     const MIN: bool;
     /// Layout of its scales for the GPU's kernels; `None` if there are no such kernels.
     const GPU: Option<GpuScales>;
+    /// Bytes of a row's codes in a block: of its planes, or of its words if it has no planes.
+    const CODE_BYTES: usize = Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
     /// F16 scales of a block, read once per block.
     type BlockScales<S: Simd>: Copy;
 
-    /// The codes of one block of a row as it lies in the file, in the order of k, unsigned.
+    /// The codes of one block of a row as it lies in the file, in the order of k, unsigned; its
+    /// words, if it has no planes.
     fn unpack(raw: &[u8], codes: &mut [u8]);
     /// Writes the scales of one block of a row as it lies in the file to where
     /// [`Format::block_scales`] and [`Format::scales`] read them.
@@ -81,7 +86,7 @@ pub trait Format {
     const LARGEST: u8 = largest(Self::TABLE, Self::LOW + Self::HIGH + Self::TOP);
 
     /// Bytes of one block of one row, packed or not.
-    const BLOCK_BYTES: usize = Self::META + Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
+    const BLOCK_BYTES: usize = Self::META + Self::CODE_BYTES;
 
     /// Codes of 16 consecutive k: half `H` (0 or 1) of the block's 32-group `g`, four k to a
     /// vector.
@@ -90,107 +95,16 @@ pub trait Format {
     /// `block` points to `BLOCK_BYTES * S::R` readable bytes and `g < K / 32`.
     #[inline(always)]
     unsafe fn codes<S: Simd, const H: usize>(block: *const u8, g: usize) -> [S::I; 4] {
-        let vector = 4 * S::R;
-        // SAFETY: the planes lie inside the block: META, then K / 8 bytes a row for each bit of
-        // LOW, HIGH and TOP.
-        unsafe {
-            let low = block.add(Self::META * S::R);
-            let mut c = if Self::LOW == 8 {
-                let p = low.add((8 * g + 4 * H) * vector);
-                std::array::from_fn(
-                    #[inline(always)]
-                    |j| S::load_bytes(p.add(j * vector)),
-                )
-            } else if Self::LOW == 4 {
-                let p = low.add((4 * g + 2 * H) * vector);
-                let (a, b, mask) = (
-                    S::load_bytes(p),
-                    S::load_bytes(p.add(vector)),
-                    S::iset1(0x0f0f_0f0f),
-                );
-                [
-                    S::and(a, mask),
-                    S::and(S::shr(a, 4), mask),
-                    S::and(b, mask),
-                    S::and(S::shr(b, 4), mask),
-                ]
-            } else {
-                [S::iset1(0); 4]
-            };
-            if let Some(table) = Self::TABLE {
-                c = [
-                    S::lookup(c[0], &table),
-                    S::lookup(c[1], &table),
-                    S::lookup(c[2], &table),
-                    S::lookup(c[3], &table),
-                ];
-            }
-            let high = low.add(Self::K * Self::LOW / 8 * S::R);
-            if Self::HIGH == 1 {
-                c = one_bit::<S, H>(c, high.add(g * vector), Self::LOW as u32);
-            }
-            if Self::HIGH == 2 {
-                let v = S::load_bytes(high.add((2 * g + H) * vector));
-                for (j, c) in c.iter_mut().enumerate() {
-                    // bits 2 j and 2 j + 1 become the lowest above LOW
-                    let (at, to) = (2 * j as u32, Self::LOW as u32);
-                    let bits = if at <= to {
-                        S::shl(v, to - at)
-                    } else {
-                        S::shr(v, at - to)
-                    };
-                    *c = S::or(*c, S::and(bits, S::iset1(0x0303_0303 << to)));
-                }
-            }
-            if Self::TOP == 1 {
-                let top = high.add(Self::K * Self::HIGH / 8 * S::R);
-                c = one_bit::<S, H>(c, top.add(g * vector), (Self::LOW + Self::HIGH) as u32);
-            }
-            c
-        }
-    }
-}
-
-const fn largest(table: Option<[u8; 16]>, bits: usize) -> u8 {
-    let Some(table) = table else {
-        return ((1 << bits) - 1) as u8;
-    };
-    let (mut most, mut i) = (0, 0);
-    while i < 16 {
-        if table[i] > most {
-            most = table[i];
-        }
-        i += 1;
-    }
-    most
-}
-
-/// Moves bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.
-#[inline(always)]
-unsafe fn one_bit<S: Simd, const H: usize>(
-    mut c: [S::I; 4],
-    plane: *const u8,
-    to: u32,
-) -> [S::I; 4] {
-    // SAFETY: the caller's plane has a vector at this place.
-    unsafe {
-        let v = S::load_bytes(plane);
-        for (j, c) in c.iter_mut().enumerate() {
-            let at = (4 * H + j) as u32;
-            let bit = if at <= to {
-                S::shl(v, to - at)
-            } else {
-                S::shr(v, at - to)
-            };
-            *c = S::or(*c, S::and(bit, S::iset1(0x0101_0101 << to)));
-        }
-        c
+        // SAFETY: passed on.
+        unsafe { plane_codes::<S, Self, H>(block, g) }
     }
 }
 
 /// Defines a format: its numbers, the places of the f16 vectors its blocks start with (its block
 /// scales), the body of [`Format::scales`], which has these, the block and the group's number, and
-/// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales.
+/// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales. A
+/// format whose codes are not those of its planes has a body of [`Format::codes`], with the bytes
+/// of a row's codes in a block and the largest code.
 macro_rules! format {
     ($(#[$doc:meta])* $name:ident: $k:literal weights, meta $meta:literal, low $low:literal,
         high $high:literal, top $top:literal, group $group:literal, offset $offset:literal,
@@ -199,7 +113,9 @@ macro_rules! format {
         scales $simd:ident($block_scales:pat, $at:ident, $g:pat) $scales:block
         unpack($raw:ident, $codes:ident) $unpack:block
         transpose($block:ident, $to:ident) $transpose:block
-        gpu $gpu:expr) => {
+        gpu $gpu:expr
+        $(, codes $of_codes:ident, $half_of:ident($code_block:ident, $code_group:ident)
+            in $code_bytes:literal bytes, up to $largest:literal $body:block)?) => {
         $(#[$doc])*
         pub struct $name;
 
@@ -215,6 +131,18 @@ macro_rules! format {
             const OFFSET: i32 = $offset;
             const MIN: bool = $min;
             const GPU: Option<GpuScales> = $gpu;
+            $(
+                const CODE_BYTES: usize = $code_bytes;
+                const LARGEST: u8 = $largest;
+                #[inline(always)]
+                unsafe fn codes<$of_codes: Simd, const $half_of: usize>(
+                    $code_block: *const u8,
+                    $code_group: usize,
+                ) -> [$of_codes::I; 4] {
+                    // SAFETY: with g < K / 32 every read stays inside the block.
+                    unsafe { $body }
+                }
+            )?
             type BlockScales<S: Simd> = [S::F; <[usize]>::len(&[$($half),*])];
 
             #[inline(always)]
@@ -272,12 +200,15 @@ macro_rules! families {
     };
 }
 
-families!(floats, legacy, kquants, iq4, mxfp4, awq);
+families!(floats, legacy, kquants, iq4, fp4, awq, indexed, ternary);
 
 /// A generic function over formats: it needs a format's type at compile time.
 pub trait Visitor {
     type Out;
     fn blocks<F: Format>(&self) -> Self::Out;
+    /// A format that takes long to decode: kernels read its codes from a panel, to which one
+    /// function decodes them.
+    fn decoded<F: Format>(&self) -> Self::Out;
     fn floats<E: Float>(&self) -> Self::Out;
 }
 
@@ -293,8 +224,17 @@ pub trait Float {
 /// Properties of a format whose type is known only at run time, as [`Format`] describes them.
 pub struct FormatInfo {
     pub ty: TensorType,
-    /// `None`: a plain float type.
-    pub blocks: Option<Blocks>,
+    pub weights: Weights,
+}
+
+/// The layout of a type's weights in a strip.
+pub enum Weights {
+    /// Plain floats, as `[k][R]`.
+    Floats,
+    /// Codes in bit planes.
+    Planes(Blocks),
+    /// Codes in words.
+    Words,
 }
 
 /// The numbers of a [`Format`], and the functions that decode a block of the file.
@@ -316,14 +256,33 @@ impl FormatInfo {
     const fn blocks<F: Format>() -> FormatInfo {
         FormatInfo {
             ty: F::TYPE,
-            blocks: Some(Blocks::of::<F>()),
+            weights: Weights::Planes(Blocks::of::<F>()),
+        }
+    }
+
+    const fn decoded<F: Format>() -> FormatInfo {
+        FormatInfo {
+            ty: F::TYPE,
+            weights: if F::LOW + F::HIGH + F::TOP == 0 {
+                Weights::Words
+            } else {
+                Weights::Planes(Blocks::of::<F>())
+            },
         }
     }
 
     const fn floats<E: Float>() -> FormatInfo {
         FormatInfo {
             ty: E::TYPE,
-            blocks: None,
+            weights: Weights::Floats,
+        }
+    }
+
+    /// Its bit planes; `None` if it has none.
+    pub fn planes(&self) -> Option<&Blocks> {
+        match &self.weights {
+            Weights::Planes(blocks) => Some(blocks),
+            Weights::Floats | Weights::Words => None,
         }
     }
 }
@@ -394,7 +353,7 @@ pub fn packed_types() -> impl Iterator<Item = TensorType> {
 /// Whether the packed form of a type subtracts a minimum from scale times code. Both are larger
 /// than their difference, and so are their rounding errors.
 pub fn has_minimum(ty: TensorType) -> bool {
-    row(ty).is_some_and(|row| row.blocks.as_ref().is_some_and(|blocks| blocks.min))
+    row(ty).is_some_and(|row| row.planes().is_some_and(|blocks| blocks.min))
 }
 
 /// FormatInfo `i` of the scales of `r` rows: rows are neighbours.
@@ -451,6 +410,9 @@ mod tests {
             type Out = (TensorType, usize, usize);
             fn blocks<F: Format>(&self) -> Self::Out {
                 (F::TYPE, F::K, F::BLOCK_BYTES)
+            }
+            fn decoded<F: Format>(&self) -> Self::Out {
+                self.blocks::<F>()
             }
             fn floats<E: Float>(&self) -> Self::Out {
                 (E::TYPE, 1, E::BYTES)

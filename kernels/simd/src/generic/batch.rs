@@ -9,6 +9,7 @@ use super::gemv::{FEW, dot_to_sum};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
+use crate::table::MAX_R;
 use std::mem::MaybeUninit;
 
 /// k of a panel, at most: a multiple of every block length.
@@ -44,8 +45,8 @@ pub type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 /// How the codes of one format are multiplied with several rows.
 #[derive(Clone, Copy)]
 pub struct BatchKernels {
-    /// A pair of strips times 2 rows, and 3.
-    pub few: [CodeKernel; FEW - 1],
+    /// A pair of strips times 2 rows, and 3; by a panel if there are no such kernels.
+    pub few: Option<[CodeKernel; FEW - 1]>,
     pub unpack: Unpack,
     pub multiply: unsafe fn(&Chunk),
     /// Weights and bytes of a block of one strip.
@@ -263,6 +264,105 @@ unsafe fn load_codes<S: Simd>(at: *const u8) -> [S::I; 2] {
     }
 }
 
+/// Multiplies a strip, or a pair of them, by one row, by way of a panel.
+///
+/// # Safety
+/// As [`strips`], of `count` strips and one row; `out` has room for as many results.
+pub unsafe fn row(
+    kernels: &BatchKernels,
+    (strip, strip_bytes, r): (*const u8, usize, usize),
+    count: usize,
+    k: usize,
+    x: &ActRow,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise; a strip without a neighbour is its own, and the results of the
+    // second one go nowhere.
+    unsafe {
+        if count == STRIPS {
+            return strips(kernels, (strip, strip_bytes, r), k, (x, 1), (out, 0));
+        }
+        let mut both = [0.0f32; STRIPS * MAX_R];
+        strips(kernels, (strip, 0, r), k, (x, 1), (both.as_mut_ptr(), 0));
+        std::ptr::copy_nonoverlapping(both.as_ptr(), out, r);
+    }
+}
+
+/// Decodes k in `k0..k1` of a strip into the first half of a panel, and converts it there.
+///
+/// # Safety
+/// `strip` has these blocks, no more than [`CHUNK`] weights a row; `convert` may rely on the codes
+/// and scales of the first strip alone.
+#[inline(always)]
+pub unsafe fn converted(
+    kernels: &BatchKernels,
+    strip: *const u8,
+    (k0, k1): (usize, usize),
+    convert: impl FnOnce(*const Panel),
+) {
+    let (block_len, block_bytes) = kernels.block;
+    let mut panel = MaybeUninit::<Panel>::uninit();
+    let block = strip.wrapping_add(k0 / block_len * block_bytes);
+    // SAFETY: the caller's promise.
+    unsafe { (kernels.unpack)(block, (k1 - k0) / block_len, panel.as_mut_ptr(), 0) };
+    convert(panel.as_ptr());
+}
+
+/// Reads the codes and scales of a panel's first strip in turn, group after group.
+pub struct Decoded<S> {
+    codes: *const u8,
+    scales: *const f32,
+    simd: std::marker::PhantomData<S>,
+}
+
+impl<S: Simd> Decoded<S> {
+    /// # Safety
+    /// The panel has been filled, for a format whose codes fit a signed byte and that has no
+    /// minima, and no more is read than it has.
+    pub unsafe fn of(panel: *const Panel) -> Decoded<S> {
+        // SAFETY: addresses only.
+        unsafe {
+            Decoded {
+                codes: (&raw const (*panel).codes).cast(),
+                scales: (&raw const (*panel).scales).cast(),
+                simd: std::marker::PhantomData,
+            }
+        }
+    }
+
+    /// The next four codes of each row, as they were before [`Simd::spread`].
+    ///
+    /// # Safety
+    /// As [`Decoded::of`].
+    #[inline(always)]
+    pub unsafe fn codes(&mut self) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [first, second] = load_codes::<S>(self.codes);
+            self.codes = self.codes.add(S::SPREAD * 4 * S::R);
+            if S::SPREAD == 1 {
+                first
+            } else {
+                S::or(first, S::shl(second, 8))
+            }
+        }
+    }
+
+    /// The next group's scale of each row.
+    ///
+    /// # Safety
+    /// As [`Decoded::of`].
+    #[inline(always)]
+    pub unsafe fn scale(&mut self) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale = S::load(self.scales);
+            self.scales = self.scales.add(S::R);
+            scale
+        }
+    }
+}
+
 /// Multiplies two strips by several rows.
 ///
 /// # Safety
@@ -276,7 +376,8 @@ pub unsafe fn strips(
     (x, m): (&ActRow, usize),
     out: (*mut f32, usize),
 ) {
-    if let Some(few) = m.checked_sub(2).and_then(|at| kernels.few.get(at)) {
+    let few = kernels.few.as_ref();
+    if let Some(few) = m.checked_sub(2).and_then(|at| few?.get(at)) {
         // SAFETY: passed on.
         return unsafe { few(strips, k, x, out) };
     }

@@ -21,6 +21,7 @@
 
 pub mod dots;
 
+use super::batch::{Decoded, Panel};
 use super::gemm::{KC, Tiles, store, tile_width};
 use super::gemv::integers;
 use crate::act::ACT_MAX;
@@ -139,8 +140,8 @@ pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, 
             let block_scales = F::block_scales::<S>(block);
             for g in 0..F::K / 32 {
                 let halves = [
-                    widen::<S, F>(F::codes::<S, 0>(block, g), out),
-                    widen::<S, F>(F::codes::<S, 1>(block, g), out.add(32 * S::R)),
+                    widen::<S>(F::codes::<S, 0>(block, g), F::OFFSET, out),
+                    widen::<S>(F::codes::<S, 1>(block, g), F::OFFSET, out.add(32 * S::R)),
                 ];
                 out = out.add(64 * S::R);
                 for part in 0..32 / F::GROUP {
@@ -167,15 +168,52 @@ pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, 
     }
 }
 
+/// Converts a decoded panel, of a format without minima and with scales for every `GROUP`, to a
+/// panel of pairs of `k` weights a row, less `offset`.
+///
+/// # Safety
+/// The first strip of `from` has them; `out` has the room.
+#[inline(always)]
+pub unsafe fn panel_of_codes<S: Simd, const GROUP: usize>(
+    from: *const Panel,
+    k: usize,
+    offset: i32,
+    out: *mut f32,
+) {
+    let mut scales = out.wrapping_add(k / 2 * S::R);
+    let mut out = out.cast::<u8>();
+    // SAFETY: as `panel`.
+    unsafe {
+        let mut decoded = Decoded::<S>::of(from);
+        for _ in 0..k / GROUP {
+            let mut products = S::iset1(0);
+            for _ in 0..GROUP / 16 {
+                let codes = std::array::from_fn(
+                    #[inline(always)]
+                    |_| decoded.codes(),
+                );
+                products = S::iadd(products, widen::<S>(codes, offset, out));
+                out = out.add(32 * S::R);
+            }
+            S::store(scales, decoded.scale());
+            scales = scales.add(S::R);
+            if S::WINOGRAD {
+                S::store_bytes(scales.cast(), products);
+                scales = scales.add(S::R);
+            }
+        }
+    }
+}
+
 /// Widens four vectors of codes to eight vectors of pairs, and returns the products of these if
-/// they are wanted.
+/// Winograd's inner products need them.
 #[inline(always)]
 // an index keeps the vectors in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
-unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) -> S::I {
+unsafe fn widen<S: Simd>(codes: [S::I; 4], offset: i32, out: *mut u8) -> S::I {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
-        let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(F::OFFSET * 0x0001_0001));
+        let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(offset * 0x0001_0001));
         let mut products = S::iset1(0);
         for j in 0..4 {
             let (even, odd) = (S::and(codes[j], mask), S::and(S::shr(codes[j], 8), mask));

@@ -93,6 +93,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         sub16(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi16(a, b) }
         and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
         or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
+        xor(a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
+        gather(table: &[u32], index: __m256i) -> __m256i {
+            _mm256_i32gather_epi32::<4>(table.as_ptr().cast(), index)
+        }
         lookup(a: __m256i, table: &[u8; 16]) -> __m256i {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), a)

@@ -60,6 +60,10 @@ impl Simd for Avx512 {
         sub16(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
         and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        gather(table: &[u32], index: __m512i) -> __m512i {
+            _mm512_i32gather_epi32::<4>(index, table.as_ptr().cast())
+        }
         lookup(a: __m512i, table: &[u8; 16]) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
         }

@@ -20,7 +20,7 @@ use super::avx512::KERNELS;
 use crate::dispatch::by_kv_type;
 use octavo_simd::formats::floats::{BF16, F16, F32};
 use octavo_simd::formats::{self, Float, Format, Visitor};
-use octavo_simd::generic::attention;
+use octavo_simd::generic::{attention, batch};
 use octavo_simd::kv_layout::KvType;
 use octavo_simd::table::{
     CodeKernels, Gemv, Packed, PromptAttention, PromptKernels, Table, UnpackedKernels,
@@ -28,6 +28,40 @@ use octavo_simd::table::{
 
 /// Replaces the prompt kernels of a format, and adds those of its products in tiles.
 struct Rows(Packed);
+
+impl Rows {
+    /// The same kernels, with prompts on the matrix unit.
+    fn with_panel(&self, panel: unsafe fn(*const u8, usize, usize, *mut f32)) -> Packed {
+        Packed {
+            prompt: PromptKernels {
+                activations: &products::BF16_TILES,
+                panel,
+                tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
+                offset: 0,
+            },
+            prompt_int8: None,
+            ..self.0
+        }
+    }
+}
+
+/// Converts k in `k0..k1` of a packed strip to B tiles, by way of a panel of codes.
+///
+/// # Safety
+/// As [`products::panel`].
+unsafe fn decoded_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+    let kernels = const { &super::avx512::decoded::<F>() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        batch::converted(kernels, strip, (k0, k1), |panel| {
+            if F::GROUP == 16 {
+                products::panel_of_codes::<16>(panel, k1 - k0, F::OFFSET, out);
+            } else {
+                products::panel_of_codes::<32>(panel, k1 - k0, F::OFFSET, out);
+            }
+        });
+    }
+}
 
 impl Visitor for Rows {
     type Out = Packed;
@@ -41,15 +75,11 @@ impl Visitor for Rows {
         };
         Packed {
             gemv,
-            prompt: PromptKernels {
-                activations: &products::BF16_TILES,
-                panel: products::panel::<F>,
-                tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
-                offset: 0,
-            },
-            prompt_int8: None,
-            ..self.0
+            ..self.with_panel(products::panel::<F>)
         }
+    }
+    fn decoded<F: Format>(&self) -> Packed {
+        self.with_panel(decoded_panel::<F>)
     }
     fn floats<E: Float>(&self) -> Packed {
         self.0

@@ -5,6 +5,7 @@
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use octavo_simd::act::Form;
 use octavo_simd::formats::Format;
+use octavo_simd::generic::batch::{Decoded, Panel};
 use octavo_simd::generic::gemm::{KC, Tiles};
 use octavo_simd::simd::Simd;
 use octavo_simd::table::ActivationForm;
@@ -76,14 +77,44 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
             for g in 0..F::K / 32 {
                 let first =
                     F::scales::<S>(block_scales, block, if F::GROUP == 32 { g } else { 2 * g });
-                half::<F>(F::codes::<S, 0>(block, g), first, out);
+                half(F::codes::<S, 0>(block, g), first, F::OFFSET, out);
                 let second = if F::GROUP == 32 {
                     first
                 } else {
                     F::scales::<S>(block_scales, block, 2 * g + 1)
                 };
-                half::<F>(F::codes::<S, 1>(block, g), second, out.add(8));
+                half(F::codes::<S, 1>(block, g), second, F::OFFSET, out.add(8));
                 out = out.add(16);
+            }
+        }
+    }
+}
+
+/// Converts a decoded panel, of a format without minima and with scales for every `GROUP`, to B
+/// tiles of `k` weights a row.
+///
+/// # Safety
+/// As [`octavo_simd::generic::int16::panel_of_codes`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+pub(crate) unsafe fn panel_of_codes<const GROUP: usize>(
+    from: *const Panel,
+    k: usize,
+    offset: i32,
+    out: *mut f32,
+) {
+    let mut out = out.cast::<__m512i>();
+    // SAFETY: as `panel`.
+    unsafe {
+        let mut decoded = Decoded::<Avx512>::of(from);
+        for _ in 0..k / GROUP {
+            let scale = (decoded.scale(), _mm512_setzero_ps());
+            for _ in 0..GROUP / 16 {
+                let codes = std::array::from_fn(
+                    #[inline(always)]
+                    |_| decoded.codes(),
+                );
+                half(codes, scale, offset, out);
+                out = out.add(8);
             }
         }
     }
@@ -91,7 +122,12 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
 
 /// Converts sixteen k of sixteen rows.
 #[inline(always)]
-unsafe fn half<F: Format>(codes: [__m512i; 4], (scale, min): (__m512, __m512), out: *mut __m512i) {
+unsafe fn half(
+    codes: [__m512i; 4],
+    (scale, min): (__m512, __m512),
+    offset: i32,
+    out: *mut __m512i,
+) {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
         // a code written below the exponent of 256 is the float 256 + code. The multiply-add
@@ -102,14 +138,10 @@ unsafe fn half<F: Format>(codes: [__m512i; 4], (scale, min): (__m512, __m512), o
         );
         let zero = _mm512_fnmadd_ps(
             scale,
-            _mm512_set1_ps((256 + F::OFFSET) as f32),
+            _mm512_set1_ps((256 + offset) as f32),
             _mm512_setzero_ps(),
         );
-        let zero = if F::MIN {
-            _mm512_sub_ps(zero, min)
-        } else {
-            zero
-        };
+        let zero = _mm512_sub_ps(zero, min);
         // (shifted & mask) | base
         macro_rules! float {
             ($c:expr) => {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::formats::{Float, Visitor, packed_types, visit};
+use crate::generic::batch::unpack;
 use std::marker::PhantomData;
 
 struct BothWays<'a, S> {
@@ -20,10 +21,37 @@ impl<S: Simd> Visitor for BothWays<'_, S> {
         }
     }
 
+    fn decoded<F: Format>(&self) {
+        self.blocks::<F>();
+        match F::GROUP {
+            16 => self.compare_panels::<F, 16>(),
+            _ => self.compare_panels::<F, 32>(),
+        }
+    }
+
     fn floats<E: Float>(&self) {}
 }
 
 impl<S: Simd> BothWays<'_, S> {
+    /// Compares the panel of a strip with that of its decoded codes.
+    fn compare_panels<F: Format, const GROUP: usize>(&self) {
+        let strip: Vec<u8> = (0..KC / F::K * F::BLOCK_BYTES * S::R)
+            .map(self.codes)
+            .collect();
+        let mut panels = [vec![0.0f32; KC * S::R], vec![0.0f32; KC * S::R]];
+        let mut decoded = std::mem::MaybeUninit::<Panel>::uninit();
+        let [direct, by_codes] = panels.each_mut().map(|panel| panel.as_mut_ptr());
+        // SAFETY: the caller asks only for what this CPU has; the strip has KC weights a row, and
+        // a panel is no larger than as many floats.
+        unsafe {
+            panel::<S, F>(strip.as_ptr(), 0, KC, direct);
+            unpack::<S, F>(strip.as_ptr(), KC / F::K, decoded.as_mut_ptr(), 0);
+            panel_of_codes::<S, GROUP>(decoded.as_ptr(), KC, F::OFFSET, by_codes);
+        }
+        let [direct, by_codes] = panels.map(|panel| panel.into_iter().map(f32::to_bits));
+        assert!(direct.eq(by_codes), "{} {:?}", self.name, F::TYPE);
+    }
+
     /// Compares both ways on a slice and the beginning of another one, of two strips of random
     /// codes and scales.
     fn compare<F: Format, const GROUP: usize, const MIN: bool>(&self) {
