@@ -25,6 +25,7 @@ mod ranks;
 mod rope;
 mod state;
 mod stdout;
+mod strips;
 mod weight_bytes;
 
 pub use affinity::stay_on;

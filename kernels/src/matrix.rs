@@ -3,15 +3,14 @@
 use crate::memory::{Memory, Size};
 use crate::pool::Pool;
 use crate::program::Phase;
+use crate::strips::{StripRows, Strips, Weights};
 use crate::weight_bytes::WeightBytes;
 use octavo_isa::{Isa, PromptBits};
 use octavo_quant::TensorType;
 use octavo_simd::act::Form;
 use octavo_simd::generic::gemm::{KC, Tiles};
-use octavo_simd::table::{
-    ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels,
-};
-use std::sync::{Arc, Mutex};
+use octavo_simd::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels};
+use std::sync::Arc;
 
 /// Error in making a matrix.
 #[derive(Debug, thiserror::Error)]
@@ -68,35 +67,17 @@ pub struct Matrix {
     isa: Isa,
     table: &'static Table,
     data: Data,
+    /// `None`: a type that has no packed form.
     kernels: Option<Packed>,
     prompt_bits: PromptBits,
-    strip_bytes: usize,
-}
-
-/// The packed strips of a matrix, and the kernels that multiply generated tokens by them. To be
-/// looked up once per product and not per strip: a strip of a small matrix takes no longer than the
-/// lookup.
-#[derive(Clone, Copy)]
-pub(crate) struct Strips<'a> {
-    pub(crate) gemv: &'a Gemv,
-    first: *const u8,
-    /// Bytes of a strip.
-    pub(crate) bytes: usize,
-    count: usize,
-}
-
-impl Strips<'_> {
-    /// Start of strip `s`.
-    pub(crate) fn at(&self, s: usize) -> *const u8 {
-        assert!(s < self.count);
-        self.first.wrapping_add(s * self.bytes)
-    }
+    strip_rows: StripRows,
 }
 
 impl Matrix {
     /// Takes a matrix of `rows` x `cols` in type `ty` from `source`. With `repack`, types that have
     /// kernels of their own are copied into strips, by all threads of `pool`; the source's bytes
-    /// are not needed after that.
+    /// are not needed after that. Without it, strips are packed each time that they are read, with
+    /// the same results.
     ///
     /// # Errors
     /// [`MatrixError`] if the bytes do not have the shape, the type cannot be multiplied, or there
@@ -152,27 +133,24 @@ impl Matrix {
             });
         };
         let table = isa.table();
-        let kernels = (table.packed)(ty).filter(|_| repack);
-        let strip_bytes = row_bytes * table.strip;
+        let kernels = (table.packed)(ty);
+        let strip_rows = StripRows {
+            row_bytes,
+            expert_rows: rows / experts,
+            r: table.strip,
+        };
         let data = match kernels {
-            Some(kernels) => {
-                let bytes = (rows / experts).div_ceil(table.strip) * experts * strip_bytes;
+            Some(kernels) if repack => {
+                let bytes = strip_rows.expert_strips() * experts * strip_rows.bytes();
                 let memory = Memory::in_shared_mapping(bytes).ok_or(MatrixError::NoMemory {
                     ty,
                     rows,
                     cols,
                     bytes,
                 })?;
-                Data::Packed(pack_strips(
-                    &kernels,
-                    (row_bytes, rows / experts),
-                    &*source,
-                    table.strip,
-                    memory,
-                    pool,
-                ))
+                Data::Packed(strip_rows.pack_all(&kernels, &*source, memory, pool))
             }
-            None => Data::Rows(source),
+            _ => Data::Rows(source),
         };
         Ok(Matrix {
             ty,
@@ -184,15 +162,14 @@ impl Matrix {
             data,
             kernels,
             prompt_bits: PromptBits::default(),
-            strip_bytes,
+            strip_rows,
         })
     }
 
     /// The same matrix with kernels that round prompts to `bits`, where there are any.
     #[must_use]
     pub fn with_prompt_bits(mut self, bits: PromptBits) -> Matrix {
-        let packed = self.kernels.and_then(|_| (self.table.packed)(self.ty));
-        self.kernels = packed.map(|kernels| of_bits(kernels, bits));
+        self.kernels = (self.table.packed)(self.ty).map(|kernels| of_bits(kernels, bits));
         self.prompt_bits = bits;
         self
     }
@@ -237,39 +214,25 @@ impl Matrix {
                 gemv: Gemv::Float(_),
                 ..
             }) if phase == Phase::Decode => Form::Floats,
-            _ => self.prompt(phase).0.form,
+            _ => self.prompt().0.form,
         }
     }
 
     /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come
-    /// here where there is no packed form, and keep to f32.
-    pub(crate) fn prompt(
-        &self,
-        phase: Phase,
-    ) -> (&'static ActivationForm, [unsafe fn(&Tiles<'_>); 2]) {
+    /// here where there is no packed form.
+    pub(crate) fn prompt(&self) -> (&'static ActivationForm, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
             Some(kernels) => (kernels.prompt.activations, kernels.prompt.tiles),
-            None => {
-                let rows = self.rows_kernels(phase);
-                (rows.activations, rows.tiles)
-            }
+            None => (
+                self.table.float_rows.activations,
+                self.table.float_rows.tiles,
+            ),
         }
     }
 
     /// Zero point that the prompt kernels subtract from every code of a panel.
     pub(crate) fn panel_offset(&self) -> i32 {
         self.kernels.map_or(0, |kernels| kernels.prompt.offset)
-    }
-
-    fn rows_kernels(&self, phase: Phase) -> &'static UnpackedKernels {
-        let table = self.table;
-        // rows of floats keep their precision
-        let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
-        if quantized && phase == Phase::Prefill {
-            &table.quantized_rows
-        } else {
-            &table.float_rows
-        }
     }
 
     /// Rows of a strip.
@@ -289,7 +252,7 @@ impl Matrix {
 
     /// Strips of an expert, the last one perhaps not full.
     pub(crate) fn expert_strips(&self) -> usize {
-        self.expert_rows().div_ceil(self.table.strip)
+        self.strip_rows.expert_strips()
     }
 
     /// Strips, an expert's last one perhaps not full.
@@ -305,24 +268,25 @@ impl Matrix {
         }
     }
 
-    /// The packed strips; `None` if the rows are as in the file.
+    /// The strips, packed or to be packed; `None` if the type has no packed form.
     pub(crate) fn packed_strips(&self) -> Option<Strips<'_>> {
-        let Data::Packed(memory) = &self.data else {
-            return None;
-        };
         Some(Strips {
-            gemv: &self.kernels.as_ref()?.gemv,
-            first: memory.as_ptr(),
-            bytes: self.strip_bytes,
+            kernels: self.kernels.as_ref()?,
+            rows: self.strip_rows,
+            weights: match &self.data {
+                Data::Packed(memory) => Weights::Packed(memory.as_ptr()),
+                Data::Rows(source) => Weights::Rows(source.bytes()),
+            },
             count: self.strips(),
         })
     }
 
-    /// Start of strip `s`.
-    fn strip(&self, s: usize) -> *const u8 {
-        self.packed_strips()
-            .expect("strips are asked for of packed matrices only")
-            .at(s)
+    /// Bytes of a pair of strips that are packed when they are read; 0 if they are packed already.
+    pub(crate) fn pair_bytes(&self) -> usize {
+        match &self.data {
+            Data::Rows(_) if self.kernels.is_some() => 2 * self.strip_rows.bytes(),
+            Data::Rows(_) | Data::Packed(_) => 0,
+        }
     }
 
     /// The packed weights k in `k0..k1` of strip `s`, of whole blocks: none if they are not packed.
@@ -331,15 +295,17 @@ impl Matrix {
             return &[];
         };
         // called for every panel of a prompt: a lookup in the table of types would take longer
-        let at = |k: usize| k * self.strip_bytes / self.cols;
-        &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
+        let bytes = self.strip_rows.bytes();
+        let at = |k: usize| k * bytes / self.cols;
+        &memory.bytes()[s * bytes..][at(k0)..at(k1.max(k0))]
     }
 
     /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last
     /// are zero.
-    pub(crate) fn panel(&self, phase: Phase, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
+    pub(crate) fn panel(&self, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let r = self.table.strip;
-        let tokens = self.prompt(phase).0;
+        let tokens = self.prompt().0;
+        assert!(s < self.strips());
         assert!(
             k0 <= k1
                 && k1 <= self.cols
@@ -347,26 +313,24 @@ impl Matrix {
                 && k1 - k0 <= tokens.slice
         );
         assert!(out.len() * 4 >= (k1 - k0) * r * tokens.bytes);
-        if let Some(kernels) = &self.kernels {
-            // SAFETY: strip `s` is whole (checked by `strip`), k1 <= cols, slices of k start at
-            // multiples of the slice and so of every block, and `out` was checked.
-            return unsafe { (kernels.prompt.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
-        }
-        let Some(convert) = self.rows_kernels(phase).convert else {
+        let Some(kernels) = &self.kernels else {
             return self.float_panel(s, k0, k1, out);
         };
-        for k in (k0..k1).step_by(KC) {
-            let end = k1.min(k + KC);
-            let mut floats = [0f32; KC * MAX_R];
-            self.float_panel(s, k, end, &mut floats);
-            // SAFETY: a panel of floats goes to its place in `out`, which was checked; k is a
-            // multiple of 32.
-            unsafe {
-                let at = out
-                    .as_mut_ptr()
-                    .cast::<u8>()
-                    .add((k - k0) * r * tokens.bytes);
-                convert(floats.as_ptr(), end - k, at.cast());
+        match &self.data {
+            Data::Packed(memory) => {
+                let strip = &memory.bytes()[s * self.strip_rows.bytes()..];
+                // SAFETY: the strip is whole, k1 <= cols, slices of k start at multiples of the
+                // slice and so of every block, and `out` was checked.
+                unsafe { (kernels.prompt.panel)(strip.as_ptr(), k0, k1, out.as_mut_ptr()) };
+            }
+            Data::Rows(source) => {
+                let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes();
+                let mut room = [0; KC * MAX_R * size_of::<f32>()];
+                let strip = &mut room[..(at(k1) - at(k0)) * r];
+                let (source, blocks) = (source.bytes(), at(k0)..at(k1));
+                self.strip_rows.pack(kernels, source, s, blocks, strip);
+                // SAFETY: these blocks of the strip are k from 0 on; the rest as above.
+                unsafe { (kernels.prompt.panel)(strip.as_ptr(), 0, k1 - k0, out.as_mut_ptr()) };
             }
         }
     }
@@ -377,7 +341,7 @@ impl Matrix {
             unreachable!("unpacked")
         };
         let r = self.table.strip;
-        let row_bytes = self.strip_bytes / r;
+        let row_bytes = self.strip_rows.row_bytes;
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let mut row = [0f32; KC];
         out[..(k1 - k0) * r].fill(0.0);
@@ -412,89 +376,18 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> 
         Form::Bf16 => "bf16 tiles",
         _ => "f32 panels",
     };
-    let kernels = (table.packed)(ty).filter(|_| packed);
-    match kernels.map(|kernels| of_bits(kernels, bits)) {
-        Some(Packed { gemv, prompt, .. }) => {
-            let activations = if matches!(gemv, Gemv::Codes(_)) {
-                "int16"
-            } else {
-                "f32"
-            };
-            let form = form(prompt.activations);
-            format!(
-                "{isa}: {ty} x {activations} strips of {}, {form} for prompts",
-                table.strip
-            )
-        }
-        None if ty.block_len() >= 32
-            && form(table.quantized_rows.activations) != form(table.float_rows.activations) =>
-        {
-            let (one, other) = (
-                form(table.float_rows.activations),
-                form(table.quantized_rows.activations),
-            );
-            format!("{isa}: {one} from {ty} rows, {other} for prompts")
-        }
-        None => format!(
+    let Some(kernels) = (table.packed)(ty) else {
+        return format!(
             "{isa}: {} from {ty} rows",
             form(table.float_rows.activations)
-        ),
-    }
-}
-
-/// Bytes of a source that a thread packs and then releases at a time: small enough that all threads
-/// have work to the end, and large enough that releasing, which interrupts every other thread, is
-/// rare.
-const PIECE: std::ops::Range<usize> = 128 << 10..2 << 20;
-
-/// Fills `memory`, which has room for all strips of `r` rows; every `expert_rows` rows begin with a
-/// new one.
-fn pack_strips(
-    kernels: &Packed,
-    (row_bytes, expert_rows): (usize, usize),
-    source: &dyn WeightBytes,
-    r: usize,
-    mut memory: Memory,
-    pool: &mut Pool,
-) -> Memory {
-    let n = source.n_bytes();
-    let (strip_bytes, expert_bytes) = (row_bytes * r, row_bytes * expert_rows);
-    if strip_bytes == 0 || expert_bytes == 0 {
-        return memory;
-    }
-    let expert_strips = expert_rows.div_ceil(r);
-    // first and last row of a strip
-    let rows_of = |strip: usize| {
-        let expert = strip / expert_strips * expert_bytes;
-        let at = expert + strip % expert_strips * strip_bytes;
-        at..(at + strip_bytes).min(expert + expert_bytes)
+        );
     };
-    let piece = (n / 32).clamp(PIECE.start, PIECE.end).div_ceil(strip_bytes);
-    let pieces = memory.bytes_mut().chunks_mut(piece * strip_bytes);
-    let work = Mutex::new(pieces.enumerate());
-    pool.run_long_tasks(&|_| {
-        let mut room = Vec::new();
-        loop {
-            // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held
-            // at that time
-            let Some((i, to)) = work.lock().expect("no panic under the lock").next() else {
-                break;
-            };
-            let first = i * piece;
-            let start = rows_of(first).start;
-            source.ahead(start);
-            let mut end = start;
-            for (strip, to) in to.chunks_exact_mut(strip_bytes).enumerate() {
-                let at = rows_of(first + strip);
-                end = at.end;
-                let from = source.rows(at, &mut room);
-                let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
-                // SAFETY: the kernels are those of a CPU that has the instruction set: the matrix
-                // was made with an `Isa`, which is one that was detected.
-                unsafe { (kernels.pack)(&rows, to) };
-            }
-            source.passed(start..end);
-        }
-    });
-    memory
+    let Packed { gemv, prompt, .. } = of_bits(kernels, bits);
+    let activations = match gemv {
+        Gemv::Codes(_) => "int16",
+        Gemv::Float(_) => "f32",
+    };
+    let when = if packed { "" } else { " packed when read" };
+    let (r, form) = (table.strip, form(prompt.activations));
+    format!("{isa}: {ty} x {activations} strips of {r}{when}, {form} for prompts")
 }

@@ -310,6 +310,13 @@ impl Floats {
     }
 }
 
+impl Floats {
+    /// The same memory, as bytes.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut().map_or(&mut [], Memory::bytes_mut)
+    }
+}
+
 impl Deref for Floats {
     type Target = [f32];
 

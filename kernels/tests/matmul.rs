@@ -245,11 +245,11 @@ fn other_formats_match_the_oracle_through_panels() {
 }
 
 #[test]
-fn without_repacking_rows_are_read_as_they_are() {
+fn without_repacking_strips_are_packed_when_they_are_read() {
     for ty in packed_types() {
         let kernels = edges(ty, false, PromptBits::Sixteen);
         assert!(
-            kernels.iter().all(|k| k.contains("panels from")),
+            kernels.iter().all(|k| k.contains("packed when read")),
             "{ty}: {kernels:?}"
         );
     }
@@ -285,7 +285,7 @@ fn float_weights_take_any_width() {
 }
 
 #[test]
-fn results_do_not_depend_on_threads_or_batch() {
+fn results_do_not_depend_on_threads_batch_or_repacking() {
     for (phase, bits) in [
         (Phase::Prefill, PromptBits::Sixteen),
         (Phase::Prefill, PromptBits::Eight),
@@ -293,19 +293,31 @@ fn results_do_not_depend_on_threads_or_batch() {
     ] {
         for isa in instruction_sets() {
             let mut rng = Rng(9);
-            for ty in [T::Q4_K, T::Q5_K, T::Q6_K, T::Q8_0, T::F16, T::Q2_K] {
+            for ty in [
+                T::Q4_K,
+                T::Q5_K,
+                T::Q6_K,
+                T::Q8_0,
+                T::F16,
+                T::Q2_K,
+                T::IQ3_S,
+                T::IQ1_M,
+                T::TQ1_0,
+            ] {
                 let (rows, cols, tokens) = (70, 512, 29);
                 let raw = random_blocks(&mut rng, ty, rows * cols);
                 let x = rng.floats(tokens * cols);
-                let of = |x: &[f32], threads| {
+                let read = |x: &[f32], threads, repack| {
                     let shape = (ty, rows, cols);
-                    product_in(bits, isa, shape, &raw, x, phase, true, threads).0
+                    product_in(bits, isa, shape, &raw, x, phase, repack, threads).0
                 };
+                let of = |x: &[f32], threads| read(x, threads, true);
                 let all = of(&x, 1);
                 let what = format!("{isa} {ty} {phase:?} in {bits} bits");
                 for threads in [2, 3] {
                     assert!(all == of(&x, threads), "{what}: {threads} threads");
                 }
+                assert!(all == read(&x, 2, false), "{what}: packed when read");
                 for (t, x) in x.chunks_exact(cols).enumerate() {
                     let one = &all[t * rows..(t + 1) * rows];
                     assert!(of(x, 1) == one, "{what}: token {t} alone differs");

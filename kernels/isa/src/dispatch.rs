@@ -152,7 +152,6 @@ macro_rules! float_kernels {
         activations!(FLOATS, Tiles, $nt tokens, 4 bytes, pack_floats);
         const FLOAT_ROWS: UnpackedKernels = UnpackedKernels {
             activations: &FLOATS,
-            convert: None,
             tiles: [tiles::<1>, tiles::<2>],
         };
 
@@ -450,7 +449,6 @@ macro_rules! instantiate {
                 strip: <$simd as Simd>::R,
                 packed: |ty| formats::visit(ty, &Rows),
                 float_rows: FLOAT_ROWS,
-                quantized_rows: FLOAT_ROWS,
                 quantize,
                 enter: nothing,
                 leave: nothing,

@@ -49,12 +49,10 @@ pub struct ActivationForm {
     pub pack: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
 }
 
-/// Kernels for weights that have no packed form: their rows become a panel of floats.
+/// Kernels for weights that have no packed form: their rows become a panel of floats, `[kc][R]`.
 #[derive(Clone, Copy)]
 pub struct UnpackedKernels {
     pub activations: &'static ActivationForm,
-    /// Converts `[kc][R]` floats to the panel, if that has another form.
-    pub convert: Option<unsafe fn(*const f32, usize, *mut f32)>,
     pub tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
@@ -165,10 +163,8 @@ pub struct Table {
     /// Rows of a strip.
     pub strip: usize,
     pub packed: fn(TensorType) -> Option<Packed>,
-    /// Weights read as floats, whatever their type.
+    /// Weights without a packed form.
     pub float_rows: UnpackedKernels,
-    /// Quantized weights without a packed form, for prompts.
-    pub quantized_rows: UnpackedKernels,
     pub quantize: unsafe fn(*const f32, usize, &ActRow),
     /// Sets the calling thread up before its first kernel of a step, and tidies up after the last.
     pub enter: unsafe fn(),

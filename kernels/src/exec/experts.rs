@@ -9,8 +9,6 @@
 
 mod choosing;
 
-use std::ops::Range;
-
 use super::arena::Codes;
 use super::gemv::PACKED;
 use super::grouping::{Grouping, Run};
@@ -19,9 +17,10 @@ use super::plan::Task;
 use super::scratch::{EXPERT_ROWS, Scratch};
 use super::section_part::SectionPart;
 use super::sizes::{STRIP_PAIR, UNITS, sums_len};
-use crate::matrix::{Matrix, Strips};
+use crate::matrix::Matrix;
 use crate::memory::Floats;
 use crate::program::Slot;
+use crate::strips::StripPair;
 use octavo_simd::act::{ACT_GROUP, ActRow, Form};
 use octavo_simd::generic::{batch, gemm};
 use octavo_simd::table::{CodeKernels, FloatKernels, Gemv};
@@ -41,6 +40,14 @@ pub(super) struct ExpertProduct<'a> {
 struct Near {
     at: *mut f32,
     width: usize,
+}
+
+/// Scratch of a pair of strips: for whole strips of results, for weights packed from rows of the
+/// file, and for rows of activations.
+struct Rooms<'a> {
+    strip: &'a mut Floats,
+    packed: &'a mut Floats,
+    codes: &'a mut Codes,
 }
 
 impl SectionPart<'_> {
@@ -104,7 +111,7 @@ impl SectionPart<'_> {
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of whole tiles.
     unsafe fn tile_by_expert(&self, product: &ExpertProduct<'_>) {
-        let tokens = product.matrix.prompt(self.extent.phase).0;
+        let tokens = product.matrix.prompt().0;
         let (k, nt) = (product.matrix.cols, tokens.tile);
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let Scratch { grouping, rows, .. } = unsafe { self.scratches.of(self.w.thread) };
@@ -145,7 +152,7 @@ impl SectionPart<'_> {
     /// As [`SectionPart::expert_matmul`].
     unsafe fn expert_gemm(&self, product: &ExpertProduct<'_>) {
         let matrix = product.matrix;
-        let tokens = matrix.prompt(self.extent.phase).0;
+        let tokens = matrix.prompt().0;
         // SAFETY: the scratch at this thread's number is its own, and it is not borrowed elsewhere.
         let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
@@ -221,9 +228,15 @@ impl SectionPart<'_> {
         let Scratch {
             grouping,
             strip,
+            packed,
             codes,
             ..
         } = scratch;
+        let rooms = &mut Rooms {
+            strip,
+            packed,
+            codes,
+        };
         // SAFETY: as the caller's.
         unsafe { self.sort(product, 1, grouping) };
         let Grouping {
@@ -249,7 +262,7 @@ impl SectionPart<'_> {
             mine.extend(all.filter(|choice| !self.is_done(item(*choice))));
             for choices in mine.chunks(EXPERT_ROWS) {
                 // SAFETY: one thread has this pair of strips for these choices.
-                unsafe { self.expert_pair(product, run.expert, pair, choices, strip, codes) };
+                unsafe { self.expert_pair(product, run.expert, pair, choices, rooms) };
             }
             for choice in mine.iter() {
                 self.note_done(item(*choice));
@@ -268,9 +281,13 @@ impl SectionPart<'_> {
         expert: usize,
         pair: usize,
         choices: &[u32],
-        strip: &mut Floats,
-        codes: &mut Codes,
+        rooms: &mut Rooms<'_>,
     ) {
+        let Rooms {
+            strip,
+            packed,
+            codes,
+        } = rooms;
         let matrix = product.matrix;
         let columns = Columns::of(matrix, pair);
         let first = expert * matrix.expert_strips() + pair * STRIP_PAIR;
@@ -282,13 +299,13 @@ impl SectionPart<'_> {
         // SAFETY: kernels are of this CPU, strips are whole, and the input is finished. The scratch
         // has room for whole strips of these rows' results.
         unsafe {
-            let packed = matrix.packed_strips().expect(PACKED);
-            match packed.gemv {
+            let pair = matrix.packed_strips().expect(PACKED).pair(&strips, packed);
+            match pair.gemv {
                 Gemv::Codes(kernels) => {
-                    self.expert_codes(product, (&packed, kernels), strips, choices, near, codes);
+                    self.expert_codes(product, (pair, kernels), choices, near, codes);
                 }
                 Gemv::Float(kernels) => {
-                    self.expert_floats(product, (&packed, kernels), strips, choices, near);
+                    self.expert_floats(product, (pair, kernels), choices, near);
                 }
             }
             for (i, choice) in choices.iter().enumerate() {
@@ -302,15 +319,14 @@ impl SectionPart<'_> {
     unsafe fn expert_codes(
         &self,
         product: &ExpertProduct<'_>,
-        (packed, kernels): (&Strips<'_>, &CodeKernels),
-        strips: Range<usize>,
+        (strips, kernels): (StripPair<'_>, &CodeKernels),
         choices: &[u32],
         near: Near,
         codes: &mut Codes,
     ) {
         let matrix = product.matrix;
         let (cols, groups) = (matrix.cols, matrix.cols / ACT_GROUP);
-        let weights = (packed.at(strips.start), packed.bytes, matrix.strip_rows());
+        let weights = (strips.at, strips.bytes, strips.r);
         let input = |choice: u32| -> ActRow {
             let row = self.input_of(product, choice);
             self.view.codes[product.task.reads_codes].at_group(row * groups)
@@ -318,7 +334,7 @@ impl SectionPart<'_> {
         // SAFETY: the input is finished; copies of rows are in this thread's scratch, which has
         // room for all of them.
         unsafe {
-            if choices.len() > 1 && strips.len() == batch::STRIPS {
+            if choices.len() > 1 && strips.count == batch::STRIPS {
                 let rows = codes.view();
                 for (i, choice) in choices.iter().enumerate() {
                     rows.at_group(i * groups).copy_from(&input(*choice), groups);
@@ -328,7 +344,7 @@ impl SectionPart<'_> {
             }
             for (i, choice) in choices.iter().enumerate() {
                 let to = near.at.add(i * near.width);
-                kernels.multiply_row(weights, strips.len(), cols, &input(*choice), to);
+                kernels.multiply_row(weights, strips.count, cols, &input(*choice), to);
             }
         }
     }
@@ -338,22 +354,22 @@ impl SectionPart<'_> {
     unsafe fn expert_floats(
         &self,
         product: &ExpertProduct<'_>,
-        (packed, kernels): (&Strips<'_>, &FloatKernels),
-        strips: Range<usize>,
+        (strips, kernels): (StripPair<'_>, &FloatKernels),
         choices: &[u32],
         near: Near,
     ) {
         let (matrix, x) = (product.matrix, self.view.buffers[product.x]);
         let cols = matrix.cols;
-        for strip in strips.clone() {
-            let column = (strip - strips.start) * matrix.strip_rows();
+        for strip in 0..strips.count {
+            let column = strip * strips.r;
             for (i, choice) in choices.iter().enumerate() {
                 // SAFETY: the input is finished and has this row; the strip is whole, and its
                 // results have room.
                 unsafe {
                     let x = x.read(self.input_of(product, *choice) * cols, cols);
                     let to = near.at.add(i * near.width + column);
-                    (kernels.row)(packed.at(strip), cols, (x.as_ptr(), cols), (to, near.width));
+                    let x = (x.as_ptr(), cols);
+                    (kernels.row)(strips.strip(strip), cols, x, (to, near.width));
                 }
             }
         }

@@ -8,8 +8,8 @@ use super::matmul::Product;
 use super::scratch::{Scratch, Tiled};
 use super::section_part::SectionPart;
 use super::sizes::{GENERATED_ROWS, STRIP_PAIR};
-use crate::matrix::Strips;
 use crate::program::Slot;
+use crate::strips::{StripPair, Strips};
 use octavo_simd::act::{ACT_GROUP, ActRow};
 use octavo_simd::generic::batch;
 use octavo_simd::generic::elementwise::Operands;
@@ -29,8 +29,6 @@ struct ByStrips<'a> {
     up: Option<Strips<'a>>,
     /// Rows of the product.
     m: usize,
-    /// Rows of a strip.
-    r: usize,
     /// Outputs of a row, and inputs.
     width: usize,
     cols: usize,
@@ -58,7 +56,6 @@ impl SectionPart<'_> {
                 Some(Epilogue::Add { .. }) | None => None,
             },
             m,
-            r: self.model.table.strip,
             width: product.matrix.rows,
             cols: product.matrix.cols,
         };
@@ -90,31 +87,31 @@ impl SectionPart<'_> {
             task, out, then, ..
         } = by.product;
         let m = rows.len();
-        let (first, width) = (strips.start * by.r, strips.len() * by.r);
+        let r = self.model.table.strip;
+        let (first, width) = (strips.start * r, strips.len() * r);
         let n = width.min(by.width - first);
         let at = rows.start * by.width + first;
         let place = |slot: Slot| self.view.buffers[slot].0.wrapping_add(at);
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
         // again.
-        let Scratch { strip, tiled, .. } = unsafe { self.scratches.of(self.w.thread) };
+        let Scratch {
+            strip,
+            tiled,
+            packed,
+            ..
+        } = unsafe { self.scratches.of(self.w.thread) };
         // both from one pointer: borrowing the scratch again would invalidate the first borrow
         let near = strip.as_mut_ptr();
         let other = near.wrapping_add(m * width);
         // SAFETY: one thread has these strips, so `n` columns of the output; partial strips, and
         // results before the epilogue, go through this thread's scratch.
         unsafe {
+            let pair = by.weights.pair(strips, packed);
             let Some(then) = then else {
                 if n == width {
-                    self.multiply(
-                        by,
-                        &by.weights,
-                        strips,
-                        &rows,
-                        tiled,
-                        (place(out), by.width),
-                    );
+                    self.multiply(by, pair, &rows, tiled, (place(out), by.width));
                 } else {
-                    self.multiply(by, &by.weights, strips, &rows, tiled, (near, width));
+                    self.multiply(by, pair, &rows, tiled, (near, width));
                     for row in 0..m {
                         let to = place(out).add(row * by.width);
                         std::ptr::copy_nonoverlapping(near.add(row * width), to, n);
@@ -122,11 +119,12 @@ impl SectionPart<'_> {
                 }
                 return;
             };
-            self.multiply(by, &by.weights, strips, &rows, tiled, (near, width));
+            self.multiply(by, pair, &rows, tiled, (near, width));
             let (f, b) = match then {
                 Epilogue::Gate { act, .. } => {
                     let up = by.up.as_ref().expect("a gate has two matrices");
-                    self.multiply(by, up, strips, &rows, tiled, (other, width));
+                    let pair = up.pair(strips, packed);
+                    self.multiply(by, pair, &rows, tiled, (other, width));
                     let gate = self.model.table.gate;
                     (gate(act), (other.cast_const(), width))
                 }
@@ -165,39 +163,37 @@ impl SectionPart<'_> {
     unsafe fn multiply(
         &self,
         by: &ByStrips<'_>,
-        weights: &Strips<'_>,
-        strips: &Range<usize>,
+        pair: StripPair<'_>,
         rows: &Range<usize>,
         tiled: &mut Tiled,
         to: Results,
     ) {
         // SAFETY: kernels are of this CPU; strips are whole, and the input is finished.
         unsafe {
-            match weights.gemv {
-                Gemv::Codes(kernels) if rows.len() > 1 && strips.len() == batch::STRIPS => {
-                    let strips = (weights.at(strips.start), weights.bytes);
-                    self.multiply_rows(by, kernels, strips, rows, tiled, to);
+            match pair.gemv {
+                Gemv::Codes(kernels) if rows.len() > 1 && pair.count == batch::STRIPS => {
+                    self.multiply_rows(by, kernels, pair, rows, tiled, to);
                 }
                 Gemv::Codes(kernels) => {
-                    let pair = (weights.at(strips.start), weights.bytes, by.r);
+                    let strips = (pair.at, pair.bytes, pair.r);
                     for row in rows.clone() {
                         let to = to.0.add((row - rows.start) * to.1);
                         let x = self.codes(by, row);
-                        kernels.multiply_row(pair, strips.len(), by.cols, &x, to);
+                        kernels.multiply_row(strips, pair.count, by.cols, &x, to);
                     }
                 }
                 Gemv::Float(kernels) => {
-                    for s in strips.clone() {
-                        let to = (to.0.add((s - strips.start) * by.r), to.1);
-                        self.float_strip(kernels, weights.at(s), (by.product.x, rows), to);
+                    for s in 0..pair.count {
+                        let to = (to.0.add(s * pair.r), to.1);
+                        self.float_strip(kernels, pair.strip(s), (by.product.x, rows), to);
                     }
                 }
             }
         }
     }
 
-    /// Multiplies a pair of strips, each of the given bytes, by several rows of a product's input,
-    /// with vectors or the matrix unit.
+    /// Multiplies a pair of strips by several rows of a product's input, with vectors or the matrix
+    /// unit.
     ///
     /// # Safety
     /// As [`SectionPart::multiply`].
@@ -206,7 +202,7 @@ impl SectionPart<'_> {
         &self,
         by: &ByStrips<'_>,
         kernels: &CodeKernels,
-        (strips, bytes): (*const u8, usize),
+        pair: StripPair<'_>,
         rows: &Range<usize>,
         tiled: &mut Tiled,
         to: Results,
@@ -216,7 +212,8 @@ impl SectionPart<'_> {
         unsafe {
             let by_vectors = || {
                 let x = self.codes(by, rows.start);
-                batch::strips(&kernels.batch, (strips, bytes, by.r), by.cols, (&x, m), to);
+                let strips = (pair.at, pair.bytes, pair.r);
+                batch::strips(&kernels.batch, strips, by.cols, (&x, m), to);
             };
             let Some(unit) = kernels.tiled.filter(|unit| m >= unit.fewest) else {
                 return by_vectors();
@@ -226,7 +223,7 @@ impl SectionPart<'_> {
                     return by_vectors();
                 };
                 let x = x.wrapping_add((unit.bytes)(rows.start, by.cols));
-                (unit.strips)((strips, bytes), by.cols, (x, m), to);
+                (unit.strips)((pair.at, pair.bytes), by.cols, (x, m), to);
             });
         }
     }

@@ -9,7 +9,7 @@ use super::scratch::Scratch;
 use super::section_part::SectionPart;
 use super::sizes::{STRIP_PAIR, UNITS, sums_len};
 use crate::matrix::Matrix;
-use crate::program::{Phase, Slot};
+use crate::program::Slot;
 use octavo_simd::act::{ACT_GROUP, Form};
 use octavo_simd::generic::elementwise::Operands;
 use octavo_simd::generic::gemm;
@@ -59,13 +59,13 @@ impl<'a> StripPairs<'a> {
     }
 
     /// Writes the panels of a pair one after the other, and returns how many there are.
-    fn write_panels(&self, phase: Phase, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
-        let bytes = self.matrix.prompt(phase).0.bytes;
+    fn write_panels(&self, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
+        let bytes = self.matrix.prompt().0.bytes;
         let floats = k.len() * self.matrix.strip_rows() * bytes / 4;
         let mut n = 0;
         for (matrix, strip) in self.strips(pair) {
             let out = &mut out[n * floats..(n + 1) * floats];
-            matrix.panel(phase, strip, k.start, k.end, out);
+            matrix.panel(strip, k.start, k.end, out);
             n += 1;
         }
         n
@@ -122,7 +122,7 @@ impl SectionPart<'_> {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
                 Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => {
-                    self.tile(x, matrix.prompt(self.extent.phase).0)
+                    self.tile(x, matrix.prompt().0)
                 }
             }
         }
@@ -210,7 +210,7 @@ impl SectionPart<'_> {
     /// each is finished by itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let matrix = product.matrix;
-        let (activations, _) = matrix.prompt(self.extent.phase);
+        let (activations, _) = matrix.prompt();
         let pairs = StripPairs {
             matrix,
             up: match product.then {
@@ -289,8 +289,8 @@ impl SectionPart<'_> {
         sums: &mut [f32],
     ) {
         let &Tokens { x, m, y } = tokens;
-        let (phase, cols) = (self.extent.phase, pairs.matrix.cols);
-        let (activations, kernels) = pairs.matrix.prompt(phase);
+        let cols = pairs.matrix.cols;
+        let (activations, kernels) = pairs.matrix.prompt();
         let offset = pairs.matrix.panel_offset();
         for k0 in (0..cols).step_by(activations.slice) {
             let kc = activations.slice.min(cols - k0);
@@ -299,7 +299,7 @@ impl SectionPart<'_> {
                 .zip(sums.chunks_exact_mut(sums_len(m)))
                 .enumerate()
             {
-                let n_strips = pairs.write_panels(phase, *pair, k0..k0 + kc, panel);
+                let n_strips = pairs.write_panels(*pair, k0..k0 + kc, panel);
                 // data that the next iteration of these loops reads
                 let (next, k) = match turn.get(i + 1) {
                     Some(next) => (*next, k0),

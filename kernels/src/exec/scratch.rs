@@ -9,6 +9,7 @@ use super::grouping::Grouping;
 use super::model::Model;
 use super::sizes::{GENERATED_ROWS, PANEL_FLOATS, STRIP_PAIR, UNITS, sums_len};
 use super::tiles::MAX_TILE;
+use crate::matrix::Matrix;
 use crate::memory::Floats;
 use crate::program::Phase;
 use octavo_simd::act::{ACT_GROUP, ActRow};
@@ -29,6 +30,8 @@ pub(super) struct Scratch {
     pub(super) span: Floats,
     pub(super) out: Floats,
     pub(super) strip: Floats,
+    /// A pair of strips packed from rows of the file.
+    pub(super) packed: Floats,
     /// Activations of generated tokens in tiles.
     pub(super) tiled: Tiled,
     /// Scratch of [`PromptAttention`](octavo_simd::table::PromptAttention).
@@ -167,6 +170,8 @@ impl Scratch {
         let rows = extent.most_rows().min(GENERATED_ROWS);
         self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
         if extent.phase == Phase::Decode {
+            let pairs = model.matrices.iter().map(Matrix::pair_bytes);
+            self.packed.grow(pairs.max().unwrap_or(0).div_ceil(4));
             let rows = extent.most_rows();
             let bytes = model.matrices.iter().filter_map(|matrix| {
                 let tiled = matrix.tiled().filter(|tiled| tiled.fewest <= rows)?;

@@ -300,7 +300,7 @@ impl Steps<'_> {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
             Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => Division::Rows {
-                grain: self.matrices[w].prompt(self.phase).0.tile,
+                grain: self.matrices[w].prompt().0.tile,
             },
         }
     }

@@ -22,9 +22,7 @@ use octavo_simd::formats::floats::{BF16, F16, F32};
 use octavo_simd::formats::{self, Float, Format, Visitor};
 use octavo_simd::generic::{attention, batch};
 use octavo_simd::kv_layout::KvType;
-use octavo_simd::table::{
-    CodeKernels, Gemv, Packed, PromptAttention, PromptKernels, Table, UnpackedKernels,
-};
+use octavo_simd::table::{CodeKernels, Gemv, Packed, PromptAttention, PromptKernels, Table};
 
 /// Replaces the prompt kernels of a format, and adds those of its products in tiles.
 struct Rows(Packed);
@@ -90,11 +88,6 @@ impl Visitor for Rows {
 pub(crate) static TABLE: Table = Table {
     detect: || (KERNELS.detect)() && detect::is_available(),
     packed: |ty| formats::visit(ty, &Rows((KERNELS.packed)(ty)?)),
-    quantized_rows: UnpackedKernels {
-        activations: &products::BF16_TILES,
-        convert: Some(products::narrow),
-        tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
-    },
     enter: tile::configure,
     leave: tile::release,
     prompt_attention: Some(PromptAttention {

@@ -159,26 +159,6 @@ unsafe fn half(
     }
 }
 
-/// Rounds a panel of floats, `[kc][16]`, to B tiles.
-///
-/// # Safety
-/// `from` is `kc * 16` floats with kc a multiple of 32, `out` has room for as many bf16.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn narrow(from: *const f32, kc: usize, out: *mut f32) {
-    for p in 0..kc / 2 {
-        // SAFETY: rows 2 p and 2 p + 1 of the panel, row p of the tiles.
-        unsafe {
-            let (even, odd) = (
-                _mm512_loadu_ps(from.add(32 * p)),
-                _mm512_loadu_ps(from.add(32 * p + 16)),
-            );
-            out.cast::<__m512i>()
-                .add(p)
-                .write_unaligned(pair(even, odd));
-        }
-    }
-}
-
 /// Multiplies `MS` strips by all tokens, 32 tokens at a time.
 ///
 /// # Safety
