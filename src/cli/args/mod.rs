@@ -125,7 +125,8 @@ pub(super) struct ComputeArgs {
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
-    /// Compute from the file's own weight layout instead of repacking weights for the kernels
+    /// Keep weights in the file's own layout, and repack them each time they are read: takes less
+    /// memory, and more time
     #[arg(long)]
     no_repack: bool,
     /// Lock the CPU's copies of weights in memory, so that none is swapped out
