@@ -4,6 +4,7 @@
 //! grids of eight have levels in its nibbles: the first four weights in the low ones. Magnitudes
 //! are at most 62; with signs they become codes around 64.
 
+use super::planes::each_of_four;
 use super::{Format, FormatInfo, GpuScales, Transposed, Visitor};
 use crate::simd::Simd;
 use octavo_quant::{TensorType, grids};
@@ -268,7 +269,7 @@ format! {
             (word::<S, IQ3_XXS>(block, 3 * g + H), word::<S, IQ3_XXS>(block, 3 * g + 2));
         let (first, second) =
             (eight_signs::<S>(signs, 14 * H), eight_signs::<S>(signs, 14 * H + 7));
-        std::array::from_fn(#[inline(always)] |j| {
+        each_of_four(#[inline(always)] |j| {
             let point = S::gather(&IQ3_XXS_GRID, field::<S>(at, 8 * j, 255));
             negate::<S>(point, if j < 2 { first } else { second }, 4 * (j % 2))
         })
@@ -293,7 +294,7 @@ format! {
         let (at, signs) =
             (word::<S, IQ3_S>(block, 3 * g + H), word::<S, IQ3_S>(block, 3 * g + 2));
         let high = S::load_u8(block.add((6 + g) * S::R));
-        std::array::from_fn(#[inline(always)] |j| {
+        each_of_four(#[inline(always)] |j| {
             let point = S::gather(&IQ3_S_GRID, index::<S>(at, 8 * j, high, 4 * H + j, 1));
             negate::<S>(point, signs, 16 * H + 4 * j)
         })

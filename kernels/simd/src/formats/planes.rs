@@ -72,6 +72,13 @@ pub(super) unsafe fn plane_codes<S: Simd, F: Format + ?Sized, const H: usize>(
     }
 }
 
+/// Four vectors of codes. Unlike the standard library's functions of arrays, it is always inlined:
+/// a function of its own would not have the instruction set.
+#[inline(always)]
+pub(super) fn each_of_four<I>(codes: impl Fn(usize) -> I) -> [I; 4] {
+    [codes(0), codes(1), codes(2), codes(3)]
+}
+
 /// The largest code: of a table, or of a number of bits.
 pub(super) const fn largest(table: Option<[u8; 16]>, bits: usize) -> u8 {
     let Some(table) = table else {

@@ -1,6 +1,6 @@
 //! Codes of one or two bits, or ternary digits, less one, times one f16 scale.
 
-use super::planes::plane_codes;
+use super::planes::{each_of_four, plane_codes};
 use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, two_bits};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
@@ -60,7 +60,7 @@ format! {
     gpu None,
     codes S, H(block, g) in 52 bytes, up to 2 {
         let half = 2 * g + H;
-        std::array::from_fn(#[inline(always)] |j| {
+        each_of_four(#[inline(always)] |j| {
             let (word, n) = match half {
                 0..10 => (4 * H + j, g),
                 10..15 => (8 + j, half - 10),
