@@ -21,6 +21,14 @@ macro_rules! lanes {
     };
 }
 
+/// Applies an operation to the unsigned 16-bit halves of two lanes; of results, the lower halves
+/// count.
+#[inline(always)]
+fn of_halves(a: i32, b: i32, f: impl Fn(u32, u32) -> u32) -> i32 {
+    let (a, b) = (a as u32, b as u32);
+    (f(a & 0xffff, b & 0xffff) & 0xffff | f(a >> 16, b >> 16) << 16) as i32
+}
+
 impl Simd for Portable {
     const R: usize = 8;
     type F = F8;
@@ -155,6 +163,14 @@ impl Simd for Portable {
             );
             (i32::from(low) & 0xffff) | high << 16
         })
+    }
+    #[inline(always)]
+    unsafe fn mul16(a: I8, b: I8) -> I8 {
+        lanes!(I8, |i| of_halves(a.0[i], b.0[i], |a, b| a * b))
+    }
+    #[inline(always)]
+    unsafe fn mul16_high(a: I8, b: I8) -> I8 {
+        lanes!(I8, |i| of_halves(a.0[i], b.0[i], |a, b| (a * b) >> 16))
     }
     #[inline(always)]
     unsafe fn and(a: I8, b: I8) -> I8 {

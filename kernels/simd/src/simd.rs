@@ -64,6 +64,10 @@ pub trait Simd: Copy {
     unsafe fn isub(a: Self::I, b: Self::I) -> Self::I;
     /// Subtracts 16-bit halves of lanes.
     unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
+    /// Lower halves of the products of unsigned 16-bit halves of lanes.
+    unsafe fn mul16(a: Self::I, b: Self::I) -> Self::I;
+    /// Upper halves of these products.
+    unsafe fn mul16_high(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;

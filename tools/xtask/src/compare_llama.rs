@@ -5,13 +5,18 @@
 //! best one counts. Speeds are medians over the rounds; the spread is that of the per-round ratios.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use crate::model;
 use crate::side::{self, median, text};
+
+/// Layers of a model of one type: enough that the time of its output matrix does not decide.
+const TYPE_LAYERS: u32 = 6;
 
 /// Measure Octavo and llama.cpp side by side
 #[derive(Debug, Args)]
@@ -21,6 +26,7 @@ Examples:
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 \
 --csv tools/bench/my-machine.csv
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build-cuda model.gguf --device cuda -p 512,2048
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build --types IQ3_S,TQ2_0,NVFP4
 
 No other work should run: with more threads than free CPUs both programs wait at barriers, and \
 ratios mean nothing. The
@@ -28,7 +34,17 @@ spread shows it; cargo xtask busy measures beside other work. Of more threads th
 CPUs Octavo takes as many as CPUs.")]
 pub(crate) struct CompareArgs {
     /// GGUF file
-    model: PathBuf,
+    #[arg(required_unless_present = "types")]
+    model: Option<PathBuf>,
+    /// Weight types to measure, one after the other, in place of a file: six layers of a 0.6B model
+    /// with random weights, all of the type
+    #[arg(
+        long,
+        value_name = "TYPES",
+        value_delimiter = ',',
+        conflicts_with = "model"
+    )]
+    types: Vec<String>,
     /// Folder with llama-bench, or the build folder above its bin
     #[arg(long, value_name = "DIR")]
     llama_cpp: PathBuf,
@@ -134,18 +150,38 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     }
     let llama = side::find(&args.llama_cpp, "llama-bench")?;
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
+    let programs = (octavo.as_path(), llama.as_path());
+    if let Some(model) = &args.model {
+        return compare_model(args, programs, model);
+    }
+    let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+    for ty in &args.types {
+        let path = dir.path().join(format!("{ty}.gguf"));
+        model::write_of_type(ty, TYPE_LAYERS, &path)?;
+        compare_model(args, programs, &path)?;
+        fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Measures a model with both programs, ours and llama-bench, and prints the table.
+fn compare_model(
+    args: &CompareArgs,
+    (octavo, llama): (&Path, &Path),
+    model: &Path,
+) -> Result<(), String> {
     let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
         // each program goes first equally often
         for turn in [round % 2 == 1, round.is_multiple_of(2)] {
-            let mut command = Command::new(if turn { &octavo } else { &llama });
+            let mut command = Command::new(if turn { octavo } else { llama });
             if turn {
                 ours_alone(&mut command, args);
             } else {
                 command.args(args.device.llama_settings());
             }
-            let records = measure(common(&mut command, args))?;
+            let records = measure(common(&mut command, args, model))?;
             if turn {
                 about = records[0].clone();
                 samples(&records, round, |_| String::new(), &mut ours)?;
@@ -177,8 +213,8 @@ fn ours_alone(command: &mut Command, args: &CompareArgs) {
 }
 
 /// Adds the arguments that both programs share.
-fn common<'c>(command: &'c mut Command, args: &CompareArgs) -> &'c mut Command {
-    command.arg("-m").arg(&args.model).args([
+fn common<'c>(command: &'c mut Command, args: &CompareArgs, model: &Path) -> &'c mut Command {
+    command.arg("-m").arg(model).args([
         "-t",
         &args.threads,
         "-p",

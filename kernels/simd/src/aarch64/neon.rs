@@ -112,6 +112,21 @@ impl<D: Dot> Simd for Neon<D> {
                 ))
             })
         }
+        mul16(a: I, b: I) -> I {
+            [0, 1].map(#[inline(always)] |i| {
+                vreinterpretq_s32_u16(vmulq_u16(
+                    vreinterpretq_u16_s32(a[i]),
+                    vreinterpretq_u16_s32(b[i]),
+                ))
+            })
+        }
+        mul16_high(a: I, b: I) -> I {
+            [0, 1].map(#[inline(always)] |i| {
+                let (a, b) = (vreinterpretq_u16_s32(a[i]), vreinterpretq_u16_s32(b[i]));
+                let low = vshrn_n_u32::<16>(vmull_u16(vget_low_u16(a), vget_low_u16(b)));
+                vreinterpretq_s32_u16(vshrn_high_n_u32::<16>(low, vmull_high_u16(a, b)))
+            })
+        }
         and(a: I, b: I) -> I { [vandq_s32(a[0], b[0]), vandq_s32(a[1], b[1])] }
         or(a: I, b: I) -> I { [vorrq_s32(a[0], b[0]), vorrq_s32(a[1], b[1])] }
         xor(a: I, b: I) -> I { [veorq_s32(a[0], b[0]), veorq_s32(a[1], b[1])] }

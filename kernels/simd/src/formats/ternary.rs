@@ -71,27 +71,24 @@ format! {
     }
 }
 
-/// Digit `n` of every byte, a fraction of 256 in base 3, the first digit first.
+/// Digit `n`, below 5, of every byte, a fraction of 256 in base 3, the first digit first.
 #[inline(always)]
 unsafe fn ternary_digit<S: Simd>(v: S::I, n: usize) -> S::I {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        let mask = S::iset1(0x00ff_00ff);
-        let (mut even, mut odd) = (S::and(v, mask), S::and(S::shr(v, 8), mask));
-        for _ in 0..n {
-            even = S::and(S::iadd(even, S::shl(even, 1)), mask);
-            odd = S::and(S::iadd(odd, S::shl(odd, 1)), mask);
-        }
-        // three times a byte has the next digit above the byte
-        let (even, odd) = (
-            S::iadd(even, S::shl(even, 1)),
-            S::iadd(odd, S::shl(odd, 1)),
-        );
-        let digits = S::iset1(0x0003_0003);
-        let even = S::and(S::shr(even, 8), digits);
-        S::or(even, S::and(odd, S::shl(digits, 8)))
+        // bytes as the upper ones of 16 bits: multiplied by a power of three, the digits before
+        // digit n are lost, and three times the rest carries it out
+        let (power, three) = (S::iset1(POWERS[n] * 0x0001_0001), S::iset1(0x0003_0003));
+        let mask = S::iset1(0xff00_ff00_u32 as i32);
+        let (even, odd) = (S::and(S::shl(v, 8), mask), S::and(v, mask));
+        let even = S::mul16_high(S::mul16(even, power), three);
+        let odd = S::mul16_high(S::mul16(odd, power), three);
+        S::or(even, S::shl(odd, 8))
     }
 }
+
+/// Powers of three.
+const POWERS: [i32; 5] = [1, 3, 9, 27, 81];
 
 family!(
     decoded(Q1_0),

@@ -52,6 +52,8 @@ unsafe fn of_integers<S: Simd>(
         is("isub", S::isub(v, w));
         is("sub16", S::sub16(v, w));
         is("and, or", S::or(S::and(v, w), S::iset1(b[1] & 0xff)));
+        is("mul16", S::mul16(v, w));
+        is("mul16_high", S::mul16_high(v, w));
         is("xor", S::xor(v, w));
         let words = std::array::from_fn::<u32, 64, _>(|i| (b[i % 16] as u32).rotate_left(i as u32));
         is("gather", S::gather(&words, S::and(v, S::iset1(63))));

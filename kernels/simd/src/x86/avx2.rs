@@ -91,6 +91,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         iadd(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
         isub(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
         sub16(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi16(a, b) }
+        mul16(a: __m256i, b: __m256i) -> __m256i { _mm256_mullo_epi16(a, b) }
+        mul16_high(a: __m256i, b: __m256i) -> __m256i { _mm256_mulhi_epu16(a, b) }
         and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
         or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
         xor(a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }

@@ -58,6 +58,8 @@ impl Simd for Avx512 {
         iadd(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         isub(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         sub16(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
+        mul16(a: __m512i, b: __m512i) -> __m512i { _mm512_mullo_epi16(a, b) }
+        mul16_high(a: __m512i, b: __m512i) -> __m512i { _mm512_mulhi_epu16(a, b) }
         and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }

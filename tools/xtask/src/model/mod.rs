@@ -187,6 +187,21 @@ impl Types {
     }
 }
 
+/// Writes a model of the shape of Qwen3 0.6B with this number of layers and all matrices of one
+/// type.
+pub(crate) fn write_of_type(ty: &str, layers: u32, out: &Path) -> Result<(), String> {
+    run(&ModelArgs {
+        arch: Arch::Qwen3,
+        preset: Preset::B0_6,
+        layers: Some(layers),
+        ty: ty.to_owned(),
+        pure: true,
+        seed: 0,
+        out: out.to_owned(),
+        mmproj: None,
+    })
+}
+
 /// Runs the task.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     let mut shape = Shape::of(args.arch, args.preset)?;
