@@ -87,8 +87,8 @@ pub(super) fn prompt_bits() -> Named<PromptBits> {
 pub(super) fn prompt_bits_help() -> &'static str {
     "Bits of activations in prefill with quantized weights on a CPU: 16, or 8, which is faster and \
      has a KL divergence from exact logits of 0.35 times llama.cpp's on average, 1.6 times at \
-     worst. No effect with AMX, Arm and GPUs (on AVX2 without VNNI with Q8_0, IQ2, IQ3 and IQ4), \
-     which have one way only"
+     worst. No effect with AMX, Arm, GPUs, IQ1 to IQ3, TQ1_0, TQ2_0, Q1_0 and Q2_0 (on AVX2 \
+     without VNNI also Q8_0 and IQ4), which have one way only"
 }
 
 fn target_names() -> Vec<&'static str> {

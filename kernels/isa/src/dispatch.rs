@@ -243,7 +243,7 @@ macro_rules! code_kernels {
                     tiled: None,
                 },
                 decoded_int16_panel::<F>,
-                decoded_prompt_int8::<F>(),
+                None,
             )
         }
 
@@ -335,9 +335,6 @@ macro_rules! prompt_int8 {
         fn prompt_int8<F: Format>() -> Option<PromptKernels> {
             None
         }
-        fn decoded_prompt_int8<F: Format>() -> Option<PromptKernels> {
-            None
-        }
     };
     ($simd:ty, [$width:literal], $attributes:tt) => {
         target_fns! { $attributes
@@ -346,50 +343,13 @@ macro_rules! prompt_int8 {
             ) = int8::pack_tokens::<$simd>;
             fn int8_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 int8::panel::<$simd, F>;
-            fn int8_of_codes [const GROUP: usize] (
-                from: *const batch::Panel, k: usize, out: *mut f32,
-            ) = int8::panel_of_codes::<$simd, GROUP>;
             fn int8_tiles [
                 const GROUP: usize, const MIN: bool, const DOTS: usize, const MS: usize
             ] (a: &gemm::Tiles<'_>) = int8::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>;
         }
         activations!(INT8, Int8, $width tokens, 2 bytes, pack_int8);
 
-        /// Converts k in `k0..k1` of a packed strip to a panel of bytes, by way of its codes.
-        ///
-        /// # Safety
-        /// As [`int8::panel`].
-        unsafe fn decoded_int8_panel<F: Format>(
-            strip: *const u8,
-            k0: usize,
-            k1: usize,
-            out: *mut f32,
-        ) {
-            let kernels = const { &decoded::<F>() };
-            // SAFETY: the caller's promise.
-            unsafe {
-                batch::converted(kernels, strip, (k0, k1), |panel| {
-                    if F::GROUP == 16 {
-                        int8_of_codes::<16>(panel, k1 - k0, out);
-                    } else {
-                        int8_of_codes::<32>(panel, k1 - k0, out);
-                    }
-                });
-            }
-        }
-
         fn prompt_int8<F: Format>() -> Option<PromptKernels> {
-            int8_kernels::<F>(int8_panel::<F>)
-        }
-
-        fn decoded_prompt_int8<F: Format>() -> Option<PromptKernels> {
-            int8_kernels::<F>(decoded_int8_panel::<F>)
-        }
-
-        /// Collects the kernels of a format's panels, if sums of its codes fit.
-        fn int8_kernels<F: Format>(
-            panel: unsafe fn(*const u8, usize, usize, *mut f32),
-        ) -> Option<PromptKernels> {
             macro_rules! tiles {
                 ($group:literal, $min:literal, $dots:literal) => {
                     [int8_tiles::<$group, $min, $dots, 1>, int8_tiles::<$group, $min, $dots, 2>]
@@ -398,7 +358,7 @@ macro_rules! prompt_int8 {
             let dots = const { int8::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
             Some(PromptKernels {
                 activations: &INT8,
-                panel,
+                panel: int8_panel::<F>,
                 tiles: match (F::GROUP, F::MIN, dots) {
                     (16, false, 4) => tiles!(16, false, 4),
                     (16, false, 2) => tiles!(16, false, 2),

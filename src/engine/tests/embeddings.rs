@@ -72,8 +72,14 @@ fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
     vectors
 }
 
-/// Returns the failures of one golden; adds our errors as ratios to llama.cpp's.
-fn check(engine: &Engine, path: &Path, limit: Option<f64>, ratios: &mut Vec<f64>) -> Vec<String> {
+/// Returns the failures of one golden; adds our errors as ratios to llama.cpp's. A single vector may
+/// by chance be one that llama.cpp's error is small in: `rounding` is allowed in any.
+fn check(
+    engine: &Engine,
+    path: &Path,
+    (limit, rounding): (Option<f64>, f64),
+    ratios: &mut Vec<f64>,
+) -> Vec<String> {
     let golden = Embedded::read(path).expect("a golden");
     let mut faults = Vec::new();
     for (name, pooling, theirs, exact) in [
@@ -91,7 +97,7 @@ fn check(engine: &Engine, path: &Path, limit: Option<f64>, ratios: &mut Vec<f64>
         if limit.is_none() {
             ratios.push(ours / theirs);
         }
-        let limit = limit.unwrap_or(theirs);
+        let limit = limit.unwrap_or(theirs.max(rounding));
         if ours.is_nan() || ours > limit {
             let path = path.display();
             faults.push(format!(
@@ -114,6 +120,8 @@ fn vectors_are_those_of_llama_cpp() {
             continue;
         }
         let mut ratios = Vec::new();
+        // an error of twice what rounding adds to a product
+        let rounding = 4.0 * isa.prompt_rounding().products.powi(2);
         for (model, of_f32) in MODELS {
             for (ty, limit) in [("F32", Some(of_f32)), ("Q8_0", None)] {
                 let name = format!("{model}-{ty}");
@@ -121,7 +129,12 @@ fn vectors_are_those_of_llama_cpp() {
                 let engine = load(&file, IsaChoice::Only(isa), 2);
                 for prompt in ["sum", "fox"] {
                     let golden = format!("arch/goldens/{name}/{prompt}.safetensors");
-                    let found = check(&engine, &shared.join(golden), limit, &mut ratios);
+                    let found = check(
+                        &engine,
+                        &shared.join(golden),
+                        (limit, rounding),
+                        &mut ratios,
+                    );
                     faults.extend(found.into_iter().map(|fault| format!("{isa} {fault}")));
                 }
             }

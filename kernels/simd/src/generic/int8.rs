@@ -17,7 +17,6 @@
 //! more of them than [`ByteDots::MAX_SUM`] holds. In 32 bits a group is far from the end:
 //! `32 * 127 * 255` is about 2^20.
 
-use super::batch::{Decoded, Panel};
 use super::gemm::{KC, Tiles, store, tile_width};
 use super::gemv::integers;
 use crate::act::ACT_GROUP;
@@ -140,30 +139,6 @@ pub unsafe fn panel<S: ByteDots, F: Format>(strip: *const u8, k0: usize, k1: usi
                     }
                 }
             }
-        }
-    }
-}
-
-/// Converts a decoded panel, of a format without minima and with scales for every `GROUP`, to a
-/// panel of bytes of `k` weights a row.
-///
-/// # Safety
-/// The first strip of `from` has them; `out` has the room.
-#[inline(always)]
-pub unsafe fn panel_of_codes<S: ByteDots, const GROUP: usize>(
-    from: *const Panel,
-    k: usize,
-    out: *mut f32,
-) {
-    // SAFETY: as `panel`.
-    unsafe {
-        let mut decoded = Decoded::<S>::of(from);
-        for i in 0..k / 4 {
-            S::store_bytes(out.cast::<u8>().add(i * 4 * S::R), decoded.codes());
-        }
-        let scales = out.add(k / 4 * S::R);
-        for g in 0..k / GROUP {
-            S::store(scales.add(g * S::R), decoded.scale());
         }
     }
 }
