@@ -169,9 +169,10 @@ impl Scratch {
         self.out.grow(QUERY_ROWS * padded(head_dim));
         let rows = extent.most_rows().min(GENERATED_ROWS);
         self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
+        // for prompts too, so that memory does not lack only once the first token is out
+        let pairs = model.matrices.iter().map(Matrix::pair_bytes);
+        self.packed.grow(pairs.max().unwrap_or(0).div_ceil(4));
         if extent.phase == Phase::Decode {
-            let pairs = model.matrices.iter().map(Matrix::pair_bytes);
-            self.packed.grow(pairs.max().unwrap_or(0).div_ceil(4));
             let rows = extent.most_rows();
             let bytes = model.matrices.iter().filter_map(|matrix| {
                 let tiled = matrix.tiled().filter(|tiled| tiled.fewest <= rows)?;
