@@ -2,8 +2,8 @@
 //! of 16 or 32.
 
 use super::{
-    Format, GpuScales, FormatInfo, Transposed, Visitor, eight, nibbles, six_bits, spread, spread_more,
-    two_bits,
+    Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
+    spread_more, two_bits,
 };
 use crate::simd::Simd;
 use octavo_quant::TensorType;
