@@ -119,7 +119,8 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
     let mut turn = 0;
-    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+    let sources = paths.into_iter().flatten().map(ModelSource::Path);
+    for (model, source) in sources.enumerate() {
         let bits = |isa: Isa| {
             let all = PromptBits::ALL.into_iter();
             all.filter(move |bits| *bits == PromptBits::Sixteen || isa.has_byte_prompts())
@@ -128,6 +129,9 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
         // the scalar kernels are slow, and run with the models above
         let is_left_out = |isa: &Isa| *isa == Isa::Scalar && !is_full();
         let isas = Isa::available().into_iter().filter(|isa| !is_left_out(isa));
+        // the best one with each model, the others by turns
+        let (best, others): (Vec<Isa>, Vec<Isa>) = isas.partition(|isa| *isa == Isa::best());
+        let isas = best.into_iter().chain(some_of(others, model, 3));
         for (isa, prompt_bits) in isas.flat_map(bits) {
             let run = |threads, batch| {
                 let options = EngineOptions {
