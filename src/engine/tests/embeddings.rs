@@ -72,8 +72,8 @@ fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
     vectors
 }
 
-/// Returns the failures of one golden; adds our errors as ratios to llama.cpp's. A single vector may
-/// by chance be one that llama.cpp's error is small in: `rounding` is allowed in any.
+/// Returns the failures of one golden; adds our errors as ratios to llama.cpp's. A single vector
+/// may by chance be one that llama.cpp's error is small in: `rounding` is allowed in any.
 fn check(
     engine: &Engine,
     path: &Path,
