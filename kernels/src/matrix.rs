@@ -327,8 +327,8 @@ impl Matrix {
                 let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes();
                 let mut room = [0; KC * MAX_R * size_of::<f32>()];
                 let strip = &mut room[..(at(k1) - at(k0)) * r];
-                let (source, blocks) = (source.bytes(), at(k0)..at(k1));
-                self.strip_rows.pack(kernels, source, s, blocks, strip);
+                let rows = &source.bytes()[self.strip_rows.of(s)];
+                self.strip_rows.pack(kernels, rows, at(k0)..at(k1), strip);
                 // SAFETY: these blocks of the strip are k from 0 on; the rest as above.
                 unsafe { (kernels.prompt.panel)(strip.as_ptr(), 0, k1 - k0, out.as_mut_ptr()) };
             }

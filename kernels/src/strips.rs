@@ -42,18 +42,17 @@ impl StripRows {
         at..(at + self.bytes()).min(expert + expert_bytes)
     }
 
-    /// Packs the blocks of a strip's rows that begin at these bytes of each row.
+    /// Packs the blocks at these bytes of each of a strip's rows, which lie one after the other.
     pub(crate) fn pack(
         &self,
         kernels: &Packed,
-        source: &[u8],
-        strip: usize,
+        strip: &[u8],
         blocks: Range<usize>,
         out: &mut [u8],
     ) {
         let mut rows = [&[][..]; MAX_R];
         let mut n = 0;
-        for row in source[self.of(strip)].chunks_exact(self.row_bytes) {
+        for row in strip.chunks_exact(self.row_bytes) {
             rows[n] = &row[blocks.clone()];
             n += 1;
         }
@@ -94,10 +93,7 @@ impl StripRows {
                 for (strip, to) in to.chunks_exact_mut(strip_bytes).enumerate() {
                     let at = self.of(first + strip);
                     end = at.end;
-                    let from = source.rows(at, &mut room);
-                    let rows: Vec<&[u8]> = from.chunks_exact(self.row_bytes).collect();
-                    // SAFETY: as in `pack`.
-                    unsafe { (kernels.pack)(&rows, to) };
+                    self.pack(kernels, source.rows(at, &mut room), 0..self.row_bytes, to);
                 }
                 source.passed(start..end);
             }
@@ -158,7 +154,8 @@ impl<'a> Strips<'a> {
                 let room = room.bytes_mut();
                 for (strip, to) in strips.clone().zip(room.chunks_exact_mut(bytes)) {
                     let all = 0..self.rows.row_bytes;
-                    self.rows.pack(self.kernels, source, strip, all, to);
+                    self.rows
+                        .pack(self.kernels, &source[self.rows.of(strip)], all, to);
                 }
                 room.as_ptr()
             }

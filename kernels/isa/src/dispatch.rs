@@ -196,9 +196,9 @@ macro_rules! code_kernels {
             ) = int16::pack_tokens::<$simd>;
             fn int16_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 int16::panel::<$simd, F>;
-            fn int16_of_codes [const GROUP: usize] (
-                from: *const batch::Panel, k: usize, offset: i32, out: *mut f32,
-            ) = int16::panel_of_codes::<$simd, GROUP>;
+            fn int16_of_codes [] (
+                from: *const batch::Panel, k: usize, group: usize, offset: i32, out: *mut f32,
+            ) = int16::panel_of_codes::<$simd>;
             fn int16_tiles [const GROUP: usize, const MIN: bool, const MS: usize] (
                 a: &gemm::Tiles<'_>,
             ) = int16::tiles::<$simd, GROUP, MIN, MS, $width>;
@@ -274,14 +274,11 @@ macro_rules! code_kernels {
             out: *mut f32,
         ) {
             let kernels = const { &decoded::<F>() };
-            // SAFETY: the caller's promise.
+            // SAFETY: the strip has these blocks, the panel gets all their codes, and `out` has the
+            // room.
             unsafe {
                 batch::converted(kernels, strip, (k0, k1), |panel| {
-                    if F::GROUP == 16 {
-                        int16_of_codes::<16>(panel, k1 - k0, F::OFFSET, out);
-                    } else {
-                        int16_of_codes::<32>(panel, k1 - k0, F::OFFSET, out);
-                    }
+                    int16_of_codes(panel, k1 - k0, F::GROUP, F::OFFSET, out);
                 });
             }
         }

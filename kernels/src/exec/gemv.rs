@@ -94,12 +94,13 @@ impl SectionPart<'_> {
         let place = |slot: Slot| self.view.buffers[slot].0.wrapping_add(at);
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
         // again.
+        let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
             strip,
             tiled,
             packed,
             ..
-        } = unsafe { self.scratches.of(self.w.thread) };
+        } = scratch;
         // both from one pointer: borrowing the scratch again would invalidate the first borrow
         let near = strip.as_mut_ptr();
         let other = near.wrapping_add(m * width);

@@ -1,4 +1,5 @@
-//! What clients of llama-server send to its own routes, and read from their answers.
+//! Requests that clients of llama-server send to its own routes, and fields they read from the
+//! answers.
 
 use octavo_server::Options;
 use serde_json::{Value, json};

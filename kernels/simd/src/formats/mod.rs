@@ -356,7 +356,7 @@ pub fn has_minimum(ty: TensorType) -> bool {
     row(ty).is_some_and(|row| row.planes().is_some_and(|blocks| blocks.min))
 }
 
-/// FormatInfo `i` of the scales of `r` rows: rows are neighbours.
+/// Row `i` of the scales of `r` rows: rows are neighbours.
 pub struct Transposed<'a> {
     pub meta: &'a mut [u8],
     pub i: usize,

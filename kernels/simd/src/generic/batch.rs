@@ -303,7 +303,7 @@ pub unsafe fn converted(
     let (block_len, block_bytes) = kernels.block;
     let mut panel = MaybeUninit::<Panel>::uninit();
     let block = strip.wrapping_add(k0 / block_len * block_bytes);
-    // SAFETY: the caller's promise.
+    // SAFETY: the strip has these blocks, and the panel room for as many.
     unsafe { (kernels.unpack)(block, (k1 - k0) / block_len, panel.as_mut_ptr(), 0) };
     convert(panel.as_ptr());
 }
@@ -330,13 +330,20 @@ impl<S: Simd> Decoded<S> {
         }
     }
 
-    /// The next four codes of each row, as they were before [`Simd::spread`].
+    /// The next sixteen codes of each row, four to a vector, as [`Format::codes`] gives them.
     ///
     /// # Safety
     /// As [`Decoded::of`].
     #[inline(always)]
-    pub unsafe fn codes(&mut self) -> S::I {
-        // SAFETY: the caller's promise.
+    pub unsafe fn codes(&mut self) -> [S::I; 4] {
+        // SAFETY: the panel has sixteen more codes of each row.
+        unsafe { [self.four(), self.four(), self.four(), self.four()] }
+    }
+
+    /// The next four codes of each row, as they were before [`Simd::spread`].
+    #[inline(always)]
+    unsafe fn four(&mut self) -> S::I {
+        // SAFETY: the panel has four more codes of each row, in `SPREAD` vectors.
         unsafe {
             let [first, second] = load_codes::<S>(self.codes);
             self.codes = self.codes.add(S::SPREAD * 4 * S::R);
@@ -354,7 +361,7 @@ impl<S: Simd> Decoded<S> {
     /// As [`Decoded::of`].
     #[inline(always)]
     pub unsafe fn scale(&mut self) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: the panel has the scales of another group.
         unsafe {
             let scale = S::load(self.scales);
             self.scales = self.scales.add(S::R);

@@ -168,15 +168,16 @@ pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, 
     }
 }
 
-/// Converts a decoded panel, of a format without minima and with scales for every `GROUP`, to a
+/// Converts a decoded panel, of a format without minima and with scales for every `group`, to a
 /// panel of pairs of `k` weights a row, less `offset`.
 ///
 /// # Safety
 /// The first strip of `from` has them; `out` has the room.
 #[inline(always)]
-pub unsafe fn panel_of_codes<S: Simd, const GROUP: usize>(
+pub unsafe fn panel_of_codes<S: Simd>(
     from: *const Panel,
     k: usize,
+    group: usize,
     offset: i32,
     out: *mut f32,
 ) {
@@ -185,14 +186,10 @@ pub unsafe fn panel_of_codes<S: Simd, const GROUP: usize>(
     // SAFETY: as `panel`.
     unsafe {
         let mut decoded = Decoded::<S>::of(from);
-        for _ in 0..k / GROUP {
+        for _ in 0..k / group {
             let mut products = S::iset1(0);
-            for _ in 0..GROUP / 16 {
-                let codes = std::array::from_fn(
-                    #[inline(always)]
-                    |_| decoded.codes(),
-                );
-                products = S::iadd(products, widen::<S>(codes, offset, out));
+            for _ in 0..group / 16 {
+                products = S::iadd(products, widen::<S>(decoded.codes(), offset, out));
                 out = out.add(32 * S::R);
             }
             S::store(scales, decoded.scale());

@@ -49,14 +49,10 @@ impl Rows {
 /// As [`products::panel`].
 unsafe fn decoded_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
     let kernels = const { &super::avx512::decoded::<F>() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the strip has these blocks, the panel gets all their codes, and `out` has the room.
     unsafe {
         batch::converted(kernels, strip, (k0, k1), |panel| {
-            if F::GROUP == 16 {
-                products::panel_of_codes::<16>(panel, k1 - k0, F::OFFSET, out);
-            } else {
-                products::panel_of_codes::<32>(panel, k1 - k0, F::OFFSET, out);
-            }
+            products::panel_of_codes(panel, k1 - k0, F::GROUP, F::OFFSET, out);
         });
     }
 }

@@ -90,15 +90,16 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
     }
 }
 
-/// Converts a decoded panel, of a format without minima and with scales for every `GROUP`, to B
+/// Converts a decoded panel, of a format without minima and with scales for every `group`, to B
 /// tiles of `k` weights a row.
 ///
 /// # Safety
 /// As [`octavo_simd::generic::int16::panel_of_codes`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn panel_of_codes<const GROUP: usize>(
+pub(crate) unsafe fn panel_of_codes(
     from: *const Panel,
     k: usize,
+    group: usize,
     offset: i32,
     out: *mut f32,
 ) {
@@ -106,14 +107,10 @@ pub(crate) unsafe fn panel_of_codes<const GROUP: usize>(
     // SAFETY: as `panel`.
     unsafe {
         let mut decoded = Decoded::<Avx512>::of(from);
-        for _ in 0..k / GROUP {
+        for _ in 0..k / group {
             let scale = (decoded.scale(), _mm512_setzero_ps());
-            for _ in 0..GROUP / 16 {
-                let codes = std::array::from_fn(
-                    #[inline(always)]
-                    |_| decoded.codes(),
-                );
-                half(codes, scale, offset, out);
+            for _ in 0..group / 16 {
+                half(decoded.codes(), scale, offset, out);
                 out = out.add(8);
             }
         }
