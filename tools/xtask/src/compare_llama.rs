@@ -15,9 +15,6 @@ use serde_json::Value;
 use crate::model;
 use crate::side::{self, median, text};
 
-/// Layers of a model of one type: enough that the time of its output matrix does not decide.
-const TYPE_LAYERS: u32 = 6;
-
 /// Measure Octavo and llama.cpp side by side
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -157,7 +154,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     for ty in &args.types {
         let path = dir.path().join(format!("{ty}.gguf"));
-        model::write_of_type(ty, TYPE_LAYERS, &path)?;
+        model::write_named(ty, &path)?;
         compare_model(args, programs, &path)?;
         fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     }

@@ -10,6 +10,7 @@ mod gpu;
 mod model;
 mod nvrtc;
 mod random;
+mod regress;
 mod side;
 mod skips;
 mod tensors;
@@ -39,6 +40,7 @@ enum Task {
     Nvrtc(nvrtc::NvrtcArgs),
     /// Formatting, lints, unit tests and most of the engine's tests: minutes after a change
     Quick,
+    Regress(regress::RegressArgs),
     Skips(skips::SkipsArgs),
     Tensors(Box<tensors::TensorsArgs>),
     Tolerances(tolerances::TolerancesArgs),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
         Task::Quick => check::quick(),
+        Task::Regress(args) => regress::run(&args),
         Task::Skips(args) => skips::run(&args),
         Task::Tensors(args) => tensors::run(&args),
         Task::Tolerances(args) => tolerances::run(&args),

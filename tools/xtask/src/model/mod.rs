@@ -187,15 +187,22 @@ impl Types {
     }
 }
 
-/// Writes a model of the shape of Qwen3 0.6B with this number of layers and all matrices of one
-/// type.
-pub(crate) fn write_of_type(ty: &str, layers: u32, out: &Path) -> Result<(), String> {
+/// Layers of a model of one type: enough that the time of its output matrix does not decide.
+const TYPE_LAYERS: u32 = 6;
+
+/// Writes a model to measure with: of a weight type, which all matrices of some layers of Qwen3
+/// 0.6B have, or `experts`, two layers of Qwen3 30B A3B.
+pub(crate) fn write_named(name: &str, out: &Path) -> Result<(), String> {
+    let (arch, preset, layers, ty) = match name {
+        "experts" => (Arch::Qwen3moe, Preset::B30A3, 2, "Q4_K_M"),
+        ty => (Arch::Qwen3, Preset::B0_6, TYPE_LAYERS, ty),
+    };
     run(&ModelArgs {
-        arch: Arch::Qwen3,
-        preset: Preset::B0_6,
+        arch,
+        preset,
         layers: Some(layers),
         ty: ty.to_owned(),
-        pure: true,
+        pure: name == ty,
         seed: 0,
         out: out.to_owned(),
         mmproj: None,
