@@ -221,7 +221,7 @@ macro_rules! code_kernels {
             packed::<F>(
                 pack,
                 CodeKernels {
-                    row: Some([gemv::<F, 1, 1>, gemv::<F, 2, 1>]),
+                    row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
                     batch: batch::BatchKernels {
                         few: Some([gemv::<F, 2, 2>, gemv::<F, 2, 3>]),
                         ..decoded::<F>()
@@ -233,12 +233,12 @@ macro_rules! code_kernels {
             )
         }
 
-        /// Collects the kernels of a format whose codes are read from panels.
+        /// Collects the kernels of a format whose codes are read from panels, but for one row.
         fn packed_decoded<F: Format>(pack: unsafe fn(&[&[u8]], &mut [u8])) -> Packed {
             packed::<F>(
                 pack,
                 CodeKernels {
-                    row: None,
+                    row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
                     batch: decoded::<F>(),
                     tiled: None,
                 },

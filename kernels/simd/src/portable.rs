@@ -195,6 +195,16 @@ impl Simd for Portable {
         ))
     }
     #[inline(always)]
+    unsafe fn reflect(a: I8, sum: u8, plane: I8, bit: u32) -> I8 {
+        lanes!(I8, |i| {
+            let (a, plane) = (a.0[i].to_le_bytes(), plane.0[i].to_le_bytes());
+            i32::from_le_bytes([0, 1, 2, 3].map(|b| match plane[b] >> bit & 1 {
+                1 => sum.wrapping_sub(a[b]),
+                _ => a[b],
+            }))
+        })
+    }
+    #[inline(always)]
     unsafe fn shr(a: I8, n: u32) -> I8 {
         lanes!(I8, |i| ((a.0[i] as u32) >> n) as i32)
     }

@@ -73,8 +73,36 @@ pub trait Simd: Copy {
     unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
     /// Reads a word of the table for every lane, which is an index below its length.
     unsafe fn gather(table: &[u32], index: Self::I) -> Self::I;
+    /// Reads an entry of the table for both 16-bit halves of every lane, which are indices below
+    /// its length.
+    unsafe fn halves<const N: usize>(table: &Halves<N>, index: Self::I) -> Self::I {
+        // SAFETY: no lane has more than 16 of its own; indices are below N.
+        unsafe {
+            let mut entries = [0u16; 32];
+            Self::store_bytes(entries.as_mut_ptr().cast(), index);
+            for entry in &mut entries[..2 * Self::R] {
+                *entry = *table.entries.get_unchecked(usize::from(*entry));
+            }
+            Self::load_bytes(entries.as_ptr().cast())
+        }
+    }
+    /// Half `half` of every lane, 0 or 1, in both halves.
+    #[inline(always)]
+    unsafe fn half_twice(a: Self::I, half: usize) -> Self::I {
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe {
+            if half == 0 {
+                Self::or(Self::and(a, Self::iset1(0xffff)), Self::shl(a, 16))
+            } else {
+                Self::or(Self::shr(a, 16), Self::and(a, Self::iset1(-0x1_0000)))
+            }
+        }
+    }
     /// Replaces every byte, below 16, by that entry of the table.
     unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
+    /// Replaces every byte by `sum` less the byte, where bit `bit` of the same byte of `plane` is
+    /// set; wraps around.
+    unsafe fn reflect(a: Self::I, sum: u8, plane: Self::I, bit: u32) -> Self::I;
     /// Logical shift of each 32-bit lane, `n < 32`.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
@@ -136,6 +164,20 @@ pub trait Simd: Copy {
     unsafe fn prefetch(p: *const u8);
     /// Prefetches the line at `p` into the L2 cache.
     unsafe fn prefetch_far(p: *const u8);
+}
+
+/// A table of half words.
+#[repr(C, align(64))]
+pub struct Halves<const N: usize> {
+    pub entries: [u16; N],
+    /// Read with the last entry by loads of whole words.
+    after: u16,
+}
+
+impl<const N: usize> Halves<N> {
+    pub const fn new(entries: [u16; N]) -> Halves<N> {
+        Halves { entries, after: 0 }
+    }
 }
 
 /// Vectors that multiply bytes with signed bytes, for prompts in 8 bits.

@@ -5,7 +5,7 @@ use crate::act::{ActRow, Form};
 use crate::function::{Activation, Function};
 use crate::generic::batch::BatchKernels;
 pub use crate::generic::batch::CodeKernel;
-use crate::generic::{attention, batch, elementwise, gemm, recurrence, routing};
+use crate::generic::{attention, elementwise, gemm, recurrence, routing};
 use crate::kv_layout::{KvShape, KvType, KvTypes};
 use octavo_quant::TensorType;
 
@@ -81,37 +81,12 @@ pub struct FloatKernels {
 /// Kernels that multiply integer activations by one weight format.
 #[derive(Clone, Copy)]
 pub struct CodeKernels {
-    /// Multiply one strip, and a pair of them, by one row; by a panel if there are no such kernels.
-    pub row: Option<[CodeKernel; 2]>,
+    /// Multiply one strip, and a pair of them, by one row.
+    pub row: [CodeKernel; 2],
     /// Multiplies a pair of strips by several rows.
     pub batch: BatchKernels,
     /// Multiplies a pair of strips by many rows, on a matrix unit.
     pub tiled: Option<TiledKernels>,
-}
-
-impl CodeKernels {
-    /// Multiplies `count` strips, 1 or 2, by one row.
-    ///
-    /// # Safety
-    /// `strips` are as many strips of `k` weights a row, each of the given bytes and number of
-    /// rows; `x` is a row of `k` activations; `out` has room for the results. The kernels are of
-    /// this CPU.
-    pub unsafe fn multiply_row(
-        &self,
-        strips: (*const u8, usize, usize),
-        count: usize,
-        k: usize,
-        x: &ActRow,
-        out: *mut f32,
-    ) {
-        // SAFETY: passed on.
-        unsafe {
-            match self.row {
-                Some(kernels) => kernels[count - 1](strips.0, k, x, (out, 0)),
-                None => batch::row(&self.batch, strips, count, k, x, out),
-            }
-        }
-    }
 }
 
 /// Kernels that multiply integer activations of many rows by one weight format, on a matrix unit.

@@ -326,7 +326,6 @@ impl SectionPart<'_> {
     ) {
         let matrix = product.matrix;
         let (cols, groups) = (matrix.cols, matrix.cols / ACT_GROUP);
-        let weights = (strips.at, strips.bytes, strips.r);
         let input = |choice: u32| -> ActRow {
             let row = self.input_of(product, choice);
             self.view.codes[product.task.reads_codes].at_group(row * groups)
@@ -339,12 +338,13 @@ impl SectionPart<'_> {
                 for (i, choice) in choices.iter().enumerate() {
                     rows.at_group(i * groups).copy_from(&input(*choice), groups);
                 }
+                let weights = (strips.at, strips.bytes, strips.r);
                 let (x, to) = ((&rows, choices.len()), (near.at, near.width));
                 return batch::strips(&kernels.batch, weights, cols, x, to);
             }
             for (i, choice) in choices.iter().enumerate() {
                 let to = near.at.add(i * near.width);
-                kernels.multiply_row(weights, strips.count, cols, &input(*choice), to);
+                kernels.row[strips.count - 1](strips.at, cols, &input(*choice), (to, 0));
             }
         }
     }

@@ -176,11 +176,10 @@ impl SectionPart<'_> {
                     self.multiply_rows(by, kernels, pair, rows, tiled, to);
                 }
                 Gemv::Codes(kernels) => {
-                    let strips = (pair.at, pair.bytes, pair.r);
                     for row in rows.clone() {
                         let to = to.0.add((row - rows.start) * to.1);
                         let x = self.codes(by, row);
-                        kernels.multiply_row(strips, pair.count, by.cols, &x, to);
+                        kernels.row[pair.count - 1](pair.at, by.cols, &x, (to, 0));
                     }
                 }
                 Gemv::Float(kernels) => {

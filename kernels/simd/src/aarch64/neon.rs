@@ -145,6 +145,14 @@ impl<D: Dot> Simd for Neon<D> {
                 |a| vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(a))),
             )
         }
+        reflect(a: I, sum: u8, plane: I, bit: u32) -> I {
+            [0, 1].map(#[inline(always)] |i| {
+                let codes = vreinterpretq_u8_s32(a[i]);
+                let where_set = vtstq_u8(vreinterpretq_u8_s32(plane[i]), vdupq_n_u8(1 << bit));
+                let other = vsubq_u8(vdupq_n_u8(sum), codes);
+                vreinterpretq_s32_u8(vbslq_u8(where_set, other, codes))
+            })
+        }
         shr(a: I, n: u32) -> I {
             let n = vdupq_n_s32(-(n as i32));
             a.map(

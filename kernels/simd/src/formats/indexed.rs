@@ -1,27 +1,31 @@
 //! Formats whose codes are points of a grid, found by index: eight weights, or four, to an index.
 //!
-//! An index selects a word of a table. Grids of four weights have their magnitudes in its bytes,
-//! grids of eight have levels in its nibbles: the first four weights in the low ones. Magnitudes
-//! are at most 62; with signs they become codes around 64.
+//! An index selects an entry of a table, which has the weights' levels. Those of IQ2 and IQ3 are
+//! magnitudes, at most 62; with signs they become codes around 64.
 
 use super::planes::each_of_four;
 use super::{Format, FormatInfo, GpuScales, Transposed, Visitor};
-use crate::simd::Simd;
+use crate::simd::{Halves, Simd};
 use octavo_quant::{TensorType, grids};
 
 /// Added to signed magnitudes.
 const MIDDLE: u8 = 64;
-/// Magnitudes of IQ2's three levels.
+/// Magnitudes of IQ2's levels.
 const IQ2_LEVELS: [i8; 3] = [8, 25, 43];
-/// The same as codes.
-const IQ2_CODES: [u8; 16] = table(&IQ2_LEVELS, 1, MIDDLE);
+/// Magnitudes of IQ3's levels.
+const IQ3_XXS_LEVELS: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+const IQ3_S_LEVELS: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
+/// Codes of the levels, which are numbered in two bits, of four: the lower or the upper two.
+const IQ2_CODES: [u8; 16] = two_times(table(&IQ2_LEVELS, 1, MIDDLE));
+const IQ3_XXS_CODES: [u8; 16] = table(&IQ3_XXS_LEVELS, 1, MIDDLE);
+const IQ3_S_CODES: [u8; 16] = table(&IQ3_S_LEVELS, 1, MIDDLE);
 /// Codes of IQ1's three levels, in eighths, with the shift of one eighth added.
 const IQ1_CODES: [u8; 16] = table(&[-1, 0, 1], 8, 17);
 
 /// Levels times a factor plus an offset, as a table of codes.
-const fn table(levels: &[i8; 3], factor: i8, offset: u8) -> [u8; 16] {
+const fn table<const L: usize>(levels: &[i8; L], factor: i8, offset: u8) -> [u8; 16] {
     let (mut codes, mut i) = ([0; 16], 0);
-    while i < 3 {
+    while i < L {
         codes[i] = (levels[i] * factor) as u8;
         codes[i] = codes[i].wrapping_add(offset);
         i += 1;
@@ -29,44 +33,69 @@ const fn table(levels: &[i8; 3], factor: i8, offset: u8) -> [u8; 16] {
     codes
 }
 
-/// Points of eight values as words of levels in nibbles.
-const fn nibbles_of<const N: usize>(points: &[[i8; 8]; N], levels: &[i8; 3]) -> [u32; N] {
+/// The codes of levels 1 to 3 once more, at four times their numbers.
+const fn two_times(mut codes: [u8; 16]) -> [u8; 16] {
+    let mut level = 1;
+    while level < 4 {
+        codes[4 * level] = codes[level];
+        level += 1;
+    }
+    codes
+}
+
+/// Levels of a point's values, each shifted by the bits that `places` says.
+const fn entry<const L: usize, const M: usize>(
+    point: &[i8; M],
+    levels: &[i8; L],
+    places: &[u32; M],
+) -> u32 {
+    let (mut entry, mut i) = (0, 0);
+    while i < M {
+        let mut level = 0;
+        while levels[level] != point[i] {
+            level += 1;
+        }
+        entry |= (level as u32) << places[i];
+        i += 1;
+    }
+    entry
+}
+
+/// Points as words with levels in nibbles: the first four values in the low ones.
+const fn words_of<const N: usize>(points: &[[i8; 8]; N], levels: &[i8; 3]) -> [u32; N] {
     let (mut words, mut at) = ([0; N], 0);
     while at < N {
-        let mut i = 0;
-        while i < 8 {
-            let mut level = 0;
-            while levels[level] != points[at][i] {
-                level += 1;
-            }
-            words[at] |= (level as u32) << (8 * (i % 4) + 4 * (i / 4));
-            i += 1;
-        }
+        words[at] = entry(&points[at], levels, &[0, 8, 16, 24, 4, 12, 20, 28]);
         at += 1;
     }
     words
 }
 
-/// Points of four magnitudes as words of codes.
-const fn bytes_of<const N: usize>(points: &[[i8; 4]; N]) -> [u32; N] {
-    let (mut words, mut at) = ([0; N], 0);
+/// Points as half words, of which [`signed_points`] and [`signed_fours`] read the levels.
+const fn halves_of<const N: usize, const L: usize, const M: usize>(
+    points: &[[i8; M]; N],
+    levels: &[i8; L],
+    places: &[u32; M],
+) -> Halves<N> {
+    let (mut halves, mut at) = ([0; N], 0);
     while at < N {
-        let mut i = 0;
-        while i < 4 {
-            words[at] |= ((points[at][i] as u8 + MIDDLE) as u32) << (8 * i);
-            i += 1;
-        }
+        halves[at] = entry(&points[at], levels, places) as u16;
         at += 1;
     }
-    words
+    Halves::new(halves)
 }
 
-static IQ1_GRID: [u32; 2048] = nibbles_of(&grids::IQ1, &[-1, 0, 1]);
-static IQ2_XXS_GRID: [u32; 256] = nibbles_of(&grids::IQ2_XXS, &IQ2_LEVELS);
-static IQ2_XS_GRID: [u32; 512] = nibbles_of(&grids::IQ2_XS, &IQ2_LEVELS);
-static IQ2_S_GRID: [u32; 1024] = nibbles_of(&grids::IQ2_S, &IQ2_LEVELS);
-static IQ3_XXS_GRID: [u32; 256] = bytes_of(&grids::IQ3_XXS);
-static IQ3_S_GRID: [u32; 512] = bytes_of(&grids::IQ3_S);
+/// Bits of eight levels in a half word, two each: the first four in the low nibbles of its bytes.
+const OF_EIGHT: [u32; 8] = [0, 8, 2, 10, 4, 12, 6, 14];
+/// Bits of four levels in a half word, a nibble each.
+const OF_FOUR: [u32; 4] = [0, 8, 4, 12];
+
+static IQ1_GRID: [u32; 2048] = words_of(&grids::IQ1, &[-1, 0, 1]);
+static IQ2_XXS_GRID: Halves<256> = halves_of(&grids::IQ2_XXS, &IQ2_LEVELS, &OF_EIGHT);
+static IQ2_XS_GRID: Halves<512> = halves_of(&grids::IQ2_XS, &IQ2_LEVELS, &OF_EIGHT);
+static IQ2_S_GRID: Halves<1024> = halves_of(&grids::IQ2_S, &IQ2_LEVELS, &OF_EIGHT);
+static IQ3_XXS_GRID: Halves<256> = halves_of(&grids::IQ3_XXS, &IQ3_XXS_LEVELS, &OF_FOUR);
+static IQ3_S_GRID: Halves<512> = halves_of(&grids::IQ3_S, &IQ3_S_LEVELS, &OF_FOUR);
 
 /// Word `at` of every row.
 #[inline(always)]
@@ -93,43 +122,120 @@ unsafe fn index<S: Simd>(low: S::I, from: usize, high: S::I, above: usize, mask:
     }
 }
 
-/// Seven signs from bit `from` on, and the eighth, which makes the number of minus signs even.
+/// Signs of 32 weights of a row in plane order: bit `j` of byte `i` is that of weight `4 j + i`,
+/// which a vector of codes has in byte `i`.
+fn sign_plane(signs: [u8; 4]) -> u32 {
+    // bit i of a nibble becomes the lowest of byte i
+    let spread = |nibble: u8| (u32::from(nibble) * 0x0020_4081) & 0x0101_0101;
+    let plane = |(l, eight): (usize, u8)| (spread(eight & 15) | spread(eight >> 4) << 1) << (2 * l);
+    signs.into_iter().enumerate().map(plane).sum()
+}
+
+/// Four times seven signs in plane order. The number of minus signs among eight weights is even, so
+/// that the eighth sign need not be stored: bit `l` of `others` has its place.
+fn seven_signs(sevens: [u8; 4], others: u8) -> u32 {
+    sign_plane(std::array::from_fn(|l| sevens[l] & 127 | (others >> l & 1) << 7))
+}
+
+/// The place of the eighth sign of eight weights, number `l` of 32.
+const fn eighth(l: usize) -> usize {
+    25 + 2 * l
+}
+
+/// Puts eighth signs in their places, in which [`seven_signs`] left other bits.
 #[inline(always)]
-unsafe fn eight_signs<S: Simd>(v: S::I, from: usize) -> S::I {
+unsafe fn even_signs<S: Simd>(plane: S::I) -> S::I {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        let seven = field::<S>(v, from, 127);
-        let mut parity = S::xor(seven, S::shr(seven, 4));
-        parity = S::xor(parity, S::shr(parity, 2));
+        // of all four bytes, and of neighbouring bits: of eight weights in every second bit
+        let mut parity = S::xor(plane, S::shr(plane, 16));
+        parity = S::xor(parity, S::shr(parity, 8));
         parity = S::xor(parity, S::shr(parity, 1));
-        S::or(seven, S::shl(S::and(parity, S::iset1(1)), 7))
+        S::xor(plane, S::shl(S::and(parity, S::iset1(0x55)), eighth(0) as u32))
     }
 }
 
-/// Negates the codes whose bit is set: bit `from + i` of a lane for code `i`.
+/// The scale in the places of eighth signs.
 #[inline(always)]
-unsafe fn negate<S: Simd>(codes: S::I, signs: S::I, from: usize) -> S::I {
+unsafe fn scale_of_signs<S: Simd>(plane: S::I) -> S::I {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        let four = field::<S>(signs, from, 15);
-        // bit i to the lowest of byte i
-        let low = S::or(four, S::shl(four, 7));
-        let bits = S::and(S::or(low, S::shl(low, 14)), S::iset1(0x0101_0101));
-        // 127 - (64 + m) + 1 = 64 - m
-        let flip = S::isub(S::shl(bits, 7), bits);
-        S::iadd(S::xor(codes, flip), bits)
+        // bits 0, 2, 4 and 6 to the lowest four
+        let apart = field::<S>(plane, eighth(0), 0x55);
+        let pairs = S::and(S::or(apart, S::shr(apart, 1)), S::iset1(0x33));
+        S::and(S::or(pairs, S::shr(pairs, 2)), S::iset1(15))
     }
 }
 
-/// Eight signed weights of IQ2: four from the first sign on, four more.
+/// Four codes around [`MIDDLE`] with the signs of plane `j`.
 #[inline(always)]
-unsafe fn signed_point<S: Simd>(grid: &'static [u32], index: S::I, signs: S::I) -> [S::I; 2] {
+unsafe fn signed<S: Simd>(codes: S::I, plane: S::I, j: usize) -> S::I {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe { S::reflect(codes, 2 * MIDDLE, plane, j as u32) }
+}
+
+/// The two bytes of `from`, starting at bit `at`, as the lowest ones of halves.
+#[inline(always)]
+unsafe fn bytes_in_halves<S: Simd>(from: S::I, at: usize) -> S::I {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe { field::<S>(from, at, 0x00ff_00ff) }
+}
+
+/// Upper bits of two indices, in halves, above their lower eight bits: those from bits `first` and
+/// `second` of `from` on, as many as `mask` has.
+#[inline(always)]
+unsafe fn above_bytes<S: Simd>(from: S::I, first: i32, second: i32, mask: i32) -> S::I {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let moved = |at: i32, to: i32| match to - at {
+            up @ 0.. => S::shl(from, up as u32),
+            down => S::shr(from, -down as u32),
+        };
+        S::or(
+            S::and(moved(first, 8), S::iset1(mask << 8)),
+            S::and(moved(second, 24), S::iset1(mask << 24)),
+        )
+    }
+}
+
+/// Sixteen signed weights of IQ2, of the points that the halves of `index` select, with the signs
+/// of planes from `j` on.
+#[inline(always)]
+unsafe fn signed_points<S: Simd, const N: usize>(
+    grid: &'static Halves<N>,
+    index: S::I,
+    plane: S::I,
+    j: usize,
+) -> [S::I; 4] {
     // SAFETY: indices are below the length of their format's grid.
     unsafe {
-        let levels = S::gather(grid, index);
-        let first = S::lookup(field::<S>(levels, 0, 0x0f0f_0f0f), &IQ2_CODES);
-        let second = S::lookup(field::<S>(levels, 4, 0x0f0f_0f0f), &IQ2_CODES);
-        [negate::<S>(first, signs, 0), negate::<S>(second, signs, 4)]
+        let levels = S::halves(grid, index);
+        let both = [S::half_twice(levels, 0), S::half_twice(levels, 1)];
+        each_of_four(#[inline(always)] |i| {
+            let four = field::<S>(both[i / 2], 4 * (i % 2), 0x0c0c_0303);
+            signed::<S>(S::lookup(four, &IQ2_CODES), plane, j + i)
+        })
+    }
+}
+
+/// Sixteen signed weights of IQ3, of the points that the halves of `even` select, the first and the
+/// third, and those of `odd`, with the signs of planes from `j` on.
+#[inline(always)]
+unsafe fn signed_fours<S: Simd, const N: usize>(
+    (grid, codes): (&'static Halves<N>, &[u8; 16]),
+    [even, odd]: [S::I; 2],
+    plane: S::I,
+    j: usize,
+) -> [S::I; 4] {
+    // SAFETY: indices are below the length of their format's grid.
+    unsafe {
+        let levels = [S::halves(grid, even), S::halves(grid, odd)];
+        each_of_four(#[inline(always)] |i| {
+            let twice = S::half_twice(levels[i % 2], i / 2);
+            let low = S::and(twice, S::iset1(0x0000_0f0f));
+            let four = S::or(low, field::<S>(twice, 4, 0x0f0f_0000));
+            signed::<S>(S::lookup(four, codes), plane, j + i)
+        })
     }
 }
 
@@ -173,16 +279,42 @@ unsafe fn nibble<S: Simd>(bytes: *const u8, g: usize) -> S::I {
     unsafe { field::<S>(S::load_u8(bytes.add(g / 2 * S::R)), 4 * (g % 2), 15) }
 }
 
-/// Copies words of rows in turn: `N` bytes of each of the sources, group after group.
-fn interleave<const M: usize>(words: &mut [u8], sources: [(&[u8], usize); M]) {
-    let group: usize = sources.iter().map(|(_, bytes)| bytes).sum();
-    for (g, words) in words.chunks_exact_mut(group).enumerate() {
-        let mut at = 0;
-        for (source, bytes) in sources {
-            words[at..at + bytes].copy_from_slice(&source[g * bytes..(g + 1) * bytes]);
-            at += bytes;
-        }
+/// Writes the words of every 32 weights, the bytes of their indices and the signs, which `parts`
+/// makes of `M` bytes.
+#[inline(always)]
+fn with_signs<const N: usize, const M: usize>(
+    words: &mut [u8],
+    raw: &[u8],
+    parts: impl Fn(&[u8; M]) -> ([u8; N], u32),
+) {
+    for (words, raw) in words.chunks_exact_mut(N + 4).zip(raw.as_chunks::<M>().0) {
+        let (indices, signs) = parts(raw);
+        let (of_indices, of_signs) = words.split_at_mut(N);
+        of_indices.copy_from_slice(&indices);
+        of_signs.copy_from_slice(&signs.to_le_bytes());
     }
+}
+
+/// As [`with_signs`], of indices and signs that lie apart.
+#[inline(always)]
+fn with_signs_from<const N: usize>(
+    words: &mut [u8],
+    (indices, signs): (&[u8], &[u8]),
+    parts: impl Fn([u8; N], [u8; 4]) -> ([u8; N], u32),
+) {
+    let both = indices.as_chunks::<N>().0.iter().zip(signs.as_chunks::<4>().0);
+    for (words, (indices, signs)) in words.chunks_exact_mut(N + 4).zip(both) {
+        let (indices, signs) = parts(*indices, *signs);
+        words[..N].copy_from_slice(&indices);
+        words[N..].copy_from_slice(&signs.to_le_bytes());
+    }
+}
+
+/// Four times seven signs and a scale, as a word of the file has them.
+#[inline(always)]
+fn signs_and_scale(word: [u8; 4]) -> u32 {
+    let word = u32::from_le_bytes(word);
+    seven_signs([0, 7, 14, 21].map(|at| (word >> at) as u8), (word >> 28) as u8)
 }
 
 format! {
@@ -191,40 +323,50 @@ format! {
     block_scales [0],
     scales S([d], meta, g) {
         let signs = word::<S, IQ2_XXS>(meta, 2 * g + 1);
-        (odd_scale::<S>(d, S::shr(signs, 28), 0.125), S::zero())
+        (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.125), S::zero())
     }
-    unpack(raw, words) { words.copy_from_slice(&raw[2..]) }
+    unpack(raw, words) {
+        with_signs(words, &raw[2..], |&[a, b, c, d, signs @ ..]: &[u8; 8]| {
+            ([a, c, b, d], signs_and_scale(signs))
+        });
+    }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
     gpu None,
     codes S, H(block, g) in 64 bytes, up to 107 {
-        let (at, signs) = (word::<S, IQ2_XXS>(block, 2 * g), word::<S, IQ2_XXS>(block, 2 * g + 1));
-        eights(#[inline(always)] |i| {
-            let l = 2 * H + i;
-            let signs = eight_signs::<S>(signs, 7 * l);
-            signed_point::<S>(&IQ2_XXS_GRID, field::<S>(at, 8 * l, 255), signs)
-        })
+        let at = word::<S, IQ2_XXS>(block, 2 * g);
+        let signs = even_signs::<S>(word::<S, IQ2_XXS>(block, 2 * g + 1));
+        signed_points::<S, 256>(&IQ2_XXS_GRID, bytes_in_halves::<S>(at, 8 * H), signs, 4 * H)
     }
 }
 
 format! {
-    /// Indices of 9 bits with seven signs, and a 4-bit scale for every 16.
+    /// Indices of 9 bits with seven signs, and a 4-bit scale for every 16. The highest bits of
+    /// indices are in the places of eighth signs.
     IQ2_XS: 256 weights, meta 10, low 0, high 0, top 0, group 16, offset 64, min false, table None,
     block_scales [0],
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
-    unpack(raw, words) { words.copy_from_slice(&raw[2..66]) }
+    unpack(raw, words) {
+        with_signs(words, &raw[2..66], |&[a, s0, b, s1, c, s2, d, s3]: &[u8; 8]| {
+            let signs = [s0, s1, s2, s3];
+            let highest = (0..4).map(|l| (signs[l] & 1) << l).sum();
+            ([a, c, b, d], seven_signs(signs.map(|signs| signs >> 1), highest))
+        });
+    }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
         meta.bytes(2, &raw[66..]);
     }
     gpu None,
     codes S, H(block, g) in 64 bytes, up to 107 {
-        let both = word::<S, IQ2_XS>(block, 2 * g + H);
-        eights(#[inline(always)] |i| {
-            let signs = eight_signs::<S>(both, 16 * i + 9);
-            signed_point::<S>(&IQ2_XS_GRID, field::<S>(both, 16 * i, 511), signs)
-        })
+        let at = word::<S, IQ2_XS>(block, 2 * g);
+        let plane = word::<S, IQ2_XS>(block, 2 * g + 1);
+        let signs = even_signs::<S>(plane);
+        let highest = [2 * H, 2 * H + 1].map(|l| eighth(l) as i32);
+        let above = above_bytes::<S>(plane, highest[0], highest[1], 1);
+        let at = S::or(bytes_in_halves::<S>(at, 8 * H), above);
+        signed_points::<S, 512>(&IQ2_XS_GRID, at, signs, 4 * H)
     }
 }
 
@@ -235,7 +377,11 @@ format! {
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
-    unpack(raw, words) { interleave(words, [(&raw[2..34], 4), (&raw[34..66], 4)]) }
+    unpack(raw, words) {
+        with_signs_from(words, (&raw[2..34], &raw[34..66]), |[a, b, c, d], signs| {
+            ([a, c, b, d], sign_plane(signs))
+        });
+    }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
         meta.bytes(2, &raw[74..]);
@@ -245,11 +391,9 @@ format! {
     codes S, H(block, g) in 64 bytes, up to 107 {
         let (at, signs) = (word::<S, IQ2_S>(block, 2 * g), word::<S, IQ2_S>(block, 2 * g + 1));
         let high = S::load_u8(block.add((10 + g) * S::R));
-        eights(#[inline(always)] |i| {
-            let l = 2 * H + i;
-            let at = index::<S>(at, 8 * l, high, 2 * l, 3);
-            signed_point::<S>(&IQ2_S_GRID, at, S::shr(signs, 8 * l as u32))
-        })
+        let above = above_bytes::<S>(high, 4 * H as i32, 4 * H as i32 + 2, 3);
+        let at = S::or(bytes_in_halves::<S>(at, 8 * H), above);
+        signed_points::<S, 1024>(&IQ2_S_GRID, at, signs, 4 * H)
     }
 }
 
@@ -259,20 +403,20 @@ format! {
     block_scales [0],
     scales S([d], meta, g) {
         let signs = word::<S, IQ3_XXS>(meta, 3 * g + 2);
-        (odd_scale::<S>(d, S::shr(signs, 28), 0.25), S::zero())
+        (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.25), S::zero())
     }
-    unpack(raw, words) { interleave(words, [(&raw[2..66], 8), (&raw[66..], 4)]) }
+    unpack(raw, words) {
+        with_signs_from(words, (&raw[2..66], &raw[66..]), |at: [u8; 8], signs| {
+            (at, signs_and_scale(signs))
+        });
+    }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
     gpu None,
     codes S, H(block, g) in 96 bytes, up to 126 {
-        let (at, signs) =
-            (word::<S, IQ3_XXS>(block, 3 * g + H), word::<S, IQ3_XXS>(block, 3 * g + 2));
-        let (first, second) =
-            (eight_signs::<S>(signs, 14 * H), eight_signs::<S>(signs, 14 * H + 7));
-        each_of_four(#[inline(always)] |j| {
-            let point = S::gather(&IQ3_XXS_GRID, field::<S>(at, 8 * j, 255));
-            negate::<S>(point, if j < 2 { first } else { second }, 4 * (j % 2))
-        })
+        let at = word::<S, IQ3_XXS>(block, 3 * g + H);
+        let signs = even_signs::<S>(word::<S, IQ3_XXS>(block, 3 * g + 2));
+        let at = [bytes_in_halves::<S>(at, 0), bytes_in_halves::<S>(at, 8)];
+        signed_fours::<S, 256>((&IQ3_XXS_GRID, &IQ3_XXS_CODES), at, signs, 4 * H)
     }
 }
 
@@ -283,7 +427,11 @@ format! {
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 1.0), S::zero())
     }
-    unpack(raw, words) { interleave(words, [(&raw[2..66], 8), (&raw[74..106], 4)]) }
+    unpack(raw, words) {
+        with_signs_from(words, (&raw[2..66], &raw[74..106]), |at: [u8; 8], signs| {
+            (at, sign_plane(signs))
+        });
+    }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
         meta.bytes(2, &raw[106..]);
@@ -294,10 +442,13 @@ format! {
         let (at, signs) =
             (word::<S, IQ3_S>(block, 3 * g + H), word::<S, IQ3_S>(block, 3 * g + 2));
         let high = S::load_u8(block.add((6 + g) * S::R));
-        each_of_four(#[inline(always)] |j| {
-            let point = S::gather(&IQ3_S_GRID, index::<S>(at, 8 * j, high, 4 * H + j, 1));
-            negate::<S>(point, signs, 16 * H + 4 * j)
-        })
+        let pair = |first: usize| {
+            let above = 4 * H as i32 + first as i32;
+            let above = above_bytes::<S>(high, above, above + 2, 1);
+            S::or(bytes_in_halves::<S>(at, 8 * first), above)
+        };
+        let at = [pair(0), pair(1)];
+        signed_fours::<S, 512>((&IQ3_S_GRID, &IQ3_S_CODES), at, signs, 4 * H)
     }
 }
 

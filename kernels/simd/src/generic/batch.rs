@@ -9,7 +9,6 @@ use super::gemv::{FEW, dot_to_sum};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
-use crate::table::MAX_R;
 use std::mem::MaybeUninit;
 
 /// k of a panel, at most: a multiple of every block length.
@@ -261,30 +260,6 @@ unsafe fn load_codes<S: Simd>(at: *const u8) -> [S::I; 2] {
         } else {
             [first, S::load_bytes(at.add(4 * S::R))]
         }
-    }
-}
-
-/// Multiplies a strip, or a pair of them, by one row, by way of a panel.
-///
-/// # Safety
-/// As [`strips`], of `count` strips and one row; `out` has room for as many results.
-pub unsafe fn row(
-    kernels: &BatchKernels,
-    (strip, strip_bytes, r): (*const u8, usize, usize),
-    count: usize,
-    k: usize,
-    x: &ActRow,
-    out: *mut f32,
-) {
-    // SAFETY: the caller's promise; a strip without a neighbour is its own, and the results of the
-    // second one go nowhere.
-    unsafe {
-        if count == STRIPS {
-            return strips(kernels, (strip, strip_bytes, r), k, (x, 1), (out, 0));
-        }
-        let mut both = [0.0f32; STRIPS * MAX_R];
-        strips(kernels, (strip, 0, r), k, (x, 1), (both.as_mut_ptr(), 0));
-        std::ptr::copy_nonoverlapping(both.as_ptr(), out, r);
     }
 }
 

@@ -61,6 +61,23 @@ unsafe fn of_integers<S: Simd>(
             "lookup",
             S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table),
         );
+        for bit in 0..8 {
+            is("reflect", S::reflect(v, 128, w, bit));
+        }
+        let entries = std::array::from_fn(|i| (i as u16).wrapping_mul(0x9e37));
+        is(
+            "halves",
+            S::halves::<64>(&Halves::new(entries), S::and(v, S::iset1(0x003f_003f))),
+        );
+        let entries = std::array::from_fn(|i| (i as u16).wrapping_mul(0x9e37));
+        is(
+            "halves",
+            S::halves::<1024>(&Halves::new(entries), S::and(v, S::iset1(0x03ff_03ff))),
+        );
+        is(
+            "half twice",
+            S::isub(S::half_twice(v, 0), S::half_twice(v, 1)),
+        );
         for (n, name) in [
             (0, "shift by 0"),
             (4, "shift by 4"),

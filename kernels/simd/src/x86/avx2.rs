@@ -3,7 +3,7 @@
 
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
-use crate::simd::{ByteDots, Simd};
+use crate::simd::{ByteDots, Halves, Simd};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -99,9 +99,21 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         gather(table: &[u32], index: __m256i) -> __m256i {
             _mm256_i32gather_epi32::<4>(table.as_ptr().cast(), index)
         }
+        half_twice(a: __m256i, half: usize) -> __m256i {
+            let bytes = if half == 0 { 0x0100_0100 } else { 0x0302_0302 };
+            let lanes = _mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c);
+            let from = _mm_add_epi32(_mm_set1_epi32(bytes), lanes);
+            _mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(from))
+        }
         lookup(a: __m256i, table: &[u8; 16]) -> __m256i {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), a)
+        }
+        reflect(a: __m256i, sum: u8, plane: __m256i, bit: u32) -> __m256i {
+            let bit = _mm256_set1_epi8(1 << bit);
+            let where_set = _mm256_cmpeq_epi8(_mm256_and_si256(plane, bit), bit);
+            let other = _mm256_sub_epi8(_mm256_set1_epi8(sum as i8), a);
+            _mm256_blendv_epi8(a, other, where_set)
         }
         shr(a: __m256i, n: u32) -> __m256i { _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         shl(a: __m256i, n: u32) -> __m256i { _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
@@ -134,6 +146,21 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         dot2(acc: __m256i, w: __m256i, x: __m256i) -> __m256i { multiply_add::<VNNI>(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves<const N: usize>(table: &Halves<N>, index: __m256i) -> __m256i {
+        let entries = table.entries.as_ptr().cast();
+        let low = 0xffff;
+        // SAFETY: a word of every lane is read from an entry below N on, which another half word
+        // follows; the instruction set is the caller's promise.
+        unsafe {
+            let first = _mm256_and_si256(index, _mm256_set1_epi32(low));
+            let first = _mm256_i32gather_epi32::<2>(entries, first);
+            let second = _mm256_i32gather_epi32::<2>(entries, _mm256_srli_epi32::<16>(index));
+            let first = _mm256_and_si256(first, _mm256_set1_epi32(low));
+            _mm256_or_si256(first, _mm256_slli_epi32::<16>(second))
+        }
     }
 
     #[inline(always)]

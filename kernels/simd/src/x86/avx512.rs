@@ -3,7 +3,7 @@
 use super::{multiply_add_at_once, ops};
 use crate::act::Act4;
 use crate::prefetch::is_amd;
-use crate::simd::{ByteDots, Simd};
+use crate::simd::{ByteDots, Halves, Simd};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -66,8 +66,18 @@ impl Simd for Avx512 {
         gather(table: &[u32], index: __m512i) -> __m512i {
             _mm512_i32gather_epi32::<4>(index, table.as_ptr().cast())
         }
+        half_twice(a: __m512i, half: usize) -> __m512i {
+            let bytes = if half == 0 { 0x0100_0100 } else { 0x0302_0302 };
+            let lanes = _mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c);
+            let from = _mm_add_epi32(_mm_set1_epi32(bytes), lanes);
+            _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(from))
+        }
         lookup(a: __m512i, table: &[u8; 16]) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+        }
+        reflect(a: __m512i, sum: u8, plane: __m512i, bit: u32) -> __m512i {
+            let where_set = _mm512_test_epi8_mask(plane, _mm512_set1_epi8(1 << bit));
+            _mm512_mask_sub_epi8(a, where_set, _mm512_set1_epi8(sum as i8), a)
         }
         shr(a: __m512i, n: u32) -> __m512i { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         shl(a: __m512i, n: u32) -> __m512i { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
@@ -90,6 +100,33 @@ impl Simd for Avx512 {
         dot2(acc: __m512i, w: __m512i, x: __m512i) -> __m512i { multiply_add_at_once(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
+    }
+
+    /// Permutes 64 entries at a time by the lowest six bits, and selects by the others.
+    #[inline(always)]
+    unsafe fn halves<const N: usize>(table: &Halves<N>, index: __m512i) -> __m512i {
+        const { assert!(N.is_power_of_two() && N >= 64 && N <= 1024) };
+        // SAFETY: loads of 64 entries each below N; the instruction set is the caller's promise.
+        unsafe {
+            let entries = table.entries.as_ptr();
+            let mut found = [index; 16];
+            let mut n = N / 64;
+            for (i, found) in found[..n].iter_mut().enumerate() {
+                let first = _mm512_loadu_si512(entries.add(64 * i).cast());
+                let second = _mm512_loadu_si512(entries.add(64 * i + 32).cast());
+                *found = _mm512_permutex2var_epi16(first, index, second);
+            }
+            let mut bit = 64;
+            while n > 1 {
+                let is_set = _mm512_test_epi16_mask(index, _mm512_set1_epi16(bit));
+                n /= 2;
+                for i in 0..n {
+                    found[i] = _mm512_mask_blend_epi16(is_set, found[2 * i], found[2 * i + 1]);
+                }
+                bit *= 2;
+            }
+            found[0]
+        }
     }
 
     #[inline(always)]
