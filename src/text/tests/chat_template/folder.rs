@@ -145,7 +145,6 @@ const NOT_READ: &[&str] = &[
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-    "fireworks-ai-llama-3-firefunction-v2",
 ];
 
 /// Returns whether the pieces have exactly these calls.
