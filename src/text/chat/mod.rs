@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use context::Unfit;
-pub use continued::Continued;
+pub use continued::{Continued, ContinuedPart};
 use guard::Budget;
 pub use message::{Content, Conversation, Message, ToolCall, thinking};
 use shape::{Shape, Shapes};
