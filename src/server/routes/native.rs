@@ -57,8 +57,8 @@ struct Style {
     return_tokens: bool,
     /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
-    /// Whether a stream tells how much of the prompt is computed.
-    return_progress: bool,
+    /// Progress of a prompt before it begins, for streams that report it.
+    progress: Progress,
     /// Warnings for the client.
     warnings: Vec<String>,
 }
@@ -131,7 +131,7 @@ fn prepare(
                 .unwrap_or_default(),
             return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
-            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            progress: Progress::wanted(fields)?,
             warnings: Vec::new(),
         },
     })
@@ -151,9 +151,9 @@ async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>
         return Ok(sse::response(NativeWriter {
             app: Arc::clone(app),
             work,
-            style: prepared.style,
             generated: vec![0; n],
-            progress: vec![Progress::default(); n],
+            progress: vec![prepared.style.progress.clone(); n],
+            style: prepared.style,
             has_ended: false,
         }));
     }
@@ -260,21 +260,17 @@ impl Writer for NativeWriter {
             self.has_ended = true;
             return None;
         };
-        if let Some(progress) = self.progress[prompt].note(&event) {
-            let mut object = json!({
+        if self.progress[prompt].note(&event) {
+            let piece = json!({
                 "index": prompt,
                 "content": "",
                 "tokens": [],
                 "id_slot": -1,
                 "stop": false,
                 "tokens_predicted": 0,
-                "prompt_progress": progress,
             });
-            if self.style.timings_per_token {
-                object["timings"] = self.progress[prompt].timings();
-            }
-            let message = self.style.return_progress.then_some(Message::Data(object));
-            return Some(message.into_iter().collect());
+            let piece = self.progress[prompt].reported_in(piece);
+            return Some(vec![Message::Data(piece)]);
         }
         let message = match event {
             Event::Delta { delta, timing, .. } => {
