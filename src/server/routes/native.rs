@@ -11,6 +11,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use octavo_engine::FinishReason;
+use octavo_engine::sample::Logprobs;
 use octavo_engine::{Event, Request, Timing};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -53,6 +54,8 @@ struct Style {
     prompts: Vec<String>,
     /// Paths of the fields to return in a text's last object; all if empty.
     response_fields: Vec<String>,
+    /// Whether probabilities are those after sampling.
+    after_sampling: bool,
     /// Whether an answer that is not streamed includes the token ids.
     return_tokens: bool,
     /// Whether every piece of a stream includes timings.
@@ -61,6 +64,13 @@ struct Style {
     progress: Progress,
     /// Warnings for the client.
     warnings: Vec<String>,
+}
+
+impl Style {
+    /// Returns `completion_probabilities`.
+    fn probabilities(&self, app: &App, all: &[Logprobs]) -> Value {
+        wire::native_probabilities(app.tokenizer(), all, self.after_sampling)
+    }
 }
 
 /// `/completion`: generates a text in llama-server's format, or one for each of several prompts.
@@ -102,6 +112,7 @@ fn prepare(
     let most = most.and_then(|n| usize::try_from(n).ok());
     options.max_tokens = most.or(app.options.n_predict);
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
+    options.logprobs_after_sampling = fields.bool("post_sampling_probs")?.unwrap_or(false);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let salt = salt(fields, caller.salt())?;
     let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
@@ -129,6 +140,7 @@ fn prepare(
             response_fields: fields
                 .strings("response_fields", MAX_RESPONSE_FIELDS)?
                 .unwrap_or_default(),
+            after_sampling: options.logprobs_after_sampling,
             return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             progress: Progress::wanted(fields)?,
@@ -181,8 +193,7 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
         object["tokens"] = json!(choice.tokens);
     }
     if !choice.logprobs.is_empty() {
-        let logprobs = wire::chat_logprobs(app.tokenizer(), &choice.logprobs);
-        object["completion_probabilities"] = logprobs["content"].clone();
+        object["completion_probabilities"] = style.probabilities(app, &choice.logprobs);
     }
     chosen(object, &style.response_fields)
 }
@@ -284,8 +295,8 @@ impl Writer for NativeWriter {
                     "tokens_predicted": self.generated[prompt],
                 });
                 if !delta.logprobs.is_empty() {
-                    let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
-                    object["completion_probabilities"] = logprobs["content"].clone();
+                    let probabilities = self.style.probabilities(&self.app, &delta.logprobs);
+                    object["completion_probabilities"] = probabilities;
                 }
                 if self.style.timings_per_token {
                     object["timings"] = wire::timings(&timing);
