@@ -120,6 +120,12 @@ struct ListenArgs {
     /// autoscalers that read those
     #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
     metrics_prefix: MetricsPrefix,
+    /// Do not show the running requests at /slots
+    #[arg(long)]
+    no_slots: bool,
+    /// Show them (the default)
+    #[arg(long, hide = true, conflicts_with = "no_slots")]
+    slots: bool,
 }
 
 /// Prefix of the names of `/metrics`.
@@ -236,6 +242,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
         image_hosts: args.fetch.fetch_images.clone(),
+        slots: !listen.no_slots,
         origins: listen.cors_origin.clone(),
         allowed_hosts: listen.allow_host.clone(),
         prefix: listen.api_prefix.clone().unwrap_or_default(),

@@ -94,6 +94,8 @@ pub struct Options {
     pub encoder_cache: Option<Arc<EncoderCache>>,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub image_hosts: Vec<ImageHost>,
+    /// Whether `/slots` shows the running requests.
+    pub slots: bool,
     /// Whether metrics are also exported under vLLM's names.
     pub vllm_names: bool,
     /// Secret for generated ids, so that they cannot be guessed.
@@ -128,6 +130,7 @@ impl Default for Options {
             is_local: true,
             encoder_cache: None,
             image_hosts: Vec::new(),
+            slots: true,
             vllm_names: false,
             secret: random(),
         }

@@ -76,6 +76,20 @@ fn embeddings_without_a_version_are_llama_servers() {
 }
 
 #[test]
+fn slots_can_be_hidden() {
+    let options = Options {
+        slots: false,
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    let answer = server.get("/slots");
+    assert_eq!(answer.status, 501, "{}", answer.text);
+    assert_eq!(answer.json()["error"]["type"], "not_supported_error");
+    assert_eq!(server.get("/props").json()["endpoint_slots"], false);
+    assert_eq!(Server::usual().get("/props").json()["endpoint_slots"], true);
+}
+
+#[test]
 fn probabilities_may_be_those_after_sampling() {
     let server = Server::usual();
     let ask = |fields: Value| {
