@@ -13,7 +13,6 @@ use axum::http::Response;
 use octavo_engine::FinishReason;
 use octavo_engine::sample::Logprobs;
 use octavo_engine::{Event, Request, Timing};
-use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -25,7 +24,7 @@ use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect};
 use crate::progress::Progress;
-use crate::prompt::{MAX_PROMPTS, check_length, prompts, salt};
+use crate::prompt::{MAX_PROMPTS, Prompt, check_length, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
@@ -80,17 +79,11 @@ pub(crate) async fn completion(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let body = Arc::new(body);
-    let images = images::see_prompt(&app, &body).await?;
+    let images = images::see_prompts(&app, &body, "prompt").await?;
     let prepared = app.work(move |app| {
         let fields = Fields::of(&body)?;
-        if images.is_empty() {
-            let prompts = prompts(app, &fields, "prompt", MAX_PROMPTS, EncodeOptions::PROMPT)?;
-            return prepare(app, &caller, &fields, prompts);
-        }
-        let prompt = images::prompt(app, &body, &images)?;
-        let mut prepared = prepare(app, &caller, &fields, vec![prompt])?;
-        prepared.requests[0].images = images;
-        Ok(prepared)
+        let prompts = images::prompts(app, &fields, "prompt", MAX_PROMPTS, images)?;
+        prepare(app, &caller, &fields, prompts)
     });
     answer(&app, prepared.await?).await
 }
@@ -99,7 +92,7 @@ fn prepare(
     app: &App,
     caller: &Caller,
     fields: &Fields<'_>,
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<Prompt>,
 ) -> Result<Prepared, ApiError> {
     let model = app.model(fields.str("model")?)?;
     let mut options = params::options(app, fields, Dialect::Native)?;
@@ -115,16 +108,17 @@ fn prepare(
     options.logprobs_after_sampling = fields.bool("post_sampling_probs")?.unwrap_or(false);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let salt = salt(fields, caller.salt())?;
-    let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
-        check_length(app, prompt)?;
+    let request = |prompt: &Prompt| -> Result<Request, ApiError> {
+        check_length(app, &prompt.tokens)?;
         Ok(Request {
             salt: salt.clone(),
-            ..Request::new(prompt, &options)
+            images: prompt.images.clone(),
+            ..Request::new(&prompt.tokens, &options)
         })
     };
-    let text = |prompt: &Vec<u32>| {
+    let text = |prompt: &Prompt| {
         let is_text = |id: &u32| (*id as usize) < app.n_vocab();
-        let ids: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
+        let ids: Vec<u32> = prompt.tokens.iter().copied().filter(is_text).collect();
         let text = app.tokenizer().decode(&ids, true);
         String::from_utf8_lossy(&text).into_owned()
     };
