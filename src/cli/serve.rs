@@ -15,6 +15,7 @@ use octavo_server::{ImageHost, Options, Stop};
 use octavo_vision::EncoderCache;
 
 use super::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
+use super::embed::PoolingName;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
 use super::vision::MmprojArgs;
@@ -69,6 +70,11 @@ pub(super) struct ServeArgs {
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31), help_heading = "Generation")]
     n_predict: Option<i64>,
+    /// How embeddings are pooled for requests that do not say: a vector for each token, which only
+    /// /embeddings and /embedding have, the mean, the first token's or the last one's [default: as
+    /// the model has it, or else mean]
+    #[arg(long, value_name = "HOW", value_enum, help_heading = "Embeddings")]
+    pooling: Option<PoolingName>,
     #[command(flatten)]
     speculative: SpeculativeArgs,
     #[command(flatten)]
@@ -242,6 +248,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
         image_hosts: args.fetch.fetch_images.clone(),
+        pooling: args.pooling.map(PoolingName::pooling),
         slots: !listen.no_slots,
         origins: listen.cors_origin.clone(),
         allowed_hosts: listen.allow_host.clone(),

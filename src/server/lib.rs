@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle};
+use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;
 use tokio::sync::watch;
@@ -94,6 +94,8 @@ pub struct Options {
     pub encoder_cache: Option<Arc<EncoderCache>>,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub image_hosts: Vec<ImageHost>,
+    /// How embeddings are pooled if a request does not say; the model's own way if not given.
+    pub pooling: Option<Pooling>,
     /// Whether `/slots` shows the running requests.
     pub slots: bool,
     /// Whether metrics are also exported under vLLM's names.
@@ -130,6 +132,7 @@ impl Default for Options {
             is_local: true,
             encoder_cache: None,
             image_hosts: Vec::new(),
+            pooling: None,
             slots: true,
             vllm_names: false,
             secret: random(),

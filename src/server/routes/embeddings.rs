@@ -113,6 +113,21 @@ fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     }
 }
 
+/// Returns the pooling for requests that do not say: the server's option, or else the model's.
+fn default_pooling(app: &App, form: Form) -> Result<Pooling, ApiError> {
+    match (app.options.pooling, app.engine.pooling()) {
+        (Some(Pooling::None), _) if form == Form::OpenAi => {
+            let message = "expected last, mean or cls: the server's own pooling is none, and this \
+                           answer has one vector for each text";
+            Err(ApiError::bad_field("pooling", message))
+        }
+        (Some(pooling), _) => Ok(pooling),
+        // the answer has one vector for each text
+        (None, Pooling::None) => Ok(Pooling::Mean),
+        (None, own) => Ok(own),
+    }
+}
+
 /// Encodes a request's images, then reads all of it.
 async fn prepared(
     app: &Arc<App>,
@@ -150,11 +165,7 @@ fn prepare(
     };
     let dimensions = fields.count("dimensions", 1, app.engine.hparams().n_embd())?;
     let pooling = match fields.str("pooling")? {
-        None => match app.engine.pooling() {
-            // the answer has one vector per text
-            Pooling::None => Pooling::Mean,
-            said => said,
-        },
+        None => default_pooling(app, form)?,
         Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some("cls" | "first") => Pooling::First,

@@ -1,6 +1,7 @@
 //! Requests that clients of llama-server send to its own routes, and fields they read from the
 //! answers.
 
+use octavo_engine::Pooling;
 use octavo_server::Options;
 use serde_json::{Value, json};
 
@@ -73,6 +74,31 @@ fn embeddings_without_a_version_are_llama_servers() {
     assert!(lengths.into_iter().all(|length| length == n_embd));
     // OpenAI's answer has no place for them
     assert_eq!(server.post("/v1/embeddings", &body).param(), "pooling");
+}
+
+#[test]
+fn embeddings_are_pooled_as_the_server_was_told() {
+    let started = |pooling: Pooling| {
+        let options = Options {
+            pooling: Some(pooling),
+            ..Options::default()
+        };
+        Server::new(small(), options)
+    };
+    let body = json!({ "input": "1+1=" });
+    let with = |pooling: &str| json!({ "input": "1+1=", "pooling": pooling });
+    let server = started(Pooling::Last);
+    let vector = |body: &Value| ok(&server, "/v1/embeddings", body)["data"][0].clone();
+    assert_eq!(vector(&body), vector(&with("last")));
+    assert_ne!(vector(&body), vector(&with("mean")));
+    let server = started(Pooling::None);
+    let answer = ok(&server, "/embeddings", &body);
+    assert_eq!(answer, ok(&server, "/embeddings", &with("none")));
+    assert!(answer[0]["embedding"].as_array().map(Vec::len) > Some(1));
+    // OpenAI's answer has no place for them
+    let refused = server.post("/v1/embeddings", &body);
+    assert_eq!((refused.status, refused.param()), (400, "pooling".into()));
+    ok(&server, "/v1/embeddings", &with("mean"));
 }
 
 #[test]
