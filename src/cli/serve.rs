@@ -150,6 +150,27 @@ struct FetchArgs {
     /// none are fetched]
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "mmproj")]
     fetch_images: Vec<ImageHost>,
+    /// Folder whose files requests may name as images: file://photo.png is the file photo.png in it
+    /// [default: none]
+    #[arg(long, value_name = "FOLDER", requires = "mmproj")]
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    media_path: Option<PathBuf>,
+}
+
+impl FetchArgs {
+    /// Checks that the folder of images is one.
+    fn check(&self) -> Result<(), Failure> {
+        let Some(path) = &self.media_path else {
+            return Ok(());
+        };
+        let failed =
+            |what: String| Failure::Input(format!("--media-path {}: {what}", path.display()));
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(failed("expected a folder, found a file".to_owned())),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
 }
 
 /// Options of scheduling and of the KV cache.
@@ -198,6 +219,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let options = options(args)?;
     args.speculative.check()?;
     args.template.check()?;
+    args.fetch.check()?;
     args.mmproj.check()?;
     check_address(&args.listen)?;
     args.mmproj.fetch(&args.model)?;
@@ -248,6 +270,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
         image_hosts: args.fetch.fetch_images.clone(),
+        media_folder: args.fetch.media_path.clone(),
         pooling: args.pooling.map(PoolingName::pooling),
         slots: !listen.no_slots,
         origins: listen.cors_origin.clone(),

@@ -1,5 +1,7 @@
 //! Images of requests: from data URLs and fetched files to image tokens of prompts.
 
+mod folder;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -208,15 +210,20 @@ fn register_one(
     fetched: Option<&Fetched>,
 ) -> Result<ImageHandle, ApiError> {
     let wrong = |why: String| ApiError::bad_field(image.field.clone(), why);
-    let bytes = match fetched.and_then(|fetched| fetched.file(image.url)) {
-        Some(file) => Cow::Borrowed(file),
-        None => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
-    };
     let encoder_cache = app
         .options
         .encoder_cache
         .as_ref()
         .expect("images are taken");
+    let folder = app.options.media_folder.as_deref();
+    let bytes = match (fetched.and_then(|all| all.file(image.url)), folder) {
+        (Some(file), _) => Cow::Borrowed(file),
+        (None, Some(folder)) if image.url.starts_with(folder::SCHEME) => {
+            let file = folder::file(folder, image.url, encoder_cache.most_bytes());
+            Cow::Owned(file.map_err(wrong)?)
+        }
+        (None, _) => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
+    };
     encoder_cache
         .register(&bytes)
         .map_err(|error| wrong(error.to_string()))
@@ -225,7 +232,8 @@ fn register_one(
 /// Decodes a data URL, or bare base64.
 fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
     const EXPECTED: &str = "expected a data URL with the image in base64; others are fetched \
-                            only by servers that were started with hosts to fetch images from";
+                            only by servers that were started with hosts to fetch images from, \
+                            and files read only with a folder for them";
     let data = match url.split_once(',') {
         Some((head, data)) if head.starts_with("data:") => {
             if !head.ends_with(";base64") {

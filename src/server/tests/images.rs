@@ -136,6 +136,32 @@ fn embeddings_take_images_where_a_text_has_markers() {
     server.idle();
 }
 
+#[test]
+fn images_may_be_files_of_the_servers_folder() {
+    let options = Options {
+        media_folder: shared("vision/images"),
+        ..Options::default()
+    };
+    let Some(server) = seeing(options) else {
+        return;
+    };
+    let file = |url: &str| json!({ "type": "image_url", "image_url": { "url": url } });
+    let ask = |image: Value| {
+        let parts = vec![text("What is in "), image, text("?")];
+        server.post("/v1/chat/completions", &asked(parts))
+    };
+    let choices = |image: Value| ask(image).json()["choices"].clone();
+    assert_eq!(choices(file("file://wide.png")), choices(image("wide")));
+    let refused = ask(file("file://../wide.png"));
+    let place = "messages[0].content[1].image_url.url".to_owned();
+    assert_eq!(
+        (refused.status, refused.param()),
+        (400, place),
+        "{}",
+        refused.text
+    );
+}
+
 /// Returns llama.cpp's greedy continuation of a golden.
 fn golden(name: &str) -> Vec<i32> {
     let path = shared(&format!("vision/goldens/{name}.safetensors")).expect("it is there");
