@@ -52,7 +52,7 @@ pub(super) struct EmbedArgs {
     /// Pooling of a text's token vectors: none, mean, cls (the first) or last [default: what the
     /// file says, or else mean]
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
-    pooling: Option<How>,
+    pooling: Option<PoolingName>,
     /// Do not normalize vectors to a length of 1
     #[arg(long)]
     no_normalize: bool,
@@ -77,20 +77,20 @@ pub(super) struct EmbedArgs {
 
 /// Command-line names of [`Pooling`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum How {
+pub(super) enum PoolingName {
     None,
     Mean,
     Cls,
     Last,
 }
 
-impl How {
-    fn pooling(self) -> Pooling {
+impl PoolingName {
+    pub(super) fn pooling(self) -> Pooling {
         match self {
-            How::None => Pooling::None,
-            How::Mean => Pooling::Mean,
-            How::Cls => Pooling::First,
-            How::Last => Pooling::Last,
+            PoolingName::None => Pooling::None,
+            PoolingName::Mean => Pooling::Mean,
+            PoolingName::Cls => Pooling::First,
+            PoolingName::Last => Pooling::Last,
         }
     }
 }
@@ -118,7 +118,7 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     let engine = load::any_engine(&args.model, options(args)?)?;
     let images = encoded.register(&engine)?;
     let embed = Embed {
-        pooling: args.pooling.map_or(engine.pooling(), How::pooling),
+        pooling: args.pooling.map_or(engine.pooling(), PoolingName::pooling),
         normalize: !args.no_normalize,
     };
     let prepare = |text: &[u8]| tokens_of(args, &engine, text, &images);

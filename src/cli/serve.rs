@@ -15,6 +15,7 @@ use octavo_server::{ImageHost, Options, Stop};
 use octavo_vision::EncoderCache;
 
 use super::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
+use super::embed::PoolingName;
 use super::failure::{Exit, Failure};
 use super::ranks::NumaArgs;
 use super::vision::MmprojArgs;
@@ -69,6 +70,11 @@ pub(super) struct ServeArgs {
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31), help_heading = "Generation")]
     n_predict: Option<i64>,
+    /// How embeddings are pooled for requests that do not say: a vector for each token, which only
+    /// /embeddings and /embedding have, the mean, the first token's or the last one's [default: as
+    /// the model has it, or else mean]
+    #[arg(long, value_name = "HOW", value_enum, help_heading = "Embeddings")]
+    pooling: Option<PoolingName>,
     #[command(flatten)]
     speculative: SpeculativeArgs,
     #[command(flatten)]
@@ -120,6 +126,12 @@ struct ListenArgs {
     /// autoscalers that read those
     #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
     metrics_prefix: MetricsPrefix,
+    /// Do not show the running requests at /slots
+    #[arg(long)]
+    no_slots: bool,
+    /// Show them (the default)
+    #[arg(long, hide = true, conflicts_with = "no_slots")]
+    slots: bool,
 }
 
 /// Prefix of the names of `/metrics`.
@@ -138,6 +150,27 @@ struct FetchArgs {
     /// none are fetched]
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "mmproj")]
     fetch_images: Vec<ImageHost>,
+    /// Folder whose files requests may name as images: file://photo.png is the file photo.png in it
+    /// [default: none]
+    #[arg(long, value_name = "FOLDER", requires = "mmproj")]
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    media_path: Option<PathBuf>,
+}
+
+impl FetchArgs {
+    /// Checks that the folder of images is one.
+    fn check(&self) -> Result<(), Failure> {
+        let Some(path) = &self.media_path else {
+            return Ok(());
+        };
+        let failed =
+            |what: String| Failure::Input(format!("--media-path {}: {what}", path.display()));
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(failed("expected a folder, found a file".to_owned())),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
 }
 
 /// Options of scheduling and of the KV cache.
@@ -186,6 +219,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let options = options(args)?;
     args.speculative.check()?;
     args.template.check()?;
+    args.fetch.check()?;
     args.mmproj.check()?;
     check_address(&args.listen)?;
     args.mmproj.fetch(&args.model)?;
@@ -236,6 +270,9 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         prefill_assistant: !args.no_prefill_assistant,
         keys: keys(listen)?,
         image_hosts: args.fetch.fetch_images.clone(),
+        media_folder: args.fetch.media_path.clone(),
+        pooling: args.pooling.map(PoolingName::pooling),
+        slots: !listen.no_slots,
         origins: listen.cors_origin.clone(),
         allowed_hosts: listen.allow_host.clone(),
         prefix: listen.api_prefix.clone().unwrap_or_default(),

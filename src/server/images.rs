@@ -1,18 +1,21 @@
 //! Images of requests: from data URLs and fetched files to image tokens of prompts.
 
+mod folder;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE};
 use octavo_engine::ImageHandle;
+use octavo_text::tokenizer::EncodeOptions;
 use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fetch::{self, Fetched, ImageUrl};
 use crate::fields::Fields;
-use crate::prompt::check_bytes;
+use crate::prompt::{self, Prompt, check_bytes};
 use crate::routes::conversation::{self, Asked, Image};
 
 /// Most images in one request.
@@ -41,43 +44,109 @@ pub(crate) fn see_here(app: &App, body: &Value) -> Result<Vec<ImageHandle>, ApiE
 /// [base64, …]}`.
 pub(crate) const MEDIA_MARKER: &str = "<__media__>";
 
-/// Encodes the images of such a prompt, if it is one and images are accepted.
-pub(crate) async fn see_prompt(
+/// Encodes the images of such prompts in a field, which has one or a list of them: a list of images
+/// for each prompt, and no list at all if there are no images or none are accepted.
+pub(crate) async fn see_prompts(
     app: &Arc<App>,
     body: &Arc<Value>,
-) -> Result<Vec<ImageHandle>, ApiError> {
-    let data = body["prompt"]["multimodal_data"].as_array();
-    if app.options.encoder_cache.is_none() || data.is_none_or(Vec::is_empty) {
+    name: &'static str,
+) -> Result<Vec<Vec<ImageHandle>>, ApiError> {
+    let has_images = |prompt: &Value| {
+        let data = prompt["multimodal_data"].as_array();
+        data.is_some_and(|data| !data.is_empty())
+    };
+    if app.options.encoder_cache.is_none() || !each(&body[name]).iter().any(has_images) {
         return Ok(Vec::new());
     }
     let body = Arc::clone(body);
     app.look(move |app| {
-        let object = Fields::at(&body["prompt"], "prompt.")?;
-        let data = object
-            .strings("multimodal_data", MAX_IMAGES)?
-            .unwrap_or_default();
-        let image = |(i, url): (usize, &String)| {
-            let field = format!("prompt.multimodal_data[{i}]");
-            register_one(app, &Image { field, url }, None)
+        let mut left = MAX_IMAGES;
+        let see = |(at, prompt): (usize, &Value)| {
+            let images = if has_images(prompt) {
+                register_prompt(app, prompt, &path_of(&body[name], name, at), left)?
+            } else {
+                Vec::new()
+            };
+            left -= images.len();
+            Ok(images)
         };
-        data.iter().enumerate().map(image).collect()
+        each(&body[name]).iter().enumerate().map(see).collect()
     })
     .await
 }
 
-/// Tokenizes such a prompt.
-pub(crate) fn prompt(
+/// Returns the prompts of a field: the elements of a list, or the one that it is.
+fn each(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(prompts) => prompts,
+        prompt => std::slice::from_ref(prompt),
+    }
+}
+
+/// Returns the path of the fields of a prompt, such as `input[1].`.
+fn path_of(value: &Value, name: &str, at: usize) -> String {
+    match value {
+        Value::Array(_) => format!("{name}[{at}]."),
+        _ => format!("{name}."),
+    }
+}
+
+/// Encodes the images of one prompt.
+fn register_prompt(
     app: &App,
-    body: &Value,
+    prompt: &Value,
+    path: &str,
+    most: usize,
+) -> Result<Vec<ImageHandle>, ApiError> {
+    let data = Fields::at(prompt, path)?.strings("multimodal_data", most)?;
+    let image = |(i, url): (usize, &String)| {
+        let field = format!("{path}multimodal_data[{i}]");
+        register_one(app, &Image { field, url }, None)
+    };
+    data.iter().flatten().enumerate().map(image).collect()
+}
+
+/// Tokenizes prompts of which some have the images that [`see_prompts`] encoded.
+pub(crate) fn prompts(
+    app: &App,
+    fields: &Fields<'_>,
+    name: &str,
+    most: usize,
+    images: Vec<Vec<ImageHandle>>,
+) -> Result<Vec<Prompt>, ApiError> {
+    if images.is_empty() {
+        let prompts = prompt::prompts(app, fields, name, most, EncodeOptions::PROMPT)?;
+        return Ok(prompts.into_iter().map(Prompt::of_text).collect());
+    }
+    let all = fields.need(name, fields.get(name))?;
+    if images.len() > most {
+        return Err(fields.wrong(name, &format!("at most {most} prompts")));
+    }
+    let read = |(at, (value, images)): (usize, (&Value, Vec<ImageHandle>))| {
+        let tokens = if images.is_empty() {
+            prompt::one(app, fields, name, value, EncodeOptions::PROMPT)?
+        } else {
+            with_images(app, value, &path_of(all, name, at), &images)?
+        };
+        Ok(Prompt { tokens, images })
+    };
+    each(all).iter().zip(images).enumerate().map(read).collect()
+}
+
+/// Tokenizes a prompt with its images.
+fn with_images(
+    app: &App,
+    prompt: &Value,
+    path: &str,
     images: &[ImageHandle],
 ) -> Result<Vec<u32>, ApiError> {
-    let object = Fields::at(&body["prompt"], "prompt.")?;
+    let object = Fields::at(prompt, path)?;
     let text = object.need("prompt_string", object.str("prompt_string")?)?;
     check_bytes(app, text)?;
     let marker = app.marker().unwrap_or(MEDIA_MARKER);
     let text = text.replace(MEDIA_MARKER, marker);
     let tokens = octavo_vision::prompt::tokens(app.tokenizer(), text.as_bytes(), marker, images);
-    tokens.map_err(|error| ApiError::bad_field("prompt.multimodal_data", error.to_string()))
+    tokens.map_err(|error| ApiError::bad_field(format!("{path}multimodal_data"), error.to_string()))
 }
 
 /// Encodes the images of a conversation, in order.
@@ -141,15 +210,20 @@ fn register_one(
     fetched: Option<&Fetched>,
 ) -> Result<ImageHandle, ApiError> {
     let wrong = |why: String| ApiError::bad_field(image.field.clone(), why);
-    let bytes = match fetched.and_then(|fetched| fetched.file(image.url)) {
-        Some(file) => Cow::Borrowed(file),
-        None => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
-    };
     let encoder_cache = app
         .options
         .encoder_cache
         .as_ref()
         .expect("images are taken");
+    let folder = app.options.media_folder.as_deref();
+    let bytes = match (fetched.and_then(|all| all.file(image.url)), folder) {
+        (Some(file), _) => Cow::Borrowed(file),
+        (None, Some(folder)) if image.url.starts_with(folder::SCHEME) => {
+            let file = folder::file(folder, image.url, encoder_cache.most_bytes());
+            Cow::Owned(file.map_err(wrong)?)
+        }
+        (None, _) => Cow::Owned(bytes(image.url).map_err(|why| wrong(why.to_owned()))?),
+    };
     encoder_cache
         .register(&bytes)
         .map_err(|error| wrong(error.to_string()))
@@ -158,7 +232,8 @@ fn register_one(
 /// Decodes a data URL, or bare base64.
 fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
     const EXPECTED: &str = "expected a data URL with the image in base64; others are fetched \
-                            only by servers that were started with hosts to fetch images from";
+                            only by servers that were started with hosts to fetch images from, \
+                            and files read only with a folder for them";
     let data = match url.split_once(',') {
         Some((head, data)) if head.starts_with("data:") => {
             if !head.ends_with(";base64") {

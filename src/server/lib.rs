@@ -24,12 +24,13 @@ mod wire;
 mod work;
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle};
+use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;
 use tokio::sync::watch;
@@ -94,6 +95,12 @@ pub struct Options {
     pub encoder_cache: Option<Arc<EncoderCache>>,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub image_hosts: Vec<ImageHost>,
+    /// Folder whose files requests may name as images, by `file://` and a path in it.
+    pub media_folder: Option<PathBuf>,
+    /// How embeddings are pooled if a request does not say; the model's own way if not given.
+    pub pooling: Option<Pooling>,
+    /// Whether `/slots` shows the running requests.
+    pub slots: bool,
     /// Whether metrics are also exported under vLLM's names.
     pub vllm_names: bool,
     /// Secret for generated ids, so that they cannot be guessed.
@@ -128,6 +135,9 @@ impl Default for Options {
             is_local: true,
             encoder_cache: None,
             image_hosts: Vec::new(),
+            media_folder: None,
+            pooling: None,
+            slots: true,
             vllm_names: false,
             secret: random(),
         }

@@ -5,11 +5,16 @@ use std::time::{Duration, Instant};
 use octavo_engine::{Event, Timing};
 use serde_json::{Value, json};
 
+use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::wire;
 
 /// Progress of one prompt, reported as llama-server's `prompt_progress`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
+    /// Whether the client wants reports, and with timings.
+    is_wanted: bool,
+    has_timings: bool,
     total: usize,
     cached: usize,
     processed: usize,
@@ -18,8 +23,17 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Takes an event of the prompt's request; returns a report if it is one of its progress.
-    pub(crate) fn note(&mut self, event: &Event) -> Option<Value> {
+    /// Reads from a request whether its client wants reports, and whether with timings.
+    pub(crate) fn wanted(fields: &Fields<'_>) -> Result<Progress, ApiError> {
+        Ok(Progress {
+            is_wanted: fields.bool("return_progress")?.unwrap_or(false),
+            has_timings: fields.bool("timings_per_token")?.unwrap_or(false),
+            ..Progress::default()
+        })
+    }
+
+    /// Takes an event of the prompt's request; returns whether the client wants a report of it.
+    pub(crate) fn note(&mut self, event: &Event) -> bool {
         match *event {
             Event::Started { prompt, cached } => {
                 self.total = prompt;
@@ -32,23 +46,28 @@ impl Progress {
                 self.processed = done.min(self.total);
                 self.time = self.start.map_or(self.time, |start| start.elapsed());
             }
-            _ => return None,
+            _ => return false,
         }
-        Some(json!({
+        self.is_wanted
+    }
+
+    /// Adds the report to a piece of a stream, and llama-server's `timings` of the prompt so far if
+    /// the client wants them.
+    pub(crate) fn reported_in(&self, mut piece: Value) -> Value {
+        piece["prompt_progress"] = json!({
             "total": self.total,
             "cache": self.cached,
             "processed": self.processed,
             "time_ms": u64::try_from(self.time.as_millis()).unwrap_or(u64::MAX),
-        }))
-    }
-
-    /// Returns llama-server's `timings` of the prompt so far.
-    pub(crate) fn timings(&self) -> Value {
-        wire::timings(&Timing {
-            prompt_tokens: self.processed,
-            cached: self.cached,
-            prompt: self.time,
-            ..Timing::default()
-        })
+        });
+        if self.has_timings {
+            piece["timings"] = wire::timings(&Timing {
+                prompt_tokens: self.processed,
+                cached: self.cached,
+                prompt: self.time,
+                ..Timing::default()
+            });
+        }
+        piece
     }
 }

@@ -1,5 +1,6 @@
 //! Prompts: texts or token ids, and fields that apply to each.
 
+use octavo_engine::ImageHandle;
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::Value;
 
@@ -45,7 +46,24 @@ pub(crate) fn prompts(
         .collect()
 }
 
-fn one(
+/// A prompt and the images in it.
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) images: Vec<ImageHandle>,
+}
+
+impl Prompt {
+    /// Returns a prompt without images.
+    pub(crate) fn of_text(tokens: Vec<u32>) -> Prompt {
+        Prompt {
+            tokens,
+            images: Vec::new(),
+        }
+    }
+}
+
+/// Reads one prompt of the field `name`.
+pub(crate) fn one(
     app: &App,
     fields: &Fields<'_>,
     name: &str,
@@ -101,7 +119,7 @@ fn text_of(value: &Value, path: &str) -> Result<String, ApiError> {
         .list("multimodal_data", MAX_PARTS)?
         .is_some_and(|data| !data.is_empty())
     {
-        return Err(object.wrong("multimodal_data", "no images outside of chats"));
+        return Err(object.wrong("multimodal_data", "no images: this model takes none"));
     }
     if let Some(text) = object.str("prompt_string")? {
         return Ok(text.to_owned());

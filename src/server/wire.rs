@@ -42,21 +42,49 @@ fn key(tokenizer: &Tokenizer, id: u32) -> String {
 
 /// Returns log-probabilities in the format of chat answers: `{"content": [...]}`.
 pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, all: &[Logprobs]) -> Value {
+    let content = each_token(tokenizer, all, ["logprob", "top_logprobs"], |logprob| {
+        logprob
+    });
+    json!({ "content": content, "refusal": null })
+}
+
+/// Returns llama-server's `completion_probabilities`: probabilities if they are those
+/// `after_sampling`, or else log-probabilities.
+pub(crate) fn native_probabilities(
+    tokenizer: &Tokenizer,
+    all: &[Logprobs],
+    after_sampling: bool,
+) -> Value {
+    match after_sampling {
+        true => each_token(tokenizer, all, ["prob", "top_probs"], f64::exp),
+        false => chat_logprobs(tokenizer, all)["content"].take(),
+    }
+}
+
+/// Returns an object for each token with its `value`, and the most likely tokens with theirs;
+/// `names` are those of the value and of the list.
+fn each_token(
+    tokenizer: &Tokenizer,
+    all: &[Logprobs],
+    names: [&str; 2],
+    value: impl Fn(f64) -> f64,
+) -> Value {
     let one = |id: u32, logprob: f64| {
-        json!({
+        let mut object = json!({
             "token": text(tokenizer, id),
             "id": id,
-            "logprob": logprob,
             "bytes": bytes(tokenizer, id),
-        })
+        });
+        object[names[0]] = json!(value(logprob));
+        object
     };
-    let content = all.iter().map(|token| {
+    let tokens = all.iter().map(|token| {
         let mut object = one(token.id, token.logprob);
         let top = token.top.iter().map(|&(id, logprob)| one(id, logprob));
-        object["top_logprobs"] = top.collect();
+        object[names[1]] = top.collect();
         object
     });
-    json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+    tokens.collect()
 }
 
 /// Log-probabilities in the format of completions, token by token.

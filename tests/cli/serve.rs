@@ -135,13 +135,17 @@ fn who_takes_too_long_is_told_so_and_the_program_ends() {
 fn what_cannot_be_served_is_said_in_a_line() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--port", &port], "cannot listen on 127.0.0.1:"),
         (&["/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (&["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
         (&["--kv-memory", "much"], "expected a size"),
         (&["--no-such-option"], "--no-such-option"),
         (&["--fetch-images", "public"], "--mmproj"),
+        (
+            &["--mmproj", "m.gguf", "--media-path", "/nowhere"],
+            "--media-path /nowhere: ",
+        ),
         (
             &["--mmproj", "m.gguf", "--fetch-images", "a.org,http://b"],
             "or a host and perhaps its port (a.org, 10.0.0.5:8000), found \"http://b\"",

@@ -117,6 +117,7 @@ impl TextDecoder {
             .and_then(|constraint| constraint.close())
             .unwrap_or(id);
         let recorded = match self.options.logprobs {
+            Some(n) if self.options.logprobs_after_sampling => Some(self.sampler.drawn(id, n)),
             Some(n) => Some(logprobs(logits, id, n)?),
             None => None,
         };

@@ -61,6 +61,9 @@ pub struct GenerationParams {
     pub min_tokens: usize,
     /// Record log-probabilities with this many alternatives.
     pub logprobs: Option<usize>,
+    /// Record them as the sampler left them, after bias, penalties and filters, and not over the
+    /// whole vocabulary before those.
+    pub logprobs_after_sampling: bool,
     /// Write control tokens as their text instead of nothing.
     pub show_special: bool,
     /// Whether to draft tokens from the text itself (n-gram lookup). That changes no token.
@@ -77,6 +80,7 @@ impl Default for GenerationParams {
             ignore_eos: false,
             min_tokens: 0,
             logprobs: None,
+            logprobs_after_sampling: false,
             show_special: false,
             lookup: Lookup::Auto,
         }

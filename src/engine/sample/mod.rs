@@ -180,6 +180,33 @@ impl Sampler {
             .ok_or(SampleError::NothingLeft)
     }
 
+    /// Returns the log-probability of a token among those that the last choice was drawn from, and
+    /// the `n_top` most likely of these. A greedy choice is certain.
+    pub(crate) fn drawn(&self, id: u32, n_top: usize) -> Logprobs {
+        if self.config.is_greedy() {
+            let top = std::iter::once((id, 0.0)).take(n_top).collect();
+            return Logprobs {
+                id,
+                logprob: 0.0,
+                top,
+            };
+        }
+        let max = max_logit(&self.candidates);
+        let sum: f64 = self.candidates.iter().map(|c| (c.logit - max).exp()).sum();
+        let logprob = |c: &Candidate| c.logit - max - sum.ln();
+        let mut top = self.candidates.clone();
+        top.retain(|c| (c.logit - max).exp() > 0.0);
+        top.sort_unstable_by(likelier);
+        top.truncate(n_top);
+        let own = self.candidates.iter().find(|c| c.id == id);
+        Logprobs {
+            id,
+            // a constraint that ends may stand in for another token
+            logprob: own.map_or(f64::NEG_INFINITY, logprob),
+            top: top.iter().map(|c| (c.id, logprob(c))).collect(),
+        }
+    }
+
     /// Returns the `n` most likely tokens of `among`, best first, each with its natural
     /// log-probability among those: after bias and penalties, before everything else. Empty if no
     /// token is left.

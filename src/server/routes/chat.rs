@@ -25,6 +25,7 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
+use crate::progress::Progress;
 use crate::prompt::{check_bytes, salt};
 use crate::sse;
 use crate::wire::{self, Usage};
@@ -59,8 +60,8 @@ pub(crate) struct Style {
     return_token_ids: bool,
     /// Whether every piece of a stream includes timings.
     pub(crate) timings_per_token: bool,
-    /// Whether a stream tells how much of the prompt is computed.
-    pub(crate) return_progress: bool,
+    /// Progress of a prompt before it begins, for streams that report it.
+    pub(crate) progress: Progress,
     /// The prompt and all settings, for an answer that shows them.
     verbose: Option<Value>,
     n: usize,
@@ -203,7 +204,7 @@ pub(crate) fn prepare(
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
-            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            progress: Progress::wanted(&fields)?,
             verbose,
             n,
             warnings: warning.into_iter().collect(),

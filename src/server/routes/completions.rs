@@ -46,8 +46,8 @@ struct Style {
     return_token_ids: bool,
     /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
-    /// Whether a stream tells how much of the prompt is computed.
-    return_progress: bool,
+    /// Progress of a prompt before it begins, for streams that report it.
+    progress: Progress,
     /// Warnings for the client.
     warnings: Vec<String>,
 }
@@ -155,7 +155,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
-            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            progress: Progress::wanted(&fields)?,
             warnings: Vec::new(),
         },
     })
@@ -317,7 +317,7 @@ impl CompletionWriter {
         };
         CompletionWriter {
             reported: vec![(0, !style.echo); style.prompts.len() * style.n],
-            progress: vec![Progress::default(); style.prompts.len()],
+            progress: vec![style.progress.clone(); style.prompts.len()],
             app,
             work,
             head,
@@ -446,14 +446,10 @@ impl Writer for CompletionWriter {
                     messages.push(Message::Data(ApiError::from(error).to_json()));
                 }
                 Event::Started { .. } | Event::Read { .. } => {
-                    let progress = self.progress[prompt].note(&event);
-                    if let Some(progress) = progress.filter(|_| self.style.return_progress) {
-                        let mut chunk = self.piece(prompt * self.style.n, String::new(), None);
-                        chunk["prompt_progress"] = progress;
-                        if self.style.timings_per_token {
-                            chunk["timings"] = self.progress[prompt].timings();
-                        }
-                        messages.push(Message::Data(chunk));
+                    if self.progress[prompt].note(&event) {
+                        let piece = self.piece(prompt * self.style.n, String::new(), None);
+                        let piece = self.progress[prompt].reported_in(piece);
+                        messages.push(Message::Data(piece));
                     }
                 }
                 Event::Beams { .. } | Event::Embedded { .. } => {}

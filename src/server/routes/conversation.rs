@@ -4,7 +4,7 @@ mod choice;
 
 pub(crate) use choice::ToolChoice;
 use octavo_grammar::tool_name;
-use octavo_text::chat::{Content, Conversation, Message, ToolCall, thinking};
+use octavo_text::chat::{Content, ContinuedPart, Conversation, Message, ToolCall, thinking};
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
@@ -22,8 +22,8 @@ const MAX_NAME: usize = 256;
 pub(crate) struct Asked<'a> {
     pub(crate) conversation: Conversation,
     pub(crate) choice: ToolChoice,
-    /// Whether the answer continues the last message, which is the assistant's.
-    pub(crate) continues: bool,
+    /// Part of the last message, which is the assistant's, that the answer continues.
+    pub(crate) continues: Option<ContinuedPart>,
     /// Images of all messages, in order; the conversation has markers in their places.
     pub(crate) images: Vec<Image<'a>>,
 }
@@ -89,23 +89,30 @@ fn kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     Ok(kwargs)
 }
 
-/// Returns whether the answer continues the last message: if the request says so, or if that
-/// message is the assistant's without calls, as in llama-server.
-fn continues(app: &App, fields: &Fields<'_>, messages: &[Message]) -> Result<bool, ApiError> {
+/// Returns which part of the last message the answer continues, if any: if the request says so, or
+/// if that message is the assistant's without calls, as in llama-server.
+fn continues(
+    app: &App,
+    fields: &Fields<'_>,
+    messages: &[Message],
+) -> Result<Option<ContinuedPart>, ApiError> {
     const NAME: &str = "continue_final_message";
+    let last = |continues: bool| Ok(continues.then_some(ContinuedPart::Last));
     match fields.get(NAME) {
-        // llama-server's names of the part to continue
-        Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Ok(true),
+        Some(Value::String(part)) if part == "content" => Ok(Some(ContinuedPart::Content)),
+        Some(Value::String(part)) if part == "reasoning_content" => {
+            Ok(Some(ContinuedPart::Reasoning))
+        }
         Some(Value::Bool(true)) if fields.bool("add_generation_prompt")? == Some(true) => {
             let expected = "false beside continue_final_message: a message is begun or continued";
             Err(fields.wrong("add_generation_prompt", expected))
         }
-        Some(Value::Bool(continues)) => Ok(*continues),
-        Some(_) => Err(fields.wrong(NAME, "true or false")),
+        Some(Value::Bool(continues)) => last(*continues),
+        Some(_) => Err(fields.wrong(NAME, "true, false, content or reasoning_content")),
         None => {
-            let last = messages.last().filter(|last| last.role == "assistant");
-            let is_text = last.is_some_and(|last| last.tool_calls.is_empty());
-            Ok(is_text && app.options.prefill_assistant)
+            let message = messages.last().filter(|last| last.role == "assistant");
+            let is_text = message.is_some_and(|message| message.tool_calls.is_empty());
+            last(is_text && app.options.prefill_assistant)
         }
     }
 }

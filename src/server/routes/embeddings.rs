@@ -7,7 +7,6 @@ use axum::http::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use octavo_engine::{Embed, Pooling, Request, Task};
-use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -15,7 +14,8 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
-use crate::prompt::{prompts, salt};
+use crate::images;
+use crate::prompt::{Prompt, salt};
 use crate::wire::Usage;
 use crate::work::{Answer, Work};
 
@@ -28,7 +28,7 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| prepare(app, &caller, &body, Form::OpenAi));
+    let prepared = prepared(&app, caller, body, Form::OpenAi);
     let Prepared {
         model,
         requests,
@@ -77,7 +77,7 @@ pub(crate) async fn native(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| prepare(app, &caller, &body, Form::Native));
+    let prepared = prepared(&app, caller, body, Form::Native);
     let Prepared { requests, .. } = prepared.await?;
     let answers = Work::begin(&app, requests)?.collect().await?;
     let n_embd = app.engine.hparams().n_embd().max(1);
@@ -113,8 +113,50 @@ fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     }
 }
 
-fn prepare(app: &App, caller: &Caller, body: &Value, form: Form) -> Result<Prepared, ApiError> {
-    let fields = Fields::of(body)?;
+/// Returns the pooling for requests that do not say: the server's option, or else the model's.
+fn default_pooling(app: &App, form: Form) -> Result<Pooling, ApiError> {
+    match (app.options.pooling, app.engine.pooling()) {
+        (Some(Pooling::None), _) if form == Form::OpenAi => {
+            let message = "expected last, mean or cls: the server's own pooling is none, and this \
+                           answer has one vector for each text";
+            Err(ApiError::bad_field("pooling", message))
+        }
+        (Some(pooling), _) => Ok(pooling),
+        // the answer has one vector for each text
+        (None, Pooling::None) => Ok(Pooling::Mean),
+        (None, own) => Ok(own),
+    }
+}
+
+/// Encodes a request's images, then reads all of it.
+async fn prepared(
+    app: &Arc<App>,
+    caller: Caller,
+    body: Value,
+    form: Form,
+) -> Result<Prepared, ApiError> {
+    let name = if body["input"].is_null() {
+        "content"
+    } else {
+        "input"
+    };
+    let body = Arc::new(body);
+    let images = images::see_prompts(app, &body, name).await?;
+    app.work(move |app| {
+        let fields = Fields::of(&body)?;
+        let prompts = images::prompts(app, &fields, name, MAX_TEXTS, images)?;
+        prepare(app, &caller, &fields, prompts, form)
+    })
+    .await
+}
+
+fn prepare(
+    app: &App,
+    caller: &Caller,
+    fields: &Fields<'_>,
+    prompts: Vec<Prompt>,
+    form: Form,
+) -> Result<Prepared, ApiError> {
     let model = app.model(fields.str("model")?)?;
     let in_base64 = match fields.str("encoding_format")? {
         None | Some("float") => false,
@@ -123,27 +165,17 @@ fn prepare(app: &App, caller: &Caller, body: &Value, form: Form) -> Result<Prepa
     };
     let dimensions = fields.count("dimensions", 1, app.engine.hparams().n_embd())?;
     let pooling = match fields.str("pooling")? {
-        None => match app.engine.pooling() {
-            // the answer has one vector per text
-            Pooling::None => Pooling::Mean,
-            said => said,
-        },
+        None => default_pooling(app, form)?,
         Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some("cls" | "first") => Pooling::First,
         Some("none") if form == Form::Native => Pooling::None,
         Some(_) => return Err(fields.wrong("pooling", "last, mean or cls")),
     };
-    let name = if fields.get("input").is_some() {
-        "input"
-    } else {
-        "content"
-    };
-    let prompts = prompts(app, &fields, name, MAX_TEXTS, EncodeOptions::PROMPT)?;
-    let salt = salt(&fields, caller.salt())?;
-    let request = |prompt: Vec<u32>| {
-        if prompt.len() > app.n_ctx() {
-            return Err(ApiError::too_long(prompt.len(), app.n_ctx()));
+    let salt = salt(fields, caller.salt())?;
+    let request = |Prompt { tokens, images }: Prompt| {
+        if tokens.len() > app.n_ctx() {
+            return Err(ApiError::too_long(tokens.len(), app.n_ctx()));
         }
         Ok(Request {
             task: Task::Embedding(Embed {
@@ -152,7 +184,8 @@ fn prepare(app: &App, caller: &Caller, body: &Value, form: Form) -> Result<Prepa
             }),
             salt: salt.clone(),
             n: 1,
-            prompt,
+            prompt: tokens,
+            images,
             ..Request::default()
         })
     };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use octavo_engine::FinishReason;
+use octavo_engine::sample::Logprobs;
 use octavo_engine::{Event, Request, Timing};
-use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -24,7 +24,7 @@ use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect};
 use crate::progress::Progress;
-use crate::prompt::{MAX_PROMPTS, check_length, prompts, salt};
+use crate::prompt::{MAX_PROMPTS, Prompt, check_length, salt};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
@@ -53,14 +53,23 @@ struct Style {
     prompts: Vec<String>,
     /// Paths of the fields to return in a text's last object; all if empty.
     response_fields: Vec<String>,
+    /// Whether probabilities are those after sampling.
+    after_sampling: bool,
     /// Whether an answer that is not streamed includes the token ids.
     return_tokens: bool,
     /// Whether every piece of a stream includes timings.
     timings_per_token: bool,
-    /// Whether a stream tells how much of the prompt is computed.
-    return_progress: bool,
+    /// Progress of a prompt before it begins, for streams that report it.
+    progress: Progress,
     /// Warnings for the client.
     warnings: Vec<String>,
+}
+
+impl Style {
+    /// Returns `completion_probabilities`.
+    fn probabilities(&self, app: &App, all: &[Logprobs]) -> Value {
+        wire::native_probabilities(app.tokenizer(), all, self.after_sampling)
+    }
 }
 
 /// `/completion`: generates a text in llama-server's format, or one for each of several prompts.
@@ -70,17 +79,11 @@ pub(crate) async fn completion(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let body = Arc::new(body);
-    let images = images::see_prompt(&app, &body).await?;
+    let images = images::see_prompts(&app, &body, "prompt").await?;
     let prepared = app.work(move |app| {
         let fields = Fields::of(&body)?;
-        if images.is_empty() {
-            let prompts = prompts(app, &fields, "prompt", MAX_PROMPTS, EncodeOptions::PROMPT)?;
-            return prepare(app, &caller, &fields, prompts);
-        }
-        let prompt = images::prompt(app, &body, &images)?;
-        let mut prepared = prepare(app, &caller, &fields, vec![prompt])?;
-        prepared.requests[0].images = images;
-        Ok(prepared)
+        let prompts = images::prompts(app, &fields, "prompt", MAX_PROMPTS, images)?;
+        prepare(app, &caller, &fields, prompts)
     });
     answer(&app, prepared.await?).await
 }
@@ -89,7 +92,7 @@ fn prepare(
     app: &App,
     caller: &Caller,
     fields: &Fields<'_>,
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<Prompt>,
 ) -> Result<Prepared, ApiError> {
     let model = app.model(fields.str("model")?)?;
     let mut options = params::options(app, fields, Dialect::Native)?;
@@ -102,18 +105,20 @@ fn prepare(
     let most = most.and_then(|n| usize::try_from(n).ok());
     options.max_tokens = most.or(app.options.n_predict);
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
+    options.logprobs_after_sampling = fields.bool("post_sampling_probs")?.unwrap_or(false);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let salt = salt(fields, caller.salt())?;
-    let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
-        check_length(app, prompt)?;
+    let request = |prompt: &Prompt| -> Result<Request, ApiError> {
+        check_length(app, &prompt.tokens)?;
         Ok(Request {
             salt: salt.clone(),
-            ..Request::new(prompt, &options)
+            images: prompt.images.clone(),
+            ..Request::new(&prompt.tokens, &options)
         })
     };
-    let text = |prompt: &Vec<u32>| {
+    let text = |prompt: &Prompt| {
         let is_text = |id: &u32| (*id as usize) < app.n_vocab();
-        let ids: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
+        let ids: Vec<u32> = prompt.tokens.iter().copied().filter(is_text).collect();
         let text = app.tokenizer().decode(&ids, true);
         String::from_utf8_lossy(&text).into_owned()
     };
@@ -129,9 +134,10 @@ fn prepare(
             response_fields: fields
                 .strings("response_fields", MAX_RESPONSE_FIELDS)?
                 .unwrap_or_default(),
+            after_sampling: options.logprobs_after_sampling,
             return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
-            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            progress: Progress::wanted(fields)?,
             warnings: Vec::new(),
         },
     })
@@ -151,9 +157,9 @@ async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>
         return Ok(sse::response(NativeWriter {
             app: Arc::clone(app),
             work,
-            style: prepared.style,
             generated: vec![0; n],
-            progress: vec![Progress::default(); n],
+            progress: vec![prepared.style.progress.clone(); n],
+            style: prepared.style,
             has_ended: false,
         }));
     }
@@ -181,8 +187,7 @@ fn whole(app: &App, style: &Style, index: usize, choice: &Choice) -> Value {
         object["tokens"] = json!(choice.tokens);
     }
     if !choice.logprobs.is_empty() {
-        let logprobs = wire::chat_logprobs(app.tokenizer(), &choice.logprobs);
-        object["completion_probabilities"] = logprobs["content"].clone();
+        object["completion_probabilities"] = style.probabilities(app, &choice.logprobs);
     }
     chosen(object, &style.response_fields)
 }
@@ -260,21 +265,17 @@ impl Writer for NativeWriter {
             self.has_ended = true;
             return None;
         };
-        if let Some(progress) = self.progress[prompt].note(&event) {
-            let mut object = json!({
+        if self.progress[prompt].note(&event) {
+            let piece = json!({
                 "index": prompt,
                 "content": "",
                 "tokens": [],
                 "id_slot": -1,
                 "stop": false,
                 "tokens_predicted": 0,
-                "prompt_progress": progress,
             });
-            if self.style.timings_per_token {
-                object["timings"] = self.progress[prompt].timings();
-            }
-            let message = self.style.return_progress.then_some(Message::Data(object));
-            return Some(message.into_iter().collect());
+            let piece = self.progress[prompt].reported_in(piece);
+            return Some(vec![Message::Data(piece)]);
         }
         let message = match event {
             Event::Delta { delta, timing, .. } => {
@@ -288,8 +289,8 @@ impl Writer for NativeWriter {
                     "tokens_predicted": self.generated[prompt],
                 });
                 if !delta.logprobs.is_empty() {
-                    let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
-                    object["completion_probabilities"] = logprobs["content"].clone();
+                    let probabilities = self.style.probabilities(&self.app, &delta.logprobs);
+                    object["completion_probabilities"] = probabilities;
                 }
                 if self.style.timings_per_token {
                     object["timings"] = wire::timings(&timing);

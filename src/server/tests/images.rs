@@ -109,6 +109,59 @@ fn a_completion_takes_images_where_its_text_has_markers() {
     assert_eq!(props["media_marker"], "<__media__>");
 }
 
+#[test]
+fn embeddings_take_images_where_a_text_has_markers() {
+    let Some(server) = seeing(Options::default()) else {
+        return;
+    };
+    let seen =
+        |name: &str| json!({ "prompt_string": "<__media__>?", "multimodal_data": [url(name)] });
+    let body = json!({ "content": [seen("photo"), "?", seen("photo"), seen("tall")] });
+    let answer = server.post("/embeddings", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let answer = answer.json();
+    let vector = |at: usize| &answer[at]["embedding"][0];
+    assert!(vector(0).as_array().is_some_and(|all| !all.is_empty()));
+    assert_eq!(vector(0), vector(2));
+    assert_ne!(vector(0), vector(1));
+    assert_ne!(vector(0), vector(3));
+    // OpenAI's route has the same; one prompt needs no list
+    let one = server.post("/v1/embeddings", &json!({ "input": seen("photo") }));
+    assert_eq!(one.status, 200, "{}", one.text);
+    assert_eq!(&one.json()["data"][0]["embedding"], vector(0));
+    let bad = json!({ "prompt_string": "<__media__>?", "multimodal_data": ["malformed"] });
+    let refused = server.post("/embeddings", &json!({ "content": ["?", bad] }));
+    let place = "content[1].multimodal_data[0]".to_owned();
+    assert_eq!((refused.status, refused.param()), (400, place));
+    server.idle();
+}
+
+#[test]
+fn images_may_be_files_of_the_servers_folder() {
+    let options = Options {
+        media_folder: shared("vision/images"),
+        ..Options::default()
+    };
+    let Some(server) = seeing(options) else {
+        return;
+    };
+    let file = |url: &str| json!({ "type": "image_url", "image_url": { "url": url } });
+    let ask = |image: Value| {
+        let parts = vec![text("What is in "), image, text("?")];
+        server.post("/v1/chat/completions", &asked(parts))
+    };
+    let choices = |image: Value| ask(image).json()["choices"].clone();
+    assert_eq!(choices(file("file://wide.png")), choices(image("wide")));
+    let refused = ask(file("file://../wide.png"));
+    let place = "messages[0].content[1].image_url.url".to_owned();
+    assert_eq!(
+        (refused.status, refused.param()),
+        (400, place),
+        "{}",
+        refused.text
+    );
+}
+
 /// Returns llama.cpp's greedy continuation of a golden.
 fn golden(name: &str) -> Vec<i32> {
     let path = shared(&format!("vision/goldens/{name}.safetensors")).expect("it is there");

@@ -1,6 +1,7 @@
 //! Requests that clients of llama-server send to its own routes, and fields they read from the
 //! answers.
 
+use octavo_engine::Pooling;
 use octavo_server::Options;
 use serde_json::{Value, json};
 
@@ -73,6 +74,101 @@ fn embeddings_without_a_version_are_llama_servers() {
     assert!(lengths.into_iter().all(|length| length == n_embd));
     // OpenAI's answer has no place for them
     assert_eq!(server.post("/v1/embeddings", &body).param(), "pooling");
+}
+
+#[test]
+fn embeddings_are_pooled_as_the_server_was_told() {
+    let started = |pooling: Pooling| {
+        let options = Options {
+            pooling: Some(pooling),
+            ..Options::default()
+        };
+        Server::new(small(), options)
+    };
+    let body = json!({ "input": "1+1=" });
+    let with = |pooling: &str| json!({ "input": "1+1=", "pooling": pooling });
+    let server = started(Pooling::Last);
+    let vector = |body: &Value| ok(&server, "/v1/embeddings", body)["data"][0].clone();
+    assert_eq!(vector(&body), vector(&with("last")));
+    assert_ne!(vector(&body), vector(&with("mean")));
+    let server = started(Pooling::None);
+    let answer = ok(&server, "/embeddings", &body);
+    assert_eq!(answer, ok(&server, "/embeddings", &with("none")));
+    assert!(answer[0]["embedding"].as_array().map(Vec::len) > Some(1));
+    // OpenAI's answer has no place for them
+    let refused = server.post("/v1/embeddings", &body);
+    assert_eq!((refused.status, refused.param()), (400, "pooling".into()));
+    ok(&server, "/v1/embeddings", &with("mean"));
+}
+
+#[test]
+fn slots_can_be_hidden() {
+    let options = Options {
+        slots: false,
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    let answer = server.get("/slots");
+    assert_eq!(answer.status, 501, "{}", answer.text);
+    assert_eq!(answer.json()["error"]["type"], "not_supported_error");
+    assert_eq!(server.get("/props").json()["endpoint_slots"], false);
+    assert_eq!(Server::usual().get("/props").json()["endpoint_slots"], true);
+}
+
+#[test]
+fn probabilities_may_be_those_after_sampling() {
+    let server = Server::usual();
+    let ask = |fields: Value| {
+        let mut body = json!({
+            "prompt": "1+1=", "n_predict": 3, "seed": 1, "ignore_eos": true,
+            "n_probs": 4, "post_sampling_probs": true,
+        });
+        let all = body.as_object_mut().expect("an object");
+        all.extend(fields.as_object().cloned().unwrap_or_default());
+        let answer = ok(&server, "/completion", &body);
+        let tokens = answer["completion_probabilities"].as_array().cloned();
+        tokens.expect("one for each token")
+    };
+    let prob = |token: &Value| token["prob"].as_f64().expect("a number");
+    let top = |token: &Value| token["top_probs"].as_array().expect("a list").clone();
+    // hardly a choice is sure at this temperature; of two that are left, all is known
+    let free = json!({ "temperature": 3, "top_k": 0, "top_p": 1, "min_p": 0 });
+    let two = json!({ "temperature": 3, "top_k": 2, "top_p": 1, "min_p": 0 });
+    for (fields, count) in [(free, 4), (two, 2)] {
+        for token in ask(fields) {
+            assert!(
+                token["id"].is_u64() && token["bytes"].is_array() && token["token"].is_string()
+            );
+            assert!(token["logprob"].is_null(), "{token}");
+            let probs: Vec<f64> = top(&token).iter().map(prob).collect();
+            let sum: f64 = probs.iter().sum();
+            assert_eq!(probs.len(), count, "{token}");
+            assert!(
+                probs.is_sorted_by(|a, b| a >= b) && probs[0] < 1.0,
+                "{token}"
+            );
+            assert_eq!(count == 2, (sum - 1.0).abs() < 1e-9, "{token}");
+            let own = top(&token).into_iter().find(|one| one["id"] == token["id"]);
+            assert!(
+                own.is_none_or(|own| own["prob"] == token["prob"]),
+                "{token}"
+            );
+        }
+    }
+    // a greedy choice is the only one
+    for token in ask(json!({ "temperature": 0 })) {
+        assert_eq!((prob(&token), top(&token).len()), (1.0, 1), "{token}");
+    }
+    // a stream has the same
+    let body = json!({
+        "prompt": "1+1=", "n_predict": 1, "temperature": 0, "stream": true,
+        "n_probs": 1, "post_sampling_probs": true,
+    });
+    let streamed = pieces(&server, "/completion", &body);
+    let shown = streamed
+        .iter()
+        .find_map(|piece| piece["completion_probabilities"].get(0));
+    assert_eq!(shown.map(prob), Some(1.0));
 }
 
 #[test]

@@ -16,10 +16,19 @@ const RESULT: (&str, &str) = ("<tool_response>\n", "\n</tool_response>");
 impl ChatTemplate {
     /// Returns the conversation adapted to this template; `None` if it supports everything as is.
     pub(super) fn adapt(&self, conversation: &Conversation) -> Option<Conversation> {
+        let tools_as_text = !conversation.tools.is_empty() && !self.takes_tools();
+        self.adapt_with(conversation, tools_as_text)
+    }
+
+    /// As [`ChatTemplate::adapt`], with the tools in the system message if `tools_as_text`.
+    pub(super) fn adapt_with(
+        &self,
+        conversation: &Conversation,
+        tools_as_text: bool,
+    ) -> Option<Conversation> {
         let messages = &conversation.messages;
         let says = |kind: usize| messages.iter().any(|m| kind_of(&m.role) == kind);
         let calls = messages.iter().any(|m| !m.tool_calls.is_empty());
-        let tools_as_text = !conversation.tools.is_empty() && !self.takes_tools();
         let calls_as_text = calls && !self.takes_calls();
         let results_as_user = says(3) && !self.takes_results();
         let system_as_user = (says(0) || tools_as_text) && !self.takes_system();

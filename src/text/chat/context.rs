@@ -1,7 +1,9 @@
 //! Converts a conversation to template variables, with checks and a measure of its size.
 
 use minijinja::Value;
-use serde_json::{Map, Value as Json, json};
+use serde::Serialize as _;
+use serde_json::ser::PrettyFormatter;
+use serde_json::{Map, Serializer, Value as Json, json};
 
 use super::guard::float;
 use super::shape::{Absent, Form, Reasoning, Shape, kind_of};
@@ -133,6 +135,10 @@ pub(super) fn variables(
         let today = time::strftime(format, time::now());
         variables.insert(name.to_owned(), today.into());
     }
+    if shape.functions {
+        let functions = functions(&conversation.tools);
+        variables.insert("functions".to_owned(), functions.into());
+    }
     variables.extend(defaults.clone());
     variables.extend(conversation.kwargs.clone());
     variables.insert("messages".to_owned(), Json::Array(messages?));
@@ -142,6 +148,25 @@ pub(super) fn variables(
     let generate = conversation.add_generation_prompt;
     variables.insert("add_generation_prompt".to_owned(), generate.into());
     Ok(Value::from_serialize(variables))
+}
+
+/// Returns the definitions of the tools as FireFunction's model card writes them, which is Python's
+/// `json.dumps(functions, indent=4)`; nothing if there are none.
+fn functions(tools: &[Json]) -> String {
+    if tools.is_empty() {
+        return String::new();
+    }
+    let functions: Vec<&Json> = tools
+        .iter()
+        .map(|tool| tool.get("function").unwrap_or(tool))
+        .collect();
+    let mut text = Vec::new();
+    let formatter = PrettyFormatter::with_indent(b"    ");
+    let mut serializer = Serializer::with_formatter(&mut text, formatter);
+    functions
+        .serialize(&mut serializer)
+        .expect("JSON values are written to memory");
+    String::from_utf8(text).expect("JSON is UTF-8")
 }
 
 fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {

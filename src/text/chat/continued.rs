@@ -8,6 +8,18 @@ use super::{ChatTemplate, Content, Conversation, Error, Message};
 /// Placeholder for the continued text while a template is rendered: it never occurs in text.
 const CONTINUES: &str = "\u{f8f0}continues-here\u{f8f1}";
 
+/// Part of the last message that is continued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContinuedPart {
+    /// Its text, or its thought if it has only that.
+    #[default]
+    Last,
+    /// Its text: a thought before it has ended.
+    Content,
+    /// Its thought: a text after it is left out.
+    Reasoning,
+}
+
 /// Prompt of a conversation whose last message is continued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continued {
@@ -18,15 +30,15 @@ pub struct Continued {
 }
 
 impl ChatTemplate {
-    /// Renders a conversation that ends with the assistant's text so far; `None` if its last
-    /// message is not an assistant text. If the message has only a thought, the thought is
-    /// continued.
+    /// Renders a conversation that ends with the assistant's text so far, or with its thought;
+    /// `None` if its last message is not an assistant text.
     ///
     /// # Errors
     /// As [`ChatTemplate::render_conversation`].
     pub fn render_continued(
         &self,
         conversation: &Conversation,
+        part: ContinuedPart,
     ) -> Result<Option<Continued>, Error> {
         let Some((last, before)) = conversation.messages.split_last() else {
             return Ok(None);
@@ -43,16 +55,21 @@ impl ChatTemplate {
         // a model without reasoning has no place for a thought
         let thought = last.reasoning_content.as_deref().filter(|_| tags.is_some());
         let thought = thought.unwrap_or_default();
-        let in_thought = text.is_empty() && !thought.is_empty();
-        let shown = match (text.is_empty(), in_thought) {
-            (true, false) => None,
-            (_, in_thought) => self.cut(conversation, in_thought).filter(|head| {
+        let in_thought = match part {
+            ContinuedPart::Last => text.is_empty() && !thought.is_empty(),
+            ContinuedPart::Content => false,
+            ContinuedPart::Reasoning => !thought.is_empty(),
+        };
+        let shown = match text.is_empty() && thought.is_empty() {
+            true => None,
+            false => self.cut(conversation, in_thought).filter(|head| {
                 // a template may drop a thought before the text
                 in_thought || thought.is_empty() || head.contains(thought.trim())
             }),
         };
+        let text = if in_thought { "" } else { &text };
         let prompt = match shown {
-            Some(head) => head + if in_thought { thought } else { &text },
+            Some(head) => head + if in_thought { thought } else { text },
             None => {
                 let rest = Conversation {
                     messages: before.to_vec(),
@@ -60,7 +77,7 @@ impl ChatTemplate {
                     ..conversation.clone()
                 };
                 let prompt = self.render_conversation(&rest)?;
-                begun(prompt, tags, thought, &text)
+                begun(prompt, tags, (thought, in_thought), text)
             }
         };
         Ok(Some(Continued { prompt, in_thought }))
@@ -90,8 +107,14 @@ impl ChatTemplate {
     }
 }
 
-/// Appends a thought and a text to a prompt that ends where an answer begins.
-fn begun(mut prompt: String, tags: Option<(&str, &str)>, thought: &str, text: &str) -> String {
+/// Appends a thought, which goes on or has ended, and a text to a prompt that ends where an answer
+/// begins.
+fn begun(
+    mut prompt: String,
+    tags: Option<(&str, &str)>,
+    (thought, goes_on): (&str, bool),
+    text: &str,
+) -> String {
     let Some((open, close)) = tags else {
         return prompt + text;
     };
@@ -108,7 +131,8 @@ fn begun(mut prompt: String, tags: Option<(&str, &str)>, thought: &str, text: &s
         }
         prompt.push_str(thought);
     }
-    if !text.is_empty() && (is_open || !thought.is_empty()) {
+    let has_thought = !thought.is_empty() || (is_open && !text.is_empty());
+    if has_thought && !goes_on {
         for piece in [line, close, lines] {
             prompt.push_str(piece);
         }

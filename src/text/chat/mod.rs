@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use context::Unfit;
-pub use continued::Continued;
+pub use continued::{Continued, ContinuedPart};
 use guard::Budget;
 pub use message::{Content, Conversation, Message, ToolCall, thinking};
 use shape::{Shape, Shapes};
@@ -219,7 +219,8 @@ impl ChatTemplate {
     /// supports. Content parts stay a list, or are joined by line breaks for templates that expect
     /// text, and text becomes a part for templates that expect a list. `reasoning_content` gets the
     /// template's name for it, or becomes a part of the content. Anything the template does not
-    /// support (a system message, tools, calls, tool results) is written into other messages.
+    /// support (a system message, tools, calls, tool results) is written into other messages, and
+    /// so are tools that it fails to describe.
     ///
     /// # Errors
     /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails
@@ -233,12 +234,19 @@ impl ChatTemplate {
         let conversation = adapted.as_ref().unwrap_or(conversation);
         let mut shape = template.shape(conversation);
         let rendered = template.render_as(conversation, &shape);
-        // a template that iterates over the tools even if there are none
-        if matches!(rendered, Err(Error::Template { .. })) && conversation.tools.is_empty() {
+        if !matches!(rendered, Err(Error::Template { .. })) {
+            return rendered;
+        }
+        if conversation.tools.is_empty() {
+            // a template that iterates over the tools even if there are none
             shape.no_tools_undefined = true;
             return template.render_as(conversation, &shape).or(rendered);
         }
-        rendered
+        // a template that cannot describe these tools, such as parameters of several types
+        match template.adapt_with(conversation, true) {
+            Some(adapted) => template.render_conversation(&adapted).or(rendered),
+            None => rendered,
+        }
     }
 
     fn unfit(&self, unfit: Unfit) -> Error {

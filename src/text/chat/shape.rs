@@ -46,6 +46,9 @@ pub(super) struct Shape {
     pub(super) reasoning: Reasoning,
     /// Whether `tools` is undefined instead of `none` if there are no tools.
     pub(super) no_tools_undefined: bool,
+    /// Whether the tools are also in `functions`, as JSON text that the template appends to its own
+    /// (FireFunction).
+    pub(super) functions: bool,
 }
 
 /// Place where a template reads the assistant's reasoning.
@@ -161,6 +164,7 @@ impl ChatTemplate {
             .find(|name| has(name));
         Shape {
             reasoning: Reasoning::Field(reasoning.unwrap_or("reasoning_content")),
+            functions: self.source.contains("+ functions"),
             ..Shape::default()
         }
     }

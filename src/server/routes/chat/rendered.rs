@@ -21,14 +21,14 @@ pub(super) struct Prompt {
 /// message's text.
 pub(crate) fn render(app: &App, asked: &Asked<'_>) -> Result<Continued, ApiError> {
     let template = template(app)?;
-    if !asked.continues {
+    let Some(part) = asked.continues else {
         return Ok(Continued {
             prompt: template.render_conversation(&asked.conversation)?,
             in_thought: false,
         });
-    }
+    };
     template
-        .render_continued(&asked.conversation)?
+        .render_continued(&asked.conversation, part)?
         .ok_or_else(|| {
             let expected = "expected a text of the assistant as the last message";
             ApiError::bad_field("continue_final_message", expected)

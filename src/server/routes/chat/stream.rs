@@ -46,10 +46,10 @@ impl ChatWriter {
             app,
             work,
             head,
+            progress: style.progress.clone(),
             style,
             usage: Usage::default(),
             timings: Value::Null,
-            progress: Progress::default(),
             has_ended: false,
         }
     }
@@ -84,14 +84,9 @@ impl ChatWriter {
     /// Sends the first piece of the answer, and how much of the prompt is computed.
     fn progress(&mut self, event: &Event, messages: &mut Vec<Message>) {
         self.begin(0, messages);
-        let progress = self.progress.note(event);
-        if let Some(progress) = progress.filter(|_| self.style.return_progress) {
-            let mut chunk = self.delta(0, json!({}));
-            chunk["prompt_progress"] = progress;
-            if self.style.timings_per_token {
-                chunk["timings"] = self.progress.timings();
-            }
-            messages.push(Message::Data(chunk));
+        if self.progress.note(event) {
+            let piece = self.progress.reported_in(self.delta(0, json!({})));
+            messages.push(Message::Data(piece));
         }
     }
 

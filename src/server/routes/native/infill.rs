@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::prompt::check_bytes;
+use crate::prompt::{Prompt, check_bytes};
 
 /// Most extra texts in a request.
 const MAX_EXTRA: usize = 1024;
@@ -51,7 +51,7 @@ pub(crate) async fn infill_route(
                 .saturating_sub(app.n_ctx().saturating_sub(2 * near)),
         );
         let prompt = around(app, extra, &prefix, &suffix)?;
-        prepare(app, &caller, &fields, vec![prompt])
+        prepare(app, &caller, &fields, vec![Prompt::of_text(prompt)])
     });
     answer(&app, prepared.await?).await
 }

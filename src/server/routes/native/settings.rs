@@ -40,6 +40,7 @@ pub(crate) fn of(app: &App, options: &GenerationParams, stream: bool) -> Value {
         "stream": stream,
         "logit_bias": bias.collect::<Vec<_>>(),
         "n_probs": options.logprobs.unwrap_or(0),
+        "post_sampling_probs": options.logprobs_after_sampling,
         "samplers": samplers,
     });
     if let (Value::Object(all), Value::Object(absent)) = (&mut settings, absent()) {

@@ -47,7 +47,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         },
         "media_marker": MEDIA_MARKER,
         "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
-        "endpoint_slots": true,
+        "endpoint_slots": app.options.slots,
         "endpoint_props": false,
         "endpoint_metrics": true,
         "is_sleeping": false,
@@ -62,6 +62,10 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 /// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No
 /// texts.
 pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+    if !app.options.slots {
+        let message = "this server was started without its list of slots";
+        return Err(ApiError::not_supported(message));
+    }
     let snapshot = app.handle.snapshot();
     let running = snapshot.requests.iter();
     let mut running = running.filter(|request| request.state == "running");

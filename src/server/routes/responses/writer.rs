@@ -92,8 +92,6 @@ pub(super) struct ResponseWriter {
     timings_per_token: bool,
     /// Timings of the answer so far, until they are sent.
     timings: Option<Value>,
-    /// Whether a stream tells how much of the prompt is computed.
-    return_progress: bool,
     finish: Option<FinishReason>,
     has_ended: bool,
 }
@@ -114,10 +112,9 @@ impl ResponseWriter {
             sequence: 0,
             messages: Vec::new(),
             usage: Value::Null,
-            progress: Progress::default(),
+            progress: style.progress.clone(),
             timings_per_token: style.timings_per_token,
             timings: None,
-            return_progress: style.return_progress,
             finish: None,
             has_ended: false,
         };
@@ -310,11 +307,9 @@ impl ResponseWriter {
                 self.has_ended = true;
             }
             Event::Started { .. } | Event::Read { .. } => {
-                let progress = self.progress.note(&event);
-                if let Some(progress) = progress.filter(|_| self.return_progress) {
-                    let response = self.response("in_progress");
-                    let data = json!({ "response": response, "prompt_progress": progress });
-                    self.tell("response.in_progress", data);
+                if self.progress.note(&event) {
+                    let data = json!({ "response": self.response("in_progress") });
+                    self.tell("response.in_progress", self.progress.reported_in(data));
                 }
             }
             Event::Prompt(_) | Event::Beams { .. } | Event::Embedded { .. } => {}

@@ -5,7 +5,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use super::error::invalid;
 use super::text::{Method, Sequence, Sequenced, is_namespace, tuple};
-use super::{Budget, Result, strings};
+use super::{Budget, Result, list, strings};
 
 /// Methods of dicts: such a name after a dot is the method even if the dict has a key of that name.
 const OF_DICTIONARIES: [&str; 11] = [
@@ -24,7 +24,7 @@ const OF_DICTIONARIES: [&str; 11] = [
 
 /// Returns whether calls of a method with this name go to [`call`].
 pub(in crate::chat) fn is_method(name: &str) -> bool {
-    OF_DICTIONARIES.contains(&name) || strings::METHODS.contains(&name)
+    name == "append" || OF_DICTIONARIES.contains(&name) || strings::METHODS.contains(&name)
 }
 
 /// Returns whether this name after a dot goes to [`attribute`].
@@ -56,7 +56,7 @@ pub(super) fn call(
     let found = match value.kind() {
         ValueKind::String => strings::method(budget, value, name, args)?,
         ValueKind::Map if is_dictionary(value) => of_dictionary(budget, value, name, args)?,
-        ValueKind::Seq => of_list(value, name, args)?,
+        ValueKind::Seq => of_list(budget, value, name, args)?,
         _ => return value.call_method(state, name, args),
     };
     let unknown = || {
@@ -111,7 +111,7 @@ fn of_dictionary(
     }))
 }
 
-fn of_list(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>> {
+fn of_list(budget: &Budget, value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>> {
     Ok(Some(match name {
         "count" => {
             let (what,): (&Value,) = from_args(args)?;
@@ -122,6 +122,6 @@ fn of_list(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>> {
             let at = value.try_iter()?.position(|item| item == *what);
             Value::from(at.ok_or_else(|| invalid("the list has no such element"))?)
         }
-        _ => return Ok(None),
+        _ => return list::change(budget, value, name, args),
     }))
 }

@@ -4,6 +4,7 @@ mod collections;
 mod error;
 mod filters;
 mod format;
+mod list;
 mod numbers;
 mod ops;
 mod python;
@@ -184,6 +185,10 @@ fn install_guards(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let b = Arc::clone(budget);
     environment.add_function(rewrite::TUPLE, move |Rest(items): Rest<Value>| {
         b.charge_elements(items.len()).map(|()| text::tuple(items))
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::LIST, move |Rest(items): Rest<Value>| {
+        b.charge_elements(items.len()).map(|()| list::list(items))
     });
     environment.add_function(rewrite::PASS, |value: Value| match value.is_undefined() {
         true => Value::from_object(Passed),

@@ -11,8 +11,8 @@ use super::super::guard::{is_attribute, is_method};
 use super::super::scan::unsupported;
 use super::literal;
 use super::{
-    ADD, ATTRIBUTE, CONCAT, DEEP, DEEP_TESTS, DIV, FLAT, FLOOR_DIV, ITEM, METHOD, MUL, PASS, POW,
-    Printer, REM, Result, SHALLOW_FILTERS, SLICE, TUPLE,
+    ADD, ATTRIBUTE, CONCAT, DEEP, DEEP_TESTS, DIV, FLAT, FLOOR_DIV, ITEM, LIST, METHOD, MUL, PASS,
+    POW, Printer, REM, Result, SHALLOW_FILTERS, SLICE, TUPLE,
 };
 
 impl Printer<'_> {
@@ -268,8 +268,12 @@ impl Printer<'_> {
     fn list(&mut self, items: &[Expr<'_>], span: Span) -> Result<()> {
         let start = span.start_offset as usize;
         let tuple = self.source.as_bytes().get(start) != Some(&b'[');
-        let (open, close) = if tuple { ("(", ")") } else { ("[", "]") };
-        self.put(if tuple { TUPLE } else { "" });
+        let (function, open, close) = match (tuple, self.changes_lists) {
+            (true, _) => (TUPLE, "(", ")"),
+            (false, true) => (LIST, "(", ")"),
+            (false, false) => ("", "[", "]"),
+        };
+        self.put(function);
         self.put(open);
         for item in items {
             self.guarded(DEEP, item)?;

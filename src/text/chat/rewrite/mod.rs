@@ -43,6 +43,8 @@ pub(super) const DIV: &str = "__guard_div";
 pub(super) const FLOOR_DIV: &str = "__guard_floor_div";
 /// Makes a tuple.
 pub(super) const TUPLE: &str = "__guard_tuple";
+/// Makes a list that can be changed.
+pub(super) const LIST: &str = "__guard_list";
 /// Refuses values that cannot be iterated.
 pub(super) const ITERATED: &str = "__guard_iterated";
 /// Calls a method of strings, lists or dicts.
@@ -103,6 +105,9 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
         out: String::with_capacity(source.len() * 2),
         source: &source,
         with_defaults: HashSet::new(),
+        changes_lists: [".append(", ".pop("]
+            .iter()
+            .any(|call| source.contains(call)),
         line: 1,
         depth: 0,
     };
@@ -115,6 +120,8 @@ struct Printer<'s> {
     source: &'s str,
     /// Macros with a default for some argument.
     with_defaults: HashSet<String>,
+    /// Whether there may be calls that change a list.
+    changes_lists: bool,
     out: String,
     line: usize,
     depth: usize,

@@ -27,7 +27,19 @@ fn thoughts_are_told_from_what_is_said() {
         tools: true,
         reasoning: false,
     };
-    assert_eq!(split("<think>", tools, &parts), pair(&joined, ""));
+    assert_eq!(split("", tools, &parts), pair(&joined, ""));
+    // The marker that the prompt ends with belongs to the thought, as in llama-server.
+    let parts = ["a\n</think>", "\n b"];
+    for wants in [tools, Wants::default()] {
+        let whole = pair("<think>\na\n</think>\n b", "");
+        assert_eq!(split("user: <think>\n", wants, &parts), whole);
+    }
+    // Without a text there is no thought.
+    assert_eq!(split("<think>", Wants::default(), &[]), pair("", ""));
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let parser = AnswerParser::new("<think></think><tool_call>", "<think>", tools);
+    let answer = read(parser, [call]);
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("", 1));
 }
 
 #[test]

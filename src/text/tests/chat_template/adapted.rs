@@ -107,6 +107,29 @@ fn tools_are_in_the_system_message_in_a_generic_form() {
 }
 
 #[test]
+fn tools_that_a_template_cannot_describe_are_in_a_generic_form() {
+    // like the macros of Hermes 2 Pro and Command R+, which know no parameter of several types
+    let source = "{% for t in tools %}{{ t.function.name }}\
+        {% if t.function.of %}{{ t.function.of.one.kind }}{% endif %};{% endfor %}\
+        {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <tool_call> #}";
+    let user = || vec![Message::new("user", "hi")];
+    let tool = |of: Value| {
+        let function = json!({ "name": "f", "of": of });
+        json!({ "type": "function", "function": function })
+    };
+    let known = tool(json!({ "one": { "kind": 1 } }));
+    let got = text(source, user(), vec![known.clone()]);
+    assert_eq!(got, "f1;<user>hi");
+    let got = text(source, user(), vec![known, tool(json!({ "two": [] }))]);
+    assert!(got.starts_with("<system>You may call functions"), "{got}");
+    assert!(
+        got.contains("{\"name\": \"f\", \"of\": {\"two\": []}}"),
+        "{got}"
+    );
+    assert!(got.ends_with("</tool_call><user>hi"), "{got}");
+}
+
+#[test]
 fn calls_and_results_are_text_where_there_is_no_place_for_them() {
     let got = text(STRICT, called(), Vec::new());
     let expected = "<user>?<assistant>I look.\n\

@@ -1,6 +1,6 @@
 //! Prompts that end inside the assistant's last message.
 
-use octavo_text::chat::{Content, Continued, Conversation, Message, ToolCall};
+use octavo_text::chat::{Content, Continued, ContinuedPart, Conversation, Message, ToolCall};
 use serde_json::json;
 
 use super::template;
@@ -12,7 +12,12 @@ const THINKING: &str = "{% for m in messages %}<{{ m.role }}>\
     {{ m.content.strip() }}<end>{% endfor %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
 
-fn continued(source: &str, thought: Option<&str>, content: Content) -> Option<Continued> {
+fn continued(
+    source: &str,
+    thought: Option<&str>,
+    content: Content,
+    part: ContinuedPart,
+) -> Option<Continued> {
     let conversation = Conversation {
         messages: vec![
             Message::new("user", "?"),
@@ -26,12 +31,13 @@ fn continued(source: &str, thought: Option<&str>, content: Content) -> Option<Co
         ..Conversation::default()
     };
     template(source)
-        .and_then(|template| template.render_continued(&conversation))
+        .and_then(|template| template.render_continued(&conversation, part))
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn prompt(source: &str, thought: Option<&str>, content: Content) -> (String, bool) {
-    let continued = continued(source, thought, content).expect("it can be continued");
+    let continued = continued(source, thought, content, ContinuedPart::Last);
+    let continued = continued.expect("it can be continued");
     (continued.prompt, continued.in_thought)
 }
 
@@ -49,6 +55,34 @@ fn a_text_is_continued_where_it_ends() {
     // no text so far: the answer begins
     let expected = ("<user>?<end><assistant>".to_owned(), false);
     assert_eq!(prompt(THINKING, None, Content::None), expected);
+}
+
+#[test]
+fn a_request_says_which_part_is_continued() {
+    // the second drops thoughts
+    let dropping = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}\
+        {% if add_generation_prompt %}<assistant>{% endif %}{# <think></think> #}";
+    for source in [THINKING, dropping] {
+        let part = |text: &str, part: ContinuedPart| {
+            let content = Content::Text(text.to_owned());
+            let continued = continued(source, Some("I see"), content, part);
+            let continued = continued.expect("it can be continued");
+            (continued.prompt, continued.in_thought)
+        };
+        let thought = "<user>?<end><assistant><think>\nI see";
+        let ended = format!("{thought}\n</think>\n\n");
+        let text = format!("{ended}2 and");
+        assert_eq!(part("", ContinuedPart::Content), (ended, false), "{source}");
+        assert_eq!(
+            part("2 and", ContinuedPart::Content),
+            (text, false),
+            "{source}"
+        );
+        for content in ["", "2 and"] {
+            let got = part(content, ContinuedPart::Reasoning);
+            assert_eq!(got, (thought.to_owned(), true), "{source}");
+        }
+    }
 }
 
 #[test]
@@ -78,7 +112,9 @@ fn a_thought_is_continued_and_one_before_a_text_is_kept() {
 #[test]
 fn what_is_no_text_of_the_assistant_is_not_continued() {
     let image = json!({ "type": "image_url", "image_url": {} });
-    assert_eq!(continued(THINKING, None, Content::Parts(vec![image])), None);
+    let content = Content::Parts(vec![image]);
+    let got = continued(THINKING, None, content, ContinuedPart::Last);
+    assert_eq!(got, None);
     let call = ToolCall {
         id: String::new(),
         name: "f".to_owned(),
@@ -95,7 +131,8 @@ fn what_is_no_text_of_the_assistant_is_not_continued() {
             messages: vec![Message::new("user", "?"), message],
             ..Conversation::default()
         };
-        let got = template(THINKING).and_then(|t| t.render_continued(&conversation));
+        let got =
+            template(THINKING).and_then(|t| t.render_continued(&conversation, ContinuedPart::Last));
         assert_eq!(got.unwrap_or_else(|e| panic!("{e}")), None);
     }
 }

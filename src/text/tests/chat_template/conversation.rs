@@ -76,6 +76,31 @@ fn variables_are_set_and_some_are_not() {
     }
 }
 
+/// FireFunction reads its tools from a text. llama.cpp gives it none, so that its model does not
+/// learn of them.
+#[test]
+fn tools_are_a_text_for_templates_that_append_it() {
+    let source = "{%- set system = 'Functions:' + functions -%}{{ system }}\
+        {%- for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor -%}";
+    let mut conversation = Conversation {
+        messages: vec![Message::new("user", "Weather?")],
+        ..weather()
+    };
+    let text = render(source, &conversation).unwrap_or_else(|e| panic!("{e}"));
+    let functions = "[\n    {\n        \"name\": \"weather\"\n    }\n]";
+    assert_eq!(text, format!("Functions:{functions}|user:Weather?"));
+    let own = json!("mine");
+    conversation.kwargs.insert("functions".to_owned(), own);
+    let text = render(source, &conversation).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(text, "Functions:mine|user:Weather?");
+    let question = Conversation {
+        messages: conversation.messages,
+        ..Conversation::default()
+    };
+    let text = render(source, &question).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(text, "Functions:|user:Weather?");
+}
+
 #[test]
 fn deep_json_is_refused() {
     let deep = (0..120).fold(json!(1), |inner, _| json!([inner]));

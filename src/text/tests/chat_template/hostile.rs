@@ -236,6 +236,20 @@ const FORMATS: &Hostile = &[
         "{% set x = [1] * 100000 %}{% for i in range(99999) %}{% set y = x ~ '' %}{% endfor %}",
     ),
     ("mutation", "{{ messages.append(1) }}"),
+    (
+        "a list that contains itself",
+        "{% set x = [1] %}{% for i in range(99999) %}{% set _ = x.append([x]) %}{% endfor %}\
+         {{ x }}",
+    ),
+    (
+        "lists in lists that grow",
+        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set y = [] %}\
+         {% set _ = ns.x.append(y) %}{% set _ = y.append(ns.x) %}{% set ns.x = [y] %}{% endfor %}",
+    ),
+    (
+        "a namespace in a list",
+        "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append({'a': ns}) %}{{ ns }}",
+    ),
     ("mutation of a dictionary", "{{ messages[0].update({}) }}"),
 ];
 

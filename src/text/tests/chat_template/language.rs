@@ -57,6 +57,23 @@ const STATEMENTS: &Rendered = &[
         "02",
     ),
     ("{% for i in [] %}x{% else %}none{% endfor %}", "none"),
+    // lists that change, which llama.cpp allows, and jinja2 outside of transformers' sandbox
+    (
+        "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}{% set _ = ns.ids.append(i) %}\
+         {% endfor %}{{ ns.ids.pop(0) }}{{ ns.ids.pop() }}{{ ns.ids }}{{ ns.ids|length }}",
+        "02[1]1",
+    ),
+    (
+        "{% set x = ['a'] %}{% set y = x %}{% for m in messages %}{% do x.append(m.role) %}\
+         {% endfor %}{{ y|join(',') }} {{ y|tojson }} {{ y == x }} {{ [] and 1 }}",
+        "a,system,user,assistant,user [\"a\", \"system\", \"user\", \"assistant\", \"user\"] \
+         True []",
+    ),
+    (
+        "{% set x = [] %}{% set y = [1] %}{% set _ = x.append({'y': y}) %}{{ x }}{{ x + y }}\
+         {{ x[0].y[-1:] }}{{ 1 in y }}{{ y is sequence }}{{ 'x' if x.pop() }}{{ 'x' if x }}",
+        "[{'y': [1]}][{'y': [1]}, 1][1]TrueTruex",
+    ),
 ];
 
 /// Strings, lists and their printed form.

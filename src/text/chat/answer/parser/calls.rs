@@ -42,6 +42,9 @@ impl AnswerParser {
             }
             self.tell(&mut events, pieces);
         }
+        if begun {
+            self.opening.clear();
+        }
         if is_cut {
             if begun && reader.is_after() {
                 *start = self.at;

@@ -51,6 +51,9 @@ pub struct AnswerParser {
     calls: usize,
     /// Call ids written by the model.
     ids: HashSet<String>,
+    /// Marker of a thought that the prompt ends with, which belongs to the content, until there is
+    /// a text. A call or a marker of the content in its place shows that there is no thought.
+    opening: String,
 }
 
 /// State that determines which markers may come next.
@@ -101,7 +104,14 @@ impl AnswerParser {
         let syntax = format.syntax();
         let thoughts = Thoughts::of(template);
         let prompt = rendered_prompt.trim_end();
-        let thinking = wants.reasoning && prompt.ends_with(thoughts.open.trim_end());
+        let open = thoughts.open.trim_end();
+        let is_open = prompt.ends_with(open);
+        let thinking = wants.reasoning && is_open;
+        // whoever splits off thoughts from the content needs both of their markers
+        let opening = match is_open && !wants.reasoning {
+            true => &rendered_prompt[prompt.len() - open.len()..],
+            false => "",
+        };
         AnswerParser {
             format,
             syntax,
@@ -129,6 +139,7 @@ impl AnswerParser {
             },
             calls: 0,
             ids: HashSet::new(),
+            opening: opening.to_owned(),
         }
     }
 
@@ -184,6 +195,7 @@ impl AnswerParser {
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if self.is_plain() {
+            self.open(!text.is_empty(), &mut pieces);
             say(text, &mut pieces, false);
             return pieces;
         }
@@ -197,6 +209,13 @@ impl AnswerParser {
         let mut pieces = Vec::new();
         self.read(true, &mut pieces);
         pieces
+    }
+
+    /// Emits the prompt's marker before the first text.
+    fn open(&mut self, has_text: bool, pieces: &mut Vec<Piece>) {
+        if has_text {
+            say(&std::mem::take(&mut self.opening), pieces, false);
+        }
     }
 
     fn read(&mut self, last: bool, pieces: &mut Vec<Piece>) {
@@ -287,13 +306,17 @@ impl AnswerParser {
                 self.place.has_thought = true;
             }
             Marker::Content => {
+                self.opening.clear();
                 self.mode = Mode::Content;
                 self.place.has_thought = true;
                 self.place.in_content = true;
             }
             Marker::ContentEnd => self.place.in_content = false,
             Marker::End => {}
-            Marker::Skipped => self.place.has_calls = self.syntax.headers.is_none(),
+            Marker::Skipped => {
+                self.opening.clear();
+                self.place.has_calls = self.syntax.headers.is_none();
+            }
             Marker::Header => {
                 // If it is not a header, this is content.
                 *start = said;
@@ -332,12 +355,10 @@ impl AnswerParser {
         self.at = self.at.max(place);
     }
 
-    fn say(&self, range: std::ops::Range<usize>, thinking: bool, pieces: &mut Vec<Piece>) {
-        say(
-            self.buffer.get(range).unwrap_or_default(),
-            pieces,
-            thinking && self.wants.reasoning,
-        );
+    fn say(&mut self, range: std::ops::Range<usize>, thinking: bool, pieces: &mut Vec<Piece>) {
+        self.open(!range.is_empty(), pieces);
+        let text = self.buffer.get(range).unwrap_or_default();
+        say(text, pieces, thinking && self.wants.reasoning);
     }
 }
 
