@@ -25,7 +25,9 @@ impl Program {
     /// Builds a commit, unless that was done before.
     pub(super) fn at(commit: &str) -> Result<Program, String> {
         let name = short_hash(commit)?;
-        let dir = workspace_root().join("target/regress");
+        // builds run in another folder
+        let dir = std::path::absolute(workspace_root().join("target/regress"));
+        let dir = dir.map_err(|error| format!("target/regress: {error}"))?;
         let path = dir.join(format!("octavo-{name}{}", std::env::consts::EXE_SUFFIX));
         if !path.is_file() {
             let source = dir.join(format!("source-{name}"));
