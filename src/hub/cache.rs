@@ -2,7 +2,7 @@
 //! contents by their hashes (blobs), the commits of branches (refs) and links by name (snapshots).
 
 use std::env;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -150,13 +150,13 @@ impl Cache {
         let up = "../".repeat(2 + file.matches('/').count());
         // one that points to nothing
         let _ = fs::remove_file(&path);
-        let linked = link_to(Path::new(&format!("{up}blobs/{id}")), &path);
-        match linked {
+        match link_to(Path::new(&format!("{up}blobs/{id}")), &path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(_) => {
+            // Wine makes no link and reports that it did
+            Ok(()) if path.is_file() => Ok(()),
+            _ => {
                 fs::rename(self.blob(repo, id), &path).map_err(|error| Error::File { path, error })
             }
-            Ok(()) => Ok(()),
         }
     }
 
@@ -165,7 +165,10 @@ impl Cache {
         let folder = self.0.join(".locks").join(folder_name(repo));
         let path = folder.join(format!("{id}.lock"));
         create_folder_of(&path)?;
-        let lock = File::create(&path).and_then(|file| file.lock().map(|()| file));
+        // not emptied: on Windows, nothing may be written to a file that another process has locked
+        let mut options = OpenOptions::new();
+        let opened = options.create(true).truncate(false).write(true).open(&path);
+        let lock = opened.and_then(|file| file.lock().map(|()| file));
         lock.map_err(|error| Error::File { path, error })
     }
 

@@ -379,7 +379,10 @@ impl Hub {
         let blob = self.cache.blob(repo, id);
         create_folder_of(&blob)?;
         let _lock = self.cache.lock(repo, id)?;
-        // another process may have downloaded it meanwhile
+        // another process may have downloaded it meanwhile; without links there is no blob then
+        if path.is_file() {
+            return Ok(());
+        }
         if !blob.is_file() {
             let endpoint = &self.client.endpoint;
             let url = format!("{endpoint}/{repo}/resolve/{commit}/{}", encoded(&file.path));

@@ -348,6 +348,26 @@ fn two_that_ask_for_the_same_file_download_it_once() {
 }
 
 #[test]
+fn one_that_waits_takes_what_another_left_where_there_are_no_links() {
+    let content = bytes(1000);
+    let place = Place::with_model(&content);
+    let locks = place.folder.path().join(".locks/models--u--r");
+    fs::create_dir_all(&locks).expect("a folder");
+    let lock = fs::File::create(locks.join(sha256(&content) + ".lock")).expect("a lock");
+    lock.lock().expect("it is free");
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| place.get("hf:u/r").expect("it is there"));
+        std::thread::sleep(Duration::from_millis(300));
+        let file = place.cached(&format!("snapshots/{COMMIT}/m-Q4_K_M.gguf"));
+        fs::create_dir_all(file.parent().expect("a folder")).expect("it is made");
+        fs::write(file, &content).expect("it is written");
+        drop(lock);
+        assert_eq!(other.join().expect("no panic"), content);
+    });
+    assert_eq!(place.standin.sent(), 0);
+}
+
+#[test]
 fn split_models_folders_and_siblings_are_whole() {
     let place = Place::new();
     for (path, content) in [

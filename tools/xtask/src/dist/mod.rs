@@ -5,6 +5,7 @@ mod check;
 mod system;
 mod tools;
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -113,7 +114,28 @@ fn build(system: System, tools: &Tools) -> Result<(), String> {
     command.args(["--release", "--locked", "--target", &target]);
     // symbols are what the archives of symbols are for, whatever the environment says
     command.env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags()?);
     crate::must(command.args(program).current_dir(workspace_root()))
+}
+
+/// Returns the compiler's flags, whatever the environment says. They leave no folder of this machine
+/// in a program: messages of panics have paths of sources, and symbols have more of them.
+fn flags() -> Result<OsString, String> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let home = home.ok_or("CARGO_HOME: expected the folder of Cargo")?;
+    let mut flags = OsString::new();
+    for (folder, name) in [(workspace_root(), "/octavo"), (home, "/cargo")] {
+        let folder = folder.canonicalize();
+        let folder = folder.map_err(|error| format!("{name}: {error}"))?;
+        if !flags.is_empty() {
+            flags.push("\x1f");
+        }
+        flags.push("--remap-path-prefix=");
+        flags.push(folder);
+        flags.push(format!("={name}"));
+    }
+    Ok(flags)
 }
 
 /// Checks that the program compiles for macOS. Its C code, which is the cryptography of TLS, is
