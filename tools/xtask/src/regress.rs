@@ -251,18 +251,17 @@ fn compare(
 }
 
 /// Returns the CPU seconds, in user mode, of all processes that this one has started and waited
-/// for.
-#[cfg(unix)]
+/// for, as Linux counts them, in hundredths.
 fn children_seconds() -> Result<f64, String> {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| error.to_string())?;
-    let time = usage.user_time();
-    Ok(time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
-}
-
-#[cfg(not(unix))]
-fn children_seconds() -> Result<f64, String> {
-    Err("CPU seconds are measured on Unix only".to_owned())
+    let file = "/proc/self/stat";
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    // the name of the program, in parentheses, may have spaces; `cutime` is field 16 of all
+    let ticks = text
+        .rsplit_once(')')
+        .and_then(|(_, fields)| fields.split_whitespace().nth(13));
+    let ticks: Option<f64> = ticks.and_then(|ticks| ticks.parse().ok());
+    let seconds = ticks.map(|ticks| ticks / 100.0);
+    seconds.ok_or_else(|| format!("{file}: expected a number in field 16, got {text:?}"))
 }
 
 #[cfg(test)]
@@ -272,6 +271,16 @@ mod tests {
     fn case() -> Case {
         let mut cases = cases::chosen(&["Q4_K generation".to_owned()]).expect("known");
         cases.remove(0)
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_work_of_children_is_counted() {
+        let before = children_seconds().expect("counted");
+        let loop_of_shell = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let status = Command::new("sh").args(["-c", loop_of_shell]).status();
+        assert!(status.expect("a shell").success());
+        assert!(children_seconds().expect("counted") > before);
     }
 
     #[test]

@@ -206,8 +206,8 @@ families!(floats, legacy, kquants, iq4, fp4, awq, indexed, ternary);
 pub trait Visitor {
     type Out;
     fn blocks<F: Format>(&self) -> Self::Out;
-    /// A format that takes long to decode: kernels read its codes from a panel, to which one
-    /// function decodes them.
+    /// A format that takes long to decode: kernels of several rows and of prompts read its codes
+    /// from a panel, to which one function decodes them.
     fn decoded<F: Format>(&self) -> Self::Out;
     fn floats<E: Float>(&self) -> Self::Out;
 }

@@ -118,8 +118,8 @@ fn build(system: System, tools: &Tools) -> Result<(), String> {
     crate::must(command.args(program).current_dir(workspace_root()))
 }
 
-/// Returns the compiler's flags, whatever the environment says. They leave no folder of this machine
-/// in a program: messages of panics have paths of sources, and symbols have more of them.
+/// Returns the compiler's flags, whatever the environment says. They leave no folder of this
+/// machine in a program: messages of panics have paths of sources, and symbols have more of them.
 fn flags() -> Result<OsString, String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
