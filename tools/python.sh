@@ -28,8 +28,14 @@ rm -rf "$wheels"
 maturin() { "$environment/bin/maturin" build --release --quiet -m $package/Cargo.toml "$@"; }
 
 if [[ ${1:-} == --manylinux ]]; then
-  "$python" -m pip install --quiet ziglang
-  maturin --zig --compatibility manylinux2014 --compression-level 9 --out dist
+  "$python" -m pip install --quiet ziglang==0.17.1
+  # as `cargo xtask dist` compiles, with which it shares what both need: no paths of this machine
+  without() { echo "--remap-path-prefix=$(realpath "$1")=$2"; }
+  CARGO_ENCODED_RUSTFLAGS=$(without . /octavo)$'\x1f'$(without "${CARGO_HOME:-$HOME/.cargo}" /cargo)
+  export CARGO_ENCODED_RUSTFLAGS CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
+  export CARGO_ZIGBUILD_PYTHON_PATH=$(realpath -s "$python")
+  maturin --zig --target x86_64-unknown-linux-gnu --compatibility manylinux2014 \
+    --compression-level 9 --out "$target/dist"
   exit 0
 fi
 
