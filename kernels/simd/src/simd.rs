@@ -21,6 +21,9 @@ pub trait Simd: Copy {
     type I: Copy;
     /// Running integer dot products, one per lane.
     type Acc: Copy;
+    /// Whether registers hold the sums of two strips and a few rows. Loops over them are unrolled
+    /// for that, and would only be longer code otherwise.
+    const IN_REGISTERS: bool = true;
 
     unsafe fn zero() -> Self::F;
     unsafe fn set1(x: f32) -> Self::F;
@@ -75,6 +78,7 @@ pub trait Simd: Copy {
     unsafe fn gather(table: &[u32], index: Self::I) -> Self::I;
     /// Reads an entry of the table for both 16-bit halves of every lane, which are indices below
     /// its length.
+    #[inline(always)]
     unsafe fn halves<const N: usize>(table: &Halves<N>, index: Self::I) -> Self::I {
         // SAFETY: no lane has more than 16 of its own; indices are below N.
         unsafe {

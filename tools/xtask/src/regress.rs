@@ -143,6 +143,8 @@ impl Bench<'_> {
     fn run(&mut self, case: &Case) -> Result<bool, String> {
         self.write_model(case.model)?;
         if let Err(message) = self.cpu_of(0, case, 1) {
+            // what neither can run is wrong, and not new
+            self.cpu_of(1, case, 1)?;
             println!("{:<28} not there before: {message}", case.name);
             return Ok(false);
         }

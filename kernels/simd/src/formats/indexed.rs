@@ -196,35 +196,23 @@ unsafe fn nibble<S: Simd>(bytes: *const u8, g: usize) -> S::I {
     unsafe { field::<S>(S::load_u8(bytes.add(g / 2 * S::R)), 4 * (g % 2), 15) }
 }
 
-/// Writes the words of every 32 weights, the bytes of their indices and the signs, which `parts`
-/// makes of `M` bytes.
+/// Writes the words of every 32 weights: the bytes of their indices, and the signs.
 #[inline(always)]
-fn with_signs<const N: usize, const M: usize>(
-    words: &mut [u8],
-    raw: &[u8],
-    parts: impl Fn(&[u8; M]) -> ([u8; N], u32),
-) {
-    for (words, raw) in words.chunks_exact_mut(N + 4).zip(raw.as_chunks::<M>().0) {
-        let (indices, signs) = parts(raw);
-        let (of_indices, of_signs) = words.split_at_mut(N);
-        of_indices.copy_from_slice(&indices);
-        of_signs.copy_from_slice(&signs.to_le_bytes());
-    }
-}
-
-/// As [`with_signs`], of indices and signs that lie apart.
-#[inline(always)]
-fn with_signs_from<const N: usize>(
-    words: &mut [u8],
-    (indices, signs): (&[u8], &[u8]),
-    parts: impl Fn([u8; N], [u8; 4]) -> ([u8; N], u32),
-) {
-    let both = indices.as_chunks::<N>().0.iter().zip(signs.as_chunks::<4>().0);
-    for (words, (indices, signs)) in words.chunks_exact_mut(N + 4).zip(both) {
-        let (indices, signs) = parts(*indices, *signs);
+fn with_signs<const N: usize>(words: &mut [u8], parts: impl Iterator<Item = ([u8; N], u32)>) {
+    for (words, (indices, signs)) in words.chunks_exact_mut(N + 4).zip(parts) {
         words[..N].copy_from_slice(&indices);
         words[N..].copy_from_slice(&signs.to_le_bytes());
     }
+}
+
+/// Parts of a block in turn: `N` bytes of indices, and four of signs.
+#[inline(always)]
+fn parts<'a, const N: usize>(
+    indices: &'a [u8],
+    signs: &'a [u8],
+) -> impl Iterator<Item = (&'a [u8; N], [u8; 4])> {
+    let signs = signs.as_chunks().0.iter().copied();
+    indices.as_chunks().0.iter().zip(signs)
 }
 
 /// Four times seven signs and a scale, as a word of the file has them.
@@ -243,9 +231,10 @@ format! {
         (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.125), S::zero())
     }
     unpack(raw, words) {
-        with_signs(words, &raw[2..], |&[a, b, c, d, signs @ ..]: &[u8; 8]| {
-            ([a, c, b, d], signs_and_scale(signs))
-        });
+        let groups = raw[2..].as_chunks().0.iter();
+        with_signs(words, groups.map(|&[a, b, c, d, w, x, y, z]| {
+            ([a, c, b, d], signs_and_scale([w, x, y, z]))
+        }));
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
     gpu None,
@@ -265,11 +254,12 @@ format! {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
     unpack(raw, words) {
-        with_signs(words, &raw[2..66], |&[a, s0, b, s1, c, s2, d, s3]: &[u8; 8]| {
+        let groups = raw[2..66].as_chunks().0.iter();
+        with_signs(words, groups.map(|&[a, s0, b, s1, c, s2, d, s3]| {
             let signs = [s0, s1, s2, s3];
             let highest = (0..4).map(|l| (signs[l] & 1) << l).sum();
             ([a, c, b, d], seven_signs(signs.map(|signs| signs >> 1), highest))
-        });
+        }));
     }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
@@ -295,9 +285,8 @@ format! {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
     unpack(raw, words) {
-        with_signs_from(words, (&raw[2..34], &raw[34..66]), |[a, b, c, d], signs| {
-            ([a, c, b, d], sign_plane(signs))
-        });
+        let groups = parts(&raw[2..34], &raw[34..66]);
+        with_signs(words, groups.map(|(&[a, b, c, d], signs)| ([a, c, b, d], sign_plane(signs))));
     }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
@@ -323,9 +312,8 @@ format! {
         (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.25), S::zero())
     }
     unpack(raw, words) {
-        with_signs_from(words, (&raw[2..66], &raw[66..]), |at: [u8; 8], signs| {
-            (at, signs_and_scale(signs))
-        });
+        let groups = parts::<8>(&raw[2..66], &raw[66..]);
+        with_signs(words, groups.map(|(at, signs)| (*at, signs_and_scale(signs))));
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
     gpu None,
@@ -345,9 +333,8 @@ format! {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 1.0), S::zero())
     }
     unpack(raw, words) {
-        with_signs_from(words, (&raw[2..66], &raw[74..106]), |at: [u8; 8], signs| {
-            (at, sign_plane(signs))
-        });
+        let groups = parts::<8>(&raw[2..66], &raw[74..106]);
+        with_signs(words, groups.map(|(at, signs)| (*at, sign_plane(signs))));
     }
     transpose(raw, meta) {
         meta.half(0, &raw[..2]);
