@@ -23,8 +23,8 @@ pub(crate) mod prelude {
     pub(crate) use octavo_simd::pack;
     pub(crate) use octavo_simd::simd::Simd;
     pub(crate) use octavo_simd::table::{
-        ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptAttention, PromptKernels,
-        Table, UnpackedKernels,
+        ActivationForm, CodeKernel, CodeKernels, FloatKernels, Gemv, Packed, PromptAttention,
+        PromptKernels, Table, UnpackedKernels,
     };
 }
 
@@ -65,8 +65,8 @@ pub(crate) use by_kv_type;
 /// Does nothing, before and after a step, for instruction sets that need no setup.
 pub(crate) unsafe fn nothing() {}
 
-/// Defines functions with these attributes (a bracketed list), each of which calls a generic one.
-/// Their type parameters stand in brackets.
+/// Defines functions with these attributes (a bracketed list). Each inlines a generic function, and
+/// is never inlined itself, so that there is one copy of it. Type parameters stand in brackets.
 macro_rules! target_fns {
     ($attributes:tt $(fn $name:ident $types:tt $arguments:tt $(-> $out:ty)? = $to:expr;)*) => {
         $(target_fn!($attributes fn $name $types $arguments $(-> $out)? = $to);)*
@@ -79,6 +79,7 @@ macro_rules! target_fn {
     ([$($attribute:tt)*] fn $name:ident [$($types:tt)*] ($($argument:ident: $ty:ty),* $(,)?)
         $(-> $out:ty)? = $to:expr) => {
         $($attribute)*
+        #[inline(never)]
         #[allow(unused_unsafe, reason = "some of the functions called are safe")]
         unsafe fn $name<$($types)*>($($argument: $ty),*) $(-> $out)? {
             // SAFETY: passed on from the caller, who took this function from the table of a CPU
@@ -221,11 +222,8 @@ macro_rules! code_kernels {
             packed::<F>(
                 pack,
                 CodeKernels {
-                    row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
-                    batch: batch::BatchKernels {
-                        few: Some([gemv::<F, 2, 2>, gemv::<F, 2, 3>]),
-                        ..decoded::<F>()
-                    },
+                    row: row::<F>(),
+                    batch: batch::BatchKernels { few: few::<F>(), ..decoded::<F>() },
                     tiled: None,
                 },
                 int16_panel::<F>,
@@ -238,13 +236,53 @@ macro_rules! code_kernels {
             packed::<F>(
                 pack,
                 CodeKernels {
-                    row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
+                    row: row::<F>(),
                     batch: decoded::<F>(),
                     tiled: None,
                 },
                 decoded_int16_panel::<F>,
                 None,
             )
+        }
+
+        /// Collects the kernels of one row.
+        fn row<F: Format>() -> [CodeKernel; 2] {
+            let pair = if <$simd as Simd>::IN_REGISTERS {
+                gemv::<F, 2, 1>
+            } else {
+                gemv_in_turn::<F>
+            };
+            [gemv::<F, 1, 1>, pair]
+        }
+
+        /// Collects the kernels of a few rows.
+        fn few<F: Format>() -> Option<[CodeKernel; gemv::FEW - 1]> {
+            if <$simd as Simd>::IN_REGISTERS {
+                Some([gemv::<F, 2, 2>, gemv::<F, 2, 3>])
+            } else {
+                None
+            }
+        }
+
+        /// Multiplies two strips by one row, one after the other.
+        ///
+        /// # Safety
+        /// As [`gemv::strips`].
+        unsafe fn gemv_in_turn<F: Format>(
+            strips: *const u8,
+            k: usize,
+            x: &ActRow,
+            (out, stride): (*mut f32, usize),
+        ) {
+            const R: usize = <$simd as Simd>::R;
+            let strip_bytes = k / F::K * F::BLOCK_BYTES * R;
+            for strip in 0..2 {
+                // SAFETY: the caller has two strips, and R results of each.
+                unsafe {
+                    let out = (out.add(strip * R), stride);
+                    gemv::<F, 1, 1>(strips.add(strip * strip_bytes), k, x, out);
+                }
+            }
         }
 
         /// Collects the kernels that multiply codes from panels.

@@ -31,6 +31,7 @@ fn of_halves(a: i32, b: i32, f: impl Fn(u32, u32) -> u32) -> i32 {
 
 impl Simd for Portable {
     const R: usize = 8;
+    const IN_REGISTERS: bool = false;
     type F = F8;
     type I = I8;
     type Acc = I8;
