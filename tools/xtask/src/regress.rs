@@ -178,7 +178,7 @@ impl Bench<'_> {
     /// Runs a test with a program and returns its CPU seconds.
     fn cpu_of(&self, which: usize, case: &Case, repetitions: u32) -> Result<f64, String> {
         let (program, args) = (&self.programs[which], self.args);
-        let before = children_seconds()?;
+        let before = side::children_seconds()?;
         let mut command = Command::new(&program.path);
         command.args(["bench", "--no-limits", "--device", "cpu", "-o", "json"]);
         command.args(["--isa", &args.isa, "-t", &args.threads.to_string()]);
@@ -196,7 +196,7 @@ impl Bench<'_> {
             let (program, message) = (&program.name, message.trim_end());
             return Err(format!("{program}, {}: {message}", case.name));
         }
-        Ok(children_seconds()? - before)
+        Ok(side::children_seconds()? - before)
     }
 
     fn csv_line(&self, case: &Case, times: Times) -> String {
@@ -252,20 +252,6 @@ fn compare(
     Ok(times)
 }
 
-/// Returns the CPU seconds, in user mode, of all processes that this one has started and waited
-/// for, as Linux counts them, in hundredths.
-fn children_seconds() -> Result<f64, String> {
-    let file = "/proc/self/stat";
-    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
-    // the name of the program, in parentheses, may have spaces; `cutime` is field 16 of all
-    let ticks = text
-        .rsplit_once(')')
-        .and_then(|(_, fields)| fields.split_whitespace().nth(13));
-    let ticks: Option<f64> = ticks.and_then(|ticks| ticks.parse().ok());
-    let seconds = ticks.map(|ticks| ticks / 100.0);
-    seconds.ok_or_else(|| format!("{file}: expected a number in field 16, got {text:?}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,16 +259,6 @@ mod tests {
     fn case() -> Case {
         let mut cases = cases::chosen(&["Q4_K generation".to_owned()]).expect("known");
         cases.remove(0)
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn the_work_of_children_is_counted() {
-        let before = children_seconds().expect("counted");
-        let loop_of_shell = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
-        let status = Command::new("sh").args(["-c", loop_of_shell]).status();
-        assert!(status.expect("a shell").success());
-        assert!(children_seconds().expect("counted") > before);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,10 +11,6 @@ use serde_json::Value;
 
 /// All llama.cpp settings that may be its best on a CPU.
 pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
-
-/// All llama.cpp settings that may be its best on a GPU.
-pub(crate) const LLAMA_GPU_SETTINGS: [&str; 8] =
-    ["-ngl", "999", "-fa", "0,1", "-b", "2048", "-ub", "512,2048"];
 
 /// Finds a program of llama.cpp in a folder, a build folder or a source folder.
 pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
@@ -88,21 +84,6 @@ pub(crate) fn llama_setting(r: &Value) -> (bool, bool) {
     (on("flash_attn"), on("repack"))
 }
 
-/// Formats the setting for people.
-pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
-    format!(
-        "fa {}, repack {}",
-        u8::from(flash_attention),
-        u8::from(repack)
-    )
-}
-
-/// Formats the setting in [`LLAMA_GPU_SETTINGS`] of a record for people.
-pub(crate) fn gpu_setting_name(r: &Value) -> String {
-    let flash_attention = u8::from(llama_setting(r).0);
-    format!("fa {flash_attention}, ubatch {}", r["n_ubatch"])
-}
-
 /// Returns a record's text field.
 pub(crate) fn text(about: &Value, name: &str) -> String {
     about[name].as_str().unwrap_or("?").to_owned()
@@ -117,6 +98,20 @@ pub(crate) fn model(about: &Value) -> String {
     }
 }
 
+/// Returns the CPU seconds, in user mode, of all processes that this one has started and waited
+/// for, as Linux counts them, in hundredths.
+pub(crate) fn children_seconds() -> Result<f64, String> {
+    let file = "/proc/self/stat";
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    // the name of the program, in parentheses, may have spaces; `cutime` is field 16 of all
+    let ticks = text
+        .rsplit_once(')')
+        .and_then(|(_, fields)| fields.split_whitespace().nth(13));
+    let ticks: Option<f64> = ticks.and_then(|ticks| ticks.parse().ok());
+    let seconds = ticks.map(|ticks| ticks / 100.0);
+    seconds.ok_or_else(|| format!("{file}: expected a number in field 16, got {text:?}"))
+}
+
 /// Returns the median.
 pub(crate) fn median(x: &[f64]) -> f64 {
     let mut x = x.to_vec();
@@ -127,12 +122,20 @@ pub(crate) fn median(x: &[f64]) -> f64 {
     }
 }
 
-/// Appends lines to a file, after the column names if it is new.
+/// Appends lines to a file with these column names, which a new file gets first.
 pub(crate) fn append(path: &Path, names: &str, lines: &[String]) -> Result<(), String> {
     let write = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new().append(true).create(true).open(path)?;
-        if file.metadata()?.len() == 0 {
-            writeln!(file, "{names}")?;
+        let mut options = OpenOptions::new();
+        let mut file = options.append(true).read(true).create(true).open(path)?;
+        let mut first = String::new();
+        BufReader::new(&file).read_line(&mut first)?;
+        match first.trim_end() {
+            "" => writeln!(file, "{names}")?,
+            there if there == names => {}
+            there => {
+                let message = format!("expected the columns {names}, found {there}");
+                return Err(std::io::Error::other(message));
+            }
         }
         lines.iter().try_for_each(|line| writeln!(file, "{line}"))
     };
@@ -150,5 +153,15 @@ mod tests {
         assert_eq!(of(json!(8)), "m, prompts in 8 bits");
         // an older program's record has none
         assert_eq!([of(json!(16)), of(Value::Null)], ["m", "m"]);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_work_of_children_is_counted() {
+        let before = children_seconds().expect("counted");
+        let loop_of_shell = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let status = Command::new("sh").args(["-c", loop_of_shell]).status();
+        assert!(status.expect("a shell").success());
+        assert!(children_seconds().expect("counted") > before);
     }
 }

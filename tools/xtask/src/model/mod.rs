@@ -190,6 +190,13 @@ impl Types {
 /// Layers of a model of one type: enough that the time of its output matrix does not decide.
 const TYPE_LAYERS: u32 = 6;
 
+/// Every weight type that [`write_named`] knows.
+pub(crate) const ALL_TYPES: [&str; 28] = [
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "MXFP4", "NVFP4",
+];
+
 /// Writes a model to measure with: of a weight type, which all matrices of some layers of Qwen3
 /// 0.6B have, or `experts`, two layers of Qwen3 30B A3B.
 pub(crate) fn write_named(name: &str, out: &Path) -> Result<(), String> {

@@ -1,5 +1,7 @@
 //! Tests that both programs run.
 
+use crate::model;
+
 /// A test: arguments of `octavo bench` for a model of random weights.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
@@ -10,13 +12,6 @@ pub(super) struct Case {
     /// Number of repetitions that are measured: a second or more, all together.
     pub(super) repetitions: u32,
 }
-
-/// Weight types, each measured with a prompt and in generation.
-const TYPES: [&str; 27] = [
-    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "MXFP4",
-];
 
 /// A row of the tests of one model: name, arguments, repetitions.
 type Row = (&'static str, &'static [&'static str], u32);
@@ -99,7 +94,7 @@ pub(super) fn chosen(only: &[String]) -> Result<Vec<Case>, String> {
 
 /// All tests, those of one model one after the other.
 fn all() -> Vec<Case> {
-    let of_types = TYPES.iter().flat_map(|ty| {
+    let of_types = model::ALL_TYPES.iter().flat_map(|ty| {
         let more: &[Row] = if *ty == "Q4_K" { &OF_Q4_K } else { &[] };
         OF_EACH_TYPE.iter().chain(more).map(|row| case(ty, row))
     });
@@ -127,7 +122,7 @@ mod tests {
             let only: Vec<String> = only.iter().map(|part| (*part).to_owned()).collect();
             chosen(&only).map(|cases| cases.len())
         };
-        assert_eq!(names(&[]), Ok(27 * 2 + 8 + 3));
+        assert_eq!(names(&[]), Ok(28 * 2 + 8 + 3));
         assert_eq!(names(&["Q4_K"]), Ok(10));
         assert_eq!(names(&["F16 prompt", "experts"]), Ok(1 + 1 + 3));
         assert!(names(&["Q4_K", "Q9_K"]).is_err_and(|message| message.contains("Q9_K")));
