@@ -7,7 +7,7 @@ use crate::strips::{StripRows, Strips, Weights};
 use crate::weight_bytes::WeightBytes;
 use octavo_isa::{Isa, PromptBits};
 use octavo_quant::TensorType;
-use octavo_simd::act::Form;
+use octavo_simd::act::{Form, Tiled};
 use octavo_simd::generic::gemm::{KC, Tiles};
 use octavo_simd::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels};
 use std::sync::Arc;
@@ -230,6 +230,11 @@ impl Matrix {
         }
     }
 
+    /// Floats of one input in tiles.
+    pub(crate) fn tile_floats(&self) -> usize {
+        self.prompt().0.floats(1, self.cols)
+    }
+
     /// Zero point that the prompt kernels subtract from every code of a panel.
     pub(crate) fn panel_offset(&self) -> i32 {
         self.kernels.map_or(0, |kernels| kernels.prompt.offset)
@@ -312,7 +317,7 @@ impl Matrix {
                 && k0.is_multiple_of(tokens.slice)
                 && k1 - k0 <= tokens.slice
         );
-        assert!(out.len() * 4 >= (k1 - k0) * r * tokens.bytes);
+        assert!(out.len() >= tokens.floats(r, k1 - k0));
         let Some(kernels) = &self.kernels else {
             return self.float_panel(s, k0, k1, out);
         };
@@ -371,10 +376,11 @@ fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
 pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> String {
     let table = isa.table();
     let form = |tokens: &ActivationForm| match tokens.form {
-        Form::Int16 => "int16 panels",
-        Form::Int8 => "int8 panels",
-        Form::Bf16 => "bf16 tiles",
-        _ => "f32 panels",
+        Form::Tiles(Tiled::Int16) => "int16 panels",
+        Form::Tiles(Tiled::Int8) => "int8 panels",
+        Form::Tiles(Tiled::Bf16) => "bf16 tiles",
+        Form::Tiles(Tiled::Bf16x3) => "bf16x3 tiles",
+        Form::Tiles(Tiled::F32) | Form::Codes | Form::Floats => "f32 panels",
     };
     let Some(kernels) = (table.packed)(ty) else {
         return format!(

@@ -1,6 +1,8 @@
 //! Every (format, instruction set, phase) against f64 products of the oracle's dequantized weights,
 //! at the edges of every block, strip and tile, within derived error bounds.
 
+mod floats;
+
 use crate::common::{
     Form, KV, Rng, all_or_one, embed, exact, f32_bytes, is_taken, product, product_in, program,
     random_blocks, run, weight_types,
@@ -263,34 +265,6 @@ fn without_repacking_every_type_gives_the_same_bits() {
                     assert!(kernel.contains("packed when read"), "{kernel}");
                     assert!(packed == y, "{kernel}: {phase:?}, {tokens} tokens");
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn float_weights_take_any_width() {
-    for isa in instruction_sets() {
-        let mut rng = Rng(5);
-        for cols in [1, 2, 3, 5, 31, 33, 255, 257, 300] {
-            let (rows, tokens) = (19, 5);
-            let raw = f32_bytes(&rng.floats(rows * cols));
-            let x = rng.floats(tokens * cols);
-            for phase in [Phase::Prefill, Phase::Decode] {
-                let mut exact = Exact::new(T::F32, cols, &raw, &x);
-                check(
-                    &Cell {
-                        isa,
-                        ty: T::F32,
-                        rows,
-                        cols,
-                        tokens,
-                        phase,
-                        bits: PromptBits::Sixteen,
-                    },
-                    &raw,
-                    &mut exact,
-                );
             }
         }
     }

@@ -5,13 +5,17 @@
 //! those that the functions are compiled with are those that the CPU is checked for. An instruction
 //! set that extends another by dot products takes over all kernels that have none (`extends`).
 
+mod int8;
+
+pub(crate) use int8::prompt_int8;
+
 /// Names that the instantiated functions use.
 pub(crate) mod prelude {
     pub(crate) use crate::dispatch::{
         activations, by_kv_type, code_kernels, float_kernels, nothing, prompt_int8, target_fn,
         target_fns,
     };
-    pub(crate) use octavo_simd::act::{ActRow, Form};
+    pub(crate) use octavo_simd::act::{ActRow, Form, Tiled};
     pub(crate) use octavo_simd::formats::floats::{BF16, F16, F32};
     pub(crate) use octavo_simd::formats::{self, Float, Format, Visitor};
     pub(crate) use octavo_simd::function::{Activation, Function};
@@ -94,9 +98,10 @@ pub(crate) use target_fn;
 macro_rules! activations {
     ($name:ident, $form:ident, $tile:literal tokens, $bytes:literal bytes, $pack:ident) => {
         static $name: ActivationForm = ActivationForm {
-            form: Form::$form,
+            form: Form::Tiles(Tiled::$form),
             tile: $tile,
             slice: gemm::KC,
+            granule: 1,
             bytes: $bytes,
             narrow: true,
             pack: $pack,
@@ -112,9 +117,9 @@ macro_rules! float_kernels {
             fn pack_strip [F: Format] (rows: &[&[u8]], out: &mut [u8]) = pack::strip::<$simd, F>;
             fn pack_float_strip [E: Float] (rows: &[&[u8]], out: &mut [u8]) =
                 pack::strip_float::<$simd, E>;
-            fn gemv_float [E: Float, const M: usize] (
-                strip: *const u8, k: usize, x: (*const f32, usize), out: (*mut f32, usize),
-            ) = gemv::strip_float::<$simd, E, M>;
+            fn gemv_float [E: Float, const N: usize, const M: usize] (
+                strips: *const u8, k: usize, x: (*const f32, usize), out: (*mut f32, usize),
+            ) = gemv::strips_float::<$simd, E, N, M>;
             fn panel_float [E: Float] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 gemm::panel_float::<$simd, E>;
             fn pack_floats [] (
@@ -150,7 +155,7 @@ macro_rules! float_kernels {
             fn multiply [const ACCS: usize] (turns: usize) -> f32 =
                 probe::multiply::<$simd, ACCS>;
         }
-        activations!(FLOATS, Tiles, $nt tokens, 4 bytes, pack_floats);
+        activations!(FLOATS, F32, $nt tokens, 4 bytes, pack_floats);
         const FLOAT_ROWS: UnpackedKernels = UnpackedKernels {
             activations: &FLOATS,
             tiles: [tiles::<1>, tiles::<2>],
@@ -161,8 +166,8 @@ macro_rules! float_kernels {
             Packed {
                 pack: pack_float_strip::<E>,
                 gemv: Gemv::Float(FloatKernels {
-                    row: gemv_float::<E, 1>,
-                    rows: gemv_float::<E, { gemv::float_rows::<$simd>() }>,
+                    row: [gemv_float::<E, 1, 1>, gemv_float::<E, 2, 1>],
+                    rows: gemv_float::<E, 1, { gemv::float_rows::<$simd>() }>,
                     at_once: gemv::float_rows::<$simd>(),
                 }),
                 prompt: PromptKernels {
@@ -362,54 +367,6 @@ macro_rules! code_kernels {
     };
 }
 pub(crate) use code_kernels;
-
-/// Instantiates the kernels of quantized prompts in 8-bit integers, where vectors have
-/// [`ByteDots`](octavo_simd::simd::ByteDots): in tiles of `$width` tokens.
-macro_rules! prompt_int8 {
-    ($simd:ty, [], $attributes:tt) => {
-        fn prompt_int8<F: Format>() -> Option<PromptKernels> {
-            None
-        }
-    };
-    ($simd:ty, [$width:literal], $attributes:tt) => {
-        target_fns! { $attributes
-            fn pack_int8 [] (
-                x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32,
-            ) = int8::pack_tokens::<$simd>;
-            fn int8_panel [F: Format] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
-                int8::panel::<$simd, F>;
-            fn int8_tiles [
-                const GROUP: usize, const MIN: bool, const DOTS: usize, const MS: usize
-            ] (a: &gemm::Tiles<'_>) = int8::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>;
-        }
-        activations!(INT8, Int8, $width tokens, 2 bytes, pack_int8);
-
-        fn prompt_int8<F: Format>() -> Option<PromptKernels> {
-            macro_rules! tiles {
-                ($group:literal, $min:literal, $dots:literal) => {
-                    [int8_tiles::<$group, $min, $dots, 1>, int8_tiles::<$group, $min, $dots, 2>]
-                };
-            }
-            let dots = const { int8::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
-            Some(PromptKernels {
-                activations: &INT8,
-                panel: int8_panel::<F>,
-                tiles: match (F::GROUP, F::MIN, dots) {
-                    (16, false, 4) => tiles!(16, false, 4),
-                    (16, false, 2) => tiles!(16, false, 2),
-                    (16, true, 4) => tiles!(16, true, 4),
-                    (32, false, 8) => tiles!(32, false, 8),
-                    (32, false, 4) => tiles!(32, false, 4),
-                    (32, true, 8) => tiles!(32, true, 8),
-                    (32, true, 4) => tiles!(32, true, 4),
-                    _ => return None,
-                },
-                offset: F::OFFSET,
-            })
-        }
-    };
-}
-pub(crate) use prompt_int8;
 
 /// Instantiates the outermost functions of one instruction set. They alone carry target features.
 macro_rules! instantiate {

@@ -140,18 +140,36 @@ pub enum Form {
     Codes,
     /// The row itself.
     Floats,
-    /// Tiles of tokens in f32.
-    Tiles,
-    /// Tiles of tokens in pairs of 16-bit integers.
+    /// Tiles of tokens.
+    Tiles(Tiled),
+}
+
+/// Values in tiles of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiled {
+    F32,
+    /// Pairs of 16-bit integers.
     Int16,
-    /// Tiles of tokens in bytes.
+    /// Bytes.
     Int8,
-    /// Tiles of tokens in bf16.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "the matrix unit there is so far is of x86")
     )]
     Bf16,
+    /// Three bf16 whose sum is the f32.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "the matrix unit there is so far is of x86")
+    )]
+    Bf16x3,
+}
+
+impl Tiled {
+    /// Whether values are rounded more coarsely than to f32.
+    pub fn rounds(self) -> bool {
+        !matches!(self, Tiled::F32 | Tiled::Bf16x3)
+    }
 }
 
 #[cfg(test)]

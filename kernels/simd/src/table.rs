@@ -42,11 +42,20 @@ pub struct ActivationForm {
     pub tile: usize,
     /// k of a panel; a multiple of every block length.
     pub slice: usize,
+    /// Tiles and panels have a multiple of this many k: zeros follow the last ones.
+    pub granule: usize,
     /// Bytes of a tile for each value, and of a panel for each weight.
     pub bytes: usize,
     /// Whether there are narrower tiles for the last tokens.
     pub narrow: bool,
     pub pack: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
+}
+
+impl ActivationForm {
+    /// Floats that `rows` rows of `k` values take in tiles, or of weights in a panel.
+    pub fn floats(&self, rows: usize, k: usize) -> usize {
+        rows * k.next_multiple_of(self.granule) * self.bytes / 4
+    }
 }
 
 /// Kernels for weights that have no packed form: their rows become a panel of floats, `[kc][R]`.
@@ -72,8 +81,9 @@ pub type FloatKernel = unsafe fn(*const u8, usize, (*const f32, usize), (*mut f3
 /// Kernels that multiply activations by float weights.
 #[derive(Clone, Copy)]
 pub struct FloatKernels {
-    pub row: FloatKernel,
-    /// For `at_once` rows.
+    /// Multiply one strip, and a pair of them, by one row.
+    pub row: [FloatKernel; 2],
+    /// Multiplies one strip by `at_once` rows.
     pub rows: FloatKernel,
     pub at_once: usize,
 }

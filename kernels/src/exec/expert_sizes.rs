@@ -15,8 +15,9 @@ pub(super) struct ExpertSizes {
     /// Values of an expert's input, and of the inputs of all experts of a row.
     pub(super) cols: usize,
     pub(super) width: usize,
-    /// Whether inputs are arranged in tiles: of prompts, and of generated tokens.
-    tiled: [bool; 2],
+    /// Floats of an expert's input in tiles, of prompts and of generated tokens; 0 if none is
+    /// arranged in tiles.
+    tiled: [usize; 2],
 }
 
 impl ExpertSizes {
@@ -29,7 +30,9 @@ impl ExpertSizes {
                 most.cols = most.cols.max(matrices[w].cols);
                 most.width = most.width.max(program.slots[x].width);
                 for (tiled, phase) in most.tiled.iter_mut().zip([Phase::Prefill, Phase::Decode]) {
-                    *tiled |= !matches!(matrices[w].reads(phase), Form::Codes | Form::Floats);
+                    if let Form::Tiles(_) = matrices[w].reads(phase) {
+                        *tiled = (*tiled).max(matrices[w].tile_floats());
+                    }
                 }
             }
         }
@@ -38,8 +41,7 @@ impl ExpertSizes {
 
     /// Floats that the inputs of `rows` rows take in tiles.
     pub(super) fn tile_floats(&self, phase: Phase, rows: usize) -> usize {
-        let is_tiled = self.tiled[usize::from(phase == Phase::Decode)];
-        let floats = || tile_floats(rows, self.used, self.count, self.cols);
-        if is_tiled { floats() } else { 0 }
+        let each = self.tiled[usize::from(phase == Phase::Decode)];
+        tile_floats(rows, self.used, self.count, each)
     }
 }

@@ -61,7 +61,7 @@ impl SectionPart<'_> {
             match form {
                 Form::Codes => self.quantize(product.x, product.task),
                 Form::Floats => {}
-                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.tile_by_expert(product),
+                Form::Tiles(_) => self.tile_by_expert(product),
             }
         }
     }
@@ -79,7 +79,7 @@ impl SectionPart<'_> {
         unsafe {
             match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.expert_gemv(product),
-                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.expert_gemm(product),
+                Form::Tiles(_) => self.expert_gemm(product),
             }
         }
     }
@@ -140,8 +140,8 @@ impl SectionPart<'_> {
                 // SAFETY: one thread has this tile, whose place is reserved: tiles before it are
                 // full. Its rows are in this thread's scratch.
                 unsafe {
-                    let at = (run.tiled + t) * k * tokens.bytes / 4;
-                    let tile = self.view.tiles.write(at, width * k * tokens.bytes / 4);
+                    let at = tokens.floats(run.tiled + t, k);
+                    let tile = self.view.tiles.write(at, tokens.floats(width, k));
                     (tokens.pack)(rows.as_ptr(), there, k, 0, width, tile.as_mut_ptr());
                 }
             }
@@ -194,7 +194,7 @@ impl SectionPart<'_> {
                 strips: run.expert * strips..(run.expert + 1) * strips,
                 rows: matrix.expert_rows(),
             };
-            let tiled = run.tiled * matrix.cols * tokens.bytes / 4;
+            let tiled = tokens.floats(run.tiled, matrix.cols);
             let tokens = Tokens {
                 x: self.view.tiles.0.wrapping_add(tiled),
                 m: run.len,
@@ -360,17 +360,13 @@ impl SectionPart<'_> {
     ) {
         let (matrix, x) = (product.matrix, self.view.buffers[product.x]);
         let cols = matrix.cols;
-        for strip in 0..strips.count {
-            let column = strip * strips.r;
-            for (i, choice) in choices.iter().enumerate() {
-                // SAFETY: the input is finished and has this row; the strip is whole, and its
-                // results have room.
-                unsafe {
-                    let x = x.read(self.input_of(product, *choice) * cols, cols);
-                    let to = near.at.add(i * near.width + column);
-                    let x = (x.as_ptr(), cols);
-                    (kernels.row)(strips.strip(strip), cols, x, (to, near.width));
-                }
+        for (i, choice) in choices.iter().enumerate() {
+            // SAFETY: the input is finished and has this row; strips are whole, and their results
+            // have room.
+            unsafe {
+                let x = x.read(self.input_of(product, *choice) * cols, cols);
+                let to = (near.at.add(i * near.width), near.width);
+                kernels.row[strips.count - 1](strips.at, cols, (x.as_ptr(), cols), to);
             }
         }
     }

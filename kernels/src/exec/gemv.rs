@@ -13,7 +13,7 @@ use crate::strips::{StripPair, Strips};
 use octavo_simd::act::{ACT_GROUP, ActRow};
 use octavo_simd::generic::batch;
 use octavo_simd::generic::elementwise::Operands;
-use octavo_simd::table::{CodeKernels, FloatKernels, Gemv};
+use octavo_simd::table::{CodeKernels, FloatKernel, FloatKernels, Gemv};
 
 /// Panic message where packed strips are missing.
 pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";
@@ -183,10 +183,7 @@ impl SectionPart<'_> {
                     }
                 }
                 Gemv::Float(kernels) => {
-                    for s in 0..pair.count {
-                        let to = (to.0.add(s * pair.r), to.1);
-                        self.float_strip(kernels, pair.strip(s), (by.product.x, rows), to);
-                    }
+                    self.float_strips(kernels, pair, (by.product.x, rows), to);
                 }
             }
         }
@@ -228,33 +225,36 @@ impl SectionPart<'_> {
         }
     }
 
-    /// Multiplies a strip of float weights by some rows of a slot.
+    /// Multiplies strips of float weights by some rows of a slot: each strip by as many rows as
+    /// registers have room for, and both together by those that are left.
     ///
     /// # Safety
-    /// As [`SectionPart::multiply`]; the strip is as wide as the slot.
-    unsafe fn float_strip(
+    /// As [`SectionPart::multiply`]; the strips are as wide as the slot.
+    unsafe fn float_strips(
         &self,
         kernels: &FloatKernels,
-        strip: *const u8,
+        pair: StripPair<'_>,
         (x, rows): (Slot, &Range<usize>),
         to: Results,
     ) {
-        let cols = self.width(x);
-        let mut row = rows.start;
-        while row < rows.end {
-            let (kernel, n) = if rows.end - row >= kernels.at_once {
-                (kernels.rows, kernels.at_once)
-            } else {
-                (kernels.row, 1)
+        let (cols, n, first) = (self.width(x), kernels.at_once, rows.start);
+        assert!(rows.end <= self.n_rows(x));
+        // SAFETY: the input is finished and has these rows, and the results are the caller's.
+        unsafe {
+            let multiply = |kernel: FloatKernel, strip, rows: Range<usize>, column: usize| {
+                let values = self.view.buffers[x].read(rows.start * cols, rows.len() * cols);
+                let at = to.0.add((rows.start - first) * to.1 + column);
+                kernel(strip, cols, (values.as_ptr(), cols), (at, to.1));
             };
-            assert!(row + n <= self.n_rows(x));
-            // SAFETY: the input is finished and has these rows, and the results are the caller's.
-            unsafe {
-                let values = self.view.buffers[x].read(row * cols, n * cols);
-                let to = (to.0.add((row - rows.start) * to.1), to.1);
-                kernel(strip, cols, (values.as_ptr(), cols), to);
+            let left = rows.end - rows.len() % n;
+            for s in 0..pair.count {
+                for row in (first..left).step_by(n) {
+                    multiply(kernels.rows, pair.strip(s), row..row + n, s * pair.r);
+                }
             }
-            row += n;
+            for row in left..rows.end {
+                multiply(kernels.row[pair.count - 1], pair.at, row..row + 1, 0);
+            }
         }
     }
 }

@@ -88,8 +88,7 @@ impl Items {
                 let out = then.map_or_else(|| instruction.result(), Epilogue::out);
                 let matrix = &model.matrices[w];
                 let both = matches!(then, Some(Epilogue::Gate { .. }));
-                let by_strip =
-                    both && !matches!(matrix.reads(extent.phase), Form::Codes | Form::Floats);
+                let by_strip = both && matches!(matrix.reads(extent.phase), Form::Tiles(_));
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
                 let kind = Kind::Columns {
                     slot: out,

@@ -60,8 +60,8 @@ impl<'a> StripPairs<'a> {
 
     /// Writes the panels of a pair one after the other, and returns how many there are.
     fn write_panels(&self, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
-        let bytes = self.matrix.prompt().0.bytes;
-        let floats = k.len() * self.matrix.strip_rows() * bytes / 4;
+        let form = self.matrix.prompt().0;
+        let floats = form.floats(self.matrix.strip_rows(), k.len());
         let mut n = 0;
         for (matrix, strip) in self.strips(pair) {
             let out = &mut out[n * floats..(n + 1) * floats];
@@ -121,9 +121,7 @@ impl SectionPart<'_> {
             match form {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
-                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => {
-                    self.tile(x, matrix.prompt().0)
-                }
+                Form::Tiles(_) => self.tile(x, matrix.prompt().0),
             }
         }
     }
@@ -141,7 +139,7 @@ impl SectionPart<'_> {
         unsafe {
             match product.matrix.reads(self.extent.phase) {
                 Form::Codes | Form::Floats => self.gemv(product, m),
-                Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => self.gemm(product, m),
+                Form::Tiles(_) => self.gemm(product, m),
             }
         }
     }
@@ -196,10 +194,8 @@ impl SectionPart<'_> {
             };
             // SAFETY: one thread has this tile, whose place is reserved: tiles before it are full.
             unsafe {
-                let tile = self
-                    .view
-                    .tiles
-                    .write(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
+                let (at, floats) = (tokens.floats(t, k), tokens.floats(width, k));
+                let tile = self.view.tiles.write(at, floats);
                 (tokens.pack)(self.view.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
             }
         }

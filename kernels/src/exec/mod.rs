@@ -205,7 +205,7 @@ impl Executor {
         // where prompts are rounded for products, attention may round them too
         let rounds = matrices
             .iter()
-            .any(|m| m.reads(Phase::Prefill) != Form::Tiles);
+            .any(|m| !matches!(m.reads(Phase::Prefill), Form::Tiles(form) if !form.rounds()));
         let prompt_attention = table
             .prompt_attention
             .as_ref()

@@ -53,12 +53,18 @@ impl Model {
         self.widest().max(self.experts.width)
     }
 
-    /// Floats of a step's inputs of products in tiles, at most. No form takes more than a float
-    /// for each value of a tile.
+    /// Floats of a step's inputs of products in tiles, at most.
     pub(super) fn tile_floats(&self, extent: &Extent) -> usize {
         let rows = extent.most_rows();
-        let ordinary = (rows + MAX_TILE) * self.widest();
+        let each = self.matrices.iter().map(Matrix::tile_floats).max();
+        let ordinary = (rows + MAX_TILE) * each.unwrap_or(0);
         ordinary.max(self.experts.tile_floats(extent.phase, rows))
+    }
+
+    /// Floats of a row of `width` values in tiles, at most.
+    fn row_in_tiles(&self, width: usize) -> usize {
+        let readers = self.matrices.iter().filter(|matrix| matrix.cols == width);
+        readers.map(Matrix::tile_floats).max().unwrap_or(0)
     }
 
     /// Number of values of a resource carried for a section.
@@ -77,7 +83,7 @@ impl Model {
             (Resource::Codes(_), Some(ready)) => rows(ready.slot) * width(ready.slot),
             (Resource::Tiles, Some(ready)) => match ready.by {
                 Some(by) => by.tile_floats(width(by.ids), rows(by.ids)),
-                None => (rows(ready.slot) + MAX_TILE) * width(ready.slot),
+                None => (rows(ready.slot) + MAX_TILE) * self.row_in_tiles(width(ready.slot)),
             },
             (Resource::Angles, _) => extent.rows * 2 * self.program.angles(),
             // pieces are joined in the section that makes them; the cache and states are the same

@@ -3,14 +3,14 @@
 use crate::matrix::Matrix;
 use crate::program::Slot;
 
-/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
+/// Tokens of the widest tile, at least.
 pub(super) const MAX_TILE: usize = 16;
 
-/// Floats of all tiles. Each expert's rows begin with a tile of their own, and so does each run of
-/// them: one more for each expert of a row, at most.
-pub(super) fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize) -> usize {
+/// Floats of all tiles, if an input takes `each`. Each expert's rows begin with a tile of their own,
+/// and so does each run of them: one more for each expert of a row, at most.
+pub(super) fn tile_floats(rows: usize, used: usize, experts: usize, each: usize) -> usize {
     let choices = rows * used;
-    (choices + (experts.min(choices) + used) * MAX_TILE) * cols
+    (choices + (experts.min(choices) + used) * MAX_TILE) * each
 }
 
 /// Inputs of products that are arranged by the experts which `ids` names.
@@ -18,8 +18,8 @@ pub(super) fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize)
 pub(super) struct ByExpert {
     pub(super) ids: Slot,
     experts: usize,
-    /// Values of an expert's input.
-    cols: usize,
+    /// Floats of an expert's input in tiles.
+    each: usize,
 }
 
 impl ByExpert {
@@ -27,12 +27,12 @@ impl ByExpert {
         ByExpert {
             ids,
             experts: matrix.experts(),
-            cols: matrix.cols,
+            each: matrix.tile_floats(),
         }
     }
 
     /// Floats that they take in tiles, for `rows` rows with `used` experts each.
     pub(super) fn tile_floats(self, used: usize, rows: usize) -> usize {
-        tile_floats(rows, used, self.experts, self.cols)
+        tile_floats(rows, used, self.experts, self.each)
     }
 }

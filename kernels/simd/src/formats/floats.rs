@@ -5,12 +5,13 @@ use crate::simd::Simd;
 use octavo_quant::TensorType;
 
 macro_rules! float {
-    ($name:ident, $bytes:literal, $load:ident) => {
+    ($name:ident, $bytes:literal bytes, $bits:literal bits, $load:ident) => {
         pub struct $name;
 
         impl Float for $name {
             const TYPE: TensorType = TensorType::$name;
             const BYTES: usize = $bytes;
+            const BITS: usize = $bits;
 
             #[inline(always)]
             unsafe fn load<S: Simd>(p: *const u8) -> S::F {
@@ -21,8 +22,8 @@ macro_rules! float {
     };
 }
 
-float!(F32, 4, load);
-float!(F16, 2, load_f16);
-float!(BF16, 2, load_bf16);
+float!(F32, 4 bytes, 24 bits, load);
+float!(F16, 2 bytes, 11 bits, load_f16);
+float!(BF16, 2 bytes, 8 bits, load_bf16);
 
 family!(floats(F32), floats(F16), floats(BF16));

@@ -216,6 +216,8 @@ pub trait Visitor {
 pub trait Float {
     const TYPE: TensorType;
     const BYTES: usize;
+    /// Significant bits.
+    const BITS: usize;
     /// # Safety
     /// `S::R` elements are readable at `p`.
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;

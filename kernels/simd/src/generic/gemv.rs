@@ -179,56 +179,70 @@ pub(super) unsafe fn dot_to_sum<S: Simd, const MIN: bool>(
     }
 }
 
-/// Rows that [`strip_float`] takes at a time: their sums are half of the registers.
+/// Rows that [`strips_float`] takes of one strip at a time: their sums are half of the registers.
 pub const fn float_rows<S: Simd>() -> usize {
     if S::R == 16 { 4 } else { 2 }
 }
 
-/// Multiplies one strip of float weights, packed as `[k][R]`, by `M` rows of activations in f32:
-/// `x` and `out` are the first row's addresses and the strides between rows.
+/// Multiplies `N` neighbouring strips of float weights, packed as `[k][R]`, by `M` rows of
+/// activations in f32: `x` and `out` are the first row's addresses and the strides between rows.
+/// Two strips are two streams from memory, as for [`strips`].
 ///
 /// # Safety
-/// `strip` holds `k * R` elements, each row of `x` is `k` floats, each of `out` R writable floats.
+/// `strips` holds `N * k * R` elements, each row of `x` is `k` floats, each of `out` `N * R` writable
+/// floats.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see `strips`
-pub unsafe fn strip_float<S: Simd, E: Float, const M: usize>(
-    strip: *const u8,
+pub unsafe fn strips_float<S: Simd, E: Float, const N: usize, const M: usize>(
+    strips: *const u8,
     k: usize,
     x: (*const f32, usize),
     out: (*mut f32, usize),
 ) {
     let row = E::BYTES * S::R;
-    // SAFETY: offsets stay inside the strip and the rows by the caller's promise; prefetches may
+    let strip_bytes = k * row;
+    // SAFETY: offsets stay inside the strips and the rows by the caller's promise; prefetches may
     // point past the end.
     unsafe {
         let prefetch = Prefetch::here();
         // four sums hide the latency of the multiply-add
-        let mut sums = [[S::zero(); 4]; M];
+        let mut sums = [[[S::zero(); 4]; N]; M];
         let mut i = 0;
         while i + 4 <= k {
-            let p = strip.add(i * row);
-            for line in 0..(4 * row) / 64 {
-                prefetch.line::<S>(p.wrapping_add(prefetch.bytes + 64 * line));
-            }
-            for j in 0..4 {
-                let w = E::load::<S>(p.add(j * row));
-                for t in 0..M {
-                    let x = x.0.add(t * x.1 + i + j).read();
-                    sums[t][j] = S::fma(w, S::set1(x), sums[t][j]);
+            let p = strips.add(i * row);
+            // after a strip's end comes the next one that is not being read
+            let ahead = i * row + prefetch.bytes;
+            let end = usize::from(ahead >= strip_bytes) * (N - 1) * strip_bytes;
+            for n in 0..N {
+                let soon = strips.wrapping_add(n * strip_bytes + ahead + end);
+                for line in 0..(4 * row) / 64 {
+                    prefetch.line::<S>(soon.wrapping_add(64 * line));
+                }
+                for j in 0..4 {
+                    let w = E::load::<S>(p.add(n * strip_bytes + j * row));
+                    for t in 0..M {
+                        let x = x.0.add(t * x.1 + i + j).read();
+                        sums[t][n][j] = S::fma(w, S::set1(x), sums[t][n][j]);
+                    }
                 }
             }
             i += 4;
         }
         for i in i..k {
-            let w = E::load::<S>(strip.add(i * row));
-            for t in 0..M {
-                let x = x.0.add(t * x.1 + i).read();
-                sums[t][i % 4] = S::fma(w, S::set1(x), sums[t][i % 4]);
+            for n in 0..N {
+                let w = E::load::<S>(strips.add(n * strip_bytes + i * row));
+                for t in 0..M {
+                    let x = x.0.add(t * x.1 + i).read();
+                    sums[t][n][i % 4] = S::fma(w, S::set1(x), sums[t][n][i % 4]);
+                }
             }
         }
         for t in 0..M {
-            let [a, b, c, d] = sums[t];
-            S::store(out.0.add(t * out.1), S::add(S::add(a, c), S::add(b, d)));
+            for n in 0..N {
+                let [a, b, c, d] = sums[t][n];
+                let sum = S::add(S::add(a, c), S::add(b, d));
+                S::store(out.0.add(t * out.1 + n * S::R), sum);
+            }
         }
     }
 }

@@ -157,7 +157,7 @@ impl Steps<'_> {
             // in their rows' order: each expert finds its rows
             Form::Codes => self.prepared(at, x, w, None),
             // a tile's rows are those of one expert
-            Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => {
+            Form::Tiles(_) => {
                 let by = ByExpert::new(ids, &self.matrices[w]);
                 self.prepared(at, x, w, Some(by))
             }
@@ -299,7 +299,7 @@ impl Steps<'_> {
         match self.matrices[w].reads(self.phase) {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
-            Form::Tiles | Form::Int16 | Form::Int8 | Form::Bf16 => Division::Rows {
+            Form::Tiles(_) => Division::Rows {
                 grain: self.matrices[w].prompt().0.tile,
             },
         }

@@ -74,10 +74,12 @@ struct Chunk {
     next: (*const u8, usize),
 }
 
-/// The kernels of a format.
-pub(super) const fn kernels<F: Format>() -> TiledKernels {
-    assert!(F::GROUP == 32 || !is_apart::<F>());
-    TiledKernels {
+/// The kernels of a format, unless short groups of its codes are too large for one tile of sums.
+pub(super) const fn kernels<F: Format>() -> Option<TiledKernels> {
+    if F::GROUP == 16 && is_apart::<F>() {
+        return None;
+    }
+    Some(TiledKernels {
         fewest: FEWEST,
         bytes,
         group: F::GROUP,
@@ -87,30 +89,14 @@ pub(super) const fn kernels<F: Format>() -> TiledKernels {
             pack::<32>
         },
         strips: strips::<F>,
-    }
+    })
 }
 
 /// Whether a group's sums need a separate tile for each plane.
 const fn is_apart<F: Format>() -> bool {
-    F::GROUP * largest_code::<F>() as usize * LARGEST >= 1 << 24
-}
-
-/// The largest of a format's codes, less its offset, whatever its sign.
-const fn largest_code<F: Format>() -> u32 {
-    let mut largest = 0;
-    let mut code = 0;
-    while code < 1 << (F::LOW + F::HIGH + F::TOP) {
-        let value = match F::TABLE {
-            Some(table) => table[code] as i32,
-            None => code as i32,
-        };
-        let size = (value - F::OFFSET).unsigned_abs();
-        if size > largest {
-            largest = size;
-        }
-        code += 1;
-    }
-    largest
+    let (below, above) = (F::OFFSET, F::LARGEST as i32 - F::OFFSET);
+    let largest = if below > above { below } else { above };
+    F::GROUP * largest as usize * LARGEST >= 1 << 24
 }
 
 /// Bytes of `rows` rows of `k` activations.
@@ -207,9 +193,9 @@ unsafe fn planes(q: __m512i) -> (__m512i, __m512i) {
 struct Codes<F>(std::marker::PhantomData<F>);
 
 impl<F: Format> Codes<F> {
-    const BITS: usize = F::LOW + F::HIGH + F::TOP;
-    /// Whether `TABLE` has them all.
-    const SHORT: bool = Self::BITS <= 6 && F::TABLE.is_none();
+    /// Whether `TABLE` has them all, and whether its first half has.
+    const SHORT: bool = F::LARGEST < 64;
+    const SHORTEST: bool = F::LARGEST < 32;
 
     const TABLE: [u16; 64] = {
         let mut table = [0; 64];
@@ -229,7 +215,7 @@ impl<F: Format> Codes<F> {
         // SAFETY: the table has 128 bytes; the instruction set is the caller's promise.
         unsafe {
             let table = Self::TABLE.as_ptr().cast::<__m512i>();
-            if Self::SHORT && Self::BITS <= 5 {
+            if Self::SHORTEST {
                 return _mm512_permutexvar_epi16(codes, table.read_unaligned());
             }
             if Self::SHORT {

@@ -6,12 +6,13 @@
 //! tile    per 16 tokens and 32 k: [16 tokens][32]              1 KiB, an "A" tile
 //! sums    [16 tokens][16 rows] f32, stored to y as they are    a "C" tile
 //! ```
-//! `tile` has the unit's own instructions, `products` those with quantized weights, `decode` the
-//! products of tokens generated together, `prompt_attention` the attention of prompts; everything
-//! else is AVX-512's.
+//! `tile` has the unit's own instructions, `products` those with quantized weights, `floats` those
+//! with float weights, `decode` the products of tokens generated together, `prompt_attention` the
+//! attention of prompts; everything else is AVX-512's.
 
 mod decode;
 mod detect;
+mod floats;
 mod products;
 mod prompt_attention;
 mod tile;
@@ -28,6 +29,17 @@ use octavo_simd::table::{CodeKernels, Gemv, Packed, PromptAttention, PromptKerne
 struct Rows(Packed);
 
 impl Rows {
+    /// The kernels of generated tokens, with those of many on the matrix unit.
+    fn with_tiles<F: Format>(&self) -> Gemv {
+        match self.0.gemv {
+            Gemv::Codes(vectors) => Gemv::Codes(CodeKernels {
+                tiled: const { decode::kernels::<F>() },
+                ..vectors
+            }),
+            floats @ Gemv::Float(_) => floats,
+        }
+    }
+
     /// The same kernels, with prompts on the matrix unit.
     fn with_panel(&self, panel: unsafe fn(*const u8, usize, usize, *mut f32)) -> Packed {
         Packed {
@@ -60,23 +72,22 @@ unsafe fn decoded_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: 
 impl Visitor for Rows {
     type Out = Packed;
     fn blocks<F: Format>(&self) -> Packed {
-        let gemv = match self.0.gemv {
-            Gemv::Codes(vectors) => Gemv::Codes(CodeKernels {
-                tiled: Some(const { decode::kernels::<F>() }),
-                ..vectors
-            }),
-            floats @ Gemv::Float(_) => floats,
-        };
         Packed {
-            gemv,
+            gemv: self.with_tiles::<F>(),
             ..self.with_panel(products::panel::<F>)
         }
     }
     fn decoded<F: Format>(&self) -> Packed {
-        self.with_panel(decoded_panel::<F>)
+        Packed {
+            gemv: self.with_tiles::<F>(),
+            ..self.with_panel(decoded_panel::<F>)
+        }
     }
     fn floats<E: Float>(&self) -> Packed {
-        self.0
+        Packed {
+            prompt: const { floats::kernels::<E>() },
+            ..self.0
+        }
     }
 }
 

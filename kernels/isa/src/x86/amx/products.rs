@@ -2,8 +2,8 @@
 //! products and sums are f32. A panel of weights is converted on the fly to the matrix unit's own
 //! layout, to which packed strips are close: lanes are rows.
 
-use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
-use octavo_simd::act::Form;
+use super::tile::{K, ONE_PRODUCT, Sums, TILE, TileBlock, TileRows, multiply, pair};
+use octavo_simd::act::{Form, Tiled};
 use octavo_simd::formats::Format;
 use octavo_simd::generic::batch::{Decoded, Panel};
 use octavo_simd::generic::gemm::{KC, Tiles};
@@ -15,16 +15,17 @@ use std::arch::x86_64::*;
 /// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both
 /// stay in the L1 cache while a step of 2 x 2 tiles reads two of each.
 pub(crate) static BF16_TILES: ActivationForm = ActivationForm {
-    form: Form::Bf16,
+    form: Form::Tiles(Tiled::Bf16),
     tile: TOKENS,
     slice: KC,
+    granule: K,
     bytes: 2,
     narrow: false,
     pack: pack_tokens,
 };
 
 /// Tokens of an A tile.
-const TOKENS: usize = 16;
+pub(super) const TOKENS: usize = 16;
 
 /// Rounds tokens `t..t + 16` of `x` (`[m][k]`) to A tiles, zeros where there is no token.
 ///
@@ -156,14 +157,33 @@ unsafe fn half(
     }
 }
 
-/// Multiplies `MS` strips by all tokens, 32 tokens at a time.
+/// Multiplies `MS` strips by all tokens.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are
 /// configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
-    let steps = a.kc / K;
+    // SAFETY: passed on.
+    unsafe { multiply_panel::<MS, 1>(a, 1, &|_| ONE_PRODUCT) }
+}
+
+/// Multiplies `MS` strips by all tokens, 32 tokens at a time. Each 16 tokens' activations are
+/// `parts` times the A tiles of all k, and so is a panel; `products` says which B tiles are
+/// multiplied by which A tiles, from the bytes of a part of each.
+///
+/// # Safety
+/// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are
+/// configured.
+#[inline(always)]
+pub(super) unsafe fn multiply_panel<const MS: usize, const N: usize>(
+    a: &Tiles<'_>,
+    parts: usize,
+    products: &impl Fn((usize, usize)) -> [(usize, usize); N],
+) {
+    let steps = a.kc.div_ceil(K);
+    let of_x = a.k.div_ceil(K) * TILE;
+    let products = products((of_x, steps * TILE));
     let mut t = 0;
     while t < a.m {
         let left = (a.m - t).min(32);
@@ -173,12 +193,15 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
         unsafe {
             a.prefetch::<Avx512>(t, left);
             let x = TileRows {
-                at: a.x.cast::<u8>().add(t * a.k * 2 + a.k0 / K * TILE),
-                stride: a.k / K * TILE,
+                at: a
+                    .x
+                    .cast::<u8>()
+                    .add(t / TOKENS * parts * of_x + a.k0 / K * TILE),
+                stride: parts * of_x,
             };
             let panel = TileRows {
                 at: a.panel.cast(),
-                stride: steps * TILE,
+                stride: parts * steps * TILE,
             };
             let sums = Sums {
                 at: a.sums.add(t * MS * 16),
@@ -194,6 +217,7 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
                 strips: MS,
                 x,
                 panel,
+                products: &products,
                 steps,
                 from: (a.k0 > 0).then_some(sums),
                 to: y.filter(|_| whole).unwrap_or(sums),

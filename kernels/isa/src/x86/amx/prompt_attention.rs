@@ -11,7 +11,7 @@
 //! neighbours: positions it does not see, beyond its own or before its window, have weight zero,
 //! and spans of 128 are counted from position 0. Positions that no row sees are not read.
 
-use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
+use super::tile::{K, ONE_PRODUCT, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use octavo_simd::generic::attention::{
     Block, PAGE, PackSpan, Pages, Stored, VisibleRange, last_factors,
 };
@@ -106,6 +106,7 @@ impl Parts {
                         at: self.k.add(page * tiles * TILE),
                         stride: tiles * TILE,
                     },
+                    products: &ONE_PRODUCT,
                     steps: tiles,
                     from: None,
                     to: Sums {
@@ -141,6 +142,7 @@ impl Parts {
                         at: self.v.add((n * steps + visible.start) * TILE),
                         stride: steps * TILE,
                     },
+                    products: &ONE_PRODUCT,
                     steps: visible.len(),
                     from: Some(sums),
                     to: sums,

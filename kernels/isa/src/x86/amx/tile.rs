@@ -80,7 +80,7 @@ pub(super) struct Sums {
 }
 
 /// Up to 2 x 2 tiles of sums over some tiles of k.
-pub(super) struct TileBlock {
+pub(super) struct TileBlock<'a> {
     /// Blocks of 16 tokens, 1 or 2.
     pub(super) blocks: usize,
     /// Strips, 1 or 2.
@@ -89,7 +89,9 @@ pub(super) struct TileBlock {
     pub(super) x: TileRows,
     /// B tiles.
     pub(super) panel: TileRows,
-    /// Tiles of k, 1 or more.
+    /// Products to add up: bytes from the A tiles and from the B tiles on.
+    pub(super) products: &'a [(usize, usize)],
+    /// Tiles of k of each product, 1 or more.
     pub(super) steps: usize,
     /// Sums to add the products to; zero without them.
     pub(super) from: Option<Sums>,
@@ -101,7 +103,7 @@ pub(super) struct TileBlock {
 /// # Safety
 /// Tiles are configured; all addresses have the tiles and sums that [`TileBlock`] says.
 #[inline(always)]
-pub(super) unsafe fn multiply(block: &TileBlock) {
+pub(super) unsafe fn multiply(block: &TileBlock<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match (block.blocks, block.strips) {
@@ -113,6 +115,9 @@ pub(super) unsafe fn multiply(block: &TileBlock) {
     }
 }
 
+/// The one product of A tiles with B tiles that lie in the order of k.
+pub(super) const ONE_PRODUCT: [(usize, usize); 1] = [(0, 0)];
+
 /// Instantiates the product of one shape: loading or zeroing of sums, a step of k, and storing.
 /// Sums are tiles 0 to 3, `[block][strip]`; `{c}` and `{d}` are the rows of both blocks, `{l}`
 /// their stride; `{a}` and `{e}` are the blocks' A tiles, `{b}` and `{f}` the strips' B tiles. An
@@ -123,8 +128,8 @@ macro_rules! product_of_tiles {
         /// # Safety
         /// As [`multiply`].
         #[inline(always)]
-        unsafe fn $name(block: &TileBlock) {
-            let TileBlock { x, panel, steps, from, to, .. } = *block;
+        unsafe fn $name(block: &TileBlock<'_>) {
+            let TileBlock { x, panel, products, steps, from, to, .. } = *block;
             // SAFETY: tiles are configured and addresses cover what they say by the caller's
             // promise; every register written is declared.
             unsafe {
@@ -136,18 +141,21 @@ macro_rules! product_of_tiles {
                     asm!($($zero),*, out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                         options(nostack, nomem));
                 }
-                asm!(
-                    "2:",
-                    $($step),*,
-                    "add {a}, 1024", "add {b}, 1024", "add {e}, 1024", "add {f}, 1024",
-                    "dec {k}", "jnz 2b",
-                    a = inout(reg) x.at => _, e = inout(reg) x.at.wrapping_add(x.stride) => _,
-                    b = inout(reg) panel.at => _,
-                    f = inout(reg) panel.at.wrapping_add(panel.stride) => _,
-                    k = inout(reg) steps => _, s = in(reg) 64usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack, readonly));
+                for &(of_x, of_panel) in products {
+                    let (x_at, panel_at) = (x.at.wrapping_add(of_x), panel.at.wrapping_add(of_panel));
+                    asm!(
+                        "2:",
+                        $($step),*,
+                        "add {a}, 1024", "add {b}, 1024", "add {e}, 1024", "add {f}, 1024",
+                        "dec {k}", "jnz 2b",
+                        a = inout(reg) x_at => _, e = inout(reg) x_at.wrapping_add(x.stride) => _,
+                        b = inout(reg) panel_at => _,
+                        f = inout(reg) panel_at.wrapping_add(panel.stride) => _,
+                        k = inout(reg) steps => _, s = in(reg) 64usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack, readonly));
+                }
                 let Sums { at, stride } = to;
                 asm!($($store),*, c = in(reg) at, d = in(reg) at.wrapping_add(16 * stride),
                     l = in(reg) 4 * stride, options(nostack));
