@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
+pub(crate) mod converted;
 pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod native;
