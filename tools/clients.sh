@@ -60,6 +60,7 @@ end() {
 
 begin
 "$python" tests/clients/openai_client.py "$url/v1"
+"$python" tests/clients/anthropic_client.py "$url"
 node tests/clients/openai_client.cjs "$modules" "$url/v1"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"
 end
