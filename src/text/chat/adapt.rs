@@ -174,8 +174,8 @@ fn with_results(messages: Vec<Message>) -> Vec<Message> {
 }
 
 /// Moves the system messages at the beginning to the head of the first user message, as llama.cpp
-/// does with all. A later one would change how the conversation begins, and nothing of it would come
-/// from the cache.
+/// does with all. A later one would change how the conversation begins, and nothing of it would
+/// come from the cache.
 fn merge_system(messages: &mut Vec<Message>) {
     let mut system = Content::None;
     messages.retain_mut(|message| {

@@ -51,7 +51,11 @@ fn the_blocks_of_a_message_are_messages_of_a_chat() {
         json!({ "id": id, "type": "function", "function": function })
     };
     let url = |url: &str| json!({ "type": "image_url", "image_url": url });
-    let answered = |id: &str, content: Value| json!({ "role": "tool", "tool_call_id": id, "content": content });
+    let answered = |id: &str, content: Value| {
+        json!({
+            "role": "tool", "tool_call_id": id, "content": content,
+        })
+    };
     let expected = json!([
         { "role": "system", "content": [text("Be brief."), text("Be kind.")] },
         { "role": "user", "content": "?" },
@@ -89,7 +93,10 @@ fn settings_have_their_names_in_a_chat() {
         "thinking": { "type": "disabled" },
         "tools": [{ "type": "custom", "name": "f", "input_schema": schema, "strict": true }],
         "tool_choice": { "type": "tool", "name": "f", "disable_parallel_tool_use": true },
-        "output_config": { "effort": "high", "format": { "type": "json_schema", "schema": schema } },
+        "output_config": {
+            "effort": "high",
+            "format": { "type": "json_schema", "schema": schema },
+        },
     });
     let function = json!({ "name": "f", "parameters": schema, "strict": true });
     let expected = json!({

@@ -175,7 +175,7 @@ impl Turns<'_> {
                     let thought = block.need("thinking", block.str("thinking")?)?;
                     thoughts.push(thought.to_owned());
                 }
-                // encrypted for another server: nobody here can read it
+                // encrypted for another server, and unreadable here
                 "redacted_thinking" => {
                     block.need("data", block.str("data")?)?;
                 }
