@@ -26,7 +26,8 @@ frameworks=$environment/frameworks/bin/python
 
 modules=$environment/node
 # later ones want a newer Node than Debian has
-packages=(openai@6.30.1 ai@6.0.325 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7)
+packages=(openai@6.30.1 @anthropic-ai/sdk@1.14.0 ai@6.0.325 @ai-sdk/openai-compatible@2.0.92
+  zod@4.6.7)
 if [[ $(cat "$modules/installed.txt" 2>/dev/null) != "${packages[*]}" ]]; then
   npm install --prefix "$modules" --no-audit --no-fund --silent "${packages[@]}"
   echo "${packages[*]}" >"$modules/installed.txt"
@@ -60,7 +61,9 @@ end() {
 
 begin
 "$python" tests/clients/openai_client.py "$url/v1"
+"$python" tests/clients/anthropic_client.py "$url"
 node tests/clients/openai_client.cjs "$modules" "$url/v1"
+node tests/clients/anthropic_client.cjs "$modules" "$url"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"
 end
 

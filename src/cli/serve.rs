@@ -28,7 +28,7 @@ const DEMO_NAME: &str = "tiny-qwen3";
 /// Maximum size in bytes of a request body with images.
 const IMAGES_BODY: usize = 48 << 20;
 
-/// Serve many requests at once over HTTP: OpenAI's interface, and a chat page
+/// Serve many requests at once over HTTP: OpenAI's and Anthropic's interfaces, and a chat page
 ///
 /// One line on stderr gives the address when the server is ready. SIGTERM or Ctrl-C: the server
 /// finishes running requests, then exits; a second signal ends it at once.

@@ -1,4 +1,6 @@
-//! Errors in the format of OpenAI's API.
+//! Errors, in the format of OpenAI's API.
+
+mod anthropic;
 
 use axum::body::Body;
 use axum::http::{Response, StatusCode, header};
@@ -221,24 +223,30 @@ impl ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.to_json().to_string()));
-        *response.status_mut() = self.0.status;
+impl ApiError {
+    /// Returns the response with this error, in the format of `body`.
+    fn response(self, status: StatusCode, body: &Value) -> Response<Body> {
+        let mut response = Response::new(Body::from(body.to_string()));
+        *response.status_mut() = status;
         let headers = response.headers_mut();
         let json = header::HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
         if let Some(seconds) = self.0.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if self.0.status == StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED {
             let bearer = header::HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
+        response.extensions_mut().insert(Refusal(self.0.message));
         response
-            .extensions_mut()
-            .insert(Refusal(self.0.message.clone()));
-        response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let (status, body) = (self.0.status, self.to_json());
+        self.response(status, &body)
     }
 }
 

@@ -17,6 +17,9 @@ use octavo_engine::{Event, Timing};
 /// Header with a request's id, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Anthropic's name for the same header, in answers.
+const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// Longest id from a client, in bytes.
 const MAX_ID: usize = 128;
 
@@ -168,6 +171,19 @@ pub(crate) fn current() -> Option<Arc<Logged>> {
     CURRENT.try_with(Arc::clone).ok()
 }
 
+/// Returns the id of the request that this task answers, if any.
+pub(crate) fn current_id() -> Option<String> {
+    current().map(|request| request.record().id.clone())
+}
+
+/// Adds the id of the request that this task answers to the response, under Anthropic's name.
+pub(crate) async fn with_anthropic_id(mut response: Response<Body>) -> Response<Body> {
+    if let Some(id) = current_id().and_then(|id| HeaderValue::try_from(id).ok()) {
+        response.headers_mut().insert(ANTHROPIC_ID, id);
+    }
+    response
+}
+
 /// Calls a function as part of answering a request.
 pub(crate) fn within<T>(request: Option<Arc<Logged>>, work: impl FnOnce() -> T) -> T {
     match request {
@@ -178,7 +194,7 @@ pub(crate) fn within<T>(request: Option<Arc<Logged>>, work: impl FnOnce() -> T) 
 
 /// Logs a warning about something ignored in the request that this task answers.
 pub(crate) fn warn(sink: &LogSink, text: &str) {
-    let request = current().map(|request| request.record().id.clone());
+    let request = current_id();
     sink.tell(LogEvent::Warning {
         request: request.as_deref(),
         text: &shown_within(text, MAX_WARNING),

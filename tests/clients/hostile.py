@@ -2,10 +2,11 @@
 client beside them.
 
 Every attack must be answered within PATIENCE seconds by a 4xx (or 501, or 503 with Retry-After)
-with an object {"error": {"message", "type", "param", "code"}}, or by the end of the connection
-where nothing that was sent is HTTP. Never by a 500, by silence, or by the end of the process. While
-the attacks run, a healthy client streams; afterwards no request may be left, and all pages of the
-cache must be free or cached.
+with an object {"error": {"message", "type", "param", "code"}}, or Anthropic's {"type": "error",
+"error": {"message", "type"}, "request_id"}, or by the end of the connection where nothing that was
+sent is HTTP. Never by a 500, by silence, or by the end of the process. While the attacks run, a
+healthy client streams; afterwards no request may be left, and all pages of the cache must be free
+or cached.
 
 One line for each finding, a summary at the end; exit code 0 if all is well. Each program takes
 under a minute on the built-in model. Standard library only.
@@ -135,8 +136,11 @@ def lower(headers):
 
 def is_error(body):
     try:
-        error = json.loads(body)["error"]
-        return {"message", "type", "param", "code"} <= error.keys() and bool(error["message"])
+        answer = json.loads(body)
+        error, fields = answer["error"], {"message", "type"}
+        if answer.get("type") != "error" or "request_id" not in answer:
+            fields = {*fields, "param", "code"}
+        return fields <= error.keys() and bool(error["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -37,6 +37,10 @@ FIELDS = {
     "/v1/responses": ({"input": "1+1=", "max_output_tokens": 16},
                       [*COMMON, *"""input instructions tools tool_choice max_output_tokens reasoning
         previous_response_id text store include parallel_tool_calls truncation""".split()]),
+    "/v1/messages": ({"messages": HELLO, "max_tokens": 2, "stop_sequences": SOON},
+                     [*COMMON, *"""messages system tools tool_choice stop_sequences thinking
+        output_config output_format mcp_servers""".split()]),
+    "/v1/messages/count_tokens": ({"messages": HELLO}, "messages system tools".split()),
     "/completion": ({"prompt": "1+1=", "n_predict": 2},
                     [*COMMON, "prompt", "n_predict", "n_probs"]),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_predict": 2},

@@ -91,19 +91,11 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let body = Arc::new(body);
-    let images = images::see(&app, &body).await?;
-    let prepared = app.work(move |app| prepare(app, &caller, &body, images));
-    let prepared = prepared.await?;
-    let Prepared {
-        mut request,
-        demanded,
+    let Ready {
+        request,
         stream,
-        mut style,
-    } = prepared;
-    let compiled = app.compile(demanded).await?;
-    request.constraint = compiled.constraint;
-    style.warnings.extend(compiled.warning);
+        style,
+    } = ready(&app, caller, body).await?;
     let mut work = Work::begin(&app, vec![request])?;
     let head = Head {
         id: app.new_id("chatcmpl-"),
@@ -115,6 +107,43 @@ pub(crate) async fn handle(
     }
     let answers = work.collect().await?;
     Ok(json_response(&whole(&app, &head, &style, answers)))
+}
+
+/// A request with its constraint, and the format of its answer.
+pub(crate) struct Ready {
+    pub(crate) request: Request,
+    pub(crate) stream: bool,
+    pub(crate) style: Style,
+}
+
+/// Reads a chat request, and compiles the constraint on its answer.
+pub(crate) async fn ready(app: &Arc<App>, caller: Caller, body: Value) -> Result<Ready, ApiError> {
+    let Prepared {
+        mut request,
+        demanded,
+        stream,
+        mut style,
+    } = read(app, caller, body).await?;
+    let compiled = app.compile(demanded).await?;
+    request.constraint = compiled.constraint;
+    style.warnings.extend(compiled.warning);
+    Ok(Ready {
+        request,
+        stream,
+        style,
+    })
+}
+
+/// Encodes the images of a chat request, renders its conversation and tokenizes it.
+pub(crate) async fn read(
+    app: &Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Prepared, ApiError> {
+    let body = Arc::new(body);
+    let images = images::see(app, &body).await?;
+    app.work(move |app| prepare(app, &caller, &body, images))
+        .await
 }
 
 /// Fields common to all pieces of an answer.
@@ -415,10 +444,8 @@ pub(crate) async fn input_tokens(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let body = Arc::new(body);
-    let images = images::see(&app, &body).await?;
-    let prepared = app.work(move |app| prepare(app, &caller, &body, images));
-    Ok(count(&prepared.await?.request))
+    let prepared = read(&app, caller, body).await?;
+    Ok(count(&prepared.request))
 }
 
 /// Returns the answer with the number of a prompt's tokens.

@@ -12,8 +12,8 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::json;
 
-const MAX_MESSAGES: usize = 2048;
-const MAX_PARTS: usize = 1024;
+pub(crate) const MAX_MESSAGES: usize = 2048;
+pub(crate) const MAX_PARTS: usize = 1024;
 const MAX_CALLS: usize = 128;
 pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_NAME: usize = 256;

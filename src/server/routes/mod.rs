@@ -3,7 +3,9 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
+pub(crate) mod converted;
 pub(crate) mod embeddings;
+pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod native;
 pub(crate) mod responses;
@@ -16,7 +18,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request};
 use axum::http::{HeaderValue, Method, Response, StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, map_response};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
 use serde_json::Value;
@@ -66,6 +68,11 @@ fn questions(app: &Arc<App>) -> Router {
         router = router.route(path, asks(app, responses::input_tokens));
     }
     router
+        .route("/v1/messages", asks_as_anthropic(app, messages::handle))
+        .route(
+            "/v1/messages/count_tokens",
+            asks_as_anthropic(app, messages::count_tokens),
+        )
 }
 
 /// Returns the router of all routes.
@@ -203,6 +210,30 @@ where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
+    asks_with(app, handler, ApiError::into_response)
+}
+
+/// Routes POST requests with a JSON object; errors have Anthropic's format.
+fn asks_as_anthropic<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    asks_with(app, handler, ApiError::into_anthropic)
+        .fallback(|| async { ApiError::method().into_anthropic() })
+        .layer(map_response(logging::with_anthropic_id))
+}
+
+/// Routes POST requests with a JSON object; `refuse` writes errors.
+fn asks_with<F, R>(
+    app: &Arc<App>,
+    handler: F,
+    refuse: fn(ApiError) -> Response<Body>,
+) -> MethodRouter
+where
+    F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
     let app = Arc::clone(app);
     post(move |request: Request| async move {
         let answer = async {
@@ -210,7 +241,7 @@ where
             let body = read_json(request, app.options.max_body).await?;
             handler(app, caller, body).await
         };
-        answer.await.into_response()
+        answer.await.unwrap_or_else(refuse)
     })
 }
 

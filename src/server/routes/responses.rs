@@ -1,7 +1,6 @@
 //! `/v1/responses`: OpenAI's newer API, without stored conversations: a request is converted to a
 //! chat request, and the answer to items.
 
-mod names;
 mod turns;
 mod writer;
 
@@ -9,21 +8,34 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::{Event, Request};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::chat::{self, Prepared};
+use super::chat::{self, Ready};
 use super::conversation::MAX_TOOLS;
+use super::converted::{self, Names, Renames};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::http::json_response;
-use crate::images;
-use crate::sse;
-use crate::work::{Update, Work};
-use names::Names;
 use writer::ResponseWriter;
+
+/// Field names of this interface for those of chat requests.
+const RENAMES: Renames = Renames {
+    fields: &[
+        ("messages", "input"),
+        ("max_tokens", "max_output_tokens"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("response_format.json_schema", "text.format"),
+        ("response_format", "text.format"),
+        ("tool_choice.function", "tool_choice"),
+        ("json_schema", "text.format"),
+    ],
+    message: &[(".tool_call_id", ".call_id")],
+    part: &[],
+    call: &[(".function", ""), (".id", ".call_id")],
+    tool: &[(".function", "")],
+    texts: &["instructions", "input"],
+};
 
 /// Answers a request.
 pub(crate) async fn handle(
@@ -34,23 +46,14 @@ pub(crate) async fn handle(
     let fields = Fields::of(&body)?;
     let (chat, names) = chat_request(&fields)?;
     let echoed = EchoedFields::of(&fields)?;
-    let ready = ready(&app, caller, Arc::new(chat)).await;
-    let (request, stream, style) = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
-    let mut work = Work::begin(&app, vec![request])?;
-    let mut writer = ResponseWriter::new(Arc::clone(&app), &style, echoed);
-    if stream {
-        work.has_begun().await?;
-        writer.work = Some(work);
-        return Ok(sse::response(writer));
-    }
-    while let Some(Update { event, .. }) = work.next().await {
-        if let Event::Failed(error) = event {
-            return Err(error.into());
-        }
-        writer.take(event);
-    }
-    let status = writer.status();
-    Ok(json_response(&writer.response(status)))
+    let ready = chat::ready(&app, caller, chat).await;
+    let Ready {
+        request,
+        stream,
+        style,
+    } = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
+    let writer = ResponseWriter::new(Arc::clone(&app), &style, echoed);
+    converted::answer(&app, request, stream, writer).await
 }
 
 /// `/v1/responses/input_tokens`: counts the tokens of a request's prompt.
@@ -60,29 +63,9 @@ pub(crate) async fn input_tokens(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let (chat, names) = chat_request(&Fields::of(&body)?)?;
-    let ready = ready(&app, caller, Arc::new(chat)).await;
-    let (request, ..) = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
-    Ok(chat::count(&request))
-}
-
-/// Prepares an engine request from a chat request.
-async fn ready(
-    app: &Arc<App>,
-    caller: Caller,
-    chat: Arc<Value>,
-) -> Result<(Request, bool, chat::Style), ApiError> {
-    let images = images::see(app, &chat).await?;
-    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, images));
-    let Prepared {
-        mut request,
-        demanded,
-        stream,
-        mut style,
-    } = prepared.await?;
-    let compiled = app.compile(demanded).await?;
-    request.constraint = compiled.constraint;
-    style.warnings.extend(compiled.warning);
-    Ok((request, stream, style))
+    let read = chat::read(&app, caller, chat).await;
+    let read = read.map_err(|error| error.renamed(|name| names.of(name)))?;
+    Ok(chat::count(&read.request))
 }
 
 /// Fields of a request that its answer repeats.
@@ -112,33 +95,10 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         let message = "conversations are not stored here: send all of it as input";
         return Err(ApiError::bad_field("previous_response_id", message));
     }
-    let mut names = Names::default();
+    let mut names = Names::new(&RENAMES);
     let messages = turns::messages(fields, &mut names)?;
-    let mut chat = Map::new();
-    let copied = [
-        "model",
-        "temperature",
-        "top_p",
-        "stream",
-        "tool_choice",
-        "parallel_tool_calls",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "chat_template_kwargs",
-        "enable_thinking",
-        "continue_final_message",
-        "cache_salt",
-        "logit_bias",
-        "timings_per_token",
-        "return_progress",
-    ];
-    for name in copied {
-        if let Some(value) = fields.get(name) {
-            chat.insert(name.to_owned(), value.clone());
-        }
-    }
+    let own = ["tool_choice", "parallel_tool_calls", "stop"];
+    let mut chat = converted::copied(fields, &own);
     chat.insert("messages".to_owned(), json!(messages));
     if let Some(n) = fields.get("max_output_tokens") {
         chat.insert("max_tokens".to_owned(), n.clone());

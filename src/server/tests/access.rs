@@ -5,11 +5,13 @@ use serde_json::{Value, json};
 
 use crate::client::{Server, read, small};
 
-const MODEL_ROUTES: [&str; 9] = [
+const MODEL_ROUTES: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
     "/apply-template",

@@ -12,6 +12,7 @@ mod hostile;
 mod images;
 mod llama_server;
 mod logging;
+mod messages;
 mod page;
 mod sharing;
 mod tabs;

@@ -1,7 +1,7 @@
 //! Adapts conversations to templates that lack support for parts of them: a system message goes to
-//! the head of the first user message, tool definitions into the system message, tool calls into
-//! the assistant's text, and tool results into a user message. Nothing of a conversation is
-//! dropped.
+//! the head of the first user message, a later one into the user message beside it, tool
+//! definitions into the system message, tool calls into the assistant's text, and tool results into
+//! a user message. Nothing of a conversation is dropped.
 
 use serde_json::{Value as Json, json};
 
@@ -32,7 +32,9 @@ impl ChatTemplate {
         let calls_as_text = calls && !self.takes_calls();
         let results_as_user = says(3) && !self.takes_results();
         let system_as_user = (says(0) || tools_as_text) && !self.takes_system();
-        if !(tools_as_text || calls_as_text || results_as_user || system_as_user) {
+        let late_as_user =
+            has_late_system(messages) && (system_as_user || !self.takes_late_system());
+        if !(tools_as_text || calls_as_text || results_as_user || system_as_user || late_as_user) {
             return None;
         }
         let mut adapted = conversation.clone();
@@ -49,6 +51,9 @@ impl ChatTemplate {
         }
         if results_as_user {
             adapted.messages = with_results(adapted.messages);
+        }
+        if late_as_user {
+            adapted.messages = with_late_system(adapted.messages);
         }
         if system_as_user {
             merge_system(&mut adapted.messages);
@@ -168,7 +173,9 @@ fn with_results(messages: Vec<Message>) -> Vec<Message> {
     all
 }
 
-/// Moves the system messages to the head of the first user message, as llama.cpp does.
+/// Moves the system messages at the beginning to the head of the first user message, as llama.cpp
+/// does with all. A later one would change how the conversation begins, and nothing of it would
+/// come from the cache.
 fn merge_system(messages: &mut Vec<Message>) {
     let mut system = Content::None;
     messages.retain_mut(|message| {
@@ -192,6 +199,36 @@ fn merge_system(messages: &mut Vec<Message>) {
             },
         ),
     }
+}
+
+/// Returns whether a system message comes after others.
+fn has_late_system(messages: &[Message]) -> bool {
+    messages.iter().skip(1).any(|m| kind_of(&m.role) == 0)
+}
+
+/// Joins the system messages at the beginning, and turns later ones into user messages, or parts of
+/// those beside them, as templates expect user and assistant to alternate.
+fn with_late_system(messages: Vec<Message>) -> Vec<Message> {
+    let mut all: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut after_late = false;
+    for mut message in messages {
+        let is_system = kind_of(&message.role) == 0;
+        let is_late = is_system && all.iter().any(|m| kind_of(&m.role) != 0);
+        if is_late {
+            "user".clone_into(&mut message.role);
+        }
+        let joins = is_system || after_late;
+        let kind = kind_of(&message.role);
+        match all.last_mut().filter(|m| joins && kind_of(&m.role) == kind) {
+            Some(before) if is_system && !is_late => {
+                join(&mut before.content, "\n", message.content);
+            }
+            Some(before) => join(&mut before.content, "\n\n", message.content),
+            None => all.push(message),
+        }
+        after_late = is_late;
+    }
+    all
 }
 
 /// Appends text to content.

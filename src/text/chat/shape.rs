@@ -91,6 +91,7 @@ pub(super) struct Shapes {
 #[derive(Debug, Default)]
 pub(super) struct Takes {
     pub(super) system: OnceLock<bool>,
+    pub(super) late_system: OnceLock<bool>,
     pub(super) tools: OnceLock<bool>,
     pub(super) calls: OnceLock<bool>,
     pub(super) results: OnceLock<bool>,
@@ -211,6 +212,19 @@ impl ChatTemplate {
     pub(super) fn takes_system(&self) -> bool {
         *self.shapes.takes.system.get_or_init(|| {
             let messages = saying(0, Content::Text(SAID.to_owned()));
+            self.shows_said(messages, Vec::new()) || !self.takes_questions()
+        })
+    }
+
+    /// Returns whether the template supports a system message after others.
+    pub(super) fn takes_late_system(&self) -> bool {
+        *self.shapes.takes.late_system.get_or_init(|| {
+            let messages = vec![
+                Message::new("user", "probe"),
+                Message::new("assistant", "probe"),
+                Message::new("system", SAID),
+                Message::new("user", "probe"),
+            ];
             self.shows_said(messages, Vec::new()) || !self.takes_questions()
         })
     }

@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
-use super::names::{Item, Names};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::routes::converted::{Item, Names};
 
 const MAX_ITEMS: usize = 4096;
 

@@ -12,9 +12,9 @@ use crate::app::{App, now};
 use crate::error::ApiError;
 use crate::progress::Progress;
 use crate::routes::chat::Style;
-use crate::sse::{Message, Writer};
+use crate::routes::converted::AnswerWriter;
+use crate::sse::Message;
 use crate::wire::timings;
-use crate::work::{Update, Work};
 
 /// An output item as it grows.
 struct Item {
@@ -74,7 +74,6 @@ fn part(text: &str) -> Value {
 /// Writes a response, whole or streamed.
 pub(super) struct ResponseWriter {
     app: Arc<App>,
-    pub(super) work: Option<Work>,
     id: String,
     model: String,
     echoed: EchoedFields,
@@ -93,7 +92,6 @@ pub(super) struct ResponseWriter {
     /// Timings of the answer so far, until they are sent.
     timings: Option<Value>,
     finish: Option<FinishReason>,
-    has_ended: bool,
 }
 
 impl ResponseWriter {
@@ -104,7 +102,6 @@ impl ResponseWriter {
             echoed,
             warnings: style.warnings.clone(),
             app,
-            work: None,
             created: now(),
             parser: style.parser(),
             items: Vec::new(),
@@ -116,7 +113,6 @@ impl ResponseWriter {
             timings_per_token: style.timings_per_token,
             timings: None,
             finish: None,
-            has_ended: false,
         };
         for name in ["response.created", "response.in_progress"] {
             let response = writer.response("in_progress");
@@ -125,14 +121,14 @@ impl ResponseWriter {
         writer
     }
 
-    pub(super) fn status(&self) -> &'static str {
+    fn status(&self) -> &'static str {
         match self.finish {
             Some(FinishReason::Length | FinishReason::ContextFull) => "incomplete",
             _ => "completed",
         }
     }
 
-    pub(super) fn response(&self, status: &str) -> Value {
+    fn response(&self, status: &str) -> Value {
         let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
         let mut object = json!({
             "id": self.id,
@@ -271,8 +267,10 @@ impl ResponseWriter {
             self.tell_of_item(name, data);
         }
     }
+}
 
-    pub(super) fn take(&mut self, event: Event) {
+impl AnswerWriter for ResponseWriter {
+    fn take(&mut self, event: Event) {
         match event {
             Event::Delta { delta, timing, .. } => {
                 self.timings = self.timings_per_token.then(|| timings(&timing));
@@ -304,7 +302,6 @@ impl ResponseWriter {
                 let mut response = self.response("failed");
                 response["error"] = ApiError::from(error).to_json()["error"].take();
                 self.tell("response.failed", json!({ "response": response }));
-                self.has_ended = true;
             }
             Event::Started { .. } | Event::Read { .. } => {
                 if self.progress.note(&event) {
@@ -315,19 +312,12 @@ impl ResponseWriter {
             Event::Prompt(_) | Event::Beams { .. } | Event::Embedded { .. } => {}
         }
     }
-}
 
-impl Writer for ResponseWriter {
-    async fn next(&mut self) -> Option<Vec<Message>> {
-        if self.messages.is_empty() {
-            if self.has_ended {
-                return None;
-            }
-            match self.work.as_mut()?.next().await {
-                None => self.has_ended = true,
-                Some(Update { event, .. }) => self.take(event),
-            }
-        }
-        Some(std::mem::take(&mut self.messages))
+    fn drain(&mut self) -> Vec<Message> {
+        std::mem::take(&mut self.messages)
+    }
+
+    fn whole(&self) -> Value {
+        self.response(self.status())
     }
 }

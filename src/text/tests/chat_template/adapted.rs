@@ -72,6 +72,41 @@ fn a_system_message_goes_before_what_the_user_says_first() {
 }
 
 #[test]
+fn a_later_system_message_goes_into_what_the_user_says() {
+    let messages = [
+        "system S",
+        "user a",
+        "system b",
+        "assistant c",
+        "system d",
+        "user e",
+    ];
+    let messages = messages.map(|message| {
+        let (role, content) = message.split_once(' ').expect("a role");
+        Message::new(role, content)
+    });
+    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let first = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+        {{ raise_exception('must be first') }}{% endif %}{% endfor %}";
+    assert_eq!(
+        text(&format!("{first}{plain}"), messages.to_vec(), Vec::new()),
+        "<system>S<user>a\n\nb<assistant>c<user>d\n\ne"
+    );
+    assert_eq!(
+        text(plain, messages.to_vec(), Vec::new()),
+        "<system>S<user>a<system>b<assistant>c<system>d<user>e"
+    );
+    assert_eq!(
+        text(STRICT, messages.to_vec(), Vec::new()),
+        "<user>S\na\n\nb<assistant>c<user>d\n\ne"
+    );
+    let two = ["R", "S"].map(|text| Message::new("system", text)).to_vec();
+    let two = [two, vec![Message::new("user", "a")]].concat();
+    let got = text(&format!("{first}{plain}"), two, Vec::new());
+    assert_eq!(got, "<system>R\nS<user>a");
+}
+
+#[test]
 fn tools_are_in_the_system_message_in_a_generic_form() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let messages = vec![

@@ -1,0 +1,109 @@
+//! Interfaces whose requests are converted to chat requests, and whose answers are written from the
+//! engine's events: what they share.
+
+mod names;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use octavo_engine::{Event, Request};
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::json_response;
+use crate::sse::{self, Message, Writer};
+use crate::work::{Update, Work};
+pub(crate) use names::{Item, Names, Renames};
+
+/// Fields that every interface has under the name and with the meaning of a chat request's.
+const SHARED: [&str; 14] = [
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "top_k",
+    "min_p",
+    "seed",
+    "chat_template_kwargs",
+    "enable_thinking",
+    "continue_final_message",
+    "cache_salt",
+    "logit_bias",
+    "timings_per_token",
+    "return_progress",
+];
+
+/// Begins a chat request with the fields that are the same in all interfaces, and with some that
+/// are so in this one.
+pub(crate) fn copied(fields: &Fields<'_>, own: &[&str]) -> Map<String, Value> {
+    let names = SHARED.iter().chain(own);
+    let given = names.filter_map(|name| Some(((*name).to_owned(), fields.get(name)?.clone())));
+    given.collect()
+}
+
+/// Writes an answer from the events of its request.
+pub(crate) trait AnswerWriter: Send + 'static {
+    /// Takes the next event.
+    fn take(&mut self, event: Event);
+
+    /// Returns the messages of a stream that are due.
+    fn drain(&mut self) -> Vec<Message>;
+
+    /// Returns the whole answer, after its last event.
+    fn whole(&self) -> Value;
+}
+
+/// Runs a request and answers whole, or as a stream.
+pub(crate) async fn answer(
+    app: &Arc<App>,
+    request: Request,
+    stream: bool,
+    mut writer: impl AnswerWriter,
+) -> Result<Response<Body>, ApiError> {
+    let mut work = Work::begin(app, vec![request])?;
+    if stream {
+        work.has_begun().await?;
+        return Ok(sse::response(Streamed {
+            writer,
+            work,
+            has_ended: false,
+        }));
+    }
+    while let Some(Update { event, .. }) = work.next().await {
+        if let Event::Failed(error) = event {
+            return Err(error.into());
+        }
+        writer.take(event);
+    }
+    Ok(json_response(&writer.whole()))
+}
+
+/// A streamed answer.
+struct Streamed<W> {
+    writer: W,
+    work: Work,
+    has_ended: bool,
+}
+
+impl<W: AnswerWriter> Writer for Streamed<W> {
+    async fn next(&mut self) -> Option<Vec<Message>> {
+        let due = self.writer.drain();
+        if !due.is_empty() {
+            return Some(due);
+        }
+        if self.has_ended {
+            return None;
+        }
+        match self.work.next().await {
+            None => self.has_ended = true,
+            Some(Update { event, .. }) => {
+                self.has_ended = matches!(event, Event::Failed(_));
+                self.writer.take(event);
+            }
+        }
+        Some(self.writer.drain())
+    }
+}
