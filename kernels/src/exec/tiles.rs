@@ -6,8 +6,8 @@ use crate::program::Slot;
 /// Tokens of the widest tile, at least.
 pub(super) const MAX_TILE: usize = 16;
 
-/// Floats of all tiles, if an input takes `each`. Each expert's rows begin with a tile of their own,
-/// and so does each run of them: one more for each expert of a row, at most.
+/// Floats of all tiles, if an input takes `each`. Each expert's rows begin with a tile of their
+/// own, and so does each run of them: one more for each expert of a row, at most.
 pub(super) fn tile_floats(rows: usize, used: usize, experts: usize, each: usize) -> usize {
     let choices = rows * used;
     (choices + (experts.min(choices) + used) * MAX_TILE) * each

@@ -189,8 +189,8 @@ pub const fn float_rows<S: Simd>() -> usize {
 /// Two strips are two streams from memory, as for [`strips`].
 ///
 /// # Safety
-/// `strips` holds `N * k * R` elements, each row of `x` is `k` floats, each of `out` `N * R` writable
-/// floats.
+/// `strips` holds `N * k * R` elements, each row of `x` is `k` floats, each of `out` `N * R`
+/// writable floats.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see `strips`
 pub unsafe fn strips_float<S: Simd, E: Float, const N: usize, const M: usize>(

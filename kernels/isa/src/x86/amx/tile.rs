@@ -142,7 +142,8 @@ macro_rules! product_of_tiles {
                         options(nostack, nomem));
                 }
                 for &(of_x, of_panel) in products {
-                    let (x_at, panel_at) = (x.at.wrapping_add(of_x), panel.at.wrapping_add(of_panel));
+                    let x_at = x.at.wrapping_add(of_x);
+                    let panel_at = panel.at.wrapping_add(of_panel);
                     asm!(
                         "2:",
                         $($step),*,
