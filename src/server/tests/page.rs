@@ -70,12 +70,16 @@ fn stop_ends_the_work_on_the_server_too() {
         "window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
            if (init && init.body) { \
              init.body = JSON.stringify({ ...JSON.parse(init.body), ignore_eos: true }); } \
-           return fetch.call(self, url, init); } });",
+           const answer = fetch.call(self, url, init); \
+           if (init && init.body) { answer.then(() => { window.answered = true; }); } \
+           return answer; } });",
     );
-    // the small model would finish before a driver could click
+    // the small model would finish before a driver could click; a request that the server has not
+    // got yet would not count as aborted
     browser.run(
         "const stop = document.querySelector('#stop'); \
-         setInterval(() => { if (stop.offsetParent !== null) stop.click(); }, 1);",
+         setInterval(() => { \
+           if (window.answered && stop.offsetParent !== null) stop.click(); }, 1);",
     );
     browser.write("#input", &format!("1+1={ENTER}"));
     let note = "const note = document.querySelector('.message:last-child .note'); \
