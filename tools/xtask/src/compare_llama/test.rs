@@ -69,7 +69,8 @@ impl fmt::Display for Test {
         if self.depth > 0 {
             write!(f, " @ d{}", self.depth)?;
         }
-        write!(f, ", {} threads", self.threads)
+        let plural = if self.threads == 1 { "" } else { "s" };
+        write!(f, ", {} thread{plural}", self.threads)
     }
 }
 
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(names.len(), 8);
         assert_eq!(
             [&*names[0], &names[3]],
-            ["pp512, 1 threads", "tg64 @ d9, 1 threads"]
+            ["pp512, 1 thread", "tg64 @ d9, 1 thread"]
         );
         assert_eq!(all[0].args().join(" "), "-t 1 -p 512 -n 0");
         assert_eq!(all[7].args().join(" "), "-t 2 -p 0 -n 64 -d 9");
