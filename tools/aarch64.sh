@@ -6,10 +6,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
 rustup target list --installed | grep -qx $target || rustup target add $target
-if ! command -v aarch64-linux-gnu-gcc qemu-aarch64 >/dev/null; then
+for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+  command -v $tool >/dev/null && continue
   apt-get update -qq
   apt-get install -y -qq gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null
-fi
+  break
+done
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 # the committed models only: emulation is slow; and what a compiler makes here does not run there
 export OCTAVO_SHARED=/nonexistent OCTAVO_REQUIRE_SHARED=0 OCTAVO_REQUIRE_CXX=0
