@@ -10,7 +10,9 @@ use axum::http::Response;
 use octavo_engine::{Event, Request};
 use serde_json::{Map, Value};
 
+use super::chat::{self, Prepared, Ready};
 use crate::app::App;
+use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
@@ -42,6 +44,27 @@ pub(crate) fn copied(fields: &Fields<'_>, own: &[&str]) -> Map<String, Value> {
     let names = SHARED.iter().chain(own);
     let given = names.filter_map(|name| Some(((*name).to_owned(), fields.get(name)?.clone())));
     given.collect()
+}
+
+/// Reads a converted request, and compiles the constraint on its answer. Errors have the names of
+/// its own fields.
+pub(crate) async fn ready(
+    app: &Arc<App>,
+    caller: Caller,
+    (chat, names): (Value, Names),
+) -> Result<Ready, ApiError> {
+    let ready = chat::ready(app, caller, chat).await;
+    ready.map_err(|error| error.renamed(|name| names.of(name)))
+}
+
+/// Reads a converted request. Errors have the names of its own fields.
+pub(crate) async fn read(
+    app: &Arc<App>,
+    caller: Caller,
+    (chat, names): (Value, Names),
+) -> Result<Prepared, ApiError> {
+    let read = chat::read(app, caller, chat).await;
+    read.map_err(|error| error.renamed(|name| names.of(name)))
 }
 
 /// Writes an answer from the events of its request.

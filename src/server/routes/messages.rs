@@ -15,7 +15,7 @@ use axum::body::Body;
 use axum::http::Response;
 use serde_json::{Map, Value, json};
 
-use super::chat::{self, Ready};
+use super::chat::Ready;
 use super::converted::{self, Names, Renames};
 use crate::app::App;
 use crate::auth::Caller;
@@ -54,13 +54,12 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let (chat, names) = chat_request(&Fields::of(&body)?)?;
-    let ready = chat::ready(&app, caller, chat).await;
+    let chat = chat_request(&Fields::of(&body)?)?;
     let Ready {
         request,
         stream,
         mut style,
-    } = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
+    } = converted::ready(&app, caller, chat).await?;
     if body["thinking"]["budget_tokens"].is_number() {
         style.warnings.push(BUDGET.to_owned());
     }
@@ -75,9 +74,8 @@ pub(crate) async fn count_tokens(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let (chat, names) = chat_request(&Fields::of(&body)?)?;
-    let read = chat::read(&app, caller, chat).await;
-    let read = read.map_err(|error| error.renamed(|name| names.of(name)))?;
+    let chat = chat_request(&Fields::of(&body)?)?;
+    let read = converted::read(&app, caller, chat).await?;
     let n_prompt = read.request.prompt.len();
     Ok(json_response(&json!({ "input_tokens": n_prompt })))
 }

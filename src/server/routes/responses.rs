@@ -44,14 +44,13 @@ pub(crate) async fn handle(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let fields = Fields::of(&body)?;
-    let (chat, names) = chat_request(&fields)?;
+    let chat = chat_request(&fields)?;
     let echoed = EchoedFields::of(&fields)?;
-    let ready = chat::ready(&app, caller, chat).await;
     let Ready {
         request,
         stream,
         style,
-    } = ready.map_err(|error| error.renamed(|name| names.of(name)))?;
+    } = converted::ready(&app, caller, chat).await?;
     let writer = ResponseWriter::new(Arc::clone(&app), &style, echoed);
     converted::answer(&app, request, stream, writer).await
 }
@@ -62,9 +61,8 @@ pub(crate) async fn input_tokens(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let (chat, names) = chat_request(&Fields::of(&body)?)?;
-    let read = chat::read(&app, caller, chat).await;
-    let read = read.map_err(|error| error.renamed(|name| names.of(name)))?;
+    let chat = chat_request(&Fields::of(&body)?)?;
+    let read = converted::read(&app, caller, chat).await?;
     Ok(chat::count(&read.request))
 }
 

@@ -222,3 +222,10 @@ pub(crate) fn chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     bytes.truncate(n);
     Some(bytes)
 }
+
+/// Returns the JSON of an answer that must be a success.
+pub(crate) fn ok(server: &Server, path: &str, body: &Value) -> Value {
+    let answer = server.post(path, body);
+    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text);
+    answer.json()
+}

@@ -3,7 +3,7 @@
 use octavo_server::Options;
 use serde_json::{Value, json};
 
-use crate::client::{Server, read, small};
+use crate::client::{Server, ok, read, small};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -15,12 +15,6 @@ fn chat(fields: Value) -> Value {
         body[name] = value.clone();
     }
     body
-}
-
-fn ok(server: &Server, path: &str, body: &Value) -> Value {
-    let answer = server.post(path, body);
-    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text);
-    answer.json()
 }
 
 fn prompt(server: &Server, body: &Value) -> String {

@@ -5,15 +5,9 @@ use octavo_engine::Pooling;
 use octavo_server::Options;
 use serde_json::{Value, json};
 
-use crate::client::{Server, small};
+use crate::client::{Server, ok, small};
 
 const CHAT: &str = "/v1/chat/completions";
-
-fn ok(server: &Server, path: &str, body: &Value) -> Value {
-    let answer = server.post(path, body);
-    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text);
-    answer.json()
-}
 
 fn pieces(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let pieces = server.stream(path, body).into_iter();

@@ -4,7 +4,7 @@ mod refusals;
 
 use serde_json::{Value, json};
 
-use crate::client::Server;
+use crate::client::{Server, ok};
 
 const PATH: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -22,12 +22,6 @@ fn asked(more: Value) -> Value {
         body[name] = value.clone();
     }
     body
-}
-
-fn ok(server: &Server, path: &str, body: &Value) -> Value {
-    let answer = server.post(path, body);
-    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text);
-    answer.json()
 }
 
 /// Returns the events of a streamed answer, whose names are their types.
