@@ -12,6 +12,10 @@ use serde_json::Value;
 /// All llama.cpp settings that may be its best on a CPU.
 pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
 
+/// All llama.cpp settings that may be its best on a GPU.
+pub(crate) const LLAMA_GPU_SETTINGS: [&str; 8] =
+    ["-ngl", "999", "-fa", "0,1", "-b", "2048", "-ub", "512,2048"];
+
 /// Finds a program of llama.cpp in a folder, a build folder or a source folder.
 pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
     let places = ["", "bin", "build/bin"].map(|folder| dir.join(folder).join(program));

@@ -8,24 +8,8 @@ use serde_json::Value;
 use super::test::Test;
 use crate::side;
 
-/// llama.cpp's settings that may be its best on a CPU.
-const LLAMA_SETTINGS: [&[&str]; 4] = [
-    &["-fa", "0", "--repack", "0"],
-    &["-fa", "0", "--repack", "1"],
-    &["-fa", "1", "--repack", "0"],
-    &["-fa", "1", "--repack", "1"],
-];
-
-/// llama.cpp's settings that may be its best on a GPU.
-const LLAMA_GPU_SETTINGS: [&[&str]; 4] = [
-    &["-ngl", "999", "-fa", "0", "-b", "2048", "-ub", "512"],
-    &["-ngl", "999", "-fa", "0", "-b", "2048", "-ub", "2048"],
-    &["-ngl", "999", "-fa", "1", "-b", "2048", "-ub", "512"],
-    &["-ngl", "999", "-fa", "1", "-b", "2048", "-ub", "2048"],
-];
-
-/// ik_llama.cpp's settings that may be its best: with and without repacking at load.
-const IK_SETTINGS: [&[&str]; 2] = [&["-fa", "1", "-rtr", "0"], &["-fa", "1", "-rtr", "1"]];
+/// All ik_llama.cpp settings that may be its best: with and without repacking at load.
+const IK_SETTINGS: [&str; 4] = ["-fa", "1", "-rtr", "0,1"];
 
 /// A program that measures tests.
 pub(super) struct Program {
@@ -50,12 +34,12 @@ impl Program {
 
     /// The llama-bench of llama.cpp.
     pub(super) fn llama_cpp(dir: &Path, on_gpu: bool) -> Result<Program, String> {
-        let settings = if on_gpu {
-            LLAMA_GPU_SETTINGS
+        let settings: &[&str] = if on_gpu {
+            &side::LLAMA_GPU_SETTINGS
         } else {
-            LLAMA_SETTINGS
+            &side::LLAMA_SETTINGS
         };
-        Program::llama_bench("llama.cpp", dir, &settings)
+        Program::llama_bench("llama.cpp", dir, settings)
     }
 
     /// The llama-bench of ik_llama.cpp.
@@ -66,13 +50,13 @@ impl Program {
     fn llama_bench(
         name: &'static str,
         dir: &Path,
-        settings: &[&[&'static str]],
+        settings: &[&'static str],
     ) -> Result<Program, String> {
         Ok(Program {
             name,
             path: side::find(dir, "llama-bench")?,
             first: Vec::new(),
-            settings: settings.iter().map(|list| list.to_vec()).collect(),
+            settings: combinations(settings),
         })
     }
 
@@ -107,6 +91,18 @@ impl Program {
             record,
         })
     }
+}
+
+/// Returns every choice from arguments that are lists: `-fa 0,1` is `-fa 0` and `-fa 1`.
+fn combinations(lists: &[&'static str]) -> Vec<Vec<&'static str>> {
+    lists.iter().fold(vec![Vec::new()], |chosen, list| {
+        let with = |one: &'static str| {
+            chosen
+                .iter()
+                .map(move |before| [&before[..], &[one]].concat())
+        };
+        list.split(',').flat_map(with).collect()
+    })
 }
 
 /// One run of a program.

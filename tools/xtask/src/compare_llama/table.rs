@@ -21,7 +21,7 @@ pub(super) struct Series {
     pub(super) cpu: Vec<f64>,
 }
 
-/// What another program did at a test.
+/// Result of another program at a test.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Peer {
     pub(super) name: &'static str,
