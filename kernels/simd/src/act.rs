@@ -152,16 +152,8 @@ pub enum Tiled {
     Int16,
     /// Bytes.
     Int8,
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        allow(dead_code, reason = "the matrix unit there is so far is of x86")
-    )]
     Bf16,
     /// Three bf16 whose sum is the f32.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        allow(dead_code, reason = "the matrix unit there is so far is of x86")
-    )]
     Bf16x3,
 }
 

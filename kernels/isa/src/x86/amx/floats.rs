@@ -44,7 +44,8 @@ pub(super) const fn kernels<E: Float>() -> PromptKernels {
         tiles: match E::BITS.div_ceil(8) {
             1 => [tiles::<1, 3>, tiles::<2, 3>],
             2 => [tiles::<1, 5>, tiles::<2, 5>],
-            _ => [tiles::<1, 6>, tiles::<2, 6>],
+            3 => [tiles::<1, 6>, tiles::<2, 6>],
+            _ => panic!("a float of more than three parts"),
         },
         offset: 0,
     }
