@@ -62,6 +62,7 @@ end() {
 begin
 "$python" tests/clients/openai_client.py "$url/v1"
 "$python" tests/clients/anthropic_client.py "$url"
+"$python" tests/clients/ollama_client.py "$url"
 node tests/clients/openai_client.cjs "$modules" "$url/v1"
 node tests/clients/anthropic_client.cjs "$modules" "$url"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"

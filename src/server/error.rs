@@ -1,6 +1,7 @@
 //! Errors, in the format of OpenAI's API.
 
 mod anthropic;
+mod ollama;
 
 use axum::body::Body;
 use axum::http::{Response, StatusCode, header};

@@ -1,6 +1,6 @@
-//! Serves a model over HTTP: OpenAI's and Anthropic's APIs, llama-server's own routes, Prometheus
-//! metrics, and a web page. An endpoint converts a request into one for the engine's batch and each
-//! event into a piece of the answer; it contains no tensor or KV cache code.
+//! Serves a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs, llama-server's own routes,
+//! Prometheus metrics, and a web page. An endpoint converts a request into one for the engine's
+//! batch and each event into a piece of the answer; it contains no tensor or KV cache code.
 
 mod app;
 mod auth;

@@ -1,4 +1,4 @@
-//! Streamed answers: server-sent events.
+//! Streamed answers: server-sent events, or lines of JSON.
 
 use std::time::Duration;
 
@@ -10,9 +10,18 @@ use serde_json::Value;
 /// Longest silence before a comment is sent, so that no proxy drops the connection.
 const SILENCE: Duration = Duration::from_secs(15);
 
+/// Form of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events.
+    Events,
+    /// An object on each line.
+    Lines,
+}
+
 /// One message of a stream.
 pub(crate) enum Message {
-    /// `data: {…}`.
+    /// `data: {…}`, or a line.
     Data(Value),
     /// `event: …` followed by `data: {…}`.
     Named(&'static str, Value),
@@ -21,8 +30,11 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    fn encode(&self, into: &mut String) {
+    fn encode(&self, framing: Framing, into: &mut String) {
         match self {
+            Message::Data(value) if framing == Framing::Lines => {
+                into.push_str(&format!("{value}\n"));
+            }
             Message::Data(value) => into.push_str(&format!("data: {value}\n\n")),
             Message::Named(name, value) => {
                 into.push_str(&format!("event: {name}\ndata: {value}\n\n"));
@@ -38,18 +50,27 @@ pub(crate) trait Writer: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Option<Vec<Message>>> + Send;
 }
 
-/// Streams the answer of a writer.
+/// Streams the answer of a writer as server-sent events.
 pub(crate) fn response(writer: impl Writer) -> Response<Body> {
-    let stream = unfold(writer, |mut writer| async move {
+    framed(writer, Framing::Events)
+}
+
+/// Streams the answer of a writer.
+pub(crate) fn framed(writer: impl Writer, framing: Framing) -> Response<Body> {
+    let stream = unfold(writer, move |mut writer| async move {
         loop {
             match tokio::time::timeout(SILENCE, writer.next()).await {
-                Err(_) => return Some((Bytes::from_static(b": \n\n"), writer)),
+                Err(_) if framing == Framing::Events => {
+                    return Some((Bytes::from_static(b": \n\n"), writer));
+                }
+                // lines have no comments
+                Err(_) => {}
                 Ok(None) => return None,
                 Ok(Some(messages)) => {
                     let mut text = String::new();
                     messages
                         .iter()
-                        .for_each(|message| message.encode(&mut text));
+                        .for_each(|message| message.encode(framing, &mut text));
                     if !text.is_empty() {
                         return Some((Bytes::from(text), writer));
                     }
@@ -63,8 +84,11 @@ pub(crate) fn response(writer: impl Writer) -> Response<Body> {
     ));
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    let event_stream = header::HeaderValue::from_static("text/event-stream; charset=utf-8");
-    headers.insert(header::CONTENT_TYPE, event_stream);
+    let content_type = header::HeaderValue::from_static(match framing {
+        Framing::Events => "text/event-stream; charset=utf-8",
+        Framing::Lines => "application/x-ndjson",
+    });
+    headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(
         header::CACHE_CONTROL,
         header::HeaderValue::from_static("no-cache"),

@@ -138,6 +138,9 @@ def is_error(body):
     try:
         answer = json.loads(body)
         error, fields = answer["error"], {"message", "type"}
+        if isinstance(error, str):
+            # Ollama's form
+            return answer.keys() == {"error"} and bool(error)
         if answer.get("type") != "error" or "request_id" not in answer:
             fields = {*fields, "param", "code"}
         return fields <= error.keys() and bool(error["message"])

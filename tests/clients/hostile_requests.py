@@ -41,6 +41,12 @@ FIELDS = {
                      [*COMMON, *"""messages system tools tool_choice stop_sequences thinking
         output_config output_format mcp_servers""".split()]),
     "/v1/messages/count_tokens": ({"messages": HELLO}, "messages system tools".split()),
+    "/api/chat": ({"model": "", "messages": HELLO, "options": {"num_predict": 2}},
+                  "model messages tools options stream format think logprobs".split()),
+    "/api/generate": ({"model": "", "prompt": "1+1=", "options": {"num_predict": 2}},
+                      "model prompt system suffix raw images options format context".split()),
+    "/api/embed": ({"model": "", "input": "1+1="}, "model input truncate dimensions".split()),
+    "/api/show": ({"model": "x"}, ["model", "name", "verbose"]),
     "/completion": ({"prompt": "1+1=", "n_predict": 2},
                     [*COMMON, "prompt", "n_predict", "n_probs"]),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_predict": 2},

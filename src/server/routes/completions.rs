@@ -83,6 +83,31 @@ pub(crate) async fn handle(
     Ok(json_response(&whole(&app, &head, &style, answers)))
 }
 
+/// A request for one text.
+pub(crate) struct Ready {
+    pub(crate) request: Request,
+    /// Warnings for the client.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Reads a request for one text, and compiles the constraint on it.
+pub(crate) async fn ready(app: &Arc<App>, caller: Caller, body: Value) -> Result<Ready, ApiError> {
+    let prepared = app.work(move |app| prepare(app, &caller, &body));
+    let Prepared {
+        mut requests,
+        demanded,
+        ..
+    } = prepared.await?;
+    let compiled = app.compile(demanded).await?;
+    let request = requests.pop();
+    let mut request = request.ok_or_else(|| ApiError::bad_field("prompt", "expected a text"))?;
+    request.constraint = compiled.constraint;
+    Ok(Ready {
+        request,
+        warnings: compiled.warning.into_iter().collect(),
+    })
+}
+
 fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     let model = app.model(fields.str("model")?)?;

@@ -14,7 +14,7 @@ use crate::json;
 
 pub(crate) const MAX_MESSAGES: usize = 2048;
 pub(crate) const MAX_PARTS: usize = 1024;
-const MAX_CALLS: usize = 128;
+pub(crate) const MAX_CALLS: usize = 128;
 pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_NAME: usize = 256;
 

@@ -16,6 +16,7 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+pub(crate) use crate::sse::Framing;
 use crate::sse::{self, Message, Writer};
 use crate::work::{Update, Work};
 pub(crate) use names::{Item, Names, Renames};
@@ -69,6 +70,9 @@ pub(crate) async fn read(
 
 /// Writes an answer from the events of its request.
 pub(crate) trait AnswerWriter: Send + 'static {
+    /// Form of a streamed answer.
+    const FRAMING: Framing = Framing::Events;
+
     /// Takes the next event.
     fn take(&mut self, event: Event);
 
@@ -80,20 +84,21 @@ pub(crate) trait AnswerWriter: Send + 'static {
 }
 
 /// Runs a request and answers whole, or as a stream.
-pub(crate) async fn answer(
+pub(crate) async fn answer<W: AnswerWriter>(
     app: &Arc<App>,
     request: Request,
     stream: bool,
-    mut writer: impl AnswerWriter,
+    mut writer: W,
 ) -> Result<Response<Body>, ApiError> {
     let mut work = Work::begin(app, vec![request])?;
     if stream {
         work.has_begun().await?;
-        return Ok(sse::response(Streamed {
+        let streamed = Streamed {
             writer,
             work,
             has_ended: false,
-        }));
+        };
+        return Ok(sse::framed(streamed, W::FRAMING));
     }
     while let Some(Update { event, .. }) = work.next().await {
         if let Event::Failed(error) = event {

@@ -17,7 +17,7 @@ use crate::http::json_response;
 use crate::images;
 use crate::prompt::{Prompt, salt};
 use crate::wire::Usage;
-use crate::work::{Answer, Work};
+use crate::work::Work;
 
 /// Most texts in one request, as for OpenAI.
 const MAX_TEXTS: usize = 2048;
@@ -28,31 +28,21 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = prepared(&app, caller, body, Form::OpenAi);
-    let Prepared {
-        model,
-        requests,
-        in_base64,
-        dimensions,
-    } = prepared.await?;
-    let prompt = requests.iter().map(|request| request.prompt.len()).sum();
-    let mut answers = Work::begin(&app, requests)?.collect().await?;
-    if let Some(dimensions) = dimensions {
-        let shorten = |answer: &mut Answer| shorten(&mut answer.vector, dimensions);
-        answers.iter_mut().for_each(shorten);
-    }
-    let data = answers.iter().enumerate().map(|(index, answer)| {
+    let prepared = prepared(&app, caller, body, Form::OpenAi, false).await?;
+    let (model, in_base64) = (prepared.model.clone(), prepared.in_base64);
+    let Vectors { vectors, n_prompt } = prepared.vectors(&app).await?;
+    let data = vectors.iter().enumerate().map(|(index, vector)| {
         let vector = match in_base64 {
-            false => json!(answer.vector),
+            false => json!(vector),
             true => {
-                let bytes = answer.vector.iter().flat_map(|x| x.to_le_bytes());
+                let bytes = vector.iter().flat_map(|x| x.to_le_bytes());
                 json!(BASE64_STANDARD.encode(bytes.collect::<Vec<u8>>()))
             }
         };
         json!({ "object": "embedding", "index": index, "embedding": vector })
     });
     let usage = Usage {
-        prompt,
+        prompt: n_prompt,
         ..Usage::default()
     };
     Ok(json_response(&json!({
@@ -61,6 +51,24 @@ pub(crate) async fn handle(
         "model": model,
         "usage": usage.to_json(),
     })))
+}
+
+/// The vectors of a request's texts.
+pub(crate) struct Vectors {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub(crate) n_prompt: usize,
+}
+
+/// Computes the vectors of a request's texts, which are cut to the context if `truncate` is set.
+pub(crate) async fn vectors(
+    app: &Arc<App>,
+    caller: Caller,
+    body: Value,
+    truncate: bool,
+) -> Result<Vectors, ApiError> {
+    let prepared = prepared(app, caller, body, Form::OpenAi, truncate).await?;
+    prepared.vectors(app).await
 }
 
 /// Format of an answer.
@@ -77,7 +85,7 @@ pub(crate) async fn native(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = prepared(&app, caller, body, Form::Native);
+    let prepared = prepared(&app, caller, body, Form::Native, false);
     let Prepared { requests, .. } = prepared.await?;
     let answers = Work::begin(&app, requests)?.collect().await?;
     let n_embd = app.engine.hparams().n_embd().max(1);
@@ -95,6 +103,22 @@ struct Prepared {
     in_base64: bool,
     /// Number of components to return, if not all.
     dimensions: Option<usize>,
+}
+
+impl Prepared {
+    /// Computes the vectors.
+    async fn vectors(self, app: &Arc<App>) -> Result<Vectors, ApiError> {
+        let n_prompt = self.requests.iter().map(|request| request.prompt.len());
+        let n_prompt = n_prompt.sum();
+        let answers = Work::begin(app, self.requests)?.collect().await?;
+        let vectors = answers.into_iter().map(|answer| answer.vector);
+        let mut vectors: Vec<Vec<f32>> = vectors.collect();
+        if let Some(dimensions) = self.dimensions {
+            let shorten = |vector: &mut Vec<f32>| shorten(vector, dimensions);
+            vectors.iter_mut().for_each(shorten);
+        }
+        Ok(Vectors { vectors, n_prompt })
+    }
 }
 
 /// Truncates a vector and rescales it to length 1: Matryoshka models have most of the meaning in
@@ -134,6 +158,7 @@ async fn prepared(
     caller: Caller,
     body: Value,
     form: Form,
+    truncate: bool,
 ) -> Result<Prepared, ApiError> {
     let name = if body["input"].is_null() {
         "content"
@@ -144,10 +169,24 @@ async fn prepared(
     let images = images::see_prompts(app, &body, name).await?;
     app.work(move |app| {
         let fields = Fields::of(&body)?;
-        let prompts = images::prompts(app, &fields, name, MAX_TEXTS, images)?;
+        let mut prompts = images::prompts(app, &fields, name, MAX_TEXTS, images)?;
+        if truncate {
+            prompts.iter_mut().for_each(|prompt| cut(app, prompt));
+        }
         prepare(app, &caller, &fields, prompts, form)
     })
     .await
+}
+
+/// Cuts a prompt to the context. The token that ends each text remains.
+fn cut(app: &App, prompt: &mut Prompt) {
+    let tokenizer = app.tokenizer();
+    let ends = tokenizer.add_eos() || tokenizer.add_sep();
+    let last = prompt.tokens.last().copied().filter(|_| ends);
+    prompt.tokens.truncate(app.n_ctx());
+    if let (Some(last), Some(end)) = (last, prompt.tokens.last_mut()) {
+        *end = last;
+    }
 }
 
 fn prepare(

@@ -8,6 +8,7 @@ pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod native;
+pub(crate) mod ollama;
 pub(crate) mod responses;
 mod status;
 
@@ -75,6 +76,23 @@ fn questions(app: &Arc<App>) -> Router {
         )
 }
 
+/// Adds the routes of Ollama's interface.
+fn as_ollama(app: &Arc<App>, router: Router) -> Router {
+    let mut router = router
+        .route("/api/chat", asks_as_ollama(app, ollama::chat))
+        .route("/api/generate", asks_as_ollama(app, ollama::generate))
+        .route("/api/embed", asks_as_ollama(app, ollama::embed))
+        .route("/api/embeddings", asks_as_ollama(app, ollama::embeddings))
+        .route("/api/show", asks_as_ollama(app, ollama::show))
+        .route("/api/tags", shows(app, Guard::Key, ollama::tags))
+        .route("/api/ps", shows(app, Guard::Key, ollama::loaded))
+        .route("/api/version", shows(app, Guard::Open, ollama::version));
+    for path in ["/api/pull", "/api/push", "/api/create", "/api/copy"] {
+        router = router.route(path, asks_as_ollama(app, ollama::unchanging));
+    }
+    router
+}
+
 /// Returns the router of all routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     let mut router = questions(app);
@@ -97,7 +115,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
             },
         )
     };
-    let router = router
+    let router = as_ollama(app, router)
         .route("/v1/models/{*name}", name)
         .route("/v1/completions", asks(app, completions::handle))
         .route("/v1/embeddings", asks(app, embeddings::handle))
@@ -222,6 +240,16 @@ where
     asks_with(app, handler, ApiError::into_anthropic)
         .fallback(|| async { ApiError::method().into_anthropic() })
         .layer(map_response(logging::with_anthropic_id))
+}
+
+/// Routes POST requests with a JSON object; errors have Ollama's format.
+fn asks_as_ollama<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    asks_with(app, handler, ApiError::into_ollama)
+        .fallback(|| async { ApiError::method().into_ollama() })
 }
 
 /// Routes POST requests with a JSON object; `refuse` writes errors.

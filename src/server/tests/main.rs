@@ -13,6 +13,7 @@ mod images;
 mod llama_server;
 mod logging;
 mod messages;
+mod ollama;
 mod page;
 mod sharing;
 mod tabs;
