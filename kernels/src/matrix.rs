@@ -152,6 +152,7 @@ impl Matrix {
             }
             _ => Data::Rows(source),
         };
+        let prompt_bits = PromptBits::default();
         Ok(Matrix {
             ty,
             rows,
@@ -160,8 +161,8 @@ impl Matrix {
             isa,
             table,
             data,
-            kernels,
-            prompt_bits: PromptBits::default(),
+            kernels: kernels.map(|kernels| of_bits(kernels, prompt_bits)),
+            prompt_bits,
             strip_rows,
         })
     }
@@ -367,6 +368,7 @@ impl Matrix {
 fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
     let prompt = match bits {
         PromptBits::Eight => kernels.prompt_int8.unwrap_or(kernels.prompt),
+        PromptBits::Thirteen => kernels.prompt_int13.unwrap_or(kernels.prompt),
         PromptBits::Sixteen => kernels.prompt,
     };
     Packed { prompt, ..kernels }
@@ -377,6 +379,7 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> 
     let table = isa.table();
     let form = |tokens: &ActivationForm| match tokens.form {
         Form::Tiles(Tiled::Int16) => "int16 panels",
+        Form::Tiles(Tiled::Int13) => "int13 panels",
         Form::Tiles(Tiled::Int8) => "int8 panels",
         Form::Tiles(Tiled::Bf16) => "bf16 tiles",
         Form::Tiles(Tiled::Bf16x3) => "bf16x3 tiles",

@@ -2,6 +2,7 @@
 //! at the edges of every block, strip and tile, within derived error bounds.
 
 mod floats;
+mod folded;
 
 use crate::common::{
     Form, KV, Rng, all_or_one, embed, exact, f32_bytes, is_taken, product, product_in, program,
@@ -212,6 +213,20 @@ fn packed_formats_match_the_oracle() {
     }
 }
 
+/// Formats of blocks of 256 have scales that can be folded.
+#[test]
+fn prompts_in_thirteen_bits_match_the_oracle() {
+    for ty in packed_types() {
+        let name = ty.to_string();
+        let folds = name.ends_with("_K") || name.starts_with("TQ") || name.starts_with("IQ");
+        let folds = folds && ty != T::IQ4_NL;
+        for kernel in edges(ty, PromptBits::Thirteen) {
+            let expected = folds && !kernel.starts_with("amx: ");
+            assert_eq!(kernel.contains("int13 panels"), expected, "{kernel}");
+        }
+    }
+}
+
 /// Formats with 8-bit prefill kernels are determined by their largest code: without VNNI, 8-bit
 /// codes do not fit. Those whose codes are decoded to panels first have none.
 #[test]
@@ -256,7 +271,7 @@ fn without_repacking_every_type_gives_the_same_bits() {
         for (phase, tokens) in [(Phase::Prefill, 14), (Phase::Decode, 1), (Phase::Decode, 5)] {
             let x = rng.floats(tokens * cols);
             for isa in instruction_sets() {
-                for bits in [PromptBits::Sixteen, PromptBits::Eight] {
+                for bits in PromptBits::ALL {
                     let read = |repack| {
                         let shape = (ty, rows, cols);
                         product_in(bits, isa, shape, &raw, &x, phase, repack, 1)
@@ -274,6 +289,7 @@ fn without_repacking_every_type_gives_the_same_bits() {
 fn results_do_not_depend_on_threads_batch_or_repacking() {
     for (phase, bits) in [
         (Phase::Prefill, PromptBits::Sixteen),
+        (Phase::Prefill, PromptBits::Thirteen),
         (Phase::Prefill, PromptBits::Eight),
         (Phase::Decode, PromptBits::Sixteen),
     ] {

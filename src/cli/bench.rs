@@ -107,9 +107,9 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     cache: CacheArgs,
     #[arg(help = values::prompt_bits_help())]
-    #[arg(long, value_name = "BITS", default_value_t)]
+    #[arg(long, value_name = "BITS")]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
-    prompt_bits: PromptBits,
+    prompt_bits: Option<PromptBits>,
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
@@ -177,7 +177,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
                 .batch_size
                 .map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
             kv_type: args.cache.types(),
-            prompt_bits: args.prompt_bits,
+            prompt_bits: args.prompt_bits.unwrap_or_default(),
             repack: !args.no_repack,
             limits,
         };
@@ -310,8 +310,8 @@ impl Printer {
                     None => format!("{threads}: not measured"),
                 };
                 let bits = match setting.prompt_bits {
-                    PromptBits::Sixteen => "",
-                    PromptBits::Eight => ", prompts in 8 bits where kernels have them",
+                    PromptBits::Thirteen => String::new(),
+                    bits => format!(", prompts in {bits} bits where kernels have them"),
                 };
                 let limits = format!("{}{bits}, {limits}", record.isa);
                 if !self.limits.contains(&limits) {

@@ -72,7 +72,7 @@ impl Encoder {
     ) -> Result<Encoder, Error> {
         let options = EngineOptions {
             kv_type: KvType::F32.both(),
-            prompt_bits: PromptBits::default(),
+            prompt_bits: PromptBits::Sixteen,
             ..options.clone()
         };
         Encoder::load_on(gguf, max_image_tokens, |tower| {

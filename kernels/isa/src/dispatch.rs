@@ -5,15 +5,17 @@
 //! those that the functions are compiled with are those that the CPU is checked for. An instruction
 //! set that extends another by dot products takes over all kernels that have none (`extends`).
 
+mod int13;
 mod int8;
 
+pub(crate) use int13::prompt_int13;
 pub(crate) use int8::prompt_int8;
 
 /// Names that the instantiated functions use.
 pub(crate) mod prelude {
     pub(crate) use crate::dispatch::{
-        activations, by_kv_type, code_kernels, float_kernels, nothing, prompt_int8, target_fn,
-        target_fns,
+        activations, by_kv_type, code_kernels, float_kernels, nothing, prompt_int8, prompt_int13,
+        target_fn, target_fns,
     };
     pub(crate) use octavo_simd::act::{ActRow, Form, Tiled};
     pub(crate) use octavo_simd::formats::floats::{BF16, F16, F32};
@@ -176,6 +178,7 @@ macro_rules! float_kernels {
                     tiles: [tiles::<1>, tiles::<2>],
                     offset: 0,
                 },
+                prompt_int13: None,
                 prompt_int8: None,
             }
         }
@@ -232,7 +235,7 @@ macro_rules! code_kernels {
                     tiled: None,
                 },
                 int16_panel::<F>,
-                prompt_int8::<F>(),
+                (prompt_int13::<F>(int13_panel::<F>), prompt_int8::<F>()),
             )
         }
 
@@ -246,7 +249,7 @@ macro_rules! code_kernels {
                     tiled: None,
                 },
                 decoded_int16_panel::<F>,
-                None,
+                (prompt_int13::<F>(decoded_int13_panel::<F>), None),
             )
         }
 
@@ -331,7 +334,7 @@ macro_rules! code_kernels {
             pack: unsafe fn(&[&[u8]], &mut [u8]),
             codes: CodeKernels,
             panel: unsafe fn(*const u8, usize, usize, *mut f32),
-            prompt_int8: Option<PromptKernels>,
+            (prompt_int13, prompt_int8): (Option<PromptKernels>, Option<PromptKernels>),
         ) -> Packed {
             Packed {
                 pack,
@@ -347,6 +350,7 @@ macro_rules! code_kernels {
                     },
                     offset: 0,
                 },
+                prompt_int13,
                 prompt_int8,
             }
         }
@@ -378,6 +382,7 @@ macro_rules! instantiate {
 
             float_kernels!($simd, floats $nt, [$(#[target_feature($(enable = $feature),+)])?]);
             code_kernels!($simd, prompts $width, [$(#[target_feature($(enable = $feature),+)])?]);
+            prompt_int13!($simd, $width, [$(#[target_feature($(enable = $feature),+)])?]);
             prompt_int8!($simd, [$($bytes)?], [$(#[target_feature($(enable = $feature),+)])?]);
 
             /// Collects the functions of a format into its row of the table.
@@ -443,6 +448,7 @@ macro_rules! instantiate {
             use $crate::dispatch::prelude::*;
 
             code_kernels!($simd, prompts $width, [#[target_feature($(enable = $feature),+)]]);
+            prompt_int13!($simd, $width, [#[target_feature($(enable = $feature),+)]]);
             prompt_int8!($simd, [$($bytes)?], [#[target_feature($(enable = $feature),+)]]);
 
             /// Replaces the functions of a format that have dot products.

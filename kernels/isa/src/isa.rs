@@ -125,6 +125,9 @@ const INT16_PRODUCTS: Rounding = Rounding {
     attention: 0.0,
 };
 
+/// The same in 13 bits.
+const INT13: f64 = 16.0 / 4095.0 / ROOT_12;
+
 /// The same in 8-bit integers: half a step of 7 bits below the largest of 32, which is at most
 /// sqrt(32) times their rms.
 const INT8: f64 = 5.656_854_249_492_38 / 127.0 / ROOT_12;
@@ -172,19 +175,27 @@ impl Isa {
             // integers would round keys and values that such a cache keeps exactly
             sixteen.attention = 0.0;
         }
-        if bits == PromptBits::Eight && self.has_byte_prompts() {
-            Rounding {
-                products: INT8.max(sixteen.products),
-                ..sixteen
-            }
-        } else {
-            sixteen
+        let products = match bits {
+            PromptBits::Eight if self.has_byte_prompts() => INT8,
+            PromptBits::Sixteen => 0.0,
+            // formats that have no kernels of eight bits have those of thirteen
+            _ if self.has_thirteen_bits() => INT13,
+            _ => 0.0,
+        };
+        Rounding {
+            products: sixteen.products.max(products),
+            ..sixteen
         }
     }
 
     /// Whether it has 8-bit prompt kernels, for some formats at least.
     pub fn has_byte_prompts(self) -> bool {
         self.spec().byte_prompts
+    }
+
+    /// Whether it has 13-bit prompt kernels, for some formats at least.
+    pub fn has_thirteen_bits(self) -> bool {
+        self.spec().prompt_rounding.products == INT16_PRODUCTS.products
     }
 
     /// Whether this CPU runs it.

@@ -150,6 +150,8 @@ pub enum Tiled {
     F32,
     /// Pairs of 16-bit integers.
     Int16,
+    /// The same with thirteen significant bits.
+    Int13,
     /// Bytes.
     Int8,
     Bf16,

@@ -18,6 +18,8 @@ pub struct Packed {
     pub gemv: Gemv,
     /// Kernels for many rows of activations.
     pub prompt: PromptKernels,
+    /// The same in 13 bits, if there are such kernels.
+    pub prompt_int13: Option<PromptKernels>,
     /// The same in 8 bits, if there are such kernels.
     pub prompt_int8: Option<PromptKernels>,
 }

@@ -163,7 +163,11 @@ impl Layers {
             .map(|(at, (ty, (rows, cols)))| {
                 let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
                 // some in each form; gate and up share one
-                let bits = PromptBits::ALL[usize::from(at % 7 > 1)];
+                let bits = match at % 7 {
+                    0 | 1 => PromptBits::Eight,
+                    2 | 3 => PromptBits::Sixteen,
+                    _ => PromptBits::Thirteen,
+                };
                 Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool.lock())
                     .expect("a matrix")
                     .with_prompt_bits(bits)

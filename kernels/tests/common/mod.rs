@@ -101,8 +101,8 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 /// margin for the longest walk: `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it
 /// separately from `scale * code`, and both parts exceed their difference: given the range of a
 /// group's codes, by at most four times the largest weight of the group. Integer kernels also round
-/// activations to 1/32639, or in bytes to 1/127, of the largest that share a scale: half a step
-/// each. In bf16, weights and activations are both rounded to 8 bits, at most half of the last one,
+/// activations to 1/32639, to 1/4095, or in bytes to 1/127, of the largest that share a scale: half
+/// a step each. In bf16, weights and activations are both rounded to 8 bits, at most half of the last one,
 /// and factors and products below the smallest normal number are zero. In halves they are rounded
 /// to 11 bits, or to multiples of 2^-24 where they are small: weights unscaled, activations scaled
 /// so that the largest of the row is at least 2^13.
@@ -113,9 +113,14 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
         Form::Halves => 2.0 * 2f64.powi(-11) + 2f64.powi(-22),
         _ => 0.0,
     };
-    let shared = if let Form::Integers(n) = form { n } else { 32 };
+    let shared = match form {
+        Form::Integers(n) => n,
+        Form::Int13 => 256,
+        _ => 32,
+    };
     let half_a_step = match form {
         Form::Integers(_) => 0.5 / 32639.0 + 2.0 * eps,
+        Form::Int13 => 0.5 / 4095.0 + 2.0 * eps,
         Form::Int8 => 0.5 / 127.0 + 2.0 * eps,
         _ => 0.0,
     };
@@ -157,6 +162,8 @@ pub(crate) enum Form {
     Floats,
     /// Integers, with one scale per this many.
     Integers(usize),
+    /// Integers of 13 bits, with one scale per 256.
+    Int13,
     /// Bytes, with one scale per 32.
     Int8,
     Bf16,
@@ -170,6 +177,7 @@ impl Form {
         match phase {
             Phase::Decode if kernel.contains("x int16 strips") => Form::Integers(32),
             Phase::Prefill if kernel.contains("int16 panels") => Form::Integers(256),
+            Phase::Prefill if kernel.contains("int13 panels") => Form::Int13,
             Phase::Prefill if kernel.contains("int8 panels") => Form::Int8,
             Phase::Prefill if kernel.contains("bf16 tiles") => Form::Bf16,
             _ => Form::Floats,

@@ -38,6 +38,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
         isa: IsaChoice::Only(isa),
         ctx: Some(ctx),
         kv_type: KvType::F32.both(),
+        prompt_bits: PromptBits::Sixteen,
         threads: Some(2),
         ..EngineOptions::default()
     };

@@ -107,9 +107,9 @@ pub(super) struct ComputeArgs {
     #[command(flatten)]
     cache: CacheArgs,
     #[arg(help = values::prompt_bits_help())]
-    #[arg(long, value_name = "BITS", default_value_t)]
+    #[arg(long, value_name = "BITS")]
     #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
-    prompt_bits: PromptBits,
+    prompt_bits: Option<PromptBits>,
     /// Context size in tokens; 0 is the model's trained context [default: the trained context,
     /// reduced until its KV cache fits into a quarter of the free memory, but not below 4096]
     #[arg(
@@ -141,6 +141,11 @@ impl ComputeArgs {
         self.cache.types_or_f32()
     }
 
+    /// Returns the bits of prefill for comparisons: the most exact ones if none are given.
+    pub(super) fn prompt_bits_or_16(&self) -> PromptBits {
+        self.prompt_bits.unwrap_or(PromptBits::Sixteen)
+    }
+
     /// Returns whether a prefill batch size is given.
     pub(super) fn has_batch(&self) -> bool {
         self.batch_size.is_some()
@@ -165,7 +170,7 @@ impl ComputeArgs {
             threads: Some(self.threads.count()),
             isa: self.isa,
             kv_type: self.cache.types(),
-            prompt_bits: self.prompt_bits,
+            prompt_bits: self.prompt_bits.unwrap_or_default(),
             ctx: self.ctx_size.map(|n| n as usize),
             batch: self.batch_size.map(|n| n as usize),
             mmap: !self.no_mmap,

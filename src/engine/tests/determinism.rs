@@ -123,8 +123,12 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
     for (model, source) in sources.enumerate() {
         let bits = |isa: Isa| {
             let all = PromptBits::ALL.into_iter();
-            all.filter(move |bits| *bits == PromptBits::Sixteen || isa.has_byte_prompts())
-                .map(move |bits| (isa, bits))
+            let has = move |bits: &PromptBits| match bits {
+                PromptBits::Eight => isa.has_byte_prompts(),
+                PromptBits::Thirteen => isa.has_thirteen_bits(),
+                PromptBits::Sixteen => true,
+            };
+            all.filter(has).map(move |bits| (isa, bits))
         };
         // the scalar kernels are slow, and run with the models above
         let is_left_out = |isa: &Isa| *isa == Isa::Scalar && !is_full();
@@ -168,6 +172,7 @@ fn threads_and_batches_change_nothing() {
             for (kv_type, repack, prompt_bits) in [
                 (KvType::F16.both(), true, PromptBits::Sixteen),
                 (KvType::F16.both(), true, PromptBits::Eight),
+                (KvType::F16.both(), true, PromptBits::Thirteen),
                 (KvType::F32.both(), true, PromptBits::Sixteen),
                 (KvType::F16.both(), false, PromptBits::Sixteen),
                 (MIXED, true, PromptBits::Sixteen),

@@ -21,6 +21,9 @@ const F32_NMSE: f64 = 1e-10;
 const NMSE_FLOOR: f64 = 1e-9;
 const KL_FLOOR: f64 = 1e-7;
 
+/// Error of prefill in 13 bits, as a ratio to llama.cpp's.
+const THIRTEEN_BITS: f64 = 0.02;
+
 /// Error of prefill in 8 bits, as a ratio to llama.cpp's.
 const EIGHT_BITS: f64 = 0.5;
 
@@ -199,7 +202,7 @@ fn every_model(way: Way) {
     let mut all = Ratios::default();
     // in 8 bits the mean is near its limit, which only all models together have
     let step = match bits {
-        PromptBits::Sixteen => models_step(isa),
+        PromptBits::Sixteen | PromptBits::Thirteen => models_step(isa),
         PromptBits::Eight => 1,
     };
     let turn = Isa::ALL.into_iter().position(|other| other == isa);
@@ -219,6 +222,7 @@ fn every_model(way: Way) {
     );
     let limit = match bits {
         PromptBits::Eight => EIGHT_BITS,
+        PromptBits::Thirteen => THIRTEEN_BITS,
         PromptBits::Sixteen => designed_for(isa, phase),
     };
     assert!(
@@ -316,6 +320,16 @@ fn prompts_in_eight_bits() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.has_byte_prompts()) {
         every_model(Way {
             bits: PromptBits::Eight,
+            ..Way::of(isa, Phase::Prefill)
+        });
+    }
+}
+
+#[test]
+fn prompts_in_thirteen_bits() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.has_thirteen_bits()) {
+        every_model(Way {
+            bits: PromptBits::Thirteen,
             ..Way::of(isa, Phase::Prefill)
         });
     }

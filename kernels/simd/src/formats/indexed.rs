@@ -6,7 +6,7 @@
 mod points;
 
 use super::planes::each_of_four;
-use super::{Format, FormatInfo, GpuScales, Transposed, Visitor};
+use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor};
 use crate::simd::{Halves, Simd};
 use octavo_quant::TensorType;
 use points::{
@@ -226,6 +226,7 @@ format! {
     /// Four indices of 8 bits, four times seven signs and a 4-bit scale for every 32.
     IQ2_XXS: 256 weights, meta 2, low 0, high 0, top 0, group 32, offset 64, min false, table None,
     block_scales [0],
+    fold up to 31 times 0.125,
     scales S([d], meta, g) {
         let signs = word::<S, IQ2_XXS>(meta, 2 * g + 1);
         (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.125), S::zero())
@@ -250,6 +251,7 @@ format! {
     /// indices are in the places of eighth signs.
     IQ2_XS: 256 weights, meta 10, low 0, high 0, top 0, group 16, offset 64, min false, table None,
     block_scales [0],
+    fold up to 31 times 0.125,
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
@@ -281,6 +283,7 @@ format! {
     /// Indices of 10 bits, eight signs each, and a 4-bit scale for every 16.
     IQ2_S: 256 weights, meta 18, low 0, high 0, top 0, group 16, offset 64, min false, table None,
     block_scales [0],
+    fold up to 31 times 0.125,
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 0.125), S::zero())
     }
@@ -307,6 +310,7 @@ format! {
     /// Eight indices of 8 bits, four times seven signs and a 4-bit scale for every 32.
     IQ3_XXS: 256 weights, meta 2, low 0, high 0, top 0, group 32, offset 64, min false, table None,
     block_scales [0],
+    fold up to 31 times 0.25,
     scales S([d], meta, g) {
         let signs = word::<S, IQ3_XXS>(meta, 3 * g + 2);
         (odd_scale::<S>(d, scale_of_signs::<S>(signs), 0.25), S::zero())
@@ -329,6 +333,7 @@ format! {
     /// Indices of 9 bits, a sign for each weight, and a 4-bit scale for every 32.
     IQ3_S: 256 weights, meta 14, low 0, high 0, top 0, group 32, offset 64, min false, table None,
     block_scales [0],
+    fold up to 31 times 1.0,
     scales S([d], meta, g) {
         (odd_scale::<S>(d, nibble::<S>(meta.add(2 * S::R), g), 1.0), S::zero())
     }
@@ -360,6 +365,7 @@ format! {
     /// Indices of 11 bits; a shift and a 3-bit scale for every 32.
     IQ1_S: 256 weights, meta 18, low 0, high 0, top 0, group 32, offset 16, min false, table None,
     block_scales [0],
+    fold up to 15 times 0.125,
     scales S([d], meta, g) {
         let high = S::load_u8(meta.add((10 + g) * S::R));
         (odd_scale::<S>(d, field::<S>(high, 4, 7), 0.125), S::zero())
@@ -391,6 +397,7 @@ format! {
     /// the bits of byte `6 + g / 8`.
     IQ1_M: 256 weights, meta 24, low 0, high 0, top 0, group 16, offset 16, min false, table None,
     block_scales [0],
+    fold up to 15 times 0.125,
     scales S([d], meta, g) {
         let low = field::<S>(S::load_u8(meta.add((2 + g / 4) * S::R)), 2 * (g % 4), 3);
         let high = field::<S>(S::load_u8(meta.add((6 + g / 8) * S::R)), g % 8, 1);

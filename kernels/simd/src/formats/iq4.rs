@@ -1,6 +1,6 @@
 //! Formats whose codes are indices into a table of sixteen values.
 
-use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32, six_bits};
+use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32, six_bits};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -28,6 +28,7 @@ format! {
     IQ4_XS: 256 weights, meta 8, low 4, high 0, top 0, group 32, offset 128, min false,
     table Some(IQ4),
     block_scales [0],
+    fold up to 32 times 1.0,
     scales S([d], meta, g) {
         let low = S::shr(S::load_u8(meta.add((2 + g / 2) * S::R)), 4 * (g as u32 % 2));
         let high = S::shr(S::load_u8(meta.add((6 + g / 4) * S::R)), 2 * (g as u32 % 4));

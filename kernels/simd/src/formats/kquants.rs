@@ -2,7 +2,7 @@
 //! of 16 or 32.
 
 use super::{
-    Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
+    Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
     spread_more, two_bits,
 };
 use crate::simd::Simd;
@@ -19,6 +19,7 @@ macro_rules! k45 {
             $name: 256 weights, meta 16, low 4, high $high, top 0, group 32, offset 0, min true,
             table None,
             block_scales [0, 1],
+            fold up to 63 times 1.0,
             scales S([d, dmin], meta, g) {
                 let low = S::load_u8(meta.add((4 + g) * S::R));
                 let high = S::shr(S::load_u8(meta.add((12 + g / 2) * S::R)), 4 * (g as u32 & 1));
@@ -82,6 +83,7 @@ format! {
     /// Super-block of 256 with an 8-bit scale for every 16.
     Q6_K: 256 weights, meta 18, low 4, high 2, top 0, group 16, offset 32, min false, table None,
     block_scales [0],
+    fold up to 128 times 1.0,
     scales S([d], meta, g) {
         (S::mul(d, S::to_f(S::load_i8(meta.add((2 + g) * S::R)))), S::zero())
     }
@@ -112,6 +114,7 @@ format! {
     /// Super-block of 256 in 2 bits, with a 4-bit scale and minimum for every 16.
     Q2_K: 256 weights, meta 20, low 0, high 2, top 0, group 16, offset 0, min true, table None,
     block_scales [0, 1],
+    fold up to 15 times 1.0,
     scales S([d, dmin], meta, g) {
         let both = S::load_u8(meta.add((4 + g) * S::R));
         (S::mul(d, S::to_f(S::and(both, S::iset1(15)))), S::mul(dmin, S::to_f(S::shr(both, 4))))
@@ -137,6 +140,7 @@ format! {
     /// the pairs of bits of byte `8 + v` to groups `v`, `v + 4`, `v + 8` and `v + 12`.
     Q3_K: 256 weights, meta 14, low 0, high 2, top 1, group 16, offset 4, min false, table None,
     block_scales [0],
+    fold up to 32 times 1.0,
     scales S([d], meta, g) {
         let low = S::shr(S::load_u8(meta.add((2 + g % 8) * S::R)), 4 * (g as u32 / 8));
         let high = S::shr(S::load_u8(meta.add((10 + g % 4) * S::R)), 2 * (g as u32 / 4));

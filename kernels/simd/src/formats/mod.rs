@@ -56,8 +56,10 @@ pub trait Format {
     const GPU: Option<GpuScales>;
     /// Bytes of a row's codes in a block: of its planes, or of its words if it has no planes.
     const CODE_BYTES: usize = Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
+    /// Scales that are whole numbers times a unit of the block; `None` if they are not.
+    const FOLD: Option<Fold> = None;
     /// F16 scales of a block, read once per block.
-    type BlockScales<S: Simd>: Copy;
+    type BlockScales<S: Simd>: Copy + AsRef<[S::F]>;
 
     /// The codes of one block of a row as it lies in the file, in the order of k, unsigned; its
     /// words, if it has no planes.
@@ -100,8 +102,17 @@ pub trait Format {
     }
 }
 
+/// Whole numbers by which codes may be multiplied in place of their scales.
+#[derive(Clone, Copy)]
+pub struct Fold {
+    /// The largest of them, without sign.
+    pub largest: i32,
+    /// The unit is this times the first block scale: a power of two.
+    pub unit: f32,
+}
+
 /// Defines a format: its numbers, the places of the f16 vectors its blocks start with (its block
-/// scales), the body of [`Format::scales`], which has these, the block and the group's number, and
+/// scales), how its scales are folded into codes if they can be ([`Fold`]), the body of [`Format::scales`], which has these, the block and the group's number, and
 /// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales. A
 /// format whose codes are not those of its planes has a body of [`Format::codes`], with the bytes
 /// of a row's codes in a block and the largest code.
@@ -110,6 +121,7 @@ macro_rules! format {
         high $high:literal, top $top:literal, group $group:literal, offset $offset:literal,
         min $min:literal, table $table:expr,
         block_scales [$($half:literal),*],
+        $(fold up to $fold:literal times $unit:literal,)?
         scales $simd:ident($block_scales:pat, $at:ident, $g:pat) $scales:block
         unpack($raw:ident, $codes:ident) $unpack:block
         transpose($block:ident, $to:ident) $transpose:block
@@ -131,6 +143,7 @@ macro_rules! format {
             const OFFSET: i32 = $offset;
             const MIN: bool = $min;
             const GPU: Option<GpuScales> = $gpu;
+            $(const FOLD: Option<Fold> = Some(Fold { largest: $fold, unit: $unit });)?
             $(
                 const CODE_BYTES: usize = $code_bytes;
                 const LARGEST: u8 = $largest;

@@ -1,7 +1,7 @@
 //! Codes of one or two bits, or ternary digits, less one, times one f16 scale.
 
 use super::planes::{each_of_four, plane_codes};
-use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, two_bits};
+use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, two_bits};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -41,6 +41,7 @@ format! {
     /// 256 weights of two bits: -1, 0 or 1.
     TQ2_0: 256 weights, meta 2, low 0, high 2, top 0, group 32, offset 1, min false, table None,
     block_scales [0],
+    fold up to 1 times 1.0,
     scales S([d], _meta, _) { (d, S::zero()) }
     unpack(raw, codes) { two_bits(&raw[..64], codes) }
     transpose(raw, meta) { meta.half(0, &raw[64..66]) }
@@ -54,6 +55,7 @@ format! {
     /// next 80, and the last one four digits of the last 16.
     TQ1_0: 256 weights, meta 2, low 0, high 0, top 0, group 32, offset 1, min false, table None,
     block_scales [0],
+    fold up to 1 times 1.0,
     scales S([d], _meta, _) { (d, S::zero()) }
     unpack(raw, words) { words.copy_from_slice(&raw[..52]) }
     transpose(raw, meta) { meta.half(0, &raw[52..54]) }

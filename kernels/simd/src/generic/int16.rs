@@ -18,8 +18,12 @@
 //! Where additions are cheaper than products, some tokens of a tile take half as many products by
 //! Winograd's inner products (see [`dots`]). Differences fit 16 bits because codes stay within a
 //! byte: [`ACT_MAX`] and 128 are 32,767.
+//!
+//! Formats whose scales are whole numbers times a unit can have them multiplied into the codes (see
+//! [`folded`]).
 
 pub mod dots;
+pub mod folded;
 
 use super::batch::{Decoded, Panel};
 use super::gemm::{KC, Tiles, store, tile_width};
@@ -74,6 +78,22 @@ pub unsafe fn pack_tokens<S: Simd>(
     width: usize,
     tile: *mut f32,
 ) {
+    // SAFETY: passed on.
+    unsafe { pack_up_to::<S>(ACT_MAX, (x, m, k), t, width, tile) }
+}
+
+/// As [`pack_tokens`], in integers up to `most`.
+///
+/// # Safety
+/// As [`pack_tokens`].
+#[inline(always)]
+unsafe fn pack_up_to<S: Simd>(
+    most: f32,
+    (x, m, k): (*const f32, usize, usize),
+    t: usize,
+    width: usize,
+    tile: *mut f32,
+) {
     let mut k0 = 0;
     let mut tile = tile;
     while k0 < k {
@@ -86,7 +106,7 @@ pub unsafe fn pack_tokens<S: Simd>(
                 let mut q = [0i32; KC];
                 let mut scale = 0.0;
                 if t + j < m {
-                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc], ACT_MAX);
+                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc], most);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
                     pairs
@@ -140,8 +160,8 @@ pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, 
             let block_scales = F::block_scales::<S>(block);
             for g in 0..F::K / 32 {
                 let halves = [
-                    widen::<S>(F::codes::<S, 0>(block, g), F::OFFSET, out),
-                    widen::<S>(F::codes::<S, 1>(block, g), F::OFFSET, out.add(32 * S::R)),
+                    widen::<S>(F::codes::<S, 0>(block, g), F::OFFSET, None, out),
+                    widen::<S>(F::codes::<S, 1>(block, g), F::OFFSET, None, out.add(32 * S::R)),
                 ];
                 out = out.add(64 * S::R);
                 for part in 0..32 / F::GROUP {
@@ -189,7 +209,7 @@ pub unsafe fn panel_of_codes<S: Simd>(
         for _ in 0..k / group {
             let mut products = S::iset1(0);
             for _ in 0..group / 16 {
-                products = S::iadd(products, widen::<S>(decoded.codes(), offset, out));
+                products = S::iadd(products, widen::<S>(decoded.codes(), offset, None, out));
                 out = out.add(32 * S::R);
             }
             S::store(scales, decoded.scale());
@@ -202,19 +222,28 @@ pub unsafe fn panel_of_codes<S: Simd>(
     }
 }
 
-/// Widens four vectors of codes to eight vectors of pairs, and returns the products of these if
-/// Winograd's inner products need them.
+/// Widens four vectors of codes to eight vectors of pairs, times `scale` in both halves of lanes if
+/// it is given, and returns the products of neighbouring pairs if Winograd's inner products need
+/// them.
 #[inline(always)]
 // an index keeps the vectors in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
-unsafe fn widen<S: Simd>(codes: [S::I; 4], offset: i32, out: *mut u8) -> S::I {
+unsafe fn widen<S: Simd>(
+    codes: [S::I; 4],
+    offset: i32,
+    scale: Option<S::I>,
+    out: *mut u8,
+) -> S::I {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
         let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(offset * 0x0001_0001));
         let mut products = S::iset1(0);
         for j in 0..4 {
             let (even, odd) = (S::and(codes[j], mask), S::and(S::shr(codes[j], 8), mask));
-            let (even, odd) = (S::sub16(even, offset), S::sub16(odd, offset));
+            let (mut even, mut odd) = (S::sub16(even, offset), S::sub16(odd, offset));
+            if let Some(scale) = scale {
+                (even, odd) = (S::mul16(even, scale), S::mul16(odd, scale));
+            }
             S::store_bytes(out.add(2 * j * 4 * S::R), even);
             S::store_bytes(out.add((2 * j + 1) * 4 * S::R), odd);
             if S::WINOGRAD {
@@ -242,13 +271,16 @@ pub unsafe fn tiles<
     // SAFETY: the caller's promise.
     unsafe {
         if S::WINOGRAD && S::prefers_winograd() {
-            all_tiles::<S, GROUP, MIN, MS, NT, true>(a);
+            all_tiles::<S, GROUP, MIN, false, MS, NT, true>(a, GROUP);
         } else {
-            all_tiles::<S, GROUP, MIN, MS, NT, false>(a);
+            all_tiles::<S, GROUP, MIN, false, MS, NT, false>(a, GROUP);
         }
     }
 }
 
+/// Multiplies by every tile: panels that are `FOLDED` have a scale for every `len` weights, others
+/// for every `GROUP`, which is `len`.
+///
 /// # Safety
 /// As [`tiles`].
 #[inline(always)]
@@ -256,11 +288,13 @@ unsafe fn all_tiles<
     S: Simd,
     const GROUP: usize,
     const MIN: bool,
+    const FOLDED: bool,
     const MS: usize,
     const NT: usize,
     const WINOGRAD: bool,
 >(
     a: &Tiles<'_>,
+    len: usize,
 ) {
     let mut t = 0;
     while t < a.m {
@@ -269,9 +303,9 @@ unsafe fn all_tiles<
             let x = a.x.add(t * a.k);
             a.prefetch::<S>(t, NT);
             match tile_width(a.m - t, NT) {
-                1 => tile::<S, GROUP, MIN, MS, 1, WINOGRAD>(a, x, t),
-                4 => tile::<S, GROUP, MIN, MS, 4, WINOGRAD>(a, x, t),
-                _ => tile::<S, GROUP, MIN, MS, NT, WINOGRAD>(a, x, t),
+                1 => tile::<S, GROUP, MIN, FOLDED, MS, 1, WINOGRAD>(a, x, t, len),
+                4 => tile::<S, GROUP, MIN, FOLDED, MS, 4, WINOGRAD>(a, x, t, len),
+                _ => tile::<S, GROUP, MIN, FOLDED, MS, NT, WINOGRAD>(a, x, t, len),
             }
         }
         t += NT;
@@ -284,6 +318,7 @@ unsafe fn tile<
     S: Simd,
     const GROUP: usize,
     const MIN: bool,
+    const FOLDED: bool,
     const MS: usize,
     const W: usize,
     const WINOGRAD: bool,
@@ -291,18 +326,19 @@ unsafe fn tile<
     a: &Tiles<'_>,
     x: *const f32,
     t: usize,
+    len: usize,
 ) {
-    let per_group = per_group::<S>(MIN);
+    let len = if FOLDED { len } else { GROUP };
+    let per_group = per_group::<S>(MIN && !FOLDED);
     // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
     unsafe {
         let mut sums = [[S::zero(); W]; MS];
         // slices before this one are whole
         let x = x.add(a.k0 / KC * slice_words::<S>(KC) * W);
-        let fsums = x.add(sums_at(a.kc, GROUP) * W);
         // hidden from the compiler, which would unroll the loops over a group until registers run
         // out
-        let pairs = std::hint::black_box(GROUP / 2);
-        for g in 0..a.kc / GROUP {
+        let pairs = std::hint::black_box(len / 2);
+        for g in 0..a.kc / len {
             let scales: [*const f32; MS] = std::array::from_fn(
                 #[inline(always)]
                 |s| a.panel.add((s * a.kc + a.kc / 2 + g * per_group) * S::R),
@@ -318,11 +354,16 @@ unsafe fn tile<
                 pair: W,
             };
             if WINOGRAD {
-                let tokens = x.add((products_at(a.kc, GROUP) + g) * W).cast::<i32>();
+                let group = if FOLDED { 32 } else { GROUP };
+                let tokens = x.add((products_at(a.kc, group) + g * len / group) * W);
                 for s in 0..MS {
                     let rows = S::load_bytes(scales[s].add((per_group - 1) * S::R).cast());
                     for j in 0..winograd_rows(W) {
-                        dots[s][j] = S::iadd(rows, S::iset1(tokens.add(j).read()));
+                        dots[s][j] = rows;
+                        for i in 0..len / group {
+                            let products = tokens.add(i * W + j).cast::<i32>().read();
+                            dots[s][j] = S::iadd(dots[s][j], S::iset1(products));
+                        }
                     }
                 }
                 add_by_winograd::<S, MS, W>(&mut dots, panels, of_group, NEIGHBOURS, pairs / 2);
@@ -334,12 +375,23 @@ unsafe fn tile<
                 for j in 0..W {
                     sums[s][j] = S::fma(scale, S::to_f(dots[s][j]), sums[s][j]);
                 }
-                if MIN {
-                    let min = S::load(scales[s].add(S::R));
-                    for j in 0..W {
-                        sums[s][j] = S::fma(min, S::set1(fsums.add(g * W + j).read()), sums[s][j]);
-                    }
-                }
+            }
+            if MIN && !FOLDED {
+                let mins = scales.map(
+                    #[inline(always)]
+                    |scales| scales.wrapping_add(S::R),
+                );
+                subtract_mins::<S, GROUP, MS, W>(a, x, g, mins, &mut sums);
+            }
+        }
+        if MIN && FOLDED {
+            let first = a.kc / 2 + a.kc / len * per_group;
+            for g in 0..a.kc / GROUP {
+                let mins: [*const f32; MS] = std::array::from_fn(
+                    #[inline(always)]
+                    |s| a.panel.add((s * a.kc + first + g) * S::R),
+                );
+                subtract_mins::<S, GROUP, MS, W>(a, x, g, mins, &mut sums);
             }
         }
         for j in 0..W {
@@ -349,6 +401,31 @@ unsafe fn tile<
             }
         }
         store::<S, MS, W>(a, t, sums);
+    }
+}
+
+/// Subtracts the minima of group `g` of every strip, times the sums of its values.
+///
+/// # Safety
+/// As [`tile`]; `mins` are `R` minima of each strip.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // see widen
+unsafe fn subtract_mins<S: Simd, const GROUP: usize, const MS: usize, const W: usize>(
+    a: &Tiles<'_>,
+    x: *const f32,
+    g: usize,
+    mins: [*const f32; MS],
+    sums: &mut [[S::F; W]; MS],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let negated = x.add((sums_at(a.kc, GROUP) + g) * W);
+        for s in 0..MS {
+            let min = S::load(mins[s]);
+            for j in 0..W {
+                sums[s][j] = S::fma(min, S::set1(negated.add(j).read()), sums[s][j]);
+            }
+        }
     }
 }
 

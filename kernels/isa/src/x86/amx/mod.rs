@@ -49,6 +49,7 @@ impl Rows {
                 tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
                 offset: 0,
             },
+            prompt_int13: None,
             prompt_int8: None,
             ..self.0
         }

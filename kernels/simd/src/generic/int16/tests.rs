@@ -1,3 +1,4 @@
+use super::folded::sum_length;
 use super::*;
 use crate::formats::{Float, Visitor, packed_types, visit};
 use crate::generic::batch::unpack;
@@ -61,36 +62,45 @@ impl<S: Simd> BothWays<'_, S> {
             let value = |i| f32::from(i8::from_ne_bytes([(self.codes)(i)]).max(-127));
             let x: Vec<f32> = (0..m * k).map(value).collect();
             // SAFETY: the caller asks only for what this CPU has.
-            let [plain, winograd] = [false, true]
-                .map(|way| unsafe { multiply::<S, F, GROUP, MIN>(&strips, &x, m, k, way) });
+            let both = |fold| {
+                [false, true].map(|way| unsafe {
+                    multiply::<S, F, GROUP, MIN>(&strips, (&x, m, k), fold, way)
+                })
+            };
             let what = (self.name, F::TYPE);
+            let [plain, winograd] = both(None);
             assert_eq!(plain, winograd, "{what:?}, {m} tokens");
+            if let Some(len) = const { sum_length::<F>() } {
+                let [plain, winograd] = both(Some(len));
+                assert_eq!(plain, winograd, "{what:?}, {m} tokens, folded");
+            }
         }
     }
 }
 
-/// The bits of all sums.
+/// The bits of all sums; of panels whose scales are folded, in sums of a number of weights, if that
+/// is given.
 ///
 /// # Safety
 /// This CPU has the instruction set.
 unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
     strips: &[u8],
-    x: &[f32],
-    m: usize,
-    k: usize,
+    (x, m, k): (&[f32], usize, usize),
+    fold: Option<usize>,
     winograd: bool,
 ) -> Vec<u32> {
     const WIDTH: usize = 6;
     let tiles = m.next_multiple_of(WIDTH);
     let (mut packed, mut panel) = (vec![0.0; tiles * k], vec![0.0; 2 * KC * S::R]);
     let mut sums = vec![0.0; tiles * 2 * S::R];
+    let (pack, write): (PackTokens, WritePanel) = match fold {
+        None => (pack_tokens::<S>, super::panel::<S, F>),
+        Some(_) => (folded::pack_tokens::<S>, folded::panel::<S, F>),
+    };
     for t in (0..m).step_by(WIDTH) {
         let width = tile_width(m - t, WIDTH);
         // SAFETY: whole tiles fit.
-        unsafe {
-            let tile = packed.as_mut_ptr().add(t * k);
-            pack_tokens::<S>(x.as_ptr(), m, k, t, width, tile);
-        }
+        unsafe { pack(x.as_ptr(), m, k, t, width, packed.as_mut_ptr().add(t * k)) }
     }
     for k0 in (0..k).step_by(KC) {
         let kc = KC.min(k - k0);
@@ -99,7 +109,7 @@ unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
             .zip(panel.chunks_exact_mut(kc * S::R))
         {
             // SAFETY: the strip has k weights a row, and the panel room for the slice.
-            unsafe { super::panel::<S, F>(strip.as_ptr(), k0, k0 + kc, panel.as_mut_ptr()) };
+            unsafe { write(strip.as_ptr(), k0, k0 + kc, panel.as_mut_ptr()) };
         }
         let tiles = Tiles {
             panel: panel.as_ptr(),
@@ -116,10 +126,13 @@ unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
         };
         // SAFETY: as `Tiles` says.
         unsafe {
-            if winograd {
-                all_tiles::<S, GROUP, MIN, 2, WIDTH, true>(&tiles);
-            } else {
-                all_tiles::<S, GROUP, MIN, 2, WIDTH, false>(&tiles);
+            match (fold, winograd) {
+                (None, true) => all_tiles::<S, GROUP, MIN, false, 2, WIDTH, true>(&tiles, GROUP),
+                (None, false) => all_tiles::<S, GROUP, MIN, false, 2, WIDTH, false>(&tiles, GROUP),
+                (Some(len), true) => all_tiles::<S, GROUP, MIN, true, 2, WIDTH, true>(&tiles, len),
+                (Some(len), false) => {
+                    all_tiles::<S, GROUP, MIN, true, 2, WIDTH, false>(&tiles, len);
+                }
             }
         }
     }
@@ -128,6 +141,10 @@ unsafe fn multiply<S: Simd, F: Format, const GROUP: usize, const MIN: bool>(
         .map(|sum| sum.to_bits())
         .collect()
 }
+
+/// Functions that pack tokens and write panels.
+type PackTokens = unsafe fn(*const f32, usize, usize, usize, usize, *mut f32);
+type WritePanel = unsafe fn(*const u8, usize, usize, *mut f32);
 
 /// Checks that Winograd's inner products change no bit, whether or not this CPU prefers them.
 pub fn both_ways_agree<S: Simd>(name: &str) {
