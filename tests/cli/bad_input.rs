@@ -38,7 +38,7 @@ fn mistakes_in_the_arguments_exit_with_2() {
         (&["run", "-p", "x", "-t", "0"], "-t"),
         (&["run", "-p", "x", "--isa", "mmx"], "mmx"),
         (&["run", "-p", "x", "--kv-type", "q4_1"], "q4_1"),
-        (&["run", "-p", "x", "--prompt-bits", "4"], "8 or 16"),
+        (&["run", "-p", "x", "--prompt-bits", "4"], "8, 13 or 16"),
         (&["run", "-p", "x", "-ctk", "q4_1"], "q4_1"),
         (
             &["run", "-p", "x", "--kv-type", "f16", "-ctv", "q8_0"],

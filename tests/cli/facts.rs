@@ -39,7 +39,11 @@ fn inspect_shows_the_numbers_of_the_demo_model() {
 /// The precision of activations in prefill follows --prompt-bits where there are kernels for it.
 #[test]
 fn kernels_follow_the_bits_of_prompts() {
-    for (bits, panels) in [("8", "int8 panels"), ("16", "int16 panels")] {
+    for (bits, panels) in [
+        ("8", "int8 panels"),
+        ("13", "int13 panels"),
+        ("16", "int16 panels"),
+    ] {
         let ask = ["--isa", "scalar", "--prompt-bits", bits];
         let facts = json(&[&["inspect", "--json"], &ask[..]].concat());
         let kernels = facts.to_string();

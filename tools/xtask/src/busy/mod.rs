@@ -82,9 +82,9 @@ pub(crate) struct BusyArgs {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     n_gen: u32,
-    /// Bits that octavo and the baseline round prompt activations to, 8 or 16, as for octavo bench
-    /// [default: 16]
-    #[arg(long, value_name = "BITS", value_parser = ["8", "16"])]
+    /// Bits that octavo and the baseline round prompt activations to, as for octavo bench
+    /// [default: 13]
+    #[arg(long, value_name = "BITS", value_parser = ["8", "13", "16"])]
     prompt_bits: Option<String>,
     /// Repetitions in a run, after one warm-up
     #[arg(
