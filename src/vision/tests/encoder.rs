@@ -9,11 +9,8 @@ use octavo_reference::{Pixels as OraclePixels, VisionOracle};
 use octavo_vision::Encoder;
 use octavo_vision::pixels::{Prepared, TokenLimits};
 
-use crate::support::{Family, image, nmse};
+use crate::support::{Family, nmse};
 
-/// Tolerance for llama.cpp, which rounds pixels and kernels to f16 and looks GELU up in a table of
-/// f16.
-const LLAMA_CPP: f64 = 2e-6;
 /// Tolerance for f32 arithmetic: some thousand roundings, each of 2^-24.
 const EXACT: f64 = 1e-11;
 
@@ -65,7 +62,7 @@ fn pixels_and_sizes_are_llama_cpps_to_the_bit() {
             }
         }
     }
-    assert_eq!(compared, 7, "goldens with pixels");
+    assert_eq!(compared, 7 + 4, "goldens with pixels");
 }
 
 #[test]
@@ -73,6 +70,7 @@ fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
     let Some(families) = Family::all() else {
         return;
     };
+    let mut compared = 0;
     for family in &families {
         for golden in &family.goldens {
             let gguf = family.tower(golden);
@@ -85,10 +83,15 @@ fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
                     let what = format!("{} {} image {i}, {isa}", family.model, golden.name);
                     let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
                     let rows = golden.floats(&format!("image{i}.embd"));
-                    let rows = rows.expect("rows of each image");
-                    assert_eq!(cells.nx * cells.ny * width, rows.len(), "{what}");
-                    let off = nmse(&cells.rows, &rows);
-                    assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
+                    // some cases have logits alone
+                    if let Some(rows) = rows {
+                        assert_eq!(cells.nx * cells.ny * width, rows.len(), "{what}");
+                        let off = nmse(&cells.rows, &rows);
+                        println!("{what}: {off:e} from llama.cpp");
+                        let bound = family.bounds.rows;
+                        assert!(off <= bound, "{what}: {off:e} from llama.cpp");
+                        compared += 1;
+                    }
                     let exact = oracle.encode(for_oracle(prepared));
                     let exact = exact.expect("the same image");
                     assert_eq!((exact.nx(), exact.ny()), (cells.nx, cells.ny), "{what}");
@@ -99,6 +102,8 @@ fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
             }
         }
     }
+    let goldens = 12 + 3 + 8;
+    assert_eq!(compared, goldens * Isa::available().len(), "images of goldens");
 }
 
 #[test]
@@ -107,8 +112,7 @@ fn every_named_value_is_the_oracles() {
         return;
     };
     for family in &families {
-        let golden = family.goldens.iter().find(|g| g.name == "two");
-        let golden = golden.expect("both have it");
+        let golden = family.golden("two");
         let gguf = family.tower(golden);
         let oracle = VisionOracle::open(&gguf).expect("a tower");
         let mut encoder = encoder(&gguf, Isa::best(), 2);
@@ -165,7 +169,7 @@ fn values_inside_of_towers_are_llama_cpps() {
                 if let Some(expected) = taps.remove(&view.tap.to_string()) {
                     let off = nmse(view.data, &expected);
                     let what = format!("{} {} {}", family.model, golden.name, view.tap);
-                    assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
+                    assert!(off <= family.bounds.rows, "{what}: {off:e} from llama.cpp");
                     compared += 1;
                 }
             };
@@ -175,7 +179,7 @@ fn values_inside_of_towers_are_llama_cpps() {
             assert!(taps.is_empty(), "{}: not seen: {taps:?}", golden.name);
         }
     }
-    assert_eq!(compared, 12, "named values of goldens");
+    assert_eq!(compared, 12 + 7, "named values of goldens");
 }
 
 #[test]
@@ -184,8 +188,7 @@ fn rows_do_not_depend_on_threads_or_on_images_before() {
         return;
     };
     for family in &families {
-        let golden = family.goldens.iter().find(|g| g.name == "two");
-        let golden = golden.expect("both have it");
+        let golden = family.golden("two");
         let gguf = family.tower(golden);
         for isa in Isa::available() {
             let mut one = encoder(&gguf, isa, 1);
@@ -218,7 +221,7 @@ fn rows_of_large_images_are_those_of_all_at_once() {
         for isa in Isa::available() {
             let mut one = encoder(&gguf, isa, 1);
             let h = &one.tower().hparams;
-            let large = Prepared::new(&image("photo"), h, enlarged).expect("a usual image");
+            let large = Prepared::new(&family.image("photo"), h, enlarged).expect("a usual image");
             let parts = one.encode(large.pixels(), None).expect("it runs");
             assert!(parts.nx * parts.ny > 400, "several parts of 512 patches");
             let whole = one.encode(large.pixels(), Some(&mut |_| {}));

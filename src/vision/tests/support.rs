@@ -15,10 +15,12 @@ pub(crate) struct Golden {
     pub(crate) name: String,
     bytes: Vec<u8>,
     pub(crate) facts: serde_json::Value,
+    /// Folder of its images.
+    images: PathBuf,
 }
 
 impl Golden {
-    fn open(folder: &Path, name: &str) -> Golden {
+    fn open(folder: &Path, name: &str, images: &Path) -> Golden {
         let read = |end: &str| {
             let path = folder.join(format!("{name}.{end}"));
             std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -27,6 +29,7 @@ impl Golden {
             name: name.to_owned(),
             bytes: read("safetensors"),
             facts: serde_json::from_slice(&read("json")).expect("JSON"),
+            images: images.to_owned(),
         }
     }
 
@@ -39,6 +42,11 @@ impl Golden {
         let mut names: Vec<_> = self.file().names().into_iter().map(str::to_owned).collect();
         names.sort();
         names
+    }
+
+    /// Returns whether an array has a name that begins so.
+    pub(crate) fn has(&self, start: &str) -> bool {
+        self.names().iter().any(|name| name.starts_with(start))
     }
 
     /// Returns the values of an array of floats.
@@ -84,14 +92,16 @@ impl Golden {
         };
         let images = self.facts["images"].as_array().expect("a list");
         let names = images.iter().map(|name| name.as_str().expect("a name"));
-        let prepare = |name| Prepared::new(&image(name), h, limits).expect("a usual image");
+        let prepare = |name| {
+            let image = image(&self.images.join(format!("{name}.png")));
+            Prepared::new(&image, h, limits).expect("a usual image")
+        };
         names.map(prepare).collect()
     }
 }
 
-/// Reads an image of the shared folder.
-pub(crate) fn image(name: &str) -> DecodedImage {
-    let path = shared(&format!("vision/images/{name}.png")).expect("its goldens are there");
+/// Reads an image file.
+pub(crate) fn image(path: &Path) -> DecodedImage {
     let bytes = std::fs::read(path).expect("a file");
     decode(&bytes, &Limits::default()).expect("an image")
 }
@@ -102,24 +112,66 @@ pub(crate) fn open(path: &Path) -> Arc<Gguf> {
     Arc::new(gguf.unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// All cases of one of the shared folder's models.
+/// All cases of one of the shared folder's pairs of vision encoder and text model.
 pub(crate) struct Family {
     pub(crate) folder: PathBuf,
     pub(crate) goldens: Vec<Golden>,
+    /// Folder of the images.
+    pub(crate) images: PathBuf,
     /// Prefix of the file names, before `-mmproj-` and `-text-`.
     pub(crate) model: &'static str,
+    pub(crate) bounds: Bounds,
 }
 
+/// Largest NMSE from llama.cpp's values: its own rounding, to f16 in convolutions and in GELU's
+/// table, differs from model to model.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Embeddings of images, and values inside of vision encoders.
+    pub(crate) rows: f64,
+    /// Logits of prompts with images.
+    pub(crate) logits: f64,
+    /// Logits of texts alone.
+    pub(crate) text: f64,
+}
+
+/// Bounds of most models. llama.cpp's own error on a text without images is 3e-13.
+const USUAL: Bounds = Bounds {
+    rows: 2e-6,
+    logits: 2e-6,
+    text: 1e-11,
+};
+
+/// Folder, prefix of the file names, folder of the images, and bounds of each family.
+const FAMILIES: [(&str, &str, &str, Bounds); 3] = [
+    ("vision", "vl-a", "vision/images", USUAL),
+    ("vision/q25", "vl-q25", "vision/images", USUAL),
+    (
+        "vision2/qwen35",
+        "qwen35-a",
+        "vision2/images",
+        Bounds {
+            logits: 5e-6,
+            ..USUAL
+        },
+    ),
+];
+
 impl Family {
-    /// Returns both families; `None` where the shared folder is absent.
-    pub(crate) fn all() -> Option<[Family; 2]> {
-        Some([
-            Family::new(shared("vision")?, "vl-a"),
-            Family::new(shared("vision/q25")?, "vl-q25"),
-        ])
+    /// Returns all families; `None` where the shared folder is absent.
+    pub(crate) fn all() -> Option<Vec<Family>> {
+        let family = |(folder, model, images, bounds)| Family::new(folder, model, images, bounds);
+        FAMILIES.into_iter().map(family).collect()
     }
 
-    fn new(folder: PathBuf, model: &'static str) -> Family {
+    /// Returns the family with this prefix of file names.
+    pub(crate) fn named(model: &str) -> Option<Family> {
+        let mut all = Family::all()?.into_iter();
+        Some(all.find(|f| f.model == model).expect("it is listed"))
+    }
+
+    fn new(folder: &str, model: &'static str, images: &str, bounds: Bounds) -> Option<Family> {
+        let (folder, images) = (shared(folder)?, shared(images)?);
         let goldens = folder.join("goldens");
         let entries = std::fs::read_dir(&goldens).expect("a folder");
         let path = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").path();
@@ -130,17 +182,38 @@ impl Family {
             .collect();
         names.sort();
         assert!(!names.is_empty(), "no goldens in {}", goldens.display());
-        Family {
-            goldens: names.iter().map(|n| Golden::open(&goldens, n)).collect(),
+        let golden = |name: &String| Golden::open(&goldens, name, &images);
+        Some(Family {
+            goldens: names.iter().map(golden).collect(),
             folder,
+            images,
             model,
-        }
+            bounds,
+        })
+    }
+
+    /// Returns the case of this name.
+    pub(crate) fn golden(&self, name: &str) -> &Golden {
+        let golden = self.goldens.iter().find(|golden| golden.name == name);
+        golden.unwrap_or_else(|| panic!("{} has a case {name}", self.model))
+    }
+
+    /// Returns an image.
+    pub(crate) fn image(&self, name: &str) -> DecodedImage {
+        image(&self.images.join(format!("{name}.png")))
     }
 
     /// Opens the vision encoder of a case.
     pub(crate) fn tower(&self, golden: &Golden) -> Arc<Gguf> {
         let ty = golden.facts["mmproj"].as_str().expect("a type");
         open(&self.folder.join(format!("{}-mmproj-{ty}.gguf", self.model)))
+    }
+
+    /// Returns the path of the text model of a case.
+    pub(crate) fn text(&self, golden: &Golden) -> PathBuf {
+        let ty = golden.facts["text"].as_str().expect("a type");
+        let model = golden.facts["model"].as_str().unwrap_or(self.model);
+        self.folder.join(format!("{model}-text-{ty}.gguf"))
     }
 }
 

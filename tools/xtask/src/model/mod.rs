@@ -64,7 +64,7 @@ pub(crate) struct ModelArgs {
     /// File or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Also write the size's vision tower, in F16: for qwen3vl and qwen2vl
+    /// Also write the size's vision tower, in F16: for qwen35, qwen3vl and qwen2vl
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
 }
@@ -231,7 +231,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     if args.mmproj.is_some() && tower.is_none() {
         let name = args.arch.name();
         return Err(format!(
-            "--mmproj: expected --arch qwen3vl or qwen2vl, got {name}"
+            "--mmproj: expected --arch qwen35, qwen3vl or qwen2vl, got {name}"
         ));
     }
     let tensors = shape.tensors();

@@ -88,7 +88,7 @@ fn every_type_can_be_had_and_weights_have_their_deviation() {
 fn towers_fit_their_models() {
     use octavo_vision::pixels::{Limits, TokenLimits};
     let dir = tempfile::tempdir().expect("a folder");
-    for arch in [Arch::Qwen2vl, Arch::Qwen3vl] {
+    for arch in [Arch::Qwen2vl, Arch::Qwen3vl, Arch::Qwen35] {
         let text = made(&dir, arch, "Q4_K_M", 1).expect("written");
         let options = EngineOptions {
             threads: Some(1),
@@ -135,7 +135,7 @@ fn towers_fit_their_models() {
     };
     let error = run(&args).expect_err("it sees nothing");
     assert!(
-        error.contains("expected --arch qwen3vl or qwen2vl, got qwen3"),
+        error.contains("expected --arch qwen35, qwen3vl or qwen2vl, got qwen3"),
         "{error}"
     );
 }
