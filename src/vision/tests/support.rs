@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::shared;
 use octavo_reference::metrics::{self, Logit};
-use octavo_vision::pixels::{DecodedImage, Limits, Prepared, TokenLimits, decode};
+use octavo_vision::pixels::{DecodedImage, Limits, Prepared, Tile, TokenLimits, decode};
 use octavo_vision::tower::Hparams;
 use safetensors::{Dtype, SafeTensors};
 
@@ -79,16 +79,21 @@ impl Golden {
         Some(array.data().to_vec())
     }
 
+    /// Returns what a vision encoder computes for this case: images, or their tiles, in order.
+    pub(crate) fn tiles(&self, h: &Hparams) -> Vec<Tile> {
+        let images = self.images(h).into_iter();
+        images.flat_map(|prepared| prepared.tiles).collect()
+    }
+
     /// Returns the images of this case, resized for a vision encoder.
     pub(crate) fn images(&self, h: &Hparams) -> Vec<Prepared> {
-        let limit = |key: &str, usual: usize| {
-            let n = self.facts[key].as_i64().filter(|n| *n > 0);
-            n.map_or(usual, |n| n as usize)
+        let limit = |key: &str| {
+            let n = self.facts[key].as_u64().filter(|n| *n > 0);
+            n.map(|n| n as usize)
         };
-        let usual = TokenLimits::default();
         let limits = TokenLimits {
-            min: limit("min_tokens", usual.min),
-            max: limit("max_tokens", usual.max),
+            min: limit("min_tokens"),
+            max: limit("max_tokens"),
         };
         let images = self.facts["images"].as_array().expect("a list");
         let names = images.iter().map(|name| name.as_str().expect("a name"));
@@ -142,25 +147,27 @@ const USUAL: Bounds = Bounds {
     text: 1e-11,
 };
 
-/// Folder, prefix of the file names, folder of the images, and bounds of each family.
-const FAMILIES: [(&str, &str, &str, Bounds); 3] = [
-    ("vision", "vl-a", "vision/images", USUAL),
-    ("vision/q25", "vl-q25", "vision/images", USUAL),
-    (
-        "vision2/qwen35",
-        "qwen35-a",
-        "vision2/images",
-        Bounds {
-            logits: 5e-6,
-            ..USUAL
-        },
-    ),
+const fn bounds(rows: f64, logits: f64, text: f64) -> Bounds {
+    Bounds { rows, logits, text }
+}
+
+/// Folder, prefix of the file names, and bounds of each family. llama.cpp's GELU makes texts of
+/// Gemma differ.
+const FAMILIES: [(&str, &str, Bounds); 8] = [
+    ("vision", "vl-a", USUAL),
+    ("vision/q25", "vl-q25", USUAL),
+    ("vision2/qwen35", "qwen35-a", bounds(2e-6, 5e-6, 1e-11)),
+    ("vision2/gemma3", "gemma3-a", bounds(2e-6, 4e-6, 1e-6)),
+    ("vision2/gemma4", "gemma4-a", bounds(5e-6, 2e-5, 1e-6)),
+    ("vision2/gemma4u", "gemma4u-a", bounds(2e-7, 2e-6, 1e-6)),
+    ("vision2/pixtral", "pixtral-a", bounds(6e-6, 6e-6, 1e-11)),
+    ("vision2/idefics3", "idefics3-a", bounds(2e-6, 2e-6, 1e-11)),
 ];
 
 impl Family {
     /// Returns all families; `None` where the shared folder is absent.
     pub(crate) fn all() -> Option<Vec<Family>> {
-        let family = |(folder, model, images, bounds)| Family::new(folder, model, images, bounds);
+        let family = |(folder, model, bounds)| Family::new(folder, model, bounds);
         FAMILIES.into_iter().map(family).collect()
     }
 
@@ -170,8 +177,9 @@ impl Family {
         Some(all.find(|f| f.model == model).expect("it is listed"))
     }
 
-    fn new(folder: &str, model: &'static str, images: &str, bounds: Bounds) -> Option<Family> {
-        let (folder, images) = (shared(folder)?, shared(images)?);
+    fn new(folder: &str, model: &'static str, bounds: Bounds) -> Option<Family> {
+        let images = folder.split('/').next().expect("a folder");
+        let (folder, images) = (shared(folder)?, shared(&format!("{images}/images"))?);
         let goldens = folder.join("goldens");
         let entries = std::fs::read_dir(&goldens).expect("a folder");
         let path = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").path();
@@ -207,6 +215,17 @@ impl Family {
     pub(crate) fn tower(&self, golden: &Golden) -> Arc<Gguf> {
         let ty = golden.facts["mmproj"].as_str().expect("a type");
         open(&self.folder.join(format!("{}-mmproj-{ty}.gguf", self.model)))
+    }
+
+    /// Returns the lists of sizes that the folder has, if they are whole sizes of tiles.
+    pub(crate) fn sizes(&self) -> Vec<serde_json::Value> {
+        let list = |name| {
+            let text =
+                std::fs::read(self.folder.join(format!("goldens/sizes-{name}.json"))).ok()?;
+            let list: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            list["sizes"][0]["pixels"].is_array().then_some(list)
+        };
+        ["own", "limits"].into_iter().filter_map(list).collect()
     }
 
     /// Returns the path of the text model of a case.
