@@ -198,7 +198,10 @@ fn qwen_3_5_has_a_tower_without_deepstack() {
         let n = tower.u32(&format!("clip.vision.{key}"));
         n.expect("a number").expect("a key")
     };
-    let positions = tower.tensor("v.position_embd.weight").expect("a table").dims[1];
+    let positions = tower
+        .tensor("v.position_embd.weight")
+        .expect("a table")
+        .dims[1];
     let vision = json!({ "depth": count("block_count"), "hidden_size": count("embedding_length"),
         "intermediate_size": count("feed_forward_length"),
         "num_heads": count("attention.head_count"), "patch_size": count("patch_size"),
