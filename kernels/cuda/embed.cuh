@@ -10,15 +10,17 @@ struct EmbedParams {
     const u32* tokens;  // (columns)
     float* out;         // (columns, cols)
     u32 columns;
-    u32 unused;
+    u32 placeholder;  // read in place of NO_TOKEN; if it is that too, the row is left as it is
 };
 static_assert(sizeof(EmbedParams) == 72, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 EMBED_THREADS = 128;
+constexpr u32 NO_TOKEN = 0xffffffffu;
 
 template <class F>
 DEVICE void embed(const EmbedParams& p) {
-    const u32 half = blockIdx.y * EMBED_THREADS + threadIdx.x, token = p.tokens[blockIdx.x];
+    const u32 half = blockIdx.y * EMBED_THREADS + threadIdx.x, asked = p.tokens[blockIdx.x];
+    const u32 token = asked == NO_TOKEN ? p.placeholder : asked;
     if (half >= 2 * p.table.units || token >= p.table.rows) return;
     float v[16];
     if (half % 2 == 0) {

@@ -147,21 +147,28 @@ struct UnaryParams {
     const float* x;
     float* out;
     u64 n;
-    float parameter;
-    u32 unused;
+    float a, b;  // parameters of the function, if it has any
 };
 static_assert(sizeof(UnaryParams) == 32, "kernels/src/cuda/params.rs has the same");
 
 // cap * tanh(x / cap)
 KERNEL(soft_cap, UnaryParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at < p.n) p.out[at] = soft_capped(p.x[at], p.parameter);
+    if (at < p.n) p.out[at] = soft_capped(p.x[at], p.a);
 }
 
 // factor * x
 KERNEL(scale, UnaryParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at < p.n) p.out[at] = p.parameter * p.x[at];
+    if (at < p.n) p.out[at] = p.a * p.x[at];
+}
+
+// x, at least a and at most b
+KERNEL(clamp, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const float x = p.x[at];
+    p.out[at] = x != x ? x : fmaxf(p.a, fminf(p.b, x));
 }
 
 // x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))

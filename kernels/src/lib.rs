@@ -43,8 +43,8 @@ pub use octavo_simd::generic::recurrence::STATE_LANES;
 pub use octavo_simd::generic::routing::TopGroups;
 pub use octavo_simd::kv_layout::{KvShape, KvType, KvTypes, PAGE_POSITIONS};
 pub use op::{
-    CacheLayer, CacheShape, KeyHeads, MERGED_ROWS, MatrixShape, Op, Recurrence, RowSet, Scores,
-    ShapeError, Shapes, Translate, Translated, ValueShape, matrix_state,
+    CacheLayer, CacheShape, KeyHeads, MatrixShape, Op, Recurrence, RowSet, Scores, ShapeError,
+    Shapes, Translate, Translated, ValueShape, matrix_state,
 };
 pub use pool::{Pool, SharedPool};
 pub use program::{

@@ -4,7 +4,7 @@ mod check;
 mod rows;
 mod step;
 
-use crate::op::{CacheLayer, Op, Recurrence, Scores, ValueShape};
+use crate::op::{CacheLayer, Op, Recurrence, RowSet, Scores, ValueShape};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
@@ -222,6 +222,17 @@ impl Program {
     /// Rows of a slot in a step of `rows` tokens, of which `n_outputs` have outputs.
     pub(crate) fn rows_of(&self, slot: Slot, rows: usize, n_outputs: usize) -> usize {
         self.slots[slot].rows.count(rows, n_outputs)
+    }
+
+    /// The largest number of rows up to `most` whose merged rows are whole; programs merge rows in
+    /// one way only.
+    pub(crate) fn whole_groups(&self, most: usize) -> usize {
+        let merged = self.slots.iter().map(|slot| match slot.rows {
+            RowSet::Merged(rows) => rows,
+            RowSet::All | RowSet::Outputs => 1,
+        });
+        let group = merged.max().unwrap_or(1);
+        (most / group).max(1) * group
     }
 
     /// The slot of a step's own rows, if this program begins with them.

@@ -1,18 +1,21 @@
 //! Paged attention against a naive f64 softmax, with and without windows, caps and sinks;
 //! bit-identical for any page order, prompt chunking and number of threads.
 
+mod blocks;
 mod exact;
 mod refused;
 mod stored;
 mod windows;
 
 use crate::common::{Rng, all_or_one, e4m3, f32_bytes, is_taken};
+use blocks::{IMAGES, block_ends, whole_images};
 use exact::{Rounds, SCALE, exact, hold};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, KvTypes, Matrix, Op, Pairing, Phase, Pool,
     Program, Rope, RowSet, RowTable, Scores, Step, StepSequence, ValueShape,
 };
 use octavo_quant::{IQ4_LEVELS, TensorType};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Clone, Copy)]
@@ -58,14 +61,17 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let mut ops = vec![
         Op::Embed {
             table: table(q, nq),
+            placeholder: None,
         }
         .to(0),
         Op::Embed {
             table: table(k, nkv),
+            placeholder: None,
         }
         .to(1),
         Op::Embed {
             table: table(v, nkv),
+            placeholder: None,
         }
         .to(2),
         Op::KvWrite {
@@ -144,19 +150,26 @@ fn run_together(
     let mut at = 0;
     while at < n {
         let (phase, len) = if at < prompt {
-            (Phase::Prefill, batch.min(prompt - at))
+            (Phase::Prefill, whole_images(c, at, batch.min(prompt - at)))
         } else {
             (Phase::Decode, together.min(n - at))
         };
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let table = table(at);
         let ends = block_ends(len);
+        let inside =
+            |image: &Range<usize>| c.scores.images && (at..at + len).contains(&image.start);
+        let images = IMAGES.into_iter().filter(inside);
+        let images: Vec<_> = images
+            .map(|image| image.start - at..image.end - at)
+            .collect();
         let seqs = [StepSequence {
             tokens: &tokens,
             start: at,
             tables: &[&table],
             outputs: 0..len,
             blocks: if c.scores.blocks { &ends } else { &[] },
+            images: &images,
             ..StepSequence::default()
         }];
         all.extend_from_slice(executor.step(
@@ -171,13 +184,6 @@ fn run_together(
         at += len;
     }
     all
-}
-
-/// Returns the ends of blocks of `n` tokens: within pages and at their ends, after one token and
-/// after more than a span.
-fn block_ends(n: usize) -> Vec<usize> {
-    let inside = [20, 21, 32, 200].into_iter().filter(|end| *end < n);
-    inside.chain([n]).collect()
 }
 
 /// Rounds values to those that codes represent; the first of every 32 fixes the scale.

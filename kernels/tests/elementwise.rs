@@ -98,6 +98,7 @@ fn expected(f: Function, x: f64) -> (f64, f64) {
     match f {
         Function::SoftCap(_) => unreachable!("`soft_caps_match_f64`"),
         Function::Scale(factor) => (f64::from(factor) * x, U * (f64::from(factor) * x).abs()),
+        Function::Clamp(low, high) => (x.clamp(low.into(), high.into()), 0.0),
         Function::SquaredRelu => (x.max(0.0).powi(2), U * x * x),
         Function::Sigmoid => {
             let y = 1.0 / (1.0 + (-x).exp());
@@ -130,6 +131,8 @@ fn functions_match_f64() {
     let mut rng = Rng(18);
     for f in [
         Function::Scale(0.3),
+        Function::Clamp(-0.7, 1.5),
+        Function::Clamp(f32::NEG_INFINITY, 2.0),
         Function::SquaredRelu,
         Function::Sigmoid,
         Function::Silu,
@@ -171,6 +174,10 @@ fn functions_hold_at_the_ends() {
             (Function::Softplus, [0.0, 0.0, 2f32.ln(), 200.0]),
             (Function::Gelu, [0.0, 0.0, 0.0, 200.0]),
             (Function::SquaredRelu, [0.0, 0.0, 0.0, 40_000.0]),
+            (
+                Function::Clamp(-3.0, f32::INFINITY),
+                [-3.0, -3.0, 0.0, 200.0],
+            ),
         ] {
             let got = of(f);
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-7;

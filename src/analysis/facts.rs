@@ -190,7 +190,7 @@ impl<'g> Facts<'g> {
         let uses = |matrix: WeightId| model.weights.matrix(matrix).tensor == at;
         let (mut looked_up, mut multiplied) = (false, false);
         for node in &model.graph.nodes {
-            if let Op::Embed { table } | Op::EmbedPositions { table } = node.op {
+            if let Op::Embed { table, .. } | Op::EmbedPositions { table } = node.op {
                 looked_up |= uses(table);
             }
             if let Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } = node.op {

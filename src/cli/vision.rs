@@ -21,11 +21,13 @@ use super::terminal;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Images")]
 pub(super) struct ImageTokenArgs {
-    /// Minimum number of tokens per image; smaller images are enlarged [default: 8]
+    /// Minimum number of tokens per image; smaller images are enlarged [default: the encoder's,
+    /// such as 8]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     image_min_tokens: Option<u32>,
-    /// Maximum number of tokens per image; larger images are shrunk [default: 4096]
+    /// Maximum number of tokens per image; larger images are shrunk [default: the encoder's, such
+    /// as 4096]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     image_max_tokens: Option<u32>,
@@ -63,21 +65,17 @@ pub(super) struct ImageArgs {
 }
 
 impl ImageTokenArgs {
-    /// Returns the limits of tokens per image: the given ones, or the defaults. If only one limit
-    /// is given, the default of the other moves where they would contradict each other.
+    /// Returns the limits of tokens per image.
     pub(super) fn limits(&self) -> Result<TokenLimits, Failure> {
-        let usual = TokenLimits::default();
         let number = |n: u32| n as usize;
         match (self.image_min_tokens, self.image_max_tokens) {
             (Some(min), Some(max)) if min > max => Err(Failure::Usage(format!(
                 "--image-min-tokens {min}: expected at most --image-max-tokens, {max}"
             ))),
-            (min, max) => {
-                let set = (min.map(number), max.map(number));
-                let min = set.0.unwrap_or(usual.min.min(set.1.unwrap_or(usual.min)));
-                let max = set.1.unwrap_or(usual.max.max(min));
-                Ok(TokenLimits { min, max })
-            }
+            (min, max) => Ok(TokenLimits {
+                min: min.map(number),
+                max: max.map(number),
+            }),
         }
     }
 }

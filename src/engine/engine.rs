@@ -27,6 +27,10 @@ use octavo_text::tokenizer::Tokenizer;
 /// Default context length in tokens; a model trained with a shorter context uses its own.
 pub const DEFAULT_CONTEXT: usize = 4096;
 
+/// Maximum number of tokens of an image whose tokens attend to each other: it is computed in one
+/// step. Gemma 4's images have at most 1120 of them, and long and narrow ones a quarter more.
+const MAX_WHOLE_IMAGE: usize = 2048;
+
 /// Upper bound on the bytes of logits that one step holds at once.
 const MAX_LOGIT_BYTES: usize = 64 << 20;
 
@@ -52,6 +56,8 @@ struct Loaded {
     runner: Mutex<ModelRunner>,
     images: Arc<ImageRegistry>,
     n_ctx: usize,
+    /// Tokens of a text to compute in a step; only an image may make it longer.
+    chunk: usize,
     limits: Limits,
     memory: MemoryReport,
     description: String,
@@ -126,7 +132,12 @@ impl Engine {
         };
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
         // no step is longer than the context
-        let rows = options.batch().clamp(1, n_ctx.max(sessions));
+        let longest = n_ctx.max(sessions);
+        let mut chunk = options.batch().clamp(1, longest);
+        let rows = match model.hparams.sees_whole_images() {
+            true => chunk.max(MAX_WHOLE_IMAGE.min(longest)),
+            false => chunk,
+        };
         let outputs = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
         let mut limits = Limits {
             rows,
@@ -139,7 +150,10 @@ impl Engine {
         let executable = prepare(&gguf, &model, &limits)?;
         if options.batch.is_none() {
             // the CPU may have taken over from the GPU that this batch size was for
-            limits.rows = limits.rows.min(executable.batch());
+            chunk = chunk.min(executable.batch());
+            if !model.hparams.sees_whole_images() {
+                limits.rows = chunk;
+            }
             limits.outputs = limits.outputs.min(limits.rows);
         }
         let memory = memory(&gguf, &model, options, (&*executable, n_pages));
@@ -148,7 +162,7 @@ impl Engine {
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let width = model.graph.output_width();
-        let images = Arc::new(ImageRegistry::default());
+        let images = Arc::new(ImageRegistry::new(&model.hparams));
         let runner = ModelRunner::new(executable, capacity, &windows, width, images.clone());
         Ok(Engine(Arc::new(Loaded {
             gguf,
@@ -157,6 +171,7 @@ impl Engine {
             runner: Mutex::new(runner),
             images,
             n_ctx,
+            chunk,
             limits,
             memory,
             description,
@@ -192,7 +207,8 @@ impl Engine {
     /// Registers an image, so that its tokens can be part of prompts.
     ///
     /// # Errors
-    /// If its embeddings are for another model, or no ids are left.
+    /// If its embeddings are for another model, its tokens attend to each other and are more than a
+    /// step has, or no ids are left.
     pub fn register(&self, image: EncodedImage) -> Result<ImageHandle, Error> {
         let (expected, tokens) = (self.hparams().image_embedding_width(), image.n_tokens());
         let got = image.rows.len();
@@ -203,6 +219,10 @@ impl Engine {
                 expected,
                 got,
             });
+        }
+        let most = self.0.limits.rows;
+        if image.bidirectional && self.hparams().sees_whole_images() && tokens > most {
+            return Err(Error::LongImage { tokens, most });
         }
         self.0.images.register(image).ok_or(Error::TooManyImages)
     }
@@ -267,7 +287,7 @@ impl Engine {
 
     /// Returns the prefill batch size in tokens.
     pub fn batch(&self) -> usize {
-        self.0.limits.rows
+        self.0.chunk
     }
 
     /// Returns the maximum number of sequences running at once.

@@ -117,6 +117,27 @@ pub enum Error {
         /// Values given in all.
         got: usize,
     },
+    /// A text that ends in an image whose tokens attend to each other.
+    #[error(
+        "{end} of {tokens} tokens of an image: expected all, because they attend to each other"
+    )]
+    ImageCut {
+        /// Tokens of the image that are there.
+        end: usize,
+        /// Tokens of the image.
+        tokens: usize,
+    },
+    /// An image longer than a step, whose tokens attend to each other.
+    #[error(
+        "an image of {tokens} tokens, which attend to each other: expected at most {most}, which \
+         is how many are computed at a time"
+    )]
+    LongImage {
+        /// Tokens of the image.
+        tokens: usize,
+        /// Maximum tokens of a step, or those of them that have an output.
+        most: usize,
+    },
     /// No ids left for the tokens of another image.
     #[error("too many images are registered: no ids are left for their tokens")]
     TooManyImages,

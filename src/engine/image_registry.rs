@@ -2,15 +2,23 @@
 //! have equal ids: whatever compares, shares or drops tokens does the same with images, and only a
 //! step needs their embeddings.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use octavo_kernels::{EmbeddingRows, RopePosition};
+use octavo_model::Hparams;
+
+use crate::error::Error;
 
 /// First id of image tokens.
 pub(crate) const FIRST_IMAGE_TOKEN: u32 = 1 << 31;
+/// First id of tokens of images whose tokens attend to each other.
+const FIRST_WHOLE_TOKEN: u32 = 3 << 30;
 
 /// Returns whether an id is an image token rather than a token of a vocabulary.
 pub fn is_image_token(id: u32) -> bool {
@@ -18,7 +26,7 @@ pub fn is_image_token(id: u32) -> bool {
 }
 
 /// An encoded image: the embeddings of its tokens, and a digest that identifies it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EncodedImage {
     /// Image tokens per row.
     pub nx: usize,
@@ -29,6 +37,19 @@ pub struct EncodedImage {
     pub rows: Vec<f32>,
     /// Digest of the input that the embeddings were computed from.
     pub digest: [u8; 32],
+    /// Whether its tokens attend to each other, in the layers where the text model lets them.
+    pub bidirectional: bool,
+    /// What a prompt has in place of the image, in order; empty for its tokens alone.
+    pub parts: Vec<ImagePart>,
+}
+
+/// A part of what a prompt has in place of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImagePart {
+    /// Text, with control tokens.
+    Text(String),
+    /// The next image tokens, this many.
+    Tokens(usize),
 }
 
 /// Handle to a registered image; the image is known as long as a handle exists.
@@ -50,6 +71,11 @@ impl ImageHandle {
     /// Returns the number of positions that the image takes: the tokens along its longer side.
     pub fn positions(&self) -> usize {
         self.0.image.positions()
+    }
+
+    /// Returns whether its tokens attend to each other, so that one step has all of them.
+    pub(crate) fn is_computed_whole(&self) -> bool {
+        self.0.first >= FIRST_WHOLE_TOKEN
     }
 
     /// Returns the image.
@@ -82,17 +108,44 @@ pub(crate) fn image_tokens_before(tokens: &[u32], at: usize) -> usize {
     (1..end).rev().take_while(goes_on).count()
 }
 
+/// Returns how many tokens from `from` on to compute in a step of about `n`: where tokens of an
+/// image attend to each other, a step has all of them that are left.
+pub(crate) fn with_whole_images(tokens: &[u32], from: usize, n: usize) -> usize {
+    let end = from + n;
+    let is_whole = |id: &u32| *id >= FIRST_WHOLE_TOKEN;
+    if !tokens.get(end).is_some_and(is_whole) {
+        return n;
+    }
+    match image_tokens_before(tokens, end) {
+        0 => n,
+        before if before < n => n - before,
+        // the image begins here, or its first tokens come from the prefix cache
+        _ => {
+            let goes_on = |pair: &&[u32]| pair[0] + 1 == pair[1];
+            n + 1 + tokens[end..].windows(2).take_while(goes_on).count()
+        }
+    }
+}
+
 /// Registry of images, of an engine or of a caller that computes without one.
 #[derive(Debug, Default)]
-pub struct ImageRegistry(Mutex<Registered>);
+pub struct ImageRegistry {
+    /// Whether heads are rotated by the axes of images, and not by the places of tokens.
+    has_axes: bool,
+    /// Whether tokens of an image may attend to each other.
+    sees_whole_images: bool,
+    /// Factor of the model on all embeddings, which those of images do not have; 0 for 1.
+    factor: f32,
+    registered: Mutex<Registered>,
+}
 
 #[derive(Debug, Default)]
 struct Registered {
     /// First id of each image; an image keeps its ids after its last handle is dropped.
     ids: HashMap<([u8; 32], usize, usize), u32>,
     known: BTreeMap<u32, Weak<RegisteredImage>>,
-    /// Number of ids in use.
-    n_tokens: u32,
+    /// Number of ids in use, of images that are causal and of others.
+    n_tokens: [u32; 2],
 }
 
 /// Inputs of a step for new tokens, beside their ids.
@@ -100,6 +153,8 @@ struct Registered {
 pub struct MultimodalInput {
     /// RoPE position of each token; empty where that is its place in the sequence.
     pub rope_positions: Vec<RopePosition>,
+    /// Ranges of the tokens of each image whose tokens attend to each other.
+    pub images: Vec<Range<usize>>,
     embedding_inputs: Vec<ImageRows>,
 }
 
@@ -130,12 +185,28 @@ impl ImageRows {
 }
 
 impl ImageRegistry {
+    /// Creates a registry of images for the text model with these hyperparameters.
+    pub fn new(h: &Hparams) -> ImageRegistry {
+        ImageRegistry {
+            has_axes: h.has_image_axes(),
+            sees_whole_images: h.sees_whole_images(),
+            factor: h.factors.embedding,
+            registered: Mutex::default(),
+        }
+    }
+
     fn registered(&self) -> MutexGuard<'_, Registered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let registered = self.registered.lock();
+        registered.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers an image and gives its tokens their ids; `None` if there are none left.
-    pub fn register(&self, image: EncodedImage) -> Option<ImageHandle> {
+    pub fn register(&self, mut image: EncodedImage) -> Option<ImageHandle> {
+        let is_whole = self.sees_whole_images && image.bidirectional;
+        if ![0.0, 1.0].contains(&self.factor) {
+            // the graph multiplies all rows with it, llama.cpp those of text alone
+            image.rows.iter_mut().for_each(|x| *x /= self.factor);
+        }
         let mut registered = self.registered();
         let Registered {
             ids,
@@ -145,11 +216,17 @@ impl ImageRegistry {
         let first = match ids.entry((image.digest, image.nx, image.ny)) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
-                let after = n_tokens.checked_add(u32::try_from(image.n_tokens()).ok()?)?;
-                if after > u32::MAX - FIRST_IMAGE_TOKEN {
+                let (n_tokens, first, end) = match is_whole {
+                    false => (&mut n_tokens[0], FIRST_IMAGE_TOKEN, FIRST_WHOLE_TOKEN),
+                    true => (&mut n_tokens[1], FIRST_WHOLE_TOKEN, u32::MAX),
+                };
+                // with an id between two images, their tokens never look like those of one
+                let n = u32::try_from(image.n_tokens()).ok()?.checked_add(1)?;
+                let after = n_tokens.checked_add(n)?;
+                if after > end - first {
                     return None;
                 }
-                *entry.insert(FIRST_IMAGE_TOKEN + std::mem::replace(n_tokens, after))
+                *entry.insert(first + std::mem::replace(n_tokens, after))
             }
         };
         if let Some(known) = known.get(&first).and_then(Weak::upgrade) {
@@ -165,12 +242,13 @@ impl ImageRegistry {
     /// Returns the inputs that a step needs for `tokens`, which follow `before` in a sequence.
     ///
     /// # Errors
-    /// The id of an image token whose image has no handle any more.
-    pub fn input(&self, before: &[u32], tokens: &[u32]) -> Result<MultimodalInput, u32> {
+    /// If an image of an image token has no handle any more, or the tokens end in an image whose
+    /// tokens attend to each other.
+    pub fn input(&self, before: &[u32], tokens: &[u32]) -> Result<MultimodalInput, Error> {
         let mut input = MultimodalInput::default();
         // without registered images there is no need to search all earlier tokens
         let can_have_images =
-            self.registered().n_tokens > 0 || tokens.iter().copied().any(is_image_token);
+            self.registered().n_tokens != [0; 2] || tokens.iter().copied().any(is_image_token);
         let all = || before.iter().chain(tokens).copied();
         if !can_have_images || !all().any(is_image_token) {
             return Ok(input);
@@ -178,18 +256,24 @@ impl ImageRegistry {
         let mut walk = PositionWalk::default();
         for (at, id) in all().enumerate() {
             let token = match is_image_token(id) {
-                true => Some(walk.find(self, id)?),
+                true => {
+                    let token = walk.find(self, id);
+                    Some(token.map_err(|id| Error::ImageNotHeld { id })?)
+                }
                 false => None,
             };
             let rope_positions = walk.step(token);
             let Some(at) = at.checked_sub(before.len()) else {
                 continue;
             };
-            input.rope_positions.push(rope_positions);
+            if self.has_axes {
+                input.rope_positions.push(rope_positions);
+            }
             if let Some(token) = token {
                 input.add(at, token, walk.image.as_ref().expect("just found"));
             }
         }
+        input.find_whole_images()?;
         Ok(input)
     }
 
@@ -207,6 +291,19 @@ impl ImageRegistry {
 }
 
 impl MultimodalInput {
+    /// Finds the images whose tokens attend to each other, of which all tokens must be there.
+    fn find_whole_images(&mut self) -> Result<(), Error> {
+        let inputs = self.embedding_inputs.iter();
+        for rows in inputs.filter(|rows| rows.image.first >= FIRST_WHOLE_TOKEN) {
+            let (end, tokens) = (rows.tokens.end, rows.image.image.n_tokens());
+            if end < tokens {
+                return Err(Error::ImageCut { end, tokens });
+            }
+            self.images.push(rows.first..rows.first + rows.tokens.len());
+        }
+        Ok(())
+    }
+
     /// Adds a token of an image, which stands at token `at`.
     fn add(&mut self, at: usize, token: usize, image: &Arc<RegisteredImage>) {
         if let Some(last) = self.embedding_inputs.last_mut()
@@ -273,105 +370,5 @@ impl PositionWalk {
             self.start + row as u32,
             self.start + column as u32,
         ]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn image(nx: usize, ny: usize, seed: u8) -> EncodedImage {
-        EncodedImage {
-            nx,
-            ny,
-            rows: (0..2 * nx * ny)
-                .map(|i| i as f32 + f32::from(seed))
-                .collect(),
-            digest: [seed; 32],
-        }
-    }
-
-    #[test]
-    fn equal_images_have_equal_ids_and_others_have_others() {
-        let images = ImageRegistry::default();
-        let register = |p| images.register(p).expect("ids are left");
-        let (a, b) = (register(image(3, 2, 1)), register(image(2, 2, 2)));
-        assert_eq!(a.tokens(), FIRST_IMAGE_TOKEN..FIRST_IMAGE_TOKEN + 6);
-        assert_eq!(b.tokens(), FIRST_IMAGE_TOKEN + 6..FIRST_IMAGE_TOKEN + 10);
-        assert_eq!(register(image(3, 2, 1)).tokens(), a.tokens());
-        // the same file in another size
-        assert_eq!(
-            register(image(2, 3, 1)).tokens().start,
-            FIRST_IMAGE_TOKEN + 10
-        );
-        let first = a.tokens().start;
-        drop(a);
-        assert_eq!(images.input(&[], &[first]).err(), Some(first));
-        assert_eq!(register(image(3, 2, 1)).tokens().start, first);
-    }
-
-    #[test]
-    fn text_goes_on_behind_the_longer_side() {
-        let images = ImageRegistry::default();
-        let handle = images.register(image(3, 2, 1)).expect("ids are left");
-        let mut tokens = vec![7, 8];
-        tokens.extend(handle.tokens());
-        tokens.push(9);
-        // the same image twice more, one right behind the other
-        tokens.extend(handle.tokens());
-        tokens.extend(handle.tokens());
-        tokens.push(5);
-        let all = images.input(&[], &tokens).expect("it is held");
-        let at = |t: u32| {
-            [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]].map(|[y, x]| [t, t + y, t + x])
-        };
-        let expected = [
-            &[[0; 3], [1; 3]][..],
-            &at(2),
-            &[[5; 3]],
-            &at(6),
-            &at(9),
-            &[[12; 3]],
-        ]
-        .concat();
-        assert_eq!(all.rope_positions, expected);
-        let inputs = all.embedding_inputs();
-        assert_eq!(inputs.len(), 3);
-        assert_eq!(inputs[0].first, 2);
-        assert_eq!(inputs[0].rows, handle.image().rows);
-        // any cut gives the same
-        for cut in 0..=tokens.len() {
-            let (before, rest) = tokens.split_at(cut);
-            let part = images.input(before, rest).expect("it is held");
-            assert_eq!(part.rope_positions, expected[cut..], "after {cut}");
-            let rows = |input: &MultimodalInput| -> usize {
-                input
-                    .embedding_inputs()
-                    .iter()
-                    .map(|rows| rows.rows.len())
-                    .sum()
-            };
-            let tokens = rest.iter().filter(|id| is_image_token(**id)).count();
-            assert_eq!(rows(&part), 2 * tokens, "after {cut}");
-        }
-    }
-
-    #[test]
-    fn a_cut_inside_of_a_image_is_seen() {
-        let images = ImageRegistry::default();
-        let handle = images.register(image(3, 1, 1)).expect("ids are left");
-        let mut tokens = vec![7, 8];
-        tokens.extend(handle.tokens());
-        tokens.extend(handle.tokens());
-        let before: Vec<usize> = (0..8).map(|at| image_tokens_before(&tokens, at)).collect();
-        assert_eq!(before, [0, 0, 0, 1, 2, 0, 1, 2]);
-    }
-
-    #[test]
-    fn texts_alone_turn_by_their_places() {
-        let input = ImageRegistry::default()
-            .input(&[1, 2], &[3])
-            .expect("no image");
-        assert!(input.rope_positions.is_empty() && input.embedding_inputs().is_empty());
     }
 }

@@ -41,7 +41,7 @@ pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
 pub use generate::{GenerateError, Generation, Observer};
 pub use image_registry::{
-    EncodedImage, ImageHandle, ImageRegistry, MultimodalInput, is_image_token,
+    EncodedImage, ImageHandle, ImagePart, ImageRegistry, MultimodalInput, is_image_token,
 };
 pub use kv::{OutOfPages, PAGE as PAGE_POSITIONS, PageCounts};
 pub use octavo_model::Pooling;

@@ -180,6 +180,7 @@ impl ModelRunner {
                 },
                 rope_positions: &multimodal[i].rope_positions,
                 embedding_inputs: &embedding_inputs[i],
+                images: &multimodal[i].images,
                 ..StepSequence::default()
             })
             .collect();
@@ -222,12 +223,12 @@ impl ModelRunner {
     }
 
     /// Returns the image inputs of each input's tokens. An input fails if one of its images has no
-    /// handle any more.
+    /// handle any more, or is cut.
     fn multimodal(&self, inputs: &mut [StepInput<'_>]) -> Vec<MultimodalInput> {
         let multimodal = |input: &mut StepInput<'_>| {
             let multimodal = self.images.input(input.before, input.tokens);
-            multimodal.unwrap_or_else(|id| {
-                input.failed.get_or_insert(Error::ImageNotHeld { id });
+            multimodal.unwrap_or_else(|error| {
+                input.failed.get_or_insert(error);
                 MultimodalInput::default()
             })
         };

@@ -9,7 +9,9 @@ use octavo_kernels::Phase;
 use crate::backend::TapSink;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::image_registry::{ImageHandle, holds, image_tokens_before, is_image_token};
+use crate::image_registry::{
+    ImageHandle, holds, image_tokens_before, is_image_token, with_whole_images,
+};
 use crate::kv::SequenceKv;
 use crate::model_runner::{Output, StepInput};
 use crate::sample::OutputValue;
@@ -264,7 +266,7 @@ impl Session {
     ) -> Result<(), Error> {
         let have = self.tokens.len();
         self.check(tokens)?;
-        let limits = self.engine.limits();
+        let (chunk, most_outputs) = (self.engine.batch(), self.engine.limits().outputs);
         let outputs = match logits_for {
             LogitsFor::None => 0,
             LogitsFor::Last => 1,
@@ -272,31 +274,42 @@ impl Session {
             LogitsFor::All => tokens.len(),
         };
         let batch = match outputs {
-            0 | 1 => limits.rows,
-            _ => limits.outputs,
+            0 | 1 => chunk,
+            _ => chunk.min(most_outputs),
         };
         let mut left = tokens.len();
-        for part in tokens.chunks(batch) {
+        while left > 0 {
+            let start = tokens.len() - left;
+            let n = with_whole_images(tokens, start, batch.min(left));
+            let part = &tokens[start..start + n];
             if self.is_stopped() {
                 self.truncate(have);
                 return Err(Error::Stopped);
             }
-            let without = left.saturating_sub(outputs).min(part.len());
+            let mut next = left.saturating_sub(outputs).min(part.len());
             left -= part.len();
-            let mut inputs = [StepInput {
-                outputs: without..part.len(),
-                only_argmax,
-                ..StepInput::new(&mut self.kv, &self.tokens, part)
-            }];
-            let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
-            let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
-            let mut runner = self.engine.runner();
-            let result = runner.step(phase, &mut inputs, tap, &mut each);
-            drop(runner);
-            let [input] = inputs;
-            if let Err(error) = result.and(input.failed.map_or(Ok(()), Err)) {
-                self.truncate(have);
-                return Err(error);
+            loop {
+                let end = part.len().min(next + most_outputs);
+                let is_last = end == part.len();
+                let tap = tap.as_mut().filter(|_| is_last);
+                let mut input = StepInput {
+                    outputs: next..end,
+                    only_argmax,
+                    ..StepInput::new(&mut self.kv, &self.tokens, part)
+                };
+                let tap = tap.map(|tap| &mut **tap as &mut TapSink<'_>);
+                if let Err(error) = step(&self.engine, phase, &mut input, tap, sink) {
+                    self.truncate(have);
+                    return Err(error);
+                }
+                if is_last {
+                    break;
+                }
+                // a whole image has more outputs than a step: it is computed again for the next
+                let engine = self.engine.clone();
+                let mut runner = engine.runner();
+                runner.kv_cache.truncate(&mut self.kv, self.tokens.len());
+                next = end;
             }
             self.tokens.extend_from_slice(part);
             self.engine.runner().kv_cache.pass(&mut self.kv);
@@ -323,6 +336,20 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// Runs a step over one input.
+fn step(
+    engine: &Engine,
+    phase: Phase,
+    input: &mut StepInput<'_>,
+    tap: Option<&mut TapSink<'_>>,
+    sink: &mut dyn FnMut(Output<'_>),
+) -> Result<(), Error> {
+    let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
+    let mut runner = engine.runner();
+    runner.step(phase, std::slice::from_mut(input), tap, &mut each)?;
+    input.failed.take().map_or(Ok(()), Err)
 }
 
 impl Drop for Session {

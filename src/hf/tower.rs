@@ -31,10 +31,12 @@ enum Kind {
 }
 
 /// Kinds of vision encoders by `model_type`.
-const TYPES: [(&str, Kind); 3] = [
+const TYPES: [(&str, Kind); 5] = [
     ("qwen2_5_vl", Kind::Qwen25Vl),
     ("qwen3_vl", Kind::Qwen3Vl),
     ("qwen3_vl_moe", Kind::Qwen3Vl),
+    ("qwen3_5", Kind::Qwen3Vl),
+    ("qwen3_5_moe", Kind::Qwen3Vl),
 ];
 
 /// Module names and GGUF's names for them.

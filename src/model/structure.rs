@@ -389,7 +389,7 @@ impl Model {
                 Op::ExpertBias { x, .. } => {
                     active.vector(self.graph.values[x.index()].width);
                 }
-                Op::Embed { table } | Op::EmbedPositions { table } => {
+                Op::Embed { table, .. } | Op::EmbedPositions { table } => {
                     let matrix = self.weights.matrix(table);
                     active.bytes += matrix.row_bytes() as u64;
                     // a tied output is counted as a product, with the embedding's row in it

@@ -4,50 +4,25 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::backend::cuda::Limits;
-use octavo_engine::backend::{Backend, Phase, Step, StepSequence, TapSink};
-use octavo_engine::{EncodedImage, EngineOptions, LoadingSink, Placement};
-use octavo_kernels::{EmbeddingRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
+use octavo_engine::backend::{Backend, Phase, Step, StepSequence, TapSink, TapView};
+use octavo_engine::{EncodedImage, EngineOptions, ImagePart, LoadingSink, Placement};
+use octavo_kernels::{EmbeddingRows, KvType, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
-use crate::pixels::{Pixels, TokenLimits};
+use crate::pixels::{Pixels, Prepared, TokenLimits};
+use crate::tower::arch::Prompt;
 use crate::tower::{Layout, Tower};
 
-/// Embeddings of an image's tokens.
+/// Embeddings of an image's tokens, or of a tile's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Image tokens per row.
     pub nx: usize,
     /// Rows of image tokens.
     pub ny: usize,
-    /// `[ny][nx][width]`, with the vision encoder's output width.
+    /// `[ny][nx][width]`, with the vision encoder's output width, and whatever stands between the
+    /// lines.
     pub rows: Vec<f32>,
-}
-
-impl ImageEmbeddings {
-    /// Converts them to the engine's input; `digest` identifies the image.
-    pub fn image(self, digest: [u8; 32]) -> EncodedImage {
-        EncodedImage {
-            nx: self.nx,
-            ny: self.ny,
-            rows: self.rows,
-            digest,
-        }
-    }
-}
-
-/// Returns the limits a backend must support: one step, with an image of at most `max_image_tokens`
-/// tokens.
-pub fn limits(max_image_tokens: usize) -> Limits {
-    let patches = max_image_tokens * MERGED_ROWS;
-    Limits {
-        rows: patches,
-        outputs: patches,
-        sequences: 1,
-        positions: patches,
-        n_pages: patches.div_ceil(PAGE_POSITIONS),
-        states: 0,
-    }
 }
 
 /// A vision encoder, prepared on a device.
@@ -76,7 +51,7 @@ impl Encoder {
             ..options.clone()
         };
         Encoder::load_on(gguf, max_image_tokens, |tower| {
-            let placement = Placement::new(&options, &limits(max_image_tokens))?;
+            let placement = Placement::new(&options, &tower.limits(max_image_tokens))?;
             placement.prepare(gguf, tower, sink)
         })
     }
@@ -100,15 +75,12 @@ impl Encoder {
             true => octavo_hf::open_tower(path, &mapped).map_err(octavo_engine::Error::from)?,
             false => Gguf::open(path, &mapped)?,
         };
-        Encoder::load(
-            &Arc::new(gguf),
-            options,
-            token_limits.max_image_tokens(),
-            sink,
-        )
+        let max_image_tokens = Tower::load(&gguf)?.max_image_tokens(token_limits);
+        Encoder::load(&Arc::new(gguf), options, max_image_tokens, sink)
     }
 
-    /// As [`Encoder::load`], on the backend that `prepare` makes, which must support [`limits`].
+    /// As [`Encoder::load`], on the backend that `prepare` makes, which must support
+    /// [`Tower::limits`].
     ///
     /// # Errors
     /// If the file is not a supported vision encoder, and those of `prepare`.
@@ -142,11 +114,47 @@ impl Encoder {
         &self.tower
     }
 
-    /// Computes the embeddings of an image; `tap` gets every named value, with patches in the
-    /// encoder's order.
+    /// Computes an image for a text model; `digest` identifies it.
     ///
     /// # Errors
-    /// If the sides are not whole image tokens, there are more tokens than
+    /// As [`Encoder::encode`].
+    pub fn image(&mut self, prepared: &Prepared, digest: [u8; 32]) -> Result<EncodedImage, Error> {
+        let (mut rows, mut tokens, mut shape) = (Vec::new(), 0, [0, 0]);
+        for tile in &prepared.tiles {
+            let embeddings = self.encode(tile.pixels(), None)?;
+            tokens = embeddings.rows.len() / self.tower.width();
+            shape = [embeddings.nx, embeddings.ny];
+            rows.extend(embeddings.rows);
+        }
+        let all = prepared.tiles.len() * tokens;
+        // rows that are no grid are a line
+        let [nx, ny] = if shape[0] * shape[1] == all {
+            shape
+        } else {
+            [all, 1]
+        };
+        let spec = self.tower.spec();
+        let text = |text: &str| ImagePart::Text(text.to_owned());
+        Ok(EncodedImage {
+            nx,
+            ny,
+            rows,
+            digest,
+            bidirectional: (spec.bidirectional)(&self.tower.hparams),
+            parts: match spec.prompt {
+                Prompt::Between([before, after]) => {
+                    vec![text(before), ImagePart::Tokens(all), text(after)]
+                }
+                Prompt::Tiles(parts) => parts(prepared.grid, tokens),
+            },
+        })
+    }
+
+    /// Computes the embeddings of an image, or of a tile; `tap` gets every named value, with
+    /// patches in the encoder's order.
+    ///
+    /// # Errors
+    /// If the sides are not those of whole image tokens or of a tile, there are more tokens than
     /// `max_image_tokens`, or the device fails.
     ///
     /// # Panics
@@ -156,78 +164,113 @@ impl Encoder {
         pixels: Pixels<'_>,
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<ImageEmbeddings, Error> {
-        let Pixels {
-            width,
-            height,
-            planes,
-        } = pixels;
-        let h = &self.tower.hparams;
-        let unit = h.unit();
-        let is_whole = |side: usize| side > 0 && side.is_multiple_of(unit);
-        if !is_whole(width) || !is_whole(height) {
-            return Err(Error::Sides {
+        let Pixels { width, height, .. } = pixels;
+        let layout = self.tower.layout(width, height);
+        let layout = layout.ok_or_else(|| match self.tower.hparams.image_size {
+            0 => Error::Sides {
                 width,
                 height,
-                unit,
-            });
-        }
-        assert_eq!(planes.len(), 3 * width * height, "pixels of an image");
-        let (nx, ny) = (width / unit, height / unit);
+                unit: self.tower.hparams.unit(),
+            },
+            side => Error::Square {
+                width,
+                height,
+                side,
+            },
+        })?;
+        assert_eq!(
+            pixels.planes.len(),
+            3 * width * height,
+            "pixels of an image"
+        );
+        let (nx, ny) = (layout.nx, layout.ny);
         if nx * ny > self.max_image_tokens {
             return Err(Error::TooManyImageTokens {
                 got: nx * ny,
                 most: self.max_image_tokens,
             });
         }
-        let layout = self.tower.layout(nx, ny);
-        let rows = self.run(&layout, planes, tap)?;
+        let table = self.tower.positions.as_ref();
+        let most = table.map_or(usize::MAX, |table| table.most_patches());
+        if layout.patches().into_iter().any(|side| side > most) {
+            let [width, height] = layout.patches();
+            return Err(Error::Positions {
+                width,
+                height,
+                most,
+            });
+        }
+        let rows = self.rows(&layout, pixels, tap)?;
         Ok(ImageEmbeddings { nx, ny, rows })
     }
 
-    fn run(
+    /// As [`Encoder::encode`], but `tap` gets patches in the order that llama.cpp has them in.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`].
+    pub fn encode_in_raster_order(
         &mut self,
-        layout: &Layout,
-        planes: &[f32],
-        tap: Option<&mut TapSink<'_>>,
-    ) -> Result<Vec<f32>, Error> {
-        let width = self.tower.width();
-        let rows = self.rows(layout, planes, tap)?;
-        let rows = layout.in_raster_order(rows, width);
-        self.backend.release_scratch();
-        Ok(rows)
+        pixels: Pixels<'_>,
+        tap: &mut TapSink<'_>,
+    ) -> Result<ImageEmbeddings, Error> {
+        let layout = self.tower.layout(pixels.width, pixels.height);
+        let layout = layout.filter(|_| self.tower.spec().raster);
+        let Some(order) = layout.map(|layout| layout.raster_of_patches()) else {
+            return self.encode(pixels, Some(tap));
+        };
+        let mut reordered = |view: &TapView<'_>| match view.rows == order.len() {
+            true => view.reordered(&order, tap),
+            false => tap(view),
+        };
+        self.encode(pixels, Some(&mut reordered))
     }
 
-    /// Returns the encoder's rows in its own order. The step's inputs are dropped before the caller
-    /// copies the rows: for a large image they are 100 MB and more.
     fn rows(
         &mut self,
         layout: &Layout,
-        planes: &[f32],
+        pixels: Pixels<'_>,
         tap: Option<&mut TapSink<'_>>,
-    ) -> Result<&[f32], Error> {
-        let n = layout.places.len();
-        let positions = self.tower.positions.as_ref();
-        let positions = positions.map(|table| table.rows(layout));
-        let embedding_inputs = positions
-            .as_deref()
-            .map(|rows| EmbeddingRows { first: 0, rows });
-        // patches have no token ids
-        let tokens = vec![0; n];
-        let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();
-        let seqs = [StepSequence {
-            tokens: &tokens,
-            tables: &[&pages],
-            outputs: 0..n,
-            rope_positions: &layout.rope_positions(),
-            embedding_inputs: embedding_inputs.as_slice(),
-            blocks: &layout.windows,
-            ..StepSequence::default()
-        }];
-        let step = Step {
-            phase: Phase::Prefill,
-            seqs: &seqs,
-            input: &layout.pixels(planes, self.tower.hparams.patch),
-        };
-        Ok(self.backend.step(&step, tap)?)
+    ) -> Result<Vec<f32>, Error> {
+        let Encoder { tower, backend, .. } = self;
+        let rows = step(tower, &mut **backend, layout, pixels, tap)?;
+        let rows = tower.in_order(layout, rows);
+        backend.release_scratch();
+        Ok(rows)
     }
+}
+
+/// Returns the encoder's rows in its own order. The step's inputs are dropped before the caller
+/// copies the rows: for a large image they are 100 MB and more.
+fn step<'b>(
+    tower: &Tower,
+    backend: &'b mut dyn Backend,
+    layout: &Layout,
+    pixels: Pixels<'_>,
+    tap: Option<&mut TapSink<'_>>,
+) -> Result<&'b [f32], Error> {
+    let n = layout.places.len();
+    let positions = tower.positions.as_ref();
+    let positions = positions.map(|table| table.rows(layout));
+    let embedding_inputs = positions
+        .as_deref()
+        .map(|rows| EmbeddingRows { first: 0, rows });
+    // patches have no token ids
+    let tokens = vec![0; n];
+    let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();
+    let tables = vec![&pages[..]; backend.cache_groups()];
+    let seqs = [StepSequence {
+        tokens: &tokens,
+        tables: &tables,
+        outputs: 0..n,
+        rope_positions: &layout.rope_positions(),
+        embedding_inputs: embedding_inputs.as_slice(),
+        blocks: &layout.windows,
+        ..StepSequence::default()
+    }];
+    let step = Step {
+        phase: Phase::Prefill,
+        seqs: &seqs,
+        input: &tower.patches(layout, pixels),
+    };
+    Ok(backend.step(&step, tap)?)
 }

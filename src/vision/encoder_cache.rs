@@ -68,8 +68,7 @@ impl ImageEncoder {
         let image = decode(file, &self.decoding)?;
         let prepared = Prepared::new(&image, &self.encoder.tower().hparams, self.token_limits)?;
         drop(image);
-        let embeddings = self.encoder.encode(prepared.pixels(), None)?;
-        Ok(embeddings.image(digest))
+        self.encoder.image(&prepared, digest)
     }
 }
 

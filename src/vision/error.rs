@@ -32,6 +32,20 @@ pub enum Error {
         height: usize,
         unit: usize,
     },
+    /// Sides are not those of the only size that an encoder takes.
+    #[error("an image of {width} x {height} pixels: expected {side} x {side}")]
+    Square {
+        width: usize,
+        height: usize,
+        side: usize,
+    },
+    /// A side has more patches than there are position embeddings.
+    #[error("an image of {width} x {height} patches: expected at most {most} on each side")]
+    Positions {
+        width: usize,
+        height: usize,
+        most: usize,
+    },
     /// The text model takes no images.
     #[error("{file}: architecture {arch} reads text alone: expected a model that takes images")]
     ReadsText { file: String, arch: &'static str },

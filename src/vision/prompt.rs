@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use octavo_engine::ImageHandle;
+use octavo_engine::{ImageHandle, ImagePart};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::Error;
@@ -17,17 +17,15 @@ pub fn private_marker() -> String {
     format!("<__media_{random:016x}__>")
 }
 
-/// Special tokens around an image's tokens in these models.
-const AROUND: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
-
 /// Counts the markers in a text.
 pub fn places(text: &[u8], marker: &str) -> usize {
     pieces(text, marker).count() - 1
 }
 
-/// Tokenizes a text and replaces its markers with images, in order. Each piece of text between them
-/// is tokenized separately, with control tokens recognized, so no token spans an image; the model's
-/// BOS token is added where the model asks for one and there is none.
+/// Tokenizes a text and replaces its markers with images, in order, with the texts around and in
+/// each. Each piece of text between them is tokenized separately, with control tokens recognized,
+/// so no token spans an image; the model's BOS token is added where the model asks for one and
+/// there is none.
 ///
 /// # Errors
 /// If the numbers of images and markers differ, or the text cannot be tokenized.
@@ -57,9 +55,14 @@ pub fn tokens(
     for piece in pieces(text, marker) {
         ids.extend(encode(piece)?);
         if let Some(image) = images.next() {
-            ids.extend(encode(AROUND[0].as_bytes())?);
-            ids.extend(image.tokens());
-            ids.extend(encode(AROUND[1].as_bytes())?);
+            let mut tokens = image.tokens();
+            for part in &image.image().parts {
+                match part {
+                    ImagePart::Text(text) => ids.extend(encode(text.as_bytes())?),
+                    ImagePart::Tokens(n) => ids.extend(tokens.by_ref().take(*n)),
+                }
+            }
+            ids.extend(tokens);
         }
     }
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());

@@ -11,16 +11,11 @@ use octavo_engine::{Engine, EngineOptions, ImageHandle, LogitsFor, ModelSource};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_reference::metrics::nmse;
-use octavo_vision::encoder::limits;
 use octavo_vision::pixels::{Limits as Decoding, Prepared, TokenLimits, decode};
 use octavo_vision::{Encoder, Tower};
 use safetensors::SafeTensors;
 
 use super::device;
-
-/// Maximum error, the same as on CPUs, although inputs of a device's products are halves: each has
-/// an error of 2.8e-4 on average, which squared is less than llama.cpp's own error.
-const BOUND: f64 = 2e-6;
 
 /// Maximum number of tokens of an image.
 const CELLS: usize = 128;
@@ -39,9 +34,9 @@ fn encoder(folder: &Path, model: &str) -> Option<Encoder> {
     let device = device()?;
     let path = folder.join(format!("{model}-mmproj-F32.gguf"));
     let gguf = Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a tower"));
-    let limits = limits(CELLS);
     let encoder = Encoder::load_on(&gguf, CELLS, |tower: &Tower| {
-        let cuda = Cuda::prepare(device, &gguf, tower, &options(limits), &mut |_| {})?;
+        let options = options(tower.limits(CELLS));
+        let cuda = Cuda::prepare(device, &gguf, tower, &options, &mut |_| {})?;
         Ok(Box::new(cuda))
     });
     Some(encoder.expect("it is prepared"))
@@ -70,35 +65,89 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     values.map(value).collect()
 }
 
+/// A pair of vision encoder and text model, and the limits and bounds of its golden.
+struct Pair {
+    folder: &'static str,
+    model: &'static str,
+    text: &'static str,
+    limits: TokenLimits,
+    /// Largest NMSE of rows and of logits.
+    bounds: [f64; 2],
+}
+
+const fn pair(folder: &'static str, model: &'static str, bounds: [f64; 2]) -> Pair {
+    Pair {
+        folder,
+        model,
+        text: "F32",
+        limits: TokenLimits {
+            min: None,
+            max: None,
+        },
+        bounds,
+    }
+}
+
+const fn limited(pair: Pair, min: Option<usize>, max: usize) -> Pair {
+    let limits = TokenLimits {
+        min,
+        max: Some(max),
+    };
+    Pair { limits, ..pair }
+}
+
+/// Bounds are those of CPUs, although inputs of a device's products are halves: each has an error
+/// of 2.8e-4 on average, which squared is less than llama.cpp's own error.
+const PAIRS: [Pair; 8] = [
+    pair("vision", "vl-a", [2e-6; 2]),
+    Pair {
+        text: "F16",
+        ..pair("vision/q25", "vl-q25", [2e-6; 2])
+    },
+    pair("vision2/qwen35", "qwen35-a", [2e-6, 5e-6]),
+    pair("vision2/gemma3", "gemma3-a", [2e-6, 4e-6]),
+    limited(
+        pair("vision2/gemma4", "gemma4-a", [5e-6, 2e-5]),
+        Some(4),
+        12,
+    ),
+    limited(pair("vision2/gemma4u", "gemma4u-a", [2e-6; 2]), Some(4), 16),
+    limited(pair("vision2/pixtral", "pixtral-a", [6e-6; 2]), None, 20),
+    pair("vision2/idefics3", "idefics3-a", [2e-6; 2]),
+];
+
 #[test]
 fn images_are_llama_cpps_on_a_device() {
-    let Some(folder) = shared("vision") else {
-        return;
-    };
-    let q25 = folder.join("q25");
-    for (own, model, text) in [(&folder, "vl-a", "F32"), (&q25, "vl-q25", "F16")] {
-        let Some(mut encoder) = encoder(own, model) else {
+    for pair in PAIRS {
+        let (model, root) = (pair.model, pair.folder.split('/').next().expect("a folder"));
+        let (Some(own), Some(root)) = (shared(pair.folder), shared(root)) else {
             return;
         };
-        let Some(engine) = engine(&own.join(format!("{model}-text-{text}.gguf"))) else {
+        let Some(mut encoder) = encoder(&own, model) else {
+            return;
+        };
+        let Some(engine) = engine(&own.join(format!("{model}-text-{}.gguf", pair.text))) else {
             return;
         };
         let bytes = std::fs::read(own.join("goldens/two.safetensors")).expect("a golden");
         let golden = SafeTensors::deserialize(&bytes).expect("safetensors");
         let mut session = engine.session();
-        let mut cells = Vec::new();
+        let (mut cells, mut tiles) = (Vec::new(), 0);
         for (i, name) in ["photo", "tall"].into_iter().enumerate() {
-            let path = folder.join(format!("images/{name}.png"));
+            let path = root.join(format!("images/{name}.png"));
             let bytes = std::fs::read(path).expect("an image");
             let image = decode(&bytes, &Decoding::default()).expect("an image");
             let h = &encoder.tower().hparams;
-            let prepared = Prepared::new(&image, h, TokenLimits::default()).expect("usual");
-            let got = encoder.encode(prepared.pixels(), None).expect("it runs");
-            let off = nmse(&got.rows, &floats(&golden, &format!("image{i}.embd")));
-            let off = off.expect("as many rows");
+            let prepared = Prepared::new(&image, h, pair.limits).expect("usual");
+            let got = encoder.image(&prepared, [i as u8; 32]).expect("it runs");
+            let of_image = tiles..tiles + prepared.tiles.len();
+            tiles = of_image.end;
+            let tile = |i| floats(&golden, &format!("image{i}.embd"));
+            let expected: Vec<f32> = of_image.flat_map(tile).collect();
+            let off = nmse(&got.rows, &expected).expect("as many rows");
             println!("{model} {name}: rows {off:e}");
-            assert!(off <= BOUND, "{model} {name}: rows {off:e}");
-            let shown = engine.register(got.image([i as u8; 32]));
+            assert!(off <= pair.bounds[0], "{model} {name}: rows {off:e}");
+            let shown = engine.register(got);
             let shown: ImageHandle = shown.expect("made for the model");
             session.hold(&shown);
             cells.extend(shown.tokens());
@@ -115,7 +164,7 @@ fn images_are_llama_cpps_on_a_device() {
         let got = got.expect("it runs").data;
         let off = nmse(&got, &floats(&golden, "logits")).expect("as many logits");
         println!("{model}: logits {off:e}");
-        assert!(off <= BOUND, "{model}: logits {off:e}");
+        assert!(off <= pair.bounds[1], "{model}: logits {off:e}");
         // generated tokens have RoPE positions other than their indices: replayed launches read
         // both
         let expected = golden

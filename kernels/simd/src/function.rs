@@ -20,6 +20,8 @@ pub enum Function {
     SoftCap(f32),
     /// `factor * x`.
     Scale(f32),
+    /// `x` between a lower and an upper bound, which may be infinite; NaN stays NaN.
+    Clamp(f32, f32),
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
     Gelu,
     /// `max(x, 0)^2`.

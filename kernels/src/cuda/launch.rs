@@ -139,23 +139,18 @@ pub fn mul_vector(p: &MulVector) -> Launch {
 
 /// Applies `f` to `n` values.
 pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
-    let (name, parameter) = match f {
-        Function::SoftCap(cap) => ("soft_cap", cap),
-        Function::Scale(factor) => ("scale", factor),
-        Function::Gelu => ("gelu_tanh", 0.0),
-        Function::SquaredRelu => ("squared_relu", 0.0),
-        Function::Sigmoid => ("sigmoid", 0.0),
-        Function::Silu => ("silu", 0.0),
-        Function::Softplus => ("softplus", 0.0),
-        Function::Exp => ("exponential", 0.0),
+    let (name, [a, b]) = match f {
+        Function::SoftCap(cap) => ("soft_cap", [cap, 0.0]),
+        Function::Scale(factor) => ("scale", [factor, 0.0]),
+        Function::Clamp(low, high) => ("clamp", [low, high]),
+        Function::Gelu => ("gelu_tanh", [0.0; 2]),
+        Function::SquaredRelu => ("squared_relu", [0.0; 2]),
+        Function::Sigmoid => ("sigmoid", [0.0; 2]),
+        Function::Silu => ("silu", [0.0; 2]),
+        Function::Softplus => ("softplus", [0.0; 2]),
+        Function::Exp => ("exponential", [0.0; 2]),
     };
-    let p = Unary {
-        x,
-        out,
-        n,
-        parameter,
-        unused: 0,
-    };
+    let p = Unary { x, out, n, a, b };
     launch(Module::Rows, name, [blocks(n, 256), 1, 1], 256, &p)
 }
 

@@ -69,7 +69,7 @@ params! {
     /// `gemm.cuh`.
     Gemm, 88 { w: Matrix, x: Ptr, scales: Ptr, add: Ptr, out: Ptr, tokens: u32, unused: u32 }
     /// `embed.cuh`.
-    Embed, 72 { table: Matrix, tokens: Ptr, out: Ptr, columns: u32, unused: u32 }
+    Embed, 72 { table: Matrix, tokens: Ptr, out: Ptr, columns: u32, placeholder: u32 }
     /// `rows.cu`.
     Norm, 32 { x: Ptr, weight: Ptr, out: Ptr, eps: f32, n: u32 }
     /// `rope.cuh`.
@@ -85,7 +85,7 @@ params! {
     /// `rows.cu`: two operands of an elementwise operation.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
     /// `rows.cu`: an elementwise function.
-    Unary, 32 { x: Ptr, out: Ptr, n: u64, parameter: f32, unused: u32 }
+    Unary, 32 { x: Ptr, out: Ptr, n: u64, a: f32, b: f32 }
     /// `rows.cu`.
     Hadamard, 32 { x: Ptr, out: Ptr, n: u64, order: u32, factor: f32 }
     /// `rows.cu`.

@@ -53,7 +53,10 @@ impl SectionPart<'_> {
             let [first, end] = row.block;
             return VisibleRange { first, end };
         }
-        let Range { start, end } = scores.visible(row.pos, row.end);
+        let Range { start, mut end } = scores.visible(row.pos, row.end);
+        if scores.images {
+            end = row.image_end;
+        }
         VisibleRange { first: start, end }
     }
 

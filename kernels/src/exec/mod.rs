@@ -307,7 +307,7 @@ impl Executor {
         let all = 0..end;
         let (mut stages, at_once) = match staged {
             None => (Vec::from([all]), whole.rows.len()),
-            Some(stages) => (stages.sections.clone(), STAGE_ROWS),
+            Some(stages) => (stages.sections.clone(), program.whole_groups(STAGE_ROWS)),
         };
         for stage in &mut stages {
             *stage = stage.start.min(end)..stage.end.min(end);

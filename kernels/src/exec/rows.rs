@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::section_part::SectionPart;
 use crate::hadamard;
 use crate::kv::Cell;
-use crate::op::{CacheLayer, MERGED_ROWS, Op, scale_at};
+use crate::op::{CacheLayer, Op, scale_at};
 use crate::program::{Instruction, Recurrent, RowTable, Slot, TokenRow};
 use crate::rope::Pairing;
 use octavo_simd::function::Function;
@@ -46,7 +46,7 @@ impl SectionPart<'_> {
         // `Program::check` compared.
         unsafe {
             match &instruction.op {
-                Op::Embed { table } => self.embed(table, result()),
+                Op::Embed { table, placeholder } => self.embed(table, *placeholder, result()),
                 Op::AddEmbeddings { x, from } => self.add_embeddings(*x, *from, result()),
                 Op::EmbedPositions { table } => self.embed_positions(table, result()),
                 Op::Constant { values } => self.constant(values, result()),
@@ -70,7 +70,7 @@ impl SectionPart<'_> {
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
-                Op::Merge { x } => self.merge(*x, result()),
+                Op::Merge { x, rows } => self.merge(*x, *rows, result()),
                 Op::Mul { a, b } => self.by_element(table.mul, *a, *b, result()),
                 Op::MulVector { x, by } => self.mul_vector(*x, by, result()),
                 &Op::Slice {
@@ -117,17 +117,19 @@ impl SectionPart<'_> {
         }
     }
 
-    /// Copies the embeddings of tokens, or the embedding inputs in their place.
+    /// Copies the embeddings of tokens, or in their place the embedding inputs, or the
+    /// placeholder's embedding.
     ///
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of rows.
-    unsafe fn embed(&self, table: &RowTable, out: Slot) {
+    unsafe fn embed(&self, table: &RowTable, placeholder: Option<u32>, out: Slot) {
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..table.cols) };
-            match self.embedding_input(r) {
-                Some(input) => to.copy_from_slice(&input[..table.cols]),
-                None => read_row(table, self.rows[r].token as usize, to),
+            match (self.embedding_input(r), placeholder) {
+                (Some(_), Some(token)) => read_row(table, token as usize, to),
+                (Some(input), None) => to.copy_from_slice(&input[..table.cols]),
+                (None, _) => read_row(table, self.rows[r].token as usize, to),
             }
         }
     }
@@ -144,14 +146,14 @@ impl SectionPart<'_> {
 
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of rows.
-    unsafe fn merge(&self, x: Slot, out: Slot) {
+    unsafe fn merge(&self, x: Slot, rows: usize, out: Slot) {
         let width = self.width(x);
         for r in self.w.share(self.n_rows(out), 1) {
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..self.width(out)) };
             for (i, to) in to.chunks_exact_mut(width).enumerate() {
                 // SAFETY: the input was finished before the last barrier.
-                to.copy_from_slice(unsafe { self.row(x, r * MERGED_ROWS + i, 0..width) });
+                to.copy_from_slice(unsafe { self.row(x, r * rows + i, 0..width) });
             }
         }
     }

@@ -28,8 +28,8 @@ pub(super) const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 pub(super) const QUERY_BLOCK: usize = 32;
 /// Rows that go through a stage at a time, see [`Stages`](super::plan::Stages): enough that weights
 /// are seldom read again, and few enough that a block's intermediate values, some 100 KB a row of a
-/// large vision tower, are far less than the values kept for all rows. A multiple of windows and of
-/// merged groups of four rows.
+/// large vision tower, are far less than the values kept for all rows. A multiple of windows; where
+/// rows are merged, it is rounded down to whole groups of them.
 pub(super) const STAGE_ROWS: usize = 512;
 
 /// Floats of the sums of a pair of strips for `m` tokens.

@@ -24,8 +24,9 @@ use octavo_simd::generic::routing::TopGroups;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are the formulas' letters
 pub enum Op<V, M, C, T> {
-    /// Rows of the table, one per token id of the step.
-    Embed { table: T },
+    /// Rows of the table, one per token id of the step. A row with an embedding input is that
+    /// input, or, with a placeholder, the table's row of that token.
+    Embed { table: T, placeholder: Option<u32> },
     /// The same row for every token.
     Constant { values: C },
     /// Rows of the table, one per position of the step's tokens.
@@ -80,8 +81,8 @@ pub enum Op<V, M, C, T> {
     MulVector { x: V, by: C },
     /// The rows with outputs.
     SelectRows { x: V },
-    /// [`MERGED_ROWS`] neighbouring rows side by side as one.
-    Merge { x: V },
+    /// As many neighbouring rows side by side as one; those after the last whole group are dropped.
+    Merge { x: V, rows: usize },
     /// Out of every `each` values of a row, the `width` values from `from` on, side by side.
     Slice {
         x: V,
@@ -202,6 +203,9 @@ pub struct Scores {
     /// A query sees the positions of its own block and no others, whatever the fields above say;
     /// steps give the ends of blocks.
     pub blocks: bool,
+    /// A query in an image also sees the later positions of that image, which a step has whole;
+    /// steps give the images.
+    pub images: bool,
 }
 
 impl Scores {
@@ -213,6 +217,7 @@ impl Scores {
             window: None,
             causal: true,
             blocks: false,
+            images: false,
         }
     }
 
@@ -240,9 +245,6 @@ impl Scores {
     }
 }
 
-/// Rows of an image that are merged into one: two by two.
-pub const MERGED_ROWS: usize = 4;
-
 /// Rows that a value has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowSet {
@@ -250,8 +252,8 @@ pub enum RowSet {
     All,
     /// One per token with outputs.
     Outputs,
-    /// One per [`MERGED_ROWS`] neighbouring tokens.
-    Merged,
+    /// One for every so many neighbouring tokens.
+    Merged(usize),
 }
 
 impl RowSet {
@@ -260,7 +262,7 @@ impl RowSet {
         match self {
             RowSet::All => tokens,
             RowSet::Outputs => n_outputs,
-            RowSet::Merged => tokens / MERGED_ROWS,
+            RowSet::Merged(n) => tokens / n,
         }
     }
 }
@@ -314,7 +316,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ScaleByPosition { x, .. }
             | Op::MulVector { x, .. }
             | Op::SelectRows { x }
-            | Op::Merge { x }
+            | Op::Merge { x, .. }
             | Op::Slice { x, .. }
             | Op::CausalConv { x, .. }
             | Op::Softmax { x }

@@ -70,7 +70,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let state = |state: usize| of.state(state).ok_or(ShapeError::NoState { state });
         let input_width = of.embedding_input_width();
         match *self {
-            Op::Embed { table: ref t } | Op::EmbedPositions { table: ref t } => {
+            Op::Embed { table: ref t, .. } | Op::EmbedPositions { table: ref t } => {
                 Ok(rules::rows_of(table(t)?.cols))
             }
             Op::Constant { ref values } => Ok(rules::rows_of(vector(values)?)),
@@ -99,7 +99,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Op::Unary { x, .. } => Ok(value(x)),
             Op::ScaleByPosition { x, step, .. } => rules::scale_by_position(value(x), step),
             Op::SelectRows { x } => rules::select_rows(value(x)),
-            Op::Merge { x } => rules::merge(value(x)),
+            Op::Merge { x, rows } => rules::merge(value(x), rows),
             Op::MulVector { x, ref by } => rules::mul_vector(value(x), vector(by)?),
             Op::Slice {
                 x,

@@ -65,7 +65,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// The same operation in another vocabulary.
     pub fn map<X: Translate<V, M, C, T>>(self, to: &mut X) -> Translated<X, V, M, C, T> {
         translate! { self, to,
-            Embed { table: table }
+            Embed { table: table, placeholder: as_is }
             Constant { values: vector }
             EmbedPositions { table: table }
             AddEmbeddings { x: value, from: as_is }
@@ -85,7 +85,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Mul { a: value, b: value }
             MulVector { x: value, by: vector }
             SelectRows { x: value }
-            Merge { x: value }
+            Merge { x: value, rows: as_is }
             Slice { x: value, each: as_is, from: as_is, width: as_is }
             Concat { a: value, b: value, each: as_is }
             CausalConv { x: value, weight: vector, state: state }

@@ -20,6 +20,8 @@ pub(crate) struct TokenRow {
     pub(crate) end: usize,
     /// The positions of its block: all of its sequence where attention has no blocks.
     pub(crate) block: [usize; 2],
+    /// The position after the last of its image; after its own, if it is of none.
+    pub(crate) image_end: usize,
 }
 
 impl TokenRow {
@@ -50,6 +52,7 @@ impl Program {
             limits.check(s);
             output_rows.extend(s.outputs.clone().map(|i| rows.len() + i));
             check_blocks(s);
+            check_images(s);
             let first = rows.len();
             add_rows(seq, s, &mut rows);
             n_inputs = self.place_embedding_inputs(s, n_inputs, &mut rows[first..]);
@@ -119,7 +122,7 @@ struct Limits {
 impl Limits {
     fn of(program: &Program, n_pages: usize) -> Limits {
         let vocabulary = program.ops.iter().find_map(|i| match &i.op {
-            Op::Embed { table } => Some(table.rows),
+            Op::Embed { table, .. } => Some(table.rows),
             _ => None,
         });
         let positions = program.ops.iter().find_map(|i| match &i.op {
@@ -190,11 +193,22 @@ fn check_blocks(s: &StepSequence<'_>) {
     );
 }
 
+/// Checks that a sequence's images are some of its tokens, in order.
+fn check_images(s: &StepSequence<'_>) {
+    let is_rising = s.images.is_sorted_by(|a, b| a.end <= b.start);
+    let last = s.images.last().map_or(0, |image| image.end);
+    assert!(
+        is_rising && last <= s.tokens.len() && s.images.iter().all(|image| !image.is_empty()),
+        "images of other tokens"
+    );
+}
+
 /// Adds a row for each of a sequence's tokens, without embedding inputs yet.
 fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<TokenRow>) {
     let end = s.start + s.tokens.len();
     let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
     let mut block = [s.start, end];
+    let mut images = s.images.iter().peekable();
     for (i, token) in s.tokens.iter().enumerate() {
         let pos = s.start + i;
         if blocks.peek() == Some(&pos) {
@@ -202,6 +216,8 @@ fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<TokenRow>) {
             blocks.next();
         }
         block[1] = blocks.peek().copied().unwrap_or(end);
+        images.next_if(|image| image.end <= i);
+        let image = images.peek().filter(|image| image.contains(&i));
         rows.push(TokenRow {
             seq,
             token: *token,
@@ -210,6 +226,7 @@ fn add_rows(seq: usize, s: &StepSequence<'_>, rows: &mut Vec<TokenRow>) {
             embedding_input: None,
             end,
             block,
+            image_end: image.map_or(pos + 1, |image| s.start + image.end),
         });
     }
 }

@@ -37,6 +37,9 @@ pub struct StepSequence<'a> {
     /// Ends of attention blocks, as numbers of `tokens` from the start, in order, the last after
     /// all of them; empty where all are one.
     pub blocks: &'a [usize],
+    /// Images whose tokens see each other where [`Scores::images`](crate::Scores::images) says so,
+    /// in order, as ranges of `tokens`. An image that began in an earlier step ends in this one.
+    pub images: &'a [Range<usize>],
 }
 
 /// Rows that replace the embeddings of neighbouring tokens, whose ids are then ignored.

@@ -1,6 +1,7 @@
 //! Attention in f64, and error bounds for a correct kernel.
 
-use super::{Case, block_ends, sinks};
+use super::blocks::{IMAGES, block_ends};
+use super::{Case, sinks};
 use octavo_kernels::{Isa, PromptBits};
 
 /// Scale of the scores.
@@ -110,8 +111,12 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
             let block = ends.partition_point(|end| *end <= t);
             (block.checked_sub(1).map_or(0, |b| ends[b]), ends[block])
         }
-        (None, true) => (0, t + 1),
-        (Some(window), true) => ((t + 1).saturating_sub(window), t + 1),
+        (window, true) => {
+            let first = window.map_or(0, |window| (t + 1).saturating_sub(window));
+            let own = IMAGES.into_iter().find(|image| image.contains(&t));
+            let own = own.filter(|_| c.scores.images);
+            (first, own.map_or(t + 1, |image| image.end))
+        }
         (None, false) => (0, len),
         (Some(window), false) => (t.saturating_sub(window / 2), len.min(t + window / 2 + 1)),
     }

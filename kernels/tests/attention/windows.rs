@@ -15,6 +15,7 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
         window,
         causal: true,
         blocks: false,
+        images: false,
     };
     vec![
         (of(Some(1), None), false),
@@ -173,6 +174,7 @@ fn windows_leave_pieces_out() {
                 window,
                 causal: true,
                 blocks: false,
+                images: false,
             };
             let c = Case {
                 isa,
@@ -225,6 +227,52 @@ fn windows_leave_pieces_out() {
     }
 }
 
+/// Tokens of an image see each other and what is before the image, within their window; however the
+/// text around images is cut, and whatever the kernels' blocks of rows are, the bits are the same.
+#[test]
+fn images_see_all_of_themselves() {
+    const N: usize = 230;
+    for isa in Isa::available() {
+        for window in [None, Some(24), Some(1)] {
+            for &(heads, heads_kv, head_dim) in all_or_one(&[(4, 2, 16), (2, 2, 72), (3, 1, 64)]) {
+                let scores = Scores {
+                    window,
+                    images: true,
+                    ..Scores::plain(SCALE)
+                };
+                let c = Case {
+                    isa,
+                    heads,
+                    heads_kv,
+                    head_dim,
+                    types: KvType::F32.both(),
+                    threads: 2,
+                    scores,
+                    sinks: false,
+                    before: None,
+                };
+                let data = data(c, N);
+                let y = run(c, &data, N, N - 5, N, &identity(N));
+                for t in [0, 4, 5, 12, 19, 20, 33, 34, 59, 60, 61, 127, 209, 210, 229] {
+                    for h in 0..heads {
+                        let exact = exact(c, &data, t, h, rounds(c, t < N - 5));
+                        let got = &y[(t * heads + h) * head_dim..][..head_dim];
+                        hold(c, &exact, got, &format!("{scores:?} t {t} h {h}"));
+                    }
+                }
+                for (threads, batch) in [(1, 7), (3, 16), (2, 100)] {
+                    let c = Case { threads, ..c };
+                    let got = run(c, &data, N, N - 5, batch, &identity(N));
+                    assert!(
+                        got == y,
+                        "{isa} {scores:?}: {threads} threads, {batch} at a time"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Non-causal attention over several spans, with windows that reach equally far in both directions,
 /// and in blocks; with unrelated sequences in the step.
 #[test]
@@ -245,6 +293,7 @@ fn every_position_is_seen() {
                     window,
                     causal: false,
                     blocks,
+                    images: false,
                 };
                 let c = Case {
                     isa,

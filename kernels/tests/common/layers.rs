@@ -108,6 +108,7 @@ impl Layers {
                     window: (layer % 2 == 1).then_some(WINDOW),
                     causal: true,
                     blocks: false,
+                    images: false,
                 },
                 sinks: Some((0..self.d / head_dim).map(|h| 0.5 - h as f32).collect()),
             }

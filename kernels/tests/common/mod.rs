@@ -199,6 +199,7 @@ pub(crate) fn embed(rows: usize, cols: usize, values: &[f32], out: usize) -> Ins
             cols,
             source,
         },
+        placeholder: None,
     }
     .to(out)
 }

@@ -48,7 +48,7 @@ fn embeddings_are_the_oracles_bit_for_bit() {
                 tokens: numbers,
                 out,
                 columns: tokens.len() as u32,
-                unused: 0,
+                placeholder: u32::MAX,
             };
             bench.run(&launch::embed(ty, &p));
             let got = bench.read(out, tokens.len() * cols);

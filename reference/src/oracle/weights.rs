@@ -100,6 +100,13 @@ impl<'a> Weights<'a> {
         Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
     }
 
+    /// Reads `[planes, rows, len]` values of a tensor of dims `[len, rows, planes]`.
+    pub(super) fn planes(&self, name: &str, dims: [usize; 3]) -> Result<Vec<f64>, Error> {
+        let data = self.read(name, &dims.map(|n| n as u64))?;
+        let data = data.ok_or_else(|| self.missing(name, format!("{dims:?}")))?;
+        Ok(data.into_iter().map(f64::from).collect())
+    }
+
     /// Opens matrices stacked in one tensor, each of which is dequantized on request.
     pub(super) fn experts(
         &self,

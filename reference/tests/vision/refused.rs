@@ -34,13 +34,15 @@ const CONTRADICTIONS: &[Contradiction] = &[
         QWEN3,
         |m| m.set("clip.projector_type", "qwen2vl_merger"),
         "key \"clip.projector_type\": \
-         expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got qwen2vl_merger",
+         expected qwen3vl_merger, qwen2.5vl_merger, qwen2.5o, gemma3, gemma4v, gemma4uv, pixtral, \
+         idefics3, got qwen2vl_merger",
     ),
     (
         QWEN3,
         |m| unset(m, "clip.projector_type"),
         "key \"clip.vision.projector_type\": \
-         expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got nothing",
+         expected qwen3vl_merger, qwen2.5vl_merger, qwen2.5o, gemma3, gemma4v, gemma4uv, pixtral, \
+         idefics3, got nothing",
     ),
     (
         QWEN3,

@@ -1,6 +1,6 @@
 //! Least memory traffic and arithmetic of a test, from the model's graph.
 
-use octavo_kernels::{KvTypes, MERGED_ROWS, RowSet};
+use octavo_kernels::{KvTypes, RowSet};
 
 use super::Test;
 use octavo_engine::backend::Phase;
@@ -39,7 +39,7 @@ impl Work {
             match model.graph.values[node.out.index()].rows {
                 RowSet::All => every += products,
                 RowSet::Outputs => with_outputs += products,
-                RowSet::Merged => every += products / MERGED_ROWS as u64,
+                RowSet::Merged(rows) => every += products / rows as u64,
             }
         }
         let (n, depth) = (test.n as u64, test.depth as u64);

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::Device;
 use octavo_kernels::{Isa, KvType, KvTypes, PAGE_POSITIONS, StateUse, StateWrite};
-use octavo_reference::{ImageRows, Oracle, Piece, Rgb, VisionOracle};
+use octavo_reference::{Oracle, Rgb, VisionOracle};
 
 use super::Error;
+use super::oracle_images::Images;
 use super::target::{ImageInput, Input, Target, Text};
 use octavo_engine::backend::{
     Backend, LoadingSink, Phase, Step, StepSequence, TapView, cpu, cuda, split,
@@ -185,8 +186,7 @@ impl Execution for BackendExecution {
         if let Some(&id) = tokens.iter().find(|id| !is_known(**id)) {
             return Err(octavo_engine::Error::Token { id, n_vocab }.into());
         }
-        let scene = images.input(&[], tokens);
-        let scene = scene.map_err(|id| octavo_engine::Error::ImageNotHeld { id })?;
+        let scene = images.input(&[], tokens)?;
         let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
         if n_pages > self.backend.n_pages() {
             let n_ctx = self.backend.n_pages() * PAGE_POSITIONS;
@@ -213,6 +213,7 @@ impl Execution for BackendExecution {
             },
             rope_positions: &scene.rope_positions,
             embedding_inputs: &scene.embedding_inputs(),
+            images: &scene.images,
             ..StepSequence::default()
         }];
         let step = Step {
@@ -325,13 +326,17 @@ impl Execution for OracleExecution {
             }
             Input::Image(seen) => {
                 let oracle = VisionOracle::open(&self.gguf)?;
+                let limits = match &self.target {
+                    Target::Tower(tower) => tower.token_limits(seen.token_limits),
+                    Target::Model(_) => unreachable!("a model takes no image alone"),
+                };
                 let image = oracle.prepare(
                     Rgb {
                         width: seen.image.width,
                         height: seen.image.height,
                         bytes: &seen.image.rgb,
                     },
-                    [seen.token_limits.min, seen.token_limits.max],
+                    limits,
                 )?;
                 let mut pixels = image
                     .values
@@ -378,44 +383,6 @@ impl Shown<'_, '_> {
             }
             TapAction::Stop => self.more = false,
         }
-    }
-}
-
-/// Images of a text as the oracle takes them: start position and rows of each.
-pub struct Images(Vec<(usize, ImageRows)>);
-
-impl Images {
-    /// Looks up the images of a text, in order of appearance.
-    ///
-    /// # Errors
-    /// If one of them is no longer registered.
-    pub fn of(text: Text<'_>) -> Result<Images, Error> {
-        let (mut images, mut at) = (Vec::new(), 0);
-        while let Some(&id) = text.tokens.get(at) {
-            if !is_image_token(id) {
-                at += 1;
-                continue;
-            }
-            let shown = text.images.image_of(id);
-            let shown = shown.ok_or(octavo_engine::Error::ImageNotHeld { id })?;
-            let image = shown.image();
-            let rows = image.rows.iter().map(|x| f64::from(*x)).collect();
-            images.push((at, ImageRows::new(image.nx, image.ny, rows)?));
-            at += image.n_tokens();
-        }
-        Ok(Images(images))
-    }
-
-    /// Splits the text into alternating pieces of tokens and images.
-    pub fn pieces<'a>(&'a self, tokens: &'a [u32]) -> Vec<Piece<'a>> {
-        let (mut pieces, mut behind) = (Vec::new(), 0);
-        for (at, rows) in &self.0 {
-            pieces.push(Piece::Tokens(&tokens[behind..*at]));
-            pieces.push(Piece::Image(rows));
-            behind = at + rows.nx() * rows.ny();
-        }
-        pieces.push(Piece::Tokens(&tokens[behind..]));
-        pieces
     }
 }
 
@@ -480,14 +447,16 @@ impl Execution for TowerBackend {
             token_limits,
         } = input.image(self.gguf.name())?;
         let prepared = Prepared::new(image, &self.encoder.tower().hparams, token_limits)?;
+        // all tiles of an image take the same way
+        let pixels = prepared.tiles[0].pixels();
         let shown = TapOut {
             tap: Numbering::default().next(PIXELS.to_owned(), None),
-            width: prepared.image.width,
-            data: prepared.planes.clone(),
+            width: pixels.width,
+            data: pixels.planes.to_vec(),
         };
         if sink(shown) != TapAction::Stop {
             let mut look = look_for(sink);
-            self.encoder.encode(prepared.pixels(), Some(&mut look))?;
+            self.encoder.encode(pixels, Some(&mut look))?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ mod lockstep;
 mod logits;
 mod measured;
 mod near_tie;
+mod oracle_images;
 mod probabilities;
 mod recorded_routing;
 mod reference;
@@ -25,8 +26,8 @@ mod tensors;
 mod tolerance;
 
 pub use execution::{
-    BackendExecution, Execution, Fault, Images, OracleExecution, PIXELS, Rounding, TapAction,
-    TapOut, TapOutSink, TowerBackend,
+    BackendExecution, Execution, Fault, OracleExecution, PIXELS, Rounding, TapAction, TapOut,
+    TapOutSink, TowerBackend,
 };
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use loaded::{EngineExecution, RecordedExecution, RecordedTensor};
@@ -34,6 +35,7 @@ pub use lockstep::{Absent, Comparison, Options, TapReport, Verdict, compare, com
 pub use logits::{LogitComparison, PositionTop, TopPair};
 pub use measured::{Measured, mean_kl};
 pub use near_tie::Tie;
+pub use oracle_images::Images;
 pub use probabilities::TokenComparison;
 pub use reference::{Reference, ReferenceValues};
 pub use routing::{Cause, Choice, LayerRouting, Routing};

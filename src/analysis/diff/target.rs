@@ -1,8 +1,9 @@
 //! Targets of a comparison, and their inputs.
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use octavo_engine::{Error as EngineError, ImageRegistry};
+use octavo_engine::ImageRegistry;
 use octavo_model::{Model, Network};
 use octavo_vision::Tower;
 use octavo_vision::pixels::{DecodedImage, Prepared, TokenLimits};
@@ -158,12 +159,19 @@ pub(super) struct GraphInputs {
     pub(super) rows: Vec<f32>,
     /// Embedding inputs, instead of or added to those of tokens; `None` for a token.
     pub(super) embedding_inputs: Vec<Option<Vec<f32>>>,
+    /// Rows of each image whose rows see each other.
+    pub(super) images: Vec<Range<usize>>,
 }
 
 impl GraphInputs {
+    /// Returns the row after the last that `row` sees where rows of an image see each other.
+    pub(super) fn image_end(&self, row: usize) -> usize {
+        let own = self.images.iter().find(|image| image.contains(&row));
+        own.map_or(row + 1, |image| image.end)
+    }
+
     fn text(model: &Model, text: Text<'_>) -> Result<GraphInputs, Error> {
-        let scene = text.images.input(&[], text.tokens);
-        let scene = scene.map_err(|id| EngineError::ImageNotHeld { id })?;
+        let scene = text.images.input(&[], text.tokens)?;
         let n = text.tokens.len();
         let mut embedding_inputs = vec![None; n];
         let width = model.graph.embedding_input_width.max(1);
@@ -177,15 +185,16 @@ impl GraphInputs {
             n,
             rows: Vec::new(),
             embedding_inputs,
+            images: scene.images,
         })
     }
 
     fn image(tower: &Tower, seen: ImageInput<'_>) -> Result<GraphInputs, Error> {
         let h = &tower.hparams;
         let prepared = Prepared::new(seen.image, h, seen.token_limits)?;
-        let pixels = prepared.pixels();
-        let tokens = [pixels.width, pixels.height].map(|side| side / h.unit());
-        let layout = tower.layout(tokens[0], tokens[1]);
+        let pixels = prepared.tiles[0].pixels();
+        let layout = tower.layout(pixels.width, pixels.height);
+        let layout = layout.expect("prepared for this encoder");
         let n = layout.places.len();
         let mut embedding_inputs = vec![None; n];
         if let Some(table) = &tower.positions {
@@ -195,8 +204,9 @@ impl GraphInputs {
         }
         Ok(GraphInputs {
             n,
-            rows: layout.pixels(pixels.planes, h.patch),
+            rows: tower.patches(&layout, pixels),
             embedding_inputs,
+            images: Vec::new(),
         })
     }
 }

@@ -14,7 +14,7 @@ use super::routing::Routing;
 use super::tensor_comparison::TensorComparison;
 use octavo_engine::Engine;
 use octavo_engine::backend::{TapSink, TapView};
-use octavo_kernels::{MERGED_ROWS, ValueShape};
+use octavo_kernels::ValueShape;
 use octavo_model::taps::{self, Tap};
 use octavo_model::{Graph, LayerHparams, ValueId};
 use octavo_vision::Encoder;
@@ -140,7 +140,7 @@ pub(super) fn printed(
 }
 
 /// Compares the tower tensors that `llama-mtmd-cli` printed for an image with the encoder's for the
-/// same image, in graph order.
+/// same image, or its first tile, in graph order.
 ///
 /// # Errors
 /// If the image cannot be encoded.
@@ -150,10 +150,11 @@ pub(super) fn printed_of_image(
     all: &[Printed],
     nmse: f64,
 ) -> Result<Tensors, Error> {
-    let graph = encoder.tower().graph.clone();
-    let unit = encoder.tower().hparams.unit();
-    let cells = prepared.image.width / unit * (prepared.image.height / unit);
-    let (n, width) = (cells * MERGED_ROWS, encoder.tower().hparams.n_embd);
+    let tower = encoder.tower();
+    let (graph, pixels) = (tower.graph.clone(), prepared.tiles[0].pixels());
+    let layout = tower.layout(pixels.width, pixels.height);
+    let places = layout.map_or(0, |layout| layout.places.len());
+    let (n, width) = (places, tower.hparams.n_embd);
     let of_patches = |t: &&Printed| t.name.starts_with(taps::LAYER_OUT);
     if let Some(t) = all.iter().find(of_patches) {
         let theirs = t.dims.iter().product::<usize>() / width;
@@ -167,7 +168,7 @@ pub(super) fn printed_of_image(
     }
     let routing = RecordedRouting::new(false, nmse);
     compare_printed(&graph, n, all, routing, |tap| {
-        encoder.encode(prepared.pixels(), Some(tap))?;
+        encoder.encode_in_raster_order(pixels, tap)?;
         Ok(())
     })
 }

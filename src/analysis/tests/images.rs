@@ -18,7 +18,7 @@ use octavo_engine::{EngineOptions, ImageHandle, ImageRegistry};
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_model::taps::Numbering;
-use octavo_model::{Model, OwnedTap};
+use octavo_model::{Hparams, Model, OwnedTap};
 use octavo_reference::{ImageRows, Oracle, Piece, Position};
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{DecodedImage, Limits, Prepared, TokenLimits, decode};
@@ -116,14 +116,18 @@ impl Asked {
         let mut encoder =
             Encoder::load(&tower, &options(Isa::best()), MAX_IMAGE_TOKENS, &mut |_| {})
                 .expect("a tower");
-        let images = ImageRegistry::default();
+        let hparams = Hparams::from_gguf(&gguf).expect("a model");
+        let images = ImageRegistry::new(&hparams);
         let mut show = |name: &&str| {
             let h = &encoder.tower().hparams;
             let prepared = Prepared::new(&image(name)?, h, TokenLimits::default());
             let prepared = prepared.expect("a usual image");
-            let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
-            let image = cells.image([name.as_bytes()[0]; 32]);
-            Some(images.register(image).expect("ids are left"))
+            let image = encoder.image(&prepared, [name.as_bytes()[0]; 32]);
+            Some(
+                images
+                    .register(image.expect("it runs"))
+                    .expect("ids are left"),
+            )
         };
         let shown: Vec<ImageHandle> = NAMES[..2].iter().map(&mut show).collect::<Option<_>>()?;
         let tokenizer = Tokenizer::from_gguf(&gguf).expect("a vocabulary");

@@ -92,7 +92,10 @@ fn rows(gguf: &Arc<Gguf>) -> Vec<f32> {
     let image = shared("vision/images/photo.png").expect("its towers are there");
     let image = decode(&std::fs::read(image).unwrap(), &Limits::default()).unwrap();
     let prepared = Prepared::new(&image, &encoder.tower().hparams, TokenLimits::default()).unwrap();
-    encoder.encode(prepared.pixels(), None).unwrap().rows
+    encoder
+        .encode(prepared.tiles[0].pixels(), None)
+        .unwrap()
+        .rows
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
         )));
     }
     let tokenizer = Tokenizer::from_gguf(&a)?;
-    let prompt = Prompt::see(args, of_a.isa)?;
+    let prompt = Prompt::see(args, &a, of_a.isa)?;
     let tokens = prompt.tokens(args, &tokenizer)?;
     same_tokens(args, &prompt, &tokens, &b)?;
     let n = tokens.len();
@@ -176,7 +176,7 @@ fn tower(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side) -> Result<Box<dyn Execut
         isa: side.isa,
         ..args.compute.options()?
     };
-    let max_image_tokens = args.image_tokens.limits()?.max_image_tokens();
+    let max_image_tokens = Tower::load(&gguf)?.max_image_tokens(args.image_tokens.limits()?);
     let tower = shown(|sink| TowerBackend::load(gguf, &options, max_image_tokens, sink))?;
     Ok(Box::new(tower))
 }

@@ -1,7 +1,9 @@
 //! Images of a comparison: the input of an image encoder, or part of the text of a text model.
 
+use gguf_rs_lite::Gguf;
 use octavo_engine::{DeviceChoice, EngineOptions, ImageHandle, ImageRegistry};
 use octavo_kernels::IsaChoice;
+use octavo_model::Hparams;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{DecodedImage, Prepared};
 
@@ -40,9 +42,9 @@ pub(super) struct Prompt {
 impl Prompt {
     /// Encodes the images, with one instruction set for both computations: image encoders are
     /// compared separately.
-    pub(super) fn see(args: &DiffArgs, isa: IsaChoice) -> Result<Prompt, Failure> {
+    pub(super) fn see(args: &DiffArgs, model: &Gguf, isa: IsaChoice) -> Result<Prompt, Failure> {
         let mut prompt = Prompt {
-            images: ImageRegistry::default(),
+            images: ImageRegistry::new(&Hparams::from_gguf(model)?),
             shown: Vec::new(),
             text: args.text.read()?,
         };
@@ -60,11 +62,11 @@ impl Prompt {
             let image = vision::image(path)?;
             let prepared = Prepared::new(&image, &encoder.tower().hparams, token_limits);
             let prepared = prepared.map_err(|error| of_image(path, &error))?;
-            let embeddings = encoder.encode(prepared.pixels(), None);
-            let embeddings = embeddings.map_err(|error| of_image(path, &error))?;
             let mut digest = [0; 32];
             digest[..8].copy_from_slice(&(number as u64).to_le_bytes());
-            let shown = prompt.images.register(embeddings.image(digest));
+            let image = encoder.image(&prepared, digest);
+            let image = image.map_err(|error| of_image(path, &error))?;
+            let shown = prompt.images.register(image);
             let shown = shown.ok_or(octavo_engine::Error::TooManyImages)?;
             prompt.shown.push(shown);
         }

@@ -19,10 +19,9 @@ use super::InspectArgs;
 pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
     let h = &tower.hparams;
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<10} {text}");
-    let gated = if h.windows.is_some() {
-        "gated by"
-    } else {
-        "with"
+    let gated = match tower.graph.taps().any(|(tap, _)| tap.name == "ffn_gate") {
+        true => "gated by",
+        false => "with",
     };
     line(
         "tower",
@@ -98,25 +97,41 @@ pub(super) fn dump(
     let decoded = vision::image(image)?;
     let prepared = Prepared::new(&decoded, &encoder.tower().hparams, token_limits);
     let prepared = prepared.map_err(|error| of_image(image, &error))?;
-    let pixels = prepared.pixels();
     let start = Instant::now();
-    let embeddings = encoder
-        .encode(pixels, None)
+    let encoded = encoder
+        .image(&prepared, [0; 32])
         .map_err(|error| of_image(image, &error))?;
     let took = start.elapsed().as_secs_f64();
-    let shape = [embeddings.nx * embeddings.ny, encoder.tower().width()];
+    let (tiles, size) = (prepared.tiles.len(), prepared.tiles[0].image.size());
+    let of_tiles = [tiles, 3, size.height, size.width];
+    let pixels: Vec<f32> = prepared
+        .tiles
+        .iter()
+        .flat_map(|tile| &tile.planes)
+        .copied()
+        .collect();
+    let shape = [encoded.n_tokens(), encoder.tower().width()];
     let arrays = [
-        Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
-        Array::floats("embeddings", &shape, &embeddings.rows),
+        // a single picture has no number
+        Array::floats("pixels", &of_tiles[usize::from(tiles == 1)..], &pixels),
+        Array::floats("embeddings", &shape, &encoded.rows),
     ];
     output.write_with(|out| arrays::write(IMAGE_PRODUCER, &arrays, out))?;
+    let [columns, rows] = prepared.grid;
+    let cut = match tiles {
+        1 => String::new(),
+        n => format!("{n} tiles, {columns} x {rows} and an overview, of "),
+    };
+    let tokens = match encoded.ny {
+        1 => encoded.n_tokens().to_string(),
+        ny => format!("{} x {ny}", encoded.nx),
+    };
     terminal::note(&format!(
-        "octavo: wrote {}: {} x {} pixels, {} x {} image tokens, encoded in {took:.2} s on {}",
+        "octavo: wrote {}: {cut}{} x {} pixels, {tokens} image tokens, encoded in {took:.2} s on \
+         {}",
         dump.display(),
-        pixels.width,
-        pixels.height,
-        embeddings.nx,
-        embeddings.ny,
+        size.width,
+        size.height,
         encoder.describe()
     ));
     Ok(Exit::Done)

@@ -194,11 +194,15 @@ impl WeightBytes for FileBytes {
     }
 
     fn ahead(&self, at: usize) {
+        if self.weight.transposed.is_some() {
+            return;
+        }
         self.gguf.ahead(self.tensor(), self.weight.place(at));
     }
 
     fn passed(&self, range: Range<usize>) {
-        if let Some(last) = range.clone().next_back() {
+        let is_of_file = self.weight.transposed.is_none();
+        if let Some(last) = range.clone().next_back().filter(|_| is_of_file) {
             let range = self.weight.place(range.start)..self.weight.place(last) + 1;
             self.gguf.release_part(self.tensor(), range);
         }

@@ -32,6 +32,31 @@ pub struct TapView<'a> {
 }
 
 impl TapView<'_> {
+    /// Passes these values on with row `order[i]` as row `i`. Values that replace them there come
+    /// back in this order.
+    ///
+    /// # Panics
+    /// If `order` names other rows.
+    pub fn reordered(&self, order: &[usize], sink: &mut TapSink<'_>) {
+        let (width, mut data) = (self.width, Vec::with_capacity(self.data.len()));
+        for row in order {
+            data.extend_from_slice(&self.data[row * width..(row + 1) * width]);
+        }
+        let instead = RefCell::new(None);
+        sink(&TapView {
+            data: &data,
+            instead: &instead,
+            ..*self
+        });
+        if let Some(values) = instead.into_inner() {
+            let mut back = data;
+            for (from, row) in values.chunks_exact(width).zip(order) {
+                back[row * width..(row + 1) * width].copy_from_slice(from);
+            }
+            self.go_on_with(back);
+        }
+    }
+
     /// Replaces these values: the next op reads the new ones.
     ///
     /// # Panics

@@ -58,6 +58,10 @@ impl Batch {
             self.engine.draft_model(),
         )?;
         self.engine.check_whole(prompt.len())?;
+        let (tokens, most) = (branch.longest_whole_image(), self.engine.limits().outputs);
+        if branch.wants_all() && tokens > most {
+            return Err(Error::LongImage { tokens, most }.into());
+        }
         let sequence = Sequence::new(id, prompt, salt, branch.wants_all());
         self.scheduler.add(sequence.with_beams(width));
         self.branches.insert(id, branch);

@@ -134,6 +134,12 @@ impl Branch {
         }
     }
 
+    /// Returns the number of tokens of its longest image that one step must have whole.
+    pub(super) fn longest_whole_image(&self) -> usize {
+        let whole = self.images.iter().filter(|image| image.is_computed_whole());
+        whole.map(|image| image.tokens().len()).max().unwrap_or(0)
+    }
+
     pub(super) fn wants_argmax(&self) -> bool {
         match &self.task {
             TaskState::Text(decoder, _) => self.prompt.is_none() && decoder.needs_only_argmax(),

@@ -65,8 +65,9 @@ impl Batch {
     pub fn new(engine: &Engine, options: BatchOptions) -> Batch {
         let limits = engine.limits();
         let settings = Settings {
-            sequences: limits.sequences.min(limits.outputs).min(limits.rows),
-            rows: limits.rows,
+            sequences: limits.sequences.min(limits.outputs).min(engine.batch()),
+            rows: engine.batch(),
+            most_rows: limits.rows,
             outputs: limits.outputs,
             prefill_budget: options.prefill_budget,
             balance: balance(engine.model()),
@@ -169,7 +170,7 @@ impl Batch {
     /// # Errors
     /// If the device fails.
     pub fn warm_prefixes(&mut self) -> Result<(), Error> {
-        let rows = self.engine.limits().rows;
+        let rows = self.engine.batch();
         self.warmup.read(&mut self.engine.runner(), rows)
     }
 

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use octavo_kernels::Phase;
 
 use crate::error::Error;
+use crate::image_registry::with_whole_images;
 use crate::kv::{PAGE, PrefixKey, SequenceKv};
 use crate::model_runner::{ModelRunner, StepInput};
 
@@ -88,7 +89,8 @@ impl Finished {
             // all is cached, or what was computed has been evicted again
             return Ok(all);
         }
-        let tokens = &self.tokens[start..all.min(start + n)];
+        let n = with_whole_images(&self.tokens, start, n.min(all - start));
+        let tokens = &self.tokens[start..start + n];
         let mut inputs = [StepInput::new(kv, &self.tokens[..start], tokens)];
         runner.step(Phase::Prefill, &mut inputs, None, &mut |_| {})?;
         let [input] = inputs;

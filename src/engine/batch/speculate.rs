@@ -20,7 +20,7 @@ impl Batch {
             .collect();
         let texts: usize = due.iter().map(|(_, pending)| pending).sum();
         let limits = self.engine.limits();
-        let (mut rows, max) = (texts, limits.rows.min(limits.outputs));
+        let (mut rows, max) = (texts, self.engine.batch().min(limits.outputs));
         let mut failed = Vec::new();
         for (id, pending) in due {
             let branch = self.branches.get_mut(&id);

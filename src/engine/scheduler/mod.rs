@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use octavo_kernels::Phase;
 
+use crate::image_registry::with_whole_images;
 use crate::kv::{KvCacheManager, PAGE, SequenceKv};
 pub use sequence::RequestId;
 use sequence::State;
@@ -233,7 +234,7 @@ impl Scheduler {
     /// order of arrival.
     pub(crate) fn prefills(&mut self, kv_cache: &mut KvCacheManager) -> StepPlan {
         let (mut plan, mut rows) = (StepPlan::default(), self.chunk());
-        let mut outputs = self.settings.outputs;
+        let (mut outputs, mut room) = (self.settings.outputs, self.settings.most_rows);
         let mut is_open = true;
         for at in 0..self.sequences.len() {
             if rows == 0 || outputs == 0 {
@@ -253,6 +254,11 @@ impl Scheduler {
                 // in a step of its own, before any newer request
                 break;
             }
+            let n = with_whole_images(&sequence.tokens, sequence.kv.len(), n);
+            if n > room || (sequence.wants_all && n > outputs) {
+                // an image in the next step, before any newer request
+                break;
+            }
             if n == 0 || !self.reserve(kv_cache, at, n, &mut plan) {
                 continue;
             }
@@ -264,7 +270,8 @@ impl Scheduler {
                 usize::from(is_last)
             };
             plan.push(sequence, n, n_outputs);
-            rows -= n;
+            rows = rows.saturating_sub(n);
+            room -= n;
             outputs -= n_outputs;
         }
         plan

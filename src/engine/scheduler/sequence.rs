@@ -12,8 +12,10 @@ pub type RequestId = u64;
 pub(crate) struct Settings {
     /// Maximum number of requests that run at once.
     pub sequences: usize,
-    /// Maximum number of tokens in a step.
+    /// Maximum number of tokens in a step of texts.
     pub rows: usize,
+    /// Maximum number of tokens in a step with images whose tokens attend to each other.
+    pub most_rows: usize,
     /// Maximum number of tokens with outputs in a step.
     pub outputs: usize,
     /// Target time of a prefill step while other requests generate.

@@ -3,11 +3,14 @@
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::{sandwiched_layer, scale_by_width};
-use super::{Binder, Error, Hparams, Keys, Layer, NUMBERED_POST_NORMS, Spec, with_head_norms};
+use super::{
+    Binder, Error, Hparams, Images, Keys, Layer, NUMBERED_POST_NORMS, Spec, with_head_norms,
+};
 use crate::hparams::{ScalingKind, windows_or_none, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma3",
+    images: Images::Bidirectional,
     reads: &["attention.sliding_window", "final_logit_softcapping"],
     read_hparams,
     layer,

@@ -3,13 +3,14 @@
 //! experts may run beside the dense feed-forward block.
 
 use super::gemma::{GEMMA, scaled_embedding};
-use super::{Attention, Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
-use super::{NUMBERED_POST_NORMS, blk, taps, with_post_norms};
+use super::{Attention, Binder, Block, Error, Ffn, Hparams, Images, Keys, Layer, NormWeights};
+use super::{NUMBERED_POST_NORMS, Spec, blk, taps, with_post_norms};
 use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts_if_any};
 use crate::hparams::{share_caches, windows, windows_have_heads};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma4",
+    images: Images::BidirectionalInWindows,
     block: Block::Sequential {
         residual: Some(taps::ATTN_OUT),
     },

@@ -2,11 +2,12 @@
 //! the whole head, and `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output
 //! and feed-forward biases are optional.
 
-use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
+use super::{DECODER, Error, Hparams, Images, Keys, Pairing, Spec, biased_layer};
 use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts_if_any};
 
 pub(super) const SPEC: Spec = Spec {
     name: "llama",
+    images: Images::Causal,
     pairing: Pairing::Norm,
     full_rotary: true,
     reads: &EXPERT_KEYS,

@@ -2,11 +2,12 @@
 //! undone, and queries scaled by their position.
 
 use super::llama::mixture;
-use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
+use super::{DECODER, Error, Hparams, Images, Keys, Pairing, Spec, biased_layer};
 use crate::hparams::Temperature;
 
 pub(super) const SPEC: Spec = Spec {
     name: "mistral3",
+    images: Images::Causal,
     pairing: Pairing::Norm,
     full_rotary: true,
     reads: &[

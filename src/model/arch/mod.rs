@@ -22,6 +22,7 @@ mod granite;
 mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
+mod images;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -56,6 +57,8 @@ use super::graph::{Graph, Norm};
 use super::hparams::{Hparams, Sections};
 use super::keys::{Keys, show};
 use super::taps;
+pub(crate) use images::Images;
+
 use super::weights::{
     Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, Weights, blk,
 };
@@ -140,6 +143,8 @@ pub(super) struct Spec {
     pub(super) full_rotary: bool,
     /// M-RoPE sections: the split of RoPE pairs among image axes, for models with images.
     pub(super) sections: Option<Sections>,
+    /// How images among a text's tokens are read.
+    pub(super) images: Images,
     /// LongRoPE is allowed: one of two lists of angle divisors, chosen by context length.
     pub(super) longrope: bool,
     /// Heads must fill the embedding width exactly.
@@ -218,6 +223,7 @@ const DECODER: Spec = Spec {
     pairing: Pairing::Neox,
     full_rotary: false,
     sections: None,
+    images: Images::None,
     longrope: false,
     heads_fill_width: false,
     norm: Norm::Rms,

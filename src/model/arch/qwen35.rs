@@ -2,7 +2,7 @@
 //! is rotated, by sections that matter for images only.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, Recurrent, Spec};
-use super::{KeyHeads, Sections, pre_norm_layer_with, taps, with_head_norms};
+use super::{Images, KeyHeads, Sections, pre_norm_layer_with, taps, with_head_norms};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen35",
@@ -15,6 +15,7 @@ pub(super) const SPEC: Spec = Spec {
     scaled_embedding: taps::INPUT_EMBED,
     attn_out: Some(taps::ATTN_OUTPUT),
     sections: Some(Sections::Interleaved),
+    images: Images::Causal,
     reads: &["nextn_predict_layers"],
     layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
     ..DECODER

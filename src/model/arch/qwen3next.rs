@@ -1,7 +1,7 @@
 //! Qwen 3 Next, the predecessor of Qwen 3.5, with experts: neighbouring value heads share a key
 //! head, and old files have one matrix for all inputs of a delta net.
 
-use super::{KeyHeads, Recurrent, Spec, qwen35moe, taps};
+use super::{Images, KeyHeads, Recurrent, Spec, qwen35moe, taps};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen3next",
@@ -11,5 +11,6 @@ pub(super) const SPEC: Spec = Spec {
     query_gate: taps::GATE,
     reads: &["nextn_predict_layers", "expert_count", "expert_used_count"],
     sections: None,
+    images: Images::None,
     ..qwen35moe::SPEC
 };

@@ -22,7 +22,11 @@ impl Builder<'_> {
         let named = |is_last: bool| own.filter(|_| is_last).and_then(once);
         let (typed, placed) = (w.token_type.is_some(), w.positions.is_some());
         let table = w.token_embd;
-        let x = self.push(Op::Embed { table }, info, named(!typed && !placed));
+        let embed = Op::Embed {
+            table,
+            placeholder: None,
+        };
+        let x = self.push(embed, info, named(!typed && !placed));
         let x = self.bias(x, w.token_type, named(!placed));
         let x = match w.positions {
             Some(table) => {
@@ -56,7 +60,12 @@ impl Builder<'_> {
             width: width * self.h.n_layer(),
             ..self.info(x)
         };
-        let rows = self.push(Op::Embed { table: w.table }, all, None);
+        // an image token has the row of token 0, as in llama.cpp
+        let embed = Op::Embed {
+            table: w.table,
+            placeholder: Some(0),
+        };
+        let rows = self.push(embed, all, None);
         let selected = once(taps::INP_PER_LAYER_SELECTED);
         let rows = self.scale(rows, (width as f32).sqrt(), selected);
         let projected = self.matmul(x, w.projection, None);

@@ -242,12 +242,12 @@ impl<'a> Nodes<'a> {
         self.push(Op::Concat { a, b, each }, info, tap)
     }
 
-    /// Joins four neighbouring rows into one.
-    pub fn merge(&mut self, x: ValueId) -> ValueId {
+    /// Joins as many neighbouring rows into one.
+    pub fn merge(&mut self, x: ValueId, rows: usize, tap: Option<Named>) -> ValueId {
         let info = ValueShape {
-            width: octavo_kernels::MERGED_ROWS * self.info(x).width,
-            rows: RowSet::Merged,
+            width: rows * self.info(x).width,
+            rows: RowSet::Merged(rows),
         };
-        self.push(Op::Merge { x }, info, None)
+        self.push(Op::Merge { x, rows }, info, tap)
     }
 }

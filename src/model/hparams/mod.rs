@@ -17,7 +17,7 @@ mod windows;
 use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
-use crate::arch::{Arch, Spec};
+use crate::arch::{Arch, Images, Spec};
 use crate::error::Error;
 use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
@@ -210,6 +210,9 @@ impl Hparams {
             warnings: Vec::new(),
         };
         (spec.read_hparams)(&mut k, &mut h)?;
+        for layer in h.layers.iter_mut().filter(|layer| layer.attends()) {
+            layer.scores.images = spec.images.see_each_other(layer.scores.window);
+        }
         h.caches = layers::place_in_caches(&mut h.layers);
         check_feed_forward(&k, &h)?;
         (h.entries, h.warnings) = (k.entries, k.warnings);
@@ -268,10 +271,22 @@ impl Hparams {
     /// Returns the width of the row given for an image token: its embedding and the deepstack
     /// features; 0 for text-only models.
     pub fn image_embedding_width(&self) -> usize {
-        match self.arch.spec().sections {
-            Some(_) => (1 + self.n_deepstack) * self.n_embd(),
-            None => 0,
+        match self.arch.spec().images {
+            Images::None => 0,
+            _ => (1 + self.n_deepstack) * self.n_embd(),
         }
+    }
+
+    /// Returns whether heads are rotated by the axes of images (M-RoPE), and not by the places of
+    /// tokens.
+    pub fn has_image_axes(&self) -> bool {
+        self.arch.spec().sections.is_some()
+    }
+
+    /// Returns whether tokens of an image attend to each other in some layers, so that an image
+    /// must be computed in one step.
+    pub fn sees_whole_images(&self) -> bool {
+        self.layers.iter().any(|layer| layer.scores.images)
     }
 
     /// Sets the scale of every layer's attention scores.

@@ -275,6 +275,6 @@ fn rows_name<S: Serializer>(rows: &RowSet, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(match rows {
         RowSet::All => "tokens",
         RowSet::Outputs => "outputs",
-        RowSet::Merged => "merged",
+        RowSet::Merged(_) => "merged",
     })
 }

@@ -52,6 +52,7 @@ fn function_name(f: Function) -> &'static str {
         Function::SoftCap(_) => "soft_cap",
         Function::Scale(_) => "scale",
         Function::Gelu => "gelu",
+        Function::Clamp(..) => "clamp",
         Function::SquaredRelu => "squared_relu",
         Function::Sigmoid => "sigmoid",
         Function::Silu => "silu",
@@ -101,7 +102,7 @@ impl Reader<'_> {
     /// Returns the weights that an operation reads.
     pub(super) fn weights(&self, op: &Op) -> Vec<Weight> {
         match *op {
-            Op::Embed { table } | Op::EmbedPositions { table } => vec![self.matrix(table, 1)],
+            Op::Embed { table, .. } | Op::EmbedPositions { table } => vec![self.matrix(table, 1)],
             Op::MatMul { w, .. } => vec![self.matrix(w, 1)],
             Op::ExpertMatMul { w, experts, .. } => vec![self.matrix(w, experts)],
             Op::Rope { rope, .. } => self.divisors(rope),
@@ -174,6 +175,7 @@ impl Reader<'_> {
             Op::Unary { f, .. } => match f {
                 Function::SoftCap(cap) => vec![number("cap", cap)],
                 Function::Scale(factor) => vec![number("factor", factor)],
+                Function::Clamp(low, high) => vec![number("low", low), number("high", high)],
                 Function::Gelu
                 | Function::SquaredRelu
                 | Function::Sigmoid
@@ -273,6 +275,9 @@ impl Reader<'_> {
         all.push(flag("causal", scores.causal));
         if scores.blocks {
             all.push(flag("blocks", true));
+        }
+        if scores.images {
+            all.push(flag("images", true));
         }
         all
     }

@@ -142,7 +142,7 @@ impl Run<'_> {
     fn op(&mut self, op: Op, tokens: &[usize]) -> Matrix {
         let vector = |id: VecId| self.m.weights.vector(id);
         match op {
-            Op::Embed { table } => {
+            Op::Embed { table, .. } => {
                 let table = self.weight(table);
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }

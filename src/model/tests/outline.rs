@@ -20,7 +20,7 @@ fn read_by_graph(model: &Model) -> Counts {
     let mut counts = Counts::new();
     for node in &model.graph.nodes {
         let matrix = match node.op {
-            Op::Embed { table } | Op::EmbedPositions { table } => Some(table),
+            Op::Embed { table, .. } | Op::EmbedPositions { table } => Some(table),
             Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } => Some(w),
             _ => None,
         };

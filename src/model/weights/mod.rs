@@ -28,7 +28,7 @@ pub struct NormWeights {
 
 impl NormWeights {
     /// Creates weights without a bias.
-    pub(crate) fn plain(weight: VecId, tap: &'static str) -> NormWeights {
+    pub fn plain(weight: VecId, tap: &'static str) -> NormWeights {
         NormWeights {
             weight,
             bias: None,

@@ -1,6 +1,7 @@
 //! The matrices and vectors of a file that a graph uses, by number.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
@@ -31,6 +32,8 @@ pub struct WeightRef {
     pub pieces: Option<Pieces>,
     /// Factor of every product with the matrix: NVFP4's `x.scale`, otherwise 1.
     pub scale: f32,
+    /// The rows' bytes, where the file has its columns as rows.
+    pub transposed: Option<Arc<Vec<u8>>>,
 }
 
 /// The same range of rows from each matrix of a stack: one part of every expert.
@@ -72,7 +75,10 @@ impl WeightRef {
     ///
     /// # Panics
     /// If `gguf` is not the file the weight was bound from, or the rows are not contiguous.
-    pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
+    pub fn bytes<'a>(&'a self, gguf: &'a Gguf) -> &'a [u8] {
+        if let Some(bytes) = &self.transposed {
+            return bytes;
+        }
         assert!(self.pieces.is_none(), "{}: rows of pieces", self.name);
         let start = self.offset();
         &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
@@ -83,7 +89,15 @@ impl WeightRef {
     ///
     /// # Panics
     /// If `gguf` is not the file the weight was bound from.
-    pub fn read<'a>(&self, gguf: &'a Gguf, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
+    pub fn read<'a>(
+        &'a self,
+        gguf: &'a Gguf,
+        range: Range<usize>,
+        room: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        if let Some(bytes) = &self.transposed {
+            return &bytes[range];
+        }
         let info = self.info(gguf);
         let start = self.place(range.start);
         if !gguf.is_made(info) {

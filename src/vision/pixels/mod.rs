@@ -8,20 +8,34 @@ mod image;
 mod jpeg;
 mod resample;
 mod size;
+mod tiles;
 
 pub use self::image::{DecodedImage, Limits};
 pub use decode::decode;
-pub use resample::fit;
+pub(crate) use resample::resample;
+pub use resample::{Filter, fit};
+pub(crate) use size::max_image_tokens;
 pub use size::{Size, TokenLimits};
+pub use tiles::Tiles;
 
 use crate::tower::Hparams;
+use crate::tower::arch::Images;
 
 /// An image ready for a vision encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
     /// Size in the file.
     pub source: Size,
-    /// Resized and padded image.
+    /// What the encoder computes, one after the other: at least one.
+    pub tiles: Vec<Tile>,
+    /// Columns and rows of tiles; an overview, which is the last tile, is in none.
+    pub grid: [usize; 2],
+}
+
+/// A picture of the size that a vision encoder computes at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tile {
+    /// Resized and padded image, or a part of it.
     pub image: DecodedImage,
     /// Normalised planes of red, green and blue, `[3][height][width]`.
     pub planes: Vec<f32>,
@@ -49,15 +63,31 @@ impl Prepared {
         limits: TokenLimits,
     ) -> Result<Prepared, crate::Error> {
         let source = image.size();
-        let to = source.for_image_tokens(h.unit(), limits)?;
-        let image = fit(image, to);
-        Ok(Prepared {
-            source,
+        let tiles = match h.projector.spec().images {
+            Images::Dynamic { min, max } => {
+                let limits = TokenLimits::or([min, max], limits);
+                let to = source.for_image_tokens(h.unit(), limits)?;
+                Tiles::one(fit(image, to, Filter::Bicubic))
+            }
+            Images::Square => {
+                let to = Size::square(h.image_size);
+                Tiles::one(fit(image, to, Filter::Bilinear))
+            }
+            Images::Tiles(tiles) => tiles(image, h, limits)?,
+        };
+        let tile = |image: DecodedImage| Tile {
             planes: image.normalised(h.mean, h.std),
             image,
+        };
+        Ok(Prepared {
+            source,
+            grid: tiles.grid,
+            tiles: tiles.images.into_iter().map(tile).collect(),
         })
     }
+}
 
+impl Tile {
     /// Returns the encoder's input.
     pub fn pixels(&self) -> Pixels<'_> {
         Pixels {

@@ -1,32 +1,58 @@
-//! Resampling as in Pillow: bicubic, with a kernel that widens when an image shrinks; in integers,
-//! so that all machines agree to the bit.
+//! Resampling as in Pillow, with a kernel that widens when an image shrinks; in integers, so that
+//! all machines agree to the bit.
 
 use super::image::DecodedImage;
 use super::size::Size;
 
 /// Fraction bits of weights.
 const BITS: u32 = 22;
-/// Radius of the cubic kernel in pixels.
-const SUPPORT: f64 = 2.0;
 /// Parameter of Keys' cubic convolution.
 const A: f64 = -0.5;
 
+/// Kernel of a resampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// Triangle.
+    Bilinear,
+    /// Keys' cubic convolution.
+    Bicubic,
+    /// Lanczos, of three lobes.
+    Lanczos,
+}
+
+impl Filter {
+    /// Returns the radius in pixels.
+    fn support(self) -> f64 {
+        match self {
+            Filter::Bilinear => 1.0,
+            Filter::Bicubic => 2.0,
+            Filter::Lanczos => 3.0,
+        }
+    }
+
+    fn weight(self, x: f64) -> f64 {
+        match self {
+            Filter::Bilinear => (1.0 - x.abs()).max(0.0),
+            Filter::Bicubic => cubic(x),
+            Filter::Lanczos => lanczos(x),
+        }
+    }
+}
+
 /// Resizes an image until one of its sides fits, and pads it evenly with black, preserving the
 /// aspect ratio. An image of the target size is returned unchanged.
-pub fn fit(image: &DecodedImage, to: Size) -> DecodedImage {
+pub fn fit(image: &DecodedImage, to: Size, filter: Filter) -> DecodedImage {
     let from = image.size();
     if from == to {
         return image.clone();
     }
     let scale = (to.width as f32 / from.width as f32).min(to.height as f32 / from.height as f32);
     let side = |from: usize, to: usize| ((from as f32 * scale).ceil() as usize).clamp(1, to);
-    let scaled = resample(
-        image,
-        Size {
-            width: side(from.width, to.width),
-            height: side(from.height, to.height),
-        },
-    );
+    let inner = Size {
+        width: side(from.width, to.width),
+        height: side(from.height, to.height),
+    };
+    let scaled = resample(image, inner, filter);
     let mut rgb = vec![0; 3 * to.width * to.height];
     let (left, top) = (
         (to.width - scaled.width) / 2,
@@ -45,11 +71,11 @@ pub fn fit(image: &DecodedImage, to: Size) -> DecodedImage {
 
 /// Resamples horizontally, then vertically; a side of the target size is skipped. Between the two
 /// passes values are rounded to bytes.
-fn resample(image: &DecodedImage, to: Size) -> DecodedImage {
+pub(crate) fn resample(image: &DecodedImage, to: Size, filter: Filter) -> DecodedImage {
     let DecodedImage { width, height, .. } = *image;
     let mut rgb = image.rgb.clone();
     if to.width != width {
-        let taps = Taps::all(width, to.width);
+        let taps = Taps::all(width, to.width, filter);
         let mut out = Vec::with_capacity(3 * to.width * height);
         for line in rgb.chunks_exact(3 * width) {
             for taps in &taps {
@@ -59,7 +85,7 @@ fn resample(image: &DecodedImage, to: Size) -> DecodedImage {
         rgb = out;
     }
     if to.height != height {
-        let (taps, stride) = (Taps::all(height, to.height), 3 * to.width);
+        let (taps, stride) = (Taps::all(height, to.height, filter), 3 * to.width);
         let mut out = Vec::with_capacity(stride * to.height);
         let mut sums = vec![0i32; stride];
         for taps in &taps {
@@ -93,17 +119,17 @@ struct Taps {
 
 impl Taps {
     /// Returns the taps of all `to` pixels of a line resized from `from` pixels.
-    fn all(from: usize, to: usize) -> Vec<Taps> {
+    fn all(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
         let scale = from as f64 / to as f64;
         // when an image shrinks, the kernel covers all input pixels of an output pixel
         let stretch = scale.max(1.0);
-        let reach = SUPPORT * stretch;
+        let reach = filter.support() * stretch;
         let tap = |out: usize| {
             let centre = (out as f64 + 0.5) * scale;
             // truncates towards zero
             let first = ((centre - reach + 0.5) as i64).max(0) as usize;
             let end = ((centre + reach + 0.5) as i64).min(from as i64) as usize;
-            let weight = |i: usize| cubic((i as f64 - centre + 0.5) / stretch);
+            let weight = |i: usize| filter.weight((i as f64 - centre + 0.5) * (1.0 / stretch));
             let weights: Vec<f64> = (first..end).map(weight).collect();
             let sum: f64 = weights.iter().sum();
             let fixed = |w: &f64| {
@@ -125,6 +151,18 @@ impl Taps {
             sum + i32::from(pixel(self.first + i)) * weight
         });
         clamped(sum)
+    }
+}
+
+/// Evaluates the Lanczos kernel.
+fn lanczos(x: f64) -> f64 {
+    let sinc = |x: f64| {
+        let x = x * std::f64::consts::PI;
+        if x == 0.0 { 1.0 } else { x.sin() / x }
+    };
+    match (-3.0..3.0).contains(&x) {
+        true => sinc(x) * sinc(x / 3.0),
+        false => 0.0,
     }
 }
 

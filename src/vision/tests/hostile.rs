@@ -10,8 +10,19 @@ use octavo_fixtures::shared;
 use octavo_vision::pixels::Pixels;
 use octavo_vision::{Encoder, Tower};
 
+/// Small vision encoders of all kinds.
+const TOWERS: [&str; 7] = [
+    "vision/vl-a-mmproj-F16.gguf",
+    "vision/q25/vl-q25-mmproj-F32.gguf",
+    "vision2/gemma3/gemma3-a-mmproj-F16.gguf",
+    "vision2/gemma4/gemma4-a-mmproj-F32.gguf",
+    "vision2/gemma4u/gemma4u-a-mmproj-F32.gguf",
+    "vision2/pixtral/pixtral-a-mmproj-F32.gguf",
+    "vision2/idefics3/idefics3-a-mmproj-F32.gguf",
+];
+
 fn bytes(path: &str) -> Option<Vec<u8>> {
-    Some(std::fs::read(shared(&format!("vision/{path}"))?).expect("a file"))
+    Some(std::fs::read(shared(path)?).expect("a file"))
 }
 
 fn open(bytes: &[u8]) -> Result<Gguf, String> {
@@ -86,7 +97,7 @@ const NEEDED: [(&str, &str); 14] = [
 
 #[test]
 fn every_key_is_needed_and_bounded() {
-    let Some(whole) = bytes("vl-a-mmproj-F32.gguf") else {
+    let Some(whole) = bytes("vision/vl-a-mmproj-F32.gguf") else {
         return;
     };
     let numbers = [
@@ -137,14 +148,14 @@ fn every_key_is_needed_and_bounded() {
     bytes[at..at + 4].copy_from_slice(b"gem3");
     let error = refusal(&bytes);
     assert!(
-        error.contains("qwen3vl_merger, qwen2.5vl_merger"),
+        error.contains("qwen3vl_merger, qwen2.5vl_merger, qwen2.5o, gemma3"),
         "{error}"
     );
 }
 
 #[test]
 fn windows_are_whole() {
-    let Some(whole) = bytes("q25/vl-q25-mmproj-F32.gguf") else {
+    let Some(whole) = bytes("vision/q25/vl-q25-mmproj-F32.gguf") else {
         return;
     };
     for (key, value) in [("n_wa_pattern", 0), ("patch_size", 57), ("patch_size", 200)] {
@@ -158,15 +169,42 @@ fn windows_are_whole() {
     }
 }
 
+/// No tensor may have another name, and no number may make an encoder do what it cannot.
+#[test]
+fn every_tensor_is_needed_and_numbers_are_bounded() {
+    for path in TOWERS {
+        let Some(whole) = bytes(path) else { return };
+        let gguf = open(&whole).expect("it is sound");
+        for tensor in gguf.tensors() {
+            let mut bytes = whole.clone();
+            rename(&mut bytes, &tensor.name);
+            refusal(&bytes);
+        }
+        let numbers = gguf.keys().filter(|(key, value)| {
+            key.starts_with("clip.vision.") && matches!(value, gguf_rs_lite::Value::U32(_))
+        });
+        for (key, _) in numbers {
+            for value in [0, 1, 3, 97, 1 << 20, u32::MAX] {
+                let mut bytes = whole.clone();
+                set(&mut bytes, key, value.to_le_bytes());
+                if let Err(error) = run(&bytes) {
+                    assert!(!error.contains('\n') && error.len() < 2000, "{error}");
+                }
+            }
+        }
+    }
+}
+
 /// Changes bytes of the header at random; an encoder that still loads must also run.
 #[test]
 fn damaged_towers_are_refused_or_run() {
     let (mut refused, mut ran) = (0, 0);
-    for path in ["vl-a-mmproj-F16.gguf", "q25/vl-q25-mmproj-F32.gguf"] {
+    for path in TOWERS {
         let Some(whole) = bytes(path) else { return };
         // keys and the list of tensors
-        let header = whole.windows(10).rposition(|part| part == b"mm.2.weigh");
-        let header = header.expect("the last tensors") + 64;
+        let gguf = open(&whole).expect("it is sound");
+        let data = gguf.tensors().iter().filter_map(|t| gguf.file_offset(t));
+        let header = data.min().expect("tensors") as usize;
         let mut rng = Rng(7);
         for round in 0..120 {
             let mut bytes = whole.clone();
@@ -201,7 +239,12 @@ fn run(bytes: &[u8]) -> Result<(), String> {
     };
     let encoder = Encoder::load(&gguf, &options, 16, &mut |_| {});
     let mut encoder = encoder.map_err(|error| error.to_string())?;
-    let side = 2 * encoder.tower().hparams.unit();
+    let h = &encoder.tower().hparams;
+    let side = if h.image_size > 0 {
+        h.image_size
+    } else {
+        2 * h.unit()
+    };
     let planes = vec![0.25; 3 * side * side];
     let pixels = Pixels {
         width: side,

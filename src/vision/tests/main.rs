@@ -1,5 +1,6 @@
 //! Tests of the vision crate's public interface.
 
+mod batches;
 mod bitmaps;
 mod encoder;
 mod hostile;

@@ -6,20 +6,12 @@ use octavo_engine::{
     EncodedImage, Engine, EngineOptions, ImageHandle, LogitsFor, ModelSource, Session,
 };
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_vision::Encoder;
+use octavo_vision::{Encoder, prompt};
 
 use crate::support::{Family, Golden, nmse};
 
-/// Tolerance for image prompts, the same as for image embeddings.
-const LLAMA_CPP: f64 = 2e-6;
-/// Tolerance for text; llama.cpp's own error on a text without images, from f32 rounding, is 3e-13.
-const TEXT: f64 = 1e-11;
-
 fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usize) -> Engine {
-    let ty = golden.facts["text"].as_str().expect("a type");
-    let path = family
-        .folder
-        .join(format!("{}-text-{ty}.gguf", family.model));
+    let path = family.text(golden);
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(threads),
@@ -32,7 +24,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
 }
 
 /// Encodes the images of a case with its vision encoder.
-fn images(family: &Family, golden: &Golden, isa: Isa) -> Vec<EncodedImage> {
+pub(crate) fn images(family: &Family, golden: &Golden, isa: Isa) -> Vec<EncodedImage> {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(2),
@@ -44,15 +36,18 @@ fn images(family: &Family, golden: &Golden, isa: Isa) -> Vec<EncodedImage> {
     let prepared = golden.images(&encoder.tower().hparams);
     let mut digest = 0;
     let mut image = |prepared: &octavo_vision::pixels::Prepared| {
-        let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
         digest += 1;
-        cells.image([digest; 32])
+        encoder.image(prepared, [digest; 32]).expect("it runs")
     };
     prepared.iter().map(&mut image).collect()
 }
 
 /// Returns a session that holds the images, and the golden's prompt with their image tokens.
-fn prompt(engine: &Engine, golden: &Golden, images: &[EncodedImage]) -> (Session, Vec<u32>) {
+pub(crate) fn prompt(
+    engine: &Engine,
+    golden: &Golden,
+    images: &[EncodedImage],
+) -> (Session, Vec<u32>) {
     let mut session = engine.session();
     let register = |p: &EncodedImage| engine.register(p.clone()).expect("it is for this model");
     let shown: Vec<ImageHandle> = images.iter().map(register).collect();
@@ -85,17 +80,17 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
                 let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
                 let own = nmse(&logits.data, &theirs);
                 let bound = match (&*golden.name, golden.facts["text"].as_str()) {
-                    ("text", _) => TEXT,
+                    ("text", _) => family.bounds.text,
                     (_, Some("Q4_K_M")) => {
-                        // against the exact model, our error must be at most a tenth of llama.cpp's
+                        // against the exact model, our error must be at most a fifth of llama.cpp's
                         let exact = golden.floats("exact").expect("quantized");
                         let ours = nmse(&logits.data, &exact);
                         let theirs = nmse(&theirs, &exact);
                         println!("{what}: {ours:e} from exact, llama.cpp {theirs:e}");
-                        assert!(ours <= theirs / 10.0, "{what}: {ours:e}, theirs {theirs:e}");
+                        assert!(ours <= theirs / 5.0, "{what}: {ours:e}, theirs {theirs:e}");
                         f64::INFINITY
                     }
-                    _ => LLAMA_CPP,
+                    _ => family.bounds.logits,
                 };
                 println!("{what}: {own:e}");
                 assert!(own <= bound, "{what}: {own:e}");
@@ -103,11 +98,7 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
             }
         }
     }
-    assert_eq!(
-        generated,
-        4 * 8 * Isa::available().len(),
-        "generated tokens"
-    );
+    assert_eq!(generated, 184 * Isa::available().len(), "generated tokens");
 }
 
 /// Continues greedily as the golden did; returns its number of tokens.
@@ -127,14 +118,37 @@ fn greedy(session: &mut Session, golden: &Golden, logits: &[f32], what: &str) ->
     generated.len()
 }
 
+/// The tokens of a prompt: its text, and what the vision encoder puts around and between rows.
+#[test]
+fn prompts_are_llama_cpps() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    for family in &families {
+        for golden in &family.goldens {
+            let what = format!("{} {}", family.model, golden.name);
+            let engine = engine(family, golden, Isa::best(), 1, 64);
+            let register = |image| engine.register(image).expect("it is for this model");
+            let shown = images(family, golden, Isa::best())
+                .into_iter()
+                .map(register);
+            let shown: Vec<ImageHandle> = shown.collect();
+            let text = golden.facts["prompt"].as_str().expect("a text").as_bytes();
+            let ids = prompt::tokens(engine.tokenizer(), text, prompt::MARKER, &shown);
+            let id = |id: u32| i32::try_from(id).unwrap_or(-1);
+            let ids: Vec<i32> = ids.expect("as many markers").into_iter().map(id).collect();
+            assert_eq!(ids, golden.integers("tokens"), "{what}");
+        }
+    }
+}
+
 #[test]
 fn cuts_batches_and_threads_change_no_bit() {
     let Some(families) = Family::all() else {
         return;
     };
     for family in &families {
-        let golden = family.goldens.iter().find(|g| g.name == "two");
-        let golden = golden.expect("both have it");
+        let golden = family.golden("two");
         let images = images(family, golden, Isa::best());
         for isa in Isa::available() {
             let mut expected: Option<Vec<f32>> = None;
@@ -155,11 +169,10 @@ fn cuts_batches_and_threads_change_no_bit() {
 
 #[test]
 fn images_go_whole_and_come_back() {
-    let Some([family, _]) = Family::all() else {
+    let Some(family) = Family::named("vl-a") else {
         return;
     };
-    let golden = family.goldens.iter().find(|g| g.name == "two");
-    let golden = golden.expect("it is there");
+    let golden = family.golden("two");
     let images = images(&family, golden, Isa::best());
     let engine = engine(&family, golden, Isa::best(), 2, 16);
     let (mut session, ids) = prompt(&engine, golden, &images);
@@ -194,36 +207,40 @@ fn images_go_whole_and_come_back() {
 
 #[test]
 fn rows_that_layers_gain_are_llama_cpps() {
-    let Some([family, _]) = Family::all() else {
+    let Some(families) = Family::all() else {
         return;
     };
-    let golden = family.goldens.iter().find(|g| g.name == "one");
-    let golden = golden.expect("it is there");
-    let images = images(&family, golden, Isa::best());
-    let engine = engine(&family, golden, Isa::best(), 2, 512);
-    let (mut session, ids) = prompt(&engine, golden, &images);
     let mut compared = 0;
-    let mut look = |view: &TapView<'_>| {
-        if let Some(expected) = golden.floats(&format!("text.{}", view.tap)) {
-            let off = nmse(view.data, &expected);
-            assert!(off <= LLAMA_CPP, "{}: {off:e}", view.tap);
-            compared += 1;
-        }
-    };
-    let (phase, logits_for) = (Phase::Prefill, LogitsFor::All);
-    session
-        .eval_with(&ids, phase, logits_for, Some(&mut look), &mut |_, _| {})
-        .expect("it runs");
-    assert_eq!(compared, 6, "named values of the golden");
+    for family in &families {
+        // Qwen 2.5 VL adds nothing to layers, and has no such golden
+        let Some(golden) = family.goldens.iter().find(|g| g.has("text.")) else {
+            continue;
+        };
+        let images = images(family, golden, Isa::best());
+        let engine = engine(family, golden, Isa::best(), 2, 512);
+        let (mut session, ids) = prompt(&engine, golden, &images);
+        let mut look = |view: &TapView<'_>| {
+            if let Some(expected) = golden.floats(&format!("text.{}", view.tap)) {
+                let off = nmse(view.data, &expected);
+                let what = format!("{} {}", family.model, view.tap);
+                assert!(off <= family.bounds.logits, "{what}: {off:e}");
+                compared += 1;
+            }
+        };
+        let (phase, logits_for) = (Phase::Prefill, LogitsFor::All);
+        session
+            .eval_with(&ids, phase, logits_for, Some(&mut look), &mut |_, _| {})
+            .expect("it runs");
+    }
+    assert_eq!(compared, 24, "named values of the goldens");
 }
 
 #[test]
 fn images_for_other_models_are_refused() {
-    let Some([family, other]) = Family::all() else {
+    let (Some(family), Some(other)) = (Family::named("vl-a"), Family::named("vl-q25")) else {
         return;
     };
-    let golden = family.goldens.iter().find(|g| g.name == "one");
-    let golden = golden.expect("it is there");
+    let golden = family.golden("one");
     let engine = engine(&other, &other.goldens[0], Isa::best(), 1, 64);
     let image = images(&family, golden, Isa::best()).remove(0);
     let error = engine

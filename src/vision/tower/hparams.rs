@@ -1,47 +1,17 @@
 //! A vision encoder's hyperparameters, checked before any tensor is read, each with its source.
 
 use gguf_rs_lite::{Gguf, Value};
-use octavo_kernels::MERGED_ROWS;
 use octavo_model::hparams::{MAX_HEADS, MAX_LAYERS, MAX_WIDTH};
 use octavo_model::keys::{Entry, Keys, Source, show};
-use octavo_model::{Error, graph::Norm};
+use octavo_model::{Choice, Error};
 
 use super::ARCHITECTURE;
+use super::arch::{Images, Projector};
 
 /// Maximum side of a patch: far beyond any real one, and small enough that no product overflows.
 const MAX_PATCH: usize = 256;
-/// Side of an attention window in pixels, in Qwen 2.5 VL; no key stores it.
-const WINDOW_PIXELS: usize = 112;
-/// Side in patches of the square that is merged into one image token.
-pub(super) const MERGE: usize = 2;
-const _: () = assert!(MERGE * MERGE == MERGED_ROWS);
-
-/// Type of the projector, which also determines the encoder's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Projector {
-    /// Qwen 3 VL: layer norms, a table of position embeddings, full attention.
-    Qwen3Vl,
-    /// Qwen 2.5 VL: RMS norms, gated feed-forward blocks, window attention.
-    Qwen25Vl,
-}
-
-impl Projector {
-    /// Returns llama.cpp's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Projector::Qwen3Vl => "qwen3vl_merger",
-            Projector::Qwen25Vl => "qwen2.5vl_merger",
-        }
-    }
-
-    /// Returns the kind of norm.
-    pub fn norm(self) -> Norm {
-        match self {
-            Projector::Qwen3Vl => Norm::Layer,
-            Projector::Qwen25Vl => Norm::Rms,
-        }
-    }
-}
+/// Maximum side of an image in pixels, as in llama.cpp.
+const MAX_IMAGE: usize = 8192;
 
 /// Activation of feed-forward blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +57,16 @@ pub struct Hparams {
     pub n_block: usize,
     /// Number of attention heads.
     pub n_head: usize,
+    /// Number of heads of keys and values, each for as many heads of queries.
+    pub n_head_kv: usize,
     /// Side of a patch in pixels.
     pub patch: usize,
+    /// Side in patches of the square that becomes one image token.
+    pub merge: usize,
+    /// Side of images or of tiles in pixels; 0 where images have any size.
+    pub image_size: usize,
+    /// Longer side that images are resized to before they are cut into tiles; 0 if none is set.
+    pub longest_side: usize,
     /// Embedding width of the text model.
     pub n_projected: usize,
     /// Epsilon of every norm.
@@ -127,36 +105,39 @@ impl Hparams {
             });
         }
         let projector = projector(&mut k)?;
-        let feature = feature(&mut k, projector)?;
+        let spec = projector.spec();
+        let feature = feature(&mut k)?;
+        let least = usize::from(spec.has_blocks);
         let n_embd = k
             .count("vision.embedding_length", 4..=MAX_WIDTH, None)?
             .value;
-        let n_head = k
-            .count("vision.attention.head_count", 1..=MAX_HEADS, None)?
+        let heads = heads(&mut k, projector, n_embd)?;
+        let n_block = k
+            .count("vision.block_count", least..=least * MAX_LAYERS, None)?
             .value;
-        // each of the two axes rotates half of a head, in pairs
-        if !n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(4) {
-            let key = k.full("vision.attention.head_count");
-            let expected = format!("heads of a multiple of 4 values of {n_embd}");
-            return Err(k.bad(key, expected, n_head.to_string()));
-        }
-        let n_block = k.count("vision.block_count", 1..=MAX_LAYERS, None)?.value;
         if n_block > gguf.tensors().len() {
             let expected = format!("at most {}, the tensors of the file", gguf.tensors().len());
             let key = k.full("vision.block_count");
             return Err(k.bad(key, expected, n_block.to_string()));
         }
-        k.count("vision.spatial_merge_size", MERGE..=MERGE, Some(MERGE))?;
+        let merge = spec.merge;
+        let range = merge.least..=merge.most;
+        let default = range.contains(&merge.default).then_some(merge.default);
+        let merge = k.count(merge.key, range, default)?.value;
         let patch = k.count("vision.patch_size", 1..=MAX_PATCH, None)?.value;
-        Ok(Hparams {
+        let mut h = Hparams {
             projector,
             n_embd,
             n_ff: k
-                .count("vision.feed_forward_length", 1..=MAX_WIDTH, None)?
+                .count("vision.feed_forward_length", least..=MAX_WIDTH, None)?
                 .value,
             n_block,
-            n_head,
+            n_head: heads[0],
+            n_head_kv: heads[1],
             patch,
+            merge,
+            image_size: 0,
+            longest_side: 0,
             n_projected: k.count("vision.projection_dim", 1..=MAX_WIDTH, None)?.value,
             norm_eps: k
                 .positive("vision.attention.layer_norm_epsilon", 1.0, None)?
@@ -164,16 +145,16 @@ impl Hparams {
             feature,
             mean: colours(&mut k, "vision.image_mean", f32::NEG_INFINITY)?,
             std: colours(&mut k, "vision.image_std", 0.0)?,
-            windows: match projector {
-                Projector::Qwen3Vl => None,
-                Projector::Qwen25Vl => Some(windows(&mut k, patch)?),
-            },
-            deepstack: match projector {
-                Projector::Qwen3Vl => deepstack(gguf, n_block),
-                Projector::Qwen25Vl => Vec::new(),
-            },
-            entries: k.entries,
-        })
+            windows: None,
+            deepstack: Vec::new(),
+            entries: Vec::new(),
+        };
+        if !matches!(spec.images, Images::Dynamic { .. }) {
+            read_image_size(&mut k, &mut h)?;
+        }
+        (spec.read_hparams)(&mut k, &mut h)?;
+        h.entries = k.entries;
+        Ok(h)
     }
 
     /// Returns every value in use, in a fixed order, with its source.
@@ -181,9 +162,25 @@ impl Hparams {
         &self.entries
     }
 
-    /// Returns the width of a head.
+    /// Returns the width of a head; 0 without heads.
     pub fn head_dim(&self) -> usize {
-        self.n_embd / self.n_head
+        self.n_embd.checked_div(self.n_head).unwrap_or(0)
+    }
+
+    /// Returns the width of the queries of all heads.
+    pub(super) fn q_width(&self) -> usize {
+        self.n_head * self.head_dim()
+    }
+
+    /// Returns the widths of queries, keys and values.
+    pub(super) fn qkv_rows(&self) -> [usize; 3] {
+        let kv = self.n_head_kv * self.head_dim();
+        [self.q_width(), kv, kv]
+    }
+
+    /// Returns the width of the concatenated patches of an image token.
+    pub(super) fn merged(&self) -> usize {
+        self.merge * self.merge * self.n_embd
     }
 
     /// Returns the number of values of a patch's pixels.
@@ -193,7 +190,7 @@ impl Hparams {
 
     /// Returns the side of an image token in pixels.
     pub fn unit(&self) -> usize {
-        MERGE * self.patch
+        self.merge * self.patch
     }
 
     /// Returns whether a block has full attention.
@@ -231,33 +228,71 @@ fn projector(k: &mut Keys<'_>) -> Result<Projector, Error> {
         None => OWN,
     };
     let key = k.full(suffix);
-    const EXPECTED: &str = "qwen3vl_merger, qwen2.5vl_merger or qwen2.5o";
+    let names: Vec<&str> = Projector::names().collect();
+    let expected = Choice(&names).to_string();
     let name = k.text(suffix)?;
-    let name = name.ok_or_else(|| k.missing(k.full("projector_type"), EXPECTED))?;
-    let found = match name {
-        "qwen3vl_merger" => Projector::Qwen3Vl,
-        // the second is Qwen 2.5 Omni's, whose vision encoder is the same
-        "qwen2.5vl_merger" | "qwen2.5o" => Projector::Qwen25Vl,
-        _ => return Err(k.bad(key, EXPECTED, show(&Value::Str(name.as_bytes())))),
-    };
+    let name = name.ok_or_else(|| k.missing(k.full("projector_type"), &*expected))?;
+    let found = Projector::named(name);
+    let found = found.ok_or_else(|| {
+        let got = show(&Value::Str(name.as_bytes()));
+        k.bad(key.clone(), &*expected, got)
+    })?;
     k.note(key, name, Source::File);
     Ok(found)
 }
 
-fn feature(k: &mut Keys<'_>, projector: Projector) -> Result<Feature, Error> {
+/// Reads the numbers of heads, of queries and of keys.
+fn heads(k: &mut Keys<'_>, projector: Projector, n_embd: usize) -> Result<[usize; 2], Error> {
+    const HEADS: &str = "vision.attention.head_count";
+    const HEADS_KV: &str = "vision.attention.head_count_kv";
+    let spec = projector.spec();
+    if !spec.has_blocks {
+        k.count(HEADS, 0..=0, Some(0))?;
+        return Ok([0; 2]);
+    }
+    let n_head = k.count(HEADS, 1..=MAX_HEADS, None)?.value;
+    let multiple = spec.head_multiple;
+    if !n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(multiple) {
+        let expected = format!("heads of a multiple of {multiple} values of {n_embd}");
+        return Err(k.bad(k.full(HEADS), expected, n_head.to_string()));
+    }
+    let n_head_kv = match k.get(HEADS_KV) {
+        Some(_) => k.count(HEADS_KV, 1..=n_head, None)?.value,
+        None => n_head,
+    };
+    if !n_head.is_multiple_of(n_head_kv) {
+        let expected = format!("a divisor of head_count, {n_head}");
+        return Err(k.bad(k.full(HEADS_KV), expected, n_head_kv.to_string()));
+    }
+    Ok([n_head, n_head_kv])
+}
+
+/// Reads the side of images or tiles, which is whole image tokens but for a rest of pixels that is
+/// smaller than a patch.
+fn read_image_size(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    const SIZE: &str = "vision.image_size";
+    const LONGEST: &str = "vision.preproc_image_size";
+    h.image_size = k.count(SIZE, h.patch..=MAX_IMAGE, None)?.value;
+    if !(h.image_size / h.patch).is_multiple_of(h.merge) {
+        let expected = format!("whole squares of {} patches on each side", h.merge);
+        return Err(k.bad(k.full(SIZE), expected, h.image_size.to_string()));
+    }
+    if k.get(LONGEST).is_some() {
+        h.longest_side = k.count(LONGEST, 0..=MAX_IMAGE, None)?.value;
+    }
+    Ok(())
+}
+
+fn feature(k: &mut Keys<'_>) -> Result<Feature, Error> {
     let (gelu, silu) = (k.flag("use_gelu", false)?, k.flag("use_silu", false)?);
-    match (gelu, silu, projector) {
-        (true, true, _) => {
+    match (gelu, silu) {
+        (true, true) => {
             let key = k.full("use_silu");
             Err(k.bad(key, "false beside clip.use_gelu", "true"))
         }
-        (true, false, _) => Ok(Feature::Gelu),
-        (false, true, _) => Ok(Feature::Silu),
-        (false, false, Projector::Qwen3Vl) => Ok(Feature::QuickGelu),
-        (false, false, Projector::Qwen25Vl) => {
-            let key = k.full("use_silu");
-            Err(k.bad(key, "true, or clip.use_gelu, for gated blocks", "false"))
-        }
+        (true, false) => Ok(Feature::Gelu),
+        (false, true) => Ok(Feature::Silu),
+        (false, false) => Ok(Feature::QuickGelu),
     }
 }
 
@@ -286,25 +321,4 @@ fn colours(k: &mut Keys<'_>, suffix: &str, above: f32) -> Result<[f32; 3], Error
     let shown: Vec<serde_json::Value> = numbers.map(octavo_model::keys::json_f32).to_vec();
     k.note(key, shown, Source::File);
     Ok(numbers)
-}
-
-fn windows(k: &mut Keys<'_>, patch: usize) -> Result<Windows, Error> {
-    let whole_every = k.count("vision.n_wa_pattern", 1..=MAX_LAYERS, None)?.value;
-    match WINDOW_PIXELS / (MERGE * patch) {
-        0 => {
-            let expected = format!("at most {}", WINDOW_PIXELS / MERGE);
-            let key = k.full("vision.patch_size");
-            Err(k.bad(key, expected, patch.to_string()))
-        }
-        side => Ok(Windows { side, whole_every }),
-    }
-}
-
-/// Returns the deepstack blocks. A key names these too, but llama.cpp decides by the tensors.
-fn deepstack(gguf: &Gguf, n_block: usize) -> Vec<usize> {
-    let has = |block: &usize| {
-        let name = format!("v.deepstack.{block}.fc1.weight");
-        gguf.tensor(&name).is_some()
-    };
-    (0..n_block).filter(has).collect()
 }

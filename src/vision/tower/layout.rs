@@ -2,19 +2,23 @@
 
 use std::ops::Range;
 
-use octavo_kernels::{MERGED_ROWS, RopePosition};
+use octavo_kernels::RopePosition;
 
-use super::hparams::MERGE;
+/// RoPE axes of patches, as in [`RopePosition`].
+pub(super) const ROW: usize = 1;
+pub(super) const COLUMN: usize = 2;
 
-/// The order of a vision encoder's rows. The 2 x 2 patches of an image token are consecutive: upper
-/// left, upper right, lower left, lower right. Image tokens go from left to right, then from top to
-/// bottom; with windows, window by window.
+/// The order of a vision encoder's rows. The patches of an image token are consecutive: a square,
+/// from left to right, then from top to bottom. So are image tokens; with windows, window by
+/// window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Image tokens per row.
     pub nx: usize,
     /// Rows of image tokens.
     pub ny: usize,
+    /// Side of an image token in patches.
+    pub merge: usize,
     /// Row and column of each patch.
     pub places: Vec<[usize; 2]>,
     /// End of each window, in patches; a single window where there is no window attention.
@@ -24,14 +28,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Creates the layout of `nx * ny` image tokens. Windows are squares of `side` tokens; those at
-    /// the right and bottom edges may be smaller.
-    pub fn new(nx: usize, ny: usize, side: Option<usize>) -> Layout {
+    /// Creates the layout of `nx * ny` image tokens of `merge * merge` patches. Windows are squares
+    /// of `side` tokens; those at the right and bottom edges may be smaller.
+    pub fn new(nx: usize, ny: usize, merge: usize, side: Option<usize>) -> Layout {
         let side = side.unwrap_or(nx.max(ny)).max(1);
         let mut layout = Layout {
             nx,
             ny,
-            places: Vec::with_capacity(nx * ny * MERGED_ROWS),
+            merge,
+            places: Vec::with_capacity(nx * ny * merge * merge),
             windows: Vec::new(),
             raster: vec![0; nx * ny],
         };
@@ -45,12 +50,13 @@ impl Layout {
     }
 
     fn add_window(&mut self, rows: Range<usize>, columns: Range<usize>) {
+        let merge = self.merge;
         for y in rows {
             for x in columns.clone() {
-                self.raster[y * self.nx + x] = self.places.len() / MERGED_ROWS;
-                for dy in 0..MERGE {
-                    let row = MERGE * y + dy;
-                    let patches = (0..MERGE).map(|dx| [row, MERGE * x + dx]);
+                self.raster[y * self.nx + x] = self.places.len() / (merge * merge);
+                for dy in 0..merge {
+                    let row = merge * y + dy;
+                    let patches = (0..merge).map(|dx| [row, merge * x + dx]);
                     self.places.extend(patches);
                 }
             }
@@ -60,7 +66,16 @@ impl Layout {
 
     /// Returns the patches per row and per column.
     pub fn patches(&self) -> [usize; 2] {
-        [MERGE * self.nx, MERGE * self.ny]
+        [self.merge * self.nx, self.merge * self.ny]
+    }
+
+    /// Returns the index in the encoder's order of every patch, in raster order.
+    pub fn raster_of_patches(&self) -> Vec<usize> {
+        let mut order = vec![0; self.places.len()];
+        for (i, [row, column]) in self.places.iter().enumerate() {
+            order[row * self.patches()[0] + column] = i;
+        }
+        order
     }
 
     /// Returns the RoPE position of each patch.
@@ -70,10 +85,9 @@ impl Layout {
     }
 
     /// Returns the pixels of each patch, `[patches][3][patch][patch]`, from planes
-    /// `[3][height][width]`.
-    pub fn pixels(&self, planes: &[f32], patch: usize) -> Vec<f32> {
-        let [across, down] = self.patches();
-        let (width, height) = (across * patch, down * patch);
+    /// `[3][height][width]`. Pixels after the last whole patch are left out.
+    pub fn pixels(&self, planes: &[f32], width: usize, patch: usize) -> Vec<f32> {
+        let height = planes.len() / (3 * width).max(1);
         let mut values = Vec::with_capacity(planes.len());
         for [row, column] in &self.places {
             for colour in 0..3 {
@@ -86,12 +100,18 @@ impl Layout {
         values
     }
 
-    /// Reorders the encoder's rows of `width` values, one per image token, to raster order.
-    pub fn in_raster_order(&self, rows: &[f32], width: usize) -> Vec<f32> {
+    /// Reorders the encoder's rows of `width` values, one per image token, to raster order, with
+    /// `end` after every line of image tokens but the last.
+    pub fn in_raster_order(&self, rows: &[f32], width: usize, end: Option<&[f32]>) -> Vec<f32> {
         // allocated once: for a large image this is 100 MB and more
-        let mut ordered = Vec::with_capacity(rows.len());
-        for at in &self.raster {
-            ordered.extend_from_slice(&rows[at * width..(at + 1) * width]);
+        let ends = end.map_or(0, <[f32]>::len) * (self.ny - 1);
+        let mut ordered = Vec::with_capacity(rows.len() + ends);
+        for (y, line) in self.raster.chunks_exact(self.nx).enumerate() {
+            for at in line {
+                ordered.extend_from_slice(&rows[at * width..(at + 1) * width]);
+            }
+            let end = end.filter(|_| y + 1 < self.ny);
+            ordered.extend(end.into_iter().flatten());
         }
         ordered
     }
@@ -103,7 +123,7 @@ mod tests {
 
     #[test]
     fn two_by_two_patches_follow_each_other() {
-        let layout = Layout::new(2, 1, None);
+        let layout = Layout::new(2, 1, 2, None);
         let left = [[0, 0], [0, 1], [1, 0], [1, 1]];
         let right = [[0, 2], [0, 3], [1, 2], [1, 3]];
         assert_eq!(layout.places, [left, right].concat());
@@ -111,30 +131,52 @@ mod tests {
             (&layout.windows[..], &layout.raster[..]),
             (&[8][..], &[0, 1][..])
         );
+        assert_eq!(layout.raster_of_patches(), [0, 1, 4, 5, 2, 3, 6, 7]);
     }
 
     #[test]
     fn windows_follow_each_other_and_cells_find_back() {
-        let layout = Layout::new(3, 3, Some(2));
+        let layout = Layout::new(3, 3, 2, Some(2));
         assert_eq!(layout.windows, [16, 24, 32, 36]);
         assert_eq!(layout.raster, [0, 1, 4, 2, 3, 5, 6, 7, 8]);
         let rows: Vec<f32> = (0..9).map(|i| i as f32).collect();
         assert_eq!(
-            layout.in_raster_order(&rows, 1),
+            layout.in_raster_order(&rows, 1, None),
             [0.0, 1.0, 4.0, 2.0, 3.0, 5.0, 6.0, 7.0, 8.0]
+        );
+    }
+
+    #[test]
+    fn lines_but_the_last_have_an_end() {
+        let layout = Layout::new(2, 3, 1, None);
+        let rows: Vec<f32> = (0..6).map(|i| i as f32).collect();
+        assert_eq!(
+            layout.in_raster_order(&rows, 1, Some(&[9.0])),
+            [0.0, 1.0, 9.0, 2.0, 3.0, 9.0, 4.0, 5.0]
         );
     }
 
     #[test]
     fn patches_have_their_pixels_by_colour_and_row() {
         // 2 x 2 patches of 2 x 2 pixels
-        let layout = Layout::new(1, 1, None);
+        let layout = Layout::new(1, 1, 2, None);
         let planes: Vec<f32> = (0..48).map(|i| i as f32).collect();
-        let pixels = layout.pixels(&planes, 2);
+        let pixels = layout.pixels(&planes, 4, 2);
         assert_eq!(
             pixels[..12],
             [0., 1., 4., 5., 16., 17., 20., 21., 32., 33., 36., 37.]
         );
         assert_eq!(pixels[36..40], [10., 11., 14., 15.]);
+    }
+
+    #[test]
+    fn pixels_behind_the_last_patch_are_left_out() {
+        let layout = Layout::new(1, 1, 1, None);
+        let planes: Vec<f32> = (0..27).map(|i| i as f32).collect();
+        let pixels = layout.pixels(&planes, 3, 2);
+        assert_eq!(
+            pixels,
+            [0., 1., 3., 4., 9., 10., 12., 13., 18., 19., 21., 22.]
+        );
     }
 }

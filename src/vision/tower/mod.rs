@@ -1,16 +1,24 @@
 //! A vision encoder (vision tower) and its projector: checked hyperparameters, weights, and the
-//! graph.
+//! graph. What is special about one is in its file in `arch`.
 
+pub(crate) mod arch;
 mod graph;
 mod hparams;
 mod layout;
 mod positions;
+mod step;
 mod weights;
 
 use gguf_rs_lite::{Gguf, Value};
+use octavo_engine::backend::cuda::Limits;
+use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::{CacheGroup, Error, Graph, Network, Rope, Tensors};
 
-pub use hparams::{Feature, Hparams, Projector, Windows};
+use crate::pixels::{Pixels, TokenLimits, max_image_tokens};
+use arch::{Images, Spec};
+
+pub use arch::Projector;
+pub use hparams::{Feature, Hparams, Windows};
 pub use layout::Layout;
 pub use positions::PositionTable;
 
@@ -26,6 +34,8 @@ pub struct Tower {
     pub graph: Graph,
     /// Position embeddings of patches, where the encoder has a table.
     pub positions: Option<PositionTable>,
+    /// Row that follows every line of image tokens but the last.
+    row_end: Option<Vec<f32>>,
     tensors: Tensors,
     ropes: Vec<Rope>,
     caches: Vec<CacheGroup>,
@@ -39,7 +49,8 @@ impl Tower {
     pub fn load(gguf: &Gguf) -> Result<Tower, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let (weights, tensors) = weights::bind(gguf, &hparams)?;
-        let (ropes, caches) = (vec![graph::rope(&hparams)], vec![graph::cache(&hparams)]);
+        let ropes = hparams.projector.spec().rotation.ropes(hparams.head_dim());
+        let caches = graph::caches(&hparams);
         let graph = graph::build(&hparams, &weights, &tensors);
         graph
             .validate(&tensors, &ropes, &caches)
@@ -50,6 +61,7 @@ impl Tower {
             })?;
         Ok(Tower {
             positions: weights.positions,
+            row_end: weights.row_end,
             hparams,
             graph,
             tensors,
@@ -66,10 +78,79 @@ impl Tower {
         )
     }
 
-    /// Returns the order of the rows for an image of `nx * ny` tokens.
-    pub fn layout(&self, nx: usize, ny: usize) -> Layout {
-        let side = self.hparams.windows.map(|windows| windows.side);
-        Layout::new(nx, ny, side)
+    pub(crate) fn spec(&self) -> &'static Spec {
+        self.hparams.projector.spec()
+    }
+
+    /// Returns the order of the rows for an image, or a tile, of this many pixels; `None` if these
+    /// are no whole image tokens.
+    pub fn layout(&self, width: usize, height: usize) -> Option<Layout> {
+        let (h, unit) = (&self.hparams, self.hparams.unit());
+        let [nx, ny] = match self.spec().images {
+            Images::Dynamic { .. } => {
+                let is_whole = |side: usize| side > 0 && side.is_multiple_of(unit);
+                if !is_whole(width) || !is_whole(height) {
+                    return None;
+                }
+                [width / unit, height / unit]
+            }
+            Images::Square | Images::Tiles(_) => {
+                if [width, height] != [h.image_size; 2] {
+                    return None;
+                }
+                [h.image_size / h.patch / h.merge; 2]
+            }
+        };
+        let side = h.windows.map(|windows| windows.side);
+        Some(Layout::new(nx, ny, h.merge, side))
+    }
+
+    /// Returns the input of the graph for an image: the values of its patches, in this order.
+    pub fn patches(&self, layout: &Layout, pixels: Pixels<'_>) -> Vec<f32> {
+        let mut values = layout.pixels(pixels.planes, pixels.width, self.hparams.patch);
+        if self.spec().centred {
+            values.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0);
+        }
+        values
+    }
+
+    /// Returns the rows of the graph's result, one for each image token, in the order in which a
+    /// text model reads them, with all that stands between them.
+    pub(crate) fn in_order(&self, layout: &Layout, rows: &[f32]) -> Vec<f32> {
+        layout.in_raster_order(rows, self.width(), self.row_end.as_deref())
+    }
+
+    /// Returns the minimum and maximum number of tokens of an image of any size, with these limits
+    /// asked for; no matter where an encoder computes one size alone.
+    pub fn token_limits(&self, asked: TokenLimits) -> [usize; 2] {
+        match self.spec().images {
+            Images::Dynamic { min, max } => TokenLimits::or([min, max], asked),
+            Images::Square | Images::Tiles(_) => [0, usize::MAX],
+        }
+    }
+
+    /// Returns the maximum number of image tokens of an image, or of each of its tiles, within
+    /// these limits.
+    pub fn max_image_tokens(&self, limits: TokenLimits) -> usize {
+        let h = &self.hparams;
+        match self.spec().images {
+            Images::Dynamic { .. } => max_image_tokens(self.token_limits(limits)[1]),
+            Images::Square | Images::Tiles(_) => (h.image_size / h.patch / h.merge).pow(2),
+        }
+    }
+
+    /// Returns the limits a backend must support: one step, with an image of at most
+    /// `max_image_tokens` tokens.
+    pub fn limits(&self, max_image_tokens: usize) -> Limits {
+        let patches = max_image_tokens * self.hparams.merge.pow(2);
+        Limits {
+            rows: patches,
+            outputs: patches,
+            sequences: 1,
+            positions: patches,
+            n_pages: patches.div_ceil(PAGE_POSITIONS),
+            states: 0,
+        }
     }
 
     /// Returns the width of an output row: an embedding and the deepstack features.

@@ -3,65 +3,143 @@
 use octavo_model::{Error, TensorBinder};
 
 use super::Layout;
+use super::hparams::Hparams;
 
 const NAME: &str = "v.position_embd.weight";
 
-/// A square grid of position embeddings, stretched over an image so that corners meet corners.
+/// Position embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionTable {
-    /// Entries per side.
+    kind: Kind,
+    /// Entries per side of a square, or per axis.
     side: usize,
     /// Width of an entry.
     width: usize,
-    /// `[side][side][width]`
+    /// `[side][side][width]`, or `[2][side][width]`: of columns and of rows.
     values: Vec<f32>,
 }
 
-impl PositionTable {
-    /// Reads the file's table, with entries of `width` values.
-    pub(super) fn bind(tensors: &mut TensorBinder<'_>, width: usize) -> Result<Self, Error> {
-        let (rows, values) = tensors.rows(NAME, width, "a square number of rows", |rows| {
-            let side = rows.isqrt();
-            side > 0 && side * side == rows
-        })?;
+/// How the entries of a table belong to patches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A square grid, stretched over an image so that corners meet corners.
+    Stretched,
+    /// A square grid, one entry for each patch.
+    Square,
+    /// One entry for the column of a patch, and one for its row.
+    Axes,
+}
+
+/// The kinds of tables, as functions that read them.
+pub(super) struct Positions;
+
+impl Positions {
+    /// Reads a square grid that is stretched over images.
+    pub(super) fn stretched(
+        tensors: &mut TensorBinder<'_>,
+        h: &Hparams,
+    ) -> Result<PositionTable, Error> {
+        let is_square = |rows: &[u64]| match rows {
+            [rows] => *rows > 0 && rows.isqrt().pow(2) == *rows,
+            _ => false,
+        };
+        let (rows, values) = tensors.rows(NAME, h.n_embd, "a square number of rows", is_square)?;
         Ok(PositionTable {
-            side: rows.isqrt(),
-            width,
+            kind: Kind::Stretched,
+            side: rows[0].isqrt(),
+            width: h.n_embd,
             values,
         })
     }
 
-    /// Returns one row per patch, `[patches][width]`, in the encoder's order, by bilinear
-    /// interpolation of the four nearest entries.
+    /// Reads the entries of all patches of a square image.
+    pub(super) fn of_square(
+        tensors: &mut TensorBinder<'_>,
+        h: &Hparams,
+    ) -> Result<PositionTable, Error> {
+        let side = h.image_size / h.patch;
+        let n = side * side;
+        let (_, values) =
+            tensors.rows(NAME, h.n_embd, &n.to_string(), |rows| rows == [n as u64])?;
+        Ok(PositionTable {
+            kind: Kind::Square,
+            side,
+            width: h.n_embd,
+            values,
+        })
+    }
+
+    /// Reads the entries of columns and those of rows.
+    pub(super) fn of_axes(
+        tensors: &mut TensorBinder<'_>,
+        h: &Hparams,
+    ) -> Result<PositionTable, Error> {
+        let both = |rows: &[u64]| matches!(rows, [n, 2] if *n > 0);
+        let (rows, values) = tensors.rows(NAME, h.n_embd, "any number, 2", both)?;
+        Ok(PositionTable {
+            kind: Kind::Axes,
+            side: rows[0],
+            width: h.n_embd,
+            values,
+        })
+    }
+}
+
+impl PositionTable {
+    /// Returns the most patches along a side that have positions.
+    pub fn most_patches(&self) -> usize {
+        match self.kind {
+            Kind::Stretched => usize::MAX,
+            Kind::Square | Kind::Axes => self.side,
+        }
+    }
+
+    /// Returns one row per patch, `[patches][width]`, in the encoder's order; a stretched grid is
+    /// interpolated between the four nearest entries.
+    ///
+    /// # Panics
+    /// If a side has more than [`PositionTable::most_patches`].
     pub fn rows(&self, layout: &Layout) -> Vec<f32> {
         let [across, down] = layout.patches();
         let mut rows = Vec::with_capacity(layout.places.len() * self.width);
         for [row, column] in &layout.places {
-            let (y, x) = (
-                Between::new(*row, down, self.side),
-                Between::new(*column, across, self.side),
-            );
-            let entry =
-                |y: usize, x: usize| &self.values[(y * self.side + x) * self.width..][..self.width];
-            let corners = [
-                entry(y.low, x.low),
-                entry(y.low, x.high),
-                entry(y.high, x.low),
-                entry(y.high, x.high),
-            ];
-            let weights = [
-                (1.0 - y.share) * (1.0 - x.share),
-                (1.0 - y.share) * x.share,
-                y.share * (1.0 - x.share),
-                y.share * x.share,
-            ];
-            rows.extend((0..self.width).map(|i| {
-                let terms = corners.iter().zip(weights);
-                let terms = terms.map(|(corner, weight)| f64::from(corner[i]) * weight);
-                terms.sum::<f64>() as f32
-            }));
+            match self.kind {
+                Kind::Stretched => {
+                    let y = Between::new(*row, down, self.side);
+                    rows.extend(self.between(y, Between::new(*column, across, self.side)));
+                }
+                Kind::Square => rows.extend(self.entry(*row, *column)),
+                Kind::Axes => {
+                    let both = self.entry(0, *column).iter().zip(self.entry(1, *row));
+                    rows.extend(both.map(|(x, y)| x + y));
+                }
+            }
         }
         rows
+    }
+
+    fn entry(&self, line: usize, at: usize) -> &[f32] {
+        &self.values[(line * self.side + at) * self.width..][..self.width]
+    }
+
+    fn between(&self, y: Between, x: Between) -> impl Iterator<Item = f32> + '_ {
+        let corners = [
+            self.entry(y.low, x.low),
+            self.entry(y.low, x.high),
+            self.entry(y.high, x.low),
+            self.entry(y.high, x.high),
+        ];
+        let weights = [
+            (1.0 - y.share) * (1.0 - x.share),
+            (1.0 - y.share) * x.share,
+            y.share * (1.0 - x.share),
+            y.share * x.share,
+        ];
+        (0..self.width).map(move |i| {
+            let terms = corners.iter().zip(weights);
+            let terms = terms.map(|(corner, weight)| f64::from(corner[i]) * weight);
+            terms.sum::<f64>() as f32
+        })
     }
 }
 
@@ -94,8 +172,9 @@ mod tests {
 
     #[test]
     fn corners_meet_corners() {
-        let layout = Layout::new(1, 1, None);
+        let layout = Layout::new(1, 1, 2, None);
         let table = PositionTable {
+            kind: Kind::Stretched,
             side: 3,
             width: 1,
             values: (0..9).map(|v| v as f32).collect(),
@@ -106,16 +185,32 @@ mod tests {
     #[test]
     fn places_between_entries_have_a_share_of_each() {
         let table = PositionTable {
+            kind: Kind::Stretched,
             side: 2,
             width: 2,
             values: vec![0.0, 10.0, 3.0, 10.0, 6.0, 10.0, 9.0, 10.0],
         };
         // four patches per side: thirds
-        let rows = table.rows(&Layout::new(2, 2, None));
-        for (place, row) in Layout::new(2, 2, None).places.iter().zip(rows.chunks(2)) {
+        let layout = Layout::new(2, 2, 2, None);
+        let rows = table.rows(&layout);
+        for (place, row) in layout.places.iter().zip(rows.chunks(2)) {
             let expected = 6.0 * place[0] as f32 / 3.0 + 3.0 * place[1] as f32 / 3.0;
             assert!((row[0] - expected).abs() < 1e-6, "{place:?}: {row:?}");
             assert!((row[1] - 10.0).abs() < 1e-6, "{place:?}: {row:?}");
         }
+    }
+
+    #[test]
+    fn patches_have_the_entries_of_their_column_and_row() {
+        let mut table = PositionTable {
+            kind: Kind::Axes,
+            side: 2,
+            width: 1,
+            values: vec![1.0, 2.0, 10.0, 20.0],
+        };
+        let layout = Layout::new(1, 1, 2, None);
+        assert_eq!(table.rows(&layout), [11.0, 12.0, 21.0, 22.0]);
+        table.kind = Kind::Square;
+        assert_eq!(table.rows(&layout), [1.0, 2.0, 10.0, 20.0]);
     }
 }

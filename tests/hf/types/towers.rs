@@ -187,6 +187,47 @@ fn towers_of_folders_are_their_files() {
     }
 }
 
+/// Qwen 3.5 has Qwen 3 VL's vision encoder, which projects the results of no other blocks.
+#[test]
+fn qwen_3_5_has_a_tower_without_deepstack() {
+    let Some(path) = shared("vision2/qwen35/qwen35-a-mmproj-F32.gguf") else {
+        return;
+    };
+    let tower = open(&path);
+    let count = |key: &str| {
+        let n = tower.u32(&format!("clip.vision.{key}"));
+        n.expect("a number").expect("a key")
+    };
+    let positions = tower
+        .tensor("v.position_embd.weight")
+        .expect("a table")
+        .dims[1];
+    let vision = json!({ "depth": count("block_count"), "hidden_size": count("embedding_length"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_heads": count("attention.head_count"), "patch_size": count("patch_size"),
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
+        "deepstack_visual_indexes": [], "num_position_embeddings": positions,
+        "hidden_act": "gelu_pytorch_tanh" });
+    let eps = tower.f32("clip.vision.attention.layer_norm_epsilon");
+    let text = json!({ "hidden_size": count("projection_dim"),
+        "rms_norm_eps": eps.expect("a number").expect("a key") });
+    let dir = TempDir::new().expect("a folder");
+    let write = |name: &str, value: &Value| {
+        std::fs::write(dir.path().join(name), value.to_string()).expect("written");
+    };
+    write("preprocessor_config.json", &colours(&tower));
+    let all = tensors(&tower, "model.visual.");
+    save_as(safetensors::Dtype::F32, &all, dir.path());
+    for model_type in ["qwen3_5", "qwen3_5_moe"] {
+        let config = json!({ "model_type": model_type, "text_config": text,
+            "vision_config": vision });
+        write("config.json", &config);
+        let view = hf::open_tower(dir.path(), &OpenOptions::default()).expect("read");
+        same_tensors(&view, &tower, model_type);
+        assert_eq!(Tower::load(&view).expect("a tower").width(), 32);
+    }
+}
+
 /// Types are chosen as by llama.cpp's converter: vectors and position embeddings are F32, patch
 /// kernels F16 or F32.
 #[test]

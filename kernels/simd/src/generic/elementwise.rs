@@ -308,6 +308,7 @@ unsafe fn function<S: Simd>(f: Function, x: S::F) -> S::F {
         match f {
             Function::SoftCap(cap) => soft_cap::<S>(cap, x),
             Function::Scale(factor) => S::mul(S::set1(factor), x),
+            Function::Clamp(low, high) => S::max(S::set1(low), S::min(S::set1(high), x)),
             Function::Gelu => gelu::<S>(x),
             Function::SquaredRelu => {
                 let x = S::max(S::zero(), x);

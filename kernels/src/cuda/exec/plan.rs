@@ -372,7 +372,7 @@ impl Constants {
         }
         for (at, instruction) in program.ops.iter().enumerate() {
             match &instruction.op {
-                Op::Embed { table } | Op::EmbedPositions { table } => {
+                Op::Embed { table, .. } | Op::EmbedPositions { table } => {
                     let source = Source {
                         name: "token embeddings".to_owned(),
                         ty: table.ty,

@@ -62,7 +62,7 @@ const SPAN: usize = 3 + 2 * MAX_RETAINED;
 const NO_SLOT: u32 = u32::MAX;
 
 /// Index of a row without an embedding input; as a token it is in no table.
-const NO_EMBEDDING: u32 = u32::MAX;
+pub(super) const NO_EMBEDDING: u32 = u32::MAX;
 
 /// Returns the rows per tile of attention on tensor cores, with `heads_per_kv` query heads per KV
 /// head.
@@ -96,6 +96,7 @@ struct Arrays {
     ends: usize,
     blocks: usize,
     block_ends: usize,
+    image_ends: usize,
     sequences: usize,
     output_rows: usize,
     tiles: usize,
@@ -121,7 +122,8 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let ends = embedding_inputs + rows;
     let blocks = ends + rows;
     let block_ends = blocks + rows;
-    let of_rows = block_ends + rows;
+    let image_ends = block_ends + rows;
+    let of_rows = image_ends + rows;
     let output_rows = of_rows + rows;
     let at_tiles = output_rows + outputs;
     let spans = at_tiles + 2 * tiles;
@@ -136,6 +138,7 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
         ends,
         blocks,
         block_ends,
+        image_ends,
         sequences: of_rows,
         output_rows,
         tiles: at_tiles,
@@ -160,6 +163,8 @@ pub(super) struct Addresses {
     /// First position of each row's block, and the position after its last.
     pub(super) blocks: Ptr,
     pub(super) block_ends: Ptr,
+    /// Position after the last of each row's image, or after its own.
+    pub(super) image_ends: Ptr,
     pub(super) output_rows: Ptr,
     pub(super) tiles: Ptr,
     /// Rows and state slots of the sequences, for programs with states.
@@ -215,7 +220,7 @@ impl Record {
         let span = if program.states.is_empty() { 0 } else { SPAN };
         let each = limits.max_pages().saturating_mul(program.caches.len());
         // a tile has at least one row
-        (MISSING + 12 * rows + 2 * outputs)
+        (MISSING + 13 * rows + 2 * outputs)
             .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
     }
@@ -237,6 +242,7 @@ impl Record {
             ends: at(a.ends),
             blocks: at(a.blocks),
             block_ends: at(a.block_ends),
+            image_ends: at(a.image_ends),
             output_rows: at(a.output_rows),
             tiles: at(a.tiles),
             spans: at(a.spans),
@@ -290,6 +296,7 @@ impl Record {
             put(a.ends + r, small(row.end));
             put(a.blocks + r, small(row.block[0]));
             put(a.block_ends + r, small(row.block[1]));
+            put(a.image_ends + r, small(row.image_end));
             put(a.sequences + r, small(row.seq));
         }
         for (padding, r) in (rows.len()..shape.rows).enumerate() {

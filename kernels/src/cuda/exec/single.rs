@@ -3,6 +3,7 @@
 use super::launches::{LaunchContext, List, kernels_of, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
+use super::record::NO_EMBEDDING;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
     Attention, Concat, Constant, Embed, EmbeddingInputs, Hadamard, KvWrite, MulVector, Norm, Pair,
@@ -33,9 +34,11 @@ impl LaunchContext<'_> {
             } => return self.attention_alone(at, (q, cache, scores), list),
             // uploaded before the launches
             Op::Input => return,
-            Op::Embed { .. } => return self.embeddings(at, result(), list),
+            Op::Embed { placeholder, .. } => {
+                return self.embeddings(at, placeholder, result(), list);
+            }
             Op::AddEmbeddings { x, from } => self.embedding_inputs(self.slot(x), from, result()),
-            Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
+            Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), None, result()),
             Op::Constant { ref values } => self.constant(at, values.len(), result()),
             Op::Concat { a, b, each } => self.concat(a, b, each, result()),
             Op::RmsNorm { x, ref weight, eps } => {
@@ -56,7 +59,7 @@ impl LaunchContext<'_> {
             Op::Add { a, b } => launch::add(&self.both(a, b, result())),
             Op::SelectRows { x } => self.select(x, result()),
             // a copy: a slice of the whole row
-            Op::Merge { x } => self.slice(x, self.width(x), 0, self.width(x), result()),
+            Op::Merge { x, .. } => self.slice(x, self.width(x), 0, self.width(x), result()),
             Op::Mul { a, b } => launch::mul(&self.both(a, b, result())),
             Op::MulVector { x, ref by } => self.mul_vector(at, x, by.len(), result()),
             Op::Slice {
@@ -123,10 +126,12 @@ impl LaunchContext<'_> {
     }
 
     /// Looks up token embeddings, then replaces those with embedding inputs, where a step may have
-    /// any.
-    fn embeddings(&self, at: usize, out: Slot, list: &mut List) {
-        list.launches.push(self.embed(at, self.record.tokens, out));
-        if self.program.embedding_input_width > 0 && !self.shape.generated {
+    /// any and there is no placeholder for them.
+    fn embeddings(&self, at: usize, placeholder: Option<u32>, out: Slot, list: &mut List) {
+        let embed = self.embed(at, self.record.tokens, placeholder, out);
+        list.launches.push(embed);
+        let takes_inputs = self.program.embedding_input_width > 0 && placeholder.is_none();
+        if takes_inputs && !self.shape.generated {
             list.launches.push(self.embedding_inputs(Ptr::NULL, 0, out));
         }
     }
@@ -230,14 +235,14 @@ impl LaunchContext<'_> {
         })
     }
 
-    fn embed(&self, at: usize, tokens: Ptr, out: Slot) -> Launch {
+    fn embed(&self, at: usize, tokens: Ptr, placeholder: Option<u32>, out: Slot) -> Launch {
         let (ty, table) = self.matrix(self.plan.tables[&at]);
         let p = Embed {
             table,
             tokens,
             out: self.slot(out),
             columns: small(self.shape.rows),
-            unused: 0,
+            placeholder: placeholder.unwrap_or(NO_EMBEDDING),
         };
         launch::embed(ty, &p)
     }
@@ -341,9 +346,10 @@ impl LaunchContext<'_> {
                 true => self.record.blocks,
                 false => Ptr::NULL,
             },
-            ends: match scores.blocks {
-                true => self.record.block_ends,
-                false => self.record.ends,
+            ends: match (scores.blocks, scores.images) {
+                (true, _) => self.record.block_ends,
+                (false, true) => self.record.image_ends,
+                (false, false) => self.record.ends,
             },
             paging: self.record.paging(cache.group),
             heads: small(heads),
@@ -358,6 +364,7 @@ impl LaunchContext<'_> {
                 .unwrap_or(0),
             after: scores
                 .after()
+                .filter(|_| !scores.images)
                 .unwrap_or(MAX_POSITIONS_AFTER)
                 .min(MAX_POSITIONS_AFTER) as u32,
             unused: 0,

@@ -1,8 +1,6 @@
 //! Each operation's constraints on its operands' shapes, and the shape of its result.
 
-use super::super::{
-    CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, ValueShape, matrix_state,
-};
+use super::super::{CacheShape, MatrixShape, Recurrence, RowSet, ValueShape, matrix_state};
 use super::ShapeError;
 use crate::hadamard::HADAMARD_ORDER;
 use crate::op::Cut;
@@ -119,10 +117,11 @@ pub(super) fn select_rows(x: ValueShape) -> Result<ValueShape, ShapeError> {
     })
 }
 
-pub(super) fn merge(x: ValueShape) -> Result<ValueShape, ShapeError> {
+pub(super) fn merge(x: ValueShape, rows: usize) -> Result<ValueShape, ShapeError> {
+    some("rows that become one", rows)?;
     Ok(ValueShape {
-        width: MERGED_ROWS * of_all(x)?.width,
-        rows: RowSet::Merged,
+        width: rows * of_all(x)?.width,
+        rows: RowSet::Merged(rows),
     })
 }
 
@@ -304,7 +303,7 @@ pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeErr
 fn of_all(x: ValueShape) -> Result<ValueShape, ShapeError> {
     match x.rows {
         RowSet::All => Ok(x),
-        RowSet::Outputs | RowSet::Merged => Err(ShapeError::RowsDiffer),
+        RowSet::Outputs | RowSet::Merged(_) => Err(ShapeError::RowsDiffer),
     }
 }
 

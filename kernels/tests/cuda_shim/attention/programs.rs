@@ -11,7 +11,7 @@ fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Inst
         |width: usize, out: usize| embed(tokens, width, &rng.floats(tokens * width), out);
     let cache = CacheLayer { group: 0, layer: 0 };
     let (q, k) = (table(128, 0), table(64, 1));
-    let Op::Embed { table } = table(64, 2).op else {
+    let Op::Embed { table, .. } = table(64, 2).op else {
         unreachable!("rows of a table");
     };
     let v = Op::EmbedPositions { table }.to(2);
@@ -102,15 +102,18 @@ impl Both {
 /// Programs give the same results on the test device and on the CPU.
 #[test]
 fn programs_take_windows_caps_and_sinks() {
-    for (window, cap, sinks, causal, blocks) in [
-        (None, None, false, true, false),
-        (Some(5), None, false, true, false),
-        (None, Some(0.5), false, true, false),
-        (None, None, true, true, false),
-        (Some(20), Some(0.5), true, true, false),
-        (None, None, false, false, false),
-        (Some(20), None, false, false, false),
-        (None, None, false, false, true),
+    let [alone, in_blocks, in_images] = [(false, false), (true, false), (false, true)];
+    for (window, cap, sinks, causal, (blocks, images)) in [
+        (None, None, false, true, alone),
+        (Some(5), None, false, true, alone),
+        (None, Some(0.5), false, true, alone),
+        (None, None, true, true, alone),
+        (Some(20), Some(0.5), true, true, alone),
+        (None, None, false, false, alone),
+        (Some(20), None, false, false, alone),
+        (None, None, false, false, in_blocks),
+        (None, None, false, true, in_images),
+        (Some(5), None, false, true, in_images),
     ] {
         let Some(bench) = device() else {
             return;
@@ -121,6 +124,7 @@ fn programs_take_windows_caps_and_sinks() {
             window,
             causal,
             blocks,
+            images,
         };
         let mut both = Both::new(bench, scores, sinks);
         let prompt = if causal { 50 } else { TOKENS };
@@ -135,6 +139,11 @@ fn programs_take_windows_caps_and_sinks() {
                 tables: &[&[2, 0, 3, 1]],
                 outputs: 0..ids.len(),
                 blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
+                images: if phase == Phase::Prefill {
+                    &[2..19, 30..45]
+                } else {
+                    &[]
+                },
                 ..StepSequence::default()
             }];
             let step = Step {

@@ -142,6 +142,7 @@ fn functions_and_gates_match() {
     let bound = |y: f64, z: f64| y.abs() * (z.abs() * 4.0 + 6.0) * f64::from(f32::EPSILON) + 1e-33;
     for f in [
         Function::Scale(0.7),
+        Function::Clamp(-0.7, 1.5),
         Function::SquaredRelu,
         Function::Sigmoid,
         Function::Silu,
@@ -156,6 +157,7 @@ fn functions_and_gates_match() {
             let y = match f {
                 Function::SoftCap(_) => unreachable!("see above"),
                 Function::Scale(factor) => f64::from(factor) * x,
+                Function::Clamp(low, high) => x.clamp(low.into(), high.into()),
                 Function::SquaredRelu => x.max(0.0).powi(2),
                 Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
                 Function::Silu => x / (1.0 + (-x).exp()),

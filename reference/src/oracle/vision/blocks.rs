@@ -1,13 +1,10 @@
 //! A block of a vision encoder.
 
-use super::super::math::{Activation, Attention, add_into, columns, layer_norm, rms_norm};
+use super::super::math::{Activation, Attention, add_into, columns, layer_norm, rms_norm, scale};
 use super::super::rope::RopePairs;
 use super::Tower;
 use super::hparams::Kind;
 use crate::Error;
-
-/// RoPE base; no key stores it.
-const ROPE_BASE: f64 = 10_000.0;
 
 /// A feed-forward block, `n_in` to `n_inner` to `n_out`.
 pub(super) struct FeedForward<'n> {
@@ -26,27 +23,57 @@ impl Tower<'_, '_> {
     pub(super) fn block(&mut self, block: usize, x: &mut [f64]) -> Result<(), Error> {
         let (n_embd, own) = (self.hp.n_embd, Some(block));
         let name = |tensor: &str| format!("v.blk.{block}.{tensor}");
-        let h = self.norm(&name("ln1"), ["ln1"; 2], block, n_embd, x)?;
+        let normed = match self.hp.kind.is_qwen() {
+            true => "ln1",
+            false => "layer_inp_normed",
+        };
+        let h = self.norm(&name("ln1"), [normed; 2], own, n_embd, x)?;
         let mixed = self.attention(block, &h)?;
         let mut attended = self.linear(&name("attn_out"), n_embd, n_embd, &mixed)?;
         self.tap("attn_out", own, n_embd, &mut attended);
+        let is_gemma4 = self.hp.kind == Kind::Gemma4;
+        if is_gemma4 {
+            let tap = ["attn_post_normed"; 2];
+            attended = self.norm(&name("attn_post_norm"), tap, own, n_embd, &attended)?;
+        }
         add_into(x, &attended);
         self.tap("ffn_inp", own, n_embd, x);
-        let h = self.norm(&name("ln2"), ["ffn_inp_normed"; 2], block, n_embd, x)?;
+        let h = self.norm(&name("ln2"), ["ffn_inp_normed"; 2], own, n_embd, x)?;
         let gate = name("ffn_gate");
+        let [up, down] = self.names_of_feed_forward(block);
         let feed = FeedForward {
-            up: &name("ffn_up"),
-            gate: (self.hp.kind == Kind::Qwen25).then_some(&*gate),
-            down: &name("ffn_down"),
+            up: &up,
+            gate: self.hp.kind.has_rms_norms().then_some(&*gate),
+            down: &down,
             dims: [n_embd, self.hp.n_ff, n_embd],
             activation: self.hp.activation,
             block: own,
         };
         let mut fed = self.feed_forward(&feed, &h)?;
         self.tap("ffn_out", own, n_embd, &mut fed);
+        if is_gemma4 {
+            let tap = ["ffn_post_normed"; 2];
+            fed = self.norm(&name("ffn_post_norm"), tap, own, n_embd, &fed)?;
+        }
         add_into(x, &fed);
         self.tap("layer_out", own, n_embd, x);
+        if is_gemma4 && let Some(factor) = self.weights.vector(&name("out_scale.weight"), 1)? {
+            scale(x, factor.first().copied().unwrap_or(1.0));
+            self.tap("layer_out_scaled", own, n_embd, x);
+        }
         Ok(())
+    }
+
+    /// Returns the names of the products up and down. Old files of SigLIP have them the other way
+    /// round, as the second one's input shows.
+    fn names_of_feed_forward(&self, block: usize) -> [String; 2] {
+        let [up, down] = ["ffn_up", "ffn_down"].map(|part| format!("v.blk.{block}.{part}"));
+        let dims = self.weights.dims(&format!("{down}.weight"));
+        let is_swapped = dims.and_then(<[u64]>::first) == Some(&(self.hp.n_embd as u64));
+        match self.hp.kind.is_square() && is_swapped {
+            true => [down, up],
+            false => [up, down],
+        }
     }
 
     /// Norms rows of `width` values. `names` are llama.cpp's names of an RMS norm's result and of a
@@ -55,45 +82,85 @@ impl Tower<'_, '_> {
         &mut self,
         tensor: &str,
         names: [&str; 2],
-        block: usize,
+        own: Option<usize>,
         width: usize,
         x: &[f64],
     ) -> Result<Vec<f64>, Error> {
-        let own = Some(block);
+        match self.hp.kind.has_rms_norms() {
+            true => self.rms_norm(tensor, names[0], own, width, x),
+            false => self.layer_norm(tensor, names[1], own, (width, self.hp.norm_eps), x),
+        }
+    }
+
+    /// Computes an RMS norm with this name.
+    pub(super) fn rms_norm(
+        &mut self,
+        tensor: &str,
+        name: &str,
+        own: Option<usize>,
+        width: usize,
+        x: &[f64],
+    ) -> Result<Vec<f64>, Error> {
         let weight = format!("{tensor}.weight");
         let weight = self.weights.required_vector(&weight, width)?;
-        if self.hp.kind == Kind::Qwen25 {
-            let mut h = rms_norm(x, &weight, self.hp.norm_eps);
-            self.tap(names[0], own, width, &mut h);
-            return Ok(h);
-        }
-        let mut h = layer_norm(x, width, &weight, self.hp.norm_eps);
+        let mut h = rms_norm(x, &weight, self.hp.norm_eps);
+        self.tap(name, own, width, &mut h);
+        Ok(h)
+    }
+
+    /// Computes a layer norm whose result has this name, and before the bias `norm_w`.
+    pub(super) fn layer_norm(
+        &mut self,
+        tensor: &str,
+        name: &str,
+        own: Option<usize>,
+        (width, eps): (usize, f64),
+        x: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let weight = format!("{tensor}.weight");
+        let weight = self.weights.required_vector(&weight, width)?;
+        let mut h = layer_norm(x, width, &weight, eps);
         self.tap("norm_w", own, width, &mut h);
         self.add_bias(tensor, width, &mut h)?;
-        self.tap(names[1], own, width, &mut h);
+        self.tap(name, own, width, &mut h);
         Ok(h)
     }
 
     /// Computes attention over the patches that each patch sees.
     fn attention(&mut self, block: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
         let (n_embd, own) = (self.hp.n_embd, Some(block));
+        let (head_dim, kind) = (self.hp.head_dim(), self.hp.kind);
+        let n_kv = self.hp.n_head_kv * head_dim;
         let [mut q, mut k, mut v] = self.qkv(block, h)?;
-        for (x, names) in [
-            (&mut q, ["Qcur", "Qcur_rope"]),
-            (&mut k, ["Kcur", "Kcur_rope"]),
-        ] {
-            self.tap(names[0], own, n_embd, x);
-            self.rotate(x);
-            self.tap(names[1], own, n_embd, x);
+        for (x, part, width) in [(&mut q, "q", n_embd), (&mut k, "k", n_kv)] {
+            let name = format!("{}cur", part.to_uppercase());
+            self.tap(&name, own, width, x);
+            if kind == Kind::Gemma4 {
+                let norm = format!("v.blk.{block}.attn_{part}_norm.weight");
+                let norm = self.weights.required_vector(&norm, head_dim)?;
+                *x = rms_norm(x, &norm, self.hp.norm_eps);
+            }
+            if kind.is_square() {
+                continue;
+            }
+            self.rotate(x, width);
+            let rotated = if kind.is_qwen() { "rope" } else { "pos" };
+            self.tap(&format!("{name}_{rotated}"), own, width, x);
         }
-        self.tap("Vcur", own, n_embd, &mut v);
-        let head_dim = self.hp.head_dim();
+        self.tap("Vcur", own, n_kv, &mut v);
+        if kind == Kind::Gemma4 {
+            v = rms_norm(&v, &vec![1.0; head_dim], self.hp.norm_eps);
+            self.tap("Vcur_normed", own, n_kv, &mut v);
+        }
         let attention = Attention {
             head_dim,
             value_dim: head_dim,
             n_head: self.hp.n_head,
-            n_head_kv: self.hp.n_head,
-            scale: 1.0 / (head_dim as f64).sqrt(),
+            n_head_kv: self.hp.n_head_kv,
+            scale: match kind {
+                Kind::Gemma4 => 1.0,
+                _ => 1.0 / (head_dim as f64).sqrt(),
+            },
             cap: None,
             window: None,
             causal: false,
@@ -117,34 +184,56 @@ impl Tower<'_, '_> {
     /// Computes queries, keys and values with their biases, from one matrix or from three.
     fn qkv(&self, block: usize, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let n_embd = self.hp.n_embd;
+        let n_kv = self.hp.n_head_kv * self.hp.head_dim();
         let name = |tensor: &str| format!("v.blk.{block}.{tensor}");
-        let part = |tensor: &str| self.linear(&name(tensor), n_embd, n_embd, h);
-        match self.hp.kind {
-            Kind::Qwen3 => {
-                let width = 3 * n_embd;
-                let qkv = self.linear(&name("attn_qkv"), n_embd, width, h)?;
-                Ok([0, 1, 2].map(|i| columns(&qkv, width, i * n_embd..(i + 1) * n_embd)))
-            }
-            Kind::Qwen25 => Ok([part("attn_q")?, part("attn_k")?, part("attn_v")?]),
+        let part = |tensor: &str, width: usize| self.linear(&name(tensor), n_embd, width, h);
+        if !self.weights.has(&name("attn_qkv.weight")) {
+            return Ok([
+                part("attn_q", n_embd)?,
+                part("attn_k", n_kv)?,
+                part("attn_v", n_kv)?,
+            ]);
         }
+        let width = n_embd + 2 * n_kv;
+        let qkv = part("attn_qkv", width)?;
+        let ends = [0, n_embd, n_embd + n_kv, width];
+        Ok([0, 1, 2].map(|i| columns(&qkv, width, ends[i]..ends[i + 1])))
     }
 
-    /// Applies 2D RoPE to every head: the first half of its pairs is rotated by the patch's row,
-    /// the second by its column, both beginning with the highest frequency.
-    fn rotate(&self, x: &mut [f64]) {
-        let head_dim = self.hp.head_dim();
-        let quarter = head_dim / 4;
-        let turn = |place: usize, i: usize| {
-            let angle = place as f64 * ROPE_BASE.powf(-4.0 * i as f64 / head_dim as f64);
-            (angle.cos(), angle.sin())
+    /// Applies 2D RoPE to every head: one half of its pairs is rotated by the patch's row, the
+    /// other by its column. Qwen pairs the halves of a head, and either axis begins with the
+    /// highest frequency. Pixtral pairs neighbours, and deals out frequencies in turn. Gemma 4 does
+    /// with each half of a head what others do with a head, the first by column.
+    fn rotate(&self, x: &mut [f64], width: usize) {
+        let (head_dim, kind) = (self.hp.head_dim(), self.hp.kind);
+        let base: f64 = if kind == Kind::Gemma4 {
+            100.0
+        } else {
+            10_000.0
         };
-        let rows = x.chunks_mut(self.hp.n_embd);
-        for (&[row, column], x) in self.layout.places.iter().zip(rows) {
-            let by_row = (0..quarter).map(|i| turn(row, i));
-            let by_column = (0..quarter).map(|i| turn(column, i));
-            let rotation: Vec<(f64, f64)> = by_row.chain(by_column).collect();
+        let turns = |place: usize, shift: f64| {
+            let of_pair = move |i: usize| {
+                let exponent = -(4.0 * i as f64 + shift) / head_dim as f64;
+                let angle = place as f64 * base.powf(exponent);
+                (angle.cos(), angle.sin())
+            };
+            (0..head_dim / 4).map(of_pair).collect::<Vec<(f64, f64)>>()
+        };
+        let second = if kind == Kind::Pixtral { 2.0 } else { 0.0 };
+        for (&[row, column], x) in self.layout.places.iter().zip(x.chunks_mut(width)) {
+            if kind == Kind::Gemma4 {
+                let turns = [turns(column, 0.0), turns(row, 0.0)];
+                let halves = x.chunks_mut(head_dim / 2).zip(turns.iter().cycle());
+                halves.for_each(|(half, turns)| RopePairs::Halves.rotate(half, turns));
+                continue;
+            }
+            let rotation = [turns(row, 0.0), turns(column, second)].concat();
+            let pairs = match kind {
+                Kind::Pixtral => RopePairs::Adjacent,
+                _ => RopePairs::Halves,
+            };
             x.chunks_mut(head_dim)
-                .for_each(|head| RopePairs::Halves.rotate(head, &rotation));
+                .for_each(|head| pairs.rotate(head, &rotation));
         }
     }
 
@@ -174,8 +263,10 @@ impl Tower<'_, '_> {
         };
         self.tap(&name, block, n_inner, &mut inner);
         let mut out = self.product(feed.down, n_inner, n_out, &inner)?;
-        self.tap("ffn_down", block, n_out, &mut out);
-        self.add_bias(feed.down, n_out, &mut out)?;
+        if self.has_bias(feed.down) {
+            self.tap("ffn_down", block, n_out, &mut out);
+            self.add_bias(feed.down, n_out, &mut out)?;
+        }
         Ok(out)
     }
 
@@ -190,8 +281,10 @@ impl Tower<'_, '_> {
     ) -> Result<Vec<f64>, Error> {
         let mut y = self.product(tensor, n_in, n_out, x)?;
         self.tap(name, block, n_out, &mut y);
-        self.add_bias(tensor, n_out, &mut y)?;
-        self.tap(&format!("{name}_b"), block, n_out, &mut y);
+        if self.has_bias(tensor) {
+            self.add_bias(tensor, n_out, &mut y)?;
+            self.tap(&format!("{name}_b"), block, n_out, &mut y);
+        }
         Ok(y)
     }
 }

@@ -12,14 +12,65 @@ pub(super) enum Kind {
     Qwen3,
     /// RMS norm, gated blocks, window attention in most blocks.
     Qwen25,
+    /// SigLIP; squares of patches are averaged.
+    Gemma3,
+    /// RMS norms everywhere, positions and RoPE by axis, clamped products.
+    Gemma4,
+    /// Norms and a product, no blocks.
+    Gemma4Unified,
+    /// RMS norms, gated blocks, RoPE by axis.
+    Pixtral,
+    /// SigLIP on tiles; squares of patches become one row.
+    Idefics3,
 }
+
+/// Kinds by llama.cpp's names of their projectors.
+const KINDS: [(&str, Kind); 8] = [
+    ("qwen3vl_merger", Kind::Qwen3),
+    ("qwen2.5vl_merger", Kind::Qwen25),
+    ("qwen2.5o", Kind::Qwen25),
+    ("gemma3", Kind::Gemma3),
+    ("gemma4v", Kind::Gemma4),
+    ("gemma4uv", Kind::Gemma4Unified),
+    ("pixtral", Kind::Pixtral),
+    ("idefics3", Kind::Idefics3),
+];
 
 impl Kind {
     /// Returns llama.cpp's name of the projector.
     pub(super) fn name(self) -> &'static str {
+        let own = KINDS.iter().find(|(_, kind)| *kind == self);
+        own.map_or("", |(name, _)| name)
+    }
+
+    /// Returns whether it is one of Qwen's.
+    pub(super) fn is_qwen(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Qwen25)
+    }
+
+    /// Returns whether blocks have RMS norms, and not layer norms.
+    pub(super) fn has_rms_norms(self) -> bool {
+        matches!(self, Self::Qwen25 | Self::Gemma4 | Self::Pixtral)
+    }
+
+    /// Returns whether the products of blocks have biases.
+    pub(super) fn has_biases(self) -> bool {
+        !matches!(self, Self::Gemma4 | Self::Gemma4Unified | Self::Pixtral)
+    }
+
+    /// Returns whether images, or tiles, are squares of one size.
+    pub(super) fn is_square(self) -> bool {
+        matches!(self, Self::Gemma3 | Self::Idefics3)
+    }
+
+    /// Returns the key of the side of an image token in patches, and its default.
+    fn merge(self) -> (&'static str, Option<usize>) {
         match self {
-            Self::Qwen3 => "qwen3vl_merger",
-            Self::Qwen25 => "qwen2.5vl_merger",
+            Self::Qwen3 | Self::Qwen25 => ("spatial_merge_size", Some(2)),
+            Self::Pixtral => ("spatial_merge_size", Some(1)),
+            Self::Gemma3 => ("projector.scale_factor", Some(4)),
+            Self::Gemma4 | Self::Gemma4Unified => ("projector.scale_factor", Some(3)),
+            Self::Idefics3 => ("projector.scale_factor", None),
         }
     }
 }
@@ -42,8 +93,13 @@ pub(super) struct Hparams {
     pub(super) n_ff: usize,
     pub(super) n_block: usize,
     pub(super) n_head: usize,
+    pub(super) n_head_kv: usize,
     /// Side of a patch in pixels.
     pub(super) patch: usize,
+    /// Side of an image token in patches.
+    pub(super) merge: usize,
+    /// Side of images or tiles in pixels, where all have one.
+    pub(super) image_size: Option<usize>,
     /// Embedding width of the text model.
     pub(super) n_projected: usize,
     pub(super) norm_eps: f64,
@@ -63,46 +119,72 @@ impl Hparams {
             prefix: "clip.vision",
         };
         let n_embd = read_width(&keys, "embedding_length")?;
-        let n_head = keys.count("attention.head_count")?;
-        // each of the two axes rotates half of a head, in pairs
-        if !n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(4) {
-            let expected = format!("heads of a multiple of 4 values of {n_embd}");
+        let has_blocks = kind != Kind::Gemma4Unified;
+        let some = |key: &str| match has_blocks {
+            true => keys.count(key),
+            false => Ok(0),
+        };
+        let n_head = some("attention.head_count")?;
+        // each of two axes rotates half of a head, in pairs
+        let multiple = if kind.is_square() { 2 } else { 4 };
+        if n_head > 0
+            && (!n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(multiple))
+        {
+            let expected = format!("heads of a multiple of {multiple} values of {n_embd}");
             return Err(keys.bad("attention.head_count", expected, n_head));
         }
-        let n_block = keys.count("block_count")?;
+        let n_head_kv = match keys.integer("attention.head_count_kv")? {
+            Some(_) => keys.count("attention.head_count_kv")?,
+            None => n_head,
+        };
+        let n_block = some("block_count")?;
         if n_block > gguf.tensors().len() {
             let expected = "no more blocks than the file has tensors";
             return Err(keys.bad("block_count", expected, n_block));
         }
-        check_merge(&keys)?;
-        let patch = read_width(&keys, "patch_size")?;
+        let mut merge = read_merge(&keys, kind)?;
+        let mut patch = read_width(&keys, "patch_size")?;
+        if kind == Kind::Gemma4Unified {
+            // its patches are what other encoders merge
+            (patch, merge) = (patch * merge, 1);
+        }
         const EPSILON: &str = "attention.layer_norm_epsilon";
         Ok(Self {
             kind,
             n_embd,
-            n_ff: read_width(&keys, "feed_forward_length")?,
+            n_ff: if has_blocks {
+                read_width(&keys, "feed_forward_length")?
+            } else {
+                0
+            },
             n_block,
             n_head,
+            n_head_kv,
             patch,
+            merge,
+            image_size: match kind.is_square() {
+                true => Some(read_width(&keys, "image_size")?),
+                false => None,
+            },
             n_projected: read_width(&keys, "projection_dim")?,
             norm_eps: keys.number(EPSILON)?.ok_or_else(|| keys.missing(EPSILON))?,
             activation: read_activation(gguf)?,
             windows: read_windows(&keys, kind, patch)?,
             deepstack: match kind {
                 Kind::Qwen3 => deepstack_blocks(gguf, n_block),
-                Kind::Qwen25 => Vec::new(),
+                _ => Vec::new(),
             },
         })
     }
 
     /// Returns the width of a head.
     pub(super) fn head_dim(&self) -> usize {
-        self.n_embd / self.n_head
+        self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
 
-    /// Returns the width of the concatenated rows of 2 x 2 patches.
+    /// Returns the width of the concatenated rows of an image token's patches.
     pub(super) fn n_merged(&self) -> usize {
-        4 * self.n_embd
+        self.merge * self.merge * self.n_embd
     }
 }
 
@@ -135,16 +217,13 @@ fn read_kind(gguf: &Gguf) -> Result<Kind, Error> {
         Some(name) => (BOTH, name),
         None => (VISION, gguf.str(VISION)?.unwrap_or("nothing")),
     };
-    match got {
-        "qwen3vl_merger" => Ok(Kind::Qwen3),
-        "qwen2.5vl_merger" | "qwen2.5o" => Ok(Kind::Qwen25),
-        _ => Err(Error::BadKey {
-            file: gguf.name().into(),
-            key: key.into(),
-            expected: "qwen3vl_merger, qwen2.5vl_merger or qwen2.5o".into(),
-            got: got.into(),
-        }),
-    }
+    let known = KINDS.iter().find(|(name, _)| *name == got);
+    known.map(|(_, kind)| *kind).ok_or_else(|| Error::BadKey {
+        file: gguf.name().into(),
+        key: key.into(),
+        expected: KINDS.map(|(name, _)| name).join(", "),
+        got: got.into(),
+    })
 }
 
 fn read_width(keys: &Keys<'_>, key: &str) -> Result<usize, Error> {
@@ -155,11 +234,15 @@ fn read_width(keys: &Keys<'_>, key: &str) -> Result<usize, Error> {
     Ok(width)
 }
 
-fn check_merge(keys: &Keys<'_>) -> Result<(), Error> {
-    const MERGE: &str = "spatial_merge_size";
-    match keys.integer(MERGE)? {
-        None | Some(2) => Ok(()),
-        Some(other) => Err(keys.bad(MERGE, 2, other)),
+fn read_merge(keys: &Keys<'_>, kind: Kind) -> Result<usize, Error> {
+    let (key, default) = kind.merge();
+    let merge = match (keys.integer(key)?, default) {
+        (None, Some(default)) => default,
+        _ => keys.count(key)?,
+    };
+    match kind.is_qwen() && merge != 2 || merge > MAX_WIDTH.isqrt() {
+        true => Err(keys.bad(key, 2, merge)),
+        false => Ok(merge),
     }
 }
 
@@ -183,7 +266,7 @@ fn read_activation(gguf: &Gguf) -> Result<Activation, Error> {
 /// Reads the windows, which are 112 pixels wide.
 fn read_windows(keys: &Keys<'_>, kind: Kind, patch: usize) -> Result<Option<Windows>, Error> {
     const SIDE: usize = 112;
-    if kind == Kind::Qwen3 {
+    if kind != Kind::Qwen25 {
         return Ok(None);
     }
     let whole_every = keys.count("n_wa_pattern")?;

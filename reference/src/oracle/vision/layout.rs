@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
-/// The order of a vision encoder's rows. The 2 x 2 patches of an image token are consecutive: upper
-/// left, upper right, lower left, lower right. Image tokens go from left to right, then from top to
-/// bottom; with windows, window by window.
+/// The order of a vision encoder's rows. The patches of an image token, a square, are consecutive:
+/// from left to right, then from top to bottom. So are image tokens; with windows, window by
+/// window.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     /// Image tokens per row.
     pub(super) nx: usize,
     /// Rows of image tokens.
     pub(super) ny: usize,
+    /// Patches per side of an image token.
+    pub(super) merge: usize,
     /// Row and column of each patch.
     pub(super) places: Vec<[usize; 2]>,
     /// Range of patches of each window; a single one without window attention.
@@ -22,11 +24,12 @@ pub(super) struct Layout {
 impl Layout {
     /// Creates the layout; windows have `side` image tokens per side. Those at the right and bottom
     /// edges may be smaller.
-    pub(super) fn new(nx: usize, ny: usize, side: Option<usize>) -> Self {
+    pub(super) fn new([nx, ny]: [usize; 2], merge: usize, side: Option<usize>) -> Self {
         let side = side.unwrap_or(nx.max(ny).max(1));
         let mut layout = Self {
             nx,
             ny,
+            merge,
             places: Vec::new(),
             windows: Vec::new(),
             raster: vec![0; nx * ny],
@@ -41,13 +44,12 @@ impl Layout {
     }
 
     fn add_window(&mut self, rows: Range<usize>, columns: Range<usize>) {
-        let start = self.places.len();
+        let (start, m) = (self.places.len(), self.merge);
         for y in rows {
             for x in columns.clone() {
-                self.raster[y * self.nx + x] = self.places.len() / 4;
-                let patches = [[0, 0], [0, 1], [1, 0], [1, 1]];
-                self.places
-                    .extend(patches.map(|[dy, dx]| [2 * y + dy, 2 * x + dx]));
+                self.raster[y * self.nx + x] = self.places.len() / (m * m);
+                let patch = |i: usize| [m * y + i / m, m * x + i % m];
+                self.places.extend((0..m * m).map(patch));
             }
         }
         self.windows.push(start..self.places.len());
@@ -55,7 +57,7 @@ impl Layout {
 
     /// Returns the patches per row and per column.
     pub(super) fn patches(&self) -> [usize; 2] {
-        [2 * self.nx, 2 * self.ny]
+        [self.merge * self.nx, self.merge * self.ny]
     }
 }
 
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn two_by_two_patches_follow_each_other() {
-        let layout = Layout::new(2, 1, None);
+        let layout = Layout::new([2, 1], 2, None);
         let [left, right] = [
             [[0, 0], [0, 1], [1, 0], [1, 1]],
             [[0, 2], [0, 3], [1, 2], [1, 3]],
@@ -79,7 +81,7 @@ mod tests {
 
     #[test]
     fn windows_follow_each_other_and_those_at_the_edge_are_smaller() {
-        let layout = Layout::new(3, 3, Some(2));
+        let layout = Layout::new([3, 3], 2, Some(2));
         assert_eq!(layout.windows, [0..16, 16..24, 24..32, 32..36]);
         assert_eq!(layout.raster, [0, 1, 4, 2, 3, 5, 6, 7, 8]);
         // the second window is the third column of image tokens
@@ -91,7 +93,7 @@ mod tests {
 
     #[test]
     fn an_image_without_patches_has_no_rows() {
-        let layout = Layout::new(0, 0, Some(4));
+        let layout = Layout::new([0, 0], 2, Some(4));
         assert!(layout.places.is_empty() && layout.raster.is_empty());
     }
 }

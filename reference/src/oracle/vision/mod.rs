@@ -1,5 +1,4 @@
-//! The vision encoders of Qwen3-VL and Qwen2.5-VL, with their projectors: from normalised pixels to
-//! rows of the text model.
+//! Vision encoders with their projectors: from normalised pixels to rows of the text model.
 //!
 //! The formulas are those of llama.cpp's libmtmd without ggml's rounding: it computes the patches'
 //! products from f16 pixels and kernels, and GELU by a table of f16. Its results are therefore
@@ -16,7 +15,7 @@ use super::weights::Weights;
 use super::{ImageRows, Tap};
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
-use hparams::Hparams;
+use hparams::{Hparams, Kind};
 use layout::Layout;
 pub use prepare::{Prepared, Rgb};
 
@@ -60,8 +59,19 @@ impl Tower<'_, '_> {
         x: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let mut y = self.product(tensor, n_in, n_out, x)?;
-        self.add_bias(tensor, n_out, &mut y)?;
+        if self.has_bias(tensor) {
+            self.add_bias(tensor, n_out, &mut y)?;
+        }
         Ok(y)
+    }
+
+    /// Returns whether a product has a bias: those of some blocks always do, others may.
+    fn has_bias(&self, tensor: &str) -> bool {
+        let of_block = tensor.starts_with("v.");
+        match of_block || self.hp.kind.is_qwen() {
+            true => self.hp.kind.has_biases() || tensor == "v.patch_embd",
+            false => self.weights.has(&format!("{tensor}.bias")),
+        }
     }
 
     fn product(
@@ -72,7 +82,24 @@ impl Tower<'_, '_> {
         x: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let name = format!("{tensor}.weight");
-        Ok(self.weights.matrix(&name, n_in, n_out)?.times(x))
+        let matrix = self.weights.matrix(&name, n_in, n_out)?;
+        let input = self.clamped(tensor, "input", x)?;
+        self.clamped(tensor, "output", &matrix.times(&input))
+    }
+
+    /// Clamps inputs or outputs of a product to the bounds that Gemma 4's files may have for them.
+    fn clamped(&self, tensor: &str, what: &str, x: &[f64]) -> Result<Vec<f64>, Error> {
+        if !matches!(self.hp.kind, Kind::Gemma4 | Kind::Gemma4Unified) {
+            return Ok(x.to_vec());
+        }
+        let bound = |end: &str, without: f64| {
+            let bound = self.weights.vector(&format!("{tensor}.{what}_{end}"), 1)?;
+            let bound = bound.as_ref().and_then(|bound| bound.first());
+            Ok::<_, Error>(bound.copied().unwrap_or(without))
+        };
+        let low = bound("min", f64::NEG_INFINITY)?;
+        let high = bound("max", f64::INFINITY)?;
+        Ok(x.iter().map(|x| x.max(low).min(high)).collect())
     }
 
     fn add_bias(&self, tensor: &str, width: usize, x: &mut [f64]) -> Result<(), Error> {
@@ -108,13 +135,15 @@ impl<'a> VisionOracle<'a> {
         self.hparams.deepstack.len()
     }
 
-    /// Returns the required divisor of an image's sides, in pixels.
+    /// Returns the required divisor of an image's sides, in pixels; where all images have one size,
+    /// their side.
     pub fn side_unit(&self) -> usize {
-        2 * self.hparams.patch
+        let hp = &self.hparams;
+        hp.image_size.unwrap_or(hp.merge * hp.patch)
     }
 
-    /// Returns the rows of an image: one for every 2 x 2 patches, `text_width * (1 + n_deepstack)`
-    /// wide.
+    /// Returns the rows of an image or a tile: one for every square of patches, `text_width * (1 +
+    /// n_deepstack)` wide, and one after every line of them but the last in Pixtral's.
     ///
     /// # Errors
     /// The image's sides are not multiples of [`VisionOracle::side_unit`], they contradict the
@@ -134,7 +163,10 @@ impl<'a> VisionOracle<'a> {
         let layout = self.layout(pixels)?;
         let weights = Weights::new(self.gguf, false);
         let rows = self.pass(&weights, &layout, pixels, tap)?;
-        ImageRows::new(layout.nx, layout.ny, rows)
+        match self.hparams.kind {
+            Kind::Pixtral => ImageRows::new(rows.len() / self.text_width(), 1, rows),
+            _ => ImageRows::new(layout.nx, layout.ny, rows),
+        }
     }
 
     fn layout(&self, pixels: Pixels<'_>) -> Result<Layout, Error> {
@@ -155,8 +187,21 @@ impl<'a> VisionOracle<'a> {
                 got: pixels.values.len(),
             });
         }
-        let side = self.hparams.windows.map(|windows| windows.side);
-        Ok(Layout::new(width / unit, height / unit, side))
+        let (hp, side) = (
+            &self.hparams,
+            self.hparams.windows.map(|windows| windows.side),
+        );
+        let sides = match hp.image_size {
+            Some(size) if [width, height] != [size; 2] => {
+                return Err(Error::Image {
+                    expected: format!("{size}x{size}"),
+                    got: format!("{width}x{height}"),
+                });
+            }
+            Some(size) => [size / hp.patch / hp.merge; 2],
+            None => [width / unit, height / unit],
+        };
+        Ok(Layout::new(sides, hp.merge, side))
     }
 
     /// Runs the pass, from pixels to rows of the text model, `(ny * nx, text_width * (1 +
@@ -194,7 +239,7 @@ impl<'a> VisionOracle<'a> {
             height: 0,
             values: &[],
         };
-        let layout = Layout::new(0, 0, None);
+        let layout = Layout::new([0, 0], self.hparams.merge, None);
         self.pass(&weights, &layout, nothing, &mut |_, _, _, _| {})?;
         let used = weights.used.into_inner();
         let audio = |name: &str| name.starts_with("a.") || name.starts_with("mm.a.");

@@ -8,22 +8,49 @@ use crate::Error;
 const POSITIONS: &str = "v.position_embd.weight";
 
 impl Tower<'_, '_> {
-    /// Computes `W₀ · p + W₁ · p`, one row per patch: the kernels are those of two video frames,
-    /// and an image is both frames. Qwen3-VL adds a bias and a position embedding.
+    /// Computes `W · p`, one row per patch, and what follows before the blocks. Qwen has kernels
+    /// for two video frames, and an image is both frames.
     pub(super) fn embed(&mut self, pixels: Pixels<'_>) -> Result<Vec<f64>, Error> {
-        let (patch, n_embd) = (self.hp.patch, self.hp.n_embd);
-        let values = self.patch_values(pixels);
+        let (patch, n_embd, kind) = (self.hp.patch, self.hp.n_embd, self.hp.kind);
+        let mut values = self.patch_values(pixels);
+        if kind == Kind::Gemma4Unified {
+            return self.embed_unified(&values);
+        }
+        if kind == Kind::Gemma4 {
+            values.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0);
+        }
         let kernels = |name| self.weights.kernels(name, [patch, patch, 3], n_embd);
         let mut x = kernels("v.patch_embd.weight")?.times(&values);
-        add_into(&mut x, &kernels("v.patch_embd.weight.1")?.times(&values));
-        if self.hp.kind == Kind::Qwen25 {
-            return Ok(x);
+        if kind.is_qwen() {
+            add_into(&mut x, &kernels("v.patch_embd.weight.1")?.times(&values));
         }
-        self.add_bias("v.patch_embd", n_embd, &mut x)?;
-        self.tap("patch_bias", None, n_embd, &mut x);
+        let positions = match kind {
+            Kind::Qwen25 => return Ok(x),
+            Kind::Pixtral => return self.rms_norm("v.pre_ln", "pre_ln", None, n_embd, &x),
+            Kind::Gemma4 | Kind::Gemma4Unified => "pos_embd",
+            Kind::Gemma3 | Kind::Idefics3 => "pos_embed",
+            Kind::Qwen3 => "inp_pos_emb",
+        };
+        if kind != Kind::Gemma4 {
+            self.add_bias("v.patch_embd", n_embd, &mut x)?;
+            self.tap("patch_bias", None, n_embd, &mut x);
+        }
         add_into(&mut x, &self.positions()?);
-        self.tap("inp_pos_emb", None, n_embd, &mut x);
+        self.tap(positions, None, n_embd, &mut x);
         Ok(x)
+    }
+
+    /// Computes Gemma 4's rows without blocks: norms, whose epsilon is a constant, around a product
+    /// and positions.
+    fn embed_unified(&mut self, values: &[f64]) -> Result<Vec<f64>, Error> {
+        const EPS: f64 = 1e-5;
+        let (n_in, n_embd) = (3 * self.hp.patch * self.hp.patch, self.hp.n_embd);
+        let normed = self.layer_norm("v.patch_norm.1", "norm_b", None, (n_in, EPS), values)?;
+        let x = self.linear("v.patch_embd", n_in, n_embd, &normed)?;
+        let mut x = self.layer_norm("v.patch_norm.2", "norm_b", None, (n_embd, EPS), &x)?;
+        add_into(&mut x, &self.positions()?);
+        self.tap("pos_embd", None, n_embd, &mut x);
+        self.layer_norm("v.patch_norm.3", "norm_b", None, (n_embd, EPS), &x)
     }
 
     /// Returns the pixels of every patch, `(n_patches, 3 * patch * patch)`: colour by colour, row
@@ -43,12 +70,41 @@ impl Tower<'_, '_> {
         values
     }
 
+    /// Returns the sum of the entries of each patch's column and row, `(n_patches, n_embd)`.
+    fn positions_of_axes(&self) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let entries = match self.weights.dims(POSITIONS) {
+            Some([_, entries, _]) => *entries as usize,
+            _ => 0,
+        };
+        let table = self.weights.planes(POSITIONS, [n_embd, entries, 2])?;
+        let mut x = Vec::new();
+        for &[row, column] in &self.layout.places {
+            let entry = |plane: usize, at: usize| {
+                let entry = table.get((plane * entries + at) * n_embd..).unwrap_or(&[]);
+                entry.get(..n_embd).ok_or_else(|| Error::Image {
+                    expected: format!("at most {entries} patches on each side"),
+                    got: format!("patch {at}"),
+                })
+            };
+            let both = entry(0, column)?.iter().zip(entry(1, row)?);
+            x.extend(both.map(|(x, y)| x + y));
+        }
+        Ok(x)
+    }
+
     /// Returns the position embedding of every patch, `(n_patches, n_embd)`. The table is a square
     /// grid, stretched over the image so that corners meet corners, and interpolated between four
-    /// entries.
+    /// entries; SigLIP has an entry for each patch.
     fn positions(&self) -> Result<Vec<f64>, Error> {
+        if matches!(self.hp.kind, Kind::Gemma4 | Kind::Gemma4Unified) {
+            return self.positions_of_axes();
+        }
         let n_embd = self.hp.n_embd;
-        let side = self.table_side()?;
+        let side = match self.hp.image_size {
+            Some(size) => size / self.hp.patch,
+            None => self.table_side()?,
+        };
         let table = self.weights.required_rows(POSITIONS, n_embd, side * side)?;
         let [across, down] = self.layout.patches();
         let mut x = Vec::with_capacity(self.layout.places.len() * n_embd);

@@ -3,6 +3,7 @@
 //! bit-identical.
 
 use super::super::hparams::Keys;
+use super::hparams::Kind;
 use super::{Pixels, VisionOracle};
 use crate::Error;
 
@@ -39,6 +40,56 @@ impl Prepared {
     }
 }
 
+/// How an image becomes an encoder's.
+#[derive(Clone, Copy)]
+enum Resized {
+    /// Scaled until it fits this size, and padded.
+    Fitted([usize; 2], Filter),
+    /// Stretched to one size after the other, and cut to the upper left square.
+    FirstTile { steps: [[usize; 2]; 2], side: usize },
+}
+
+/// Kernel of a resampling.
+#[derive(Clone, Copy)]
+enum Filter {
+    Bilinear,
+    Bicubic,
+    Lanczos,
+}
+
+impl Filter {
+    fn radius(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    fn at(self, x: f64) -> f64 {
+        let sinc = |x: f64| match x * std::f64::consts::PI {
+            0.0 => 1.0,
+            x => x.sin() / x,
+        };
+        match self {
+            Self::Bilinear => (1.0 - x.abs()).max(0.0),
+            Self::Bicubic => bicubic(x),
+            Self::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
+            Self::Lanczos => 0.0,
+        }
+    }
+}
+
+/// Returns the sides of an image whose longer one has `longest` pixels, the other an even number.
+fn at_longest([width, height]: [usize; 2], longest: usize) -> [usize; 2] {
+    let aspect = width as f64 / height as f64;
+    let even = |side: f64| (side as usize).div_ceil(2) * 2;
+    match width >= height {
+        true => [longest, even(longest as f64 / aspect)],
+        false => [even(longest as f64 * aspect), longest],
+    }
+}
+
 /// One colour plane of bytes.
 struct Plane {
     width: usize,
@@ -47,11 +98,12 @@ struct Plane {
 }
 
 impl VisionOracle<'_> {
-    /// Resizes an image to whole image tokens, with their number within `limits`, and normalises it
-    /// by the file's mean and standard deviation.
+    /// Resizes an image to whole image tokens, with their number within `limits`, or to the size
+    /// that all images have, and normalises it by the file's mean and standard deviation. Of an
+    /// image that is cut into tiles this is the first tile, where no limits are asked for.
     ///
     /// # Errors
-    /// The number of bytes contradicts the sides, or the file lacks mean or deviation.
+    /// The number of bytes contradicts the sides, a side vanishes, or the file lacks a key.
     pub fn prepare(&self, image: Rgb<'_>, limits: [usize; 2]) -> Result<Prepared, Error> {
         let expected = image.width.saturating_mul(image.height).saturating_mul(3);
         if image.bytes.len() != expected || expected == 0 {
@@ -63,7 +115,11 @@ impl VisionOracle<'_> {
         }
         let mean = self.of_colours("image_mean")?;
         let deviation = self.of_colours("image_std")?;
-        let [width, height] = size([image.width, image.height], self.side_unit(), limits);
+        let resized = self.resized([image.width, image.height], limits)?;
+        let [width, height] = match resized {
+            Resized::Fitted(size, _) => size,
+            Resized::FirstTile { side, .. } => [side; 2],
+        };
         let mut values = Vec::with_capacity(3 * width * height);
         for colour in 0..3 {
             let plane = Plane {
@@ -77,7 +133,14 @@ impl VisionOracle<'_> {
                     .copied()
                     .collect(),
             };
-            let plane = plane.fitted(width, height);
+            let plane = match resized {
+                Resized::Fitted([width, height], filter) => plane.fitted(width, height, filter),
+                Resized::FirstTile { steps, side } => {
+                    let steps = steps.into_iter();
+                    let whole = steps.fold(plane, |plane, to| plane.stretched(to, Filter::Lanczos));
+                    whole.cropped(side)
+                }
+            };
             let normalised =
                 |byte: &u8| (f32::from(*byte) / 255.0 - mean[colour]) / deviation[colour];
             values.extend(plane.bytes.iter().map(normalised));
@@ -87,6 +150,29 @@ impl VisionOracle<'_> {
             height,
             values,
         })
+    }
+
+    /// Returns how an image of these sides becomes the encoder's.
+    fn resized(&self, sides: [usize; 2], limits: [usize; 2]) -> Result<Resized, Error> {
+        let side = self.side_unit();
+        match self.hparams.kind {
+            Kind::Gemma3 => Ok(Resized::Fitted([side; 2], Filter::Bilinear)),
+            Kind::Idefics3 => {
+                const LONGEST: &str = "preproc_image_size";
+                let keys = Keys {
+                    gguf: self.gguf,
+                    prefix: "clip.vision",
+                };
+                let longest = keys.count(LONGEST)?;
+                let first = at_longest(sides, longest);
+                if first.contains(&0) {
+                    return Err(keys.bad(LONGEST, "sides of at least a pixel", longest));
+                }
+                let steps = [first, first.map(|length| length.div_ceil(side) * side)];
+                Ok(Resized::FirstTile { steps, side })
+            }
+            _ => Ok(Resized::Fitted(size(sides, side, limits), Filter::Bicubic)),
+        }
     }
 
     fn of_colours(&self, key: &str) -> Result<[f32; 3], Error> {
@@ -125,7 +211,7 @@ fn size(sides: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2]
 
 impl Plane {
     /// Scales by one factor until the image fits, and centres it on black.
-    fn fitted(self, width: usize, height: usize) -> Plane {
+    fn fitted(self, width: usize, height: usize, filter: Filter) -> Plane {
         if (self.width, self.height) == (width, height) {
             return self;
         }
@@ -135,7 +221,7 @@ impl Plane {
             |side: usize, most: usize| (((side as f32) * factor).ceil() as usize).min(most);
         let inner = [scaled(self.width, width), scaled(self.height, height)];
         let inner = inner.map(|side| side.max(1));
-        let image = self.across(inner[0]).turned().across(inner[1]).turned();
+        let image = self.stretched(inner, filter);
         let (left, top) = ((width - inner[0]) / 2, (height - inner[1]) / 2);
         let mut bytes = vec![0; width * height];
         for (y, row) in image.bytes.chunks(inner[0]).enumerate() {
@@ -145,6 +231,22 @@ impl Plane {
             width,
             height,
             bytes,
+        }
+    }
+
+    /// Resamples both sides.
+    fn stretched(self, [width, height]: [usize; 2], filter: Filter) -> Plane {
+        let across = self.across(width, filter).turned();
+        across.across(height, filter).turned()
+    }
+
+    /// Returns the upper left square.
+    fn cropped(self, side: usize) -> Plane {
+        let rows = self.bytes.chunks(self.width).take(side);
+        Plane {
+            width: side,
+            height: side,
+            bytes: rows.flat_map(|row| &row[..side]).copied().collect(),
         }
     }
 
@@ -160,11 +262,13 @@ impl Plane {
     }
 
     /// Resamples its rows to `to` pixels.
-    fn across(self, to: usize) -> Plane {
+    fn across(self, to: usize, filter: Filter) -> Plane {
         if to == self.width {
             return self;
         }
-        let kernels: Vec<_> = (0..to).map(|out| kernel(out, self.width, to)).collect();
+        let kernels: Vec<_> = (0..to)
+            .map(|out| kernel(out, self.width, to, filter))
+            .collect();
         let mut bytes = Vec::with_capacity(to * self.height);
         for row in self.bytes.chunks(self.width) {
             bytes.extend(kernels.iter().map(|(first, weights)| {
@@ -186,14 +290,15 @@ const FRACTION: u32 = 22;
 const ONE: i64 = 1 << FRACTION;
 
 /// Returns the first input pixel of output pixel `out`, and the weights from there on.
-fn kernel(out: usize, from: usize, to: usize) -> (usize, Vec<i64>) {
+fn kernel(out: usize, from: usize, to: usize, filter: Filter) -> (usize, Vec<i64>) {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
     let centre = (out as f64 + 0.5) * scale;
-    let first = (centre - 2.0 * stretch + 0.5).trunc().max(0.0) as usize;
-    let end = ((centre + 2.0 * stretch + 0.5).trunc() as usize).min(from);
+    let reach = filter.radius() * stretch;
+    let first = (centre - reach + 0.5).trunc().max(0.0) as usize;
+    let end = ((centre + reach + 0.5).trunc() as usize).min(from);
     let weights: Vec<f64> = (first..end)
-        .map(|i| bicubic((i as f64 - centre + 0.5) / stretch))
+        .map(|i| filter.at((i as f64 - centre + 0.5) * (1.0 / stretch)))
         .collect();
     let sum: f64 = weights.iter().sum();
     let fixed = |w: &f64| {

@@ -14,9 +14,11 @@ impl Bounds<'_> {
         let n = self.count(out);
         let vector = |id: VecId| model.tensors().vector(id);
         Ok(match model.graph().nodes[at].op {
-            Op::Embed { table } | Op::EmbedPositions { table } => self.embedding(n, out, table)?,
+            Op::Embed { table, .. } | Op::EmbedPositions { table } => {
+                self.embedding(n, out, table)?
+            }
             Op::Input => self.input(n),
-            Op::Merge { x } => rules::merge(n, self.of(x)),
+            Op::Merge { x, rows } => rules::merge(n, self.of(x), rows),
             Op::Constant { values } => rules::constant(n, rms(vector(values))),
             Op::Concat { a, b, each } => rules::concat(n, self.of(a), self.of(b), each),
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
@@ -215,11 +217,11 @@ impl Bounds<'_> {
         let mut bound = ErrorBound::default();
         let mut read = 0;
         for r in 0..self.graph_inputs.n {
-            // a position attends to all before it, or to all there are: take the worst of them
-            let seen = if scores.causal {
-                r + 1
-            } else {
-                self.graph_inputs.n
+            // a position attends to all before it, or also to later ones: take the worst of them
+            let seen = match (scores.causal, scores.images) {
+                (false, _) => self.graph_inputs.n,
+                (true, true) => read.max(self.graph_inputs.image_end(r)),
+                (true, false) => r + 1,
             };
             for r in std::mem::replace(&mut read, seen)..seen {
                 (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));

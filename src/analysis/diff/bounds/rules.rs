@@ -1,6 +1,6 @@
 //! Error rules of operations that need only the errors and sizes of their inputs.
 
-use octavo_kernels::{Activation, Function, MERGED_ROWS};
+use octavo_kernels::{Activation, Function};
 
 use super::{ErrorBound, Stats, U};
 
@@ -19,8 +19,8 @@ pub(super) fn constant(n: usize, size: f64) -> ErrorBound {
     each_row(n, |_| (0.0, size))
 }
 
-pub(super) fn merge(n: usize, x: &Stats) -> ErrorBound {
-    let together = |of: &[f64], r: usize| rms_of(&of[MERGED_ROWS * r..][..MERGED_ROWS]);
+pub(super) fn merge(n: usize, x: &Stats, rows: usize) -> ErrorBound {
+    let together = |of: &[f64], r: usize| rms_of(&of[rows * r..][..rows]);
     each_row(n, |r| (together(&x.error, r), together(&x.size, r)))
 }
 
@@ -159,6 +159,10 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
         Function::Scale(factor) => {
             let factor = f64::from(factor.abs());
             (factor * (error + U * size), factor * size)
+        }
+        Function::Clamp(low, high) => {
+            let most = f64::from(low.abs().max(high.abs()));
+            (error, size.min(most))
         }
         Function::Gelu => (1.13 * error + 16.0 * U * size, size),
         // values are not all alike: the square of a row's rms is less than the rms of the squares

@@ -183,10 +183,12 @@ fn a_mask_by_time_alone_is_found_at_the_first_attention() {
 fn tower_address(fault: impl FnOnce(&Gguf, Layout) -> Box<Fault>) -> Option<(String, usize)> {
     let gguf = open(&shared("vision/vl-a-mmproj-F32.gguf")?);
     let image = image("photo")?;
-    let h = Tower::load(&gguf).expect("a tower").hparams;
-    let prepared = Prepared::new(&image, &h, TokenLimits::default()).expect("a usual image");
-    let size = prepared.image.size();
-    let layout = Layout::new(size.width / h.unit(), size.height / h.unit(), None);
+    let of_file = Tower::load(&gguf).expect("a tower");
+    let prepared = Prepared::new(&image, &of_file.hparams, TokenLimits::default());
+    let size = prepared.expect("a usual image").tiles[0].image.size();
+    let layout = of_file
+        .layout(size.width, size.height)
+        .expect("whole tokens");
     let fault = fault(&gguf, layout);
     let mut other = OracleExecution::with_fault(gguf.clone(), fault).expect("a tower");
     let mut engine = tower(&gguf, Isa::best());

@@ -141,7 +141,8 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
         .map(read)
         .collect::<Result<Vec<_>, _>>()?;
     terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
-    let (options, max_image_tokens) = (args.compute.options()?, token_limits.max_image_tokens());
+    let options = args.compute.options()?;
+    let max_image_tokens = Tower::load(gguf)?.max_image_tokens(token_limits);
     let mut encoder = shown(|sink| Encoder::load(gguf, &options, max_image_tokens, sink))?;
     let tolerance = tolerance_or(args, Tolerance::of_tower(encoder.tower()));
     let seen = ImageInput {

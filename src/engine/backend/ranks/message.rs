@@ -1,5 +1,7 @@
 //! Messages from rank 0 to the other ranks, as 32-bit words.
 
+use std::ops::Range;
+
 use octavo_kernels::{
     EmbeddingRows, Phase, RopePosition, StateUse, StateWrite, Step, StepSequence,
 };
@@ -47,6 +49,7 @@ struct OwnedSequence {
     rope_positions: Vec<RopePosition>,
     embedding_inputs: Vec<(usize, Vec<f32>)>,
     blocks: Vec<usize>,
+    images: Vec<Range<usize>>,
 }
 
 const STEP: u32 = 0;
@@ -91,6 +94,8 @@ pub(super) fn step(step: &Step<'_>, asked: Asked, words: &mut Vec<u32>) {
             list.list(inputs.rows.iter().map(|x| x.to_bits()));
         }
         list.list(s.blocks.iter().map(|end| word(*end)));
+        let images = s.images.iter().flat_map(|image| [image.start, image.end]);
+        list.list(images.map(word));
     }
 }
 
@@ -157,6 +162,11 @@ fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
             Some((first, rows.collect()))
         })?,
         blocks: reader.list()?.iter().map(|end| *end as usize).collect(),
+        images: {
+            let ends = reader.list()?.as_chunks::<2>().0.iter();
+            let image = |&[start, end]: &[u32; 2]| start as usize..end as usize;
+            ends.map(image).collect()
+        },
     })
 }
 
@@ -188,6 +198,7 @@ impl OwnedStep {
                 rope_positions: &s.rope_positions,
                 embedding_inputs: inputs,
                 blocks: &s.blocks,
+                images: &s.images,
             })
             .collect();
         of(&Step {

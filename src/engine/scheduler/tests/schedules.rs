@@ -44,6 +44,7 @@ fn settings() -> impl Strategy<Value = Settings> {
     (1..6usize, 8..100usize, any::<bool>()).prop_map(|(sequences, rows, prefixes)| Settings {
         sequences,
         rows,
+        most_rows: rows,
         outputs: rows.min(20),
         prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
@@ -106,6 +107,7 @@ fn faults_are_seen() {
     let settings = Settings {
         sequences: 4,
         rows: 64,
+        most_rows: 64,
         outputs: 20,
         prefill_budget: Duration::from_millis(5),
         balance: 1000.0,
@@ -169,6 +171,7 @@ fn a_round_of_many_takes_little_time() {
     let settings = Settings {
         sequences: 64,
         rows: 512,
+        most_rows: 512,
         outputs: 100,
         prefill_budget: Duration::from_millis(100),
         balance: 1000.0,
@@ -234,6 +237,7 @@ fn pieces_of_prompts_are_short_only_where_attention_makes_their_time() {
     let settings = Settings {
         sequences: 2,
         rows: 512,
+        most_rows: 512,
         outputs: 512,
         prefill_budget: Duration::from_millis(100),
         balance: 1000.0,

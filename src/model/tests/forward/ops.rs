@@ -47,6 +47,7 @@ pub(super) fn function(f: Function, x: f64) -> f64 {
         Function::SoftCap(cap) => f64::from(cap) * (x / f64::from(cap)).tanh(),
         Function::Scale(factor) => f64::from(factor) * x,
         Function::Gelu => gelu(x),
+        Function::Clamp(low, high) => x.clamp(low.into(), high.into()),
         Function::SquaredRelu => x.max(0.0).powi(2),
         Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Function::Silu => x / (1.0 + (-x).exp()),

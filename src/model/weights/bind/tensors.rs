@@ -1,6 +1,7 @@
 //! Finds tensors by name, for any kind of model.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
@@ -135,6 +136,7 @@ impl<'a> TensorBinder<'a> {
             row_start: 0,
             pieces: None,
             scale: 1.0,
+            transposed: None,
         });
         Ok(Some(WeightId(self.found.matrices.len() as u32 - 1)))
     }
@@ -168,19 +170,57 @@ impl<'a> TensorBinder<'a> {
             row_start: 0,
             pieces: None,
             scale: 1.0,
+            transposed: None,
         });
         Ok(WeightId(self.found.matrices.len() as u32 - 1))
     }
 
-    /// Returns a tensor's number of rows, which `right` must accept, and all its values; rows have
-    /// `width` values.
+    /// Binds a matrix whose columns are the file's rows. It takes memory of its own.
+    pub fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, Error> {
+        let Some((tensor, info)) = self.take(name, &[rows, cols])? else {
+            return Err(self.missing(name, &[rows, cols]));
+        };
+        let data = self.gguf.data(info);
+        let transpose = |data: &[u8], size: usize| -> Vec<u8> {
+            let column = |row: usize| data.chunks_exact(size).skip(row).step_by(rows);
+            (0..rows).flat_map(column).flatten().copied().collect()
+        };
+        let (ty, bytes) = match info.ty {
+            TensorType::F32 => (info.ty, transpose(data, 4)),
+            TensorType::F16 | TensorType::BF16 => (info.ty, transpose(data, 2)),
+            // blocks of other types are parts of the file's rows
+            ty => {
+                let mut values = vec![0.0f32; rows * cols];
+                if octavo_quant::dequantize(ty, data, &mut values).is_err() {
+                    return Err(self.wrong_type(info, "a type that holds weights"));
+                }
+                let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                (TensorType::F32, transpose(&data, 4))
+            }
+        };
+        self.found.matrices.push(WeightRef {
+            name: name.to_owned(),
+            tensor,
+            ty,
+            rows: rows as u64,
+            cols: cols as u64,
+            row_start: 0,
+            pieces: None,
+            scale: 1.0,
+            transposed: Some(Arc::new(bytes)),
+        });
+        Ok(WeightId(self.found.matrices.len() as u32 - 1))
+    }
+
+    /// Returns the dimensions of a tensor after its first, which `right` must accept, and all its
+    /// values; rows have `width` values.
     pub fn rows(
         &mut self,
         name: &str,
         width: usize,
         expected: &str,
-        right: impl Fn(usize) -> bool,
-    ) -> Result<(usize, Vec<f32>), Error> {
+        right: impl Fn(&[u64]) -> bool,
+    ) -> Result<(Vec<usize>, Vec<f32>), Error> {
         let dims = self.index.get(name).map(|i| &self.gguf.tensors()[*i].dims);
         let expected = || format!("[{width}, {expected}]");
         let Some(dims) = dims else {
@@ -190,11 +230,9 @@ impl<'a> TensorBinder<'a> {
                 expected: expected(),
             });
         };
-        let rows = match dims[..] {
-            [cols, rows] if cols == width as u64 => usize::try_from(rows).ok(),
-            _ => None,
-        };
-        let Some(rows) = rows.filter(|rows| right(*rows)) else {
+        let dims: &[u64] = dims;
+        let right = |rows: &[u64]| right(rows) && dims.first() == Some(&(width as u64));
+        let Some(rows) = dims.get(1..).filter(|rows| right(rows)) else {
             return Err(Error::TensorShape {
                 file: self.file(),
                 tensor: name.to_owned(),
@@ -202,7 +240,9 @@ impl<'a> TensorBinder<'a> {
                 got: show_shape(dims),
             });
         };
-        let found = self.take(name, &[width, rows])?;
+        // the reader refused tensors larger than memory
+        let rows: Vec<usize> = rows.iter().map(|n| *n as usize).collect();
+        let found = self.take(name, &[&[width], &rows[..]].concat())?;
         let (_, info) = found.expect("its shape was looked at");
         let values = self.read_floats(name, info)?;
         Ok((rows, values))

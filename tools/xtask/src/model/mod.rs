@@ -6,6 +6,7 @@
 //! deviation; a tensor's blocks are drawn from these. So a file of any type takes little longer
 //! than writing it, and little memory.
 
+mod named_tower;
 mod rows;
 mod shape;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use octavo_analysis::quantize::mix::{self, Choices, Facts, Mix};
 use octavo_hf as hf;
 
 use crate::random::Random;
+use named_tower::{NamedTower, TowerName};
 use rows::{Drawn, Pools, Vector, vector};
 use shape::Preset;
 pub(crate) use shape::{Arch, Shape};
@@ -64,9 +66,13 @@ pub(crate) struct ModelArgs {
     /// File or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Also write the size's vision tower, in F16: for qwen3vl and qwen2vl
+    /// Also write the size's vision tower, in F16: for qwen35, qwen3vl and qwen2vl, and for others
+    /// with --tower
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
+    /// Vision tower to write, for a text model of the architecture's width
+    #[arg(long, requires = "mmproj")]
+    tower: Option<TowerName>,
 }
 
 /// Tokens before and after an image, in vocabularies of vision models.
@@ -213,6 +219,7 @@ pub(crate) fn write_named(name: &str, out: &Path) -> Result<(), String> {
         seed: 0,
         out: out.to_owned(),
         mmproj: None,
+        tower: None,
     })
 }
 
@@ -228,10 +235,12 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
         ));
     }
     let tower = Tower::of(args.arch, args.preset, shape.n_embd);
-    if args.mmproj.is_some() && tower.is_none() {
+    let n_projected = shape.n_embd;
+    let named = args.tower.map(|name| NamedTower { name, n_projected });
+    if args.mmproj.is_some() && tower.is_none() && named.is_none() {
         let name = args.arch.name();
         return Err(format!(
-            "--mmproj: expected --arch qwen3vl or qwen2vl, got {name}"
+            "--mmproj: expected --tower, or --arch qwen35, qwen3vl or qwen2vl, got {name}"
         ));
     }
     let tensors = shape.tensors();
@@ -257,8 +266,16 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     };
     let what = format!("{} {}", args.arch.name(), args.ty);
     say_written(&args.out, written, &what, weights)?;
-    match (&args.mmproj, tower) {
-        (Some(out), Some(tower)) => write_tower(out, args.seed, &tower),
+    let mut writer = Writer::new();
+    match (&args.mmproj, named, tower) {
+        (Some(out), Some(named), _) => {
+            named.set_keys(&mut writer);
+            write_tower(out, args.seed, writer, &named.tensors())
+        }
+        (Some(out), None, Some(tower)) => {
+            tower.set_keys(&mut writer);
+            write_tower(out, args.seed, writer, &tower.tensors())
+        }
         _ => Ok(()),
     }
 }
@@ -275,10 +292,12 @@ fn say_written(out: &Path, weights: &Path, what: &str, n: u64) -> Result<(), Str
     Ok(())
 }
 
-fn write_tower(out: &Path, seed: u64, tower: &Tower) -> Result<(), String> {
-    let tensors = tower.tensors();
-    let mut writer = Writer::new();
-    tower.set_keys(&mut writer);
+fn write_tower(
+    out: &Path,
+    seed: u64,
+    writer: Writer<'_>,
+    tensors: &[tower::TowerTensor],
+) -> Result<(), String> {
     let all: Vec<_> = tensors
         .iter()
         .map(|tensor| (&tensor.name, &tensor.dims, tensor.ty))

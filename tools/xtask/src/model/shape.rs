@@ -48,7 +48,7 @@ impl Arch {
 
     /// Returns whether it has vision towers.
     pub(super) fn sees(self) -> bool {
-        matches!(self, Arch::Qwen2vl | Arch::Qwen3vl)
+        matches!(self, Arch::Qwen2vl | Arch::Qwen3vl | Arch::Qwen35)
     }
 }
 
@@ -153,7 +153,7 @@ impl Shape {
         let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match (arch, preset) {
             (Arch::GptOss, Tiny) => (256, 256, 4, 8, 2, 64, 1024),
             // with room for the tokens around images
-            (Arch::Qwen2vl | Arch::Qwen3vl, Tiny) => (256, 768, 4, 4, 2, 64, 1280),
+            (arch, Tiny) if arch.sees() => (256, 768, 4, 4, 2, 64, 1280),
             (_, Tiny) => (256, 768, 4, 4, 2, 64, 1024),
             (Arch::Qwen3moe, B30A3) => (2048, 6144, 48, 32, 4, 128, 151_936),
             (Arch::GptOss, B20) => (2880, 2880, 24, 64, 8, 64, 201_088),
@@ -377,7 +377,7 @@ impl Shape {
             let sections = [third, third, pairs - 2 * third, 0].map(|n| n as i32);
             put("rope.dimension_sections", sections.to_vec().into());
         }
-        if self.arch.sees() {
+        if self.arch.sees() && self.delta_net.is_none() {
             tower::set_text_keys(self, &mut put);
         }
         if let Some(window) = self.window {

@@ -15,6 +15,7 @@ fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<Path
         pure: false,
         seed,
         mmproj: arch.sees().then(|| tower_of(&out)),
+        tower: None,
         out: out.clone(),
     })?;
     Ok(out)
@@ -88,7 +89,7 @@ fn every_type_can_be_had_and_weights_have_their_deviation() {
 fn towers_fit_their_models() {
     use octavo_vision::pixels::{Limits, TokenLimits};
     let dir = tempfile::tempdir().expect("a folder");
-    for arch in [Arch::Qwen2vl, Arch::Qwen3vl] {
+    for arch in [Arch::Qwen2vl, Arch::Qwen3vl, Arch::Qwen35] {
         let text = made(&dir, arch, "Q4_K_M", 1).expect("written");
         let options = EngineOptions {
             threads: Some(1),
@@ -131,13 +132,48 @@ fn towers_fit_their_models() {
         pure: false,
         seed: 0,
         mmproj: Some(out.clone()),
+        tower: None,
         out,
     };
     let error = run(&args).expect_err("it sees nothing");
     assert!(
-        error.contains("expected --arch qwen3vl or qwen2vl, got qwen3"),
+        error.contains("or --arch qwen35, qwen3vl or qwen2vl, got qwen3"),
         "{error}"
     );
+}
+
+/// Zeros in place of all weights.
+struct Zeros;
+
+impl RowSource for Zeros {
+    fn fill(&self, _: u64, out: &mut [u8]) {
+        out.fill(0);
+    }
+}
+
+#[test]
+fn named_towers_have_all_that_their_encoders_read() {
+    for name in TowerName::value_variants() {
+        let tower = NamedTower {
+            name: *name,
+            n_projected: 640,
+        };
+        let (mut writer, mut head) = (Writer::new(), Vec::new());
+        tower.set_keys(&mut writer);
+        writer.write_to(&mut head).expect("keys");
+        let keys = Gguf::from_bytes(head, "keys", &OpenOptions::default()).expect("sound");
+        let mut view = View::new(Path::new("tower"));
+        for (key, value) in keys.keys() {
+            view.set(key, value);
+        }
+        for t in tower.tensors() {
+            let made = view.made(&t.name, &t.dims, t.ty, "zeros", Arc::new(Zeros));
+            made.expect("a shape");
+        }
+        let loaded = octavo_vision::Tower::load(&view.open().expect("sound"));
+        let loaded = loaded.unwrap_or_else(|error| panic!("{name:?}: {error}"));
+        assert_eq!(loaded.width(), 640);
+    }
 }
 
 #[test]

@@ -10,7 +10,8 @@ const MERGED: u64 = 4;
 /// Kind of a tower's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Qwen 3 VL: layer norms, a table of position embeddings, DeepStack outputs of some blocks.
+    /// Qwen 3 VL and 3.5: layer norms, a table of position embeddings, DeepStack outputs of some
+    /// blocks.
     Three {
         /// Patches along a side of the position table.
         side: u32,
@@ -56,6 +57,10 @@ impl Tower {
                 side: 48,
                 deepstack: &[5, 11, 17],
             },
+            (Arch::Qwen35, preset) => Kind::Three {
+                side: if preset == Preset::Tiny { 8 } else { 48 },
+                deepstack: &[],
+            },
             (Arch::Qwen2vl, Preset::Tiny) => Kind::Two { whole_every: 2 },
             (Arch::Qwen2vl, _) => Kind::Two { whole_every: 8 },
             _ => return None,
@@ -63,6 +68,7 @@ impl Tower {
         let (n_embd, n_ff, n_block, n_head) = match (arch, preset) {
             (_, Preset::Tiny) => (128, 256, 2, 2),
             (Arch::Qwen2vl, _) => (1280, 3420, 32, 16),
+            (Arch::Qwen35, _) => (768, 3072, 12, 12),
             (_, Preset::B8) => (1152, 4304, 27, 16),
             _ => (1024, 4096, 24, 16),
         };

@@ -1,0 +1,202 @@
+//! Vision towers that belong to no architecture of text models alone, at published sizes.
+
+use clap::ValueEnum;
+use gguf_rs_lite::{OwnedValue, TensorType, Writer};
+
+use super::tower::TowerTensor;
+
+/// A vision tower by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum TowerName {
+    /// SigLIP of 896 pixels: Gemma 3
+    Gemma3,
+    /// Gemma 4's, 27 blocks
+    Gemma4v,
+    /// Gemma 4's without blocks
+    Gemma4uv,
+    /// Mistral Small 3.1's
+    Pixtral,
+    /// SigLIP of 512 pixels, in tiles: SmolVLM 256M and 500M
+    Idefics3,
+}
+
+/// A vision tower for text models of a width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NamedTower {
+    pub(super) name: TowerName,
+    pub(super) n_projected: u32,
+}
+
+/// Entries of each axis in Gemma 4's tables of positions.
+const POSITIONS: u64 = 10_240;
+/// Mean and deviation of CLIP's pixels.
+const CLIP: [[f32; 3]; 2] = [
+    [0.481_454_66, 0.457_827_5, 0.408_210_73],
+    [0.268_629_54, 0.261_302_6, 0.275_777_1],
+];
+
+impl NamedTower {
+    /// Returns the width, the feed-forward width, the numbers of blocks and heads, the side of a
+    /// patch in pixels, and that of an image token in patches.
+    fn sizes(self) -> [u32; 6] {
+        match self.name {
+            TowerName::Gemma3 => [1152, 4304, 27, 16, 14, 4],
+            TowerName::Gemma4v => [1152, 4304, 27, 16, 16, 3],
+            TowerName::Gemma4uv => [1152, 0, 0, 0, 16, 3],
+            TowerName::Pixtral => [1024, 4096, 24, 16, 14, 2],
+            TowerName::Idefics3 => [768, 3072, 12, 12, 16, 4],
+        }
+    }
+
+    /// Returns the side of images in pixels.
+    fn image_size(self) -> u32 {
+        match self.name {
+            TowerName::Gemma3 => 896,
+            TowerName::Gemma4v | TowerName::Gemma4uv => 768,
+            TowerName::Pixtral => 1540,
+            TowerName::Idefics3 => 512,
+        }
+    }
+
+    fn is_siglip(self) -> bool {
+        matches!(self.name, TowerName::Gemma3 | TowerName::Idefics3)
+    }
+
+    /// Returns every tensor; matrices and patch kernels in F16, as llama.cpp's converter writes
+    /// them.
+    pub(super) fn tensors(self) -> Vec<TowerTensor> {
+        let [d, ff, blocks, _, p, merge] = self.sizes().map(u64::from);
+        let e = u64::from(self.n_projected);
+        let mut all = Vec::new();
+        let mut put = |name: &str, dims: &[u64]| {
+            let ty = match dims.len() == 1 || name.contains("position_embd") {
+                true => TensorType::F32,
+                false => TensorType::F16,
+            };
+            all.push(TowerTensor {
+                name: name.to_owned(),
+                dims: dims.to_vec(),
+                ty,
+            });
+        };
+        match self.name {
+            TowerName::Gemma4uv => {
+                let values = 3 * (p * merge).pow(2);
+                for (norm, n) in [(1, values), (2, d), (3, d)] {
+                    put(&format!("v.patch_norm.{norm}.weight"), &[n]);
+                    put(&format!("v.patch_norm.{norm}.bias"), &[n]);
+                }
+                put("v.patch_embd.weight", &[values, d]);
+                put("v.patch_embd.bias", &[d]);
+            }
+            _ => put("v.patch_embd.weight", &[p, p, 3, d]),
+        }
+        for l in 0..blocks {
+            let name = |tensor: &str| format!("v.blk.{l}.{tensor}");
+            for norm in ["ln1", "ln2"] {
+                put(&name(&format!("{norm}.weight")), &[d]);
+            }
+            for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+                put(&name(&format!("{part}.weight")), &[d, d]);
+            }
+            put(&name("ffn_up.weight"), &[d, ff]);
+            put(&name("ffn_down.weight"), &[ff, d]);
+            if self.is_siglip() {
+                for (part, n) in [
+                    ("ln1", d),
+                    ("ln2", d),
+                    ("attn_q", d),
+                    ("attn_k", d),
+                    ("attn_v", d),
+                    ("attn_out", d),
+                    ("ffn_up", ff),
+                    ("ffn_down", d),
+                ] {
+                    put(&name(&format!("{part}.bias")), &[n]);
+                }
+            } else {
+                put(&name("ffn_gate.weight"), &[d, ff]);
+            }
+            if self.name == TowerName::Gemma4v {
+                let head = d / u64::from(self.sizes()[3]);
+                for (part, n) in [
+                    ("attn_q_norm", head),
+                    ("attn_k_norm", head),
+                    ("attn_post_norm", d),
+                    ("ffn_post_norm", d),
+                ] {
+                    put(&name(&format!("{part}.weight")), &[n]);
+                }
+            }
+        }
+        if self.is_siglip() {
+            let side = u64::from(self.image_size()) / p;
+            put("v.patch_embd.bias", &[d]);
+            put("v.position_embd.weight", &[d, side * side]);
+            put("v.post_ln.weight", &[d]);
+            put("v.post_ln.bias", &[d]);
+        }
+        match self.name {
+            TowerName::Gemma3 => {
+                put("mm.soft_emb_norm.weight", &[d]);
+                put("mm.input_projection.weight", &[e, d]);
+            }
+            TowerName::Gemma4v | TowerName::Gemma4uv => {
+                put("v.position_embd.weight", &[d, POSITIONS, 2]);
+                put("mm.input_projection.weight", &[d, e]);
+            }
+            TowerName::Pixtral => {
+                put("v.pre_ln.weight", &[d]);
+                put("mm.input_norm.weight", &[d]);
+                put("mm.patch_merger.weight", &[d * merge * merge, d]);
+                put("mm.1.weight", &[d, e]);
+                put("mm.2.weight", &[e, e]);
+                put("v.token_embd.img_break", &[e]);
+            }
+            TowerName::Idefics3 => put("mm.model.fc.weight", &[d * merge * merge, e]),
+        }
+        all
+    }
+
+    pub(super) fn set_keys(self, writer: &mut Writer<'_>) {
+        let [d, ff, blocks, heads, patch, merge] = self.sizes();
+        let (projector, feature, [mean, std], eps) = match self.name {
+            TowerName::Gemma3 => ("gemma3", Some("use_gelu"), [[0.5; 3]; 2], 1e-6f32),
+            TowerName::Gemma4v => ("gemma4v", None, [[0.0; 3], [1.0; 3]], 1e-6),
+            TowerName::Gemma4uv => ("gemma4uv", None, [[0.0; 3], [1.0; 3]], 1e-6),
+            TowerName::Pixtral => ("pixtral", Some("use_silu"), CLIP, 1e-5),
+            TowerName::Idefics3 => ("idefics3", Some("use_gelu"), [[0.5; 3]; 2], 1e-5),
+        };
+        writer
+            .set("general.architecture", "clip")
+            .set("general.type", "mmproj")
+            .set("general.name", format!("random {projector}"))
+            // llama.cpp's `MOSTLY_F16`
+            .set("general.file_type", 1u32);
+        let mut put = |name: &str, value: OwnedValue| {
+            writer.set(&format!("clip.{name}"), value);
+        };
+        put("has_vision_encoder", true.into());
+        put("projector_type", projector.into());
+        if let Some(feature) = feature {
+            put(feature, true.into());
+        }
+        put("vision.embedding_length", d.into());
+        put("vision.feed_forward_length", ff.into());
+        put("vision.block_count", blocks.into());
+        put("vision.attention.head_count", heads.into());
+        put("vision.attention.layer_norm_epsilon", eps.into());
+        put("vision.projection_dim", self.n_projected.into());
+        put("vision.image_size", self.image_size().into());
+        put("vision.patch_size", patch.into());
+        put("vision.image_mean", mean.to_vec().into());
+        put("vision.image_std", std.to_vec().into());
+        match self.name {
+            TowerName::Pixtral => put("vision.spatial_merge_size", merge.into()),
+            _ => put("vision.projector.scale_factor", merge.into()),
+        }
+        if self.name == TowerName::Idefics3 {
+            put("vision.preproc_image_size", 2048u32.into());
+        }
+    }
+}
