@@ -137,10 +137,14 @@ fn tokens_twice(gguf: &Gguf) -> Result<Option<Finding>, Error> {
             example.get_or_insert((token, first, id));
         }
     }
+    let tokens = match n {
+        1 => "1 token has".to_owned(),
+        n => format!("{n} tokens have"),
+    };
     Ok(example.map(|(token, first, second)| Finding {
         of: format!("key {TOKENS}"),
         what: format!(
-            "{n} tokens have the text of another: \"{}\" has the ids {first} and {second}",
+            "{tokens} the text of another: \"{}\" has the ids {first} and {second}",
             String::from_utf8_lossy(token).escape_debug()
         ),
     }))
