@@ -36,6 +36,10 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    pub(crate) fn start(self) -> usize {
+        self.start
+    }
+
     pub(crate) fn of(self, file: &[u8]) -> &[u8] {
         file.get(self.start..)
             .and_then(|tail| tail.get(..self.len))

@@ -86,6 +86,13 @@ pub enum Error {
     NestedArray { file: String, key: String },
     #[error("{file}: key {} appears twice", Quoted(key))]
     DuplicateKey { file: String, key: String },
+    #[error("{file}: key {} is not there: expected a key of the file", Quoted(key))]
+    NoKey { file: String, key: String },
+    #[error(
+        "{file}: key {} says how the model is split: expected another key",
+        Quoted(key)
+    )]
+    KeyOfSplit { file: String, key: String },
     #[error("{file}: key {}: expected {expected}, got {got}", Quoted(key))]
     KeyType {
         file: String,
@@ -94,14 +101,14 @@ pub enum Error {
         got: String,
     },
     #[error(
-        "{file}: key {} is of type {expected}: cannot be given a {got}",
+        "{file}: key {} is of type {expected}: cannot be given {got}",
         Quoted(key)
     )]
     KeyChange {
         file: String,
         key: String,
         expected: String,
-        got: &'static str,
+        got: String,
     },
     #[error("{file}: key {}: value {got} does not fit {expected}", Quoted(key))]
     KeyRange {
@@ -208,6 +215,8 @@ pub enum Error {
         expected: u64,
         got: String,
     },
+    #[error("{file}: a model split in {count} parts: expected one file")]
+    SplitModel { file: String, count: u64 },
     #[error("{file}: a model split in {count} parts, of which memory holds the first only")]
     SplitInMemory { file: String, count: u64 },
     #[error(

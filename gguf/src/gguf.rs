@@ -4,7 +4,7 @@ mod changed;
 
 use crate::map::Bytes;
 use crate::parse::{Directory, Keys, limit, parse};
-use crate::{Array, Error, TensorInfo, Value, error, layout, split};
+use crate::{Array, Error, TensorData, TensorInfo, Value, error, layout, split};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -167,6 +167,20 @@ impl Gguf {
         self.changed.as_ref().or(first).map_or(&[], |b| b.whole())
     }
 
+    /// Returns the bytes of the (first) file.
+    pub(crate) fn first_bytes(&self) -> u64 {
+        self.parts.first().map_or(0, |part| part.bytes.len() as u64)
+    }
+
+    /// Returns the offset and bytes of a key's record in the (first) file.
+    pub(crate) fn key_record(&self, index: usize) -> Option<(usize, &[u8])> {
+        let file = self.parts.first()?.bytes.whole();
+        match self.changed {
+            Some(_) => None,
+            None => self.keys.record(file, index),
+        }
+    }
+
     /// Iterates over the keys and values of the (first) file, in its order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         self.keys.iter(self.key_bytes())
@@ -295,6 +309,19 @@ impl Gguf {
         self.place(tensor)
             .and_then(|(part, start, end)| part.bytes.whole().get(start..end))
             .unwrap_or(&[])
+    }
+
+    /// Returns the bytes of one of this model's tensors as the input of a [`Writer`]: they are read
+    /// when they are due, unless the file has changed since it was opened, and released then.
+    ///
+    /// [`Writer`]: crate::Writer
+    pub fn stream<'a>(&'a self, tensor: &'a TensorInfo) -> TensorData<'a> {
+        TensorData::stream(move |out| {
+            self.check(tensor).map_err(std::io::Error::other)?;
+            out.write_all(self.data(tensor))?;
+            self.release(tensor);
+            Ok(())
+        })
     }
 
     /// Returns whether the tensor's rows are computed from something else

@@ -26,12 +26,14 @@
 )]
 
 mod cursor;
+mod edit;
 mod error;
 mod gguf;
 mod layout;
 mod map;
 mod owned;
 mod parse;
+mod parts;
 mod replace;
 mod rows;
 mod split;
@@ -42,10 +44,12 @@ mod value;
 mod view;
 mod writer;
 
+pub use edit::{Edited, InPlace, KeyEdit};
 pub use error::Error;
 pub use gguf::{Gguf, OpenOptions};
 pub use map::guard_maps;
 pub use owned::{OwnedArray, OwnedValue};
+pub use parts::{Part, PartLimit, SplitPlan, merged};
 pub use replace::{NewFile, behind_links, check_replaceable, replace as replace_file};
 pub use rows::RowSource;
 pub use temporary::{Temporary, remove_temporaries, removed_left_overs};

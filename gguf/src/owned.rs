@@ -169,6 +169,30 @@ impl OwnedValue {
         }
     }
 
+    /// Returns the value of any of the eight integer types.
+    pub(crate) fn as_int(&self) -> Option<i128> {
+        Some(match *self {
+            OwnedValue::U8(v) => v.into(),
+            OwnedValue::I8(v) => v.into(),
+            OwnedValue::U16(v) => v.into(),
+            OwnedValue::I16(v) => v.into(),
+            OwnedValue::U32(v) => v.into(),
+            OwnedValue::I32(v) => v.into(),
+            OwnedValue::U64(v) => v.into(),
+            OwnedValue::I64(v) => v.into(),
+            _ => return None,
+        })
+    }
+
+    /// Describes the value for messages: `u32`, `string`, `an array of f32`.
+    pub(crate) fn kind(&self) -> String {
+        let elem = match self {
+            OwnedValue::Array(array) => Some(array.elem_type()),
+            _ => None,
+        };
+        value::kind(self.value_type(), elem)
+    }
+
     /// Appends the value as a file stores it after the type.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
@@ -196,6 +220,24 @@ pub(crate) fn encode_string(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 impl OwnedArray {
+    /// Returns the type of the elements.
+    pub fn elem_type(&self) -> ValueType {
+        match self {
+            OwnedArray::U8(_) => ValueType::U8,
+            OwnedArray::I8(_) => ValueType::I8,
+            OwnedArray::U16(_) => ValueType::U16,
+            OwnedArray::I16(_) => ValueType::I16,
+            OwnedArray::U32(_) => ValueType::U32,
+            OwnedArray::I32(_) => ValueType::I32,
+            OwnedArray::F32(_) => ValueType::F32,
+            OwnedArray::Bool(_) => ValueType::Bool,
+            OwnedArray::Str(_) => ValueType::String,
+            OwnedArray::U64(_) => ValueType::U64,
+            OwnedArray::I64(_) => ValueType::I64,
+            OwnedArray::F64(_) => ValueType::F64,
+        }
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         macro_rules! numbers {
             ($ty:ident, $values:expr) => {{

@@ -16,6 +16,8 @@ const MIN_TENSOR_RECORD: u64 = 8 + 4 + 4 + 8;
 struct Entry {
     key: Span,
     value: ValueLocation,
+    /// The whole record: length and bytes of the key, type and bytes of the value.
+    record: Span,
 }
 
 #[derive(Clone, Copy)]
@@ -45,6 +47,12 @@ impl Keys {
         self.entries
             .iter()
             .map(|e| (key_text(e, file), value_of(e, file)))
+    }
+
+    /// Returns the offset and bytes of the record of a key, by its place in the file.
+    pub(crate) fn record<'a>(&self, file: &'a [u8], index: usize) -> Option<(usize, &'a [u8])> {
+        let record = self.entries.get(index)?.record;
+        Some((record.start(), record.of(file)))
     }
 
     pub(crate) fn get<'a>(&'a self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
@@ -190,6 +198,7 @@ fn read_keys(c: &mut Cursor<'_>, bytes: &[u8], count: u64) -> Result<Keys, Error
 fn read_entry(c: &mut Cursor<'_>, index: u64) -> Result<Entry, Error> {
     let what = What::Key(index);
     let file = c.file;
+    let first = c.at();
     let len = c.u64(what)?;
     if len == 0 {
         return Err(Error::EmptyKey {
@@ -207,9 +216,11 @@ fn read_entry(c: &mut Cursor<'_>, index: u64) -> Result<Entry, Error> {
     let start = c.at();
     let key = utf8(file, "key", c.take(len, what)?)?;
     let span = c.span_from(start);
+    let value = read_value(c, key)?;
     Ok(Entry {
         key: span,
-        value: read_value(c, key)?,
+        value,
+        record: c.span_from(first),
     })
 }
 

@@ -7,14 +7,19 @@ use crate::parse::Directory;
 use crate::{Error, error::label};
 use std::path::{Path, PathBuf};
 
-const NO: &str = "split.no";
-const COUNT: &str = "split.count";
-const TENSORS: &str = "split.tensors.count";
+pub(crate) const NO: &str = "split.no";
+pub(crate) const COUNT: &str = "split.count";
+pub(crate) const TENSORS: &str = "split.tensors.count";
 /// Maximum number of parts of a model.
-const MAX_PARTS: u64 = 1024;
+pub(crate) const MAX_PARTS: u64 = 1024;
+
+/// Returns whether a key says how a model is split.
+pub(crate) fn is_split_key(key: &str) -> bool {
+    [NO, COUNT, TENSORS].contains(&key)
+}
 
 /// Returns the end of the name of part `no`, from 1, of `count`.
-fn suffix(no: u64, count: u64) -> String {
+pub(crate) fn suffix(no: u64, count: u64) -> String {
     format!("-{no:05}-of-{count:05}.gguf")
 }
 

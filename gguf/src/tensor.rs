@@ -22,6 +22,14 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// Returns the dimensions without trailing ones of length 1, which ggml does not count: what
+    /// llama.cpp writes once it has read the tensor.
+    pub fn counted_dims(&self) -> &[u64] {
+        let last = self.dims.iter().rposition(|&n| n != 1);
+        let n = last.map_or(1, |last| last.saturating_add(1));
+        self.dims.get(..n).unwrap_or(&self.dims)
+    }
+
     /// Returns the number of elements.
     pub fn n_elements(&self) -> u64 {
         // an info that came from a file has a representable size

@@ -67,6 +67,8 @@ pub struct Writer<'a> {
     keys: Vec<Option<(String, OwnedValue)>>,
     places: HashMap<String, usize>,
     tensors: Vec<Tensor<'a>>,
+    /// Whether the directory is padded even if no tensor follows it.
+    padded: bool,
 }
 
 /// The encoded directory, each tensor's size, and the alignment of the data.
@@ -106,6 +108,13 @@ impl<'a> Writer<'a> {
     /// Sets `general.alignment`: a power of two up to 1 MiB. The default is 32.
     pub fn alignment(&mut self, alignment: u32) -> &mut Self {
         self.set(ALIGNMENT_KEY, alignment)
+    }
+
+    /// Pads the file to the alignment even if it has no tensors, as llama.cpp does; by default such
+    /// a file ends with its last key.
+    pub fn padded(&mut self) -> &mut Self {
+        self.padded = true;
+        self
     }
 
     /// Adds a tensor: `dims` in ggml's order (`dims[0]` is the length of a row), at most four;
@@ -154,7 +163,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn write_named(self, file: &str, out: &mut dyn Write) -> Result<u64, Error> {
+    pub(crate) fn write_named(self, file: &str, out: &mut dyn Write) -> Result<u64, Error> {
         let Plan {
             head,
             sizes,
@@ -206,7 +215,7 @@ impl<'a> Writer<'a> {
             offset = next.ok_or_else(too_big)?;
             sizes.push(size);
         }
-        if !self.tensors.is_empty() {
+        if self.padded || !self.tensors.is_empty() {
             let start = head
                 .len()
                 .checked_next_multiple_of(usize::try_from(alignment).unwrap_or(1));
@@ -235,12 +244,39 @@ impl<'a> Writer<'a> {
             if key == ALIGNMENT_KEY {
                 alignment = check_alignment(file, value)?;
             }
-            encode_string(&mut head, key.as_bytes());
-            head.extend(value.value_type().id().to_le_bytes());
-            value.encode(&mut head);
+            encode_key(&mut head, key, value);
         }
         Ok((head, alignment))
     }
+
+    /// Returns the alignment that the keys set.
+    pub(crate) fn alignment_or_default(&self) -> u32 {
+        let place = self.places.get(ALIGNMENT_KEY).copied();
+        match place.and_then(|i| self.keys.get(i)) {
+            Some(Some((_, OwnedValue::U32(alignment)))) => *alignment,
+            _ => DEFAULT_ALIGNMENT,
+        }
+    }
+
+    /// Checks the keys, as writing does.
+    pub(crate) fn check_keys(&self, file: &str) -> Result<(), Error> {
+        self.plan_keys(file).map(drop)
+    }
+
+    /// Returns the size in bytes of everything before the tensors' data.
+    ///
+    /// # Errors
+    /// An invalid key, shape or name.
+    pub(crate) fn head_bytes(&self, file: &str) -> Result<u64, Error> {
+        Ok(self.plan(file)?.head.len() as u64)
+    }
+}
+
+/// Appends the record of a key.
+pub(crate) fn encode_key(out: &mut Vec<u8>, key: &str, value: &OwnedValue) {
+    encode_string(out, key.as_bytes());
+    out.extend(value.value_type().id().to_le_bytes());
+    value.encode(out);
 }
 
 fn check_key(file: &str, key: &str, index: u64) -> Result<(), Error> {

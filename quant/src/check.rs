@@ -1,12 +1,50 @@
 //! Detection of blocks that llama.cpp would refuse: those whose scales are NaN or infinite. The
 //! format table has each type's rule.
 
-use crate::TensorType;
 use crate::bits::u16_at;
+use crate::format::Format;
+use crate::{TensorType, needs_importance};
 
 /// Returns whether the f16 at `at` is finite.
 pub(crate) fn finite16(block: &[u8], at: usize) -> bool {
     u16_at(block, at) & 0x7c00 != 0x7c00
+}
+
+/// Bits of an f16 scale below which rounding it to a multiple of 2^-24 errs by more than 6 %.
+const COARSE: u16 = 8;
+
+/// Returns the blocks that the quantizer writes for zeros, with and without importance weights.
+pub(crate) fn blocks_of_zeros(format: &Format) -> [Vec<u8>; 2] {
+    let zeros = vec![0.0; format.block_len];
+    let ones = vec![1.0; format.block_len];
+    let mut blocks = [Vec::new(), Vec::new()];
+    if let Some(quantize) = format.quantize {
+        quantize(&zeros, Some(&ones), &mut blocks[0]);
+        if !needs_importance(format.ty) {
+            quantize(&zeros, None, &mut blocks[1]);
+        }
+    }
+    blocks
+}
+
+/// Returns whether the scale of a block has underflowed: it is so small that few of its bits are
+/// left, or it is zero although the codes tell values apart. Blocks of equal codes, and those that
+/// are written `for_zeros`, have a scale of zero by right.
+pub(crate) fn underflows(block: &[u8], scales: &[usize], for_zeros: &[Vec<u8>]) -> bool {
+    let Some(&scale) = scales.first() else {
+        return false;
+    };
+    let is_scale = |at: usize| scales.iter().any(|&scale| (scale..scale + 2).contains(&at));
+    let mut codes = (0..block.len())
+        .filter(|&at| !is_scale(at))
+        .map(|at| block[at]);
+    match u16_at(block, scale) & 0x7fff {
+        0 => {
+            let first = codes.next();
+            codes.any(|code| Some(code) != first) && !for_zeros.iter().any(|zero| zero == block)
+        }
+        bits => bits < COARSE,
+    }
 }
 
 /// Returns the index of the first block of `ty` that is not good.
@@ -55,7 +93,30 @@ pub(crate) fn first_bad_word<const N: usize, E: Ord + Copy + Default>(
 
 #[cfg(test)]
 mod tests {
-    use crate::{TensorType, first_bad_block};
+    use crate::format::format;
+    use crate::{TensorType, can_quantize, first_bad_block, first_underflow, quantize};
+
+    /// Tests every type that can be written: zeros and usual values have sound scales, and values
+    /// near the smallest f16 do not.
+    #[test]
+    fn scales_that_underflow_are_found() {
+        let mut with_scales = 0;
+        for ty in TensorType::all().filter(|ty| can_quantize(*ty)) {
+            let found = |size: f32| {
+                let values: Vec<f32> = (0..512)
+                    .map(|i| size * ((i * 37 % 101) as f32 / 50.0 - 1.0))
+                    .collect();
+                let mut blocks = Vec::new();
+                quantize(ty, &values, 512, Some(&[1.0; 512]), &mut blocks).expect("whole rows");
+                first_underflow(ty, &blocks)
+            };
+            assert_eq!([found(0.0), found(0.02), found(1.0)], [None; 3], "{ty}");
+            let has_scales = format(ty).is_some_and(|f| !f.scales.is_empty());
+            assert_eq!(found(3e-8).is_some(), has_scales, "{ty}");
+            with_scales += usize::from(has_scales);
+        }
+        assert!(with_scales > 20, "{with_scales} types with f16 scales");
+    }
 
     /// Tests every bit pattern of the f16 scale, placed where the decoder reads it: a block is bad
     /// exactly when it decodes to NaN or infinity.

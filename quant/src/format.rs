@@ -20,6 +20,9 @@ pub(crate) struct Format {
     pub(crate) quantize: Option<QuantizeRow>,
     /// Finds the first block that llama.cpp would refuse.
     pub(crate) first_bad: FirstBad,
+    /// Offsets of the f16 numbers that scale a block: the scale first, then that of minima. None
+    /// where scales have another form.
+    pub(crate) scales: &'static [usize],
 }
 
 /// Builds an entry whose block shape comes from the decoder's own signature.
@@ -29,6 +32,7 @@ pub(crate) const fn row<const B: usize, const N: usize>(
     dequantize: Dequantize,
     quantize: Option<QuantizeRow>,
     first_bad: FirstBad,
+    scales: &'static [usize],
 ) -> Format {
     assert!(N <= MAX_BLOCK_LEN);
     Format {
@@ -38,6 +42,7 @@ pub(crate) const fn row<const B: usize, const N: usize>(
         dequantize,
         quantize,
         first_bad,
+        scales,
     }
 }
 
@@ -45,27 +50,38 @@ pub(crate) const fn row<const B: usize, const N: usize>(
 /// quantizer if it can be written. A block is `good` by a closure, or if the f16 at each of these
 /// bytes is `finite`.
 macro_rules! block_format {
-    ($ty:ident, $decode:path, finite($($at:literal),*) $(, $quantize:path)?) => {
+    ($ty:ident, $decode:path, finite($($at:literal),*)) => {
         block_format!(
-            $ty,
+            row $ty,
             $decode,
-            good(|_block| true $(&& $crate::check::finite16(_block, $at))*)
-            $(, $quantize)?
+            |_block| true $(&& $crate::check::finite16(_block, $at))*,
+            None,
+            [$($at),*]
+        )
+    };
+    ($ty:ident, $decode:path, finite($($at:literal),*), $quantize:path) => {
+        block_format!(
+            row $ty,
+            $decode,
+            |_block| true $(&& $crate::check::finite16(_block, $at))*,
+            Some($quantize),
+            [$($at),*]
         )
     };
     ($ty:ident, $decode:path, good($is_good:expr)) => {
-        block_format!(row $ty, $decode, $is_good, None)
+        block_format!(row $ty, $decode, $is_good, None, [])
     };
     ($ty:ident, $decode:path, good($is_good:expr), $quantize:path) => {
-        block_format!(row $ty, $decode, $is_good, Some($quantize))
+        block_format!(row $ty, $decode, $is_good, Some($quantize), [])
     };
-    (row $ty:ident, $decode:path, $is_good:expr, $quantize:expr) => {
+    (row $ty:ident, $decode:path, $is_good:expr, $quantize:expr, $scales:expr) => {
         $crate::format::row(
             $crate::TensorType::$ty,
             $decode,
             |blocks, values| $crate::bits::decode_blocks(blocks, values, $decode),
             $quantize,
             |blocks| $crate::check::first_bad($crate::TensorType::$ty, blocks, $is_good),
+            &$scales,
         )
     };
 }

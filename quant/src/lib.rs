@@ -143,6 +143,17 @@ pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
     }
 }
 
+/// Returns the first block whose f16 scale has underflowed, so that its codes mean little: the
+/// scale is below 2^-21, where rounding it errs by more than 6 %, or zero although codes differ.
+/// Types without f16 scales have none; bytes after the last whole block are ignored.
+pub fn first_underflow(ty: TensorType, blocks: &[u8]) -> Option<usize> {
+    let format = format(ty).filter(|format| !format.scales.is_empty())?;
+    let for_zeros = check::blocks_of_zeros(format);
+    blocks
+        .chunks_exact(ty.block_bytes())
+        .position(|block| check::underflows(block, format.scales, &for_zeros))
+}
+
 /// Returns the number of values in `bytes` bytes of whole blocks.
 fn values_in(f: &Format, bytes: usize) -> Result<usize, Error> {
     if !bytes.is_multiple_of(f.block_bytes) {

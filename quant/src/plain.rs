@@ -63,6 +63,7 @@ pub(crate) static FORMATS: &[Format] = &[
             let exponent = |w| i32::from_le_bytes(w) & 0x7f80_0000;
             first_bad_word(b.as_chunks().0, exponent, 0x7f80_0000)
         },
+        &[],
     ),
     row(
         TensorType::F16,
@@ -73,6 +74,7 @@ pub(crate) static FORMATS: &[Format] = &[
             let exponent = |w| i16::from_le_bytes(w) & 0x7c00;
             first_bad_word(b.as_chunks().0, exponent, 0x7c00)
         },
+        &[],
     ),
     row(
         TensorType::BF16,
@@ -83,6 +85,7 @@ pub(crate) static FORMATS: &[Format] = &[
             let exponent = |w| i16::from_le_bytes(w) & 0x7f80;
             first_bad_word(b.as_chunks().0, exponent, 0x7f80)
         },
+        &[],
     ),
 ];
 

@@ -1,7 +1,7 @@
 //! Facts about a model file without running it: its keys and the defaults where it has none, the
 //! kernel that would run for each tensor, the memory needed, and the reasons it would be refused.
 
-use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
+use gguf_rs_lite::{Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_kernels::{Isa, PromptBits, kernel_name};
@@ -318,7 +318,7 @@ fn keys(gguf: &Gguf, hparams: Option<&Hparams>) -> Vec<Key> {
             },
             None => Key {
                 name: name.to_owned(),
-                value: to_json(&value),
+                value: value_json(&value, MAX_ARRAY),
                 source: Source::File,
             },
         });
@@ -331,13 +331,18 @@ fn keys(gguf: &Gguf, hparams: Option<&Hparams>) -> Vec<Key> {
     keys
 }
 
-fn to_json(value: &Value<'_>) -> serde_json::Value {
+/// Returns a value as JSON: an array of more than `longest` elements as its type and length, bytes
+/// that are not UTF-8 with replacement characters, NaN and infinities as null.
+pub fn value_json(value: &Value<'_>, longest: usize) -> serde_json::Value {
     match value {
         Value::Str(s) => String::from_utf8_lossy(s).into(),
         Value::Bool(b) => (*b).into(),
         Value::F32(x) => float(x.to_string()),
         Value::F64(x) => float(x.to_string()),
-        Value::Array(array) => array_json(array),
+        Value::Array(array) if array.len() > longest => {
+            serde_json::json!({"array": array.elem_type().name(), "len": array.len()})
+        }
+        Value::Array(array) => array.iter().map(|v| value_json(&v, longest)).collect(),
         Value::U64(x) => (*x).into(),
         // every other integer type fits
         other => other
@@ -355,11 +360,4 @@ fn float(decimal: String) -> serde_json::Value {
         .ok()
         .and_then(serde_json::Number::from_f64)
         .map_or(serde_json::Value::Null, Into::into)
-}
-
-fn array_json(array: &Array<'_>) -> serde_json::Value {
-    if array.len() > MAX_ARRAY {
-        return serde_json::json!({"array": array.elem_type().name(), "len": array.len()});
-    }
-    array.iter().map(|value| to_json(&value)).collect()
 }

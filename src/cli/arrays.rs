@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use serde_json::json;
+use octavo_analysis::files::{ArrayHead, safetensors_header};
 
 /// A named array of a file.
 pub(super) struct Array<'a> {
@@ -69,18 +69,13 @@ fn pieces<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut dyn Write) -
 /// Writes a safetensors file: the length of the header, the header, and the arrays one after the
 /// other.
 pub(super) fn write(producer: &str, arrays: &[Array<'_>], out: &mut dyn Write) -> io::Result<()> {
-    let mut header = json!({ "__metadata__": { "producer": producer } });
-    let mut end = 0;
-    for array in arrays {
-        let start = end;
-        end += array.bytes();
-        let (ty, shape) = (array.ty(), &array.shape);
-        header[array.name] = json!({ "dtype": ty, "shape": shape, "data_offsets": [start, end] });
-    }
-    let mut header = header.to_string();
-    // arrays must begin at a multiple of 8
-    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
+    let metadata = [("producer".to_owned(), producer.to_owned())];
+    let heads = arrays.iter().map(|array| ArrayHead {
+        name: array.name,
+        dtype: array.ty(),
+        shape: &array.shape,
+        bytes: array.bytes(),
+    });
+    out.write_all(&safetensors_header(metadata, heads))?;
     arrays.iter().try_for_each(|array| array.write(out))
 }

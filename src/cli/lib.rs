@@ -18,6 +18,7 @@ mod diff;
 mod embed;
 mod failure;
 mod feed;
+mod gguf;
 mod hub;
 mod imatrix;
 mod inspect;
@@ -72,6 +73,7 @@ Examples:
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
   octavo convert Qwen3-0.6B-AWQ qwen3-0.6b.gguf
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
+  octavo gguf show model.gguf
 
 MODEL is a GGUF file, a Hugging Face folder (safetensors, plain or AWQ), a model of the hub
 (hf:USER/REPO, hf:USER/REPO:QUANT, hf:USER/REPO/FILE) or an address of a GGUF file.
@@ -135,6 +137,7 @@ enum Command {
     Convert(convert::ConvertArgs),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
+    Gguf(Box<gguf::GgufArgs>),
     Merge(merge::MergeArgs),
     Pull(hub::PullArgs),
     List(hub::ListArgs),
@@ -149,10 +152,11 @@ enum Command {
     /// Print a manual page, in roff
     #[command(after_help = "Examples:\n  \
                       octavo man | man -l -\n  \
-                      octavo man run > ~/.local/share/man/man1/octavo-run.1")]
+                      octavo man run > ~/.local/share/man/man1/octavo-run.1\n  \
+                      octavo man gguf set | man -l -")]
     Man {
-        /// Command of the page; octavo itself if not given
-        command: Option<String>,
+        /// Command of the page, such as run or gguf set; octavo itself if not given
+        command: Vec<String>,
     },
 }
 
@@ -174,6 +178,7 @@ impl Command {
             | Command::Convert(_)
             | Command::Quantize(_)
             | Command::Imatrix(_)
+            | Command::Gguf(_)
             | Command::Merge(_)
             | Command::Pull(_)
             | Command::List(_)
@@ -188,6 +193,7 @@ impl Command {
         match self {
             Command::Serve(_) | Command::Convert(_) | Command::Imatrix(_) | Command::Rm(_) => false,
             Command::Quantize(args) => args.prints(),
+            Command::Gguf(args) => args.prints(),
             _ => true,
         }
     }
@@ -274,18 +280,20 @@ fn program(args: impl Iterator<Item = OsString>) -> u8 {
 
 /// Builds the whole command line.
 fn command() -> clap::Command {
-    numbers_below_0(Cli::command()).mut_subcommands(numbers_below_0)
+    numbers_below_0(Cli::command())
 }
 
 /// Makes a negative number after an option its value, so that the option reports its range: no
 /// option has a digit as its name.
 fn numbers_below_0(command: clap::Command) -> clap::Command {
-    command.mut_args(
-        |arg| match arg.get_action().takes_values() && !arg.is_positional() {
-            true => arg.allow_negative_numbers(true),
-            false => arg,
-        },
-    )
+    let command =
+        command.mut_args(
+            |arg| match arg.get_action().takes_values() && !arg.is_positional() {
+                true => arg.allow_negative_numbers(true),
+                false => arg,
+            },
+        );
+    command.mut_subcommands(numbers_below_0)
 }
 
 fn dispatch(command: Command) -> Result<Exit, Failure> {
@@ -338,12 +346,13 @@ fn execute(command: Command) -> Result<Exit, Failure> {
             quantize::run(&args)
         }
         Command::Imatrix(args) => imatrix::run(&args),
+        Command::Gguf(args) => gguf::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Pull(args) => hub::pull(&args),
         Command::List(args) => hub::list(&args),
         Command::Rm(args) => hub::rm(&args),
         Command::Completions { shell } => completions(shell),
-        Command::Man { command } => man(command.as_deref()),
+        Command::Man { command } => man(&command),
     }
 }
 
@@ -355,17 +364,20 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn man(name: Option<&str>) -> Result<Exit, Failure> {
+fn man(names: &[String]) -> Result<Exit, Failure> {
     let mut octavo = command();
     octavo.build();
-    let command = match name {
-        None => Some(&octavo),
-        Some(name) => octavo.find_subcommand(name),
-    };
-    let command = command.ok_or_else(|| {
-        let names: Vec<&str> = octavo.get_subcommands().map(|c| c.get_name()).collect();
-        Failure::Usage(format!("man: expected one of {}", names.join(", ")))
-    })?;
+    let mut command = &octavo;
+    for name in names {
+        command = command.find_subcommand(name).ok_or_else(|| {
+            let names: Vec<&str> = command.get_subcommands().map(|c| c.get_name()).collect();
+            let expected = match names.is_empty() {
+                true => "no further command".to_owned(),
+                false => format!("one of {}", names.join(", ")),
+            };
+            Failure::Usage(format!("man: {name}: expected {expected}"))
+        })?;
+    }
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
     terminal::print(&page)?;

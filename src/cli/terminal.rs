@@ -127,6 +127,7 @@ enum Unit {
     Tensors,
     Runs,
     Chunks,
+    Tasks,
 }
 
 impl Unit {
@@ -138,6 +139,7 @@ impl Unit {
             Unit::Tensors => "{msg} {wide_bar} {pos}/{len} tensors",
             Unit::Runs => "{msg} {wide_bar} {pos}/{len} runs",
             Unit::Chunks => "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}",
+            Unit::Tasks => "{msg} {wide_bar} {pos}/{len} tasks, ETA {eta}",
         }
     }
 
@@ -148,6 +150,7 @@ impl Unit {
             Unit::Tensors => "tensors",
             Unit::Runs => "runs",
             Unit::Chunks => "chunks",
+            Unit::Tasks => "tasks",
         };
         format!("{done} of {total} {name}")
     }
@@ -188,6 +191,11 @@ impl Progress {
     /// Creates progress in chunks of a text; a bar shows the time left.
     pub(super) fn chunks(what: &'static str) -> Progress {
         Progress::new(what, Unit::Chunks)
+    }
+
+    /// Creates progress in tasks; a bar shows the time left.
+    pub(super) fn tasks(what: &'static str) -> Progress {
+        Progress::new(what, Unit::Tasks)
     }
 
     fn new(what: &'static str, unit: Unit) -> Progress {

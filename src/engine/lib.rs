@@ -7,6 +7,7 @@
 
 pub mod backend;
 mod batch;
+mod choices;
 mod context;
 mod decoder;
 mod demo;
@@ -32,6 +33,7 @@ pub use batch::{
     Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, MAX_CHOICES,
     Request, RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
+pub use choices::{ChoiceRow, Choices};
 pub use context::{Context, fits};
 pub use decoder::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
 pub use demo::demo_model;

@@ -8,6 +8,7 @@ mod diff;
 mod embed;
 mod facts;
 mod folders;
+mod gguf;
 mod graph;
 mod hostile;
 mod hub;

@@ -1,6 +1,7 @@
 //! `octavo perplexity`: llama-perplexity's lines, its base files in both directions, and refusals.
 
 mod bases;
+mod tasks;
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};

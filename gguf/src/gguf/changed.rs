@@ -3,7 +3,7 @@
 use super::{Gguf, TensorInfo, sort_by_name};
 use crate::map::Bytes;
 use crate::parse::parse;
-use crate::{Error, OwnedValue, Value, Writer};
+use crate::{Error, OwnedValue, Writer};
 
 impl Gguf {
     /// Returns the same model with changed or added keys. The tensors' bytes are not moved. An
@@ -21,7 +21,7 @@ impl Gguf {
         }
         for (key, value) in changes {
             let value = match self.get(&key) {
-                Some(old) => self.as_old(&key, old, value)?,
+                Some(old) => self.as_old(&key, &old.into(), value)?,
                 None => value,
             };
             writer.set(&key, value);
@@ -38,47 +38,45 @@ impl Gguf {
     }
 
     /// Converts the new value of a key to the type of the old one.
-    fn as_old(&self, key: &str, old: Value<'_>, new: OwnedValue) -> Result<OwnedValue, Error> {
-        let (expected, got) = (old.value_type(), new.value_type());
-        if expected == got && !matches!(old, Value::Array(_)) {
+    pub(crate) fn as_old(
+        &self,
+        key: &str,
+        old: &OwnedValue,
+        new: OwnedValue,
+    ) -> Result<OwnedValue, Error> {
+        if old.kind() == new.kind() {
             return Ok(new);
         }
-        let int = match new {
-            OwnedValue::U8(v) => Some(i128::from(v)),
-            OwnedValue::I8(v) => Some(v.into()),
-            OwnedValue::U16(v) => Some(v.into()),
-            OwnedValue::I16(v) => Some(v.into()),
-            OwnedValue::U32(v) => Some(v.into()),
-            OwnedValue::I32(v) => Some(v.into()),
-            OwnedValue::U64(v) => Some(v.into()),
-            OwnedValue::I64(v) => Some(v.into()),
-            _ => None,
-        };
+        let int = new.as_int();
         let fitting = match (old, int, &new) {
-            (Value::F64(_), _, OwnedValue::F32(v)) => return Ok(f64::from(*v).into()),
+            (OwnedValue::F64(_), _, OwnedValue::F32(v)) => return Ok(f64::from(*v).into()),
             #[allow(clippy::cast_possible_truncation)] // as llama.cpp does with its overrides
-            (Value::F32(_), _, OwnedValue::F64(v)) => return Ok((*v as f32).into()),
-            (Value::U8(_), Some(int), _) => u8::try_from(int).map(OwnedValue::from).ok(),
-            (Value::I8(_), Some(int), _) => i8::try_from(int).map(OwnedValue::from).ok(),
-            (Value::U16(_), Some(int), _) => u16::try_from(int).map(OwnedValue::from).ok(),
-            (Value::I16(_), Some(int), _) => i16::try_from(int).map(OwnedValue::from).ok(),
-            (Value::U32(_), Some(int), _) => u32::try_from(int).map(OwnedValue::from).ok(),
-            (Value::I32(_), Some(int), _) => i32::try_from(int).map(OwnedValue::from).ok(),
-            (Value::U64(_), Some(int), _) => u64::try_from(int).map(OwnedValue::from).ok(),
-            (Value::I64(_), Some(int), _) => i64::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::F32(_), _, OwnedValue::F64(v)) => return Ok((*v as f32).into()),
+            (OwnedValue::U8(_), Some(int), _) => u8::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::I8(_), Some(int), _) => i8::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::U16(_), Some(int), _) => u16::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::I16(_), Some(int), _) => i16::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::U32(_), Some(int), _) => u32::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::I32(_), Some(int), _) => i32::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::U64(_), Some(int), _) => u64::try_from(int).map(OwnedValue::from).ok(),
+            (OwnedValue::I64(_), Some(int), _) => i64::try_from(int).map(OwnedValue::from).ok(),
             (old, ..) => {
+                let got = match &new {
+                    OwnedValue::Array(_) => new.kind(),
+                    other => format!("a {}", other.kind()),
+                };
                 return Err(Error::KeyChange {
                     file: self.name().to_owned(),
                     key: key.to_owned(),
                     expected: old.kind(),
-                    got: got.name(),
+                    got,
                 });
             }
         };
         fitting.ok_or_else(|| Error::KeyRange {
             file: self.name().to_owned(),
             key: key.to_owned(),
-            expected: expected.name(),
+            expected: old.value_type().name(),
             got: int.unwrap_or_default().to_string(),
         })
     }

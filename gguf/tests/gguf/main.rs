@@ -2,8 +2,10 @@
 
 mod allocations;
 mod corpus;
+mod edit;
 mod hostile;
 mod llama_list;
+mod parts;
 mod raw;
 mod real_files;
 mod round_trip;

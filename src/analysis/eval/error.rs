@@ -79,6 +79,9 @@ pub enum Error {
         /// Number of tokens in the base.
         got: usize,
     },
+    /// A task that cannot be read or scored.
+    #[error(transparent)]
+    Task(#[from] super::TaskError),
     /// A continuation without a context.
     #[error("a continuation without a context: expected at least one token before it")]
     NoContext,

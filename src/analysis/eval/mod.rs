@@ -19,6 +19,7 @@ mod error;
 mod pass;
 mod perplexity;
 mod stats;
+mod tasks;
 mod text;
 
 pub use continuations::{Continuation, Likelihood, continuations};
@@ -27,6 +28,7 @@ pub use error::Error;
 pub use octavo_reference::kld_base as base;
 pub use perplexity::{ChunkLikelihood, Perplexity, perplexity, perplexity_with_base};
 pub use stats::{Estimate, Sorted};
+pub use tasks::{Answer, Question, Task, TaskError, TaskKind, answer, read_tasks};
 pub use text::{Text, check_text, encode};
 
 use octavo_engine::default_threads;

@@ -17,11 +17,11 @@ use super::{Change, Error, groups};
 const PIECE: usize = 256 * 1024;
 
 /// The conversion of one tensor.
-pub(super) struct Job<'a> {
-    pub(super) gguf: &'a Gguf,
-    pub(super) change: &'a Change,
-    pub(super) weights: Option<&'a [f32]>,
-    pub(super) threads: usize,
+pub(crate) struct Job<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) change: &'a Change,
+    pub(crate) weights: Option<&'a [f32]>,
+    pub(crate) threads: usize,
 }
 
 /// Rows that are converted together; all from one matrix of a stack.
@@ -54,7 +54,7 @@ struct State {
 impl Job<'_> {
     /// Writes the new data; `progress` receives the source bytes processed. Returns the largest
     /// rounding of any chunk.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         out: &mut dyn io::Write,
         progress: &mut dyn FnMut(u64),

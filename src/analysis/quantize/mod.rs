@@ -16,10 +16,12 @@ mod target;
 use gguf_rs_lite::TensorInfo;
 use octavo_quant::TensorType;
 
+pub(crate) use convert::Job;
 pub use convert::convert;
 pub use error::Error;
 use mix::Choices;
 pub use plan::Plan;
+pub(crate) use plan::change_to;
 pub use prune::Prune;
 pub use target::{Target, UnknownTarget};
 

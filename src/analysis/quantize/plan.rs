@@ -235,9 +235,10 @@ impl<'a> Plan<'a> {
                         }
                     })
             });
+            // llama-quantize reads and writes with ggml
             let dims = match self.from_folder {
                 true => &change.tensor.dims[..],
-                false => as_counted(&change.tensor.dims),
+                false => change.tensor.counted_dims(),
             };
             writer.tensor(&change.tensor.name, dims, change.to, data);
         }
@@ -306,16 +307,6 @@ impl<'a> Plan<'a> {
             writer.remove(key);
         }
     }
-}
-
-/// Strips trailing dimensions of 1, which ggml does not count: llama-quantize, which reads and
-/// writes with ggml, drops them.
-fn as_counted(dims: &[u64]) -> &[u64] {
-    let n = dims
-        .iter()
-        .rposition(|&n| n != 1)
-        .map_or(1, |last| last + 1);
-    &dims[..n.min(dims.len())]
 }
 
 /// Truncates text for a key to the length that llama.cpp writes.
@@ -407,7 +398,7 @@ fn change(t: &TensorInfo, mix: &mut Mix<'_>, target: Target) -> Result<Change, E
     })
 }
 
-pub(super) fn change_to(
+pub(crate) fn change_to(
     t: &TensorInfo,
     requested: TensorType,
     requires: impl Fn(TensorType) -> bool,

@@ -26,7 +26,7 @@ const LORA: &str = "adapters have to be merged into the model's file";
 const MEMORY: &str = "the KV cache is one pool of pages that all sequences share";
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
-const TASKS: &str = "octavo perplexity has perplexity and KL divergence alone";
+const STRIDES: &str = "octavo perplexity scores the second half of each chunk, without strides";
 const LOGGING: &str = "--log-file FILE keeps messages, -v says more, -q less";
 const TRAINING: &str = "it trains nothing";
 const MODELS: &str = "a server has one model";
@@ -214,9 +214,13 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--log-verbosity", "--log-prefix", "--no-log-prefix", "--log-timestamps",
        "--no-log-timestamps", "--progress"], No(LOGGING)),
     // measuring and quantizing
-    (&["--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
-       "--multiple-choice", "--multiple-choice-tasks", "--ppl-stride", "--ppl-output-type",
-       "--no-ppl", "--ppl"], No(TASKS)),
+    (&["--hellaswag"], Is("--hellaswag")),
+    (&["--hellaswag-tasks"], Is("--hellaswag-tasks")),
+    (&["--winogrande"], Is("--winogrande")),
+    (&["--winogrande-tasks"], Is("--winogrande-tasks")),
+    (&["--multiple-choice"], Is("--multiple-choice")),
+    (&["--multiple-choice-tasks"], Is("--multiple-choice-tasks")),
+    (&["--ppl-stride", "--ppl-output-type", "--no-ppl", "--ppl"], No(STRIDES)),
     (&["-pg", "-pps", "-npp", "-ntg", "-npl", "-tgs", "-oe", "--output-err"],
         No("octavo bench has -p, -n, -d and --sequences, and -o for the form")),
     (&["--save-logits", "--logits-output-dir", "--tensor-filter"],

@@ -3,6 +3,7 @@
 mod merge;
 mod print;
 mod shard;
+mod tasks;
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -44,6 +45,9 @@ Examples:
   octavo perplexity q4.gguf --kl-divergence-base base.kld --kl-divergence    compares with it
   octavo perplexity model.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
   octavo merge *.shard                                                 what one run prints
+  octavo perplexity model.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 1000
+  octavo perplexity model.gguf -f winogrande-debiased-eval.csv --winogrande
+  octavo perplexity model.gguf -f mmlu-validation.bin --multiple-choice
 
 Base files are llama-perplexity's: either program reads the other's, and ik_llama.cpp's are read
 too. One that is cut off, of another vocabulary or (where -f is given) of another text is refused.
@@ -57,7 +61,7 @@ have their percentiles too, and dp, rms_dp and same_top are fractions. docs/json
 pub(super) struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to score; - is stdin. As in llama.cpp, one line feed at its end is dropped
+    /// Text to score, or tasks; - is stdin. As in llama.cpp, one line feed at its end is dropped
     #[arg(
         short,
         long,
@@ -87,6 +91,8 @@ pub(super) struct PerplexityArgs {
     /// Print one JSON object when all is done
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    tasks: tasks::TaskArgs,
     #[command(flatten)]
     shard: ShardArgs,
     #[command(flatten)]
@@ -123,6 +129,10 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
     if let Some(target) = &target {
         // checked before the work, not after it
         target.check()?;
+    }
+    if let Some((kind, n)) = args.tasks.kind() {
+        signal::install()?;
+        return tasks::run(args, options, kind, n);
     }
     let job = args.shard.job(args.force, &inputs);
     job.as_ref().map_or(Ok(()), Job::check)?;
@@ -241,6 +251,19 @@ impl PerplexityArgs {
             Err(Failure::Usage(message))
         };
         let is_sharded = self.shard.index().is_some();
+        if self.tasks.kind().is_some() {
+            let options = [
+                ("--kl-divergence-base", self.kl_divergence_base.is_some()),
+                ("--chunks", self.chunks != -1),
+                ("--shard", is_sharded),
+                ("--force", self.force),
+            ];
+            let useless_one = options.into_iter().find(|(_, is_set)| *is_set);
+            return match useless_one {
+                Some((option, _)) => useless(option, "a text to score, not tasks"),
+                None => Ok(()),
+            };
+        }
         let writes_base = self.kl_divergence_base.is_some() && !self.kl_divergence;
         if is_sharded && writes_base {
             return Err(Failure::Usage(

@@ -4,6 +4,7 @@
 mod architectures;
 mod batch;
 mod beams;
+mod choices;
 mod determinism;
 mod embeddings;
 mod generate;

@@ -315,3 +315,55 @@ fn quant_report() {
     );
     assert_eq!(fs::read(desk.at("page")).expect("there"), before);
 }
+
+#[test]
+fn gguf_set() {
+    Writer {
+        args: "gguf set @model.gguf general.name=str:another -o @OUT",
+        reads: &["model.gguf"],
+        code: 1,
+        older: Older::Refused,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
+}
+
+#[test]
+fn gguf_merge() {
+    let desk = Desk::new();
+    desk.good("gguf split @model.gguf @OUT", "p");
+    Writer {
+        args: "gguf merge @p-00001-of-00001.gguf @OUT",
+        reads: &["p-00001-of-00001.gguf"],
+        code: 1,
+        older: Older::Refused,
+        same_bytes: true,
+    }
+    .row(&desk);
+}
+
+#[test]
+fn gguf_extract() {
+    Writer {
+        args: "gguf extract @model.gguf @OUT attn_v",
+        reads: &["model.gguf"],
+        code: 1,
+        older: Older::Refused,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
+}
+
+#[test]
+fn gguf_insert() {
+    let desk = Desk::new();
+    desk.good("gguf extract @model.gguf @OUT attn_v", "v.safetensors");
+    Writer {
+        args: "gguf insert @model.gguf @v.safetensors -o @OUT",
+        reads: &["model.gguf", "v.safetensors"],
+        code: 1,
+        older: Older::Refused,
+        same_bytes: true,
+    }
+    .row(&desk);
+}
