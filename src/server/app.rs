@@ -17,6 +17,7 @@ use crate::error::ApiError;
 use crate::fetch::Fetcher;
 use crate::logging;
 use crate::metrics::Recorder;
+use crate::stored::Responses;
 use crate::wire;
 
 /// Concurrent jobs of rendering, tokenizing and grammar compilation: their duration is bounded, but
@@ -45,6 +46,8 @@ pub(crate) struct App {
     /// Sampling settings used where a request gives none.
     pub(crate) sampling: SamplerDefaults,
     pub(crate) metrics: Recorder,
+    /// Responses that clients can fetch later.
+    pub(crate) responses: Responses,
     /// Start time, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) started: Instant,
@@ -83,6 +86,7 @@ impl App {
                 options.names.first().map_or("", String::as_str),
                 options.vllm_names,
             ),
+            responses: Responses::default(),
             engine,
             handle,
             template,

@@ -20,6 +20,7 @@ mod progress;
 mod prompt;
 mod routes;
 mod sse;
+mod stored;
 mod wire;
 mod work;
 

@@ -39,6 +39,13 @@ def main(url):
 
     response = client.responses.create(model=name, input="1+1=", temperature=0)
     assert response.output_text == "2" and response.status == "completed", response
+    again = client.responses.retrieve(response.id)
+    assert again.output_text == response.output_text, again
+    more = client.responses.create(
+        model=name, input="2+2=", temperature=0, previous_response_id=response.id)
+    assert more.usage.input_tokens > response.usage.input_tokens, more
+    assert len(client.responses.input_items.list(more.id).data) == 3
+    client.responses.delete(response.id)
     kinds = [event.type for event in client.responses.create(model=name, input="1+1=", stream=True)]
     assert kinds[0] == "response.created" and kinds[-1].startswith("response."), kinds
 

@@ -8,8 +8,8 @@
 mod int13;
 mod int8;
 
-pub(crate) use int13::prompt_int13;
 pub(crate) use int8::prompt_int8;
+pub(crate) use int13::prompt_int13;
 
 /// Names that the instantiated functions use.
 pub(crate) mod prelude {

@@ -20,11 +20,7 @@ pub enum PromptBits {
 
 impl PromptBits {
     /// All of them.
-    pub const ALL: [PromptBits; 3] = [
-        PromptBits::Eight,
-        PromptBits::Thirteen,
-        PromptBits::Sixteen,
-    ];
+    pub const ALL: [PromptBits; 3] = [PromptBits::Eight, PromptBits::Thirteen, PromptBits::Sixteen];
 
     /// Number of bits.
     pub fn count(self) -> u8 {

@@ -60,7 +60,10 @@ fn sums_of_the_largest_products_are_exact() {
                     let all: f64 = products.map(|product| 4.0 * product.abs()).sum();
                     let bound = 8.0 * f64::from(f32::EPSILON) * all;
                     let error = (f64::from(*y) - dot).abs();
-                    assert!(error <= bound, "{kernel}, {fill:#x}, {i}: {y}, expected {dot}");
+                    assert!(
+                        error <= bound,
+                        "{kernel}, {fill:#x}, {i}: {y}, expected {dot}"
+                    );
                 }
             }
         }

@@ -12,6 +12,7 @@ pub(crate) mod ollama;
 pub(crate) mod responses;
 mod status;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -102,21 +103,20 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     for path in ["/health", "/v1/health"] {
         router = router.route(path, shows(app, Guard::Open, status::health));
     }
-    let name = {
-        let app = Arc::clone(app);
-        get(
-            move |name: Result<Path<String>, PathRejection>, request: Request| async move {
-                let answer = match (check(&app, Guard::Key, &request), name) {
-                    (Ok(_), Ok(Path(name))) => models::get(app, name).await,
-                    (Ok(_), Err(_)) => Err(ApiError::no_model("?")),
-                    (Err(error), _) => Err(error),
-                };
-                answer.into_response()
-            },
-        )
-    };
     let router = as_ollama(app, router)
-        .route("/v1/models/{*name}", name)
+        .route("/v1/models/{*name}", get(named(app, models::get)))
+        .route(
+            "/v1/responses/{id}",
+            get(named(app, responses::get)).delete(named(app, responses::delete)),
+        )
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(named(app, responses::input_items)),
+        )
+        .route(
+            "/v1/responses/{id}/cancel",
+            post(named(app, responses::cancel)),
+        )
         .route("/v1/completions", asks(app, completions::handle))
         .route("/v1/embeddings", asks(app, embeddings::handle))
         .route("/infill", asks(app, native::infill_route))
@@ -205,7 +205,7 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     let vary = HeaderValue::from_static("origin, access-control-request-headers");
     headers.insert(header::VARY, vary);
-    let methods = HeaderValue::from_static("GET, POST");
+    let methods = HeaderValue::from_static("GET, POST, DELETE");
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);
     response
@@ -288,6 +288,32 @@ where
         answer.into_response()
     })
 }
+
+/// Handles requests about what the path names.
+fn named<F, R>(
+    app: &Arc<App>,
+    handler: F,
+) -> impl Fn(Result<Path<String>, PathRejection>, Request) -> Answer + Clone + Send + Sync + 'static
+where
+    F: Fn(Arc<App>, Caller, String) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    let app = Arc::clone(app);
+    move |name, request| {
+        let (app, handler) = (Arc::clone(&app), handler.clone());
+        Box::pin(async move {
+            let answer = match (check(&app, Guard::Key, &request), name) {
+                (Ok(caller), Ok(Path(name))) => handler(app, caller, name).await,
+                (Ok(_), Err(_)) => Err(ApiError::not_found("there is no such name")),
+                (Err(error), _) => Err(error),
+            };
+            answer.into_response()
+        })
+    }
+}
+
+/// The answer to a request, once it is there.
+type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 fn check(app: &App, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
     match guard {

@@ -7,6 +7,7 @@ use axum::http::Response;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::http::json_response;
 
@@ -51,7 +52,11 @@ pub(crate) async fn list(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 }
 
 /// Returns the model, under any of its names.
-pub(crate) async fn get(app: Arc<App>, name: String) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn get(
+    app: Arc<App>,
+    _: Caller,
+    name: String,
+) -> Result<Response<Body>, ApiError> {
     if !app.options.names.contains(&name) {
         return Err(ApiError::no_model(&name));
     }

@@ -1,6 +1,8 @@
-//! `/v1/responses`: OpenAI's newer API, without stored conversations: a request is converted to a
-//! chat request, and the answer to items.
+//! `/v1/responses`: OpenAI's newer API: a request is converted to a chat request, and the answer to
+//! items. Responses are stored, to be fetched or continued by their id.
 
+mod background;
+mod fetched;
 mod turns;
 mod writer;
 
@@ -8,6 +10,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
+pub(crate) use fetched::{cancel, delete, get, input_items};
 use serde_json::{Value, json};
 
 use super::chat::{self, Ready};
@@ -17,6 +20,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::stored::Stored;
 use writer::ResponseWriter;
 
 /// Field names of this interface for those of chat requests.
@@ -34,7 +38,7 @@ const RENAMES: Renames = Renames {
     part: &[],
     call: &[(".function", ""), (".id", ".call_id")],
     tool: &[(".function", "")],
-    texts: &["instructions", "input"],
+    texts: &["instructions", "input", "previous_response_id"],
 };
 
 /// Answers a request.
@@ -44,15 +48,75 @@ pub(crate) async fn handle(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let fields = Fields::of(&body)?;
-    let chat = chat_request(&fields)?;
+    let input = conversation(&app, &caller, &fields)?;
+    let chat = chat_request(&fields, &input)?;
     let echoed = EchoedFields::of(&fields)?;
+    let salt = caller.salt().map(str::to_owned);
+    let kept = Stored::new(input.all, Value::Null, salt.as_deref());
+    let kept = echoed.store.then_some(kept);
     let Ready {
         request,
         stream,
         style,
     } = converted::ready(&app, caller, chat).await?;
-    let writer = ResponseWriter::new(Arc::clone(&app), &style, echoed);
+    if echoed.background && stream {
+        return Err(fields.wrong("stream", "false beside background"));
+    }
+    let in_background = echoed.background;
+    let writer = ResponseWriter::new(Arc::clone(&app), &style, echoed, kept);
+    if in_background {
+        return background::begin(&app, request, writer);
+    }
     converted::answer(&app, request, stream, writer).await
+}
+
+/// Items of a conversation.
+struct Input {
+    all: Vec<Arc<Value>>,
+    /// Number of those that come from the response before.
+    n_before: usize,
+}
+
+/// Returns the conversation of a request: that of the response before, and its own input.
+fn conversation(app: &App, caller: &Caller, fields: &Fields<'_>) -> Result<Input, ApiError> {
+    const NAME: &str = "previous_response_id";
+    if fields.get("conversation").is_some() {
+        let expected = "none: a conversation is continued by previous_response_id";
+        return Err(fields.wrong("conversation", expected));
+    }
+    let mut all = match fields.str(NAME)? {
+        None => Vec::new(),
+        Some(id) => {
+            let found = app.responses.get(id, caller.salt());
+            let stored = found.ok_or_else(|| {
+                ApiError::bad_field(NAME, "expected the id of a response that is stored here")
+            })?;
+            if stored.work.is_some() {
+                return Err(ApiError::bad_field(
+                    NAME,
+                    "expected a response that has ended",
+                ));
+            }
+            stored.items()
+        }
+    };
+    let n_before = all.len();
+    let input = fields.need("input", fields.get("input"))?;
+    match input {
+        Value::String(text) => {
+            let message = json!({ "type": "message", "role": "user", "content": text });
+            all.push(Arc::new(message));
+        }
+        _ => {
+            let items = fields.list("input", turns::MAX_ITEMS)?.unwrap_or_default();
+            all.extend(items.iter().cloned().map(Arc::new));
+        }
+    }
+    if all.len() > turns::MAX_ITEMS {
+        let expected = format!("at most {} items, with those before", turns::MAX_ITEMS);
+        return Err(fields.wrong("input", &expected));
+    }
+    Ok(Input { all, n_before })
 }
 
 /// `/v1/responses/input_tokens`: counts the tokens of a request's prompt.
@@ -61,7 +125,9 @@ pub(crate) async fn input_tokens(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let chat = chat_request(&Fields::of(&body)?)?;
+    let fields = Fields::of(&body)?;
+    let input = conversation(&app, &caller, &fields)?;
+    let chat = chat_request(&fields, &input)?;
     let read = converted::read(&app, caller, chat).await?;
     Ok(chat::count(&read.request))
 }
@@ -72,13 +138,28 @@ struct EchoedFields {
     tool_choice: Value,
     parallel_tool_calls: bool,
     metadata: Value,
+    previous_response_id: Value,
+    instructions: Value,
+    /// Whether the response is stored.
+    store: bool,
+    /// Whether it is computed without the client.
+    background: bool,
 }
 
 impl EchoedFields {
     fn of(fields: &Fields<'_>) -> Result<EchoedFields, ApiError> {
         let or = |name: &str, usual: Value| fields.get(name).cloned().unwrap_or(usual);
         fields.object("metadata")?;
+        let store = fields.bool("store")?.unwrap_or(true);
+        let background = fields.bool("background")?.unwrap_or(false);
+        if background && !store {
+            return Err(fields.wrong("background", "false beside store: false"));
+        }
         Ok(EchoedFields {
+            previous_response_id: or("previous_response_id", Value::Null),
+            instructions: or("instructions", Value::Null),
+            store,
+            background,
             tools: or("tools", json!([])),
             tool_choice: or("tool_choice", json!("auto")),
             parallel_tool_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
@@ -88,13 +169,9 @@ impl EchoedFields {
 }
 
 /// Returns the equivalent chat request, and the mapping of its field names.
-fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
-    if fields.get("previous_response_id").is_some() || fields.get("conversation").is_some() {
-        let message = "conversations are not stored here: send all of it as input";
-        return Err(ApiError::bad_field("previous_response_id", message));
-    }
+fn chat_request(fields: &Fields<'_>, input: &Input) -> Result<(Value, Names), ApiError> {
     let mut names = Names::new(&RENAMES);
-    let messages = turns::messages(fields, &mut names)?;
+    let messages = turns::messages(fields, input, &mut names)?;
     let own = ["tool_choice", "parallel_tool_calls", "stop"];
     let mut chat = converted::copied(fields, &own);
     chat.insert("messages".to_owned(), json!(messages));

@@ -16,6 +16,7 @@ mod messages;
 mod ollama;
 mod page;
 mod sharing;
+mod stored;
 mod tabs;
 mod watching;
 mod web;

@@ -161,7 +161,12 @@ pub unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, 
             for g in 0..F::K / 32 {
                 let halves = [
                     widen::<S>(F::codes::<S, 0>(block, g), F::OFFSET, None, out),
-                    widen::<S>(F::codes::<S, 1>(block, g), F::OFFSET, None, out.add(32 * S::R)),
+                    widen::<S>(
+                        F::codes::<S, 1>(block, g),
+                        F::OFFSET,
+                        None,
+                        out.add(32 * S::R),
+                    ),
                 ];
                 out = out.add(64 * S::R);
                 for part in 0..32 / F::GROUP {
@@ -228,12 +233,7 @@ pub unsafe fn panel_of_codes<S: Simd>(
 #[inline(always)]
 // an index keeps the vectors in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
-unsafe fn widen<S: Simd>(
-    codes: [S::I; 4],
-    offset: i32,
-    scale: Option<S::I>,
-    out: *mut u8,
-) -> S::I {
+unsafe fn widen<S: Simd>(codes: [S::I; 4], offset: i32, scale: Option<S::I>, out: *mut u8) -> S::I {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
         let (mask, offset) = (S::iset1(0x00ff_00ff), S::iset1(offset * 0x0001_0001));

@@ -3,14 +3,19 @@
 
 use serde_json::{Value, json};
 
+use super::Input;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::routes::converted::{Item, Names};
 
-const MAX_ITEMS: usize = 4096;
+pub(super) const MAX_ITEMS: usize = 4096;
 
 /// Converts the messages of a request, recording the origin of each.
-pub(super) fn messages(fields: &Fields<'_>, names: &mut Names) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(
+    fields: &Fields<'_>,
+    input: &Input,
+    names: &mut Names,
+) -> Result<Vec<Value>, ApiError> {
     let mut turns = Turns {
         messages: Vec::new(),
         names,
@@ -19,15 +24,15 @@ pub(super) fn messages(fields: &Fields<'_>, names: &mut Names) -> Result<Vec<Val
     if let Some(text) = fields.str("instructions")? {
         turns.push(json!({ "role": "system", "content": text }), "instructions");
     }
-    match fields.need("input", fields.get("input"))? {
-        Value::String(text) => turns.push(json!({ "role": "user", "content": text }), "input"),
-        _ => {
-            let items = fields.list("input", MAX_ITEMS)?.unwrap_or_default();
-            for (i, item) in items.iter().enumerate() {
-                let path = format!("input[{i}].");
-                turns.take(&Fields::at(item, &path)?, item, &format!("input[{i}]"))?;
-            }
-        }
+    let is_text = fields.get("input").is_some_and(Value::is_string);
+    for (i, item) in input.all.iter().enumerate() {
+        let name = match i.checked_sub(input.n_before) {
+            None => "previous_response_id".to_owned(),
+            Some(_) if is_text => "input".to_owned(),
+            Some(own) => format!("input[{own}]"),
+        };
+        let path = format!("{name}.");
+        turns.take(&Fields::at(item, &path)?, item, &name)?;
     }
     turns.end();
     Ok(turns.messages)

@@ -14,6 +14,7 @@ use crate::progress::Progress;
 use crate::routes::chat::Style;
 use crate::routes::converted::AnswerWriter;
 use crate::sse::Message;
+use crate::stored::Stored;
 use crate::wire::timings;
 
 /// An output item as it grows.
@@ -77,6 +78,8 @@ pub(super) struct ResponseWriter {
     id: String,
     model: String,
     echoed: EchoedFields,
+    /// The conversation, if the response is to be stored.
+    kept: Option<Stored>,
     warnings: Vec<String>,
     created: u64,
     parser: AnswerParser,
@@ -92,14 +95,22 @@ pub(super) struct ResponseWriter {
     /// Timings of the answer so far, until they are sent.
     timings: Option<Value>,
     finish: Option<FinishReason>,
+    /// Error that ended the response.
+    error: Value,
 }
 
 impl ResponseWriter {
-    pub(super) fn new(app: Arc<App>, style: &Style, echoed: EchoedFields) -> ResponseWriter {
+    pub(super) fn new(
+        app: Arc<App>,
+        style: &Style,
+        echoed: EchoedFields,
+        kept: Option<Stored>,
+    ) -> ResponseWriter {
         let mut writer = ResponseWriter {
             id: app.new_id("resp_"),
             model: style.model.clone(),
             echoed,
+            kept,
             warnings: style.warnings.clone(),
             app,
             created: now(),
@@ -113,6 +124,7 @@ impl ResponseWriter {
             timings_per_token: style.timings_per_token,
             timings: None,
             finish: None,
+            error: Value::Null,
         };
         for name in ["response.created", "response.in_progress"] {
             let response = writer.response("in_progress");
@@ -123,6 +135,7 @@ impl ResponseWriter {
 
     fn status(&self) -> &'static str {
         match self.finish {
+            _ if !self.error.is_null() => "failed",
             Some(FinishReason::Length | FinishReason::ContextFull) => "incomplete",
             _ => "completed",
         }
@@ -135,7 +148,7 @@ impl ResponseWriter {
             "object": "response",
             "created_at": self.created,
             "status": status,
-            "error": null,
+            "error": self.error,
             "incomplete_details": incomplete,
             "model": self.model,
             "output": self.items.iter().map(|item| item.to_json(true)).collect::<Vec<_>>(),
@@ -143,10 +156,39 @@ impl ResponseWriter {
             "tool_choice": self.echoed.tool_choice,
             "tools": self.echoed.tools,
             "metadata": self.echoed.metadata,
+            "previous_response_id": self.echoed.previous_response_id,
+            "instructions": self.echoed.instructions,
+            "store": self.echoed.store,
+            "background": self.echoed.background,
             "usage": self.usage,
         });
         crate::wire::warn(&mut object, &self.warnings);
         object
+    }
+
+    /// Stores the response, if the client wants that.
+    fn keep(&mut self, response: &Value) {
+        if let Some(kept) = self.kept.take() {
+            let response = response.clone();
+            self.app
+                .responses
+                .insert(&self.id, Stored { response, ..kept });
+        }
+    }
+
+    /// Stores the response as one that runs in the background, and returns its id and itself.
+    pub(super) fn begin_in_background(&mut self) -> (String, Value) {
+        let response = self.response("in_progress");
+        if let Some(kept) = &self.kept {
+            let stored = Stored {
+                response: response.clone(),
+                ..kept.clone()
+            };
+            self.app.responses.insert(&self.id, stored);
+        }
+        // events end with the work, which stores the response itself
+        self.kept = None;
+        (self.id.clone(), response)
     }
 
     fn tell(&mut self, name: &'static str, mut data: Value) {
@@ -295,12 +337,14 @@ impl AnswerWriter for ResponseWriter {
                     _ => "response.completed",
                 };
                 let response = self.response(status);
+                self.keep(&response);
                 let timings = timings(&timing);
                 self.tell(name, json!({ "response": response, "timings": timings }));
             }
             Event::Failed(error) => {
-                let mut response = self.response("failed");
-                response["error"] = ApiError::from(error).to_json()["error"].take();
+                self.error = ApiError::from(error).to_json()["error"].take();
+                let response = self.response(self.status());
+                self.keep(&response);
                 self.tell("response.failed", json!({ "response": response }));
             }
             Event::Started { .. } | Event::Read { .. } => {

@@ -1,0 +1,86 @@
+//! `/v1/responses/ID`: stored responses, fetched, cancelled and deleted.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::http::json_response;
+use crate::stored::Stored;
+
+/// Returns a stored response of this caller.
+fn stored(app: &App, caller: &Caller, id: &str) -> Result<Stored, ApiError> {
+    let found = app.responses.get(id, caller.salt());
+    found.ok_or_else(|| ApiError::not_found("there is no such response: it may be forgotten"))
+}
+
+/// Returns the response.
+pub(crate) async fn get(
+    app: Arc<App>,
+    caller: Caller,
+    id: String,
+) -> Result<Response<Body>, ApiError> {
+    Ok(json_response(&stored(&app, &caller, &id)?.response))
+}
+
+/// Lists the items before the answer, the last one first.
+pub(crate) async fn input_items(
+    app: Arc<App>,
+    caller: Caller,
+    id: String,
+) -> Result<Response<Body>, ApiError> {
+    let items = stored(&app, &caller, &id)?.input.into_iter().enumerate();
+    let identified = items.rev().map(|(i, item)| {
+        let mut item = Value::clone(&item);
+        if item["id"].is_null() && item.is_object() {
+            item["id"] = json!(format!("item_{i}"));
+        }
+        item
+    });
+    let data: Vec<Value> = identified.collect();
+    let id_of = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(json_response(&json!({
+        "object": "list",
+        "first_id": id_of(data.first()),
+        "last_id": id_of(data.last()),
+        "has_more": false,
+        "data": data,
+    })))
+}
+
+/// Stops the work on a response that runs in the background.
+pub(crate) async fn cancel(
+    app: Arc<App>,
+    caller: Caller,
+    id: String,
+) -> Result<Response<Body>, ApiError> {
+    let Stored { response, work, .. } = stored(&app, &caller, &id)?;
+    let mut response = response;
+    if let Some(work) = work {
+        work.abort();
+        response["status"] = json!("cancelled");
+        app.responses.finish(&id, response.clone());
+    } else if response["background"] != true {
+        let message = "only a response in the background can be cancelled";
+        return Err(ApiError::bad_request(message));
+    }
+    Ok(json_response(&response))
+}
+
+/// Forgets a response.
+pub(crate) async fn delete(
+    app: Arc<App>,
+    caller: Caller,
+    id: String,
+) -> Result<Response<Body>, ApiError> {
+    if !app.responses.remove(&id, caller.salt()) {
+        return Err(ApiError::not_found("there is no such response"));
+    }
+    Ok(json_response(
+        &json!({ "id": id, "object": "response", "deleted": true }),
+    ))
+}
