@@ -36,6 +36,11 @@ impl Stored {
         }
     }
 
+    /// Returns the same conversation with this response.
+    pub(crate) fn with(self, response: Value) -> Stored {
+        Stored { response, ..self }
+    }
+
     /// Returns the items of the conversation, with those of the answer.
     pub(crate) fn items(&self) -> Vec<Arc<Value>> {
         let output = self.response["output"].as_array();
