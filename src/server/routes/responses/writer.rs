@@ -169,7 +169,9 @@ impl ResponseWriter {
     /// Stores the response, if the client wants that.
     fn keep(&mut self, response: &Value) {
         if let Some(kept) = self.kept.take() {
-            self.app.responses.insert(&self.id, kept.with(response.clone()));
+            self.app
+                .responses
+                .insert(&self.id, kept.with(response.clone()));
         }
     }
 
