@@ -96,10 +96,9 @@ const fn limited(pair: Pair, min: Option<usize>, max: usize) -> Pair {
     Pair { limits, ..pair }
 }
 
-/// Bounds of Qwen's pairs are those of CPUs, although inputs of a device's products are halves:
-/// each has an error of 2.8e-4 on average, which squared is less than llama.cpp's own error. The
-/// Gemmas, whose values are larger, have bounds of a few times that; what a wrong mask or position
-/// costs is a hundred times more.
+/// Bounds are those of CPUs, although inputs of a device's products are halves: each has an error
+/// of 2.8e-4 on average, which squared is less than llama.cpp's own error. Gemma's, whose values
+/// are larger, are a few times that; what a wrong mask or position costs is a hundred times more.
 /// No device takes the heads of 12 numbers that the small pair of Qwen 3.5 has.
 const PAIRS: [Pair; 7] = [
     pair("vision", "vl-a", [2e-6; 2]),
