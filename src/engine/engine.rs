@@ -108,22 +108,7 @@ impl Engine {
         warnings.extend(tokenizer.warnings().iter().cloned());
         let (sampling, passed_over) = SamplerDefaults::from_gguf(&gguf);
         warnings.extend(passed_over);
-        let trained = model.hparams.n_ctx_train();
-        let n_ctx = options
-            .ctx
-            .unwrap_or_else(|| trained.min(DEFAULT_CONTEXT))
-            .max(1);
-        if n_ctx > trained {
-            warnings.push(format!(
-                "context {n_ctx} is longer than the {trained} that the model was trained with"
-            ));
-        }
-        if let Some(table) = model.weights.positions {
-            let rows = model.weights.matrix(table).rows as usize;
-            if n_ctx > rows {
-                return Err(Error::Positions { n_ctx, rows });
-            }
-        }
+        let n_ctx = context(&model, options.ctx, &mut warnings)?;
         model.fit_to_context(n_ctx);
         let sessions = options.sessions.max(1);
         let n_pages = match options.kv_positions {
@@ -378,6 +363,32 @@ fn memory(
         packed: executable.weight_bytes(),
         kv: kv_bytes(&model.hparams, options.kv_type, positions) / ranks,
     }
+}
+
+/// Returns the length of contexts: the one asked for, or what the model was trained with within a
+/// limit.
+///
+/// # Errors
+/// If a table of positions is shorter.
+fn context(
+    model: &Model,
+    asked: Option<usize>,
+    warnings: &mut Vec<String>,
+) -> Result<usize, Error> {
+    let trained = model.hparams.n_ctx_train();
+    let n_ctx = asked.unwrap_or_else(|| trained.min(DEFAULT_CONTEXT)).max(1);
+    if n_ctx > trained {
+        warnings.push(format!(
+            "context {n_ctx} is longer than the {trained} that the model was trained with"
+        ));
+    }
+    if let Some(table) = model.weights.positions {
+        let rows = model.weights.matrix(table).rows as usize;
+        if n_ctx > rows {
+            return Err(Error::Positions { n_ctx, rows });
+        }
+    }
+    Ok(n_ctx)
 }
 
 /// Returns how many recurrent states this many sequences need, 0 for models without recurrent

@@ -97,21 +97,26 @@ const fn limited(pair: Pair, min: Option<usize>, max: usize) -> Pair {
 }
 
 /// Bounds are those of CPUs, although inputs of a device's products are halves: each has an error
-/// of 2.8e-4 on average, which squared is less than llama.cpp's own error.
-const PAIRS: [Pair; 8] = [
+/// of 2.8e-4 on average, which squared is less than llama.cpp's own error. Gemma's, whose values
+/// are larger, are a few times that; what a wrong mask or position costs is a hundred times more.
+/// No device takes the heads of 12 numbers that the small pair of Qwen 3.5 has.
+const PAIRS: [Pair; 7] = [
     pair("vision", "vl-a", [2e-6; 2]),
     Pair {
         text: "F16",
         ..pair("vision/q25", "vl-q25", [2e-6; 2])
     },
-    pair("vision2/qwen35", "qwen35-a", [2e-6, 5e-6]),
-    pair("vision2/gemma3", "gemma3-a", [2e-6, 4e-6]),
+    pair("vision2/gemma3", "gemma3-a", [4e-6, 8e-6]),
     limited(
-        pair("vision2/gemma4", "gemma4-a", [5e-6, 2e-5]),
+        pair("vision2/gemma4", "gemma4-a", [1e-5, 2e-5]),
         Some(4),
         12,
     ),
-    limited(pair("vision2/gemma4u", "gemma4u-a", [2e-6; 2]), Some(4), 16),
+    limited(
+        pair("vision2/gemma4u", "gemma4u-a", [2e-6, 1e-5]),
+        Some(4),
+        16,
+    ),
     limited(pair("vision2/pixtral", "pixtral-a", [6e-6; 2]), None, 20),
     pair("vision2/idefics3", "idefics3-a", [2e-6; 2]),
 ];

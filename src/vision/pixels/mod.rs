@@ -26,7 +26,7 @@ use crate::tower::arch::Images;
 pub struct Prepared {
     /// Size in the file.
     pub source: Size,
-    /// What the encoder computes, one after the other: at least one.
+    /// Pictures that the encoder computes one after the other: at least one.
     pub tiles: Vec<Tile>,
     /// Columns and rows of tiles; an overview, which is the last tile, is in none.
     pub grid: [usize; 2],

@@ -91,7 +91,7 @@ impl Tower<'_, '_> {
     }
 
     /// Subtracts the file's mean and multiplies with its factors, if it has both.
-    fn standardize(&mut self, x: &mut Vec<f64>) -> Result<(), Error> {
+    fn standardize(&mut self, x: &mut [f64]) -> Result<(), Error> {
         let n_embd = self.hp.n_embd;
         let Some(mean) = self.weights.vector("v.std_bias", n_embd)? else {
             return Ok(());

@@ -78,7 +78,7 @@ pub(crate) struct Spec {
     pub(super) names: &'static [&'static str],
     /// Sizes of images, or how they are cut into tiles.
     pub(crate) images: Images,
-    /// What a prompt has in place of an image.
+    /// Text and tokens that a prompt has in place of an image.
     pub(crate) prompt: Prompt,
     /// Whether tokens of an image attend to each other in the text model.
     pub(crate) bidirectional: fn(&Hparams) -> bool,
@@ -127,7 +127,7 @@ pub(crate) enum Images {
     Tiles(fn(&DecodedImage, &Hparams, TokenLimits) -> Result<Tiles, crate::Error>),
 }
 
-/// What a prompt has in place of an image.
+/// Text and tokens that a prompt has in place of an image.
 #[derive(Clone, Copy)]
 pub(crate) enum Prompt {
     /// The image's tokens between two texts.

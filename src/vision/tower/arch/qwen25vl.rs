@@ -1,5 +1,5 @@
 //! Qwen 2.5 VL and Omni: RMS norms, gated feed-forward blocks, and attention in windows except in
-//! every so many blocks.
+//! some blocks, which repeat regularly.
 
 use octavo_model::graph::Norm;
 use octavo_model::hparams::MAX_LAYERS;

@@ -65,8 +65,7 @@ impl NamedTower {
     /// Returns every tensor; matrices and patch kernels in F16, as llama.cpp's converter writes
     /// them.
     pub(super) fn tensors(self) -> Vec<TowerTensor> {
-        let [d, ff, blocks, _, p, merge] = self.sizes().map(u64::from);
-        let e = u64::from(self.n_projected);
+        let (d, p) = (u64::from(self.sizes()[0]), u64::from(self.sizes()[4]));
         let mut all = Vec::new();
         let mut put = |name: &str, dims: &[u64]| {
             let ty = match dims.len() == 1 || name.contains("position_embd") {
@@ -79,55 +78,11 @@ impl NamedTower {
                 ty,
             });
         };
-        match self.name {
-            TowerName::Gemma4uv => {
-                let values = 3 * (p * merge).pow(2);
-                for (norm, n) in [(1, values), (2, d), (3, d)] {
-                    put(&format!("v.patch_norm.{norm}.weight"), &[n]);
-                    put(&format!("v.patch_norm.{norm}.bias"), &[n]);
-                }
-                put("v.patch_embd.weight", &[values, d]);
-                put("v.patch_embd.bias", &[d]);
-            }
-            _ => put("v.patch_embd.weight", &[p, p, 3, d]),
+        if self.name != TowerName::Gemma4uv {
+            put("v.patch_embd.weight", &[p, p, 3, d]);
         }
-        for l in 0..blocks {
-            let name = |tensor: &str| format!("v.blk.{l}.{tensor}");
-            for norm in ["ln1", "ln2"] {
-                put(&name(&format!("{norm}.weight")), &[d]);
-            }
-            for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
-                put(&name(&format!("{part}.weight")), &[d, d]);
-            }
-            put(&name("ffn_up.weight"), &[d, ff]);
-            put(&name("ffn_down.weight"), &[ff, d]);
-            if self.is_siglip() {
-                for (part, n) in [
-                    ("ln1", d),
-                    ("ln2", d),
-                    ("attn_q", d),
-                    ("attn_k", d),
-                    ("attn_v", d),
-                    ("attn_out", d),
-                    ("ffn_up", ff),
-                    ("ffn_down", d),
-                ] {
-                    put(&name(&format!("{part}.bias")), &[n]);
-                }
-            } else {
-                put(&name("ffn_gate.weight"), &[d, ff]);
-            }
-            if self.name == TowerName::Gemma4v {
-                let head = d / u64::from(self.sizes()[3]);
-                for (part, n) in [
-                    ("attn_q_norm", head),
-                    ("attn_k_norm", head),
-                    ("attn_post_norm", d),
-                    ("ffn_post_norm", d),
-                ] {
-                    put(&name(&format!("{part}.weight")), &[n]);
-                }
-            }
+        for l in 0..self.sizes()[2] {
+            self.put_block(&mut |name, dims| put(&format!("v.blk.{l}.{name}"), dims));
         }
         if self.is_siglip() {
             let side = u64::from(self.image_size()) / p;
@@ -136,12 +91,67 @@ impl NamedTower {
             put("v.post_ln.weight", &[d]);
             put("v.post_ln.bias", &[d]);
         }
+        self.put_projector(&mut put);
+        all
+    }
+
+    fn put_block(self, put: &mut dyn FnMut(&str, &[u64])) {
+        let [d, ff, _, heads, ..] = self.sizes().map(u64::from);
+        let vectors = [
+            ("ln1", d),
+            ("ln2", d),
+            ("attn_q", d),
+            ("attn_k", d),
+            ("attn_v", d),
+            ("attn_out", d),
+            ("ffn_up", ff),
+            ("ffn_down", d),
+        ];
+        for (part, n) in &vectors[..2] {
+            put(&format!("{part}.weight"), &[*n]);
+        }
+        for (part, _) in &vectors[2..6] {
+            put(&format!("{part}.weight"), &[d, d]);
+        }
+        put("ffn_up.weight", &[d, ff]);
+        put("ffn_down.weight", &[ff, d]);
+        match self.is_siglip() {
+            true => vectors
+                .iter()
+                .for_each(|(part, n)| put(&format!("{part}.bias"), &[*n])),
+            false => put("ffn_gate.weight", &[d, ff]),
+        }
+        if self.name == TowerName::Gemma4v {
+            for part in ["attn_q_norm", "attn_k_norm"] {
+                put(&format!("{part}.weight"), &[d / heads]);
+            }
+            for part in ["attn_post_norm", "ffn_post_norm"] {
+                put(&format!("{part}.weight"), &[d]);
+            }
+        }
+    }
+
+    /// Passes the projector's tensors, and those of patches where a tower has no blocks.
+    fn put_projector(self, put: &mut dyn FnMut(&str, &[u64])) {
+        let [d, .., p, merge] = self.sizes().map(u64::from);
+        let e = u64::from(self.n_projected);
         match self.name {
             TowerName::Gemma3 => {
                 put("mm.soft_emb_norm.weight", &[d]);
                 put("mm.input_projection.weight", &[e, d]);
             }
-            TowerName::Gemma4v | TowerName::Gemma4uv => {
+            TowerName::Gemma4v => {
+                put("v.position_embd.weight", &[d, POSITIONS, 2]);
+                put("mm.input_projection.weight", &[d, e]);
+            }
+            TowerName::Gemma4uv => {
+                let values = 3 * (p * merge).pow(2);
+                for (norm, n) in [(1, values), (2, d), (3, d)] {
+                    put(&format!("v.patch_norm.{norm}.weight"), &[n]);
+                    put(&format!("v.patch_norm.{norm}.bias"), &[n]);
+                }
+                put("v.patch_embd.weight", &[values, d]);
+                put("v.patch_embd.bias", &[d]);
                 put("v.position_embd.weight", &[d, POSITIONS, 2]);
                 put("mm.input_projection.weight", &[d, e]);
             }
@@ -155,7 +165,6 @@ impl NamedTower {
             }
             TowerName::Idefics3 => put("mm.model.fc.weight", &[d * merge * merge, e]),
         }
-        all
     }
 
     pub(super) fn set_keys(self, writer: &mut Writer<'_>) {
