@@ -39,7 +39,7 @@ pub struct EncodedImage {
     pub digest: [u8; 32],
     /// Whether its tokens attend to each other, in the layers where the text model lets them.
     pub bidirectional: bool,
-    /// What a prompt has in place of the image, in order; empty for its tokens alone.
+    /// Tokens that a prompt has in place of the image, in order; empty for its own alone.
     pub parts: Vec<ImagePart>,
 }
 

@@ -1,6 +1,8 @@
 //! Formats whose codes are indices into a table of sixteen values.
 
-use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32, six_bits};
+use super::{
+    Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32, six_bits,
+};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 

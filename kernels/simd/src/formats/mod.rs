@@ -112,10 +112,11 @@ pub struct Fold {
 }
 
 /// Defines a format: its numbers, the places of the f16 vectors its blocks start with (its block
-/// scales), how its scales are folded into codes if they can be ([`Fold`]), the body of [`Format::scales`], which has these, the block and the group's number, and
-/// may read `meta` bytes a row; then the decoding of a block of the file, and the GPU's scales. A
-/// format whose codes are not those of its planes has a body of [`Format::codes`], with the bytes
-/// of a row's codes in a block and the largest code.
+/// scales), how its scales are folded into codes if they can be ([`Fold`]), the body of
+/// [`Format::scales`], which has these, the block and the group's number, and may read `meta` bytes
+/// a row; then the decoding of a block of the file, and the GPU's scales. A format whose codes are
+/// not those of its planes has a body of [`Format::codes`], with the bytes of a row's codes in a
+/// block and the largest code.
 macro_rules! format {
     ($(#[$doc:meta])* $name:ident: $k:literal weights, meta $meta:literal, low $low:literal,
         high $high:literal, top $top:literal, group $group:literal, offset $offset:literal,

@@ -348,24 +348,15 @@ unsafe fn tile<
                 #[inline(always)]
                 |s| a.panel.add((s * a.kc + g * pairs) * S::R),
             );
-            let of_group = Rows {
-                at: x.add(g * pairs * W).cast(),
-                row: 1,
-                pair: W,
-            };
+            let of_group = Rows::of_tile(x.add(g * pairs * W).cast(), W);
             if WINOGRAD {
                 let group = if FOLDED { 32 } else { GROUP };
                 let tokens = x.add((products_at(a.kc, group) + g * len / group) * W);
-                for s in 0..MS {
-                    let rows = S::load_bytes(scales[s].add((per_group - 1) * S::R).cast());
-                    for j in 0..winograd_rows(W) {
-                        dots[s][j] = rows;
-                        for i in 0..len / group {
-                            let products = tokens.add(i * W + j).cast::<i32>().read();
-                            dots[s][j] = S::iadd(dots[s][j], S::iset1(products));
-                        }
-                    }
-                }
+                let rows = scales.map(
+                    #[inline(always)]
+                    |scales| scales.wrapping_add((per_group - 1) * S::R),
+                );
+                begin_winograd::<S, MS, W>(&mut dots, rows, tokens, len / group);
                 add_by_winograd::<S, MS, W>(&mut dots, panels, of_group, NEIGHBOURS, pairs / 2);
             } else {
                 add_dots::<S, MS, W>(&mut dots, panels, of_group, pairs);
@@ -401,6 +392,34 @@ unsafe fn tile<
             }
         }
         store::<S, MS, W>(a, t, sums);
+    }
+}
+
+/// Begins sums of Winograd's inner products with the products of pairs of rows, and of tokens in so
+/// many `groups`.
+///
+/// # Safety
+/// As [`tile`]; `rows` are `R` products of each strip, `tokens` `W` of each group.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // see widen
+unsafe fn begin_winograd<S: Simd, const MS: usize, const W: usize>(
+    dots: &mut [[S::I; W]; MS],
+    rows: [*const f32; MS],
+    tokens: *const f32,
+    groups: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for s in 0..MS {
+            let rows = S::load_bytes(rows[s].cast());
+            for j in 0..winograd_rows(W) {
+                dots[s][j] = rows;
+                for i in 0..groups {
+                    let products = tokens.add(i * W + j).cast::<i32>().read();
+                    dots[s][j] = S::iadd(dots[s][j], S::iset1(products));
+                }
+            }
+        }
     }
 }
 

@@ -23,6 +23,16 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The rows of a tile, whose words are neighbours.
+    #[inline(always)]
+    pub fn of_tile(at: *const i32, width: usize) -> Rows {
+        Rows {
+            at,
+            row: 1,
+            pair: width,
+        }
+    }
+
     /// Address of pair `p` of row `j`.
     #[inline(always)]
     fn at(self, j: usize, p: usize) -> *const i32 {

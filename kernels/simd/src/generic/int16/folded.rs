@@ -227,8 +227,8 @@ impl<S: Simd> Writer<S> {
     }
 }
 
-/// Multiplies `MS` strips by every tile of tokens, in sums of `len` weights; of a format with minima
-/// for every `GROUP` if `MIN` is set.
+/// Multiplies `MS` strips by every tile of tokens, in sums of `len` weights; of a format with
+/// minima for every `GROUP` if `MIN` is set.
 ///
 /// # Safety
 /// As [`tiles`](super::tiles).
