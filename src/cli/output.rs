@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
-use octavo_analysis::eval::base;
+use octavo_analysis::eval::{base, is_small};
 use octavo_analysis::report::Page;
 use octavo_analysis::shards;
 
@@ -86,7 +86,7 @@ impl Kind {
             }),
             Kind::Embeddings => says(path, EMBEDDINGS_PRODUCER),
             Kind::Image => says(path, IMAGE_PRODUCER),
-            Kind::Base => beginning(path).starts_with(&base::MAGIC),
+            Kind::Base => beginning(path).starts_with(&base::MAGIC) || is_small(path),
             Kind::Shard => beginning(path).starts_with(shards::MAGIC.as_bytes()),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they are in the same folder as the command line that made them

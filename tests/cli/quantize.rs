@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use octavo_fixtures::shared;
+use octavo_fixtures::{shared, workspace_root};
+use sha2::{Digest, Sha256};
 
-use super::{bad, stderr, stdout};
+use super::{bad, good, stderr, stdout};
 
 fn octavo(args: &[&str]) -> Output {
     super::octavo(args).output().expect("the program runs")
@@ -263,4 +264,49 @@ fn threads_may_be_named_where_llama_quantize_takes_them() {
     let both = ["quantize", path(&demo), "c.gguf", "7", "2", "-t", "2"];
     let error = refused(&both, 2);
     assert!(error.contains("cannot be used with"), "{error}");
+}
+
+/// Files of llama-quantize --keep-split, of the reference llama.cpp, in Q4_K_M from the demo model
+/// in F32, split by 12 tensors: the beginnings of their SHA-256.
+const KEPT: [&str; 4] = ["3e9b780f", "6ee40916", "a96dba7a", "fdaf86d3"];
+
+#[test]
+fn parts_are_kept_as_llama_quantize_keeps_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let model = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let f32 = at("f32.gguf");
+    good(&[
+        "quantize",
+        path(&model),
+        path(&f32),
+        "F32",
+        "--allow-requantize",
+    ]);
+    good(&[
+        "gguf",
+        "split",
+        path(&f32),
+        path(&at("p")),
+        "--split-max-tensors",
+        "12",
+    ]);
+    let (first, out) = (at("p-00001-of-00004.gguf"), at("out.gguf"));
+    let args = [
+        "quantize",
+        path(&first),
+        path(&out),
+        "Q4_K_M",
+        "--keep-split",
+    ];
+    good(&args);
+    let hash = |no: usize| {
+        let bytes = std::fs::read(at(&format!("out-{no:05}-of-00004.gguf"))).unwrap();
+        let digest = Sha256::digest(bytes);
+        let hex = digest[..4].iter().map(|byte| format!("{byte:02x}"));
+        hex.collect::<String>()
+    };
+    assert_eq!([1, 2, 3, 4].map(hash), KEPT);
+    assert!(!out.exists());
+    assert!(refused(&args, 1).contains("out-00001-of-00004.gguf: is there already: --force"));
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::base::{Norm, Reader, Row};
+use super::blocks::Interval;
 use super::pass::{ChunkRows, Pass, for_each};
 use super::stats::{Estimate, Moments, Sorted, covariance};
 use super::{Error, MAX_CHUNK, Observer, Options};
@@ -67,7 +68,12 @@ impl ChunkDivergence {
         scored <= n_ctx && n_ctx <= MAX_CHUNK && same_top <= scored && fits
     }
 
-    fn add(&mut self, token: &Token) {
+    /// Returns the mean over the chunk's tokens.
+    fn mean(&self, sum: &Moments) -> f64 {
+        sum.sum / self.sums.scored.max(1) as f64
+    }
+
+    pub(super) fn add(&mut self, token: &Token) {
         let sums = &mut self.sums;
         sums.nll.add(token.nll);
         sums.nll_base.add(token.nll_base);
@@ -85,9 +91,9 @@ impl ChunkDivergence {
 
 /// Divergence of a model from a base, over the tokens scored so far. "Q" in llama-perplexity's
 /// names is the model.
+///
 /// Each chunk is summed by itself and the chunks' sums are added in text order, so that every digit
 /// is the same however chunks are distributed over processes.
-/// digit is the same wherever a chunk was read.
 #[derive(Clone, Debug, Default)]
 pub struct Divergence {
     sums: Sums,
@@ -204,6 +210,33 @@ impl Divergence {
         Estimate { value, uncertainty }
     }
 
+    /// Returns the mean KL divergence of each chunk.
+    pub fn chunk_klds(&self) -> impl Iterator<Item = f64> {
+        self.by_chunk
+            .iter()
+            .map(|chunk| chunk.mean(&chunk.sums.kld))
+    }
+
+    /// Returns the interval of [`Self::kld`] by chunks.
+    pub fn kld_interval(&self) -> Option<Interval> {
+        Interval::of_blocks(self.chunk_klds())
+    }
+
+    /// Returns the interval of [`Self::ln_ratio`] by chunks.
+    pub fn ln_ratio_interval(&self) -> Option<Interval> {
+        let of_chunk = |chunk: &ChunkDivergence| {
+            chunk.mean(&chunk.sums.nll) - chunk.mean(&chunk.sums.nll_base)
+        };
+        Interval::of_blocks(self.by_chunk.iter().map(of_chunk))
+    }
+
+    /// Returns the interval of [`Self::same_top`] by chunks.
+    pub fn same_top_interval(&self) -> Option<Interval> {
+        let of_chunk =
+            |chunk: &ChunkDivergence| chunk.sums.same_top as f64 / chunk.sums.scored.max(1) as f64;
+        Interval::of_blocks(self.by_chunk.iter().map(of_chunk))
+    }
+
     /// Returns the KL divergence of each scored token.
     pub fn klds(&self) -> Sorted {
         Sorted::of(self.of_tokens(|chunk| &chunk.klds))
@@ -248,7 +281,7 @@ fn exp(ln: Estimate) -> Estimate {
 
 /// Contribution of one scored token.
 #[derive(Clone, Copy, Debug, Default)]
-struct Token {
+pub(super) struct Token {
     nll: f64,
     nll_base: f64,
     kld: f64,
@@ -256,6 +289,39 @@ struct Token {
 }
 
 impl Token {
+    pub(super) fn new(nll: f64, nll_base: f64, kld: f64, same_top: bool) -> Token {
+        Token {
+            nll,
+            nll_base,
+            kld,
+            same_top,
+        }
+    }
+
+    /// Returns the KL divergence, in nats.
+    #[cfg(test)]
+    pub(super) fn kld(&self) -> f64 {
+        self.kld
+    }
+
+    /// Compares the predictions of a model with those of another, both as logits.
+    pub(super) fn between(logits: &[f32], base: &[f32], target: usize) -> Token {
+        let (norm, of_base) = (Norm::of(logits), Norm::of(base));
+        // Σ p (b - q), where p sums to e^ln_sum
+        let products = base
+            .iter()
+            .zip(logits)
+            .map(|(&b, &q)| f64::from((b - of_base.max).exp()) * (f64::from(b) - f64::from(q)));
+        let mean = products.sum::<f64>() / of_base.ln_sum.exp();
+        let ln_total = |norm: &Norm| f64::from(norm.max) + norm.ln_sum;
+        Token::new(
+            -norm.ln_p(logits[target]),
+            -of_base.ln_p(base[target]),
+            mean + ln_total(&norm) - ln_total(&of_base),
+            of_base.argmax == norm.argmax,
+        )
+    }
+
     fn score(logits: &[f32], base: &Row<'_>, target: usize, cut: f32) -> Token {
         let norm = Norm::of(logits);
         let (mut kld, mut top, mut ln_top) = (0.0, 0, f32::NEG_INFINITY);

@@ -79,6 +79,9 @@ pub enum Error {
         /// Number of tokens in the base.
         got: usize,
     },
+    /// A small base cannot be read or written.
+    #[error(transparent)]
+    SmallBase(#[from] super::SmallError),
     /// A task that cannot be read or scored.
     #[error(transparent)]
     Task(#[from] super::TaskError),

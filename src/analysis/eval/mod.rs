@@ -5,7 +5,8 @@
 //! token replaced by BOS if the vocabulary asks for one, and the predictions of its second half are
 //! scored: the first half is context only. [`perplexity`] scores them against the text,
 //! [`divergence`] also against the rows of a base, which [`perplexity_with_base`] writes: to a file
-//! that llama-perplexity can read, or to memory.
+//! that llama-perplexity can read, or to memory. [`divergence_beside`] needs no base: it computes
+//! the other model beside.
 //!
 //! Memory does not grow with the text: chunks are computed one after the other, with a few rows of
 //! logits at a time. Only the text's tokens stay in memory (a base's stay in its file) and, for the
@@ -13,20 +14,29 @@
 //! in text order, so that no figure depends on the number of threads, or on how chunks were split
 //! over processes ([`Text::only`], [`divergence_of`]).
 
+mod beside;
+mod blocks;
 mod continuations;
 mod divergence;
 mod error;
 mod pass;
 mod perplexity;
+mod small;
 mod stats;
 mod tasks;
 mod text;
 
+pub use beside::divergence_beside;
+pub use blocks::Interval;
 pub use continuations::{Continuation, Likelihood, continuations};
 pub use divergence::{ChunkDivergence, Divergence, divergence, divergence_of};
 pub use error::Error;
 pub use octavo_reference::kld_base as base;
 pub use perplexity::{ChunkLikelihood, Perplexity, perplexity, perplexity_with_base};
+pub use small::{
+    RowSize, SMALL_MAGIC, Slack, SmallError, SmallReader, divergence_from_small, is_small,
+    perplexity_with_small_base,
+};
 pub use stats::{Estimate, Sorted};
 pub use tasks::{Answer, Question, Task, TaskError, TaskKind, answer, read_tasks};
 pub use text::{Text, check_text, encode};

@@ -2,6 +2,8 @@
 
 use super::base::Shape;
 use super::{Error, Options};
+use std::ops::Range;
+
 use octavo_engine::backend::Phase;
 use octavo_engine::{Engine, LogitsFor, Session};
 
@@ -74,40 +76,73 @@ impl Pass {
         cancelled: &dyn Fn() -> bool,
         score: &mut dyn FnMut(&ChunkRows<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut read = tokens.to_vec();
-        if let (Some(first), Some(bos)) = (read.first_mut(), self.bos) {
-            *first = bos;
-        }
-        let (first, n_rows) = (self.shape.first(), self.shape.rows());
-        self.session.truncate(0);
-        for part in read[..first].chunks(self.batch) {
-            stop(cancelled)?;
-            self.session
-                .eval_with(part, Phase::Prefill, LogitsFor::None, None, &mut |_, _| ())?;
-        }
-        for start in (0..n_rows).step_by(self.rows) {
-            stop(cancelled)?;
-            let rows = start..n_rows.min(start + self.rows);
-            let at = first + rows.start..first + rows.end;
-            self.logits.clear();
-            let logits = &mut self.logits;
-            let sink = &mut |_, row: &[f32]| logits.extend_from_slice(row);
-            self.session.eval_with(
-                &read[at.clone()],
-                Phase::Prefill,
-                LogitsFor::All,
-                None,
-                sink,
-            )?;
-            // the target of the row at position p is the token at p + 1
-            let targets = &tokens[at.start + 1..at.end + 1];
+        self.begin(tokens, cancelled)?;
+        for rows in self.parts() {
+            let first = rows.start;
+            let targets = self.targets(tokens, &rows);
+            let logits = self.rows(tokens, rows, cancelled)?;
             score(&ChunkRows {
-                first: rows.start,
-                logits: &self.logits,
+                first,
+                logits,
                 targets,
             })?;
         }
         Ok(())
+    }
+
+    /// Computes the first half of a chunk from an empty cache.
+    pub(super) fn begin(
+        &mut self,
+        tokens: &[u32],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        let mut read = tokens[..self.shape.first()].to_vec();
+        if let (Some(first), Some(bos)) = (read.first_mut(), self.bos) {
+            *first = bos;
+        }
+        self.session.truncate(0);
+        for part in read.chunks(self.batch) {
+            stop(cancelled)?;
+            self.session
+                .eval_with(part, Phase::Prefill, LogitsFor::None, None, &mut |_, _| ())?;
+        }
+        Ok(())
+    }
+
+    /// Returns the ranges of rows of a chunk that fit into memory at once.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (n_rows, step) = (self.shape.rows(), self.rows);
+        (0..n_rows)
+            .step_by(step)
+            .map(move |start| start..n_rows.min(start + step))
+    }
+
+    /// Returns the tokens of a chunk that follow these rows.
+    pub(super) fn targets<'t>(&self, tokens: &'t [u32], rows: &Range<usize>) -> &'t [u32] {
+        // the target of the row at position p is the token at p + 1
+        let first = self.shape.first() + 1;
+        &tokens[first + rows.start..first + rows.end]
+    }
+
+    /// Computes the next rows of a chunk that was begun, and returns their logits.
+    pub(super) fn rows(
+        &mut self,
+        tokens: &[u32],
+        rows: Range<usize>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<&[f32], Error> {
+        stop(cancelled)?;
+        let first = self.shape.first();
+        self.logits.clear();
+        let logits = &mut self.logits;
+        self.session.eval_with(
+            &tokens[first + rows.start..first + rows.end],
+            Phase::Prefill,
+            LogitsFor::All,
+            None,
+            &mut |_, row: &[f32]| logits.extend_from_slice(row),
+        )?;
+        Ok(&self.logits)
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 
 use super::base::{self, Norm, Writer};
+use super::blocks::Interval;
 use super::pass::{ChunkRows, Pass, for_each};
 use super::stats::{Estimate, Moments};
 use super::{Error, MAX_CHUNK, Observer, Options, Text};
@@ -71,6 +72,13 @@ impl Perplexity {
         }
     }
 
+    /// Returns the interval of [`Self::ppl`] by chunks.
+    pub fn ppl_interval(&self) -> Option<Interval> {
+        let of_chunk = |chunk: &ChunkLikelihood| chunk.nll.sum / chunk.scored.max(1) as f64;
+        let interval = Interval::of_blocks(self.by_chunk.iter().map(of_chunk))?;
+        Some(interval.map(f64::exp))
+    }
+
     /// Returns e to the power of [`Self::mean_nll`], with first-order uncertainty.
     pub fn ppl(&self) -> Estimate {
         let nll = self.mean_nll();
@@ -92,7 +100,7 @@ pub fn perplexity(
     options: &Options,
     observer: &mut dyn Observer<Perplexity>,
 ) -> Result<Perplexity, Error> {
-    score(engine, text, options, observer, None)
+    score(engine, text, options, observer, Sink::None)
 }
 
 /// Scores a text and writes the base that other models can be compared with. The writer must have
@@ -112,19 +120,38 @@ pub fn perplexity_with_base<W: Write>(
         text,
         options,
         observer,
-        Some(&mut |rows| writer.rows(rows)),
+        Sink::Encoded(&mut |rows| writer.rows(rows)),
     )
 }
 
-/// Receives encoded rows of logits.
-type RowSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), base::Error>;
+/// Scores a text and passes on the logits of every scored token.
+///
+/// # Errors
+/// As [`perplexity`], and those of `sink`.
+pub(super) fn score_with(
+    engine: &Engine,
+    text: &Text,
+    options: &Options,
+    observer: &mut dyn Observer<Perplexity>,
+    sink: &mut dyn FnMut(&ChunkRows<'_>) -> Result<(), Error>,
+) -> Result<Perplexity, Error> {
+    score(engine, text, options, observer, Sink::Logits(sink))
+}
+
+/// Receives rows of logits.
+enum Sink<'a> {
+    None,
+    /// Encoded as llama-perplexity's bases have them.
+    Encoded(&'a mut dyn FnMut(&[u8]) -> Result<(), base::Error>),
+    Logits(&'a mut dyn FnMut(&ChunkRows<'_>) -> Result<(), Error>),
+}
 
 fn score(
     engine: &Engine,
     text: &Text,
     options: &Options,
     observer: &mut dyn Observer<Perplexity>,
-    mut sink: Option<RowSink<'_>>,
+    mut sink: Sink<'_>,
 ) -> Result<Perplexity, Error> {
     let shape = text.shape();
     let mut pass = Pass::new(engine, shape, "text", options)?;
@@ -134,15 +161,19 @@ fn score(
         let cancelled = &|| observer.cancelled();
         let mut chunk = ChunkLikelihood::default();
         pass.chunk(tokens, cancelled, &mut |part| {
-            let row_bytes = if sink.is_some() { shape.row_bytes() } else { 0 };
+            let row_bytes = match sink {
+                Sink::Encoded(_) => shape.row_bytes(),
+                Sink::None | Sink::Logits(_) => 0,
+            };
             rows.resize(part.targets.len() * row_bytes, 0);
             for nll in likelihoods(part, shape.n_vocab, &mut rows, options.threads) {
                 chunk.nll.add(nll);
             }
             chunk.scored += part.targets.len();
             match &mut sink {
-                Some(write) => Ok(write(&rows)?),
-                None => Ok(()),
+                Sink::None => Ok(()),
+                Sink::Encoded(write) => Ok(write(&rows)?),
+                Sink::Logits(pass_on) => pass_on(part),
             }
         })?;
         so_far.push(chunk);

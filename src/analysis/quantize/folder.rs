@@ -69,6 +69,7 @@ impl<'a> Plan<'a> {
             choices: Choices::default(),
             allow_requantize: true,
             threads,
+            keep_split: false,
         };
         Ok(Plan {
             gguf,

@@ -12,6 +12,7 @@ pub mod mix;
 mod plan;
 mod prune;
 mod target;
+mod write;
 
 use gguf_rs_lite::TensorInfo;
 use octavo_quant::TensorType;
@@ -36,6 +37,8 @@ pub struct Options {
     pub allow_requantize: bool,
     /// Number of converting threads.
     pub threads: usize,
+    /// Whether to write as many files as the source has, with the same tensors in each.
+    pub keep_split: bool,
 }
 
 impl Options {
@@ -47,6 +50,7 @@ impl Options {
             choices: Choices::default(),
             allow_requantize: false,
             threads,
+            keep_split: false,
         }
     }
 }

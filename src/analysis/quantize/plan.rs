@@ -1,15 +1,12 @@
 //! Plan of a quantization: the type of each tensor, decided before anything is written.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::io;
-use std::path::Path;
 
-use gguf_rs_lite::{Gguf, OwnedValue, TensorData, TensorInfo, Value, Writer};
+use gguf_rs_lite::{Gguf, OwnedValue, TensorInfo, Value, Writer};
 use octavo_quant::{TensorType, can_dequantize, can_quantize};
 
 use super::mix::{self, Choices, Facts, Mix};
-use super::{Change, Error, Options, Progress, Target, Totals, convert};
+use super::{Change, Error, Options, Target, Totals};
 use crate::imatrix::Importance;
 use octavo_model::Arch;
 use octavo_vision::Tower;
@@ -51,6 +48,9 @@ impl<'a> Plan<'a> {
         options.choices.has_importance = importance.is_some();
         let mut tensors: Vec<&TensorInfo> = gguf.tensors().iter().collect();
         tensors.sort_by(|a, b| mix::order(&a.name, &b.name));
+        if options.keep_split {
+            tensors.sort_by_key(|t| (t.part, t.offset));
+        }
         all_found(gguf, &options.choices, &facts, &tensors)?;
         let mut mix = Mix::new(
             &facts,
@@ -180,7 +180,7 @@ impl<'a> Plan<'a> {
 
     /// Returns the importance weights of a tensor: one for each value of a row, for each matrix of
     /// a stack.
-    fn weights(&self, change: &Change) -> Result<Option<&'a [f32]>, Error> {
+    pub(super) fn weights(&self, change: &Change) -> Result<Option<&'a [f32]>, Error> {
         let t = &change.tensor;
         let Some(weights) = self.importance.and_then(|i| i.weights(&t.name)) else {
             return Ok(None);
@@ -205,71 +205,8 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Writes the new model; `path` exists only once it is complete. Returns the size of the file.
-    ///
-    /// # Errors
-    /// As [`Plan::check`], values that are not finite or overflow a scale, and a failed write.
-    pub fn write(&self, path: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<u64, Error> {
-        self.check()?;
-        let failure = RefCell::new(None);
-        let progress = RefCell::new(progress);
-        let mut writer = Writer::new();
-        self.set_keys(&mut writer);
-        for (index, change) in self.changes.iter().enumerate() {
-            let weights = self.weights(change)?;
-            let unweighted = self.importance.is_some() && change.converts() && weights.is_none();
-            let (failure, progress) = (&failure, &progress);
-            let data = TensorData::stream(move |out| {
-                let report = &mut **progress.borrow_mut();
-                report(Progress::Tensor {
-                    index,
-                    change,
-                    unweighted,
-                });
-                self.write_tensor(change, weights, out, report)
-                    .map_err(|error| match error {
-                        Error::Gguf(gguf_rs_lite::Error::Io { source, .. }) => source,
-                        other => {
-                            *failure.borrow_mut() = Some(other);
-                            io::Error::other("a tensor could not be converted")
-                        }
-                    })
-            });
-            // llama-quantize reads and writes with ggml
-            let dims = match self.from_folder {
-                true => &change.tensor.dims[..],
-                false => change.tensor.counted_dims(),
-            };
-            writer.tensor(&change.tensor.name, dims, change.to, data);
-        }
-        let written = writer.write_file(path);
-        match failure.take() {
-            Some(error) => Err(error),
-            None => Ok(written?),
-        }
-    }
-
-    fn write_tensor(
-        &self,
-        change: &Change,
-        weights: Option<&[f32]>,
-        out: &mut dyn io::Write,
-        progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<(), Error> {
-        let job = convert::Job {
-            gguf: self.gguf,
-            change,
-            weights,
-            threads: self.options.threads,
-        };
-        let rounding = job.run(out, &mut |bytes| progress(Progress::Bytes(bytes)))?;
-        self.gguf.release(&change.tensor);
-        progress(Progress::Done { change, rounding });
-        Ok(())
-    }
-
     /// Sets the keys of the source, and those about the quantization, in llama-quantize's order.
-    fn set_keys(&self, writer: &mut Writer<'a>) {
+    pub(super) fn set_keys(&self, writer: &mut Writer<'a>) {
         for (key, value) in self.gguf.keys() {
             writer.set(key, value);
         }

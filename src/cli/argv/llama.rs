@@ -234,7 +234,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--no-bos"], No("--no-special leaves special tokens out")),
     (&["--stdin"], No("-f - reads stdin")),
     (&["--show-count"], No("octavo tokenize --json has all of them")),
-    (&["--keep-split"], No("what it writes is one file")),
+    (&["--keep-split"], Is("--keep-split")),
     (&["--max-buffer-size"], No("tensors are converted a part at a time; leave it out")),
     (&["--completion-bash"], No("octavo completions bash prints it")),
     (&["--chunk-size", "--chunk-separator", "--junk", "--pos", "-ns", "--sequences", "--check"],

@@ -37,7 +37,7 @@ pub(crate) fn divergence(
         out += &print::divergence_chunk(&all);
     }
     match json {
-        true => print::divergence_json(&all, cut, about),
+        true => print::divergence_json(&all, Some(cut), about),
         false => Ok(out + &print::divergence(&all)),
     }
 }

@@ -1,8 +1,10 @@
 //! `octavo perplexity`: computes llama-perplexity's figures, under its names.
 
+mod beside;
 mod merge;
 mod print;
 mod shard;
+mod small;
 mod tasks;
 
 use std::cell::RefCell;
@@ -43,6 +45,8 @@ Examples:
   octavo perplexity model.gguf -f text.txt
   octavo perplexity f16.gguf -f text.txt --kl-divergence-base base.kld       writes the base
   octavo perplexity q4.gguf --kl-divergence-base base.kld --kl-divergence    compares with it
+  octavo perplexity f16.gguf -f text.txt --kl-divergence-base s.kld --base-top 1000    small
+  octavo perplexity q4.gguf --against f16.gguf -f text.txt                   without a base
   octavo perplexity model.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
   octavo merge *.shard                                                 what one run prints
   octavo perplexity model.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 1000
@@ -92,6 +96,10 @@ pub(super) struct PerplexityArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    small: small::SmallArgs,
+    #[command(flatten)]
+    against: beside::AgainstArgs,
+    #[command(flatten)]
     tasks: tasks::TaskArgs,
     #[command(flatten)]
     shard: ShardArgs,
@@ -138,10 +146,16 @@ fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
     job.as_ref().map_or(Ok(()), Job::check)?;
     let text = args.file.as_deref().map(read).transpose()?;
     signal::install()?;
+    if let Some(against) = &args.against.against {
+        return beside::run(args, options, against, &text.unwrap_or_default());
+    }
     if let Some(job) = job {
         return shard::measure(args, options, text, &job);
     }
     match &args.kl_divergence_base {
+        Some(path) if args.kl_divergence && eval::is_small(path) => {
+            small::compare(args, options, path, text)
+        }
         Some(path) if args.kl_divergence => compare(args, options, path, text),
         _ => score(args, options, text.unwrap_or_default(), target),
     }
@@ -168,15 +182,22 @@ fn score(
     let generating = Generating::begin();
     let mut watch = Watch::new(args, &generating, "scoring");
     let (scoring, shape) = (scoring(&options), text.shape());
-    let result = match target {
-        None => eval::perplexity(&engine, &text, &scoring, &mut watch),
-        Some(target) => base::write_file(target.path, shape, text.tokens(), |writer| {
+    let result = match (target, args.small.size()) {
+        (None, _) => eval::perplexity(&engine, &text, &scoring, &mut watch),
+        (Some(target), Some(size)) => {
+            let path = target.path;
+            eval::perplexity_with_small_base(&engine, &text, size, &scoring, &mut watch, path)
+        }
+        (Some(target), None) => base::write_file(target.path, shape, text.tokens(), |writer| {
             eval::perplexity_with_base(&engine, &text, &scoring, &mut watch, writer)
         }),
     };
     let Some(ppl) = watch.end(result)? else {
         return Ok(Exit::Interrupted);
     };
+    if let (Some(target), Some(_)) = (&target, args.small.size()) {
+        small::report(target.path, shape)?;
+    }
     let out = match args.json {
         true => {
             let about = about(&engine, &options, String::new(), shape.n_ctx)?;
@@ -210,7 +231,7 @@ fn compare(
         true => {
             let (name, n_ctx) = (base.file().to_owned(), base.shape().n_ctx);
             let about = about(&engine, &options, name, n_ctx)?;
-            print::divergence_json(&divergence, base.cut(), &about)?
+            print::divergence_json(&divergence, Some(base.cut()), &about)?
         }
         false => print::divergence(&divergence),
     };
@@ -221,15 +242,19 @@ fn compare(
 /// Opens a base; the size of its chunks sets the context.
 fn open_base(path: &Path, options: &mut EngineOptions) -> Result<Reader<File>, Failure> {
     let base = Reader::open(path)?;
-    let n_ctx = base.shape().n_ctx;
+    fit(base.file(), base.shape().n_ctx, options)?;
+    Ok(base)
+}
+
+/// Sets the context to the chunks of a base, which a given one must have room for.
+fn fit(file: &str, n_ctx: usize, options: &mut EngineOptions) -> Result<(), Failure> {
     if let Some(ctx) = options.ctx.filter(|ctx| (1..n_ctx).contains(ctx)) {
         return Err(Failure::Input(format!(
-            "{}: chunks of {n_ctx} tokens: expected at most -c, {ctx}",
-            base.file()
+            "{file}: chunks of {n_ctx} tokens: expected at most -c, {ctx}"
         )));
     }
     options.ctx = Some(n_ctx);
-    Ok(base)
+    Ok(())
 }
 
 fn scoring(options: &EngineOptions) -> Options {
@@ -251,6 +276,12 @@ impl PerplexityArgs {
             Err(Failure::Usage(message))
         };
         let is_sharded = self.shard.index().is_some();
+        self.against.check()?;
+        if self.against.against.is_some()
+            && let Some(option) = beside::useless(self)
+        {
+            return useless(option, "no --against with it");
+        }
         if self.tasks.kind().is_some() {
             let options = [
                 ("--kl-divergence-base", self.kl_divergence_base.is_some()),
@@ -270,6 +301,12 @@ impl PerplexityArgs {
                 "--kl-divergence-base with --shard: expected --kl-divergence too, as a base is \
                  written by one run"
                     .to_owned(),
+            ));
+        }
+        let base = self.kl_divergence_base.as_deref();
+        if is_sharded && base.is_some_and(eval::is_small) {
+            return Err(Failure::Usage(
+                "--shard: expected a base in llama-perplexity's form, not a small one".to_owned(),
             ));
         }
         if is_sharded && self.json {

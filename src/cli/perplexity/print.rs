@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use octavo_analysis::eval::{Divergence, Estimate, Perplexity, Sorted};
+use octavo_analysis::eval::{Divergence, Estimate, Interval, Perplexity, Sorted};
 use octavo_analysis::shards::About;
 use serde_json::{Value, json};
 
@@ -178,7 +178,41 @@ fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
         writeln!(out, "{name:7} Δp: {}%", percent(value.into()))?;
     }
     writeln!(out, "RMS Δp    : {}", percents(d.rms_dp()))?;
-    writeln!(out, "Same top p: {}", percents(d.same_top()))
+    writeln!(out, "Same top p: {}", percents(d.same_top()))?;
+    intervals(out, d)
+}
+
+/// Formats the intervals by chunks, which llama-perplexity does not have.
+fn intervals(out: &mut String, d: &Divergence) -> std::fmt::Result {
+    let Some((kld, ratio, top)) = all_intervals(d) else {
+        return Ok(());
+    };
+    let ends = |interval: Interval, scale: f64, width: usize, precision: usize| {
+        let [low, high] = [interval.low, interval.high].map(|x| fixed(scale * x, width, precision));
+        format!("{low} to {high}")
+    };
+    writeln!(out, "\n====== 95 % intervals, by chunks ======")?;
+    writeln!(out, "Mean KLD                  : {}", ends(kld, 1.0, 10, 6))?;
+    writeln!(
+        out,
+        "Mean ln(PPL(Q)/PPL(base)) : {}",
+        ends(ratio, 1.0, 10, 6)
+    )?;
+    writeln!(
+        out,
+        "Same top p                : {} %",
+        ends(top, 100.0, 6, 3)
+    )
+}
+
+/// Returns the intervals of the mean KL divergence, the ratio of perplexities and the share of
+/// tokens with the same most likely token; `None` for too few chunks.
+fn all_intervals(d: &Divergence) -> Option<(Interval, Interval, Interval)> {
+    Some((
+        d.kld_interval()?,
+        d.ln_ratio_interval()?,
+        d.same_top_interval()?,
+    ))
 }
 
 /// Returns the JSON of a figure.
@@ -199,6 +233,7 @@ pub(super) fn perplexity_json(
         "chunks": ppl.chunks(),
         "scored": ppl.scored(),
         "chunk_ppl": chunk_ppl,
+        "interval_95": ppl.ppl_interval(),
     });
     if let Some(base) = base {
         object["base"] = base.display().to_string().into();
@@ -208,7 +243,7 @@ pub(super) fn perplexity_json(
 
 pub(super) fn divergence_json(
     d: &Divergence,
-    cut: f32,
+    cut: Option<f32>,
     about: &About,
 ) -> Result<String, serde_json::Error> {
     let with = |e: Estimate, values: &Sorted, percentiles: &[(&'static str, f32)]| {
@@ -218,6 +253,9 @@ pub(super) fn divergence_json(
         }
         object
     };
+    let intervals = all_intervals(d).map(
+        |(kld, ln_ratio, same_top)| json!({"kld": kld, "ln_ratio": ln_ratio, "same_top": same_top}),
+    );
     let object = json!({
         "ppl": estimate(d.ppl()),
         "ppl_base": estimate(d.ppl_base()),
@@ -232,6 +270,8 @@ pub(super) fn divergence_json(
         "n_ctx": about.n_ctx,
         "chunks": d.chunks(),
         "scored": d.scored(),
+        "chunk_kld": d.chunk_klds().collect::<Vec<f64>>(),
+        "intervals_95": intervals,
         "base": about.source,
         "cut": cut,
     });

@@ -188,6 +188,7 @@ impl QuantizeArgs {
         let mut options = Options::new(target);
         options.threads = self.n_threads();
         options.allow_requantize = self.allow_requantize;
+        options.keep_split = self.more.keep_split;
         options.choices.pure = self.pure;
         options.choices.output = self.output_tensor_type;
         options.choices.embedding = self.token_embedding_type;
@@ -232,7 +233,10 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         inputs: &inputs,
     });
     if let Some(output) = &output {
-        output.check()?;
+        // the names of parts are known once the plan is
+        if !args.more.keep_split {
+            output.check()?;
+        }
         signal::install()?;
     }
     if args.input.is_dir() {
@@ -315,7 +319,10 @@ fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
     let (n, total) = (plan.changes().len(), plan.totals().before);
     let bar = terminal::Progress::bytes("quantizing");
     let mut done = 0;
-    output.check()?;
+    let paths = plan.paths(output.path);
+    for path in &paths {
+        Output { path, ..*output }.check()?;
+    }
     let result = plan.write(output.path, &mut |progress| match progress {
         Progress::Tensor {
             index,
@@ -339,9 +346,13 @@ fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
     bar.clear();
     let bytes = result.map_err(refused)?;
     note(&format!("octavo: {}", summary(plan)));
+    let names: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
     note(&format!(
         "octavo: wrote {} ({:.2} MiB) in {:.1} s",
-        output.path.display(),
+        names.join(", "),
         mib(bytes),
         start.elapsed().as_secs_f64()
     ));

@@ -30,6 +30,9 @@ pub(super) struct MoreArgs {
     /// Remove these layers, counted from 0 and separated by commas
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     prune_layers: Vec<u32>,
+    /// Write as many files as IN has parts: OUT-00001-of-00003.gguf and so on
+    #[arg(long)]
+    pub(super) keep_split: bool,
     /// Set the metadata KEY to VALUE; TYPE is int, float, bool or str; may be given several times
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_value)]
     override_kv: Vec<KeyValue>,
@@ -37,13 +40,14 @@ pub(super) struct MoreArgs {
 
 impl MoreArgs {
     /// Returns the options, and whether they are set.
-    pub(super) fn options(&self) -> [(&'static str, bool); 5] {
+    pub(super) fn options(&self) -> [(&'static str, bool); 6] {
         [
             ("--tensor-type-file", self.tensor_type_file.is_some()),
             ("--include-weights", !self.include_weights.is_empty()),
             ("--exclude-weights", !self.exclude_weights.is_empty()),
             ("--prune-layers", !self.prune_layers.is_empty()),
             ("--override-kv", !self.override_kv.is_empty()),
+            ("--keep-split", self.keep_split),
         ]
     }
 

@@ -231,7 +231,7 @@ fn after_the_word(texts: &[Vec<u32>], shared: usize, ends: &[usize]) -> Vec<Targ
             false => shared,
         };
         let end = text.len() - usize::from(text.len() - first > 1);
-        for at in first..end {
+        for (at, &token) in (first..end).zip(&text[first..end]) {
             let after = match at.checked_sub(shared + 1) {
                 Some(before) => Some((answer, before)),
                 None if answer == 1 => Some((0, texts[0].len() - shared - 1)),
@@ -239,7 +239,7 @@ fn after_the_word(texts: &[Vec<u32>], shared: usize, ends: &[usize]) -> Vec<Targ
             };
             targets.push(Target {
                 answer,
-                token: text[at],
+                token,
                 after,
             });
         }
