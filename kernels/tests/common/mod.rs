@@ -102,10 +102,10 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 /// separately from `scale * code`, and both parts exceed their difference: given the range of a
 /// group's codes, by at most four times the largest weight of the group. Integer kernels also round
 /// activations to 1/32639, to 1/4095, or in bytes to 1/127, of the largest that share a scale: half
-/// a step each. In bf16, weights and activations are both rounded to 8 bits, at most half of the last one,
-/// and factors and products below the smallest normal number are zero. In halves they are rounded
-/// to 11 bits, or to multiples of 2^-24 where they are small: weights unscaled, activations scaled
-/// so that the largest of the row is at least 2^13.
+/// a step each. In bf16, weights and activations are both rounded to 8 bits, at most half of the
+/// last one, and factors and products below the smallest normal number are zero. In halves they are
+/// rounded to 11 bits, or to multiples of 2^-24 where they are small: weights unscaled, activations
+/// scaled so that the largest of the row is at least 2^13.
 pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
     let eps = f64::from(f32::EPSILON);
     let narrow = match form {

@@ -38,7 +38,7 @@ fn a_response_is_fetched_as_it_was_sent() {
     assert_eq!(items["first_id"], items["data"][0]["id"]);
 
     // streamed ones too
-    let events = server.stream(PATH, &asked(json!({})));
+    let events = server.stream(PATH, &asked(json!({ "stream": true })));
     let last: Value = serde_json::from_str(events.last().expect("events")).expect("JSON");
     let last = last["response"].clone();
     assert_eq!(last["status"], "completed");
