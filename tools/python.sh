@@ -39,8 +39,9 @@ if [[ ${1:-} == --manylinux ]]; then
   exit 0
 fi
 
-# maturin's default name for a wheel of this machine, whose symbols need not be old ones
-maturin --compatibility linux --compression-level 9 --out "$wheels"
+# maturin's default name for a wheel of this machine, whose symbols need not be old ones; Rust's
+# linker keeps one of identical functions
+maturin --compatibility linux --compression-level 9 --out "$wheels" -- -C link-arg=-Wl,--icf=all
 wheel=$(echo "$wheels"/*.whl)
 bytes=$(stat -c %s "$wheel")
 echo "$(basename "$wheel"): $((bytes / 1000)) kB"

@@ -61,10 +61,10 @@ impl<S: Simd> BothWays<'_, S> {
             // the largest activations of both signs among them
             let value = |i| f32::from(i8::from_ne_bytes([(self.codes)(i)]).max(-127));
             let x: Vec<f32> = (0..m * k).map(value).collect();
-            // SAFETY: the caller asks only for what this CPU has.
             let both = |fold| {
-                [false, true].map(|way| unsafe {
-                    multiply::<S, F, GROUP, MIN>(&strips, (&x, m, k), fold, way)
+                [false, true].map(|way| {
+                    // SAFETY: the caller asks only for what this CPU has.
+                    unsafe { multiply::<S, F, GROUP, MIN>(&strips, (&x, m, k), fold, way) }
                 })
             };
             let what = (self.name, F::TYPE);
