@@ -310,7 +310,7 @@ impl Printer {
                     None => format!("{threads}: not measured"),
                 };
                 let bits = match setting.prompt_bits {
-                    PromptBits::Thirteen => String::new(),
+                    PromptBits::Sixteen => String::new(),
                     bits => format!(", prompts in {bits} bits where kernels have them"),
                 };
                 let limits = format!("{}{bits}, {limits}", record.isa);

@@ -96,12 +96,12 @@ fn layers_with_windows_and_without_are_told_apart() {
         "{text}"
     );
     assert!(
-        line(windows, "attention(").ends_with(", window 24, causal)"),
+        line(windows, "attention(").ends_with(", window 24, causal, images)"),
         "{text}"
     );
     assert!(line(windows, "rope(").contains("base 10000,"), "{text}");
     assert!(
-        line(global, "attention(").ends_with("scale 1/sqrt(16), causal)"),
+        line(global, "attention(").ends_with("scale 1/sqrt(16), causal, images)"),
         "{text}"
     );
     assert!(line(global, "rope(").contains("base 1000000,"), "{text}");

@@ -12,9 +12,9 @@ pub enum PromptBits {
     Eight,
     /// Thirteen, with the scales of weights folded into their codes: for formats whose scales are
     /// whole numbers times a unit of 256 weights.
-    #[default]
     Thirteen,
     /// Sixteen, of which fifteen are significant.
+    #[default]
     Sixteen,
 }
 

@@ -141,11 +141,6 @@ impl ComputeArgs {
         self.cache.types_or_f32()
     }
 
-    /// Returns the bits of prefill for comparisons: the most exact ones if none are given.
-    pub(super) fn prompt_bits_or_16(&self) -> PromptBits {
-        self.prompt_bits.unwrap_or(PromptBits::Sixteen)
-    }
-
     /// Returns whether a prefill batch size is given.
     pub(super) fn has_batch(&self) -> bool {
         self.batch_size.is_some()

@@ -202,7 +202,7 @@ fn execution(
         kv_type,
         n_pages,
         n_states: 1,
-        prompt_bits: args.compute.prompt_bits_or_16(),
+        prompt_bits: compute.prompt_bits,
         repack: compute.repack,
         lock: compute.lock,
     };

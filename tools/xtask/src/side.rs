@@ -97,7 +97,7 @@ pub(crate) fn text(about: &Value, name: &str) -> String {
 pub(crate) fn model(about: &Value) -> String {
     let model = text(about, "model_type");
     match about["prompt_bits"].as_u64() {
-        None | Some(13) => model,
+        None | Some(16) => model,
         Some(bits) => format!("{model}, prompts in {bits} bits"),
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let of = |bits: Value| model(&json!({"model_type": "m", "prompt_bits": bits}));
         assert_eq!(of(json!(8)), "m, prompts in 8 bits");
         // an older program's record has none
-        assert_eq!([of(json!(13)), of(Value::Null)], ["m", "m"]);
+        assert_eq!([of(json!(16)), of(Value::Null)], ["m", "m"]);
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) struct BusyArgs {
     )]
     n_gen: u32,
     /// Bits that octavo and the baseline round prompt activations to, as for octavo bench
-    /// [default: 13]
+    /// [default: 16]
     #[arg(long, value_name = "BITS", value_parser = ["8", "13", "16"])]
     prompt_bits: Option<String>,
     /// Repetitions in a run, after one warm-up

@@ -103,7 +103,7 @@ pub(crate) struct CompareArgs {
     /// Octavo's instruction set; llama.cpp's is the one it was built for
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: String,
-    /// Bits that Octavo rounds prompt activations to, as for octavo bench [default: 13]
+    /// Bits that Octavo rounds prompt activations to, as for octavo bench [default: 16]
     #[arg(long, value_name = "BITS", value_parser = ["8", "13", "16"])]
     prompt_bits: Option<String>,
     /// Number of rounds
