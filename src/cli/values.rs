@@ -85,10 +85,10 @@ pub(super) fn prompt_bits() -> Named<PromptBits> {
 
 /// Returns the help text of `--prompt-bits`.
 pub(super) fn prompt_bits_help() -> &'static str {
-    "Bits of activations in prefill with quantized weights on a CPU: 16; 13, which is \
-     faster with K-quants, IQ types but IQ4_NL, TQ1_0 and TQ2_0, and has less than a hundredth of \
-     llama.cpp's error; or 8, which is faster still, but for IQ1 to IQ3, TQ1_0, TQ2_0, Q1_0 and Q2_0 (on \
-     AVX2 without VNNI also Q8_0 and IQ4), and has a KL divergence from exact logits of 0.35 times \
+    "Bits of activations in prefill with quantized weights on a CPU: 16; 13, which is faster with \
+     K-quants, IQ types but IQ4_NL, TQ1_0 and TQ2_0, and has about a hundredth of llama.cpp's \
+     error; or 8, which is faster still, but for IQ1 to IQ3, TQ1_0, TQ2_0, Q1_0 and Q2_0 (on AVX2 \
+     without VNNI also Q8_0 and IQ4), and has a KL divergence from exact logits of 0.35 times \
      llama.cpp's on average, 1.6 times at worst. No effect with AMX and on GPUs; Arm has no 8 \
      [default: 16]"
 }

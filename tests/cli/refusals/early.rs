@@ -52,8 +52,10 @@ fn files_of_options_are_looked_for_before_the_model() {
             let beside: &[&str] = match option.as_str() {
                 "--image" => &["--mmproj", "/etc/hosts"],
                 "--system-file" | "--chat-template" if common[0] == "run" => &["--chat"],
-                "--against" => &["-f", "/etc/hosts"],
-                "--also" => &["-f", "/etc/hosts", "--against", "/etc/hosts"],
+                "--against" if common[0] == "perplexity" => &["-f", "/etc/hosts"],
+                "--also" if common[0] == "perplexity" => {
+                    &["-f", "/etc/hosts", "--against", "/etc/hosts"]
+                }
                 "--file" if common[0] == "quantize" => {
                     args.retain(|arg| *arg != "Q8_0");
                     &["awq"]
