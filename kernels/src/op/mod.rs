@@ -81,7 +81,7 @@ pub enum Op<V, M, C, T> {
     MulVector { x: V, by: C },
     /// The rows with outputs.
     SelectRows { x: V },
-    /// As many neighbouring rows side by side as one; those after the last whole group are dropped.
+    /// Joins this many neighbouring rows to one row; rows after the last whole group are dropped.
     Merge { x: V, rows: usize },
     /// Out of every `each` values of a row, the `width` values from `from` on, side by side.
     Slice {

@@ -8,8 +8,8 @@ use gguf_rs_lite::{NewFile, TensorData, Writer};
 
 use super::{Change, Error, Plan, Progress, convert};
 
-/// What the closures that write tensors share: the first error that is not one of writing, and the
-/// receiver of progress.
+/// State shared by the closures that write tensors: the first error that is not one of writing, and
+/// the receiver of progress.
 struct Shared<'p> {
     failure: RefCell<Option<Error>>,
     progress: RefCell<&'p mut dyn FnMut(Progress<'_>)>,
