@@ -302,10 +302,14 @@ where
     move |name, request| {
         let (app, handler) = (Arc::clone(&app), handler.clone());
         Box::pin(async move {
-            let answer = match (check(&app, Guard::Key, &request), name) {
-                (Ok(caller), Ok(Path(name))) => handler(app, caller, name).await,
-                (Ok(_), Err(_)) => Err(ApiError::not_found("there is no such name")),
-                (Err(error), _) => Err(error),
+            // bytes that are not UTF-8 name nothing, which the handler reports as of any name
+            let name = name.map_or_else(
+                |_| char::REPLACEMENT_CHARACTER.to_string(),
+                |Path(name)| name,
+            );
+            let answer = match check(&app, Guard::Key, &request) {
+                Ok(caller) => handler(app, caller, name).await,
+                Err(error) => Err(error),
             };
             answer.into_response()
         })
