@@ -131,8 +131,9 @@ class Soak:
             "n": ("/v1/completions", {**common, "prompt": [prompt, "1+1="], "n": 2}),
             "echo": ("/v1/completions", {**common, "prompt": prompt, "echo": True, "logprobs": 2}),
             "embed": ("/v1/embeddings", {"input": [prompt, "a"]}),
+            # stored responses would be kept in memory until there are thousands
             "responses": ("/v1/responses", {"input": prompt, "stream": common["stream"],
-                                            "max_output_tokens": 16}),
+                                            "max_output_tokens": 16, "store": False}),
             "schema": ("/v1/chat/completions", {
                 **chat, "stop": None, "ignore_eos": None, "response_format": {
                     "type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}),
