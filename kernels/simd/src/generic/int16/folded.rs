@@ -77,7 +77,7 @@ pub unsafe fn unit<S: Simd, F: Format>(block: *const u8) -> S::F {
 /// Writes the unit of a block's scales: `R` floats.
 ///
 /// # Safety
-/// As [`unit`]; `to` has room.
+/// As [`unit()`]; `to` has room.
 #[inline(always)]
 pub unsafe fn store_unit<S: Simd, F: Format>(block: *const u8, to: *mut f32) {
     // SAFETY: passed on.
