@@ -165,7 +165,10 @@ fn check(recorded: &Recorded, way: Way) -> Ratios {
             theirs.mean_kl
         );
         ratios.nmse.push(nmse_ratio);
-        ratios.kl.push(kl_ratio);
+        // of two that are too small to tell, the ratio says nothing
+        if divergence.max(theirs.mean_kl) > KL_FLOOR {
+            ratios.kl.push(kl_ratio);
+        }
     }
     ratios
 }
