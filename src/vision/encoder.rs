@@ -214,13 +214,17 @@ impl Encoder {
         tap: &mut TapSink<'_>,
     ) -> Result<ImageEmbeddings, Error> {
         let layout = self.tower.layout(pixels.width, pixels.height);
-        let layout = layout.filter(|_| self.tower.spec().raster);
-        let Some(order) = layout.map(|layout| layout.raster_of_patches()) else {
+        let Some(layout) = layout.filter(|_| self.tower.spec().raster) else {
             return self.encode(pixels, Some(tap));
         };
-        let mut reordered = |view: &TapView<'_>| match view.rows == order.len() {
-            true => view.reordered(&order, tap),
-            false => tap(view),
+        let order = layout.raster_of_patches();
+        // of merged rows, those without the class row
+        let n_merged = layout.rows() / layout.merge.pow(2);
+        let tokens: Vec<usize> = (0..layout.nx * layout.ny).collect();
+        let mut reordered = |view: &TapView<'_>| match view.rows {
+            n if n == layout.rows() => view.reordered(&order, tap),
+            n if layout.extra > 0 && n == n_merged => view.reordered(&tokens, tap),
+            _ => tap(view),
         };
         self.encode(pixels, Some(&mut reordered))
     }
@@ -248,7 +252,7 @@ fn step<'b>(
     pixels: Pixels<'_>,
     tap: Option<&mut TapSink<'_>>,
 ) -> Result<&'b [f32], Error> {
-    let n = layout.places.len();
+    let n = layout.rows();
     let positions = tower.positions.as_ref();
     let positions = positions.map(|table| table.rows(layout));
     let embedding_inputs = positions
