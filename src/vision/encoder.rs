@@ -218,13 +218,9 @@ impl Encoder {
             return self.encode(pixels, Some(tap));
         };
         let order = layout.raster_of_patches();
-        // of merged rows, those without the class row
-        let n_merged = layout.rows() / layout.merge.pow(2);
-        let tokens: Vec<usize> = (0..layout.nx * layout.ny).collect();
-        let mut reordered = |view: &TapView<'_>| match view.rows {
-            n if n == layout.rows() => view.reordered(&order, tap),
-            n if layout.extra > 0 && n == n_merged => view.reordered(&tokens, tap),
-            _ => tap(view),
+        let mut reordered = |view: &TapView<'_>| match view.rows == order.len() {
+            true => view.reordered(&order, tap),
+            false => tap(view),
         };
         self.encode(pixels, Some(&mut reordered))
     }
@@ -236,11 +232,27 @@ impl Encoder {
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<Vec<f32>, Error> {
         let Encoder { tower, backend, .. } = self;
-        let rows = step(tower, &mut **backend, layout, pixels, tap)?;
+        let rows = match tap {
+            Some(tap) if layout.extra > 0 => {
+                let mut shown = |view: &TapView<'_>| show_attended(layout, view, tap);
+                step(tower, &mut **backend, layout, pixels, Some(&mut shown))?
+            }
+            tap => step(tower, &mut **backend, layout, pixels, tap)?,
+        };
         let rows = tower.in_order(layout, rows);
         backend.release_scratch();
         Ok(rows)
     }
+}
+
+/// Shows a value without the rows that fill up the class row's image token, and after rows are
+/// merged without that token.
+fn show_attended(layout: &Layout, view: &TapView<'_>, tap: &mut TapSink<'_>) {
+    let attended = match view.rows == layout.rows() {
+        true => layout.attended_rows(),
+        false => layout.nx * layout.ny,
+    };
+    view.reordered(&(0..attended).collect::<Vec<_>>(), tap);
 }
 
 /// Returns the encoder's rows in its own order. The step's inputs are dropped before the caller

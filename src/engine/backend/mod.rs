@@ -45,6 +45,7 @@ impl TapView<'_> {
         let instead = RefCell::new(None);
         sink(&TapView {
             data: &data,
+            rows: order.len(),
             instead: &instead,
             ..*self
         });

@@ -72,6 +72,11 @@ impl Layout {
         self.places.len() + self.extra
     }
 
+    /// Returns the number of rows without those that fill up the class row's image token.
+    pub fn attended_rows(&self) -> usize {
+        self.places.len() + self.extra.min(1)
+    }
+
     fn add_window(&mut self, rows: Range<usize>, columns: Range<usize>) {
         let merge = self.merge;
         for y in rows {

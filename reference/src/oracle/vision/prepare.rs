@@ -214,7 +214,7 @@ impl VisionOracle<'_> {
             gguf: self.gguf,
             prefix: "clip.vision",
         };
-        let number = |key, without| keys.integer(key).map(|n| n.unwrap_or(without) as usize);
+        let number = |key, without| keys.integer(key).map(|n| n.unwrap_or(without));
         let min = number("preproc_min_tiles", 1)?;
         let max = number("preproc_max_tiles", 12)?;
         if max > MOST_TILES {
