@@ -214,10 +214,10 @@ impl Encoder {
         tap: &mut TapSink<'_>,
     ) -> Result<ImageEmbeddings, Error> {
         let layout = self.tower.layout(pixels.width, pixels.height);
-        let layout = layout.filter(|_| self.tower.spec().raster);
-        let Some(order) = layout.map(|layout| layout.raster_of_patches()) else {
+        let Some(layout) = layout.filter(|_| self.tower.spec().raster) else {
             return self.encode(pixels, Some(tap));
         };
+        let order = layout.raster_of_patches();
         let mut reordered = |view: &TapView<'_>| match view.rows == order.len() {
             true => view.reordered(&order, tap),
             false => tap(view),
@@ -232,11 +232,27 @@ impl Encoder {
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<Vec<f32>, Error> {
         let Encoder { tower, backend, .. } = self;
-        let rows = step(tower, &mut **backend, layout, pixels, tap)?;
+        let rows = match tap {
+            Some(tap) if layout.extra > 0 => {
+                let mut shown = |view: &TapView<'_>| show_attended(layout, view, tap);
+                step(tower, &mut **backend, layout, pixels, Some(&mut shown))?
+            }
+            tap => step(tower, &mut **backend, layout, pixels, tap)?,
+        };
         let rows = tower.in_order(layout, rows);
         backend.release_scratch();
         Ok(rows)
     }
+}
+
+/// Shows a value without the rows that fill up the class row's image token, and after rows are
+/// merged without that token.
+fn show_attended(layout: &Layout, view: &TapView<'_>, tap: &mut TapSink<'_>) {
+    let attended = match view.rows == layout.rows() {
+        true => layout.attended_rows(),
+        false => layout.nx * layout.ny,
+    };
+    view.reordered(&(0..attended).collect::<Vec<_>>(), tap);
 }
 
 /// Returns the encoder's rows in its own order. The step's inputs are dropped before the caller
@@ -248,7 +264,7 @@ fn step<'b>(
     pixels: Pixels<'_>,
     tap: Option<&mut TapSink<'_>>,
 ) -> Result<&'b [f32], Error> {
-    let n = layout.places.len();
+    let n = layout.rows();
     let positions = tower.positions.as_ref();
     let positions = positions.map(|table| table.rows(layout));
     let embedding_inputs = positions

@@ -100,7 +100,7 @@ const fn limited(pair: Pair, min: Option<usize>, max: usize) -> Pair {
 /// of 2.8e-4 on average, which squared is less than llama.cpp's own error. Gemma's, whose values
 /// are larger, are a few times that; what a wrong mask or position costs is a hundred times more.
 /// No device takes the heads of 12 numbers that the small pair of Qwen 3.5 has.
-const PAIRS: [Pair; 7] = [
+const PAIRS: [Pair; 8] = [
     pair("vision", "vl-a", [2e-6; 2]),
     Pair {
         text: "F16",
@@ -119,6 +119,7 @@ const PAIRS: [Pair; 7] = [
     ),
     limited(pair("vision2/pixtral", "pixtral-a", [6e-6; 2]), None, 20),
     pair("vision2/idefics3", "idefics3-a", [2e-6; 2]),
+    pair("vision2/internvl", "internvl-a", [2e-6; 2]),
 ];
 
 #[test]

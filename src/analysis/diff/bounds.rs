@@ -41,7 +41,7 @@ use gguf_rs_lite::{Gguf, TensorType};
 use octavo_kernels::{CacheLayer, TopGroups};
 
 use super::Error;
-use super::execution::{PIXELS, Rounding};
+use super::execution::{IMAGE_EMBEDDINGS, PIXELS, Rounding};
 use super::near_tie::{Tie, tie};
 use super::target::GraphInputs;
 use octavo_model::{Network, Op, OwnedTap, ValueId, WeightId};
@@ -144,20 +144,18 @@ impl<'a> Bounds<'a> {
             self.pixels = rms_of(&off.collect::<Vec<_>>());
             return Ok(Some(vec![0.0; a.len() / width.max(1)]));
         }
+        if tap.name == IMAGE_EMBEDDINGS {
+            let graph = self.model.graph();
+            self.explain_until(graph.nodes.len())?;
+            // rows are in another order here, and others stand between them
+            let errors = &self.stats[graph.hidden.index()].error;
+            let largest = errors.iter().copied().fold(0.0, f64::max);
+            return Ok(Some(vec![MARGIN * largest; a.len() / width.max(1)]));
+        }
         let Some(&at) = self.nodes.get(tap) else {
             return Ok(None);
         };
-        // unnamed tensors get the error and size that their inputs explain
-        while self.next < at {
-            let out = self.model.graph().nodes[self.next].out;
-            let ErrorBound { error, size } = self.explain(self.next)?;
-            self.stats[out.index()] = Stats {
-                error,
-                smallest_head: size.clone(),
-                size,
-            };
-            self.next += 1;
-        }
+        self.explain_until(at)?;
         self.next = self.next.max(at + 1);
         let mut bound = self.explain(at)?.error;
         if let Op::TopK { x, groups, .. } = self.model.graph().nodes[at].op {
@@ -190,6 +188,22 @@ impl<'a> Bounds<'a> {
             self.chosen_by.insert(out, a.to_vec());
         }
         Ok(Some(bound.into_iter().map(|e| MARGIN * e).collect()))
+    }
+
+    /// Gives tensors before a node, which have no names, the error and size that their inputs
+    /// explain.
+    fn explain_until(&mut self, at: usize) -> Result<(), Error> {
+        while self.next < at {
+            let out = self.model.graph().nodes[self.next].out;
+            let ErrorBound { error, size } = self.explain(self.next)?;
+            self.stats[out.index()] = Stats {
+                error,
+                smallest_head: size.clone(),
+                size,
+            };
+            self.next += 1;
+        }
+        Ok(())
     }
 
     /// Returns the score gap between experts that differ in two choices at one position; the tensor

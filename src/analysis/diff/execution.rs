@@ -65,6 +65,10 @@ pub enum TapAction {
 /// of its tensors.
 pub const PIXELS: &str = "pixels";
 
+/// Tap name of the embeddings of an image's tokens in the order in which a text has them, with the
+/// rows between its lines: the result of a vision graph, whose last tensor has no name.
+pub const IMAGE_EMBEDDINGS: &str = "image_embd";
+
 /// Receives the tensors of a pass, each before the next is computed.
 pub type TapOutSink<'a> = dyn FnMut(TapOut) -> TapAction + Send + 'a;
 
@@ -82,8 +86,8 @@ pub trait Execution: Send {
     /// Returns its rounding beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes all rows; reports every named tensor in graph order, for a tower [`PIXELS`] first.
-    /// The return value of `sink` says how to continue.
+    /// Computes all rows; reports every named tensor in graph order, for a tower [`PIXELS`] first and
+    /// [`IMAGE_EMBEDDINGS`] last. The return value of `sink` says how to continue.
     ///
     /// # Errors
     /// If the pass fails, or the input is of the other kind.
@@ -344,7 +348,9 @@ impl Execution for OracleExecution {
                     .map(|x| f64::from(*x))
                     .collect::<Vec<_>>();
                 tap(PIXELS, None, image.width, &mut pixels);
-                oracle.encode_tapped(image.pixels(), &mut tap)?;
+                let embeddings = oracle.encode_tapped(image.pixels(), &mut tap)?;
+                let (mut rows, width) = (embeddings.rows().to_vec(), embeddings.width());
+                tap(IMAGE_EMBEDDINGS, None, width, &mut rows);
             }
         }
         Ok(())
@@ -449,14 +455,26 @@ impl Execution for TowerBackend {
         let prepared = Prepared::new(image, &self.encoder.tower().hparams, token_limits)?;
         // all tiles of an image take the same way
         let pixels = prepared.tiles[0].pixels();
-        let shown = TapOut {
-            tap: Numbering::default().next(PIXELS.to_owned(), None),
-            width: pixels.width,
-            data: pixels.planes.to_vec(),
+        let shown = |name: &str, width, data| TapOut {
+            tap: Numbering::default().next(name.to_owned(), None),
+            width,
+            data,
         };
-        if sink(shown) != TapAction::Stop {
-            let mut look = look_for(sink);
-            self.encoder.encode(pixels, Some(&mut look))?;
+        if sink(shown(PIXELS, pixels.width, pixels.planes.to_vec())) == TapAction::Stop {
+            return Ok(());
+        }
+        let mut stopped = false;
+        let mut watched = |tap: TapOut| {
+            let action = sink(tap);
+            stopped = action == TapAction::Stop;
+            action
+        };
+        let mut look = look_for(&mut watched);
+        let embeddings = self.encoder.encode(pixels, Some(&mut look))?;
+        drop(look);
+        if !stopped {
+            let width = self.encoder.tower().width();
+            sink(shown(IMAGE_EMBEDDINGS, width, embeddings.rows));
         }
         Ok(())
     }

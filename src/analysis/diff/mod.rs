@@ -26,8 +26,8 @@ mod tensors;
 mod tolerance;
 
 pub use execution::{
-    BackendExecution, Execution, Fault, OracleExecution, PIXELS, Rounding, TapAction, TapOut,
-    TapOutSink, TowerBackend,
+    BackendExecution, Execution, Fault, IMAGE_EMBEDDINGS, OracleExecution, PIXELS, Rounding,
+    TapAction, TapOut, TapOutSink, TowerBackend,
 };
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use loaded::{EngineExecution, RecordedExecution, RecordedTensor};

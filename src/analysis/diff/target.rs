@@ -195,7 +195,7 @@ impl GraphInputs {
         let pixels = prepared.tiles[0].pixels();
         let layout = tower.layout(pixels.width, pixels.height);
         let layout = layout.expect("prepared for this encoder");
-        let n = layout.places.len();
+        let n = layout.attended_rows();
         let mut embedding_inputs = vec![None; n];
         if let Some(table) = &tower.positions {
             let rows = table.rows(&layout);

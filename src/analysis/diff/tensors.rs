@@ -153,8 +153,8 @@ pub(super) fn printed_of_image(
     let tower = encoder.tower();
     let (graph, pixels) = (tower.graph.clone(), prepared.tiles[0].pixels());
     let layout = tower.layout(pixels.width, pixels.height);
-    let places = layout.map_or(0, |layout| layout.places.len());
-    let (n, width) = (places, tower.hparams.n_embd);
+    let rows = layout.map_or(0, |layout| layout.attended_rows());
+    let (n, width) = (rows, tower.hparams.n_embd);
     let of_patches = |t: &&Printed| t.name.starts_with(taps::LAYER_OUT);
     if let Some(t) = all.iter().find(of_patches) {
         let theirs = t.dims.iter().product::<usize>() / width;

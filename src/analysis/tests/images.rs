@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_analysis::diff::{
-    BackendExecution, Comparison, Error, Execution, Fault, ImageInput, Images, Input,
-    OracleExecution, PIXELS, Rounding, TapOut, TapOutSink, Target, Text, TowerBackend, Verdict,
-    compare,
+    BackendExecution, Comparison, Error, Execution, Fault, IMAGE_EMBEDDINGS, ImageInput, Images,
+    Input, OracleExecution, PIXELS, Rounding, TapOut, TapOutSink, Target, Text, TowerBackend,
+    Verdict, compare,
 };
 use octavo_engine::backend::cpu;
 use octavo_engine::{EngineOptions, ImageHandle, ImageRegistry};
@@ -38,7 +38,7 @@ fn image(name: &str) -> Option<DecodedImage> {
 }
 
 /// Largest number of image tokens per image.
-const MAX_IMAGE_TOKENS: usize = 128;
+const MAX_IMAGE_TOKENS: usize = 256;
 
 fn options(isa: Isa) -> EngineOptions {
     EngineOptions {
@@ -76,14 +76,22 @@ fn assert_within(what: &str, c: &Comparison) {
     );
 }
 
+/// A tower of each kind.
+const TOWERS: [&str; 8] = [
+    "vision/vl-a-mmproj-F32",
+    "vision/q25/vl-q25-mmproj-F32",
+    "vision2/gemma3/gemma3-a-mmproj-F32",
+    "vision2/gemma4/gemma4-a-mmproj-F32",
+    "vision2/gemma4u/gemma4u-a-mmproj-F32",
+    "vision2/pixtral/pixtral-a-mmproj-F32",
+    "vision2/idefics3/idefics3-a-mmproj-F32",
+    "vision2/internvl/internvl-a-mmproj-F32",
+];
+
 #[test]
 fn towers_are_within_their_bounds_of_the_oracle() {
-    for file in [
-        "vl-a-mmproj-F32",
-        "vl-a-mmproj-F16",
-        "q25/vl-q25-mmproj-F32",
-    ] {
-        let Some(path) = shared(&format!("vision/{file}.gguf")) else {
+    for file in ["vision/vl-a-mmproj-F16"].into_iter().chain(TOWERS) {
+        let Some(path) = shared(&format!("{file}.gguf")) else {
             return;
         };
         let gguf = open(&path);
@@ -96,6 +104,7 @@ fn towers_are_within_their_bounds_of_the_oracle() {
                 assert!(c.absent.is_empty(), "{file} {name}: {:?}", c.absent);
                 assert_eq!(c.taps[0].name, PIXELS);
                 assert_eq!(c.taps[0].nmse, 0.0, "pixels are equal to the bit");
+                assert_eq!(c.taps[c.taps.len() - 1].name, IMAGE_EMBEDDINGS);
             }
         }
     }

@@ -45,11 +45,12 @@ impl TapView<'_> {
         let instead = RefCell::new(None);
         sink(&TapView {
             data: &data,
+            rows: order.len(),
             instead: &instead,
             ..*self
         });
         if let Some(values) = instead.into_inner() {
-            let mut back = data;
+            let mut back = self.data.to_vec();
             for (from, row) in values.chunks_exact(width).zip(order) {
                 back[row * width..(row + 1) * width].copy_from_slice(from);
             }

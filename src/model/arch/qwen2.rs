@@ -1,10 +1,11 @@
 //! Qwen 2 and 2.5: Q, K and V have biases, heads fill the width; the output may have a bias.
 
-use super::{Binder, DECODER, EmbeddingsAndHead, Error, Spec};
+use super::{Binder, DECODER, EmbeddingsAndHead, Error, Images, Spec};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen2",
     heads_fill_width: true,
+    images: Images::Causal,
     bind_embeddings_and_head,
     ..DECODER
 };

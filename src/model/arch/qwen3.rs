@@ -1,9 +1,10 @@
 //! Qwen 3: query and key heads are normed before RoPE, and heads need not fill the width.
 
-use super::{DECODER, Spec, qk_normed_layer};
+use super::{DECODER, Images, Spec, qk_normed_layer};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen3",
+    images: Images::Causal,
     bind_embeddings_and_head: |b| {
         // a reranker's classifier: not part of the forward pass to logits
         b.ignore("cls.output.weight");

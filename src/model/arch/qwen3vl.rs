@@ -1,13 +1,12 @@
 //! Text model of Qwen 3 VL: Qwen 3 with M-RoPE; the image encoder's deepstack features are added to
 //! the results of the first layers.
 
-use super::{Images, Sections, Spec, qwen3};
+use super::{Sections, Spec, qwen3};
 use crate::hparams::DEEPSTACK;
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen3vl",
     sections: Some(Sections::Interleaved),
-    images: Images::Causal,
     reads: &[DEEPSTACK],
     ..qwen3::SPEC
 };

@@ -12,6 +12,14 @@ pub struct Tiles {
 }
 
 impl Tiles {
+    /// Returns no tiles.
+    pub(crate) fn none() -> Tiles {
+        Tiles {
+            images: Vec::new(),
+            grid: [0, 0],
+        }
+    }
+
     /// Returns an image as a single tile.
     pub(crate) fn one(image: DecodedImage) -> Tiles {
         Tiles {

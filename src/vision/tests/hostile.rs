@@ -11,7 +11,7 @@ use octavo_vision::pixels::Pixels;
 use octavo_vision::{Encoder, Tower};
 
 /// Small vision encoders of all kinds.
-const TOWERS: [&str; 7] = [
+const TOWERS: [&str; 8] = [
     "vision/vl-a-mmproj-F16.gguf",
     "vision/q25/vl-q25-mmproj-F32.gguf",
     "vision2/gemma3/gemma3-a-mmproj-F16.gguf",
@@ -19,6 +19,7 @@ const TOWERS: [&str; 7] = [
     "vision2/gemma4u/gemma4u-a-mmproj-F32.gguf",
     "vision2/pixtral/pixtral-a-mmproj-F32.gguf",
     "vision2/idefics3/idefics3-a-mmproj-F32.gguf",
+    "vision2/internvl/internvl-a-mmproj-F32.gguf",
 ];
 
 fn bytes(path: &str) -> Option<Vec<u8>> {

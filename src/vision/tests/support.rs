@@ -153,7 +153,7 @@ const fn bounds(rows: f64, logits: f64, text: f64) -> Bounds {
 
 /// Folder, prefix of the file names, and bounds of each family. llama.cpp's GELU makes texts of
 /// Gemma differ.
-const FAMILIES: [(&str, &str, Bounds); 8] = [
+const FAMILIES: [(&str, &str, Bounds); 9] = [
     ("vision", "vl-a", USUAL),
     ("vision/q25", "vl-q25", USUAL),
     ("vision2/qwen35", "qwen35-a", bounds(2e-6, 5e-6, 1e-11)),
@@ -162,6 +162,7 @@ const FAMILIES: [(&str, &str, Bounds); 8] = [
     ("vision2/gemma4u", "gemma4u-a", bounds(2e-7, 2e-6, 1e-6)),
     ("vision2/pixtral", "pixtral-a", bounds(6e-6, 6e-6, 1e-11)),
     ("vision2/idefics3", "idefics3-a", bounds(2e-6, 2e-6, 1e-11)),
+    ("vision2/internvl", "internvl-a", bounds(2e-6, 2e-6, 1e-11)),
 ];
 
 impl Family {

@@ -4,7 +4,7 @@
 use octavo_kernels::{Activation, CacheLayer, Function, RowSet, Scores, ValueShape};
 use octavo_model::graph::{Named, Nodes, at};
 use octavo_model::weights::NormWeights;
-use octavo_model::{CacheGroup, Graph, Op, Tensors, ValueId};
+use octavo_model::{CacheGroup, Graph, Op, Tensors, ValueId, VecId};
 
 use super::arch::{Rotation, Spec};
 use super::hparams::{Feature, Hparams};
@@ -137,11 +137,13 @@ impl Builder<'_> {
         let h = self.norm(x, w.attn_norm, l);
         let mixed = self.attention(h, w, l);
         let out = self.affine(mixed, w.out, at("attn_out", l));
+        let out = self.optionally_scaled(out, w.attn_scale, at("attn_out_scaled", l));
         let out = self.optional_norm(out, w.attn_post_norm, l);
         let x = self.nodes.add(out, x, at("ffn_inp", l));
         let h = self.norm(x, w.ffn_norm, l);
         let out = self.feed_forward(h, &w.ffn, l);
         let out = self.optional_norm(out, w.ffn_post_norm, l);
+        let out = self.optionally_scaled(out, w.ffn_scale, at("ffn_out_scaled", l));
         let x = self.nodes.add(out, x, at("layer_out", l));
         match w.out_scale {
             Some(scale) => {
@@ -159,6 +161,10 @@ impl Builder<'_> {
 
     fn optional_norm(&mut self, x: ValueId, norm: Option<NormWeights>, l: usize) -> ValueId {
         norm.map_or(x, |norm| self.norm(x, norm, l))
+    }
+
+    fn optionally_scaled(&mut self, x: ValueId, by: Option<VecId>, tap: Option<Named>) -> ValueId {
+        by.map_or(x, |by| self.nodes.mul_vector(x, by, tap))
     }
 
     fn attention(&mut self, x: ValueId, w: &Block, l: usize) -> ValueId {

@@ -65,6 +65,8 @@ pub struct Hparams {
     pub merge: usize,
     /// Side of images or of tiles in pixels; 0 where images have any size.
     pub image_size: usize,
+    /// Fewest and most tiles of an image, where the file chooses them; the overview does not count.
+    pub tiles: [usize; 2],
     /// Longer side that images are resized to before they are cut into tiles; 0 if none is set.
     pub longest_side: usize,
     /// Embedding width of the text model.
@@ -137,6 +139,7 @@ impl Hparams {
             patch,
             merge,
             image_size: 0,
+            tiles: [0; 2],
             longest_side: 0,
             n_projected: k.count("vision.projection_dim", 1..=MAX_WIDTH, None)?.value,
             norm_eps: k
@@ -193,10 +196,19 @@ impl Hparams {
         self.merge * self.patch
     }
 
+    /// Returns the rows beside the patches of an image: the class row, and as many more as make it
+    /// an image token.
+    pub fn extra_rows(&self) -> usize {
+        usize::from(self.projector.spec().has_class_row) * self.merge * self.merge
+    }
+
     /// Returns whether a block has full attention.
     pub fn sees_all(&self, block: usize) -> bool {
-        self.windows
-            .is_none_or(|windows| (block + 1).is_multiple_of(windows.whole_every))
+        // those more rows are left out
+        let all = self.extra_rows() < 2;
+        self.windows.map_or(all, |windows| {
+            (block + 1).is_multiple_of(windows.whole_every)
+        })
     }
 }
 

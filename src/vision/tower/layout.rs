@@ -21,6 +21,8 @@ pub struct Layout {
     pub merge: usize,
     /// Row and column of each patch.
     pub places: Vec<[usize; 2]>,
+    /// Rows after those of the patches: the class row, and more to make it an image token.
+    pub extra: usize,
     /// End of each window, in patches; a single window where there is no window attention.
     pub windows: Vec<usize>,
     /// Index in the encoder's order of every image token, in raster order.
@@ -37,6 +39,7 @@ impl Layout {
             ny,
             merge,
             places: Vec::with_capacity(nx * ny * merge * merge),
+            extra: 0,
             windows: Vec::new(),
             raster: vec![0; nx * ny],
         };
@@ -47,6 +50,31 @@ impl Layout {
             }
         }
         layout
+    }
+
+    /// Adds rows after those of the patches. Patches see the first of them, and the others see each
+    /// other.
+    pub fn with_extra_rows(mut self, extra: usize) -> Layout {
+        let end = self.places.len();
+        self.extra = extra;
+        if extra > 0 {
+            self.windows.pop();
+            self.windows.push(end + 1);
+        }
+        if extra > 1 {
+            self.windows.push(end + extra);
+        }
+        self
+    }
+
+    /// Returns the number of rows: one for each patch, and the extra ones.
+    pub fn rows(&self) -> usize {
+        self.places.len() + self.extra
+    }
+
+    /// Returns the number of rows without those that fill up the class row's image token.
+    pub fn attended_rows(&self) -> usize {
+        self.places.len() + self.extra.min(1)
     }
 
     fn add_window(&mut self, rows: Range<usize>, columns: Range<usize>) {
@@ -69,26 +97,36 @@ impl Layout {
         [self.merge * self.nx, self.merge * self.ny]
     }
 
-    /// Returns the index in the encoder's order of every patch, in raster order.
+    /// Returns the index in the encoder's order of every patch, in raster order, and of the class
+    /// row.
     pub fn raster_of_patches(&self) -> Vec<usize> {
         let mut order = vec![0; self.places.len()];
         for (i, [row, column]) in self.places.iter().enumerate() {
             order[row * self.patches()[0] + column] = i;
         }
+        let class = self.places.len();
+        order.extend((self.extra > 0).then_some(class));
         order
     }
 
-    /// Returns the RoPE position of each patch.
+    /// Returns the RoPE position of each row.
     pub fn rope_positions(&self) -> Vec<RopePosition> {
         let rope_positions = |[row, column]: &[usize; 2]| [0, *row as u32, *column as u32];
-        self.places.iter().map(rope_positions).collect()
+        let extra = std::iter::repeat_n([0; 3], self.extra);
+        self.places
+            .iter()
+            .map(rope_positions)
+            .chain(extra)
+            .collect()
     }
 
-    /// Returns the pixels of each patch, `[patches][3][patch][patch]`, from planes
-    /// `[3][height][width]`. Pixels after the last whole patch are left out.
+    /// Returns the pixels of each row's patch, `[rows][3][patch][patch]`, from planes
+    /// `[3][height][width]`; those of extra rows are 0. Pixels after the last whole patch are left
+    /// out.
     pub fn pixels(&self, planes: &[f32], width: usize, patch: usize) -> Vec<f32> {
         let height = planes.len() / (3 * width).max(1);
-        let mut values = Vec::with_capacity(planes.len());
+        let n_patch = 3 * patch * patch;
+        let mut values = Vec::with_capacity(self.rows() * n_patch);
         for [row, column] in &self.places {
             for colour in 0..3 {
                 for y in row * patch..(row + 1) * patch {
@@ -97,6 +135,7 @@ impl Layout {
                 }
             }
         }
+        values.resize(self.rows() * n_patch, 0.0);
         values
     }
 
@@ -154,6 +193,18 @@ mod tests {
             layout.in_raster_order(&rows, 1, Some(&[9.0])),
             [0.0, 1.0, 9.0, 2.0, 3.0, 9.0, 4.0, 5.0]
         );
+    }
+
+    #[test]
+    fn a_class_row_is_the_first_of_one_more_image_token() {
+        let layout = Layout::new(2, 1, 2, None).with_extra_rows(4);
+        assert_eq!((layout.rows(), &layout.windows[..]), (12, &[9, 12][..]));
+        assert_eq!(layout.raster_of_patches(), [0, 1, 4, 5, 2, 3, 6, 7, 8]);
+        assert_eq!(layout.rope_positions().len(), 12);
+        let pixels = layout.pixels(&[1.0; 3 * 8], 4, 1);
+        assert_eq!(pixels, [[1.0; 24].as_slice(), &[0.0; 12]].concat());
+        let alone = Layout::new(2, 1, 1, None).with_extra_rows(1);
+        assert_eq!((alone.rows(), &alone.windows[..]), (3, &[3][..]));
     }
 
     #[test]

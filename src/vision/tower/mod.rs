@@ -102,7 +102,7 @@ impl Tower {
             }
         };
         let side = h.windows.map(|windows| windows.side);
-        Some(Layout::new(nx, ny, h.merge, side))
+        Some(Layout::new(nx, ny, h.merge, side).with_extra_rows(h.extra_rows()))
     }
 
     /// Returns the input of the graph for an image: the values of its patches, in this order.
@@ -142,13 +142,13 @@ impl Tower {
     /// Returns the limits a backend must support: one step, with an image of at most
     /// `max_image_tokens` tokens.
     pub fn limits(&self, max_image_tokens: usize) -> Limits {
-        let patches = max_image_tokens * self.hparams.merge.pow(2);
+        let rows = max_image_tokens * self.hparams.merge.pow(2) + self.hparams.extra_rows();
         Limits {
-            rows: patches,
-            outputs: patches,
+            rows,
+            outputs: rows,
             sequences: 1,
-            positions: patches,
-            n_pages: patches.div_ceil(PAGE_POSITIONS),
+            positions: rows,
+            n_pages: rows.div_ceil(PAGE_POSITIONS),
             states: 0,
         }
     }

@@ -17,6 +17,8 @@ pub struct PositionTable {
     width: usize,
     /// `[side][side][width]`, or `[2][side][width]`: of columns and of rows.
     values: Vec<f32>,
+    /// The class row.
+    class: Option<Vec<f32>>,
 }
 
 /// How the entries of a table belong to patches.
@@ -49,6 +51,7 @@ impl Positions {
             side: rows[0].isqrt(),
             width: h.n_embd,
             values,
+            class: None,
         })
     }
 
@@ -66,6 +69,37 @@ impl Positions {
             side,
             width: h.n_embd,
             values,
+            class: None,
+        })
+    }
+
+    /// Reads the entries of all patches of a square image, with the bias of their kernels, and
+    /// behind them that of the class row, with the row itself.
+    pub(super) fn of_square_and_class(
+        tensors: &mut TensorBinder<'_>,
+        h: &Hparams,
+    ) -> Result<PositionTable, Error> {
+        let side = h.image_size / h.patch;
+        let n = side * side + 1;
+        let (_, mut values) =
+            tensors.rows(NAME, h.n_embd, &n.to_string(), |rows| rows == [n as u64])?;
+        let mut class = values.split_off((n - 1) * h.n_embd);
+        let mut add = |name, row: &mut [f32]| {
+            let by = tensors.vector(name, h.n_embd)?;
+            let by = tensors.values(by);
+            row.iter_mut()
+                .zip(by.iter().cycle())
+                .for_each(|(x, by)| *x += by);
+            Ok(())
+        };
+        add("v.patch_embd.bias", &mut values)?;
+        add("v.class_embd", &mut class)?;
+        Ok(PositionTable {
+            kind: Kind::Square,
+            side,
+            width: h.n_embd,
+            values,
+            class: Some(class),
         })
     }
 
@@ -81,6 +115,7 @@ impl Positions {
             side: rows[0],
             width: h.n_embd,
             values,
+            class: None,
         })
     }
 }
@@ -94,14 +129,14 @@ impl PositionTable {
         }
     }
 
-    /// Returns one row per patch, `[patches][width]`, in the encoder's order; a stretched grid is
-    /// interpolated between the four nearest entries.
+    /// Returns what is added to each row, `[rows][width]`, in the encoder's order; a stretched grid
+    /// is interpolated between the four nearest entries.
     ///
     /// # Panics
     /// If a side has more than [`PositionTable::most_patches`].
     pub fn rows(&self, layout: &Layout) -> Vec<f32> {
         let [across, down] = layout.patches();
-        let mut rows = Vec::with_capacity(layout.places.len() * self.width);
+        let mut rows = Vec::with_capacity(layout.rows() * self.width);
         for [row, column] in &layout.places {
             match self.kind {
                 Kind::Stretched => {
@@ -115,6 +150,8 @@ impl PositionTable {
                 }
             }
         }
+        rows.extend(self.class.iter().flatten());
+        rows.resize(layout.rows() * self.width, 0.0);
         rows
     }
 
@@ -178,6 +215,7 @@ mod tests {
             side: 3,
             width: 1,
             values: (0..9).map(|v| v as f32).collect(),
+            class: None,
         };
         assert_eq!(table.rows(&layout), [0.0, 2.0, 6.0, 8.0]);
     }
@@ -189,6 +227,7 @@ mod tests {
             side: 2,
             width: 2,
             values: vec![0.0, 10.0, 3.0, 10.0, 6.0, 10.0, 9.0, 10.0],
+            class: None,
         };
         // four patches per side: thirds
         let layout = Layout::new(2, 2, 2, None);
@@ -207,10 +246,14 @@ mod tests {
             side: 2,
             width: 1,
             values: vec![1.0, 2.0, 10.0, 20.0],
+            class: None,
         };
         let layout = Layout::new(1, 1, 2, None);
         assert_eq!(table.rows(&layout), [11.0, 12.0, 21.0, 22.0]);
         table.kind = Kind::Square;
         assert_eq!(table.rows(&layout), [1.0, 2.0, 10.0, 20.0]);
+        table.class = Some(vec![5.0]);
+        let layout = layout.with_extra_rows(4);
+        assert_eq!(table.rows(&layout)[3..], [20.0, 5.0, 0.0, 0.0, 0.0]);
     }
 }

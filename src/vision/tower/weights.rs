@@ -39,12 +39,16 @@ pub(super) struct Block {
     pub(super) k_norm: Option<NormWeights>,
     pub(super) v_norm: Option<NormWeights>,
     pub(super) out: Affine,
+    /// Factors on the values of attention's result.
+    pub(super) attn_scale: Option<VecId>,
     /// Norm of attention's result.
     pub(super) attn_post_norm: Option<NormWeights>,
     pub(super) ffn_norm: NormWeights,
     pub(super) ffn: FeedForward,
     /// Norm of the feed-forward block's result.
     pub(super) ffn_post_norm: Option<NormWeights>,
+    /// Factors on the values of the feed-forward block's result.
+    pub(super) ffn_scale: Option<VecId>,
     /// Factor on the block's result.
     pub(super) out_scale: Option<f32>,
     /// Steps from the block's result to rows for a layer of the text model (deepstack).
@@ -144,10 +148,12 @@ impl Binder<'_> {
             k_norm: None,
             v_norm: None,
             out: self.affine(&name("attn_out"), n, self.h.q_width())?,
+            attn_scale: None,
             attn_post_norm: None,
             ffn_norm: self.norm(&name("ln2"), n, "ffn_inp_normed")?,
             ffn: self.feed_forward(l)?,
             ffn_post_norm: None,
+            ffn_scale: None,
             out_scale: None,
             deepstack: Vec::new(),
         })

@@ -31,6 +31,7 @@ impl Tower<'_, '_> {
         let mixed = self.attention(block, &h)?;
         let mut attended = self.linear(&name("attn_out"), n_embd, n_embd, &mixed)?;
         self.tap("attn_out", own, n_embd, &mut attended);
+        self.scale_values(&name("ls1"), ("attn_out_scaled", own), &mut attended)?;
         let is_gemma4 = self.hp.kind == Kind::Gemma4;
         if is_gemma4 {
             let tap = ["attn_post_normed"; 2];
@@ -55,12 +56,33 @@ impl Tower<'_, '_> {
             let tap = ["ffn_post_normed"; 2];
             fed = self.norm(&name("ffn_post_norm"), tap, own, n_embd, &fed)?;
         }
+        self.scale_values(&name("ls2"), ("ffn_out_scaled", own), &mut fed)?;
         add_into(x, &fed);
         self.tap("layer_out", own, n_embd, x);
         if is_gemma4 && let Some(factor) = self.weights.vector(&name("out_scale.weight"), 1)? {
             scale(x, factor.first().copied().unwrap_or(1.0));
             self.tap("layer_out_scaled", own, n_embd, x);
         }
+        Ok(())
+    }
+
+    /// Multiplies rows with InternVL's factors for each value, if the file has them.
+    fn scale_values(
+        &mut self,
+        tensor: &str,
+        (name, own): (&str, Option<usize>),
+        x: &mut [f64],
+    ) -> Result<(), Error> {
+        let n_embd = self.hp.n_embd;
+        if self.hp.kind != Kind::InternVl {
+            return Ok(());
+        }
+        let Some(factors) = self.weights.vector(&format!("{tensor}.weight"), n_embd)? else {
+            return Ok(());
+        };
+        let values = x.iter_mut().zip(factors.iter().cycle());
+        values.for_each(|(x, factor)| *x *= factor);
+        self.tap(name, own, n_embd, x);
         Ok(())
     }
 

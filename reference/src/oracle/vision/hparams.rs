@@ -22,10 +22,12 @@ pub(super) enum Kind {
     Pixtral,
     /// SigLIP on tiles; squares of patches become one row.
     Idefics3,
+    /// A class row after the patches, factors on results of blocks, tiles.
+    InternVl,
 }
 
 /// Kinds by llama.cpp's names of their projectors.
-const KINDS: [(&str, Kind); 8] = [
+const KINDS: [(&str, Kind); 9] = [
     ("qwen3vl_merger", Kind::Qwen3),
     ("qwen2.5vl_merger", Kind::Qwen25),
     ("qwen2.5o", Kind::Qwen25),
@@ -34,6 +36,7 @@ const KINDS: [(&str, Kind); 8] = [
     ("gemma4uv", Kind::Gemma4Unified),
     ("pixtral", Kind::Pixtral),
     ("idefics3", Kind::Idefics3),
+    ("internvl", Kind::InternVl),
 ];
 
 impl Kind {
@@ -60,7 +63,7 @@ impl Kind {
 
     /// Returns whether images, or tiles, are squares of one size.
     pub(super) fn is_square(self) -> bool {
-        matches!(self, Self::Gemma3 | Self::Idefics3)
+        matches!(self, Self::Gemma3 | Self::Idefics3 | Self::InternVl)
     }
 
     /// Returns the key of the side of an image token in patches, and its default.
@@ -71,6 +74,7 @@ impl Kind {
             Self::Gemma3 => ("projector.scale_factor", Some(4)),
             Self::Gemma4 | Self::Gemma4Unified => ("projector.scale_factor", Some(3)),
             Self::Idefics3 => ("projector.scale_factor", None),
+            Self::InternVl => ("projector.scale_factor", Some(1)),
         }
     }
 }

@@ -28,12 +28,19 @@ impl Tower<'_, '_> {
             Kind::Qwen25 => return Ok(x),
             Kind::Pixtral => return self.rms_norm("v.pre_ln", "pre_ln", None, n_embd, &x),
             Kind::Gemma4 | Kind::Gemma4Unified => "pos_embd",
-            Kind::Gemma3 | Kind::Idefics3 => "pos_embed",
+            Kind::Gemma3 | Kind::Idefics3 | Kind::InternVl => "pos_embed",
             Kind::Qwen3 => "inp_pos_emb",
         };
         if kind != Kind::Gemma4 {
             self.add_bias("v.patch_embd", n_embd, &mut x)?;
-            self.tap("patch_bias", None, n_embd, &mut x);
+        }
+        match kind {
+            Kind::Gemma4 => {}
+            Kind::InternVl => {
+                let class = self.weights.required_vector("v.class_embd", n_embd)?;
+                x.extend(class.iter().filter(|_| !self.layout.places.is_empty()));
+            }
+            _ => self.tap("patch_bias", None, n_embd, &mut x),
         }
         add_into(&mut x, &self.positions()?);
         self.tap(positions, None, n_embd, &mut x);
@@ -105,7 +112,9 @@ impl Tower<'_, '_> {
             Some(size) => size / self.hp.patch,
             None => self.table_side()?,
         };
-        let table = self.weights.required_rows(POSITIONS, n_embd, side * side)?;
+        let has_class = self.hp.kind == Kind::InternVl;
+        let n = side * side + usize::from(has_class);
+        let table = self.weights.required_rows(POSITIONS, n_embd, n)?;
         let [across, down] = self.layout.patches();
         let mut x = Vec::with_capacity(self.layout.places.len() * n_embd);
         for &[row, column] in &self.layout.places {
@@ -119,6 +128,9 @@ impl Tower<'_, '_> {
                     sums.for_each(|(sum, value)| *sum += wy * wx * value);
                 }
             }
+        }
+        if has_class && !x.is_empty() {
+            x.extend_from_slice(&table[side * side * n_embd..]);
         }
         Ok(x)
     }

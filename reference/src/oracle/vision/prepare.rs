@@ -40,13 +40,33 @@ impl Prepared {
     }
 }
 
+/// Most tiles that a file may ask for.
+const MOST_TILES: usize = 256;
+
 /// How an image becomes an encoder's.
+struct Resized {
+    /// Sizes, one after the other.
+    steps: Vec<Resizing>,
+    /// Size of the upper left part that is kept.
+    size: [usize; 2],
+}
+
+/// A change of size.
 #[derive(Clone, Copy)]
-enum Resized {
-    /// Scaled until it fits this size, and padded.
+enum Resizing {
+    /// Scaled until it fits, and padded.
     Fitted([usize; 2], Filter),
-    /// Stretched to one size after the other, and cut to the upper left square.
-    FirstTile { steps: [[usize; 2]; 2], side: usize },
+    /// Stretched.
+    Stretched([usize; 2], Filter),
+}
+
+impl Resized {
+    fn whole(size: [usize; 2], filter: Filter) -> Resized {
+        Resized {
+            steps: vec![Resizing::Fitted(size, filter)],
+            size,
+        }
+    }
 }
 
 /// Kernel of a resampling.
@@ -116,10 +136,7 @@ impl VisionOracle<'_> {
         let mean = self.of_colours("image_mean")?;
         let deviation = self.of_colours("image_std")?;
         let resized = self.resized([image.width, image.height], limits)?;
-        let [width, height] = match resized {
-            Resized::Fitted(size, _) => size,
-            Resized::FirstTile { side, .. } => [side; 2],
-        };
+        let [width, height] = resized.size;
         let mut values = Vec::with_capacity(3 * width * height);
         for colour in 0..3 {
             let plane = Plane {
@@ -133,14 +150,12 @@ impl VisionOracle<'_> {
                     .copied()
                     .collect(),
             };
-            let plane = match resized {
-                Resized::Fitted([width, height], filter) => plane.fitted(width, height, filter),
-                Resized::FirstTile { steps, side } => {
-                    let steps = steps.into_iter();
-                    let whole = steps.fold(plane, |plane, to| plane.stretched(to, Filter::Lanczos));
-                    whole.cropped(side)
-                }
+            let change = |plane: Plane, step: &Resizing| match *step {
+                Resizing::Fitted([width, height], filter) => plane.fitted(width, height, filter),
+                Resizing::Stretched(to, filter) => plane.stretched(to, filter),
             };
+            let plane = resized.steps.iter().fold(plane, change);
+            let plane = plane.cropped(resized.size);
             let normalised =
                 |byte: &u8| (f32::from(*byte) / 255.0 - mean[colour]) / deviation[colour];
             values.extend(plane.bytes.iter().map(normalised));
@@ -156,7 +171,18 @@ impl VisionOracle<'_> {
     fn resized(&self, sides: [usize; 2], limits: [usize; 2]) -> Result<Resized, Error> {
         let side = self.side_unit();
         match self.hparams.kind {
-            Kind::Gemma3 => Ok(Resized::Fitted([side; 2], Filter::Bilinear)),
+            Kind::Gemma3 => Ok(Resized::whole([side; 2], Filter::Bilinear)),
+            Kind::InternVl if sides.iter().all(|length| *length <= side) => Ok(Resized {
+                steps: vec![Resizing::Stretched([side; 2], Filter::Bicubic)],
+                size: [side; 2],
+            }),
+            Kind::InternVl => {
+                let whole = self.best_grid(sides, side)?.map(|n| n * side);
+                Ok(Resized {
+                    steps: vec![Resizing::Fitted(whole, Filter::Bicubic)],
+                    size: [side; 2],
+                })
+            }
             Kind::Idefics3 => {
                 const LONGEST: &str = "preproc_image_size";
                 let keys = Keys {
@@ -168,11 +194,49 @@ impl VisionOracle<'_> {
                 if first.contains(&0) {
                     return Err(keys.bad(LONGEST, "sides of at least a pixel", longest));
                 }
-                let steps = [first, first.map(|length| length.div_ceil(side) * side)];
-                Ok(Resized::FirstTile { steps, side })
+                let whole = first.map(|length| length.div_ceil(side) * side);
+                Ok(Resized {
+                    steps: vec![
+                        Resizing::Stretched(first, Filter::Lanczos),
+                        Resizing::Stretched(whole, Filter::Lanczos),
+                    ],
+                    size: [side; 2],
+                })
             }
-            _ => Ok(Resized::Fitted(size(sides, side, limits), Filter::Bicubic)),
+            _ => Ok(Resized::whole(size(sides, side, limits), Filter::Bicubic)),
         }
+    }
+
+    /// Returns the columns and rows of tiles that InternVL cuts an image into: those that leave the
+    /// most of its pixels, then those that waste the fewest, then the first.
+    fn best_grid(&self, [width, height]: [usize; 2], side: usize) -> Result<[usize; 2], Error> {
+        let keys = Keys {
+            gguf: self.gguf,
+            prefix: "clip.vision",
+        };
+        let number = |key, without| keys.integer(key).map(|n| n.unwrap_or(without));
+        let min = number("preproc_min_tiles", 1)?;
+        let max = number("preproc_max_tiles", 12)?;
+        if max > MOST_TILES {
+            let expected = format!("at most {MOST_TILES}");
+            return Err(keys.bad("preproc_max_tiles", expected, max));
+        }
+        let grids = (1..=max).flat_map(|columns| (1..=max).map(move |rows| [columns, rows]));
+        let is_allowed = |[columns, rows]: &[usize; 2]| {
+            let n = columns * rows;
+            (min..=max).contains(&n) && *columns >= min && *rows >= min
+        };
+        let worth = |[columns, rows]: [usize; 2]| {
+            let (w, h) = ((columns * side) as f32, (rows * side) as f32);
+            let factor = (w / width as f32).min(h / height as f32);
+            let scaled = (width as f32 * factor) as usize * (height as f32 * factor) as usize;
+            let kept = scaled.min(width * height);
+            (kept, std::cmp::Reverse(columns * rows * side * side - kept))
+        };
+        // of equals `max_by_key` takes the last
+        let grids: Vec<[usize; 2]> = grids.filter(is_allowed).collect();
+        let best = grids.into_iter().rev().max_by_key(|grid| worth(*grid));
+        best.ok_or_else(|| keys.bad("preproc_max_tiles", format!("at least {min}"), max))
     }
 
     fn of_colours(&self, key: &str) -> Result<[f32; 3], Error> {
@@ -240,13 +304,13 @@ impl Plane {
         across.across(height, filter).turned()
     }
 
-    /// Returns the upper left square.
-    fn cropped(self, side: usize) -> Plane {
-        let rows = self.bytes.chunks(self.width).take(side);
+    /// Returns the upper left part.
+    fn cropped(self, [width, height]: [usize; 2]) -> Plane {
+        let rows = self.bytes.chunks(self.width).take(height);
         Plane {
-            width: side,
-            height: side,
-            bytes: rows.flat_map(|row| &row[..side]).copied().collect(),
+            width,
+            height,
+            bytes: rows.flat_map(|row| &row[..width]).copied().collect(),
         }
     }
 

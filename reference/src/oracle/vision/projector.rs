@@ -66,6 +66,18 @@ impl Tower<'_, '_> {
                 self.tap("pixel_shuffle", None, n_merged, &mut x);
                 self.product("mm.model.fc", n_merged, rows, &x)?
             }
+            Kind::InternVl => {
+                const EPS: f64 = 1e-5;
+                // the class row is the last
+                let patches = &x[..self.layout.places.len() * n_embd];
+                let norm = "mm.model.mlp.0";
+                let x = self.layer_norm(norm, "norm_b", None, (n_merged, EPS), patches)?;
+                let feed = FeedForward {
+                    dims: [n_merged, rows, rows],
+                    ..self.projection("mm.model.mlp.1", "mm.model.mlp.3", None)
+                };
+                self.feed_forward(&feed, &x)?
+            }
         };
         self.in_raster_order(&[projected])
     }

@@ -319,3 +319,103 @@ fn rows_and_columns_swapped_are_found_where_patches_turn() {
     let Some(address) = address else { return };
     assert_eq!(address, ("Qcur_rope-0".to_owned(), 0));
 }
+
+/// A tensor of each tower, and the first value that is computed from it.
+const CHANGED: [[(&str, &str); 5]; 8] = [
+    [
+        ("v.patch_embd.weight", "patch_bias"),
+        ("v.position_embd.weight", "inp_pos_emb"),
+        ("v.blk.1.attn_qkv.bias", "Qcur-1"),
+        ("v.blk.2.ffn_down.weight", "ffn_down-2"),
+        ("v.deepstack.1.fc1.weight", "ffn_up-1"),
+    ],
+    [
+        ("v.patch_embd.weight.1", "ln1-0"),
+        ("v.blk.0.ln2.weight", "ffn_inp_normed-0"),
+        ("v.blk.1.attn_k.weight", "Kcur-1"),
+        ("v.blk.2.ffn_gate.bias", "ffn_gate_b-2"),
+        ("mm.0.weight", "ffn_up"),
+    ],
+    [
+        ("v.patch_embd.bias", "patch_bias"),
+        ("v.position_embd.weight", "pos_embed"),
+        ("v.blk.0.attn_v.weight", "Vcur-0"),
+        ("mm.soft_emb_norm.weight", "norm_w"),
+        ("mm.input_projection.weight", IMAGE_EMBEDDINGS),
+    ],
+    [
+        ("v.position_embd.weight", "pos_embd"),
+        ("v.blk.0.attn_q_norm.weight", "Qcur_pos-0"),
+        ("v.blk.1.attn_post_norm.weight", "attn_post_normed-1"),
+        ("v.blk.1.out_scale.weight", "layer_out_scaled-1"),
+        ("v.std_scale", "std_scaled"),
+    ],
+    [
+        ("v.patch_embd.weight", "norm_w"),
+        ("v.position_embd.weight", "pos_embd"),
+        ("v.patch_norm.1.bias", "norm_b"),
+        ("v.patch_norm.3.weight", "norm_w"),
+        ("mm.input_projection.weight", IMAGE_EMBEDDINGS),
+    ],
+    [
+        ("v.pre_ln.weight", "pre_ln"),
+        ("v.blk.0.attn_k.weight", "Kcur-0"),
+        ("v.blk.1.ffn_gate.weight", "ffn_gate-1"),
+        ("mm.input_norm.weight", "norm_w"),
+        ("v.token_embd.img_break", IMAGE_EMBEDDINGS),
+    ],
+    [
+        ("v.position_embd.weight", "pos_embed"),
+        ("v.blk.0.ln1.weight", "norm_w-0"),
+        ("v.blk.1.attn_out.weight", "attn_out-1"),
+        ("v.post_ln.bias", "norm_b"),
+        ("mm.model.fc.weight", IMAGE_EMBEDDINGS),
+    ],
+    [
+        ("v.class_embd", "pos_embed"),
+        ("v.blk.0.ls1.weight", "attn_out_scaled-0"),
+        ("v.blk.1.ls2.weight", "ffn_out_scaled-1"),
+        ("mm.model.mlp.0.weight", "norm_w"),
+        ("mm.model.mlp.3.bias", IMAGE_EMBEDDINGS),
+    ],
+];
+
+/// Returns the file with the values of a tensor half as large again.
+fn with_larger(gguf: &Gguf, name: &str) -> Arc<Gguf> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.keys() {
+        writer.set(key, value);
+    }
+    let mut changed = 0;
+    for t in gguf.tensors() {
+        let mut bytes = gguf.data(t).to_vec();
+        if t.name == name {
+            let values = bytes.as_chunks_mut::<4>().0.iter_mut();
+            values.for_each(|x| *x = (1.5 * f32::from_le_bytes(*x)).to_le_bytes());
+            changed += 1;
+        }
+        writer.tensor(&t.name, &t.dims, t.ty, bytes);
+    }
+    assert_eq!(changed, 1, "{name}");
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).expect("it is written");
+    let changed = Gguf::from_bytes(bytes, "changed.gguf", &OpenOptions::default());
+    Arc::new(changed.expect("it opens"))
+}
+
+#[test]
+fn changed_tensors_are_found_at_the_first_values_computed_from_them() {
+    for (file, faults) in TOWERS.into_iter().zip(CHANGED) {
+        let (Some(path), Some(image)) = (shared(&format!("{file}.gguf")), image("photo")) else {
+            return;
+        };
+        let gguf = open(&path);
+        for (tensor, expected) in faults {
+            let changed = with_larger(&gguf, tensor);
+            let mut oracle = OracleExecution::new(changed).expect("a tower");
+            let c = run(&mut tower(&gguf, Isa::best()), &mut oracle, seen(&image));
+            let (name, ..) = first(c);
+            assert_eq!(name, expected, "{file}, {tensor}");
+        }
+    }
+}

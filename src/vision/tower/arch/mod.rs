@@ -5,6 +5,7 @@ mod gemma3;
 mod gemma4uv;
 mod gemma4v;
 mod idefics3;
+mod internvl;
 mod pixtral;
 mod qwen25vl;
 mod qwen3vl;
@@ -24,7 +25,7 @@ use super::weights::{Binder, Block};
 use crate::pixels::{DecodedImage, Filter, Size, Tiles, TokenLimits, resample};
 
 /// Every vision encoder.
-const ALL: [Projector; 7] = [
+const ALL: [Projector; 8] = [
     Projector(&qwen3vl::SPEC),
     Projector(&qwen25vl::SPEC),
     Projector(&gemma3::SPEC),
@@ -32,6 +33,7 @@ const ALL: [Projector; 7] = [
     Projector(&gemma4uv::SPEC),
     Projector(&pixtral::SPEC),
     Projector(&idefics3::SPEC),
+    Projector(&internvl::SPEC),
 ];
 
 /// Kind of a vision encoder, by the type of its projector.
@@ -84,6 +86,8 @@ pub(crate) struct Spec {
     pub(crate) bidirectional: fn(&Hparams) -> bool,
     /// Square of patches that becomes one image token.
     pub(super) merge: Merge,
+    /// A row that belongs to no patch follows the patches through the blocks (CLS).
+    pub(super) has_class_row: bool,
     /// Pixels go from -1 to 1 after they are normalised.
     pub(super) centred: bool,
     /// Whether there are blocks at all.
@@ -188,6 +192,7 @@ const VIT: Spec = Spec {
         least: 1,
         most: 64,
     },
+    has_class_row: false,
     centred: false,
     has_blocks: true,
     norm: Norm::Layer,

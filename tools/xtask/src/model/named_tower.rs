@@ -18,6 +18,8 @@ pub(super) enum TowerName {
     Pixtral,
     /// SigLIP of 512 pixels, in tiles: SmolVLM 256M and 500M
     Idefics3,
+    /// InternViT of 300M, in tiles of 448 pixels: InternVL 2.5, 3 and 3.5
+    Internvl,
 }
 
 /// A vision tower for text models of a width.
@@ -29,6 +31,8 @@ pub(super) struct NamedTower {
 
 /// Entries of each axis in Gemma 4's tables of positions.
 const POSITIONS: u64 = 10_240;
+/// Mean and deviation of ImageNet's pixels.
+const IMAGE_NET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 /// Mean and deviation of CLIP's pixels.
 const CLIP: [[f32; 3]; 2] = [
     [0.481_454_66, 0.457_827_5, 0.408_210_73],
@@ -45,6 +49,7 @@ impl NamedTower {
             TowerName::Gemma4uv => [1152, 0, 0, 0, 16, 3],
             TowerName::Pixtral => [1024, 4096, 24, 16, 14, 2],
             TowerName::Idefics3 => [768, 3072, 12, 12, 16, 4],
+            TowerName::Internvl => [1024, 4096, 24, 16, 14, 2],
         }
     }
 
@@ -55,11 +60,15 @@ impl NamedTower {
             TowerName::Gemma4v | TowerName::Gemma4uv => 768,
             TowerName::Pixtral => 1540,
             TowerName::Idefics3 => 512,
+            TowerName::Internvl => 448,
         }
     }
 
-    fn is_siglip(self) -> bool {
-        matches!(self.name, TowerName::Gemma3 | TowerName::Idefics3)
+    /// Returns whether matrices have biases, and every patch of the square image an entry in the
+    /// table of positions.
+    fn has_biases(self) -> bool {
+        use TowerName::{Gemma3, Idefics3, Internvl};
+        matches!(self.name, Gemma3 | Idefics3 | Internvl)
     }
 
     /// Returns every tensor; matrices and patch kernels in F16, as llama.cpp's converter writes
@@ -84,12 +93,18 @@ impl NamedTower {
         for l in 0..self.sizes()[2] {
             self.put_block(&mut |name, dims| put(&format!("v.blk.{l}.{name}"), dims));
         }
-        if self.is_siglip() {
+        if self.has_biases() {
+            let has_class = self.name == TowerName::Internvl;
             let side = u64::from(self.image_size()) / p;
             put("v.patch_embd.bias", &[d]);
-            put("v.position_embd.weight", &[d, side * side]);
-            put("v.post_ln.weight", &[d]);
-            put("v.post_ln.bias", &[d]);
+            put(
+                "v.position_embd.weight",
+                &[d, side * side + u64::from(has_class)],
+            );
+            match has_class {
+                true => put("v.class_embd", &[d]),
+                false => put_layer_norm("v.post_ln", d, &mut put),
+            }
         }
         self.put_projector(&mut put);
         all
@@ -115,11 +130,15 @@ impl NamedTower {
         }
         put("ffn_up.weight", &[d, ff]);
         put("ffn_down.weight", &[ff, d]);
-        match self.is_siglip() {
+        match self.has_biases() {
             true => vectors
                 .iter()
                 .for_each(|(part, n)| put(&format!("{part}.bias"), &[*n])),
             false => put("ffn_gate.weight", &[d, ff]),
+        }
+        if self.name == TowerName::Internvl {
+            put("ls1.weight", &[d]);
+            put("ls2.weight", &[d]);
         }
         if self.name == TowerName::Gemma4v {
             for part in ["attn_q_norm", "attn_k_norm"] {
@@ -147,8 +166,7 @@ impl NamedTower {
             TowerName::Gemma4uv => {
                 let values = 3 * (p * merge).pow(2);
                 for (norm, n) in [(1, values), (2, d), (3, d)] {
-                    put(&format!("v.patch_norm.{norm}.weight"), &[n]);
-                    put(&format!("v.patch_norm.{norm}.bias"), &[n]);
+                    put_layer_norm(&format!("v.patch_norm.{norm}"), n, put);
                 }
                 put("v.patch_embd.weight", &[values, d]);
                 put("v.patch_embd.bias", &[d]);
@@ -164,6 +182,14 @@ impl NamedTower {
                 put("v.token_embd.img_break", &[e]);
             }
             TowerName::Idefics3 => put("mm.model.fc.weight", &[d * merge * merge, e]),
+            TowerName::Internvl => {
+                let merged = d * merge * merge;
+                put_layer_norm("mm.model.mlp.0", merged, put);
+                for (part, n) in [(1, merged), (3, e)] {
+                    put(&format!("mm.model.mlp.{part}.weight"), &[n, e]);
+                    put(&format!("mm.model.mlp.{part}.bias"), &[e]);
+                }
+            }
         }
     }
 
@@ -175,6 +201,7 @@ impl NamedTower {
             TowerName::Gemma4uv => ("gemma4uv", None, [[0.0; 3], [1.0; 3]], 1e-6),
             TowerName::Pixtral => ("pixtral", Some("use_silu"), CLIP, 1e-5),
             TowerName::Idefics3 => ("idefics3", Some("use_gelu"), [[0.5; 3]; 2], 1e-5),
+            TowerName::Internvl => ("internvl", Some("use_gelu"), IMAGE_NET, 1e-6),
         };
         writer
             .set("general.architecture", "clip")
@@ -208,4 +235,10 @@ impl NamedTower {
             put("vision.preproc_image_size", 2048u32.into());
         }
     }
+}
+
+/// Passes the tensors of a layer norm.
+fn put_layer_norm(name: &str, n: u64, put: &mut dyn FnMut(&str, &[u64])) {
+    put(&format!("{name}.weight"), &[n]);
+    put(&format!("{name}.bias"), &[n]);
 }
