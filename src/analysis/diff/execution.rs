@@ -86,8 +86,8 @@ pub trait Execution: Send {
     /// Returns its rounding beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes all rows; reports every named tensor in graph order, for a tower [`PIXELS`] first and
-    /// [`IMAGE_EMBEDDINGS`] last. The return value of `sink` says how to continue.
+    /// Computes all rows; reports every named tensor in graph order, for a tower [`PIXELS`] first
+    /// and [`IMAGE_EMBEDDINGS`] last. The return value of `sink` says how to continue.
     ///
     /// # Errors
     /// If the pass fails, or the input is of the other kind.
