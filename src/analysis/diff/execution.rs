@@ -233,19 +233,48 @@ impl Execution for BackendExecution {
 
 /// Reports a backend's named tensors to a sink, until it wants no more.
 pub(super) fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
-    let mut more = true;
-    move |view| {
-        if more && view.tap.is_named() {
-            let shown = TapOut {
-                tap: view.tap.owned(),
-                width: view.width,
-                data: view.data.to_vec(),
-            };
-            match sink(shown) {
-                TapAction::Continue => {}
-                TapAction::Replace(values) => view.go_on_with(values),
-                TapAction::Stop => more = false,
+    let mut report = Report::to(sink);
+    move |view| report.look(view)
+}
+
+/// A sink, until it wants no more.
+struct Report<'a, 's> {
+    sink: &'a mut TapOutSink<'s>,
+    more: bool,
+}
+
+impl<'a, 's> Report<'a, 's> {
+    fn to(sink: &'a mut TapOutSink<'s>) -> Report<'a, 's> {
+        Report { sink, more: true }
+    }
+
+    /// Reports a tensor; returns the values to continue with instead, if there are any.
+    fn show(&mut self, tensor: TapOut) -> Option<Vec<f32>> {
+        if !self.more {
+            return None;
+        }
+        match (self.sink)(tensor) {
+            TapAction::Continue => None,
+            TapAction::Replace(values) => Some(values),
+            TapAction::Stop => {
+                self.more = false;
+                None
             }
+        }
+    }
+
+    /// Reports a backend's tensor, if it is named.
+    fn look(&mut self, view: &TapView<'_>) {
+        if !self.more || !view.tap.is_named() {
+            return;
+        }
+        let shown = TapOut {
+            tap: view.tap.owned(),
+            width: view.width,
+            data: view.data.to_vec(),
+        };
+        if let Some(values) = self.show(shown) {
+            view.go_on_with(values);
         }
     }
 }
@@ -315,9 +344,8 @@ impl Execution for OracleExecution {
     fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
         let mut shown = Shown {
             fault: self.fault.as_deref_mut(),
-            sink,
+            report: Report::to(sink),
             taps: Numbering::default(),
-            more: true,
         };
         let mut tap = |name: &str, layer, width, data: &mut [f64]| {
             shown.show(name, layer, width, data);
@@ -360,9 +388,8 @@ impl Execution for OracleExecution {
 /// Reports the oracle's tensors to a sink, until it wants no more.
 struct Shown<'a, 's> {
     fault: Option<&'a mut Fault>,
-    sink: &'a mut TapOutSink<'s>,
+    report: Report<'a, 's>,
     taps: Numbering<String>,
-    more: bool,
 }
 
 impl Shown<'_, '_> {
@@ -371,7 +398,7 @@ impl Shown<'_, '_> {
         if let Some(fault) = &mut self.fault {
             fault(&tap, width, data);
         }
-        if !self.more {
+        if !self.report.more {
             return;
         }
         let shown = TapOut {
@@ -379,15 +406,11 @@ impl Shown<'_, '_> {
             width,
             data: data.iter().map(|x| *x as f32).collect(),
         };
-        match (self.sink)(shown) {
-            TapAction::Continue => {}
-            TapAction::Replace(values) => {
-                assert_eq!(values.len(), data.len(), "values in place of others");
-                for (x, value) in data.iter_mut().zip(values) {
-                    *x = f64::from(value);
-                }
+        if let Some(values) = self.report.show(shown) {
+            assert_eq!(values.len(), data.len(), "values in place of others");
+            for (x, value) in data.iter_mut().zip(values) {
+                *x = f64::from(value);
             }
-            TapAction::Stop => self.more = false,
         }
     }
 }
@@ -460,21 +483,13 @@ impl Execution for TowerBackend {
             width,
             data,
         };
-        if sink(shown(PIXELS, pixels.width, pixels.planes.to_vec())) == TapAction::Stop {
-            return Ok(());
-        }
-        let mut stopped = false;
-        let mut watched = |tap: TapOut| {
-            let action = sink(tap);
-            stopped = action == TapAction::Stop;
-            action
-        };
-        let mut look = look_for(&mut watched);
-        let embeddings = self.encoder.encode(pixels, Some(&mut look))?;
-        drop(look);
-        if !stopped {
+        let mut report = Report::to(sink);
+        report.show(shown(PIXELS, pixels.width, pixels.planes.to_vec()));
+        if report.more {
+            let mut look = |view: &TapView<'_>| report.look(view);
+            let embeddings = self.encoder.encode(pixels, Some(&mut look))?;
             let width = self.encoder.tower().width();
-            sink(shown(IMAGE_EMBEDDINGS, width, embeddings.rows));
+            report.show(shown(IMAGE_EMBEDDINGS, width, embeddings.rows));
         }
         Ok(())
     }

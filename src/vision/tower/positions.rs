@@ -60,17 +60,7 @@ impl Positions {
         tensors: &mut TensorBinder<'_>,
         h: &Hparams,
     ) -> Result<PositionTable, Error> {
-        let side = h.image_size / h.patch;
-        let n = side * side;
-        let (_, values) =
-            tensors.rows(NAME, h.n_embd, &n.to_string(), |rows| rows == [n as u64])?;
-        Ok(PositionTable {
-            kind: Kind::Square,
-            side,
-            width: h.n_embd,
-            values,
-            class: None,
-        })
+        square(tensors, h, 0)
     }
 
     /// Reads the entries of all patches of a square image, with the bias of their kernels, and
@@ -79,11 +69,8 @@ impl Positions {
         tensors: &mut TensorBinder<'_>,
         h: &Hparams,
     ) -> Result<PositionTable, Error> {
-        let side = h.image_size / h.patch;
-        let n = side * side + 1;
-        let (_, mut values) =
-            tensors.rows(NAME, h.n_embd, &n.to_string(), |rows| rows == [n as u64])?;
-        let mut class = values.split_off((n - 1) * h.n_embd);
+        let mut table = square(tensors, h, 1)?;
+        let mut class = table.values.split_off(table.side * table.side * h.n_embd);
         let mut add = |name, row: &mut [f32]| {
             let by = tensors.vector(name, h.n_embd)?;
             let by = tensors.values(by);
@@ -92,14 +79,11 @@ impl Positions {
                 .for_each(|(x, by)| *x += by);
             Ok(())
         };
-        add("v.patch_embd.bias", &mut values)?;
+        add("v.patch_embd.bias", &mut table.values)?;
         add("v.class_embd", &mut class)?;
         Ok(PositionTable {
-            kind: Kind::Square,
-            side,
-            width: h.n_embd,
-            values,
             class: Some(class),
+            ..table
         })
     }
 
@@ -118,6 +102,24 @@ impl Positions {
             class: None,
         })
     }
+}
+
+/// Reads an entry for each patch of a square image, and `more` entries behind them.
+fn square(
+    tensors: &mut TensorBinder<'_>,
+    h: &Hparams,
+    more: usize,
+) -> Result<PositionTable, Error> {
+    let side = h.image_size / h.patch;
+    let n = side * side + more;
+    let (_, values) = tensors.rows(NAME, h.n_embd, &n.to_string(), |rows| rows == [n as u64])?;
+    Ok(PositionTable {
+        kind: Kind::Square,
+        side,
+        width: h.n_embd,
+        values,
+        class: None,
+    })
 }
 
 impl PositionTable {

@@ -170,38 +170,31 @@ impl VisionOracle<'_> {
     /// Returns how an image of these sides becomes the encoder's.
     fn resized(&self, sides: [usize; 2], limits: [usize; 2]) -> Result<Resized, Error> {
         let side = self.side_unit();
+        let first_tile = |steps| Resized {
+            steps,
+            size: [side; 2],
+        };
         match self.hparams.kind {
             Kind::Gemma3 => Ok(Resized::whole([side; 2], Filter::Bilinear)),
-            Kind::InternVl if sides.iter().all(|length| *length <= side) => Ok(Resized {
-                steps: vec![Resizing::Stretched([side; 2], Filter::Bicubic)],
-                size: [side; 2],
-            }),
+            Kind::InternVl if sides.iter().all(|length| *length <= side) => {
+                let overview = Resizing::Stretched([side; 2], Filter::Bicubic);
+                Ok(first_tile(vec![overview]))
+            }
             Kind::InternVl => {
                 let whole = self.best_grid(sides, side)?.map(|n| n * side);
-                Ok(Resized {
-                    steps: vec![Resizing::Fitted(whole, Filter::Bicubic)],
-                    size: [side; 2],
-                })
+                Ok(first_tile(vec![Resizing::Fitted(whole, Filter::Bicubic)]))
             }
             Kind::Idefics3 => {
                 const LONGEST: &str = "preproc_image_size";
-                let keys = Keys {
-                    gguf: self.gguf,
-                    prefix: "clip.vision",
-                };
+                let keys = self.keys();
                 let longest = keys.count(LONGEST)?;
                 let first = at_longest(sides, longest);
                 if first.contains(&0) {
                     return Err(keys.bad(LONGEST, "sides of at least a pixel", longest));
                 }
                 let whole = first.map(|length| length.div_ceil(side) * side);
-                Ok(Resized {
-                    steps: vec![
-                        Resizing::Stretched(first, Filter::Lanczos),
-                        Resizing::Stretched(whole, Filter::Lanczos),
-                    ],
-                    size: [side; 2],
-                })
+                let steps = [first, whole].map(|to| Resizing::Stretched(to, Filter::Lanczos));
+                Ok(first_tile(steps.to_vec()))
             }
             _ => Ok(Resized::whole(size(sides, side, limits), Filter::Bicubic)),
         }
@@ -210,10 +203,7 @@ impl VisionOracle<'_> {
     /// Returns the columns and rows of tiles that InternVL cuts an image into: those that leave the
     /// most of its pixels, then those that waste the fewest, then the first.
     fn best_grid(&self, [width, height]: [usize; 2], side: usize) -> Result<[usize; 2], Error> {
-        let keys = Keys {
-            gguf: self.gguf,
-            prefix: "clip.vision",
-        };
+        let keys = self.keys();
         let number = |key, without| keys.integer(key).map(|n| n.unwrap_or(without));
         let min = number("preproc_min_tiles", 1)?;
         let max = number("preproc_max_tiles", 12)?;
@@ -239,11 +229,15 @@ impl VisionOracle<'_> {
         best.ok_or_else(|| keys.bad("preproc_max_tiles", format!("at least {min}"), max))
     }
 
-    fn of_colours(&self, key: &str) -> Result<[f32; 3], Error> {
-        let keys = Keys {
+    fn keys(&self) -> Keys<'_> {
+        Keys {
             gguf: self.gguf,
             prefix: "clip.vision",
-        };
+        }
+    }
+
+    fn of_colours(&self, key: &str) -> Result<[f32; 3], Error> {
+        let keys = self.keys();
         let name = keys.name(key);
         let values = match self.gguf.get(&name) {
             Some(gguf_rs_lite::Value::Array(array)) => array.f32s(),

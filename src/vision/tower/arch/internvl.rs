@@ -81,7 +81,7 @@ fn best_grid(source: Size, side: usize, [min, max]: [usize; 2]) -> Size {
     let (width, height) = (source.width as f32, source.height as f32);
     let (mut best, mut grid) = ((0, usize::MAX), Size::square(1));
     for columns in min..=max {
-        for rows in min.div_ceil(columns).max(min)..=(max / columns).min(max) {
+        for rows in min..=max / columns {
             let to = [columns * side, rows * side];
             let scale = (to[0] as f32 / width).min(to[1] as f32 / height);
             let scaled = (width * scale) as usize * (height * scale) as usize;
