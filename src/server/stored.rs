@@ -7,45 +7,82 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tokio::task::AbortHandle;
 
-/// Most responses, and most bytes of JSON in all of them.
+/// Most responses, and most bytes of all of them.
 const MAX_RESPONSES: usize = 4096;
 const MAX_BYTES: usize = 256 << 20;
 
-/// A stored response.
+/// A stored response. It is kept as JSON text, which takes a fraction of the memory of the values.
 #[derive(Clone)]
 pub(crate) struct Stored {
-    /// Items of the conversation before the answer. Responses that continue others share them.
-    pub(crate) input: Vec<Arc<Value>>,
+    /// List of the items of the conversation before the answer.
+    input: Arc<str>,
     /// The response as it was sent last.
-    pub(crate) response: Value,
+    response: Arc<str>,
+    /// Whether the answer is still being computed.
+    in_progress: bool,
     /// Stops the work on it, if it runs in the background.
     pub(crate) work: Option<AbortHandle>,
     /// Salt of the caller: others do not see it.
     salt: Option<String>,
-    bytes: usize,
 }
 
 impl Stored {
-    pub(crate) fn new(input: Vec<Arc<Value>>, response: Value, salt: Option<&str>) -> Stored {
+    pub(crate) fn new(input: &[Value], salt: Option<&str>) -> Stored {
         Stored {
-            bytes: 0,
-            input,
-            response,
+            // values have text as keys, so that nothing can fail
+            input: serde_json::to_string(input).unwrap_or_default().into(),
+            response: "{}".into(),
+            in_progress: false,
             work: None,
             salt: salt.map(str::to_owned),
         }
     }
 
     /// Returns the same conversation with this response.
-    pub(crate) fn with(self, response: Value) -> Stored {
-        Stored { response, ..self }
+    pub(crate) fn with(self, response: &Value) -> Stored {
+        Stored {
+            response: response.to_string().into(),
+            in_progress: response["status"] == "in_progress",
+            ..self
+        }
+    }
+
+    /// Returns whether the answer is still being computed.
+    pub(crate) fn in_progress(&self) -> bool {
+        self.in_progress
+    }
+
+    /// Returns the response as it was sent last.
+    pub(crate) fn response(&self) -> Value {
+        value(&self.response)
+    }
+
+    /// Returns the items of the conversation before the answer.
+    pub(crate) fn input(&self) -> Vec<Value> {
+        list(value(&self.input))
     }
 
     /// Returns the items of the conversation, with those of the answer.
-    pub(crate) fn items(&self) -> Vec<Arc<Value>> {
-        let output = self.response["output"].as_array();
-        let output = output.into_iter().flatten().cloned().map(Arc::new);
-        self.input.iter().cloned().chain(output).collect()
+    pub(crate) fn items(&self) -> Vec<Value> {
+        let mut items = self.input();
+        items.extend(list(self.response()["output"].take()));
+        items
+    }
+
+    fn bytes(&self) -> usize {
+        self.input.len() + self.response.len()
+    }
+}
+
+fn value(text: &str) -> Value {
+    // it was written here
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+fn list(value: Value) -> Vec<Value> {
+    match value {
+        Value::Array(list) => list,
+        _ => Vec::new(),
     }
 }
 
@@ -68,13 +105,10 @@ impl Responses {
     }
 
     /// Stores a response, and forgets the oldest ones as far as limits require.
-    pub(crate) fn insert(&self, id: &str, mut stored: Stored) {
-        // items are counted once for each response, even if they are shared
-        let of_items = stored.input.iter().map(|item| size(item));
-        stored.bytes = size(&stored.response) + of_items.sum::<usize>();
+    pub(crate) fn insert(&self, id: &str, stored: Stored) {
         let mut all = self.lock();
         all.remove(id);
-        all.bytes += stored.bytes;
+        all.bytes += stored.bytes();
         all.of_id.insert(id.to_owned(), stored);
         all.order.push_back(id.to_owned());
         while all.order.len() > MAX_RESPONSES || (all.bytes > MAX_BYTES && all.order.len() > 1) {
@@ -93,15 +127,14 @@ impl Responses {
     }
 
     /// Replaces a response that is still stored, and whose work has ended.
-    pub(crate) fn finish(&self, id: &str, response: Value) {
-        let ended = self.lock().of_id.get(id).cloned();
+    pub(crate) fn finish(&self, id: &str, response: &Value) {
+        let ended = self.lock().of_id.get_mut(id).map(|stored| {
+            // forgetting the old one must not stop what stores the new one
+            stored.work = None;
+            stored.clone()
+        });
         if let Some(stored) = ended {
-            let stored = Stored {
-                response,
-                work: None,
-                ..stored
-            };
-            self.insert(id, stored);
+            self.insert(id, stored.with(response));
         }
     }
 
@@ -109,7 +142,7 @@ impl Responses {
     pub(crate) fn runs(&self, id: &str, work: AbortHandle) {
         let mut all = self.lock();
         let stored = all.of_id.get_mut(id);
-        if let Some(stored) = stored.filter(|stored| stored.response["status"] == "in_progress") {
+        if let Some(stored) = stored.filter(|stored| stored.in_progress) {
             stored.work = Some(work);
         }
     }
@@ -127,27 +160,12 @@ impl All {
         let Some(stored) = self.of_id.remove(id) else {
             return false;
         };
-        if let Some(work) = stored.work {
+        if let Some(work) = &stored.work {
             work.abort();
         }
-        self.bytes -= stored.bytes;
+        self.bytes -= stored.bytes();
         self.order.retain(|own| own != id);
         true
-    }
-}
-
-/// Bytes that a value takes as JSON, about.
-fn size(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len() + 2,
-        Value::Array(list) => list.iter().map(size).sum::<usize>() + 2,
-        Value::Object(object) => {
-            let fields = object
-                .iter()
-                .map(|(name, value)| name.len() + size(value) + 4);
-            fields.sum::<usize>() + 2
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
     }
 }
 
@@ -160,7 +178,7 @@ mod tests {
     fn the_oldest_are_forgotten_first_and_callers_see_their_own() {
         let responses = Responses::default();
         for i in 0..=MAX_RESPONSES {
-            let stored = Stored::new(Vec::new(), json!({ "i": i }), Some("a"));
+            let stored = Stored::new(&[], Some("a")).with(&json!({ "i": i }));
             responses.insert(&i.to_string(), stored);
         }
         assert!(responses.get("0", Some("a")).is_none());
@@ -168,9 +186,9 @@ mod tests {
         assert!(responses.get("1", None).is_none());
         assert!(!responses.remove("1", Some("b")));
         assert!(responses.remove("1", Some("a")));
-        let large = Arc::new(json!("x".repeat(MAX_BYTES / 2)));
+        let large = json!("x".repeat(MAX_BYTES / 2));
         for id in ["x", "y", "z"] {
-            let stored = Stored::new(vec![Arc::clone(&large)], json!({}), None);
+            let stored = Stored::new(std::slice::from_ref(&large), None);
             responses.insert(id, stored);
         }
         assert!(responses.get("2", Some("a")).is_none());
@@ -178,7 +196,7 @@ mod tests {
         assert_eq!(left, [false, false, true]);
         let all = responses.lock();
         assert_eq!(all.of_id.len(), all.order.len());
-        let bytes = all.of_id.values().map(|stored| stored.bytes);
+        let bytes = all.of_id.values().map(Stored::bytes);
         assert_eq!(all.bytes, bytes.sum::<usize>());
     }
 }

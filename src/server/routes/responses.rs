@@ -52,8 +52,8 @@ pub(crate) async fn handle(
     let chat = chat_request(&fields, &input)?;
     let echoed = EchoedFields::of(&fields)?;
     let salt = caller.salt().map(str::to_owned);
-    let kept = Stored::new(input.all, Value::Null, salt.as_deref());
-    let kept = echoed.store.then_some(kept);
+    let kept = || Stored::new(&input.all, salt.as_deref());
+    let kept = echoed.store.then(kept);
     let Ready {
         request,
         stream,
@@ -72,7 +72,7 @@ pub(crate) async fn handle(
 
 /// Items of a conversation.
 struct Input {
-    all: Vec<Arc<Value>>,
+    all: Vec<Value>,
     /// Number of those that come from the response before.
     n_before: usize,
 }
@@ -91,7 +91,7 @@ fn conversation(app: &App, caller: &Caller, fields: &Fields<'_>) -> Result<Input
             let stored = found.ok_or_else(|| {
                 ApiError::bad_field(NAME, "expected the id of a response that is stored here")
             })?;
-            if stored.work.is_some() {
+            if stored.in_progress() {
                 return Err(ApiError::bad_field(
                     NAME,
                     "expected a response that has ended",
@@ -105,11 +105,11 @@ fn conversation(app: &App, caller: &Caller, fields: &Fields<'_>) -> Result<Input
     match input {
         Value::String(text) => {
             let message = json!({ "type": "message", "role": "user", "content": text });
-            all.push(Arc::new(message));
+            all.push(message);
         }
         _ => {
             let items = fields.list("input", turns::MAX_ITEMS)?.unwrap_or_default();
-            all.extend(items.iter().cloned().map(Arc::new));
+            all.extend_from_slice(items);
         }
     }
     if all.len() > turns::MAX_ITEMS {

@@ -32,7 +32,7 @@ pub(super) fn begin(
                     break;
                 }
             }
-            app.responses.finish(&id, writer.whole());
+            app.responses.finish(&id, &writer.whole());
         }
     });
     app.responses.runs(&id, task.abort_handle());

@@ -24,7 +24,7 @@ pub(crate) async fn get(
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    Ok(json_response(&stored(&app, &caller, &id)?.response))
+    Ok(json_response(&stored(&app, &caller, &id)?.response()))
 }
 
 /// Lists the items before the answer, the last one first.
@@ -33,9 +33,8 @@ pub(crate) async fn input_items(
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    let items = stored(&app, &caller, &id)?.input.into_iter().enumerate();
-    let identified = items.rev().map(|(i, item)| {
-        let mut item = Value::clone(&item);
+    let items = stored(&app, &caller, &id)?.input().into_iter().enumerate();
+    let identified = items.rev().map(|(i, mut item)| {
         if item["id"].is_null() && item.is_object() {
             item["id"] = json!(format!("item_{i}"));
         }
@@ -58,12 +57,12 @@ pub(crate) async fn cancel(
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    let Stored { response, work, .. } = stored(&app, &caller, &id)?;
-    let mut response = response;
-    if let Some(work) = work {
+    let stored = stored(&app, &caller, &id)?;
+    let mut response = stored.response();
+    if let Some(work) = stored.work {
         work.abort();
         response["status"] = json!("cancelled");
-        app.responses.finish(&id, response.clone());
+        app.responses.finish(&id, &response);
     } else if response["background"] != true {
         let message = "only a response in the background can be cancelled";
         return Err(ApiError::bad_request(message));

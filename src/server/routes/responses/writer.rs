@@ -169,9 +169,7 @@ impl ResponseWriter {
     /// Stores the response, if the client wants that.
     fn keep(&mut self, response: &Value) {
         if let Some(kept) = self.kept.take() {
-            self.app
-                .responses
-                .insert(&self.id, kept.with(response.clone()));
+            self.app.responses.insert(&self.id, kept.with(response));
         }
     }
 
@@ -179,7 +177,7 @@ impl ResponseWriter {
     pub(super) fn begin_in_background(&mut self) -> (String, Value) {
         let response = self.response("in_progress");
         if let Some(kept) = &self.kept {
-            let stored = kept.clone().with(response.clone());
+            let stored = kept.clone().with(&response);
             self.app.responses.insert(&self.id, stored);
         }
         // events end with the work, which stores the response itself
