@@ -154,14 +154,16 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
     let octavo = Program::octavo(octavo, ours_alone(args));
     if let Some(model) = &args.model {
-        return compare_model(args, &octavo, &peers, model).map(|_| ());
+        return compare_model(args, &octavo, &peers, model, None).map(|_| ());
     }
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     let mut models = Vec::new();
     for ty in types(&args.types) {
         let path = dir.path().join(format!("{ty}.gguf"));
         model::write_named(&ty, &path)?;
-        let lines = compare_model(args, &octavo, &peers, &path)?;
+        // a file's type is that of a mix, which some of these are none of
+        let name = format!("qwen3 0.6B shape, 6 layers, {ty}");
+        let lines = compare_model(args, &octavo, &peers, &path, Some(name))?;
         fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         models.push((ty, lines));
     }
@@ -197,12 +199,14 @@ fn ours_alone(args: &CompareArgs) -> Vec<String> {
     first.into_iter().map(str::to_owned).collect()
 }
 
-/// Measures a model with all programs, prints the table and returns its lines.
+/// Measures a model with all programs, prints the table and returns its lines; `name` replaces the
+/// name that Octavo gives it.
 fn compare_model(
     args: &CompareArgs,
     octavo: &Program,
     peers: &[Program],
     model: &Path,
+    name: Option<String>,
 ) -> Result<Vec<Line>, String> {
     let tests = Test::all(&args.threads, &args.n_depth, &args.n_prompt, &args.n_gen);
     let (mut lines, mut about) = (Vec::new(), Value::Null);
@@ -221,6 +225,9 @@ fn compare_model(
     }
     // with a GPU, the column `cpu_info` has the name of the GPU
     about["cpu_info"] = about[args.device.field()].clone();
+    if let Some(name) = name {
+        about["model_type"] = name.into();
+    }
     print!("{}", table::table(&lines, &about, args.rounds));
     if let Some(path) = &args.csv {
         table::append(path, &lines, &about)?;
