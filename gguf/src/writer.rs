@@ -135,6 +135,17 @@ impl<'a> Writer<'a> {
         self
     }
 
+    /// Returns the number of bytes that [`Writer::write_to`] writes.
+    ///
+    /// # Errors
+    /// An invalid key, shape or name.
+    pub fn file_bytes(&self) -> Result<u64, Error> {
+        let plan = self.plan("output")?;
+        let padded = plan.sizes.iter();
+        let padded = padded.map(|size| layout::pad(*size, plan.alignment).unwrap_or(*size));
+        Ok(padded.fold(plan.head.len() as u64, u64::saturating_add))
+    }
+
     /// Writes everything and returns the number of bytes.
     ///
     /// # Errors

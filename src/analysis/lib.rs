@@ -6,6 +6,7 @@
 
 pub mod awq;
 pub mod bench;
+pub mod bit_allocation;
 pub mod diff;
 pub mod eval;
 pub mod facts;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use octavo_analysis::{awq, diff, imatrix};
+use octavo_analysis::{awq, bit_allocation, diff, imatrix};
 use octavo_engine as engine;
 use octavo_engine::GenerationError;
 use octavo_engine::backend::{cpu, cuda};
@@ -142,6 +142,8 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
         "-c N sets it"
     } else if let Some(awq::Error::Rows { .. }) = error.downcast_ref() {
         "--group sets it"
+    } else if let Some(bit_allocation::Error::TooSmall { .. }) = error.downcast_ref() {
+        "--types takes smaller ones"
     } else if let Some(imatrix::Error::TooShort { .. }) = error.downcast_ref() {
         "-c sets the length of a chunk"
     } else if let Some(diff::Error::NoText { .. }) = error.downcast_ref() {

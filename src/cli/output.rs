@@ -45,6 +45,9 @@ pub(super) enum Kind {
     Shard,
     /// A page with this title.
     Page(&'static str),
+    /// Types of tensors for llama-quantize. Anyone may have written it by hand, so none is replaced
+    /// without `--force`.
+    Recipe,
     /// One of the files that a comparison with llama.cpp keeps in its folder.
     Kept,
     /// A golden of a suite.
@@ -64,6 +67,7 @@ impl Kind {
             Kind::Base => "file of log-probabilities".to_owned(),
             Kind::Shard => "shard of a measurement".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
+            Kind::Recipe => "file of tensor types".to_owned(),
             Kind::Kept => "comparison with llama.cpp".to_owned(),
             Kind::Golden => "golden".to_owned(),
             Kind::Note => "note of how a golden was made".to_owned(),
@@ -74,7 +78,7 @@ impl Kind {
     fn is_older(self, path: &Path) -> bool {
         let gguf = || Gguf::open(path, &OpenOptions::default()).ok();
         match self {
-            Kind::Model => false,
+            Kind::Model | Kind::Recipe => false,
             Kind::Imatrix => gguf().is_some_and(
                 |g| matches!(g.get("general.type"), Some(Value::Str(name)) if name == b"imatrix"),
             ),

@@ -124,6 +124,15 @@ impl TextArgs {
     }
 }
 
+/// Reads a text to be scored: a line feed at its end is dropped, as by llama-perplexity's `-f`.
+pub(super) fn read_scored(path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut text = read(path)?;
+    if text.last() == Some(&b'\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
 /// Reads a file, or stdin for `-`.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| Failure::Input(format!("{}: {error}", path.display()));

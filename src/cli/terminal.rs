@@ -137,7 +137,7 @@ impl Unit {
             Unit::Download => "{msg} {wide_bar} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left",
             Unit::Tokens => "{msg} {wide_bar} {pos}/{len} tokens",
             Unit::Tensors => "{msg} {wide_bar} {pos}/{len} tensors",
-            Unit::Runs => "{msg} {wide_bar} {pos}/{len} runs",
+            Unit::Runs => "{msg} {wide_bar} {pos}/{len} runs, ETA {eta}",
             Unit::Chunks => "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}",
             Unit::Tasks => "{msg} {wide_bar} {pos}/{len} tasks, ETA {eta}",
         }

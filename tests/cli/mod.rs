@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bench;
+mod bit_allocation;
 mod constraints;
 mod devices;
 mod diff;

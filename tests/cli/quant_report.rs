@@ -106,3 +106,36 @@ fn experts_are_ranked_and_routers_are_not() {
         "{line}"
     );
 }
+
+/// The mixes as large as stock ones lose less, on another text than the one they are chosen on.
+#[test]
+fn the_front_is_below_the_stock_types() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (f16, page) = (path("f16.gguf"), path("page.html"));
+    let root = octavo_fixtures::workspace_root();
+    let model = root.join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let model = model.to_str().expect("UTF-8");
+    good(&["quantize", model, &f16, "F16", "--allow-requantize"]);
+    let (text, other) = (root.join("docs/serving.md"), root.join("LICENSE-APACHE"));
+    let text = text.to_str().expect("UTF-8");
+    let front = ["--front", other.to_str().expect("UTF-8")];
+    let types = ["--types", "Q3_K_M,Q2_K", "-c", "128", "--chunks", "8"];
+    let args = [&["quant-report", &f16, "-f", text][..], &types].concat();
+    let json = json(&[&args[..], &front, &["--json", "--html", &page]].concat());
+    for i in 0..2 {
+        let of = |list: &str, name: &str| match &json[list][i][name] {
+            serde_json::Value::Array(pair) => pair[0].as_f64(),
+            one => one.as_f64(),
+        };
+        let both = |name| [of("types", name), of("mixes", name)].map(|n| n.expect("a number"));
+        let ([stock, mix], [stock_kl, mix_kl]) = (both("bytes"), both("mean_kl"));
+        assert!(mix <= stock && mix > 0.95 * stock, "{json}");
+        assert!(mix_kl < 0.75 * stock_kl, "{json}");
+    }
+    assert_eq!(json["mixes"][1]["name"], "mix \u{2264} Q2_K");
+    let html = std::fs::read_to_string(&page).expect("the page");
+    assert!(html.contains("best mixes of their sizes"));
+    let shard = ["--shard", "1/2", "--out", &path("1.shard")];
+    assert!(bad(&[&args[..], &front, &shard].concat(), 2).contains("--front"));
+}

@@ -32,6 +32,7 @@ pub use continuations::{Continuation, Likelihood, continuations};
 pub use divergence::{ChunkDivergence, Divergence, divergence, divergence_of};
 pub use error::Error;
 pub use octavo_reference::kld_base as base;
+pub(crate) use pass::for_each;
 pub use perplexity::{ChunkLikelihood, Perplexity, perplexity, perplexity_with_base};
 pub use small::{
     RowSize, SMALL_MAGIC, Slack, SmallError, SmallReader, divergence_from_small, is_small,

@@ -155,7 +155,7 @@ fn stop(cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
 }
 
 /// Calls `work` with each item and its index, on several threads.
-pub(super) fn for_each<T: Send>(
+pub(crate) fn for_each<T: Send>(
     threads: usize,
     items: &mut [T],
     work: impl Fn(usize, &mut T) + Sync,

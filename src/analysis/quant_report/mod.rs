@@ -6,6 +6,7 @@
 //! bits.
 
 mod check;
+mod replaced;
 mod scores;
 mod sensitivity;
 
@@ -26,9 +27,11 @@ use crate::shards::ShardIndex;
 use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 
 pub use check::check;
+pub(crate) use replaced::{Replaced, weights};
 pub use scores::{
     BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, Sensitivity, TensorScores,
 };
+pub(crate) use sensitivity::role;
 pub use sensitivity::sensitivity;
 
 /// Reasons there is no report.
@@ -216,7 +219,7 @@ impl Setup<'_> {
     }
 
     /// Returns the options for one quantization.
-    fn quantizing(&self, target: Target) -> quantize::Options {
+    pub(crate) fn quantizing(&self, target: Target) -> quantize::Options {
         let mut options = quantize::Options::new(target);
         options.threads = self.engine.threads.unwrap_or(options.threads);
         options.choices.has_importance = self.importance.is_some();
@@ -224,7 +227,7 @@ impl Setup<'_> {
         options
     }
 
-    fn load(&self, path: &Path) -> Result<Engine, Error> {
+    pub(crate) fn load(&self, path: &Path) -> Result<Engine, Error> {
         Ok(Engine::load(
             &ModelSource::Path(path.to_owned()),
             &self.engine,
@@ -232,7 +235,7 @@ impl Setup<'_> {
         )?)
     }
 
-    fn options(&self) -> eval::Options {
+    pub(crate) fn options(&self) -> eval::Options {
         let defaults = eval::Options::default();
         eval::Options {
             threads: self.engine.threads.unwrap_or(defaults.threads),
@@ -315,15 +318,28 @@ pub fn quantized(
     target: Target,
     watch: &mut dyn Watch,
 ) -> Result<ModelScores, Error> {
-    watch.begin(target.name());
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
     let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
+    planned(setup, base, (target.name(), &plan), watch)
+}
+
+/// Writes a planned quantization of the model, under a name in the report, and scores it.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn planned(
+    setup: &Setup<'_>,
+    base: &Base,
+    (name, plan): (&str, &Plan<'_>),
+    watch: &mut dyn Watch,
+) -> Result<ModelScores, Error> {
+    watch.begin(name);
     let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
     plan.write(&path, &mut |_| {})?;
     scores(
         setup,
         base,
-        (target.name(), &path),
+        (name, &path),
         (totals.after, totals.bits_per_weight().1),
         watch,
     )
@@ -378,7 +394,8 @@ fn scores(
     })
 }
 
-fn score(
+/// Scores a model against the base.
+pub(crate) fn score(
     setup: &Setup<'_>,
     base: &Base,
     engine: &Engine,

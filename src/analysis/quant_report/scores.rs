@@ -88,6 +88,9 @@ pub struct Scores {
     pub base: BaseScores,
     /// Scores of the others, in the order requested.
     pub models: Vec<Result<ModelScores, Failed>>,
+    /// Scores of the mixes that lose least in the sizes of the others.
+    #[serde(default)]
+    pub mixes: Vec<Result<ModelScores, Failed>>,
     /// Scores with one tensor at a time quantized to the named type.
     pub ranking: Option<(String, Result<Vec<TensorScores>, Failed>)>,
 }

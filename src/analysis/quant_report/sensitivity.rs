@@ -1,12 +1,10 @@
 //! Sensitivity: quantizing one tensor at a time.
 
-use std::fs::OpenOptions as FileOptions;
-use std::io::{Seek, SeekFrom, Write};
-
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use octavo_quant::needs_importance;
 
-use super::{Base, Error, Setup, TensorScores, Watch, io, score};
+use super::replaced::{Replaced, weights};
+use super::{Base, Error, Setup, TensorScores, Watch, score};
 use crate::eval::ChunkDivergence;
 use crate::quantize::{
     self,
@@ -15,7 +13,7 @@ use crate::quantize::{
 use octavo_engine::ModelSource;
 
 /// Splits a name: `blk.3.attn_v.weight` is `attn_v` of layer 3.
-fn role(name: &str) -> (String, Option<usize>) {
+pub(crate) fn role(name: &str) -> (String, Option<usize>) {
     let name = name.strip_suffix(".weight").unwrap_or(name);
     let in_layer = name
         .strip_prefix("blk.")
@@ -44,19 +42,6 @@ fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
 /// Tensors quantized together: role, layer (if of one layer), tensors.
 type Group<'g> = (String, Option<usize>, Vec<&'g TensorInfo>);
 
-/// Returns a tensor's importance weights, if it has any: one row per expert.
-fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
-    setup
-        .importance?
-        .weights(&t.name)
-        .filter(|weights| weights.len() as u64 == t.dims[0] * experts(t))
-}
-
-/// Returns the number of matrices stacked in a tensor.
-fn experts(t: &TensorInfo) -> u64 {
-    t.dims.get(2).copied().unwrap_or(1)
-}
-
 /// Returns the groups to be quantized to `to`, each tensor by itself or all layers of a role. With
 /// an importance matrix, tensors that need weights but have none (embeddings) are left out.
 ///
@@ -72,8 +57,9 @@ pub(super) fn groups<'g>(
         .iter()
         .filter_map(|t| Some((t, goes_to(gguf, t, to)?)))
         .collect();
-    let weighted =
-        |t: &TensorInfo, ty: TensorType| !needs_importance(ty) || weights(setup, t).is_some();
+    let weighted = |t: &TensorInfo, ty: TensorType| {
+        !needs_importance(ty) || weights(setup.importance, t).is_some()
+    };
     let mut groups: Vec<Group<'g>> = Vec::new();
     for (t, _) in can.iter().copied().filter(|(t, ty)| weighted(t, *ty)) {
         let (role, layer) = role(&t.name);
@@ -103,10 +89,6 @@ pub(super) fn groups<'g>(
 /// of a role together if `by_role`), and scores the model with each of them.
 /// [`TensorScores::ranked`] ranks them.
 ///
-/// The model is copied once; a tensor's values are rounded to `to`, stored in the file's own type,
-/// scored, and restored. In an F16 file this rounds twice, but the second rounding is far below
-/// what is measured.
-///
 /// # Errors
 /// [`enum@Error`].
 pub fn sensitivity(
@@ -117,23 +99,7 @@ pub fn sensitivity(
 ) -> Result<Vec<TensorScores>, Error> {
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
     let groups = groups(&gguf, setup, (to, by_role))?;
-    let copy = setup.folder.join("one-tensor.gguf");
-    whole_copy(&gguf, &copy)?;
-    let own = ModelSource::Path(copy.clone()).open(true)?;
-    let place = |t: &TensorInfo| {
-        own.tensor(&t.name)
-            .and_then(|t| own.file_offset(t))
-            .expect("it was copied")
-    };
-    let places: Vec<Vec<u64>> = groups
-        .iter()
-        .map(|(_, _, tensors)| tensors.iter().map(|t| place(t)).collect())
-        .collect();
-    drop(own);
-    let mut file = FileOptions::new()
-        .write(true)
-        .open(&copy)
-        .map_err(io(&copy))?;
+    let mut model = Replaced::new(&gguf, setup)?;
     let mut all = Vec::new();
     for (done, (role, layer, tensors)) in groups.iter().enumerate() {
         watch.begin(&format!(
@@ -142,28 +108,13 @@ pub fn sensitivity(
             groups.len(),
             tensors[0].name
         ));
-        let mut put = |at: u64, bytes: &[u8]| {
-            file.seek(SeekFrom::Start(at))
-                .and_then(|_| file.write_all(bytes))
-                .map_err(io(&copy))
-        };
-        for (t, at) in tensors.iter().zip(&places[done]) {
-            put(
-                *at,
-                &rounded(
-                    &gguf,
-                    t,
-                    goes_to(&gguf, t, to).unwrap_or(to),
-                    weights(setup, t),
-                )?,
-            )?;
-        }
-        let engine = setup.load(&copy)?;
-        let d = score(setup, base, &engine, watch)?;
-        drop(engine);
-        for (t, at) in tensors.iter().zip(&places[done]) {
-            put(*at, gguf.data(t))?;
-        }
+        let types: Vec<(&TensorInfo, TensorType)> = tensors
+            .iter()
+            .map(|t| (*t, goes_to(&gguf, t, to).unwrap_or(to)))
+            .collect();
+        let d = model.with(&types, |path| {
+            score(setup, base, &setup.load(path)?, &mut *watch)
+        })?;
         all.push(TensorScores {
             name: if tensors.len() == 1 {
                 tensors[0].name.clone()
@@ -181,47 +132,6 @@ pub fn sensitivity(
         });
     }
     Ok(all)
-}
-
-/// Copies all keys and tensors into one file, even if the model is split.
-fn whole_copy(gguf: &Gguf, path: &std::path::Path) -> Result<(), Error> {
-    let mut writer = gguf_rs_lite::Writer::new();
-    for (key, value) in gguf.keys().filter(|(key, _)| !key.starts_with("split.")) {
-        writer.set(key, value);
-    }
-    for t in gguf.tensors() {
-        writer.tensor(&t.name, &t.dims, t.ty, gguf.data(t));
-    }
-    writer.write_file(path)?;
-    Ok(())
-}
-
-/// Rounds a tensor's values to `to` and converts them back to its own type.
-fn rounded(
-    gguf: &Gguf,
-    t: &TensorInfo,
-    to: TensorType,
-    weights: Option<&[f32]>,
-) -> Result<Vec<u8>, Error> {
-    let convert = |source| Error::Convert {
-        name: t.name.clone(),
-        source,
-    };
-    let data = gguf.data(t);
-    let n = t.dims.iter().product::<u64>() as usize;
-    let mut values = vec![0.0f32; n];
-    octavo_quant::dequantize(t.ty, data, &mut values).map_err(convert)?;
-    let mut coarse = Vec::with_capacity(n / to.block_len() * to.block_bytes());
-    let width = t.dims[0] as usize;
-    let one = n / experts(t).max(1) as usize;
-    for (i, matrix) in values.chunks(one.max(1)).enumerate() {
-        let weights = weights.and_then(|weights| weights.chunks(width).nth(i));
-        octavo_quant::quantize(to, matrix, width, weights, &mut coarse).map_err(convert)?;
-    }
-    octavo_quant::dequantize(to, &coarse, &mut values).map_err(convert)?;
-    let mut out = Vec::with_capacity(data.len());
-    octavo_quant::quantize(t.ty, &values, width, None, &mut out).map_err(convert)?;
-    Ok(out)
 }
 
 #[cfg(test)]

@@ -36,6 +36,19 @@ impl<'a> Plan<'a> {
         parts.max().unwrap_or(1)
     }
 
+    /// Returns the size of the new model, as one file.
+    ///
+    /// # Errors
+    /// An invalid key or name.
+    pub fn file_bytes(&self) -> Result<u64, Error> {
+        let mut silent = |_: Progress<'_>| ();
+        let shared = Shared {
+            failure: RefCell::new(None),
+            progress: RefCell::new(&mut silent),
+        };
+        Ok(self.writer(None, &shared)?.file_bytes()?)
+    }
+
     /// Writes the new model; its files exist only once all are complete. Returns their size.
     ///
     /// # Errors

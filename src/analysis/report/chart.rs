@@ -294,36 +294,43 @@ fn draw_names<'a>(chart: &mut Plane<'_, 'a>, names: &[(f64, f64, &str)]) -> Resu
     Ok(())
 }
 
-/// Draws labelled points, joined from left to right, over a logarithmic y axis.
+/// A named line of labelled points (x, y, label).
+pub type NamedSeries<'a> = (&'a str, Vec<(f64, f64, &'a str)>);
+
+/// Draws labelled points, those of a series joined from left to right, over a logarithmic y axis.
 ///
 /// # Errors
 /// If the drawing fails.
-pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<Chart, ChartError> {
-    let mut sorted: Vec<(f64, f64, &str)> = points
-        .iter()
-        .copied()
-        .filter(|p| p.1 > 0.0 && p.1.is_finite())
-        .collect();
-    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+pub fn named_points(axes: Axes<'_>, series: &[NamedSeries<'_>]) -> Result<Chart, ChartError> {
+    let (mut lines, mut names) = (Vec::new(), Vec::new());
+    for (name, points) in series {
+        let mut sorted: Vec<(f64, f64, &str)> = points
+            .iter()
+            .copied()
+            .filter(|p| p.1 > 0.0 && p.1.is_finite())
+            .collect();
+        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        lines.push((*name, sorted.iter().map(|p| (p.0, p.1)).collect()));
+        names.extend(sorted);
+    }
     let fold = |of: fn(&(f64, f64, &str)) -> f64| {
-        sorted
+        names
             .iter()
             .map(of)
             .fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)))
     };
-    let ((left, right), (bottom, top)) = if sorted.is_empty() {
+    let ((left, right), (bottom, top)) = if names.is_empty() {
         ((0.0, 1.0), (0.1, 1.0))
     } else {
         (fold(|p| p.0), fold(|p| p.1))
     };
     let space = ((right - left) * 0.1).max(0.1);
-    let line: Vec<(f64, f64)> = sorted.iter().map(|p| (p.0, p.1)).collect();
     let x = (left - 1.5 * space)..(right + 2.5 * space);
     drawn(
         axes,
         (x, false),
         (bottom / 2.0)..(top * 2.0),
-        (&[("", line)], &sorted),
+        (&lines, &names),
     )
 }
 

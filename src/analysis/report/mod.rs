@@ -5,7 +5,7 @@ mod chart;
 
 use std::fmt::{Display, Write};
 
-pub use chart::{Axes, Chart, ChartError, Series, line_chart, named_points};
+pub use chart::{Axes, Chart, ChartError, NamedSeries, Series, line_chart, named_points};
 
 /// A page built section by section.
 #[derive(Debug)]
@@ -256,7 +256,8 @@ mod tests {
             &[(1.0, 0.0, "zero")],
             &[(4.5, 1e-2, "Q4_K_M"), (8.5, 1e-4, "<Q8_0>")],
         ] {
-            let Chart { wide, narrow } = named_points(axes, points).expect("it is drawn");
+            let Chart { wide, narrow } =
+                named_points(axes, &[("a", points.to_vec()), ("b", vec![])]).expect("it is drawn");
             for svg in [wide, narrow] {
                 assert!(
                     svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"),
@@ -287,7 +288,7 @@ mod tests {
             x: "x",
             y: "y",
         };
-        page.chart(&named_points(axes, &[(4.5, 1e-2, "Q4_0")]).expect("it is drawn"));
+        page.chart(&named_points(axes, &[("", vec![(4.5, 1e-2, "Q4_0")])]).expect("it is drawn"));
         let html = page.finish();
         assert!(html.contains("name=viewport content=\"width=device-width,initial-scale=1\""));
         assert_eq!(

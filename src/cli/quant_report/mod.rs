@@ -2,14 +2,17 @@
 
 mod report;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{Temporary, TensorType};
+use octavo_analysis::bit_allocation::{Allocator, Sensitivities, Types, best_of_size};
 use octavo_analysis::eval;
 use octavo_analysis::imatrix::Importance;
 use octavo_analysis::quant_report::{
-    Error, Failed, Scores, Setup, Watch, base, check, existing, quantized, sensitivity,
+    Base, Error, Failed, ModelScores, Scores, Setup, Watch, base, check, existing, quantized,
+    sensitivity,
 };
 use octavo_analysis::quantize::Target;
 use octavo_analysis::shards::{About, Content, Key, ShardIndex};
@@ -20,7 +23,8 @@ use super::args::ComputeArgs;
 use super::failure::{Exit, Failure};
 use super::load;
 use super::output::{Inputs, Kind, Output};
-use super::quantize;
+use super::prompt;
+use super::quantize::{self, choice::measure as measure_all};
 use super::shards::{Job, Measured, ShardArgs, add_computation, add_model};
 use super::signal;
 use super::terminal::{self, Progress};
@@ -41,6 +45,7 @@ Examples:
 --chunks 20 --html report.html
   octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K \
 --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M,Q3_K_M --front calibration.txt
   octavo quant-report model-f16.gguf -f text.txt --types Q4_0,Q4_1 --also model-awq
   octavo quant-report model-f16.gguf -f text.txt --shard 3/8 --out 3.shard
   octavo merge *.shard --html report.html                                  when all are done
@@ -71,6 +76,11 @@ pub(super) struct QuantReportArgs {
     /// Maximum number of chunks to score; -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
+    /// Also choose by measurement, on the text in this file, the types that lose least in the size
+    /// of each of TYPES, as octavo quantize --target-size does
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with = "shard")]
+    front: Option<PathBuf>,
     /// Importance matrix for the quantizers
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
@@ -98,15 +108,27 @@ pub(super) struct QuantReportArgs {
     compute: ComputeArgs,
 }
 
+/// Number of chunks on which the types of mixes are chosen.
+const CALIBRATION_CHUNKS: usize = 8;
+
 /// Title of the page.
 pub(super) const TITLE: &str = "octavo quant-report";
 
 /// Progress bar of each part of the work.
-struct Bars(Progress);
+pub(super) struct Bars(Progress);
 
 impl Bars {
+    pub(super) fn new() -> Bars {
+        Bars(Progress::chunks("scoring"))
+    }
+
+    /// Removes the bar.
+    pub(super) fn clear(&self) {
+        self.0.clear();
+    }
+
     /// Returns the measurement, or reports the error at once and returns it.
-    fn retain<T>(&self, name: &str, measured: Result<T, Error>) -> Result<T, Failed> {
+    fn retain<T, E: Display>(&self, name: &str, measured: Result<T, E>) -> Result<T, Failed> {
         measured.map_err(|error| {
             self.0.clear();
             let failed = Failed {
@@ -143,6 +165,7 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default()
         .model(Some(&args.model))
         .file(Some(&args.file))
+        .file(args.front.as_deref())
         .file(args.imatrix.as_deref());
     let inputs = args
         .also
@@ -155,11 +178,7 @@ fn report(args: &QuantReportArgs) -> Result<Exit, Failure> {
     job.as_ref().map_or(Ok(()), Job::check)?;
     args.check()?;
     signal::install()?;
-    let mut text = super::prompt::read(&args.file)?;
-    if text.last() == Some(&b'\n') {
-        // as llama-perplexity's -f
-        text.pop();
-    }
+    let text = prompt::read_scored(&args.file)?;
     let mut engine = args.compute.options()?;
     let n_ctx = engine.ctx.filter(|n| *n > 0).unwrap_or(512);
     engine.ctx = Some(n_ctx);
@@ -225,8 +244,11 @@ impl QuantReportArgs {
                 "{option} has no effect: expected {expected}"
             )));
         }
-        let imatrix = self.imatrix.iter().map(|path| ("--imatrix", path));
-        let mut read = self.also.iter().map(|path| ("--also", path)).chain(imatrix);
+        let others = [("--imatrix", &self.imatrix), ("--front", &self.front)];
+        let others = others
+            .into_iter()
+            .filter_map(|(name, path)| Some((name, path.as_ref()?)));
+        let mut read = self.also.iter().map(|path| ("--also", path)).chain(others);
         read.try_for_each(|(option, path)| load::check_there(option, path))
     }
 
@@ -287,9 +309,9 @@ impl QuantReportArgs {
         if shard.is_some_and(|shard| shard.range(units).is_empty()) {
             return Ok((units, None));
         }
-        let mut bars = Bars(Progress::chunks("scoring"));
+        let mut bars = Bars::new();
         let scores = measure(self, &setup, ranking, &mut bars);
-        bars.0.clear();
+        bars.clear();
         Ok((units, Some(Box::new(scores?))))
     }
 }
@@ -309,7 +331,7 @@ fn measure(
     setup: &Setup<'_>,
     ranking: Option<(TensorType, bool)>,
     bars: &mut Bars,
-) -> Result<Scores, Error> {
+) -> Result<Scores, Failure> {
     let base = base(setup, bars)?;
     let mut models = Vec::new();
     for &target in &args.types {
@@ -320,6 +342,10 @@ fn measure(
         let scores = existing(setup, &base, path, bars);
         models.push(bars.retain(&path.display().to_string(), scores));
     }
+    let mixes = match &args.front {
+        Some(path) => mixes(args, setup, &base, path, bars)?,
+        None => Vec::new(),
+    };
     let ranking = ranking.map(|(to, by_role)| {
         let scores = sensitivity(setup, &base, (to, by_role), bars);
         let scores = bars.retain(&format!("one tensor at a time in {to}"), scores);
@@ -328,6 +354,45 @@ fn measure(
     Ok(Scores {
         base: base.scores,
         models,
+        mixes,
         ranking,
     })
+}
+
+/// Chooses types by measurement on another text, for the size of each type, and scores them.
+fn mixes(
+    args: &QuantReportArgs,
+    setup: &Setup<'_>,
+    base: &Base,
+    text: &Path,
+    bars: &mut Bars,
+) -> Result<Vec<Result<ModelScores, Failed>>, Failure> {
+    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
+    let folder = Temporary::folder(setup.folder)?;
+    let calibration = Setup {
+        tokens: eval::encode(&Tokenizer::from_gguf(&gguf)?, &prompt::read_scored(text)?)?,
+        chunks: Some(CALIBRATION_CHUNKS),
+        engine: setup.engine.clone(),
+        folder: folder.path(),
+        ..*setup
+    };
+    let types = Types::default();
+    let bar = Progress::tensors("rounding");
+    let allocator = Allocator::new(&gguf, &calibration, &types, &mut |done, total| {
+        bar.at(done as u64, total as u64)
+    });
+    bar.clear();
+    let mut allocator = allocator?;
+    let calibration_base = octavo_analysis::quant_report::base(&calibration, bars)?;
+    measure_all(
+        &mut allocator,
+        &calibration_base,
+        Sensitivities::default(),
+        None,
+    )?;
+    let each = args.types.iter().map(|&target| {
+        let scores = best_of_size(&gguf, &allocator, (setup, base), target, bars);
+        bars.retain(&format!("best in {target}'s size"), scores)
+    });
+    Ok(each.collect())
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use octavo_analysis::quant_report::{BaseRow, Failed, QuantRow, Scores, Sensitivity, TensorScores};
+use octavo_analysis::quant_report::{
+    BaseRow, Failed, ModelScores, QuantRow, Scores, Sensitivity, TensorScores,
+};
 use octavo_analysis::report::{Axes, ChartError, Page, named_points};
 use serde_json::json;
 
@@ -17,6 +19,8 @@ pub(crate) struct Report {
     model: String,
     base: BaseRow,
     rows: Vec<QuantRow>,
+    /// Mixes that lose least in the sizes of types.
+    mixes: Vec<QuantRow>,
     ranking: Option<(String, Vec<Sensitivity>)>,
     /// Types that could not be made or scored, with errors.
     failed: Vec<Failed>,
@@ -39,13 +43,18 @@ impl Report {
     /// Makes a report of the figures of all chunks.
     pub(crate) fn of(model: String, scores: &Scores) -> Report {
         let base = scores.base.row();
-        let (mut rows, mut failed, mut ranking) = (Vec::new(), Vec::new(), None);
-        for scores in &scores.models {
-            match scores {
-                Ok(scores) => rows.push(scores.row(&base)),
-                Err(why) => failed.push(why.clone()),
-            }
-        }
+        let (mut failed, mut ranking) = (Vec::new(), None);
+        let mut measured = |all: &[Result<ModelScores, Failed>]| {
+            let row = |one: &Result<ModelScores, Failed>| match one {
+                Ok(scores) => Some(scores.row(&base)),
+                Err(why) => {
+                    failed.push(why.clone());
+                    None
+                }
+            };
+            all.iter().filter_map(row).collect::<Vec<_>>()
+        };
+        let (rows, mixes) = (measured(&scores.models), measured(&scores.mixes));
         match &scores.ranking {
             Some((to, Ok(tensors))) => ranking = Some((to.clone(), TensorScores::ranked(tensors))),
             Some((_, Err(why))) => failed.push(why.clone()),
@@ -55,6 +64,7 @@ impl Report {
             model,
             base,
             rows,
+            mixes,
             ranking,
             failed,
         }
@@ -111,7 +121,7 @@ impl Report {
             ]
         };
         std::iter::once(base)
-            .chain(self.rows.iter().map(row))
+            .chain(self.rows.iter().chain(&self.mixes).map(row))
             .collect()
     }
 
@@ -164,6 +174,9 @@ impl Report {
                      "prompt_rate": b.prompt_rate, "generation_rate": b.generation_rate},
             "types": serde_json::to_value(&self.rows)?,
         });
+        if !self.mixes.is_empty() {
+            object["mixes"] = serde_json::to_value(&self.mixes)?;
+        }
         if let Some((to, ranking)) = &self.ranking {
             object["sensitivity_type"] = json!(to);
             object["sensitivity"] = serde_json::to_value(ranking)?;
@@ -188,17 +201,16 @@ impl Report {
         }
         if !self.rows.is_empty() {
             page.heading("KL divergence against size");
-            let points: Vec<(f64, f64, &str)> = self
-                .rows
-                .iter()
-                .map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str()))
-                .collect();
+            let mut series = vec![("types", points(&self.rows))];
+            if !self.mixes.is_empty() {
+                series.push(("best mixes of their sizes", points(&self.mixes)));
+            }
             let axes = Axes {
                 title: "Mean KL divergence from the model itself",
                 x: "bits per weight",
                 y: "mean KL (nats)",
             };
-            page.chart(&named_points(axes, &points)?);
+            page.chart(&named_points(axes, &series)?);
         }
         if let Some((to, ranking)) = &self.ranking {
             page.heading(&format!("One tensor at a time in {to}"));
@@ -226,6 +238,13 @@ impl Report {
         }
         Ok(page.finish())
     }
+}
+
+/// Returns the points of a chart: bits per weight, mean KL divergence, name.
+fn points(rows: &[QuantRow]) -> Vec<(f64, f64, &str)> {
+    rows.iter()
+        .map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str()))
+        .collect()
 }
 
 fn heat_map(page: &mut Page, ranking: &[Sensitivity]) {

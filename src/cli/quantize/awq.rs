@@ -1,6 +1,6 @@
 //! `octavo quantize … awq`: writes a folder with 4-bit groups.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use clap::Args;
@@ -20,9 +20,6 @@ pub(super) struct AwqArgs {
     /// Number of weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32))]
     group: Option<u32>,
-    /// Calibration text for the search of scales (- is stdin)
-    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    file: Option<PathBuf>,
     /// Maximum number of tokens of the text [default: 8192]
     #[arg(
         long,
@@ -39,25 +36,26 @@ pub(super) struct AwqArgs {
 impl AwqArgs {
     /// Returns whether any of them is set.
     pub(super) fn is_set(&self) -> bool {
-        self.group.is_some() || self.file.is_some() || self.no_search
+        self.group.is_some() || self.tokens.is_some() || self.no_search
     }
 }
 
 /// Runs the command.
 pub(super) fn run(
     args: &AwqArgs,
+    file: Option<&Path>,
     input: &Path,
     output: &Path,
     threads: usize,
 ) -> Result<Exit, Failure> {
-    if args.file.is_none() && !args.no_search {
+    if file.is_none() && !args.no_search {
         return Err(Failure::Usage(
             "awq: expected -f FILE, a text to search scales on, or --no-search".to_owned(),
         ));
     }
     check_new_folder(output)?;
     signal::install()?;
-    let text = args.file.as_deref().map(prompt::read).transpose()?;
+    let text = file.map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
     let running = EngineOptions {

@@ -1,6 +1,7 @@
 //! `octavo quantize`: writes a model file with fewer bits per weight.
 
 mod awq;
+pub(super) mod choice;
 mod more;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ Examples:
 --output-tensor-type Q8_0
   octavo quantize mmproj-f16.gguf mmproj-q8.gguf Q8_0
   octavo quantize model-f16.gguf model-awq awq -f calibration.txt --group 64
+  octavo quantize model-f16.gguf best.gguf --target-size 4.5GiB -f calibration.txt --html best.html
 
 TYPE is one of F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS
 Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S
@@ -46,7 +48,7 @@ pub(super) struct QuantizeArgs {
     pub(super) input: PathBuf,
     /// Output file; left out with --dry-run
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
-    output: PathBuf,
+    output: Option<PathBuf>,
     /// Type of the output, listed below
     #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
@@ -56,6 +58,9 @@ pub(super) struct QuantizeArgs {
     n_threads: Option<u16>,
     #[command(flatten)]
     threads: ThreadsArgs,
+    /// Calibration text, for awq and for types by measurement (- is stdin)
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
     /// Importance matrix (octavo imatrix and llama-imatrix make it)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
@@ -84,6 +89,8 @@ pub(super) struct QuantizeArgs {
     /// Show what would be written, without writing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    choice: choice::ChoiceArgs,
     #[command(flatten)]
     more: more::MoreArgs,
     #[command(flatten)]
@@ -137,9 +144,10 @@ impl QuantizeArgs {
         let usage =
             |error: octavo_analysis::quantize::UnknownTarget| Failure::Usage(error.to_string());
         match &self.target {
-            Some(target) => Ok((Some(&self.output), target.parse().map_err(usage)?)),
+            Some(target) => Ok((self.output.as_deref(), target.parse().map_err(usage)?)),
             None if self.dry_run => {
-                Ok((None, self.output.to_string_lossy().parse().map_err(usage)?))
+                let name = self.output.as_deref().unwrap_or(Path::new(""));
+                Ok((None, name.to_string_lossy().parse().map_err(usage)?))
             }
             None => Err(Failure::Usage(
                 "no TYPE: expected IN OUT TYPE (see --help)".to_owned(),
@@ -147,9 +155,31 @@ impl QuantizeArgs {
         }
     }
 
+    /// Refuses options that have no effect where TYPE says the types.
+    fn without_goal(&self) -> Result<(), Failure> {
+        let mut options = self.choice.options().into_iter();
+        if let Some((name, _)) = options.find(|(_, is_set)| *is_set) {
+            return Err(Failure::Usage(format!(
+                "{name} has no effect: expected --target-size, --target-bpw or --target-kl with it"
+            )));
+        }
+        match self.file {
+            Some(_) => Err(Failure::Usage(
+                "--file has no effect: expected the type awq, --target-size, --target-bpw or \
+                 --target-kl with it"
+                    .to_owned(),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses options that awq ignores.
     fn only_awq(&self) -> Result<(), Failure> {
         let options = [
+            (
+                "--target-size, --target-bpw or --target-kl",
+                self.choice.goal().is_some(),
+            ),
             ("--imatrix", self.imatrix.is_some()),
             ("--pure", self.pure),
             ("--tensor-type", !self.tensor_type.is_empty()),
@@ -165,6 +195,7 @@ impl QuantizeArgs {
         ];
         match options
             .iter()
+            .chain(&self.choice.options())
             .chain(&self.more.options())
             .find(|option| option.1)
         {
@@ -207,13 +238,20 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         .is_some_and(|name| name.eq_ignore_ascii_case("awq"))
     {
         args.only_awq()?;
-        return awq::run(&args.awq, &args.input, &args.output, args.n_threads());
+        let (file, threads) = (args.file.as_deref(), args.n_threads());
+        // TYPE comes after OUT
+        let output = args.output.as_deref().unwrap_or(Path::new(""));
+        return awq::run(&args.awq, file, &args.input, output, threads);
     }
     if args.awq.is_set() {
         return Err(Failure::Usage(
-            "--group, --file and --no-search: expected the type awq with them".to_owned(),
+            "--group, --tokens and --no-search: expected the type awq with them".to_owned(),
         ));
     }
+    if let Some(goal) = args.choice.goal() {
+        return choice::run(args, goal);
+    }
+    args.without_goal()?;
     let (output, target) = args.output_and_target()?;
     args.more.check(args.imatrix.is_some())?;
     let options = args.options(target)?;
