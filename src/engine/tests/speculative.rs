@@ -154,8 +154,9 @@ fn what_repeats_takes_few_steps() {
         batch: 100,
         whims: 0,
         seed: 1,
-        // draft tokens are worth what steps are measured to take
-        step_time: Duration::from_millis(3),
+        // draft tokens are worth what steps are measured to take; far longer than a busy machine
+        // lets a thread wait
+        step_time: Duration::from_millis(20),
     };
     let (letters, n_vocab) = VOCABULARY.clone();
     let prompt = PROMPT.map(|i| letters[i]);
