@@ -196,6 +196,8 @@ fn what_cannot_be_is_refused() {
         small.contains("expected a size of at least") && small.contains("--types"),
         "{small}"
     );
+    let weights = ["--target-bpw", "5", "--tensor-type", "attn_v=IQ2_XXS"];
+    assert!(with(&weights, 1).contains("needs an importance matrix (--imatrix)"));
     let other = files.path("other.jsonl");
     std::fs::write(&other, "{\"tensor\":1}\n").expect("written");
     let kept = ["--target-bpw", "5", "--sensitivities", &other];

@@ -181,7 +181,7 @@ impl<'a> Allocator<'a> {
     /// tensors done and of all.
     ///
     /// # Errors
-    /// No tensor to choose a type for; values that cannot be quantized.
+    /// No tensor to choose a type for; values that cannot be quantized; as [`Plan::check`].
     pub fn new(
         gguf: &'a Gguf,
         setup: &'a Setup<'a>,
@@ -208,8 +208,9 @@ impl<'a> Allocator<'a> {
         };
         let first = vec![0; allocator.candidates.len()];
         let chosen: u64 = allocator.candidates.iter().map(|c| c.types[0].bytes).sum();
-        let whole = allocator.plan(&first)?.file_bytes()?;
-        allocator.others = whole - chosen;
+        let smallest = allocator.plan(&first)?;
+        smallest.check()?;
+        allocator.others = smallest.file_bytes()? - chosen;
         Ok(allocator)
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gguf_rs_lite::{Gguf, Temporary, TensorType};
 use octavo_analysis::bit_allocation::{
-    Allocation, Allocator, By, Goal, Point, Record, Scored, Sensitivities, Types, read,
+    Allocation, Allocator, By, Error, Goal, Point, Record, Scored, Sensitivities, Types, read,
 };
 use octavo_analysis::eval;
 use octavo_analysis::imatrix::Importance;
@@ -282,7 +282,10 @@ fn allocator<'a>(
         bar.at(done as u64, total as u64);
     });
     bar.clear();
-    Ok(allocator?)
+    allocator.map_err(|error| match error {
+        Error::Quantize(error) => super::refused(error),
+        error => error.into(),
+    })
 }
 
 /// Reads the files of sensitivities; returns what is in them, and the one to write to.
