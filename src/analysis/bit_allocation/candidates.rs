@@ -42,7 +42,7 @@ impl Candidates {
     }
 }
 
-/// What the candidates depend on.
+/// Everything that the candidates depend on.
 #[derive(Clone, Copy)]
 pub(super) struct Choice<'a> {
     pub(super) gguf: &'a Gguf,

@@ -1,5 +1,5 @@
 //! The tensors that are quantized together when sensitivities are measured, and the share of each
-//! in what is measured.
+//! in the divergence measured.
 //!
 //! Measuring each tensor by itself takes as many passes over the text as there are tensors. Groups
 //! take far fewer: each layer as a whole, and each role (`ffn_down` of all layers) as a whole. The
@@ -14,7 +14,7 @@ use super::{Candidates, Sensitivities};
 use crate::quant_report::role;
 use crate::quantize::mix::fallback;
 
-/// What is quantized at a time to measure sensitivities.
+/// Tensors quantized at a time to measure sensitivities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// One tensor.
@@ -47,7 +47,8 @@ fn of_role(role: &str) -> String {
     format!("blk.*.{role}")
 }
 
-/// Returns what is quantized at a time: tensors with a choice, each once or in a layer and a role.
+/// Returns the tensors quantized at a time: those with a choice, each by itself, or in its layer
+/// and in its role.
 pub(super) fn units(candidates: &[Candidates], by: By) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::new();
     let mut groups: BTreeMap<(bool, String), Vec<usize>> = BTreeMap::new();
@@ -83,8 +84,8 @@ pub(super) fn probe(of: &Candidates, asked: TensorType) -> TensorType {
     fitting.map_or(of.types[(of.types.len() - 1) / 2].ty, |c| c.ty)
 }
 
-/// Returns what was measured of each tensor, or its share in the groups that it is in: the type,
-/// and the divergence.
+/// Returns the measurements of each tensor, its shares in those of groups included: the type and
+/// the divergence.
 pub(super) fn of_tensors(
     candidates: &[Candidates],
     measured: &Sensitivities,
@@ -143,7 +144,7 @@ struct Cell {
     tensor: usize,
     /// Its layer and role.
     groups: [String; 2],
-    /// What was measured of these.
+    /// Measurements of these.
     sums: [f64; 2],
     share: f64,
 }

@@ -12,7 +12,7 @@ use super::Candidate;
 /// Smallest loss that can be told from none, in nats: the measurements' own rounding.
 const FLOOR: f64 = 1e-8;
 
-/// Returns the loss of each of a tensor's candidates, given what was measured of it; 0 for types
+/// Returns the loss of each of a tensor's candidates, given its measurements; 0 for types
 /// that change nothing, such as that of the source; `None` if nothing was measured.
 pub(super) fn losses(candidates: &[Candidate], measured: &[(TensorType, f64)]) -> Option<Vec<f64>> {
     let mut known: Vec<(TensorType, f64, f64)> = measured

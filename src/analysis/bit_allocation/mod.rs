@@ -106,14 +106,14 @@ const ROUNDS: usize = 6;
 /// Share of the divergence asked for that is near enough to it.
 const NEAR: f64 = 0.97;
 
-/// What to choose from.
+/// Types to choose from, and how tensors are measured.
 #[derive(Clone, Debug)]
 pub struct Types {
     /// Types that tensors may get; where rows do not fit, quantize's fallbacks.
     pub choice: Vec<TensorType>,
     /// Types in which tensors are measured.
     pub probes: Vec<TensorType>,
-    /// What is quantized at a time to measure them.
+    /// Tensors quantized at a time to measure them.
     pub by: By,
     /// Types of tensors that are not to be chosen, by the first pattern that matches the name.
     pub fixed: Vec<(Regex, TensorType)>,
@@ -214,7 +214,7 @@ impl<'a> Allocator<'a> {
         Ok(allocator)
     }
 
-    /// Measures what is not known yet; `progress` receives the number of measurements made and to
+    /// Makes the measurements that are missing; `progress` receives the number of measurements made and to
     /// make.
     ///
     /// # Errors
@@ -244,7 +244,7 @@ impl<'a> Allocator<'a> {
         &self.candidates
     }
 
-    /// Returns what was measured.
+    /// Returns the measurements.
     pub fn sensitivities(&self) -> &Sensitivities {
         &self.sensitivities
     }

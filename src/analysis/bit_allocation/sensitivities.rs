@@ -82,7 +82,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a file to add to, and reads into `all` what is in it. A new one is begun with the key
+    /// Opens a file to add to, and reads its contents into `all`. A new one is begun with the key
     /// of everything that the figures depend on. An incomplete last line is removed.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ mod tests {
         );
     }
 
-    /// Whatever the program was doing when it was killed, it goes on from the whole lines.
+    /// A run that was killed at any time goes on from the whole lines.
     #[test]
     fn a_file_cut_anywhere_is_continued() {
         let dir = tempfile::tempdir().expect("a folder");

@@ -58,15 +58,15 @@ pub(super) struct ChoiceArgs {
     #[arg(value_parser = element_types(), hide_possible_values = true)]
     #[arg(default_values_t = Types::default().probes)]
     probes: Vec<TensorType>,
-    /// What to quantize at a time to measure: each tensor, which is exact; or each layer and each
-    /// role, such as ffn_down in all layers, which takes a fraction of the time
+    /// Tensors to quantize at a time to measure: each by itself, which is exact; or each layer and
+    /// each role, such as ffn_down in all layers, which takes a fraction of the time
     #[arg(long, value_name = "BY", default_value = "tensor", value_parser = by())]
     measure_by: By,
     /// Number of chunks of 512 tokens to measure on; -1 is all
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::chunks)]
     chunks: i64,
-    /// Keep what is measured in FILE, and continue from what is in it; with several, all are read
-    /// and the first is written
+    /// Keep the measurements in FILE, and continue from those in it; with several files, all are
+    /// read and the first is written
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     sensitivities: Vec<PathBuf>,
     /// Only measure shard I of N (the first is 1) into --sensitivities
@@ -80,7 +80,7 @@ pub(super) struct ChoiceArgs {
     html: Option<PathBuf>,
 }
 
-/// Parses what is quantized at a time.
+/// Parses the tensors to quantize at a time.
 fn by() -> values::Named<By> {
     values::Named::new(
         || vec!["tensor", "group"],
@@ -288,7 +288,7 @@ fn allocator<'a>(
     })
 }
 
-/// Reads the files of sensitivities; returns what is in them, and the one to write to.
+/// Reads the files of sensitivities; returns their contents, and the one to write to.
 fn known(
     args: &QuantizeArgs,
     setup: &Setup<'_>,
@@ -317,7 +317,7 @@ fn known(
     Ok((known, record))
 }
 
-/// Measures what is not known yet.
+/// Makes the measurements that are missing.
 pub(in super::super) fn measure(
     allocator: &mut Allocator<'_>,
     base: &Base,
