@@ -214,8 +214,8 @@ impl<'a> Allocator<'a> {
         Ok(allocator)
     }
 
-    /// Makes the measurements that are missing; `progress` receives the number of measurements made and to
-    /// make.
+    /// Makes the measurements that are missing; `progress` receives their number so far and in
+    /// all.
     ///
     /// # Errors
     /// Those of converting and scoring, and of writing the record.

@@ -31,7 +31,7 @@ const COMMANDS: [&str; 9] = [
 ];
 
 /// Options of files that are written, or of the model itself.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 9] = [
     "--model",
     "--log-file",
     "--html",
@@ -39,6 +39,8 @@ const OTHERS: [&str; 7] = [
     "--output",
     "--dump",
     "--kl-divergence-base",
+    "--recipe",
+    "--sensitivities",
 ];
 
 #[test]
