@@ -103,7 +103,10 @@ impl Choice<'_> {
             })
             .collect();
         candidates.sort_by_key(|candidate| candidate.bytes);
-        self.measure(t, &mut candidates)?;
+        // without a choice there is nothing to compare
+        if candidates.len() > 1 {
+            self.measure(t, &mut candidates)?;
+        }
         Ok(Candidates {
             tensor: t.clone(),
             types: candidates,
