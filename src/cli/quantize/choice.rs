@@ -406,10 +406,12 @@ fn html(allocator: &Allocator<'_>, scored: &Scored, plan: &Plan<'_>) -> Result<S
         .map(|((of, losses), &choice)| {
             let candidates = of.types.iter().zip(losses);
             let all: Vec<String> = candidates
-                .map(|(c, loss)| format!("{} {loss:.1e}", c.ty))
+                .filter(|(c, _)| c.ty != of.tensor.ty)
+                .map(|(c, loss)| format!("{} {loss:.0e}", c.ty))
                 .collect();
             let cells = vec![
                 of.tensor.name.clone(),
+                of.tensor.n_elements().to_string(),
                 of.types[choice].ty.to_string(),
                 format!("{:.2}", mib(of.types[choice].bytes)),
                 format!("{:.2e}", losses[choice]),
@@ -418,7 +420,14 @@ fn html(allocator: &Allocator<'_>, scored: &Scored, plan: &Plan<'_>) -> Result<S
             (false, cells)
         });
     page.table(
-        &["tensor", "type", "MiB", "mean KL", "mean KL in each type"],
+        &[
+            "tensor",
+            "weights",
+            "type",
+            "MiB",
+            "mean KL",
+            "mean KL in each type",
+        ],
         rows,
     );
     let totals = plan.totals();

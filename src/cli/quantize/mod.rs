@@ -90,9 +90,9 @@ pub(super) struct QuantizeArgs {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    choice: choice::ChoiceArgs,
-    #[command(flatten)]
     more: more::MoreArgs,
+    #[command(flatten)]
+    choice: choice::ChoiceArgs,
     #[command(flatten)]
     awq: awq::AwqArgs,
 }
