@@ -7,8 +7,8 @@ use regex::Regex;
 use super::Error;
 use crate::eval::for_each;
 use crate::imatrix::Importance;
-use crate::quant_report::weights;
-use crate::quantize::mix::{self, fallback, is_quantizable, requires_importance};
+use crate::quant_report::{is_float_matrix, weights};
+use crate::quantize::mix::{self, fallback, requires_importance};
 use crate::quantize::{Target, change_to};
 
 /// Values of a tensor whose rounding is measured: whole rows, evenly spread over it.
@@ -66,7 +66,7 @@ impl Choice<'_> {
     ) -> Result<Vec<Candidates>, Error> {
         let mut tensors: Vec<&TensorInfo> = self.gguf.tensors().iter().collect();
         tensors.sort_by(|a, b| mix::order(&a.name, &b.name));
-        tensors.retain(|t| self.is_choosable(t));
+        tensors.retain(|t| is_float_matrix(self.gguf, t));
         if tensors.is_empty() {
             return Err(Error::NothingToChoose {
                 file: self.gguf.name().to_owned(),
@@ -80,12 +80,6 @@ impl Choice<'_> {
             progress(done + 1, n);
         }
         Ok(all)
-    }
-
-    fn is_choosable(&self, t: &TensorInfo) -> bool {
-        let architecture = self.gguf.str("general.architecture").ok().flatten();
-        matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
-            && is_quantizable(architecture.unwrap_or(""), &t.name, &t.dims)
     }
 
     fn of(&self, t: &TensorInfo) -> Result<Candidates, Error> {

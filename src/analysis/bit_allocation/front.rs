@@ -1,7 +1,5 @@
 //! The best mixes in the sizes of stock ones.
 
-use gguf_rs_lite::Gguf;
-
 use super::{Allocator, Error};
 use crate::quant_report::{Base, ModelScores, Setup, Watch, planned};
 use crate::quantize::{Plan, Target};
@@ -13,13 +11,12 @@ use crate::quantize::{Plan, Target};
 /// A model that cannot be quantized to the stock mix, a size below that of the smallest choice,
 /// those of scoring.
 pub fn best_of_size(
-    gguf: &Gguf,
     allocator: &Allocator<'_>,
     (setup, base): (&Setup<'_>, &Base),
     target: Target,
     watch: &mut dyn Watch,
 ) -> Result<ModelScores, Error> {
-    let stock = Plan::new(gguf, setup.importance, &setup.quantizing(target))?;
+    let stock = Plan::new(allocator.gguf, setup.importance, &setup.quantizing(target))?;
     let best = allocator.within(stock.file_bytes()?)?;
     let plan = allocator.plan(&best.choices)?;
     let name = format!("mix ≤ {target}");

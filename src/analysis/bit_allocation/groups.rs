@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use gguf_rs_lite::TensorType;
 
+use super::losses::FLOOR;
 use super::{Candidates, Sensitivities};
 use crate::quant_report::role;
 use crate::quantize::mix::fallback;
@@ -33,9 +34,6 @@ pub(super) struct Unit {
 
 /// Times that rows and columns are scaled: far more than it takes.
 const ROUNDS: usize = 100;
-
-/// Smallest divergence of a group that can be told from none, in nats.
-const FLOOR: f64 = 1e-8;
 
 /// Returns the name of a layer's group.
 fn of_layer(layer: usize) -> String {

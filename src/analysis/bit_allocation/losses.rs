@@ -10,7 +10,7 @@ use gguf_rs_lite::TensorType;
 use super::Candidate;
 
 /// Smallest loss that can be told from none, in nats: the measurements' own rounding.
-const FLOOR: f64 = 1e-8;
+pub(super) const FLOOR: f64 = 1e-8;
 
 /// Returns the loss of each of a tensor's candidates, given its measurements; 0 for types
 /// that change nothing, such as that of the source; `None` if nothing was measured.

@@ -290,9 +290,13 @@ impl<'a> Allocator<'a> {
         ))
     }
 
-    /// Returns the bytes that the tensors chosen for may have in a file of this size.
-    fn budget(&self, goal: u64) -> u64 {
-        goal.saturating_sub(self.others)
+    /// Returns the error of a size that no choice has.
+    fn too_small(&self, got: u64) -> Error {
+        Error::TooSmall {
+            file: self.gguf.name().to_owned(),
+            smallest: self.smallest(),
+            got,
+        }
     }
 
     /// Returns the size of the smallest file.
@@ -306,13 +310,8 @@ impl<'a> Allocator<'a> {
     /// # Errors
     /// [`Error::TooSmall`].
     pub fn check(&self, bytes: u64) -> Result<(), Error> {
-        let smallest = self.smallest();
-        match bytes < smallest {
-            true => Err(Error::TooSmall {
-                file: self.gguf.name().to_owned(),
-                smallest,
-                got: bytes,
-            }),
+        match bytes < self.smallest() {
+            true => Err(self.too_small(bytes)),
             false => Ok(()),
         }
     }
@@ -322,13 +321,10 @@ impl<'a> Allocator<'a> {
     /// # Errors
     /// A tensor that was not measured; a size that no choice has.
     pub fn within(&self, bytes: u64) -> Result<Allocation, Error> {
-        self.check(bytes)?;
-        let best = self.front()?.within(self.budget(bytes));
-        best.ok_or_else(|| Error::TooSmall {
-            file: self.gguf.name().to_owned(),
-            smallest: self.smallest(),
-            got: bytes,
-        })
+        let front = self.front()?;
+        let budget = bytes.checked_sub(self.others);
+        let best = budget.and_then(|budget| front.within(budget));
+        best.ok_or_else(|| self.too_small(bytes))
     }
 
     /// Returns the size of a file whose tensors have at most so many bits per weight.

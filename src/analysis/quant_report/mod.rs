@@ -31,8 +31,8 @@ pub(crate) use replaced::{Replaced, weights};
 pub use scores::{
     BaseRow, BaseScores, Facts, Failed, ModelScores, Pace, Scores, Sensitivity, TensorScores,
 };
-pub(crate) use sensitivity::role;
 pub use sensitivity::sensitivity;
+pub(crate) use sensitivity::{is_float_matrix, role};
 
 /// Reasons there is no report.
 #[derive(Debug, thiserror::Error)]

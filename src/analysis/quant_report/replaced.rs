@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use gguf_rs_lite::{Gguf, TensorInfo, TensorType, merged};
 
 use super::{Error, Setup, io};
 use crate::eval::for_each;
@@ -42,14 +42,7 @@ impl<'g> Replaced<'g> {
     /// The copy cannot be written.
     pub(crate) fn new(gguf: &'g Gguf, setup: &Setup<'g>) -> Result<Replaced<'g>, Error> {
         let path = setup.folder.join("replaced.gguf");
-        let mut writer = gguf_rs_lite::Writer::new();
-        for (key, value) in gguf.keys().filter(|(key, _)| !key.starts_with("split.")) {
-            writer.set(key, value);
-        }
-        for t in gguf.tensors() {
-            writer.tensor(&t.name, &t.dims, t.ty, gguf.stream(t));
-        }
-        writer.write_file(&path)?;
+        merged(gguf).write_file(&path)?;
         let copy = ModelSource::Path(path.clone()).open(true)?;
         let place = |t: &TensorInfo| Some((t.name.clone(), copy.file_offset(t)?));
         let places = copy.tensors().iter().filter_map(place).collect();

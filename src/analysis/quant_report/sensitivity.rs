@@ -24,13 +24,19 @@ pub(crate) fn role(name: &str) -> (String, Option<usize>) {
     }
 }
 
-/// Returns the type that a tensor gets: `to`, or `quantize`'s fallback if its rows do not fit;
-/// `None` for tensors that are never quantized: vectors, norms, routers.
-fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
-    let float = matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-    let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
+/// Returns whether a tensor is a matrix of floats that quantization may change: vectors, norms and
+/// routers never are.
+pub(crate) fn is_float_matrix(gguf: &Gguf, t: &TensorInfo) -> bool {
     let architecture = gguf.str("general.architecture").ok().flatten();
-    if !float || !is_quantizable(architecture.unwrap_or(""), &t.name, &t.dims) {
+    matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
+        && is_quantizable(architecture.unwrap_or(""), &t.name, &t.dims)
+}
+
+/// Returns the type that a tensor gets: `to`, or `quantize`'s fallback if its rows do not fit;
+/// `None` for tensors that are never quantized.
+fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
+    let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
+    if !is_float_matrix(gguf, t) {
         return None;
     }
     Some(to)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{Temporary, TensorType};
-use octavo_analysis::bit_allocation::{Allocator, Sensitivities, Types, best_of_size};
+use octavo_analysis::bit_allocation::{Sensitivities, Types, best_of_size};
 use octavo_analysis::eval;
 use octavo_analysis::imatrix::Importance;
 use octavo_analysis::quant_report::{
@@ -24,7 +24,7 @@ use super::failure::{Exit, Failure};
 use super::load;
 use super::output::{Inputs, Kind, Output};
 use super::prompt;
-use super::quantize::{self, choice::measure as measure_all};
+use super::quantize::{self, choice};
 use super::shards::{Job, Measured, ShardArgs, add_computation, add_model};
 use super::signal;
 use super::terminal::{self, Progress};
@@ -376,22 +376,16 @@ fn mixes(
         folder: folder.path(),
         ..*setup
     };
-    let types = Types::default();
-    let bar = Progress::tensors("rounding");
-    let allocator = Allocator::new(&gguf, &calibration, &types, &mut |done, total| {
-        bar.at(done as u64, total as u64)
-    });
-    bar.clear();
-    let mut allocator = allocator?;
+    let mut allocator = choice::candidates(&gguf, &calibration, &Types::default())?;
     let calibration_base = octavo_analysis::quant_report::base(&calibration, bars)?;
-    measure_all(
+    choice::measure(
         &mut allocator,
         &calibration_base,
         Sensitivities::default(),
         None,
     )?;
     let each = args.types.iter().map(|&target| {
-        let scores = best_of_size(&gguf, &allocator, (setup, base), target, bars);
+        let scores = best_of_size(&allocator, (setup, base), target, bars);
         bars.retain(&format!("best in {target}'s size"), scores)
     });
     Ok(each.collect())

@@ -262,7 +262,7 @@ fn choice_text(args: &QuantizeArgs) -> Result<Vec<u8>, Failure> {
     prompt::read_scored(path)
 }
 
-/// Finds the candidates of each tensor.
+/// Finds the candidates of each tensor that the options leave to choose.
 fn allocator<'a>(
     args: &QuantizeArgs,
     gguf: &'a Gguf,
@@ -277,8 +277,17 @@ fn allocator<'a>(
         fixed,
         shard: args.choice.shard,
     };
+    candidates(gguf, setup, &types)
+}
+
+/// Finds the candidates of each tensor, with a bar of progress.
+pub(in super::super) fn candidates<'a>(
+    gguf: &'a Gguf,
+    setup: &'a Setup<'a>,
+    types: &Types,
+) -> Result<Allocator<'a>, Failure> {
     let bar = Progress::tensors("rounding");
-    let allocator = Allocator::new(gguf, setup, &types, &mut |done, total| {
+    let allocator = Allocator::new(gguf, setup, types, &mut |done, total| {
         bar.at(done as u64, total as u64);
     });
     bar.clear();
