@@ -106,17 +106,7 @@ impl Responses {
 
     /// Stores a response, and forgets the oldest ones as far as limits require.
     pub(crate) fn insert(&self, id: &str, stored: Stored) {
-        let mut all = self.lock();
-        all.remove(id);
-        all.bytes += stored.bytes();
-        all.of_id.insert(id.to_owned(), stored);
-        all.order.push_back(id.to_owned());
-        while all.order.len() > MAX_RESPONSES || (all.bytes > MAX_BYTES && all.order.len() > 1) {
-            let Some(oldest) = all.order.front().cloned() else {
-                break;
-            };
-            all.remove(&oldest);
-        }
+        self.lock().insert(id, stored);
     }
 
     /// Returns a response of this caller.
@@ -126,16 +116,19 @@ impl Responses {
         (stored.salt.as_deref() == salt).then(|| stored.clone())
     }
 
-    /// Replaces a response that is still stored, and whose work has ended.
-    pub(crate) fn finish(&self, id: &str, response: &Value) {
-        let ended = self.lock().of_id.get_mut(id).map(|stored| {
-            // forgetting the old one must not stop what stores the new one
-            stored.work = None;
-            stored.clone()
-        });
-        if let Some(stored) = ended {
-            self.insert(id, stored.with(response));
+    /// Ends the work on a response that is still stored, and returns the response as it is stored
+    /// then. The first end stays: a response that was cancelled is not completed later, nor the
+    /// other way round, though both may happen at the same time.
+    pub(crate) fn finish(&self, id: &str, response: &Value) -> Option<Value> {
+        let mut all = self.lock();
+        let stored = all.of_id.get_mut(id)?;
+        // forgetting the old one must not stop what stores the new one
+        stored.work = None;
+        if stored.in_progress {
+            let ended = stored.clone().with(response);
+            all.insert(id, ended);
         }
+        all.of_id.get(id).map(Stored::response)
     }
 
     /// Says how the work on a response can be stopped, unless it has ended already.
@@ -156,6 +149,19 @@ impl Responses {
 }
 
 impl All {
+    fn insert(&mut self, id: &str, stored: Stored) {
+        self.remove(id);
+        self.bytes += stored.bytes();
+        self.of_id.insert(id.to_owned(), stored);
+        self.order.push_back(id.to_owned());
+        while self.order.len() > MAX_RESPONSES || (self.bytes > MAX_BYTES && self.order.len() > 1) {
+            let Some(oldest) = self.order.front().cloned() else {
+                break;
+            };
+            self.remove(&oldest);
+        }
+    }
+
     fn remove(&mut self, id: &str) -> bool {
         let Some(stored) = self.of_id.remove(id) else {
             return false;
@@ -173,6 +179,19 @@ impl All {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn the_first_end_of_a_response_stays() {
+        let responses = Responses::default();
+        let in_status = |status: &str| json!({ "status": status });
+        let begun = Stored::new(&[], None).with(&in_status("in_progress"));
+        responses.insert("a", begun);
+        for later in ["cancelled", "completed"] {
+            let stored = responses.finish("a", &in_status(later));
+            assert_eq!(stored, Some(in_status("cancelled")));
+        }
+        assert_eq!(responses.finish("b", &in_status("completed")), None);
+    }
 
     #[test]
     fn the_oldest_are_forgotten_first_and_callers_see_their_own() {

@@ -62,7 +62,10 @@ pub(crate) async fn cancel(
     if let Some(work) = stored.work {
         work.abort();
         response["status"] = json!("cancelled");
-        app.responses.finish(&id, &response);
+        // the work may have ended just before
+        if let Some(stored) = app.responses.finish(&id, &response) {
+            response = stored;
+        }
     } else if response["background"] != true {
         let message = "only a response in the background can be cancelled";
         return Err(ApiError::bad_request(message));
