@@ -1,17 +1,19 @@
 //! `cargo xtask regress`: finds what became slower than at another commit.
 //!
-//! Both programs run the same list of tests in alternation, and CPU seconds are compared, which
-//! other work on the machine disturbs less than wall time. A run with more repetitions than another
-//! takes longer by theirs alone: loading, packing and warming up cancel out. The shortest run of
-//! all rounds counts. What seems slower is measured again before it is reported.
+//! Both programs run the same list of tests in alternation. The shortest repetition of all rounds
+//! counts: it is the one that other work on the machine disturbed least. (Sums of CPU seconds are
+//! not: work on the other thread of a core makes them longer too, and loading and packing, which
+//! take longer than a prompt here, are part of them.) What seems slower is measured again before it
+//! is reported.
 
 mod cases;
 mod programs;
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use clap::Args;
+use serde_json::Value;
 
 use crate::model;
 use crate::side;
@@ -26,7 +28,7 @@ const LEAST_SPEED: f64 = 0.95;
 /// Builds both programs and measures the same tests with each in alternation: every weight type,
 /// several sequences, long contexts, experts. A test whose speed is below 0.95 of the other
 /// commit's is measured again; if it stays below, it is named, and the exit code is 1. All tests
-/// take about an hour on an idle machine.
+/// take about half an hour on an idle machine.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -63,7 +65,7 @@ pub(crate) struct RegressArgs {
     csv: Option<PathBuf>,
 }
 
-/// CPU seconds of a repetition of a test, at the other commit and now.
+/// Seconds of the shortest repetition of a test, at the other commit and now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Times {
     before: f64,
@@ -74,25 +76,6 @@ impl Times {
     /// Speed as a fraction of the other commit's.
     fn speed(self) -> f64 {
         self.before / self.now
-    }
-}
-
-/// The shortest runs of one program: with one repetition, and with more.
-#[derive(Clone, Copy, Debug)]
-struct Runs {
-    one: f64,
-    more: f64,
-}
-
-impl Runs {
-    const NONE: Runs = Runs {
-        one: f64::INFINITY,
-        more: f64::INFINITY,
-    };
-
-    /// CPU seconds of a repetition.
-    fn of_repetition(self, case: &Case) -> f64 {
-        (self.more - self.one) / f64::from(case.repetitions)
     }
 }
 
@@ -115,7 +98,7 @@ pub(crate) fn run(args: &RegressArgs) -> Result<(), String> {
         model: None,
     };
     let [before, now] = bench.programs.each_ref().map(|program| &program.name);
-    println!("CPU seconds of a repetition, at {before} and at {now}");
+    println!("seconds of the shortest repetition, at {before} and at {now}");
     println!("{:<28} {:>10} {:>10}  speed", "test", "before", "now");
     let mut slower = Vec::new();
     for case in &cases {
@@ -142,14 +125,13 @@ impl Bench<'_> {
     /// Runs a test, prints its line and returns whether it became slower.
     fn run(&mut self, case: &Case) -> Result<bool, String> {
         self.write_model(case.model)?;
-        if let Err(message) = self.cpu_of(0, case, 1) {
+        if let Err(message) = self.shortest(0, case) {
             // what neither can run is wrong, and not new
-            self.cpu_of(1, case, 1)?;
+            self.shortest(1, case)?;
             println!("{:<28} not there before: {message}", case.name);
             return Ok(false);
         }
-        let measure = |which: usize, n| self.cpu_of(which, case, n);
-        let times = compare(case, self.args.rounds, measure)?;
+        let times = compare(self.args.rounds, |which| self.shortest(which, case))?;
         let Times { before, now } = times;
         let is_slower = times.speed() < LEAST_SPEED;
         let verdict = if is_slower { "  slower" } else { "" };
@@ -175,28 +157,25 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs a test with a program and returns its CPU seconds.
-    fn cpu_of(&self, which: usize, case: &Case, repetitions: u32) -> Result<f64, String> {
+    /// Runs a test with a program and returns the seconds of its shortest repetition.
+    fn shortest(&self, which: usize, case: &Case) -> Result<f64, String> {
         let (program, args) = (&self.programs[which], self.args);
-        let before = side::children_seconds()?;
         let mut command = Command::new(&program.path);
         command.args(["bench", "--no-limits", "--device", "cpu", "-o", "json"]);
         command.args(["--isa", &args.isa, "-t", &args.threads.to_string()]);
         command
-            .args(["-r", &repetitions.to_string()])
+            .args(["-r", &case.repetitions.to_string()])
             .args(case.args);
         command.args(self.model.iter().map(|(_, file)| file.path()));
-        let output = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .output();
+        let output = command.output();
         let output = output.map_err(|error| format!("{}: {error}", program.path.display()))?;
         if !output.status.success() {
             let message = String::from_utf8_lossy(&output.stderr);
             let (program, message) = (&program.name, message.trim_end());
             return Err(format!("{program}, {}: {message}", case.name));
         }
-        Ok(side::children_seconds()? - before)
+        shortest_of(&output.stdout)
+            .ok_or_else(|| format!("{}, {}: expected times, got none", program.name, case.name))
     }
 
     fn csv_line(&self, case: &Case, times: Times) -> String {
@@ -213,14 +192,21 @@ impl Bench<'_> {
     }
 }
 
-/// Compares both programs at a test: `measure` runs program 0 (before) or 1 (now) with a number of
-/// repetitions, and returns CPU seconds.
+/// Returns the seconds of the shortest repetition in the records that `octavo bench` prints.
+fn shortest_of(records: &[u8]) -> Option<f64> {
+    let records: Vec<Value> = serde_json::from_slice(records).ok()?;
+    let samples = records.first()?["samples_ns"].as_array()?;
+    let shortest = samples.iter().filter_map(Value::as_f64).reduce(f64::min)?;
+    Some(shortest / 1e9)
+}
+
+/// Compares both programs at a test: `measure` runs program 0 (before) or 1 (now), and returns the
+/// seconds of its shortest repetition.
 fn compare(
-    case: &Case,
     rounds: u32,
-    mut measure: impl FnMut(usize, u32) -> Result<f64, String>,
+    mut measure: impl FnMut(usize) -> Result<f64, String>,
 ) -> Result<Times, String> {
-    let mut runs = [Runs::NONE; 2];
+    let mut shortest = [f64::INFINITY; 2];
     let mut times = Times {
         before: f64::NAN,
         now: f64::NAN,
@@ -231,19 +217,10 @@ fn compare(
             // each program goes first equally often
             for turn in [round % 2, 1 - round % 2] {
                 let which = turn as usize;
-                let best = &mut runs[which];
-                best.one = best.one.min(measure(which, 1)?);
-                best.more = best.more.min(measure(which, 1 + case.repetitions)?);
+                shortest[which] = shortest[which].min(measure(which)?);
             }
         }
-        let [before, now] = runs.map(|runs| runs.of_repetition(case));
-        if before <= 0.0 || now <= 0.0 {
-            return Err(format!(
-                "{}: expected more repetitions to take longer, got {before} and {now} CPU seconds \
-                 for one",
-                case.name
-            ));
-        }
+        let [before, now] = shortest;
         times = Times { before, now };
         if times.speed() >= LEAST_SPEED {
             break;
@@ -256,18 +233,16 @@ fn compare(
 mod tests {
     use super::*;
 
-    fn case() -> Case {
-        let mut cases = cases::chosen(&["Q4_K generation".to_owned()]).expect("known");
-        cases.remove(0)
-    }
-
     #[test]
-    fn loading_cancels_out_and_the_shortest_run_counts() {
-        let case = case();
+    fn the_shortest_repetition_counts() {
+        let records = br#"[{ "samples_ns": [1677243, 1569498, 2000000] }]"#;
+        assert_eq!(shortest_of(records), Some(0.001_569_498));
+        assert_eq!(shortest_of(br#"[{ "samples_ns": [] }]"#), None);
+        assert_eq!(shortest_of(b"no records"), None);
+
         let mut noise = [0.3, 0.0, 0.2, 0.1].into_iter().cycle();
-        let times = compare(&case, 4, |which, n| {
-            let each = [0.5, 0.25][which];
-            Ok(3.0 + f64::from(n) * each + noise.next().expect("endless"))
+        let times = compare(4, |which| {
+            Ok([0.5, 0.25][which] + noise.next().expect("endless"))
         });
         let times = times.expect("measured");
         assert!(
@@ -278,18 +253,16 @@ mod tests {
 
     #[test]
     fn what_seems_slower_is_measured_again() {
-        let case = case();
         let mut calls = 0;
         // the second program is disturbed in the first rounds
-        let times = compare(&case, 2, |which, n| {
+        let times = compare(2, |which| {
             calls += 1;
-            let disturbed = which == 1 && n > 1 && calls <= 8;
-            Ok(f64::from(n) + if disturbed { 9.0 } else { 0.0 })
+            let disturbed = which == 1 && calls <= 4;
+            Ok(1.0 + if disturbed { 9.0 } else { 0.0 })
         });
-        assert_eq!((calls, times.expect("measured").speed()), (16, 1.0));
+        assert_eq!((calls, times.expect("measured").speed()), (8, 1.0));
         // and stays slower if it is
-        let slow = compare(&case, 2, |which, n| Ok(f64::from(n) * [1.0, 1.1][which]));
+        let slow = compare(2, |which| Ok([1.0, 1.1][which]));
         assert!(slow.expect("measured").speed() < LEAST_SPEED);
-        assert!(compare(&case, 1, |_, _| Ok(1.0)).is_err(), "no time at all");
     }
 }

@@ -9,7 +9,7 @@ pub(super) struct Case {
     /// Name of the model, for [`write_named`](crate::model::write_named).
     pub(super) model: &'static str,
     pub(super) args: &'static [&'static str],
-    /// Number of repetitions that are measured: a second or more, all together.
+    /// Number of repetitions in each run of a program.
     pub(super) repetitions: u32,
 }
 
@@ -17,8 +17,8 @@ pub(super) struct Case {
 type Row = (&'static str, &'static [&'static str], u32);
 
 const OF_EACH_TYPE: [Row; 2] = [
-    ("prompt", &["-p", "512", "-n", "0"], 3),
-    ("generation", &["-p", "0", "-n", "64"], 6),
+    ("prompt", &["-p", "512", "-n", "0"], 8),
+    ("generation", &["-p", "0", "-n", "64"], 3),
 ];
 
 /// Tests of one type, of all that depends on the type little.
@@ -47,12 +47,12 @@ const OF_Q4_K: [Row; 8] = [
     (
         "prompt in 8 bits",
         &["-p", "512", "-n", "0", "--prompt-bits", "8"],
-        3,
+        8,
     ),
     (
         "prompt, not repacked",
         &["-p", "512", "-n", "0", "--no-repack"],
-        2,
+        3,
     ),
     (
         "generation, not repacked",
@@ -63,8 +63,8 @@ const OF_Q4_K: [Row; 8] = [
 
 /// Tests of a mixture of experts.
 const OF_EXPERTS: [Row; 3] = [
-    ("prompt", &["-p", "512", "-n", "0"], 3),
-    ("generation", &["-p", "0", "-n", "64"], 6),
+    ("prompt", &["-p", "512", "-n", "0"], 5),
+    ("generation", &["-p", "0", "-n", "64"], 3),
     (
         "16 sequences",
         &["-p", "0", "-n", "32", "--sequences", "16"],
