@@ -1,5 +1,6 @@
 //! `config.json`: hyperparameters under their GGUF keys, and the quantization of weights.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::path::Path;
 
@@ -54,25 +55,30 @@ impl Config {
             untied: false,
             awq: None,
         };
-        config.heads = config.count("num_attention_heads")?;
-        config.heads_kv = (row.heads_kv)(&config, config.heads)?;
-        let hidden = config.count("hidden_size")?;
-        config.head_dim = match config.optional_count("head_dim")? {
-            Some(head_dim) => head_dim,
-            None if hidden.is_multiple_of(config.heads) => hidden / config.heads,
-            None => {
-                return Err(config.bad(
-                    "head_dim",
-                    "a number, since heads do not divide hidden_size",
-                    "nothing",
-                ));
-            }
-        };
+        if row.attention {
+            config.read_heads()?;
+        }
         let tied = config.flag("tie_word_embeddings")?;
         config.tied = tied.unwrap_or(false);
-        config.untied = !tied.unwrap_or(row.tied);
+        config.untied = !row.embeds && !tied.unwrap_or(row.tied);
         config.awq = config.quantization(dir)?;
         Ok(config)
+    }
+
+    /// Reads the numbers of heads and their width.
+    fn read_heads(&mut self) -> Result<(), Error> {
+        self.heads = self.count("num_attention_heads")?;
+        self.heads_kv = (self.row.heads_kv)(self, self.heads)?;
+        let hidden = self.count("hidden_size")?;
+        self.head_dim = match self.optional_count("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden.is_multiple_of(self.heads) => hidden / self.heads,
+            None => {
+                let expected = "a number, since heads do not divide hidden_size";
+                return Err(self.bad("head_dim", expected, "nothing"));
+            }
+        };
+        Ok(())
     }
 
     /// Returns a key of the architecture.
@@ -100,20 +106,24 @@ impl Config {
         if let Some(n_ff) = (self.row.n_ff)(self)? {
             view.set(&self.key("feed_forward_length"), as_u32(n_ff));
         }
-        for (name, value) in [
-            ("attention.head_count", self.heads),
-            ("attention.head_count_kv", self.heads_kv),
-            ("attention.key_length", self.head_dim),
-            ("attention.value_length", self.head_dim),
-        ] {
-            view.set(&self.key(name), as_u32(value));
+        view.set(&self.key("attention.head_count"), as_u32(self.heads));
+        if self.row.attention {
+            for (name, value) in [
+                ("attention.head_count_kv", self.heads_kv),
+                ("attention.key_length", self.head_dim),
+                ("attention.value_length", self.head_dim),
+            ] {
+                view.set(&self.key(name), as_u32(value));
+            }
         }
         for key in self.row.keys {
             self.declare_key(key, view)?;
         }
         self.refuse_others()?;
         self.windows(view)?;
-        self.rope(view)?;
+        if self.row.rope {
+            self.rope(view)?;
+        }
         (self.row.extra)(self, view)
     }
 
@@ -159,6 +169,7 @@ impl Config {
             Is::True(unset) => (true, unset),
             Is::False(unset) => (false, unset),
             Is::Number(number) => return self.number_is(key, number),
+            Is::Text(text) => return self.text_is(key, text),
             Is::Nothing => {
                 let empty = |v: &&Value| !v.as_array().is_some_and(Vec::is_empty);
                 return match self.get(key).filter(empty) {
@@ -171,6 +182,14 @@ impl Config {
             Some(flag) if flag != expected => Err(self.bad(key, expected.to_string(), flag)),
             None if unset != expected => Err(self.bad(key, expected.to_string(), "nothing")),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses a setting that is there and is another text.
+    fn text_is(&self, key: &str, expected: &str) -> Result<(), Error> {
+        match self.string(key)?.filter(|text| text != expected) {
+            Some(text) => Err(self.bad(key, format!("nothing, or {expected}"), text)),
+            None => Ok(()),
         }
     }
 
@@ -187,16 +206,19 @@ impl Config {
 /// Returns the row of the `model_type` that the settings name.
 fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
     const KEY: &str = "model_type";
-    let names = || types::all().map(|row| row.name).collect::<Vec<_>>();
-    let expected = || format!("one of {}", names().join(", "));
+    let names = || types::all().map(|row| row.name).collect::<BTreeSet<_>>();
+    let expected = || {
+        let names: Vec<&str> = names().into_iter().collect();
+        format!("one of {}", names.join(", "))
+    };
     let model_type = settings.string(KEY)?;
     let model_type = settings.must(KEY, &expected(), model_type)?;
-    let row = types::all().find(|row| row.name == model_type);
+    let row = types::of_settings(&model_type, settings);
     row.ok_or_else(|| settings.bad(KEY, expected(), model_type))
 }
 
-/// Returns the settings with those of the language model merged in, if they are nested, and with
-/// transformers' default values for settings that are not given.
+/// Returns the settings with those of the language model merged in, if they are nested, under their
+/// usual names too, and with transformers' default values for settings that are not given.
 fn merged(mut root: Value, row: &ModelType) -> Value {
     let text = root.get_mut("text_config").map(Value::take);
     let Value::Object(map) = &mut root else {
@@ -204,6 +226,11 @@ fn merged(mut root: Value, row: &ModelType) -> Value {
     };
     if let Some(Value::Object(text)) = text {
         map.extend(text);
+    }
+    for (own, usual) in row.attribute_map {
+        if let Some(value) = map.get(*own).filter(|value| !value.is_null()).cloned() {
+            map.insert((*usual).to_owned(), value);
+        }
     }
     for (key, value) in row.defaults {
         let unset = map.get(*key).is_none_or(Value::is_null);

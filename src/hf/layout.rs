@@ -9,7 +9,9 @@ use super::awq::FileRange;
 use super::config::Config;
 use super::files::{Source, bad, show};
 use super::order::{HeadOrder, Order};
-use super::rows::{Change, Plain, Reordered, Shuffled, Transposed, Widened};
+use super::rows::{
+    Change, Factors, Matrices, Plain, Reordered, Scaled, Shuffled, Transposed, Widened,
+};
 use super::types::Cut;
 
 /// Rule for the rows of a module.
@@ -33,6 +35,65 @@ pub(super) enum Rule {
     Cut(Cut),
     /// Stacks the matrices of all experts into one tensor.
     Stacked,
+    /// Makes a matrix of this many rows of a vector.
+    Matrix {
+        rows: usize,
+    },
+    /// Makes a matrix for each head, of some rows of it.
+    OfHeads(OfHeads),
+}
+
+/// Rows of each head that become a matrix of their own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfHeads {
+    /// Number of heads.
+    pub(super) heads: usize,
+    /// Rows of a head in the folder.
+    pub(super) of: usize,
+    /// First row that is taken,
+    pub(super) start: usize,
+    /// and number of rows that are.
+    pub(super) take: usize,
+    /// Whether the matrix is transposed.
+    pub(super) transposed: bool,
+}
+
+impl OfHeads {
+    /// Returns the number of rows that are taken and their order; the rows of transposed matrices
+    /// are columns of the folder's, in order.
+    fn rows(self) -> (usize, Order) {
+        let order = match self.transposed {
+            true => Order::Same,
+            false => Order::Cut {
+                of: self.of,
+                take: self.take,
+                start: self.start,
+                step: 1,
+            },
+        };
+        (self.heads.saturating_mul(self.take), order)
+    }
+
+    /// Returns the shape of the matrices, in Hugging Face's order.
+    fn shape(self, cols: usize) -> Vec<usize> {
+        match self.transposed {
+            true => vec![self.heads, cols, self.take],
+            false => vec![self.heads, self.take, cols],
+        }
+    }
+
+    /// Returns the places of matrices that are transposed.
+    fn matrices(self, cols: usize) -> Option<Matrices> {
+        let OfHeads {
+            of, start, take, ..
+        } = self;
+        self.transposed.then_some(Matrices {
+            of,
+            start,
+            rows: take,
+            cols,
+        })
+    }
 }
 
 impl Rule {
@@ -52,6 +113,20 @@ impl Rule {
         };
         match self {
             Rule::Same | Rule::Stacked | Rule::Columns { .. } => Ok((rows, Order::Same)),
+            Rule::Matrix { rows: of } => {
+                let fits = rows.is_multiple_of(of);
+                whole(
+                    fits,
+                    rows,
+                    Order::Same,
+                    &format!("{of} rows of equal length"),
+                )
+            }
+            Rule::OfHeads(heads) => {
+                let all = heads.heads.saturating_mul(heads.of);
+                let (left, order) = heads.rows();
+                whole(rows == all, left, order, &format!("{all} rows"))
+            }
             Rule::Heads(order) => {
                 let fits = rows.is_multiple_of(order.head_dim);
                 whole(fits, rows, Order::Heads(order), "rows of whole heads")
@@ -87,8 +162,10 @@ pub(super) struct Layout {
     pub(super) change: Change,
     /// Permutation of its columns, if there is one.
     pub(super) columns: Option<Order>,
-    /// Shape of a matrix in the folder that is transposed.
-    pub(super) transposed: Option<[usize; 2]>,
+    /// Matrices in the folder that are transposed.
+    pub(super) transposed: Option<Matrices>,
+    /// Factors of the rows, if they have any.
+    pub(super) factors: Vec<Factors>,
     /// Rows in the folder.
     pub(super) source_rows: usize,
     /// It is the first of the matrices of all experts, to be stacked.
@@ -113,19 +190,23 @@ impl Layout {
             shape.remove(0);
         }
         // and convolutions store a matrix of one row for each channel
-        if name.ends_with(CONVOLUTION) && shape.len() == 3 && shape[1] == 1 {
+        if is_convolution(name) && shape.len() == 3 && shape[1] == 1 {
             shape.remove(1);
         }
         let most = match rule {
             Rule::Same | Rule::Cut(_) => 3,
-            Rule::Heads(_) | Rule::Rows { .. } | Rule::Columns { .. } | Rule::Stacked => 2,
+            Rule::Matrix { .. } => 1,
+            _ => 2,
         };
         if !(1..=most).contains(&shape.len()) || shape.contains(&0) {
             return Err(refuse(format!("one to {most} dimensions, none of them 0")));
         }
         let change = config.row.change(from);
         let in_f32 = stays_f32(name, shape.len()) || change != Change::Nothing;
-        let of_matrices = matches!(rule, Rule::Stacked | Rule::Columns { .. });
+        let of_matrices = matches!(
+            rule,
+            Rule::Stacked | Rule::Columns { .. } | Rule::OfHeads(_)
+        );
         if is_vector && shape.len() > 2 || of_matrices && in_f32 {
             return Err(refuse("a matrix".to_owned()));
         }
@@ -136,11 +217,17 @@ impl Layout {
             }
             _ => None,
         };
-        let transposed = match shape[..] {
-            [_, rows, cols] if config.row.transposed => {
+        let transposed = match (rule, &shape[..]) {
+            (_, &[_, rows, cols]) if config.row.transposed => {
                 shape.swap(1, 2);
-                Some([rows, cols])
+                Some(Matrices {
+                    of: rows,
+                    start: 0,
+                    rows,
+                    cols,
+                })
             }
+            (Rule::OfHeads(heads), &[_, cols]) => heads.matrices(cols),
             _ => None,
         };
         let source_rows = shape[..shape.len() - 1].iter().product();
@@ -149,9 +236,21 @@ impl Layout {
         let at = shape.len() - if of_values { 1 } else { 2 };
         let (rows, order) = rule.rows(shape[at]).map_err(refuse)?;
         shape[at] = rows;
+        let unit = if of_values { 1 } else { shape[at + 1] };
+        match rule {
+            Rule::Matrix { rows } => shape = vec![rows, shape[0] / rows],
+            Rule::OfHeads(heads) => shape = heads.shape(shape[1]),
+            _ => {}
+        }
+        let stem = name.strip_suffix(".weight");
+        let factors = stem.map_or(Ok(Vec::new()), |stem| (config.row.factors)(config, stem))?;
+        if !factors.is_empty() && (in_f32 || shape.len() != 2) {
+            return Err(refuse("a matrix".to_owned()));
+        }
         Ok(Layout {
             plain,
-            unit: if of_values { 1 } else { shape[at + 1] },
+            unit,
+            factors,
             dims: shape.iter().rev().map(|d| *d as u64).collect(),
             order,
             in_f32,
@@ -182,6 +281,7 @@ impl Layout {
             change: Change::Nothing,
             columns: None,
             transposed: None,
+            factors: Vec::new(),
             source_rows: whole.iter().product::<usize>() / row_len,
             stacked: false,
         }
@@ -208,6 +308,14 @@ impl Layout {
                 change: self.change,
             });
             view.made(name, &dims, TensorType::F32, &file, rows)?;
+        } else if !self.factors.is_empty() {
+            let rows = Arc::new(Scaled {
+                part,
+                plain,
+                row_len,
+                factors: self.factors,
+            });
+            view.made(name, &dims, ty, &file, rows)?;
         } else if let Some(order) = self.columns {
             let rows = Arc::new(Shuffled {
                 part,
@@ -216,11 +324,11 @@ impl Layout {
                 order,
             });
             view.made(name, &dims, ty, &file, rows)?;
-        } else if let Some(shape) = self.transposed {
+        } else if let Some(matrices) = self.transposed {
             let rows = Arc::new(Transposed {
                 part,
                 bytes,
-                shape,
+                matrices,
                 order,
             });
             view.made(name, &dims, ty, &file, rows)?;
@@ -243,18 +351,24 @@ impl Layout {
     }
 }
 
-/// End of the names of convolutions along tokens.
-const CONVOLUTION: &str = ".ssm_conv1d.weight";
+/// Returns whether a name is that of a convolution along tokens.
+fn is_convolution(name: &str) -> bool {
+    let ends = [".ssm_conv1d.weight", ".shortconv.conv.weight"];
+    ends.iter().any(|end| name.ends_with(end))
+}
 
 /// Returns whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices:
-/// vectors, norms, biases, routers, convolutions and position embeddings of patches.
+/// vectors, norms, biases, routers, convolutions, and embeddings of positions and token types.
 pub fn stays_f32(name: &str, dimensions: usize) -> bool {
     let ends = [
-        "v.position_embd.weight",
+        "position_embd.weight",
+        "token_types.weight",
         "_norm.weight",
         ".ffn_gate_inp.weight",
         ".ffn_gate_inp_shexp.weight",
-        CONVOLUTION,
     ];
-    dimensions < 2 || !name.ends_with(".weight") || ends.iter().any(|end| name.ends_with(end))
+    dimensions < 2
+        || !name.ends_with(".weight")
+        || is_convolution(name)
+        || ends.iter().any(|end| name.ends_with(end))
 }

@@ -15,6 +15,7 @@ mod files;
 mod generation;
 mod json;
 mod layout;
+mod modules;
 mod names;
 mod order;
 mod quantization;
@@ -58,6 +59,7 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
         view.set("general.name", name.as_str());
     }
     config.declare(&mut view)?;
+    modules::declare(dir, &config, &mut view)?;
     generation::declare(dir, &mut view)?;
     tokenizer::declare(dir, &config, &mut view)?;
     tensors::declare(dir, &config, options, &mut view)?;

@@ -9,14 +9,23 @@ use super::types::{self, ModelType};
 /// # Errors
 /// If two tensors would have the same name.
 pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result<Sources, Error> {
+    let bare = |name: &str| {
+        let bare = name.strip_prefix(row.prefix);
+        bare.unwrap_or(name).to_owned()
+    };
     let name = |name: String| {
-        let name = name.replacen("language_model.", "", 1);
+        let name = bare(&name.replacen("language_model.", "", 1));
         let name = ahead(row, n_layer, &name).unwrap_or(name);
         let mut renamed = row.renamed.iter();
         let stem = renamed.find_map(|(from, to)| Some((name.strip_suffix(from)?, to)));
         stem.map_or_else(|| name.clone(), |(stem, to)| format!("{stem}{to}"))
     };
-    let skipped = |name: &str| row.skipped.iter().any(|start| name.starts_with(start));
+    let is_ahead = |name: &str| in_layer(row, name).is_some_and(|(l, _)| l as usize >= n_layer);
+    let skipped = |name: &str| {
+        let name = &bare(name);
+        let is_skipped = row.skipped.iter().any(|start| name.starts_with(start));
+        is_skipped || row.drops_ahead && is_ahead(name)
+    };
     let mut all = Sources::new();
     for (from, source) in sources.into_iter().filter(|(name, _)| !skipped(name)) {
         let to = name(from.clone());

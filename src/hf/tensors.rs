@@ -12,6 +12,7 @@ use super::awq::{Awq, FileRange, Packing, block_type, zero_words};
 use super::config::Config;
 use super::files::{Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
+use super::modules;
 use super::names::{gguf_name, in_layer, named, place, which_expert};
 use super::order::HeadOrder;
 use super::rows::{Computed, Mxfp4};
@@ -27,6 +28,7 @@ pub(super) fn declare(
     let row = config.row;
     let n_layer = config.count("num_hidden_layers")?;
     let mut sources = named(row, n_layer, read(dir, options)?)?;
+    sources.extend(modules::tensors(dir, config, options)?);
     // checkpoints also have frequencies that follow from the settings, and copies of tied weights
     let spare = |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight"
@@ -180,7 +182,7 @@ impl Folder<'_> {
                 self.part(module, "weight", names)?;
             }
         }
-        for suffix in ["bias", "scale", "log"] {
+        for suffix in ["bias", "scale", "log", "bare"] {
             self.part(module, suffix, names)?;
         }
         Ok(())
@@ -195,7 +197,7 @@ impl Folder<'_> {
         for (name, rule) in names {
             let name = match suffix {
                 // it is no logarithm any more, and the module has no other tensor
-                "log" => name.clone(),
+                "log" | "bare" => name.clone(),
                 suffix => format!("{name}.{suffix}"),
             };
             self.plain(&from, &[&source], &name, *rule)?;

@@ -98,13 +98,13 @@ fn what_is_not_supported_is_refused_by_name() {
         c["quantization_config"]["group_size"] = json!(0)
     });
     config(
-        &["model_type", "llama, mistral, qwen2, qwen3", "mamba2"],
-        &|c| c["model_type"] = json!("mamba2"),
+        &["model_type", "lfm2, lfm2_moe, llama, mamba2", "rwkv7"],
+        &|c| c["model_type"] = json!("rwkv7"),
     );
     config(&["model_type: expected a string, got 3"], &|c| {
         c["model_type"] = json!(3)
     });
-    config(&["model_type", "llama, mistral", "got nothing"], &|c| {
+    config(&["model_type", "bert, cohere", "got nothing"], &|c| {
         c["model_type"] = Value::Null
     });
     config(&["rope_scaling", "null", "got [1]"], &|c| {

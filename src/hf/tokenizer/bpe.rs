@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::super::Error;
 use super::super::config::Config;
-use super::{Files, NORMAL, Specials, Tokens};
+use super::{Files, NORMAL, Specials, Tokens, own};
 use octavo_text::tokenizer::Tokenizer;
 
 /// Pattern of a `ByteLevel` step that splits by itself: GPT-2's.
@@ -23,7 +23,7 @@ pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result
         tokens.put(&files.file, id.as_u64(), text, NORMAL)?;
     }
     tokens.put_all_added(files)?;
-    let by_text = tokens.declare(view);
+    let by_text = tokens.declare(view, own);
     let merges: Result<Vec<String>, Error> = files
         .merges()
         .map(|m| m.map(|(a, b)| format!("{a} {b}")))

@@ -8,7 +8,7 @@ use gguf_rs_lite::View;
 use super::super::Error;
 use super::super::config::Config;
 use super::spm::{add, from_json, prefix_of};
-use super::{Files, Specials, Tokens, USER_DEFINED, bad, ids};
+use super::{Files, Specials, Tokens, USER_DEFINED, bad, ids, own};
 use octavo_text::tokenizer::SpacePrefix;
 
 /// Tokens that llama.cpp's converter makes visible though the folder calls them special, because
@@ -66,7 +66,7 @@ pub(super) fn declare(
         let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id).ok()).collect();
         view.set("tokenizer.ggml.suppress_tokens", ids);
     }
-    specials.by_text = tokens.declare(view);
+    specials.by_text = tokens.declare(view, own);
     specials.add_bos = Some(true);
     Ok(specials)
 }

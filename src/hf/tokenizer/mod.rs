@@ -1,8 +1,9 @@
 //! `tokenizer.json`, `tokenizer.model` and the files that belong to them, under GGUF's keys.
 //!
 //! Supported are byte-level BPE, whose pre-tokenizer (GGUF's `pre`) is recognized by its patterns
-//! and flags, SentencePiece's BPE, from either file, and Gemma 4's, which merges characters. Any
-//! other tokenizer is refused, because a wrong assumption would silently change tokens.
+//! and flags, SentencePiece's BPE, from either file, Gemma 4's, which merges characters, and BERT's
+//! WordPiece. Any other tokenizer is refused, because a wrong assumption would silently change
+//! tokens.
 
 mod bpe;
 mod files;
@@ -11,6 +12,7 @@ mod order;
 mod proto;
 mod spm;
 mod templates;
+mod wordpiece;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -52,6 +54,7 @@ struct Files {
     file: String,
     /// `tokenizer.json`, null if there is none.
     tokenizer: Value,
+    settings_file: String,
     settings: Value,
     generation_file: String,
     generation: Value,
@@ -105,15 +108,35 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
     let read = |name: &str| Ok::<_, Error>(read_json(dir, name, MAX_SETTINGS)?.unwrap_or_default());
     let files = Files {
         file: dir.join("tokenizer.json").display().to_string(),
+        settings_file: dir.join("tokenizer_config.json").display().to_string(),
         generation_file: dir.join("generation_config.json").display().to_string(),
         tokenizer: read_json(dir, "tokenizer.json", MAX_TOKENIZER)?.unwrap_or_default(),
         settings: read("tokenizer_config.json")?,
         generation: read("generation_config.json")?,
     };
+    let specials = vocabulary(dir, &files, config, view)?;
+    special(&files, config, &specials, view)?;
+    templates::declare(dir, &files.settings, view)
+}
+
+/// Sets the keys of the vocabulary, by the kind of tokenizer.
+fn vocabulary(
+    dir: &Path,
+    files: &Files,
+    config: &Config,
+    view: &mut View,
+) -> Result<Specials, Error> {
     let model = &files.tokenizer["model"];
+    let is_list = || {
+        let file = |name: &str| dir.join(name).is_file();
+        files.tokenizer.is_null() && file(wordpiece::LIST) && !file("tokenizer.model")
+    };
+    if model["type"] == "WordPiece" || is_list() {
+        return wordpiece::declare(dir, files, config, view);
+    }
     // old files do not give the type of the model
     if model["type"].as_str().is_some_and(|t| t != "BPE") {
-        return Err(files.bad("model.type", "BPE", &model["type"]));
+        return Err(files.bad("model.type", "BPE or WordPiece", &model["type"]));
     }
     if !files.tokenizer.is_null() && !model["merges"].is_array() {
         let got = match &model["merges"] {
@@ -122,15 +145,13 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
         };
         return Err(files.bad("model.merges", "a list of pairs", got));
     }
-    let specials = if config.row.arch == "gemma4" {
-        gemma4::declare(dir, &files, config, view)?
+    if config.row.arch == "gemma4" {
+        gemma4::declare(dir, files, config, view)
     } else if files.tokenizer.is_null() || model["byte_fallback"] == true {
-        spm::declare(dir, &files, config, view)?
+        spm::declare(dir, files, config, view)
     } else {
-        bpe::declare(&files, config, view)?
-    };
-    special(&files, config, &specials, view)?;
-    templates::declare(dir, &files.settings, view)
+        bpe::declare(files, config, view)
+    }
 }
 
 /// The tokens of a vocabulary, collected from several files.
@@ -212,9 +233,13 @@ impl Tokens {
             .try_for_each(|token| self.put_added(&files.file, token["id"].as_u64(), token))
     }
 
-    /// Sets the keys of texts and types; returns the ids by text. Rows of the embedding without a
-    /// token get padding texts.
-    fn declare(self, view: &mut View) -> BTreeMap<String, u32> {
+    /// Sets the keys of texts, as `shown` returns them for the text and type of a token, and of
+    /// types; returns the ids by text. Rows of the embedding without a token get padding texts.
+    fn declare(
+        self,
+        view: &mut View,
+        shown: impl Fn(&str, i32) -> String,
+    ) -> BTreeMap<String, u32> {
         let by_text = self
             .places
             .iter()
@@ -226,11 +251,10 @@ impl Tokens {
             .iter()
             .map(|t| t.as_ref().map_or(UNUSED, |t| t.1))
             .collect();
-        let texts = self
-            .places
-            .into_iter()
-            .enumerate()
-            .map(|(id, t)| t.map_or_else(|| padding(id), |t| t.0));
+        let texts = self.places.iter().enumerate().map(|(id, t)| match t {
+            Some((text, ty)) => shown(text, *ty),
+            None => shown(&padding(id), UNUSED),
+        });
         view.set("tokenizer.ggml.tokens", texts.collect::<Vec<_>>())
             .set("tokenizer.ggml.token_type", types);
         for (strips, key) in self
@@ -243,6 +267,11 @@ impl Tokens {
         }
         by_text
     }
+}
+
+/// Returns a token's text as it is.
+fn own(text: &str, _: i32) -> String {
+    text.to_owned()
 }
 
 /// Returns the text of a row without a token.

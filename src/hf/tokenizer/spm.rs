@@ -11,7 +11,7 @@ use super::super::{Error, MAX_SETTINGS, read_json};
 use super::order::{LONGEST, Ranks, Token, places};
 use super::proto::{self, ModelProto, Piece};
 use super::{
-    BYTE, CONTROL, Files, NORMAL, SPACE, Specials, Tokens, UNKNOWN, USER_DEFINED, bad, padding,
+    BYTE, CONTROL, Files, NORMAL, SPACE, Specials, Tokens, UNKNOWN, USER_DEFINED, bad, own, padding,
 };
 use octavo_text::tokenizer::SpacePrefix;
 
@@ -68,7 +68,7 @@ pub(super) fn declare(
     if let Some(scheme) = prefix.scheme() {
         view.set(SpacePrefix::KEY, scheme);
     }
-    specials.by_text = tokens.declare(view);
+    specials.by_text = tokens.declare(view, own);
     Ok(specials)
 }
 

@@ -285,7 +285,7 @@ pub(super) const ALL: &[ModelType] = &[
     },
 ];
 
-const GELU: &[&str] = &["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"];
+pub(super) const GELU: &[&str] = &["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"];
 
 const PHI3_BIASES: &[&str] = &["self_attn.qkv_proj", "self_attn.o_proj"];
 
@@ -315,7 +315,7 @@ const GEMMA: ModelType = ModelType {
 };
 
 /// Defaults are those of transformers: configurations of released models leave out most of them.
-const GEMMA3: ModelType = ModelType {
+pub(super) const GEMMA3: ModelType = ModelType {
     arch: "gemma3",
     defaults: &[
         ("vocab_size", 262_208.0),

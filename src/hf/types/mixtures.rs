@@ -211,7 +211,7 @@ pub(super) const SHARED_WIDTH: Key = key(
 );
 
 /// A vector whose name does not follow the module scheme.
-const CORRECTION: (&str, &str) = ("e_score_correction_bias", "e_score_correction.bias");
+pub(super) const CORRECTION: (&str, &str) = ("e_score_correction_bias", "e_score_correction.bias");
 
 type Names = &'static [(&'static str, &'static str)];
 
@@ -240,7 +240,7 @@ const QWEN_MOE: Names = &[
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
-const GRANITE_MOE: ModelType = ModelType {
+pub(super) const GRANITE_MOE: ModelType = ModelType {
     arch: "granitemoe",
     pre: &["refact"],
     keys: GRANITE_MOE_KEYS,

@@ -6,7 +6,12 @@
 
 mod delta;
 mod dense;
+mod embedders;
 mod gemma4;
+mod granite4;
+mod latent;
+mod lfm2;
+mod mamba;
 mod mixtures;
 mod names;
 mod rules;
@@ -17,16 +22,21 @@ use gguf_rs_lite::View;
 use super::Error;
 use super::config::Config;
 use super::layout::Rule;
-use super::rows::Change;
+use super::rows::{Change, Factors};
+use super::settings::Settings;
 
 /// Row of one `model_type`.
 pub(super) struct ModelType {
     /// Name of the `model_type`.
     pub(super) name: &'static str,
+    /// Returns whether the row is meant, where several have the same name.
+    pub(super) when: fn(&Settings) -> bool,
     /// `general.architecture`.
     pub(super) arch: &'static str,
     /// Preferred `tokenizer.ggml.pre`, where several names have the same patterns.
     pub(super) pre: &'static [&'static str],
+    /// Settings with names of their own, and their usual names, as in transformers' attribute map.
+    pub(super) attribute_map: &'static [(&'static str, &'static str)],
     /// Default values in transformers of settings that configurations leave out.
     pub(super) defaults: &'static [(&'static str, f64)],
     /// Settings that become keys.
@@ -35,6 +45,12 @@ pub(super) struct ModelType {
     pub(super) only: &'static [Only],
     /// Names of activations that are allowed.
     pub(super) activations: &'static [&'static str],
+    /// Whether any layer has attention.
+    pub(super) attention: bool,
+    /// Whether it maps texts to vectors: attention is not causal, and there is no output matrix.
+    pub(super) embeds: bool,
+    /// Whether queries and keys are rotated.
+    pub(super) rope: bool,
     /// Returns the number of KV heads, given the number of query heads.
     pub(super) heads_kv: fn(&Config, usize) -> Result<usize, Error>,
     /// Returns the width of feed-forward blocks, where the settings must give one.
@@ -51,8 +67,12 @@ pub(super) struct ModelType {
     pub(super) tied: bool,
     /// Whether AWQ tensors can be read: every matrix of a layer is a `_proj` of its own.
     pub(super) awq: bool,
+    /// Prefix that the names of all tensors may have.
+    pub(super) prefix: &'static str,
     /// Prefixes of tensors that are not part of the model.
     pub(super) skipped: &'static [&'static str],
+    /// Whether layers after the last one, for multi-token prediction, are left out.
+    pub(super) drops_ahead: bool,
     /// Suffixes of tensor names that do not follow the module scheme, and their replacements.
     pub(super) renamed: &'static [(&'static str, &'static str)],
     /// Names outside the layers, and GGUF's; the embedding first.
@@ -69,6 +89,8 @@ pub(super) struct ModelType {
     pub(super) transposed: bool,
     /// Returns the rule for the rows or columns of the tensors with this GGUF name.
     pub(super) order: fn(&Config, &str) -> Result<Rule, Error>,
+    /// Returns the factors of the rows of the weight with this GGUF name.
+    pub(super) factors: fn(&Config, &str) -> Result<Vec<Factors>, Error>,
     /// Number added to the weights of norms,
     pub(super) norm_plus: f32,
     /// except for those whose names end like this.
@@ -156,6 +178,8 @@ pub(super) enum Is {
     Number(f64),
     /// Not set, or an empty list.
     Nothing,
+    /// This text, or not set.
+    Text(&'static str),
 }
 
 const fn only(key: &'static str, is: Is) -> Only {
@@ -209,17 +233,27 @@ pub(super) struct Biases {
 }
 
 /// Rows of all `model_type`s; the first of an architecture is the one that folders are written as.
-const ALL: [&[ModelType]; 5] = [
+const ALL: [&[ModelType]; 10] = [
+    embedders::ALL,
     dense::ALL,
     mixtures::ALL,
     gemma4::ALL,
     delta::ALL,
+    lfm2::ALL,
+    mamba::ALL,
+    granite4::ALL,
+    latent::ALL,
     seeing::ALL,
 ];
 
 /// Returns all rows.
 pub(super) fn all() -> impl Iterator<Item = &'static ModelType> {
     ALL.into_iter().flatten()
+}
+
+/// Returns the row of a `model_type` for these settings.
+pub(super) fn of_settings(model_type: &str, settings: &Settings) -> Option<&'static ModelType> {
+    all().find(|row| row.name == model_type && (row.when)(settings))
 }
 
 /// Returns the row with which folders of an architecture are written.
@@ -237,12 +271,17 @@ fn usual_heads_kv(config: &Config, heads: usize) -> Result<usize, Error> {
 /// Row of LLaMA, whose names and settings most others share.
 const LLAMA: ModelType = ModelType {
     name: "llama",
+    when: |_| true,
     arch: "llama",
     pre: &[],
+    attribute_map: &[],
     defaults: &[],
     keys: names::RMS,
     only: &[],
     activations: &["silu", "swish"],
+    attention: true,
+    embeds: false,
+    rope: true,
     heads_kv: usual_heads_kv,
     n_ff: |config| config.count("intermediate_size").map(Some),
     rotary: None,
@@ -251,7 +290,9 @@ const LLAMA: ModelType = ModelType {
     extra: |_, _| Ok(()),
     tied: false,
     awq: true,
+    prefix: "",
     skipped: &[],
+    drops_ahead: false,
     renamed: &[],
     ends: names::ENDS,
     layers: "model.layers.",
@@ -260,6 +301,7 @@ const LLAMA: ModelType = ModelType {
     experts: &[],
     transposed: false,
     order: |_, _| Ok(Rule::Same),
+    factors: |_, _| Ok(Vec::new()),
     norm_plus: 0.0,
     plain_norms: &[],
     ahead: &[],

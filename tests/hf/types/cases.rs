@@ -23,6 +23,10 @@ pub(super) struct Case {
     pub(super) ahead: Option<usize>,
     /// Gate, up matrix, the tensor of both, and whether their rows alternate.
     pub(super) joined: &'static [(&'static str, &'static str, &'static str, bool)],
+    /// Change of the file's tensors to those of a folder, before they are renamed.
+    pub(super) change: fn(&mut BTreeMap<String, Tensor>),
+    /// Kind of pooling that the folder's modules name.
+    pub(super) pooling: &'static str,
     /// Tensors that follow from no setting, because they are random.
     pub(super) dropped: &'static [&'static str],
     /// Tensors that are settings in folders.
@@ -46,6 +50,8 @@ pub(super) const LLAMA: Case = Case {
     plain_norm: "-",
     ahead: None,
     joined: &[],
+    change: |_| {},
+    pooling: "",
     dropped: &[],
     settings: &[],
     set: &[],

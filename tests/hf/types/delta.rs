@@ -8,6 +8,7 @@ const LAYER: &str = "attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=se
     attn_k_norm=self_attn.k_norm attn_qkv=linear_attn.in_proj_qkv attn_gate=linear_attn.in_proj_z \
     ssm_alpha=linear_attn.in_proj_a ssm_beta=linear_attn.in_proj_b ssm_ba=linear_attn.in_proj_ba \
     qkvz=linear_attn.in_proj_qkvz ssm_conv1d=linear_attn.conv1d ssm_dt=-linear_attn.dt \
+    ssm_a=-linear_attn.A_log \
     ssm_norm=linear_attn.norm ssm_out=linear_attn.out_proj \
     post_attention_norm=post_attention_layernorm ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj \
     ffn_down=mlp.down_proj ffn_gate_inp=mlp.gate ffn_gate_inp_shexp=mlp.shared_expert_gate \
@@ -176,7 +177,7 @@ pub(super) fn folders(case: &Case, file: &mut BTreeMap<String, Tensor>) {
 }
 
 /// Converts a decay to its logarithm, as folders have it.
-fn logarithm(v: f32) -> f32 {
+pub(super) fn logarithm(v: f32) -> f32 {
     f64::from(-v).ln() as f32
 }
 

@@ -12,6 +12,7 @@ pub(super) fn tensors(case: &Case, file: Tensors) -> Tensors {
         !case.dropped.contains(&name.as_str()) && !case.settings.contains(&name.as_str())
     });
     join(case, &mut file);
+    (case.change)(&mut file);
     if case.plain_norm.starts_with("ssm") {
         delta::folders(case, &mut file);
     }
@@ -66,8 +67,10 @@ fn named(case: &Case, name: &str) -> String {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
         Some((layer.parse().ok()?, rest.to_owned()))
     };
-    if let Some((layer, "ssm_a")) = in_layer(name).as_ref().map(|n| (n.0, n.1.as_str())) {
-        return format!("{}{layer}.linear_attn.A_log", case.layers);
+    // some tensors have no suffix
+    if let Some((layer, rest)) = in_layer(name).filter(|n| !n.1.contains('.')) {
+        let tensor = find(&rest).strip_prefix('-').expect("a tensor");
+        return format!("{}{layer}.{tensor}", case.layers);
     }
     let (module, layer) = match in_layer(stem) {
         Some((_, rest)) if rest.starts_with("nextn.") && case.ahead.is_some() => {
@@ -140,7 +143,8 @@ fn join(case: &Case, file: &mut Tensors) {
 }
 
 fn both(gate: &Tensor, up: &Tensor, interleaved: bool, bias: bool) -> Tensor {
-    let experts = gate.shape[0];
+    let is_matrix = gate.shape.len() == 2 && !bias;
+    let experts = if is_matrix { 1 } else { gate.shape[0] };
     let width = if bias {
         1
     } else {
@@ -164,7 +168,7 @@ fn both(gate: &Tensor, up: &Tensor, interleaved: bool, bias: bool) -> Tensor {
         }
     }
     let mut shape = gate.shape.clone();
-    shape[1] *= 2;
+    shape[if is_matrix { 0 } else { 1 }] *= 2;
     Tensor { shape, values }
 }
 

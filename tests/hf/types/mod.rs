@@ -6,7 +6,9 @@
 
 mod cases;
 mod delta;
+mod embedders;
 mod gemma4;
+mod hybrids;
 mod inverse;
 mod mixtures;
 mod names;
@@ -33,6 +35,8 @@ fn all() -> impl Iterator<Item = &'static Case> {
         gemma4::CASES,
         delta::CASES,
         seeing::CASES,
+        hybrids::CASES,
+        embedders::CASES,
     ];
     all.into_iter().flatten()
 }
@@ -41,6 +45,12 @@ fn all() -> impl Iterator<Item = &'static Case> {
 fn case(model_type: &str) -> &'static Case {
     let found = all().find(|case| case.model_type == model_type);
     found.unwrap_or_else(|| panic!("no case of {model_type}"))
+}
+
+/// Returns the first case of a file.
+fn case_of(file: &str) -> &'static Case {
+    let found = all().find(|case| case.file == file);
+    found.unwrap_or_else(|| panic!("no case of {file}"))
 }
 
 /// Values of a tensor, and its shape in Hugging Face's order.
@@ -96,13 +106,13 @@ fn expected(case: &Case, model: &Gguf, path: &Path) -> Gguf {
 /// settings and tensors by hand.
 fn folder(case: &Case, model: &Gguf, dir: &TempDir) -> PathBuf {
     let path = dir.path().join("model");
-    hf::write(&model_around(model, |_| {}), &path).expect("a tokenizer");
-    let written: Value =
-        serde_json::from_slice(&std::fs::read(path.join("config.json")).expect("there"))
-            .expect("JSON");
+    let written = vocabulary(model, &path);
     let mut config = (case.config)();
     for key in ["bos_token_id", "eos_token_id"] {
         config[key] = written[key].clone();
+    }
+    if !case.pooling.is_empty() {
+        embedders::with_pooling(case.pooling, &path);
     }
     config["model_type"] = json!(case.model_type);
     for name in case.settings.iter().filter(|name| name.contains("factors")) {
@@ -127,6 +137,16 @@ fn folder(case: &Case, model: &Gguf, dir: &TempDir) -> PathBuf {
     std::fs::write(path.join("config.json"), config.to_string()).expect("written");
     save(&inverse::tensors(case, numbers(model)), &path);
     path
+}
+
+/// Writes the files of the vocabulary; returns the settings that belong to it.
+fn vocabulary(model: &Gguf, path: &Path) -> Value {
+    if model.str("tokenizer.ggml.model").expect("a string") == Some("bert") {
+        return json!({ "vocab_size": embedders::wordpiece(model, path) });
+    }
+    hf::write(&model_around(model, |_| {}), path).expect("a tokenizer");
+    let written = std::fs::read(path.join("config.json")).expect("there");
+    serde_json::from_slice(&written).expect("JSON")
 }
 
 fn save(tensors: &BTreeMap<String, Tensor>, folder: &Path) {
@@ -233,6 +253,11 @@ fn folders_of_every_type_are_their_files() {
         let converted = dir.path().join("converted.gguf");
         convert(&view, Some(TensorType::F32), &converted, 1);
         same_tensors(&open(&converted), &expected, &what);
+        if !case.pooling.is_empty() {
+            let [a, b] = [&folder, &file].map(|path| embedders::embedding(path));
+            assert!(a == b, "{what}: another vector");
+            continue;
+        }
         let isa = Isa::available().into_iter().last().expect("one");
         let tokens: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 250).collect();
         let [a, b] = [&folder, &file].map(|path| {

@@ -115,6 +115,53 @@ const SETTINGS: &[(&str, &[&str], Change)] = &[
             c["rope_parameters"]["full_attention"]["partial_rotary_factor"] = json!(2);
         },
     ),
+    ("lfm2", &["layer_types", "each layer", "nothing"], |c| {
+        c["layer_types"] = Value::Null;
+    }),
+    ("lfm2", &["layer_types", "each of 4 layers", "got 1"], |c| {
+        c["layer_types"] = json!(["conv"]);
+    }),
+    ("lfm2_moe", &["routed_scaling_factor", "or 1", "2"], |c| {
+        c["routed_scaling_factor"] = json!(2);
+    }),
+    ("mamba2", &["time_step_limit", "0 and infinity"], |c| {
+        c["time_step_limit"] = json!([0.0, 0.1]);
+    }),
+    ("mamba2", &["n_groups", "nothing"], |c| {
+        c["n_groups"] = Value::Null;
+    }),
+    ("falcon_h1", &["mamba_norm_before_gate", "false"], |c| {
+        c["mamba_rms_norm"] = json!(true);
+    }),
+    ("falcon_h1", &["mamba_d_head", "or 8", "16"], |c| {
+        c["mamba_d_ssm"] = json!(64);
+    }),
+    ("falcon_h1", &["ssm_multipliers", "at least 2"], |c| {
+        c["ssm_multipliers"] = json!([1.0]);
+    }),
+    (
+        "granitemoehybrid",
+        &["position_embedding_type", "nope", "rope"],
+        |c| {
+            c["position_embedding_type"] = json!("rope");
+        },
+    ),
+    (
+        "deepseek_v3",
+        &["rope_scaling.mscale", "or 1", "0.7"],
+        |c| {
+            c["rope_scaling"]["mscale"] = json!(0.7);
+        },
+    ),
+    ("deepseek_v3", &["scoring_func", "sigmoid", "tanh"], |c| {
+        c["scoring_func"] = json!("tanh");
+    }),
+    ("bert", &["position_embedding_type", "absolute"], |c| {
+        c["position_embedding_type"] = json!("relative_key");
+    }),
+    ("nomic_bert", &["prenorm", "false", "true"], |c| {
+        c["prenorm"] = json!(true);
+    }),
     ("ministral3", &["rope_parameters.mscale"], |c| {
         c["rope_parameters"]["mscale"] = json!(0.7);
     }),

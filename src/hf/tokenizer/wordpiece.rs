@@ -1,0 +1,149 @@
+//! WordPiece, the tokenizer of BERT: from `tokenizer.json`, or from the list of tokens `vocab.txt`.
+
+use std::path::Path;
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::super::config::Config;
+use super::super::{Error, MAX_TOKENIZER, read_bytes};
+use super::{CONTROL, Files, NORMAL, SPACE, Specials, Tokens, bad};
+
+/// File with a token per line, in folders without `tokenizer.json`.
+pub(super) const LIST: &str = "vocab.txt";
+
+/// Prefix of tokens that continue a word.
+const CONTINUES: &str = "##";
+
+/// Special tokens: the setting, the usual text, and GGUF's key.
+const SPECIALS: [(&str, &str, &str); 5] = [
+    ("unk_token", "[UNK]", "unknown_token_id"),
+    ("pad_token", "[PAD]", "padding_token_id"),
+    ("cls_token", "[CLS]", "cls_token_id"),
+    // GGUF's spelling
+    ("sep_token", "[SEP]", "seperator_token_id"),
+    ("mask_token", "[MASK]", "mask_token_id"),
+];
+
+/// Sets the keys of the vocabulary, of normalization and of special tokens.
+pub(super) fn declare(
+    dir: &Path,
+    files: &Files,
+    config: &Config,
+    view: &mut View,
+) -> Result<Specials, Error> {
+    // llama.cpp's converter recognizes BERT's vocabulary by this name, and does not use it
+    view.set("tokenizer.ggml.model", "bert")
+        .set("tokenizer.ggml.pre", "bert-bge");
+    let mut tokens = Tokens::new(config)?;
+    match files.tokenizer.is_null() {
+        true => put_list(dir, files, &mut tokens)?,
+        false => {
+            check_steps(files)?;
+            for (text, id) in files.vocab()? {
+                tokens.put(&files.file, id.as_u64(), text, NORMAL)?;
+            }
+            tokens.put_all_added(files)?;
+        }
+    }
+    normalization(files, view)?;
+    let by_text = tokens.declare(view, |text, ty| match text.strip_prefix(CONTINUES) {
+        _ if ty == CONTROL => text.to_owned(),
+        Some(rest) => rest.to_owned(),
+        None => format!("{SPACE}{text}"),
+    });
+    let mut specials = Specials {
+        by_text,
+        ..Specials::default()
+    };
+    for (setting, usual, key) in SPECIALS {
+        let text = text_of(files, setting, usual);
+        let id = specials.by_text.get(text).copied();
+        let id = id.ok_or_else(|| files.bad(setting, "a token of the vocabulary", text))?;
+        view.set(&format!("tokenizer.ggml.{key}"), id);
+        match setting {
+            "cls_token" => specials.bos = Some(id),
+            "sep_token" => specials.eos = Some(id),
+            _ => {}
+        }
+    }
+    Ok(specials)
+}
+
+/// Returns the text of a special token.
+fn text_of<'a>(files: &'a Files, setting: &str, usual: &'a str) -> &'a str {
+    let value = &files.settings[setting];
+    let text = value.as_str().or(value["content"].as_str());
+    text.unwrap_or(usual)
+}
+
+/// Sets the tokens of the list; those that settings name are special.
+fn put_list(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
+    let file = dir.join(LIST).display().to_string();
+    let list = read_bytes(dir, LIST, MAX_TOKENIZER)?.unwrap_or_default();
+    let list = String::from_utf8(list)
+        .map_err(|_| bad(&file, "vocabulary", "tokens in UTF-8", "other bytes"))?;
+    let specials = SPECIALS.map(|(setting, usual, _)| text_of(files, setting, usual));
+    for (id, text) in (0..).zip(list.lines()) {
+        let ty = match specials.contains(&text) {
+            true => CONTROL,
+            false => NORMAL,
+        };
+        tokens.put(&file, Some(id), text, ty)?;
+    }
+    Ok(())
+}
+
+/// Checks the steps of `tokenizer.json`: words and their parts follow from GGUF's kind of tokenizer
+/// alone.
+fn check_steps(files: &Files) -> Result<(), Error> {
+    let model = &files.tokenizer["model"];
+    let expected = |value: &Value, expected: &str| value.is_null() || value == expected;
+    if !expected(&model["continuing_subword_prefix"], CONTINUES) {
+        let got = &model["continuing_subword_prefix"];
+        return Err(files.bad("model.continuing_subword_prefix", CONTINUES, got));
+    }
+    for (step, kind) in [
+        ("normalizer", "BertNormalizer"),
+        ("pre_tokenizer", "BertPreTokenizer"),
+    ] {
+        let got = &files.tokenizer[step]["type"];
+        if got != kind {
+            return Err(files.bad(step, kind, got));
+        }
+    }
+    let normalizer = &files.tokenizer["normalizer"];
+    for key in ["clean_text", "handle_chinese_chars"] {
+        if normalizer[key] == false {
+            return Err(files.bad(&format!("normalizer.{key}"), "true", "false"));
+        }
+    }
+    Ok(())
+}
+
+/// Sets the keys of normalization: whether letters become lower case, and lose their accents.
+fn normalization(files: &Files, view: &mut View) -> Result<(), Error> {
+    let (file, of, names) = match files.tokenizer.is_null() {
+        true => (
+            &files.settings_file,
+            &files.settings,
+            ["do_lower_case", "strip_accents"],
+        ),
+        false => (
+            &files.file,
+            &files.tokenizer["normalizer"],
+            ["lowercase", "strip_accents"],
+        ),
+    };
+    let flag = |name: &str| match &of[name] {
+        Value::Null => Ok(None),
+        Value::Bool(flag) => Ok(Some(*flag)),
+        other => Err(bad(file, name, "true or false", other)),
+    };
+    let lowercase = flag(names[0])?.unwrap_or(true);
+    view.set("tokenizer.ggml.normalizer.lowercase", lowercase);
+    if let Some(strips) = flag(names[1])? {
+        view.set("tokenizer.ggml.normalizer.strip_accents", strips);
+    }
+    Ok(())
+}

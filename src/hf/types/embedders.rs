@@ -1,0 +1,157 @@
+//! Models that map texts to vectors: BERT, Nomic's BERT and EmbeddingGemma.
+
+use gguf_rs_lite::View;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::super::settings::Settings;
+use super::dense::{GELU, GEMMA3};
+use super::names::LAYER_NORM_EPS;
+use super::{Is, LLAMA, ModelType, only};
+
+pub(super) const ALL: &[ModelType] = &[
+    ModelType {
+        name: "bert",
+        arch: "bert",
+        only: &[
+            only("position_embedding_type", Is::Text("absolute")),
+            only("is_decoder", Is::False(false)),
+            only("add_cross_attention", Is::False(false)),
+        ],
+        activations: GELU,
+        extra: bert_keys,
+        // its head, and what is computed from a text's first row, are of no use here
+        skipped: &["pooler.", "cls.", "embeddings.position_ids"],
+        renamed: &[
+            ("LayerNorm.gamma", "LayerNorm.weight"),
+            ("LayerNorm.beta", "LayerNorm.bias"),
+        ],
+        ends: &[
+            ("embeddings.word_embeddings", "token_embd"),
+            ("embeddings.token_type_embeddings", "token_types"),
+            ("embeddings.position_embeddings", "position_embd"),
+            ("embeddings.LayerNorm", "token_embd_norm"),
+        ],
+        layers: "encoder.layer.",
+        modules: &[
+            ("attention.self.query", "attn_q"),
+            ("attention.self.key", "attn_k"),
+            ("attention.self.value", "attn_v"),
+            ("attention.output.dense", "attn_output"),
+            ("attention.output.LayerNorm", "attn_output_norm"),
+            ("intermediate.dense", "ffn_up"),
+            ("output.dense", "ffn_down"),
+            ("output.LayerNorm", "layer_output_norm"),
+        ],
+        ..BERT
+    },
+    ModelType {
+        name: "nomic_bert",
+        arch: "nomic-bert",
+        attribute_map: &[
+            ("n_embd", "hidden_size"),
+            ("n_head", "num_attention_heads"),
+            ("n_inner", "intermediate_size"),
+            ("n_layer", "num_hidden_layers"),
+            ("n_positions", "max_position_embeddings"),
+            ("rotary_emb_base", "rope_theta"),
+        ],
+        only: &[
+            only("moe_every_n_layers", Is::Number(0.0)),
+            only("activation_function", Is::Text("swiglu")),
+            only("causal", Is::False(false)),
+            only("qkv_proj_bias", Is::False(true)),
+            only("mlp_fc1_bias", Is::False(true)),
+            only("mlp_fc2_bias", Is::False(true)),
+            only("prenorm", Is::False(true)),
+            only("use_rms_norm", Is::False(false)),
+            only("parallel_block", Is::False(false)),
+            only("rotary_emb_fraction", Is::Number(1.0)),
+            only("rotary_emb_interleaved", Is::False(false)),
+            only("rotary_emb_scale_base", Is::Nothing),
+        ],
+        rope: true,
+        extra: nomic_bert_keys,
+        ends: &[
+            ("embeddings.word_embeddings", "token_embd"),
+            ("embeddings.token_type_embeddings", "token_types"),
+            ("emb_ln", "token_embd_norm"),
+        ],
+        layers: "encoder.layers.",
+        modules: &[
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.out_proj", "attn_output"),
+            ("norm1", "attn_output_norm"),
+            ("mlp.fc12", "ffn_gate"),
+            ("mlp.fc11", "ffn_up"),
+            ("mlp.fc2", "ffn_down"),
+            ("norm2", "layer_output_norm"),
+        ],
+        ..BERT
+    },
+    ModelType {
+        name: "gemma3_text",
+        when: is_embedder,
+        arch: "gemma-embedding",
+        only: &[only("attn_logit_softcapping", Is::Nothing)],
+        embeds: true,
+        extra: |config, view| {
+            super::rules::scores_by_width(config, 62)?;
+            sees_all(config, view);
+            Ok(())
+        },
+        awq: false,
+        prefix: "model.",
+        ends: &[
+            ("embed_tokens", "token_embd"),
+            ("norm", "output_norm"),
+            ("dense_2", "dense_2"),
+            ("dense_3", "dense_3"),
+        ],
+        layers: "layers.",
+        ..GEMMA3
+    },
+];
+
+const BERT: ModelType = ModelType {
+    embeds: true,
+    rope: false,
+    keys: &[LAYER_NORM_EPS],
+    scalings: &[],
+    awq: false,
+    prefix: "bert.",
+    biases: &[],
+    ..LLAMA
+};
+
+fn sees_all(config: &Config, view: &mut View) {
+    view.set(&config.key("attention.causal"), false);
+}
+
+/// Sets the keys of attention and of token types, all of which texts have the first of.
+fn bert_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    let types = config.optional_count("type_vocab_size")?.unwrap_or(1);
+    let types = u32::try_from(types).unwrap_or(u32::MAX);
+    view.set("tokenizer.ggml.token_type_count", types);
+    sees_all(config, view);
+    Ok(())
+}
+
+/// Sets the same, and the length of the texts that the model was trained with.
+fn nomic_bert_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    let positions = config.count("max_position_embeddings")?;
+    let trained = config.optional_count("max_trained_positions")?;
+    let context = positions.min(trained.unwrap_or(2048));
+    let context = u32::try_from(context).unwrap_or(u32::MAX);
+    view.set(&config.key("context_length"), context);
+    bert_keys(config, view)
+}
+
+/// Returns whether the settings are those of EmbeddingGemma, not of Gemma 3, which shares the name
+/// of its type.
+fn is_embedder(settings: &Settings) -> bool {
+    let flag = settings.get("use_bidirectional_attention");
+    let names = settings.get("architectures").and_then(|v| v.as_array());
+    let is_named = names.is_some_and(|names| names.iter().any(|name| name == "Gemma3TextModel"));
+    is_named || flag.is_some_and(|flag| *flag == true)
+}

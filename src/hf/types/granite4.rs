@@ -1,0 +1,177 @@
+//! Granite 4: Mamba 2 in most layers, attention in the others; with experts or without.
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::super::layout::Rule;
+use super::super::settings::Settings;
+use super::dense::GRANITE_FIVE;
+use super::lfm2::keys_by_layer;
+use super::mamba::{MAMBA, SSM_GROUPS, SSM_HEADS, SSM_KERNEL, SSM_STATE, mamba_shapes, set_inner};
+use super::mixtures::{GRANITE_MOE, USED};
+use super::{Cut, Is, Key, Kind, LLAMA, ModelType, key, names, only, rules};
+
+pub(super) const ALL: &[ModelType] = &[
+    ModelType {
+        when: |settings| has_mamba(settings) && has_experts(settings),
+        keys: MIXTURE_KEYS,
+        modules: GRANITE_EXPERTS,
+        cuts: GRANITE_MOE.cuts,
+        n_ff: LLAMA.n_ff,
+        ..GRANITE_HYBRID
+    },
+    ModelType {
+        when: has_mamba,
+        ..GRANITE_HYBRID
+    },
+    // models of the same type without any Mamba layer are those of older architectures
+    ModelType {
+        name: "granitemoehybrid",
+        when: has_experts,
+        extra: |config, _| rotates(config),
+        ..GRANITE_MOE
+    },
+    ModelType {
+        name: "granitemoehybrid",
+        arch: "granite",
+        pre: &["refact"],
+        keys: &GRANITE_FIVE,
+        n_ff: |config| config.count("shared_intermediate_size").map(Some),
+        extra: |config, _| rotates(config),
+        awq: false,
+        modules: GRANITE_DENSE,
+        cuts: SHARED_CUTS,
+        order: rules::turned,
+        biases: &[names::ATTENTION_BIAS],
+        ..LLAMA
+    },
+];
+
+const GRANITE_HYBRID: ModelType = ModelType {
+    name: "granitemoehybrid",
+    arch: "granitehybrid",
+    pre: &["refact"],
+    keys: &{
+        let [rms, scale, embedding, residual, logits] = GRANITE_FIVE;
+        [
+            rms, scale, embedding, residual, logits, SSM_KERNEL, SSM_STATE, SSM_GROUPS, SSM_HEADS,
+        ]
+    },
+    only: &[
+        only("mamba_proj_bias", Is::False(false)),
+        only("mamba_conv_bias", Is::True(true)),
+        only("position_embedding_type", Is::Text("nope")),
+        only("normalization_function", Is::Text("rmsnorm")),
+    ],
+    n_ff: |config| config.count("shared_intermediate_size").map(Some),
+    extra: granite_hybrid_keys,
+    awq: false,
+    renamed: &[
+        ("mamba.dt_bias", "mamba.dt.bias"),
+        ("mamba.A_log", "mamba.A.log"),
+        ("mamba.D", "mamba.D.bare"),
+    ],
+    modules: GRANITE_DENSE,
+    cuts: SHARED_CUTS,
+    order: |config, name| match rules::turned(config, name)? {
+        Rule::Same => mamba_shapes(config, name, MAMBA),
+        turned => Ok(turned),
+    },
+    biases: &[],
+    ..LLAMA
+};
+
+const MIXTURE_KEYS: &[Key] = &{
+    let [rms, scale, embedding, residual, logits] = GRANITE_FIVE;
+    [
+        rms,
+        scale,
+        embedding,
+        residual,
+        logits,
+        SSM_KERNEL,
+        SSM_STATE,
+        SSM_GROUPS,
+        SSM_HEADS,
+        key("expert_count", &["num_local_experts"], Kind::Count),
+        USED,
+        key(
+            "expert_shared_feed_forward_length",
+            &["shared_intermediate_size"],
+            Kind::CountOrNone,
+        ),
+    ]
+};
+
+/// Names in models without experts, whose feed-forward block is called shared.
+const GRANITE_DENSE: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.dt", "ssm_dt"),
+    ("mamba.A", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("shared_mlp.output_linear", "ffn_down"),
+];
+const GRANITE_EXPERTS: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.dt", "ssm_dt"),
+    ("mamba.A", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+    ("shared_mlp.output_linear", "ffn_down_shexp"),
+];
+const SHARED_CUTS: &[(&str, &str, Cut)] = &[
+    ("shared_mlp.input_linear", "ffn_gate", Cut::FirstHalf),
+    ("shared_mlp.input_linear", "ffn_up", Cut::SecondHalf),
+];
+
+/// Returns whether any layer has Mamba 2, as all have unless the settings say otherwise.
+fn has_mamba(settings: &Settings) -> bool {
+    let types = settings.get("layer_types").and_then(Value::as_array);
+    types.is_none_or(|types| types.iter().any(|kind| kind == "mamba"))
+}
+
+fn has_experts(settings: &Settings) -> bool {
+    let count = settings.get("num_local_experts").and_then(Value::as_u64);
+    count.is_some_and(|n| n > 0)
+}
+
+/// Checks that queries and keys are rotated, which GGUF has no key for here.
+fn rotates(config: &Config) -> Result<(), Error> {
+    const KEY: &str = "position_embedding_type";
+    match config.string(KEY)? {
+        Some(kind) if kind == "rope" => Ok(()),
+        kind => {
+            let got = kind.unwrap_or("nothing".to_owned());
+            Err(config.bad(KEY, "rope in a model without Mamba layers", got))
+        }
+    }
+}
+
+/// Sets the keys of layers. Nothing is rotated, so that texts may be of any length.
+fn granite_hybrid_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    view.set(&config.key("context_length"), 1_u32 << 20)
+        .set(&config.key("rope.scaling.finetuned"), false);
+    keys_by_layer(config, view)?;
+    set_inner(config, MAMBA[0], "mamba_d_head", view)
+}

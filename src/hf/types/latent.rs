@@ -1,0 +1,179 @@
+//! DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention (MLA), and experts in all
+//! layers but the first.
+
+use gguf_rs_lite::View;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::super::layout::{OfHeads, Rule};
+use super::mixtures::{CORRECTION, USED, WIDTH};
+use super::names::{self, RMS_EPS};
+use super::{Cut, Is, Key, Kind, LLAMA, ModelType, key, only};
+
+pub(super) const ALL: &[ModelType] = &[
+    DEEPSEEK,
+    ModelType {
+        name: "deepseek_v2",
+        // transformers' own name for the type of V2's configurations
+        pre: &["deepseek-llm", "deepseek-coder"],
+        ..DEEPSEEK
+    },
+    ModelType {
+        name: "glm4_moe_lite",
+        pre: &["glm4"],
+        ..DEEPSEEK
+    },
+];
+
+const DEEPSEEK: ModelType = ModelType {
+    name: "deepseek_v3",
+    arch: "deepseek2",
+    pre: &["deepseek-v3", "deepseek-r1-qwen"],
+    // the width of what is rotated, which all heads share
+    attribute_map: &[("qk_rope_head_dim", "head_dim")],
+    keys: KEYS,
+    only: &[
+        only("attention_bias", Is::False(false)),
+        only("rope_interleave", Is::True(true)),
+        only("moe_layer_freq", Is::Number(1.0)),
+    ],
+    heads_kv: |_, _| Ok(1),
+    scalings: &["yarn"],
+    extra: keys,
+    awq: false,
+    drops_ahead: true,
+    renamed: &[CORRECTION, FUSED[0], FUSED[1]],
+    modules: MODULES,
+    cuts: &[
+        ("self_attn.kv_b_proj", "attn_k_b", Cut::Ordered),
+        ("self_attn.kv_b_proj", "attn_v_b", Cut::Ordered),
+        names::FUSED_EXPERTS[0],
+        names::FUSED_EXPERTS[1],
+    ],
+    experts: names::EXPERTS,
+    order: heads_come_apart,
+    biases: &[],
+    ..LLAMA
+};
+
+const FUSED: [(&str, &str); 2] = [names::FUSED_NAMES[0], names::FUSED_NAMES[1]];
+
+const KEYS: &[Key] = &[
+    RMS_EPS,
+    key("attention.q_lora_rank", &["q_lora_rank"], Kind::Count).optional(),
+    key("attention.kv_lora_rank", &["kv_lora_rank"], Kind::Count),
+    key("expert_count", &["n_routed_experts"], Kind::Count),
+    USED,
+    WIDTH,
+    key(
+        "expert_shared_count",
+        &["n_shared_experts"],
+        Kind::CountOrNone,
+    )
+    .optional(),
+    key(
+        "leading_dense_block_count",
+        &["first_k_dense_replace"],
+        Kind::CountOrNone,
+    )
+    .optional(),
+    key(
+        "expert_weights_scale",
+        &["routed_scaling_factor"],
+        Kind::Number,
+    )
+    .optional(),
+    key("expert_weights_norm", &["norm_topk_prob"], Kind::Flag).optional(),
+    key("expert_group_count", &["n_group"], Kind::CountOrNone).optional(),
+    key(
+        "expert_group_used_count",
+        &["topk_group"],
+        Kind::CountOrNone,
+    )
+    .optional(),
+];
+
+const MODULES: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.gate.e_score_correction", "exp_probs_b"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+];
+
+/// Separates the keys and values of each head, which are fused; the matrices of keys are
+/// transposed, so that queries can be multiplied by them.
+fn heads_come_apart(config: &Config, name: &str) -> Result<Rule, Error> {
+    let keys = config.count("qk_nope_head_dim")?;
+    let values = config.count("v_head_dim")?;
+    let part = |start: usize, take: usize, transposed: bool| {
+        Rule::OfHeads(OfHeads {
+            heads: config.heads,
+            of: keys.saturating_add(values),
+            start,
+            take,
+            transposed,
+        })
+    };
+    Ok(match name.rsplit_once('.').map_or(name, |n| n.1) {
+        "attn_k_b" => part(0, keys, true),
+        "attn_v_b" => part(keys, values, false),
+        _ => Rule::Same,
+    })
+}
+
+/// Sets the widths of heads, before and after the weights are absorbed, the function on router
+/// scores, and the scale of scores under YaRN.
+fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let (rank, rotated) = (config.count("kv_lora_rank")?, config.head_dim);
+    let plain = config.count("qk_nope_head_dim")?;
+    for (key, value) in [
+        ("attention.key_length", rank.saturating_add(rotated)),
+        ("attention.value_length", rank),
+        ("attention.key_length_mla", plain.saturating_add(rotated)),
+        ("attention.value_length_mla", config.count("v_head_dim")?),
+    ] {
+        view.set(&config.key(key), narrow(value));
+    }
+    const SCORES: &str = "scoring_func";
+    let of_type = if config.row.name == "deepseek_v2" {
+        "softmax"
+    } else {
+        "sigmoid"
+    };
+    let function = config.string(SCORES)?;
+    let number = match function.as_deref().unwrap_or(of_type) {
+        "softmax" => 1_u32,
+        "sigmoid" => 2,
+        other => return Err(config.bad(SCORES, "softmax or sigmoid", other)),
+    };
+    view.set(&config.key("expert_gating_func"), number);
+    let Some((group, _)) = config.scaling()? else {
+        return Ok(());
+    };
+    let path = |name: &str| format!("{group}.{name}");
+    let Some(multiplier) = config.double(&path("mscale_all_dim"))? else {
+        return Ok(());
+    };
+    // the magnitude of what is rotated cancels only if both are equal
+    config.number_is(&path("mscale"), multiplier)?;
+    view.set(
+        &config.key("rope.scaling.yarn_log_multiplier"),
+        (0.1 * multiplier) as f32,
+    );
+    Ok(())
+}
