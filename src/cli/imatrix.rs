@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_analysis::imatrix::{Collector, Options, Sums};
+use octavo_analysis::imatrix::{Collector, ENOUGH_TOKENS, ExpertTokens, Options, Sums};
 use octavo_analysis::shards::{Content, Key, ShardIndex};
 use octavo_engine::EngineOptions;
 
@@ -158,12 +158,48 @@ pub(super) fn write(sums: &Sums, dataset: &str, output: &Output<'_>) -> Result<E
         sums.chunks(),
         sums.chunk()
     ));
-    let (unseen, all) = sums.unseen();
-    if unseen > 0 {
-        terminal::note(&format!(
-            "octavo: warning: {unseen} of {all} experts' matrices saw no token of this text: all \
-             their inputs will count alike"
-        ));
+    if let Some(warning) = few_tokens(&sums.experts()) {
+        terminal::note(&format!("octavo: warning: {warning}"));
     }
     Ok(Exit::Done)
+}
+
+/// Returns a warning about experts, the fewest tokens first, that saw too few of them.
+fn few_tokens(experts: &[ExpertTokens]) -> Option<String> {
+    const SHOWN: usize = 4;
+    let few = experts.partition_point(|expert| expert.tokens < ENOUGH_TOKENS);
+    let none = experts.partition_point(|expert| expert.tokens == 0);
+    if few == 0 {
+        return None;
+    }
+    let name = |e: &ExpertTokens| format!("{} expert {}: {}", e.layer, e.expert, e.tokens);
+    let names: Vec<String> = experts[..few].iter().take(SHOWN).map(name).collect();
+    let more = if few > SHOWN { ", ..." } else { "" };
+    Some(format!(
+        "{few} of {} experts saw fewer than {ENOUGH_TOKENS} tokens of this text, {none} of them \
+         none ({}{more}): the importance of their inputs is uncertain by a tenth or more, and all \
+         inputs count alike without tokens; a longer text helps",
+        experts.len(),
+        names.join(", "),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_with_few_tokens_are_named() {
+        let expert = |expert, tokens| ExpertTokens {
+            layer: "blk.3".to_owned(),
+            expert,
+            tokens,
+        };
+        assert_eq!(few_tokens(&[expert(0, ENOUGH_TOKENS)]), None);
+        let experts = [expert(2, 0), expert(1, 17), expert(0, 900)];
+        let warning = few_tokens(&experts).expect("two of them");
+        let expected = "2 of 3 experts saw fewer than 200 tokens of this text, 1 of them none \
+                        (blk.3 expert 2: 0, blk.3 expert 1: 17): ";
+        assert!(warning.starts_with(expected), "{warning}");
+    }
 }

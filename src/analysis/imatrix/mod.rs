@@ -14,7 +14,7 @@ use gguf_rs_lite::TensorType;
 pub use collect::{Collector, Options};
 pub use file::Importance;
 pub(crate) use readers::readers;
-pub use sums::Sums;
+pub use sums::{ENOUGH_TOKENS, ExpertTokens, Sums};
 
 const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";

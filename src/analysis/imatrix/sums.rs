@@ -102,6 +102,21 @@ fn added((a, a_rest): (f64, f64), (b, b_rest): (f64, f64)) -> (f64, f64) {
     (whole, rest - (whole - sum))
 }
 
+/// Number of tokens from which on the mean square of a normally distributed input is off by less
+/// than a tenth: its relative standard error is `sqrt(2 / n)`.
+pub const ENOUGH_TOKENS: u64 = 200;
+
+/// An expert, and the number of tokens that were routed to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertTokens {
+    /// Beginning of the names of its layer's tensors, such as `blk.3`.
+    pub layer: String,
+    /// Number of the expert.
+    pub expert: usize,
+    /// Number of tokens.
+    pub tokens: u64,
+}
+
 /// Sums over chunks of a text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sums {
@@ -171,11 +186,29 @@ impl Sums {
         self.totals.len()
     }
 
-    /// Returns the number of expert matrices that no token was routed to, and the number of all.
-    pub fn unseen(&self) -> (usize, usize) {
-        let totals = || self.totals.values().filter(|total| total.rows.len() > 1);
-        let rows = || totals().flat_map(|total| &total.rows);
-        (rows().filter(|rows| **rows == 0).count(), rows().count())
+    /// Returns how many tokens each expert saw, the fewest first.
+    pub fn experts(&self) -> Vec<ExpertTokens> {
+        let mut seen = BTreeMap::new();
+        let of_experts = self
+            .totals
+            .iter()
+            .filter(|(name, _)| name.contains("_exps."));
+        for (name, total) in of_experts {
+            let layer = name.split(".ffn_").next().unwrap_or(name);
+            for (expert, rows) in total.rows.iter().enumerate() {
+                // matrices of an expert see the same tokens
+                let tokens = seen.entry((layer, expert)).or_insert(*rows);
+                *tokens = (*tokens).min(*rows);
+            }
+        }
+        let expert = |((layer, expert), tokens): ((&str, usize), u64)| ExpertTokens {
+            layer: layer.to_owned(),
+            expert,
+            tokens,
+        };
+        let mut all: Vec<ExpertTokens> = seen.into_iter().map(expert).collect();
+        all.sort_by_key(|expert| expert.tokens);
+        all
     }
 
     /// Returns the mean squares of the inputs of each matrix seen, by its name.
@@ -275,6 +308,25 @@ mod tests {
         assert_eq!(sum, (3.0, 0.0));
         let infinite = added((f64::MAX, 0.0), (f64::MAX, 0.0));
         assert_eq!(added(infinite, (1.0, 0.0)), (f64::INFINITY, 0.0));
+    }
+
+    #[test]
+    fn experts_that_saw_few_tokens_come_first() {
+        let mut sums = Sums::new(64);
+        let entry = |rows: &[u64]| Entry {
+            squares: vec![1.0; 2 * rows.len()],
+            rows: rows.to_vec(),
+        };
+        let names = ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight"];
+        let mut entries = BTreeMap::from(names.map(|name| (name.to_owned(), entry(&[5, 0, 300]))));
+        entries.insert("blk.1.ffn_up_exps.weight".to_owned(), entry(&[4, 400]));
+        // heads of latent attention are matrices of one tensor too, and all see every token
+        entries.insert("blk.1.attn_k_b.weight".to_owned(), entry(&[1, 1]));
+        sums.push(&entries);
+        let experts = sums.experts();
+        let tokens: Vec<u64> = experts.iter().map(|expert| expert.tokens).collect();
+        assert_eq!(tokens, [0, 4, 5, 300, 400]);
+        assert_eq!((&*experts[1].layer, experts[1].expert), ("blk.1", 0));
     }
 
     #[test]
