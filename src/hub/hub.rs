@@ -409,7 +409,7 @@ impl Hub {
         sink: &mut EventSink<'_>,
     ) -> Result<PathBuf, Error> {
         let is_of_model = |path: &&str| {
-            !path.contains('/') && FOLDER_FILES.iter().any(|ending| path.ends_with(ending))
+            is_in_folder(path) && FOLDER_FILES.iter().any(|ending| path.ends_with(ending))
         };
         let paths: Vec<&str> = listing.paths().into_iter().filter(is_of_model).collect();
         self.fetch_all(repo, listing, &paths, sink)?;
@@ -450,6 +450,19 @@ fn is_away(error: &Error) -> bool {
         Error::Status { status, .. } => *status >= 500,
         _ => false,
     }
+}
+
+/// Returns whether a file belongs to a model folder: it lies in it, or in the folder of a module
+/// after the model, which sentence-transformers calls `1_Pooling` or alike.
+fn is_in_folder(path: &str) -> bool {
+    let Some((folder, file)) = path.split_once('/') else {
+        return true;
+    };
+    let is_module = |(number, class): (&str, &str)| {
+        let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        is_number && !class.is_empty() && class.bytes().all(|b| b.is_ascii_alphabetic())
+    };
+    !file.contains('/') && folder.split_once('_').is_some_and(is_module)
 }
 
 /// Returns whether these are the files of a model folder.

@@ -398,12 +398,17 @@ fn split_models_folders_and_siblings_are_whole() {
         ("model.safetensors", b"weights"),
         ("tokenizer.json", b"{}"),
         ("pytorch_model.bin", b"other weights"),
+        ("1_Pooling/config.json", b"{}"),
+        ("onnx/config.json", b"{}"),
+        ("2_Dense/more/config.json", b"{}"),
     ] {
         place.standin.add("u/folder", path, content);
     }
     let folder = hub
         .model(&model("hf:u/folder"), &mut |_| {})
         .expect("it is fetched");
+    let pooling = folder.join("1_Pooling/config.json");
+    assert_eq!(fs::read(pooling).expect("it is there"), b"{}");
     let mut names: Vec<String> = fs::read_dir(folder)
         .expect("a folder")
         .map(|entry| {
@@ -417,7 +422,12 @@ fn split_models_folders_and_siblings_are_whole() {
     names.sort();
     assert_eq!(
         names,
-        ["config.json", "model.safetensors", "tokenizer.json"]
+        [
+            "1_Pooling",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json"
+        ]
     );
 }
 
