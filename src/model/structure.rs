@@ -228,7 +228,7 @@ impl Model {
         Structure {
             architecture: h.arch.name(),
             layers: h.n_layer(),
-            causal: spec.causal,
+            causal: h.is_causal(),
             embedded_positions: w.positions.is_some(),
             pooling: h.pooling,
             dense_width: h.dense,

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::goldens::{designed_for, geometric_mean, models_step};
-use crate::logits::{GELU_NMSE, load, logits};
+use crate::logits::{GELU_NMSE, logits};
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::Engine;
 use octavo_engine::backend::Phase;
+use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::{Lacks, shared_dir, skip, some_of};
-use octavo_kernels::Isa;
+use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_model::{Arch, Op};
 use octavo_reference::golden::Full;
 use octavo_reference::metrics::{nmse, top_order};
@@ -29,11 +29,49 @@ struct Recorded {
     name: String,
     model: PathBuf,
     goldens: PathBuf,
+    /// Context length of the recording, if it is another than the model's.
+    context: Option<usize>,
+}
+
+impl Recorded {
+    fn load(&self, isa: Isa) -> Engine {
+        let options = EngineOptions {
+            isa: IsaChoice::Only(isa),
+            kv_type: KvType::F32.both(),
+            threads: Some(2),
+            ctx: self.context,
+            ..EngineOptions::default()
+        };
+        let source = ModelSource::Path(self.model.clone());
+        Engine::load(&source, &options, &mut |_| {}).expect("the model loads")
+    }
+}
+
+/// Models with optional keys and tensors of known architectures, and the context lengths of their
+/// recordings.
+const VARIANTS: [(&str, Option<usize>); 6] = [
+    ("olmo3-attn-factor", None),
+    ("glm4-sections", None),
+    ("glm4moe-sections", None),
+    // longer than before the extension
+    ("llama-longrope", Some(2048)),
+    ("granite-longrope", None),
+    ("qwen3moe-scales", None),
+];
+
+fn variant(shared: &Path, (name, context): (&str, Option<usize>)) -> Recorded {
+    let (name, folder) = (format!("{name}-F32"), shared.join("arch2/variants"));
+    Recorded {
+        model: folder.join(format!("models/{name}.gguf")),
+        goldens: folder.join("goldens").join(&name),
+        name,
+        context,
+    }
 }
 
 /// Returns every model of a supported architecture, except embedding models, which have no logits.
 fn recorded(shared: &Path) -> Vec<Recorded> {
-    let mut all = Vec::new();
+    let mut all: Vec<Recorded> = VARIANTS.map(|of| variant(shared, of)).into();
     for entry in std::fs::read_dir(shared.join("arch/models")).expect("a folder of models") {
         let model = entry.expect("an entry").path();
         let gguf = Gguf::open(&model, &OpenOptions::default()).expect("a model");
@@ -53,6 +91,7 @@ fn recorded(shared: &Path) -> Vec<Recorded> {
             name,
             model,
             goldens,
+            context: None,
         });
     }
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -95,7 +134,7 @@ fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
 /// Runs every golden of one model; returns the failures, and adds its errors as ratios to
 /// llama.cpp's.
 fn check(recorded: &Recorded, isa: Isa, phase: Phase, ratios: &mut Vec<f64>) -> Vec<String> {
-    let engine = load(&recorded.model, isa, true);
+    let engine = recorded.load(isa);
     let traits = Traits::of(&engine);
     let mut faults = Vec::new();
     let mut n = 0;

@@ -139,6 +139,15 @@ fn vectors_are_those_of_llama_cpp() {
                 }
             }
         }
+        let variant = shared.join("arch2/variants");
+        let name = "qwen3-not-causal-F32";
+        let file = variant.join(format!("models/{name}.gguf"));
+        let engine = load(&file, IsaChoice::Only(isa), 2);
+        for prompt in ["sum", "fox"] {
+            let golden = variant.join(format!("goldens/{name}/{prompt}.safetensors"));
+            let found = check(&engine, &golden, (Some(1e-9), rounding), &mut ratios);
+            faults.extend(found.into_iter().map(|fault| format!("{isa} {fault}")));
+        }
         let mean = geometric_mean(&ratios);
         println!(
             "{isa}: {} vectors; error as a ratio to llama.cpp's: NMSE mean {mean:.4}",

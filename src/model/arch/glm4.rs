@@ -3,11 +3,13 @@
 
 use super::{Binder, DECODER, Error, Ffn, Layer, Pairing, PostNorms, Spec};
 use super::{pre_norm_layer, taps, with_post_norms};
+use crate::hparams::{SECTIONS, sections_if_any};
 
 pub(super) const SPEC: Spec = Spec {
     name: "glm4",
     pairing: Pairing::Norm,
-    reads: &["nextn_predict_layers"],
+    reads: &["nextn_predict_layers", SECTIONS],
+    read_hparams: sections_if_any,
     layer,
     ..DECODER
 };

@@ -4,11 +4,17 @@
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
 use super::{pre_norm_layer_with, with_head_norms};
 use crate::hparams::{DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts};
+use crate::hparams::{SECTIONS, sections_if_any};
 use crate::weights::Experts;
 
 pub(super) const SPEC: Spec = Spec {
     name: "glm4moe",
-    reads: &["expert_count", "expert_used_count", "nextn_predict_layers"],
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "nextn_predict_layers",
+        SECTIONS,
+    ],
     read_hparams,
     layer,
     ..DECODER
@@ -23,6 +29,7 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);
+    sections_if_any(k, h)?;
     h.leading_dense = k
         .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
         .value;

@@ -5,6 +5,7 @@ use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
 
 pub(super) const SPEC: Spec = Spec {
     name: "granite",
+    longrope: true,
     read_hparams: |k, h| {
         read_hparams(k, h, None)?;
         rotates_if_finetuned(k, h)

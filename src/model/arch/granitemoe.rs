@@ -6,6 +6,7 @@ use crate::hparams::{DefaultWidth, ExpertRules, MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "granitemoe",
+    longrope: true,
     reads: &[
         "attention.scale",
         "embedding_scale",

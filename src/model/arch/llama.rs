@@ -3,15 +3,20 @@
 //! and feed-forward biases are optional.
 
 use super::{DECODER, Error, Hparams, Images, Keys, Pairing, Spec, biased_layer};
-use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts_if_any};
+use crate::hparams::{CAUSAL, see_all_if_asked};
+use crate::hparams::{DefaultWidth, ExpertRules, MIXTURE, experts_if_any};
 
 pub(super) const SPEC: Spec = Spec {
     name: "llama",
     images: Images::Causal,
     pairing: Pairing::Norm,
     full_rotary: true,
-    reads: &EXPERT_KEYS,
-    read_hparams: mixture,
+    longrope: true,
+    reads: &["expert_count", "expert_used_count", CAUSAL],
+    read_hparams: |k, h| {
+        mixture(k, h)?;
+        see_all_if_asked(k, h)
+    },
     bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
     layer: biased_layer,
     ..DECODER

@@ -10,6 +10,7 @@ pub(super) const SPEC: Spec = Spec {
     images: Images::Causal,
     pairing: Pairing::Norm,
     full_rotary: true,
+    longrope: true,
     reads: &[
         "expert_count",
         "expert_used_count",

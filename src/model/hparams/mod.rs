@@ -33,10 +33,10 @@ pub(crate) use latent::latent_scores;
 pub(crate) use layers::share_caches;
 pub use layers::{CacheGroup, LayerHparams, TokenMixer};
 pub use pooling::Pooling;
-pub(crate) use pooling::{CAUSAL, dense_width, see_all, token_types};
+pub(crate) use pooling::{CAUSAL, dense_width, see_all, see_all_if_asked, token_types};
 pub use recurrent::RecurrentHparams;
-pub(crate) use rope::Sections;
 pub use rope::{RopeHparams, ScalingKind};
+pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
     only_windows_turn, sliding_window_rope_base, windows, windows_have_heads, windows_or_none,
     windows_turn_by,
@@ -252,7 +252,7 @@ impl Hparams {
     /// Returns whether attention is causal, so that a text can be processed in chunks and
     /// continued. Otherwise a model returns embedding rows and no logits.
     pub fn is_causal(&self) -> bool {
-        self.arch.spec().causal
+        self.layers.iter().all(|layer| layer.scores.causal)
     }
 
     /// Returns the kind of norm: `RMS` or `layer`.

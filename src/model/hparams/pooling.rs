@@ -82,6 +82,16 @@ pub(crate) fn see_all(
     Ok(())
 }
 
+/// Makes attention bidirectional where the file says so: a decoder that became an embedding model.
+pub(crate) fn see_all_if_asked(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    if k.get(CAUSAL).is_some() && !k.flag(CAUSAL, true)? {
+        for layer in &mut h.layers {
+            layer.scores.causal = false;
+        }
+    }
+    Ok(())
+}
+
 /// Reads the number of token types: a tokenizer key that BERTs must have.
 pub(crate) fn token_types(k: &mut Keys<'_>) -> Result<usize, Error> {
     const KEY: &str = "tokenizer.ggml.token_type_count";

@@ -2,6 +2,7 @@
 
 use gguf_rs_lite::Value;
 
+use super::Hparams;
 use crate::arch::Spec;
 use crate::error::Error;
 use crate::keys::{Keys, Source, Sourced, float, is_one_of, json_f32, show};
@@ -169,7 +170,7 @@ pub(crate) enum Sections {
 }
 
 /// Key of the section sizes.
-pub(super) const SECTIONS: &str = "rope.dimension_sections";
+pub(crate) const SECTIONS: &str = "rope.dimension_sections";
 
 /// Returns the axis of each pair.
 fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option<usize>>, Error> {
@@ -200,6 +201,18 @@ fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option
         }
     };
     Ok((0..n_rot / 2).map(axis).collect())
+}
+
+/// Rotates the pairs of halves by image axes where the file has their sections, as llama.cpp does in
+/// architectures whose vision models were added later. Text turns as without axes.
+pub(crate) fn sections_if_any(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let is_set = k.get(SECTIONS).is_some_and(|v| !is_one_of(&v, &[0.0]));
+    if is_set {
+        let rope = &mut h.ropes[0];
+        rope.axes = axes(k, Sections::Blocks, rope.n_rot.value)?;
+        rope.pairing = Pairing::Neox;
+    }
+    Ok(())
 }
 
 /// Reads `rope.scaling.type` and the factor, which old files call `rope.scale_linear`. A missing

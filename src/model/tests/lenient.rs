@@ -29,6 +29,67 @@ fn one_expert_is_the_feed_forward_block() {
     assert!(f.error().contains("llama.expert_used_count"));
 }
 
+/// Keys that llama.cpp does not read in an architecture are ignored too, with a warning.
+#[test]
+fn keys_that_llama_cpp_ignores_are_ignored_with_a_warning() {
+    let plain = File::new("llama", 1)
+        .load()
+        .unwrap_or_else(|e| panic!("{e}"));
+    for key in [
+        "attention.scale",
+        "attn_logit_softcapping",
+        "logit_scale",
+        "residual_scale",
+        "embedding_scale",
+        "swiglu_clamp_exp",
+        "rope.scaling.yarn_attn_factor",
+    ] {
+        let mut f = File::new("llama", 1);
+        f.set(key, Val::F32(0.5));
+        let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+        let warning = format!("mem.gguf: llama.{key} = 0.5 is not applied, as in llama.cpp");
+        assert_eq!(m.warnings(), [warning]);
+        assert_eq!(m.hparams.factors, plain.hparams.factors, "{key}");
+        assert_eq!(m.hparams.layers, plain.hparams.layers, "{key}");
+    }
+    let mut f = File::new("llama", 1);
+    f.set("hidden_activation", "gelu");
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert!(m.warnings()[0].contains("llama.hidden_activation = gelu"));
+    let mut f = File::new("qwen3", 1);
+    f.set("rope.dimension_sections", vec![8u32, 4, 4, 0]);
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert!(m.warnings()[0].contains("qwen3.rope.dimension_sections"));
+    assert!(m.hparams.ropes[0].axes.is_empty());
+}
+
+/// Decoders may be bidirectional embedding models; others that say so are refused.
+#[test]
+fn decoders_that_see_all_have_no_logits() {
+    let mut f = File::new("qwen3", 1);
+    f.set("attention.causal", Val::Bool(false));
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert!(!m.hparams.is_causal() && !m.graph.is_causal());
+    assert!(m.weights.output.is_none());
+    let mut f = File::new("mistral3", 1);
+    f.set("attention.causal", Val::Bool(false));
+    assert!(f.error().contains("mistral3.attention.causal = false"));
+}
+
+#[test]
+fn longrope_is_read_where_llama_cpp_reads_it() {
+    let mut f = File::new("llama", 1);
+    f.set("rope.scaling.type", "longrope");
+    for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+        f.add(name, &[8]);
+    }
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    assert!(m.weights.rope_divisors.long.is_some());
+    let mut f = File::new("qwen3", 1);
+    f.set("rope.scaling.type", "longrope");
+    assert!(f.error().contains("qwen3.rope.scaling.type = longrope"));
+}
+
 /// Returns a file of two layers and a multi-token prediction layer, which may have any tensors.
 fn with_prediction() -> File {
     let mut f = with_head_norms(File::new("exaone4", 2), 2);

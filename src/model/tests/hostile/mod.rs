@@ -45,31 +45,6 @@ fn what_is_not_implemented_is_refused_by_name() {
                 &["missing key llama.expert_used_count"],
             ),
             (
-                "not causal",
-                |f| f.set("attention.causal", Val::Bool(false)),
-                &["llama.attention.causal = false"],
-            ),
-            (
-                "logit scale",
-                |f| f.set("logit_scale", Val::F32(0.5)),
-                &["llama.logit_scale = 0.5"],
-            ),
-            (
-                "residual scale",
-                |f| f.set("residual_scale", Val::F32(0.22)),
-                &["llama.residual_scale = 0.22"],
-            ),
-            (
-                "embedding scale",
-                |f| f.set("embedding_scale", Val::F32(12.0)),
-                &["llama.embedding_scale = 12"],
-            ),
-            (
-                "attention scale",
-                |f| f.set("attention.scale", Val::F32(0.1)),
-                &["llama.attention.scale = 0.1"],
-            ),
-            (
                 "clamp",
                 |f| f.set("attention.clamp_kqv", Val::F32(8.0)),
                 &["llama.attention.clamp_kqv = 8"],
@@ -93,16 +68,6 @@ fn what_is_not_implemented_is_refused_by_name() {
                 "nextn",
                 |f| f.set("nextn_predict_layers", Val::U32(1)),
                 &["llama.nextn_predict_layers = 1"],
-            ),
-            (
-                "sections",
-                |f| f.set("rope.dimension_sections", vec![8u32, 4, 4, 0]),
-                &["rope.dimension_sections"],
-            ),
-            (
-                "activation",
-                |f| f.set("hidden_activation", "gelu"),
-                &["llama.hidden_activation = gelu", "silu"],
             ),
         ],
     );

@@ -89,11 +89,6 @@ const SCALING: &[Row] = &[
         &["rope.scaling.type", "yarn", "\"su\""],
     ),
     (
-        "longrope",
-        |f| f.set("rope.scaling.type", "longrope"),
-        &["rope.scaling.type = longrope", "llama"],
-    ),
-    (
         "scaling a number",
         |f| f.set("rope.scaling.type", Val::U32(2)),
         &["rope.scaling.type", "a string", "got 2"],

@@ -3,6 +3,7 @@
 
 use super::Binder;
 use crate::error::Error;
+use crate::hparams::ScalingKind;
 use crate::taps;
 use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
 
@@ -22,7 +23,7 @@ pub(crate) struct EmbeddingsAndHead {
 
 impl Binder<'_> {
     /// Binds token embedding, final norm and output matrix, which is the embedding if the file has
-    /// no other.
+    /// no other; a model without causal attention has none.
     pub(crate) fn bind_embeddings_and_head(&mut self) -> Result<EmbeddingsAndHead, Error> {
         self.bind_embeddings_and_head_with_norm("output_norm")
     }
@@ -35,10 +36,20 @@ impl Binder<'_> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let weights = self.rows_only()?;
         let output_norm = self.norm(norm, n_embd, taps::RESULT_NORM)?;
-        let output = self.optional_matrix("output.weight", n_vocab, n_embd)?;
+        const OUTPUT: &str = "output.weight";
+        // a decoder that became an embedding model has no logits
+        let output = match self.h.is_causal() {
+            true => self
+                .optional_matrix(OUTPUT, n_vocab, n_embd)?
+                .or(Some(weights.token_embd)),
+            false => None,
+        };
+        if output.is_none() {
+            self.ignore(OUTPUT);
+        }
         Ok(EmbeddingsAndHead {
             output_norm: Some(output_norm),
-            output: output.or(Some(weights.token_embd)),
+            output,
             ..weights
         })
     }
@@ -73,10 +84,14 @@ impl Binder<'_> {
         Ok(Some(id))
     }
 
-    /// Binds embeddings and head with `rope_freqs.weight`, if the file has it.
+    /// Binds embeddings and head with `rope_freqs.weight`, if the file has it; where it asks for
+    /// LongRoPE, with both lists of that.
     pub(crate) fn bind_embeddings_and_head_with_rope_freqs(
         &mut self,
     ) -> Result<EmbeddingsAndHead, Error> {
+        if self.h.ropes[0].scaling.value == ScalingKind::LongRope {
+            return self.bind_embeddings_and_head_with_rope_factors();
+        }
         let all = self.rope_divisors("rope_freqs.weight")?;
         let rope_divisors = RopeDivisors {
             all,

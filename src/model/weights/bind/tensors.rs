@@ -479,7 +479,7 @@ fn why_unexpected(name: &str) -> &'static str {
     } else if name.contains("_exps.") || name.contains("ffn_gate_inp") {
         "there are no experts in this architecture"
     } else if name.starts_with("rope_factors_") {
-        "longrope is not supported in this architecture"
+        "expected only with rope.scaling.type longrope"
     } else {
         "no such tensor in this architecture"
     }
