@@ -3,6 +3,7 @@
 mod foreign;
 mod hostile;
 mod make;
+mod minilm;
 mod spm;
 pub(crate) mod types;
 
