@@ -16,8 +16,14 @@ pub(super) struct Program {
 impl Program {
     /// Builds the working tree.
     pub(super) fn of_working_tree() -> Result<Program, String> {
+        let changes = git(&["status", "--porcelain", "--untracked-files=no"], None)?;
+        let more = if changes.is_empty() {
+            ""
+        } else {
+            " and changes"
+        };
         Ok(Program {
-            name: format!("{} and changes", short_hash("HEAD")?),
+            name: format!("{}{more}", short_hash("HEAD")?),
             path: side::build()?,
         })
     }
