@@ -17,7 +17,6 @@ pub(super) const ALL: &[ModelType] = &[
     ModelType {
         when: |settings| has_mamba(settings) && has_experts(settings),
         keys: MIXTURE_KEYS,
-        modules: GRANITE_EXPERTS,
         cuts: GRANITE_MOE.cuts,
         n_ff: LLAMA.n_ff,
         ..GRANITE_HYBRID
@@ -41,7 +40,7 @@ pub(super) const ALL: &[ModelType] = &[
         n_ff: |config| config.count("shared_intermediate_size").map(Some),
         extra: |config, _| rotates(config),
         awq: false,
-        modules: GRANITE_DENSE,
+        modules: names::GRANITE,
         cuts: SHARED_CUTS,
         order: rules::turned,
         biases: &[names::ATTENTION_BIAS],
@@ -73,7 +72,7 @@ const GRANITE_HYBRID: ModelType = ModelType {
         ("mamba.A_log", "mamba.A.log"),
         ("mamba.D", "mamba.D.bare"),
     ],
-    modules: GRANITE_DENSE,
+    modules: names::GRANITE,
     cuts: SHARED_CUTS,
     order: |config, name| match rules::turned(config, name)? {
         Rule::Same => mamba_shapes(config, name, MAMBA),
@@ -105,44 +104,11 @@ const MIXTURE_KEYS: &[Key] = &{
     ]
 };
 
-/// Names in models without experts, whose feed-forward block is called shared.
-const GRANITE_DENSE: &[(&str, &str)] = &[
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("mamba.in_proj", "ssm_in"),
-    ("mamba.conv1d", "ssm_conv1d"),
-    ("mamba.dt", "ssm_dt"),
-    ("mamba.A", "ssm_a"),
-    ("mamba.D", "ssm_d"),
-    ("mamba.norm", "ssm_norm"),
-    ("mamba.out_proj", "ssm_out"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("shared_mlp.output_linear", "ffn_down"),
-];
-const GRANITE_EXPERTS: &[(&str, &str)] = &[
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("mamba.in_proj", "ssm_in"),
-    ("mamba.conv1d", "ssm_conv1d"),
-    ("mamba.dt", "ssm_dt"),
-    ("mamba.A", "ssm_a"),
-    ("mamba.D", "ssm_d"),
-    ("mamba.norm", "ssm_norm"),
-    ("mamba.out_proj", "ssm_out"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-    ("block_sparse_moe.output_linear", "ffn_down_exps"),
-    ("shared_mlp.output_linear", "ffn_down_shexp"),
-];
+/// The feed-forward block of models without experts is called shared.
 const SHARED_CUTS: &[(&str, &str, Cut)] = &[
     ("shared_mlp.input_linear", "ffn_gate", Cut::FirstHalf),
     ("shared_mlp.input_linear", "ffn_up", Cut::SecondHalf),
+    ("shared_mlp.output_linear", "ffn_down", Cut::Ordered),
 ];
 
 /// Returns whether any layer has Mamba 2, as all have unless the settings say otherwise.

@@ -6,7 +6,9 @@ use gguf_rs_lite::View;
 use super::super::Error;
 use super::super::config::Config;
 use super::super::layout::{OfHeads, Rule};
-use super::mixtures::{CORRECTION, USED, WIDTH};
+use super::mixtures::{
+    CORRECTION, LEADING_DENSE, ROUTED_COUNT, ROUTING, SHARED_COUNT, USED, WIDTH,
+};
 use super::names::{self, RMS_EPS};
 use super::{Cut, Is, Key, Kind, LLAMA, ModelType, key, only};
 
@@ -62,35 +64,15 @@ const KEYS: &[Key] = &[
     RMS_EPS,
     key("attention.q_lora_rank", &["q_lora_rank"], Kind::Count).optional(),
     key("attention.kv_lora_rank", &["kv_lora_rank"], Kind::Count),
-    key("expert_count", &["n_routed_experts"], Kind::Count),
+    ROUTED_COUNT,
     USED,
     WIDTH,
-    key(
-        "expert_shared_count",
-        &["n_shared_experts"],
-        Kind::CountOrNone,
-    )
-    .optional(),
-    key(
-        "leading_dense_block_count",
-        &["first_k_dense_replace"],
-        Kind::CountOrNone,
-    )
-    .optional(),
-    key(
-        "expert_weights_scale",
-        &["routed_scaling_factor"],
-        Kind::Number,
-    )
-    .optional(),
-    key("expert_weights_norm", &["norm_topk_prob"], Kind::Flag).optional(),
-    key("expert_group_count", &["n_group"], Kind::CountOrNone).optional(),
-    key(
-        "expert_group_used_count",
-        &["topk_group"],
-        Kind::CountOrNone,
-    )
-    .optional(),
+    SHARED_COUNT,
+    LEADING_DENSE,
+    ROUTING[0],
+    ROUTING[1],
+    ROUTING[2],
+    ROUTING[3],
 ];
 
 const MODULES: &[(&str, &str)] = &[

@@ -52,35 +52,15 @@ pub(super) const ALL: &[ModelType] = &[
         pre: &["glm4"],
         keys: &[
             RMS_EPS,
-            key("expert_count", &["n_routed_experts"], Kind::Count),
+            ROUTED_COUNT,
             USED,
             WIDTH,
-            key(
-                "expert_shared_count",
-                &["n_shared_experts"],
-                Kind::CountOrNone,
-            )
-            .optional(),
-            key(
-                "leading_dense_block_count",
-                &["first_k_dense_replace"],
-                Kind::CountOrNone,
-            )
-            .optional(),
-            key(
-                "expert_weights_scale",
-                &["routed_scaling_factor"],
-                Kind::Number,
-            )
-            .optional(),
-            key("expert_weights_norm", &["norm_topk_prob"], Kind::Flag).optional(),
-            key("expert_group_count", &["n_group"], Kind::CountOrNone).optional(),
-            key(
-                "expert_group_used_count",
-                &["topk_group"],
-                Kind::CountOrNone,
-            )
-            .optional(),
+            SHARED_COUNT,
+            LEADING_DENSE,
+            ROUTING[0],
+            ROUTING[1],
+            ROUTING[2],
+            ROUTING[3],
         ],
         rotary: Some(0.5),
         extra: glm4_moe_keys,
@@ -210,6 +190,37 @@ pub(super) const SHARED_WIDTH: Key = key(
     Kind::Count,
 );
 
+pub(super) const SHARED_COUNT: Key = key(
+    "expert_shared_count",
+    &["n_shared_experts"],
+    Kind::CountOrNone,
+)
+.optional();
+pub(super) const ROUTED_COUNT: Key = key("expert_count", &["n_routed_experts"], Kind::Count);
+pub(super) const LEADING_DENSE: Key = key(
+    "leading_dense_block_count",
+    &["first_k_dense_replace"],
+    Kind::CountOrNone,
+)
+.optional();
+/// Factor, sum and groups of the routed experts' weights.
+pub(super) const ROUTING: [Key; 4] = [
+    key(
+        "expert_weights_scale",
+        &["routed_scaling_factor"],
+        Kind::Number,
+    )
+    .optional(),
+    key("expert_weights_norm", &["norm_topk_prob"], Kind::Flag).optional(),
+    key("expert_group_count", &["n_group"], Kind::CountOrNone).optional(),
+    key(
+        "expert_group_used_count",
+        &["topk_group"],
+        Kind::CountOrNone,
+    )
+    .optional(),
+];
+
 /// A vector whose name does not follow the module scheme.
 pub(super) const CORRECTION: (&str, &str) = ("e_score_correction_bias", "e_score_correction.bias");
 
@@ -245,17 +256,7 @@ pub(super) const GRANITE_MOE: ModelType = ModelType {
     pre: &["refact"],
     keys: GRANITE_MOE_KEYS,
     renamed: &[],
-    modules: &[
-        ("input_layernorm", "attn_norm"),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-        ("block_sparse_moe.output_linear", "ffn_down_exps"),
-        ("shared_mlp.output_linear", "ffn_down_shexp"),
-    ],
+    modules: names::GRANITE,
     cuts: &[
         (
             "block_sparse_moe.input_linear",
@@ -269,6 +270,7 @@ pub(super) const GRANITE_MOE: ModelType = ModelType {
         ),
         ("shared_mlp.input_linear", "ffn_gate_shexp", Cut::FirstHalf),
         ("shared_mlp.input_linear", "ffn_up_shexp", Cut::SecondHalf),
+        ("shared_mlp.output_linear", "ffn_down_shexp", Cut::Ordered),
     ],
     experts: &[],
     order: rules::turned,

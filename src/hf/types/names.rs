@@ -117,6 +117,24 @@ pub(super) const GEMMA: Names = &[
     ("mlp.down_proj", "ffn_down"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
+/// Names of Granite's mixtures and hybrids, except for its shared block.
+pub(super) const GRANITE: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.dt", "ssm_dt"),
+    ("mamba.A", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+];
 pub(super) const STARCODER2: Names = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
