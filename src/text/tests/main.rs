@@ -7,5 +7,6 @@ mod tokenizer_gemma4;
 mod tokenizer_hf;
 mod tokenizer_hostile;
 mod tokenizer_roundtrip;
+mod tokenizer_unigram;
 mod tokenizer_vocabs;
 mod tokenizer_wpm;

@@ -17,7 +17,7 @@ pub enum Error {
     /// A tokenizer model that is not implemented.
     #[error(
         "{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE), 'llama' \
-         (SPM) or 'bert' (WPM)"
+         (SPM), 'bert' (WPM) or 't5' (Unigram)"
     )]
     UnsupportedModel {
         /// Name of the file.
@@ -89,6 +89,15 @@ pub enum Error {
         file: String,
         /// Token id.
         id: u32,
+    },
+    /// A map of characters that points outside of itself.
+    #[error(
+        "{file}: metadata key tokenizer.ggml.precompiled_charsmap: expected an array of 32-bit \
+         words and the texts that it points to, got a damaged one"
+    )]
+    Charsmap {
+        /// Name of the file.
+        file: String,
     },
     /// A special token id outside the vocabulary.
     #[error("{file}: metadata key {key}: expected a token id below {n_vocab}, got {got}")]

@@ -52,6 +52,7 @@ pub(super) enum Defaults {
     None,
     Spm,
     Wpm,
+    Unigram,
 }
 
 type Field = fn(&mut SpecialTokens) -> &mut Option<u32>;
@@ -197,6 +198,12 @@ impl SpecialTokens {
             special.bos = default(101);
             special.sep = default(102);
             special.mask = default(103);
+        }
+        if defaults == Defaults::Unigram {
+            let default = |id: u32| ((id as usize) < vocab.n).then_some(id);
+            special.pad = default(0);
+            special.eos = default(1);
+            special.unk = default(2);
         }
         if defaults == Defaults::Spm {
             // Only if the token has the right type; a file without types offers no other evidence.
