@@ -72,7 +72,8 @@ pub struct Embedded {
     pub rows: Vec<f32>,
     /// `width`
     pub pooled: Vec<f32>,
-    /// `(n, width)`: llama.cpp on the file dequantized to F32.
+    /// `(n, width)`: llama.cpp on the file dequantized to F32; the same as `rows` where a golden of
+    /// an F32 file has no others.
     pub exact_rows: Vec<f32>,
     /// `width`
     pub exact_pooled: Vec<f32>,
@@ -261,13 +262,19 @@ impl<'a> File<'a> {
         const ANY_ID: usize = 1 << 31;
         let n = self.len("tokens")?;
         let width = self.second_dim("embd", n, "width")?;
+        // goldens of F32 files may have one form only: their weights are exact
+        let exact = |name: &str, shape: &[usize]| {
+            let exact = format!("exact_{name}");
+            let is_there = self.tensors.tensor(&exact).is_ok();
+            self.floats(if is_there { &exact } else { name }, shape)
+        };
         Ok(Embedded {
             tokens: self.ids("tokens", &[n], ANY_ID)?,
             width,
             rows: self.floats("embd", &[n, width])?,
             pooled: self.floats("pooled", &[width])?,
-            exact_rows: self.floats("exact_embd", &[n, width])?,
-            exact_pooled: self.floats("exact_pooled", &[width])?,
+            exact_rows: exact("embd", &[n, width])?,
+            exact_pooled: exact("pooled", &[width])?,
         })
     }
 

@@ -4,7 +4,7 @@
 //! As in `architectures.rs`: F32 models are compared with llama.cpp itself, the others with the
 //! exact vectors, next to llama.cpp's own error.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use octavo_engine::{
     Batch, BatchError, BatchOptions, Embed, Engine, EngineOptions, Error, Event, ModelSource,
@@ -27,6 +27,26 @@ const MODELS: [(&str, f64); 4] = [
     ("gemma-embedding", 1e-6),
     ("qwen3-embedding", 1e-9),
 ];
+
+/// Other folders of models: the folder, the model, and the bound of an F32 model.
+const MORE: [(&str, &str, Option<f64>); 6] = [
+    ("arch2/variants", "qwen3-not-causal-F32", Some(1e-9)),
+    ("arch2/variants", "bert-t5-tokenizer-F32", Some(3e-6)),
+    ("feat/embed", "bge-m3-F32", Some(3e-6)),
+    ("feat/embed", "e5-F32", Some(3e-6)),
+    ("feat/embed", "e5-Q8_0", None),
+    ("feat/embed", "roberta-F32", Some(3e-6)),
+];
+
+/// Returns the goldens in a folder.
+fn goldens_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder of goldens");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let is_golden = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "safetensors");
+    let goldens: Vec<PathBuf> = paths.filter(is_golden).collect();
+    assert!(goldens.len() >= 2, "{}", folder.display());
+    goldens
+}
 
 fn load(path: &Path, isa: IsaChoice, threads: usize) -> Engine {
     let options = EngineOptions {
@@ -139,14 +159,14 @@ fn vectors_are_those_of_llama_cpp() {
                 }
             }
         }
-        let variant = shared.join("arch2/variants");
-        let name = "qwen3-not-causal-F32";
-        let file = variant.join(format!("models/{name}.gguf"));
-        let engine = load(&file, IsaChoice::Only(isa), 2);
-        for prompt in ["sum", "fox"] {
-            let golden = variant.join(format!("goldens/{name}/{prompt}.safetensors"));
-            let found = check(&engine, &golden, (Some(1e-9), rounding), &mut ratios);
-            faults.extend(found.into_iter().map(|fault| format!("{isa} {fault}")));
+        for (folder, name, limit) in MORE {
+            let folder = shared.join(folder);
+            let file = folder.join(format!("models/{name}.gguf"));
+            let engine = load(&file, IsaChoice::Only(isa), 2);
+            for golden in goldens_in(&folder.join("goldens").join(name)) {
+                let found = check(&engine, &golden, (limit, rounding), &mut ratios);
+                faults.extend(found.into_iter().map(|fault| format!("{isa} {fault}")));
+            }
         }
         let mean = geometric_mean(&ratios);
         println!(
@@ -166,9 +186,12 @@ fn texts_are_cut_as_llama_cpp_cuts_them() {
     let Some(goldens) = shared("arch/goldens") else {
         return;
     };
-    for (model, _) in MODELS {
-        let folder = goldens.join(format!("{model}-F32"));
-        let file = goldens.join(format!("../models/{model}-F32.gguf"));
+    let of_arch = MODELS.map(|(model, _)| (goldens.clone(), format!("{model}-F32")));
+    let embed = goldens.join("../../feat/embed/goldens");
+    let more = ["bge-m3", "e5", "roberta"].map(|model| (embed.clone(), format!("{model}-F32")));
+    for (goldens, model) in of_arch.into_iter().chain(more) {
+        let folder = goldens.join(&model);
+        let file = goldens.join(format!("../models/{model}.gguf"));
         let engine = load(&file, IsaChoice::Auto, 1);
         let summary = std::fs::read(folder.join("summary.json")).expect("a summary");
         let summary: serde_json::Value = serde_json::from_slice(&summary).expect("JSON");
