@@ -184,15 +184,7 @@ impl Layout {
         let refuse = |expected: String| bad(from, source, expected, show(source));
         let plain = Plain::of(from, source)?;
         let is_vector = !name.ends_with(".weight");
-        let mut shape = source.shape.clone();
-        // ERNIE stores a vector as a matrix of one row
-        if is_vector && shape.len() == 2 && shape[0] == 1 {
-            shape.remove(0);
-        }
-        // and convolutions store a matrix of one row for each channel
-        if is_convolution(name) && shape.len() == 3 && shape[1] == 1 {
-            shape.remove(1);
-        }
+        let mut shape = shape_of(source, name);
         let most = match rule {
             Rule::Same | Rule::Cut(_) => 3,
             Rule::Matrix { .. } => 1,
@@ -349,6 +341,20 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// Returns the shape of a tensor in the folder, without dimensions that mean nothing.
+fn shape_of(source: &Source, name: &str) -> Vec<usize> {
+    let mut shape = source.shape.clone();
+    // ERNIE stores a vector as a matrix of one row
+    if !name.ends_with(".weight") && shape.len() == 2 && shape[0] == 1 {
+        shape.remove(0);
+    }
+    // and convolutions store a matrix of one row for each channel
+    if is_convolution(name) && shape.len() == 3 && shape[1] == 1 {
+        shape.remove(1);
+    }
+    shape
 }
 
 /// Returns whether a name is that of a convolution along tokens.

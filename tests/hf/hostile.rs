@@ -135,8 +135,8 @@ fn tokenizers_that_are_not_supported_are_refused_by_name() {
     let folder = Folder::new();
     let tokenizer =
         |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
-    tokenizer(&["model.type", "BPE", "Unigram"], &|t| {
-        t["model"]["type"] = json!("Unigram")
+    tokenizer(&["model.type", "BPE", "WordLevel"], &|t| {
+        t["model"]["type"] = json!("WordLevel")
     });
     for (merges, got) in [(Value::Null, "got nothing"), (json!("a b"), "\"a b\"")] {
         tokenizer(&["model.merges", "pairs", got], &|t| {

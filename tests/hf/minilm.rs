@@ -1,5 +1,5 @@
-//! all-MiniLM-L6-v2, a real embedding model, from the folder that is published: its tokens are those
-//! of the tokenizers library, its vectors those of BERT written down a second time in f64.
+//! all-MiniLM-L6-v2, a real embedding model, from its published folder: its tokens are those of the
+//! tokenizers library, its vectors those of BERT written down a second time in f64.
 
 use super::*;
 use octavo_fixtures::{Lacks, skip};

@@ -37,7 +37,11 @@ pub(in super::super) fn files(gguf: &Gguf) -> Result<Vec<(&'static str, Vec<u8>)
     };
     let (tokenizer, model) = match vocab.tokenizer.model_name() {
         "llama" => vocab.spm()?,
-        _ => (vocab.byte_level()?, None),
+        "gpt2" => (vocab.byte_level()?, None),
+        other => {
+            let key = "tokenizer.ggml.model";
+            return Err(bad(gguf.name(), key, "gpt2 or llama", other));
+        }
     };
     let mut files = vec![
         ("tokenizer.json", pretty(&tokenizer)),

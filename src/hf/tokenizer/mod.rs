@@ -1,17 +1,19 @@
 //! `tokenizer.json`, `tokenizer.model` and the files that belong to them, under GGUF's keys.
 //!
 //! Supported are byte-level BPE, whose pre-tokenizer (GGUF's `pre`) is recognized by its patterns
-//! and flags, SentencePiece's BPE, from either file, Gemma 4's, which merges characters, and BERT's
-//! WordPiece. Any other tokenizer is refused, because a wrong assumption would silently change
-//! tokens.
+//! and flags, SentencePiece's BPE, from either file, Gemma 4's, which merges characters, BERT's
+//! WordPiece, and Unigram. Any other tokenizer is refused, because a wrong assumption would
+//! silently change tokens.
 
 mod bpe;
+mod embedders;
 mod files;
 mod gemma4;
 mod order;
 mod proto;
 mod spm;
 mod templates;
+mod unigram;
 mod wordpiece;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -134,9 +136,12 @@ fn vocabulary(
     if model["type"] == "WordPiece" || is_list() {
         return wordpiece::declare(dir, files, config, view);
     }
+    if model["type"] == "Unigram" {
+        return unigram::declare(files, config, view);
+    }
     // old files do not give the type of the model
     if model["type"].as_str().is_some_and(|t| t != "BPE") {
-        return Err(files.bad("model.type", "BPE or WordPiece", &model["type"]));
+        return Err(files.bad("model.type", "BPE, WordPiece or Unigram", &model["type"]));
     }
     if !files.tokenizer.is_null() && !model["merges"].is_array() {
         let got = match &model["merges"] {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::config::Config;
 use super::super::{Error, MAX_TOKENIZER, read_bytes};
-use super::{CONTROL, Files, NORMAL, SPACE, Specials, Tokens, bad};
+use super::{CONTROL, Files, NORMAL, SPACE, Specials, Tokens, bad, embedders};
 
 /// File with a token per line, in folders without `tokenizer.json`.
 pub(super) const LIST: &str = "vocab.txt";
@@ -15,15 +15,8 @@ pub(super) const LIST: &str = "vocab.txt";
 /// Prefix of tokens that continue a word.
 const CONTINUES: &str = "##";
 
-/// Special tokens: the setting, the usual text, and GGUF's key.
-const SPECIALS: [(&str, &str, &str); 5] = [
-    ("unk_token", "[UNK]", "unknown_token_id"),
-    ("pad_token", "[PAD]", "padding_token_id"),
-    ("cls_token", "[CLS]", "cls_token_id"),
-    // GGUF's spelling
-    ("sep_token", "[SEP]", "seperator_token_id"),
-    ("mask_token", "[MASK]", "mask_token_id"),
-];
+/// Usual texts of the tokens for what is missing, padding, beginnings, ends and masks.
+const USUAL: [&str; 5] = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"];
 
 /// Sets the keys of the vocabulary, of normalization and of special tokens.
 pub(super) fn declare(
@@ -56,25 +49,9 @@ pub(super) fn declare(
         by_text,
         ..Specials::default()
     };
-    for (setting, usual, key) in SPECIALS {
-        let text = text_of(files, setting, usual);
-        let id = specials.by_text.get(text).copied();
-        let id = id.ok_or_else(|| files.bad(setting, "a token of the vocabulary", text))?;
-        view.set(&format!("tokenizer.ggml.{key}"), id);
-        match setting {
-            "cls_token" => specials.bos = Some(id),
-            "sep_token" => specials.eos = Some(id),
-            _ => {}
-        }
-    }
+    let texts = embedders::texts(files, USUAL);
+    embedders::declare(files, texts, &mut specials, view)?;
     Ok(specials)
-}
-
-/// Returns the text of a special token.
-fn text_of<'a>(files: &'a Files, setting: &str, usual: &'a str) -> &'a str {
-    let value = &files.settings[setting];
-    let text = value.as_str().or(value["content"].as_str());
-    text.unwrap_or(usual)
 }
 
 /// Sets the tokens of the list; those that settings name are special.
@@ -83,7 +60,7 @@ fn put_list(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error>
     let list = read_bytes(dir, LIST, MAX_TOKENIZER)?.unwrap_or_default();
     let list = String::from_utf8(list)
         .map_err(|_| bad(&file, "vocabulary", "tokens in UTF-8", "other bytes"))?;
-    let specials = SPECIALS.map(|(setting, usual, _)| text_of(files, setting, usual));
+    let specials = embedders::texts(files, USUAL);
     for (id, text) in (0..).zip(list.lines()) {
         let ty = match specials.contains(&text) {
             true => CONTROL,

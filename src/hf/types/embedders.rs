@@ -4,46 +4,23 @@ use gguf_rs_lite::View;
 
 use super::super::Error;
 use super::super::config::Config;
+use super::super::layout::Rule;
+use super::super::order::Order;
 use super::super::settings::Settings;
 use super::dense::{GELU, GEMMA3};
 use super::names::LAYER_NORM_EPS;
 use super::{Is, LLAMA, ModelType, only};
 
 pub(super) const ALL: &[ModelType] = &[
+    ENCODER,
     ModelType {
-        name: "bert",
-        arch: "bert",
-        only: &[
-            only("position_embedding_type", Is::Text("absolute")),
-            only("is_decoder", Is::False(false)),
-            only("add_cross_attention", Is::False(false)),
-        ],
-        activations: GELU,
-        extra: bert_keys,
-        // its head, and what is computed from a text's first row, are of no use here
-        skipped: &["pooler.", "cls.", "embeddings.position_ids"],
-        renamed: &[
-            ("LayerNorm.gamma", "LayerNorm.weight"),
-            ("LayerNorm.beta", "LayerNorm.bias"),
-        ],
-        ends: &[
-            ("embeddings.word_embeddings", "token_embd"),
-            ("embeddings.token_type_embeddings", "token_types"),
-            ("embeddings.position_embeddings", "position_embd"),
-            ("embeddings.LayerNorm", "token_embd_norm"),
-        ],
-        layers: "encoder.layer.",
-        modules: &[
-            ("attention.self.query", "attn_q"),
-            ("attention.self.key", "attn_k"),
-            ("attention.self.value", "attn_v"),
-            ("attention.output.dense", "attn_output"),
-            ("attention.output.LayerNorm", "attn_output_norm"),
-            ("intermediate.dense", "ffn_up"),
-            ("output.dense", "ffn_down"),
-            ("output.LayerNorm", "layer_output_norm"),
-        ],
-        ..BERT
+        name: "xlm-roberta",
+        extra: xlm_roberta_keys,
+        prefix: "roberta.",
+        // its head for masked tokens
+        skipped: &["pooler.", "lm_head.", "embeddings.position_ids"],
+        order: positions_after_padding,
+        ..ENCODER
     },
     ModelType {
         name: "nomic_bert",
@@ -113,6 +90,43 @@ pub(super) const ALL: &[ModelType] = &[
     },
 ];
 
+const ENCODER: ModelType = ModelType {
+    name: "bert",
+    arch: "bert",
+    only: &[
+        only("position_embedding_type", Is::Text("absolute")),
+        only("is_decoder", Is::False(false)),
+        only("add_cross_attention", Is::False(false)),
+    ],
+    activations: GELU,
+    extra: bert_keys,
+    // its head, and what is computed from a text's first row, are of no use here
+    skipped: &["pooler.", "cls.", "embeddings.position_ids"],
+    renamed: &[
+        ("LayerNorm.gamma", "LayerNorm.weight"),
+        ("LayerNorm.beta", "LayerNorm.bias"),
+    ],
+    ends: &[
+        ("embeddings.word_embeddings", "token_embd"),
+        ("embeddings.token_type_embeddings", "token_types"),
+        ("embeddings.position_embeddings", "position_embd"),
+        ("embeddings.LayerNorm", "token_embd_norm"),
+    ],
+    layers: "encoder.layer.",
+    modules: &[
+        ("attention.self.query", "attn_q"),
+        ("attention.self.key", "attn_k"),
+        ("attention.self.value", "attn_v"),
+        ("attention.output.dense", "attn_output"),
+        ("attention.output.LayerNorm", "attn_output_norm"),
+        ("intermediate.dense", "ffn_up"),
+        ("output.dense", "ffn_down"),
+        ("output.LayerNorm", "layer_output_norm"),
+    ],
+    ..BERT
+};
+
+/// Settings that all BERTs share.
 const BERT: ModelType = ModelType {
     embeds: true,
     rope: false,
@@ -135,6 +149,45 @@ fn bert_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     view.set("tokenizer.ggml.token_type_count", types);
     sees_all(config, view);
     Ok(())
+}
+
+/// Returns the number of rows of positions that no token has: positions are counted from the one
+/// after the padding token's id.
+fn unused_positions(config: &Config) -> Result<usize, Error> {
+    Ok(config.whole("pad_token_id")?.unwrap_or(1).saturating_add(1))
+}
+
+/// Sets the keys of BERT, and the number of positions that tokens can have.
+fn xlm_roberta_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    const POSITIONS: &str = "max_position_embeddings";
+    let (all, unused) = (config.count(POSITIONS)?, unused_positions(config)?);
+    let Some(context) = all.checked_sub(unused).filter(|n| *n > 0) else {
+        return Err(config.bad(POSITIONS, format!("more than {unused}"), all));
+    };
+    let context = u32::try_from(context).unwrap_or(u32::MAX);
+    view.set(&config.key("context_length"), context);
+    bert_keys(config, view)
+}
+
+/// Leaves out the rows of positions that no token has.
+fn positions_after_padding(config: &Config, name: &str) -> Result<Rule, Error> {
+    if name != "position_embd" {
+        return Ok(Rule::Same);
+    }
+    let from = config.count("max_position_embeddings")?;
+    let start = unused_positions(config)?;
+    let take = from.saturating_sub(start).max(1);
+    let order = Order::Cut {
+        of: from,
+        take,
+        start,
+        step: 1,
+    };
+    Ok(Rule::Rows {
+        order,
+        from,
+        left: take,
+    })
 }
 
 /// Sets the same, and the length of the texts that the model was trained with.

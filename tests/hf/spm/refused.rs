@@ -79,8 +79,8 @@ fn what_scores_and_spaces_cannot_express_is_refused_by_name() {
     refuses(&["model.dropout", "0.1"], &|t| {
         t["model"]["dropout"] = json!(0.1)
     });
-    refuses(&["model.type", "Unigram"], &|t| {
-        t["model"]["type"] = json!("Unigram")
+    refuses(&["model.type", "WordLevel"], &|t| {
+        t["model"]["type"] = json!("WordLevel")
     });
     refuses(&["normalizer", "NFKC"], &|t| {
         t["normalizer"]["normalizers"][0] = json!({ "type": "NFKC" })

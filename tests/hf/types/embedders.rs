@@ -4,6 +4,14 @@ use super::cases::LLAMA;
 use super::names::GEMMA;
 use super::*;
 
+/// Names of BERT's tensors, those outside of layers without a prefix.
+const BERT: &str = "token_embd=embeddings.word_embeddings \
+    token_types=embeddings.token_type_embeddings position_embd=embeddings.position_embeddings \
+    token_embd_norm=embeddings.LayerNorm attn_q=attention.self.query attn_k=attention.self.key \
+    attn_v=attention.self.value attn_output=attention.output.dense \
+    attn_output_norm=attention.output.LayerNorm ffn_up=intermediate.dense ffn_down=output.dense \
+    layer_output_norm=output.LayerNorm";
+
 pub(super) const CASES: &[Case] = &[
     Case {
         file: "bert",
@@ -15,15 +23,36 @@ pub(super) const CASES: &[Case] = &[
                 "hidden_act": "gelu", "position_embedding_type": "absolute", "type_vocab_size": 2,
             })
         },
-        names: &["token_embd=bert.embeddings.word_embeddings \
+        names: &[
+            "token_embd=bert.embeddings.word_embeddings \
             token_types=bert.embeddings.token_type_embeddings \
             position_embd=bert.embeddings.position_embeddings \
-            token_embd_norm=bert.embeddings.LayerNorm attn_q=attention.self.query \
-            attn_k=attention.self.key attn_v=attention.self.value \
-            attn_output=attention.output.dense attn_output_norm=attention.output.LayerNorm \
-            ffn_up=intermediate.dense ffn_down=output.dense layer_output_norm=output.LayerNorm"],
+            token_embd_norm=bert.embeddings.LayerNorm",
+            BERT,
+        ],
         layers: "bert.encoder.layer.",
         pooling: "cls_token",
+        ..LLAMA
+    },
+    Case {
+        file: "../../feat/embed/models/e5",
+        model_type: "xlm-roberta",
+        config: || {
+            json!({
+                "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "max_position_embeddings": 98, "layer_norm_eps": 1e-5,
+                "hidden_act": "gelu", "type_vocab_size": 1, "pad_token_id": 1,
+            })
+        },
+        names: &[BERT],
+        layers: "encoder.layer.",
+        // two rows that no token has come first
+        change: |file| {
+            let positions = file.get_mut("position_embd.weight").expect("there");
+            positions.shape[0] += 2;
+            positions.values.splice(0..0, [9.0; 64]);
+        },
+        pooling: "mean_tokens",
         ..LLAMA
     },
     Case {
@@ -118,6 +147,70 @@ pub(super) fn wordpiece(model: &Gguf, folder: &Path) -> usize {
     std::fs::create_dir_all(folder).expect("made");
     std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("written");
     tokens.len()
+}
+
+/// Writes the vocabulary of a Unigram model as transformers does; returns its size.
+pub(super) fn unigram(model: &Gguf, folder: &Path) -> usize {
+    let array = |key: &str| {
+        let array = model.array(&format!("tokenizer.ggml.{key}"));
+        array.expect("an array").expect("there")
+    };
+    let tokens = array("tokens").strings().expect("strings");
+    let tokens = tokens.map(|token| String::from_utf8_lossy(token).into_owned());
+    let tokens: Vec<String> = tokens.collect();
+    let scores: Vec<f32> = array("scores").f32s().expect("floats").collect();
+    let types: Vec<i32> = array("token_type").i32s().expect("types").collect();
+    let map: Vec<u8> = array("precompiled_charsmap")
+        .u8s()
+        .expect("bytes")
+        .collect();
+    let vocab: Vec<Value> = tokens.iter().zip(&scores).map(|pair| json!(pair)).collect();
+    let added: Vec<Value> = tokens
+        .iter()
+        .zip(types)
+        .enumerate()
+        .filter(|(_, (_, ty))| matches!(ty, 2..=4))
+        .map(|(id, (text, ty))| json!({ "id": id, "content": text, "special": ty != 4 }))
+        .collect();
+    let tokenizer = json!({
+        "added_tokens": added,
+        "normalizer": { "type": "Sequence", "normalizers": [
+            { "type": "Precompiled", "precompiled_charsmap": base64(&map) },
+            { "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " },
+        ] },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [
+            { "type": "WhitespaceSplit" },
+            { "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always" },
+        ] },
+        "post_processor": { "type": "TemplateProcessing", "single": [
+            { "SpecialToken": { "id": "<s>", "type_id": 0 } },
+            { "Sequence": { "id": "A", "type_id": 0 } },
+            { "SpecialToken": { "id": "</s>", "type_id": 0 } },
+        ] },
+        "model": { "type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": false },
+    });
+    std::fs::create_dir_all(folder).expect("made");
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    tokens.len()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::new();
+    for three in bytes.chunks(3) {
+        let byte = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let all = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let six = all >> (18 - 6 * digit) & 63;
+            let is_there = digit <= three.len();
+            out.push(if is_there {
+                DIGITS[six as usize].into()
+            } else {
+                '='
+            });
+        }
+    }
+    out
 }
 
 /// Returns the tokens of a WordPiece model as BERT's vocabularies have them.

@@ -141,8 +141,10 @@ fn folder(case: &Case, model: &Gguf, dir: &TempDir) -> PathBuf {
 
 /// Writes the files of the vocabulary; returns the settings that belong to it.
 fn vocabulary(model: &Gguf, path: &Path) -> Value {
-    if model.str("tokenizer.ggml.model").expect("a string") == Some("bert") {
-        return json!({ "vocab_size": embedders::wordpiece(model, path) });
+    match model.str("tokenizer.ggml.model").expect("a string") {
+        Some("bert") => return json!({ "vocab_size": embedders::wordpiece(model, path) }),
+        Some("t5") => return json!({ "vocab_size": embedders::unigram(model, path) }),
+        _ => {}
     }
     hf::write(&model_around(model, |_| {}), path).expect("a tokenizer");
     let written = std::fs::read(path.join("config.json")).expect("there");
