@@ -2,6 +2,9 @@
 
 use crate::name::FileSelector;
 
+/// Endings of a model's files in a repository without GGUF files: of weights, settings, vocabulary.
+const FOLDER_FILES: [&str; 5] = [".safetensors", ".json", ".jinja", ".model", ".txt"];
+
 /// Words in the names of files that are no models by themselves.
 const SIBLINGS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
@@ -135,6 +138,22 @@ pub(crate) fn sibling<'a>(paths: &[&'a str], model: &str, word: &str) -> Option<
         (usize::MAX - depth, (bits(path) - bits(model)).abs())
     };
     paths.iter().filter(fits).copied().min_by_key(distance)
+}
+
+/// Returns whether a file belongs to a model folder: it lies in it, or in the folder of a module
+/// after the model, which sentence-transformers calls `1_Pooling` or alike.
+pub(crate) fn is_of_folder(path: &str) -> bool {
+    if !FOLDER_FILES.iter().any(|ending| path.ends_with(ending)) {
+        return false;
+    }
+    let Some((folder, file)) = path.split_once('/') else {
+        return true;
+    };
+    let is_module = |(number, class): (&str, &str)| {
+        let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        is_number && !class.is_empty() && class.bytes().all(|b| b.is_ascii_alphabetic())
+    };
+    !file.contains('/') && folder.split_once('_').is_some_and(is_module)
 }
 
 #[cfg(test)]

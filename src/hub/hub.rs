@@ -19,9 +19,6 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// Most pages of a listing that are read: each has some 1,000 files.
 const MAX_PAGES: usize = 1000;
 
-/// Endings of a model's files in a repository without GGUF files: of weights, settings, vocabulary.
-const FOLDER_FILES: [&str; 5] = [".safetensors", ".json", ".jinja", ".model", ".txt"];
-
 /// Progress of fetching a model.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
@@ -408,10 +405,11 @@ impl Hub {
         listing: &Listing,
         sink: &mut EventSink<'_>,
     ) -> Result<PathBuf, Error> {
-        let is_of_model = |path: &&str| {
-            is_in_folder(path) && FOLDER_FILES.iter().any(|ending| path.ends_with(ending))
-        };
-        let paths: Vec<&str> = listing.paths().into_iter().filter(is_of_model).collect();
+        let paths: Vec<&str> = listing
+            .paths()
+            .into_iter()
+            .filter(|path| choice::is_of_folder(path))
+            .collect();
         self.fetch_all(repo, listing, &paths, sink)?;
         Ok(self.cache.snapshot(repo, &listing.commit))
     }
@@ -450,19 +448,6 @@ fn is_away(error: &Error) -> bool {
         Error::Status { status, .. } => *status >= 500,
         _ => false,
     }
-}
-
-/// Returns whether a file belongs to a model folder: it lies in it, or in the folder of a module
-/// after the model, which sentence-transformers calls `1_Pooling` or alike.
-fn is_in_folder(path: &str) -> bool {
-    let Some((folder, file)) = path.split_once('/') else {
-        return true;
-    };
-    let is_module = |(number, class): (&str, &str)| {
-        let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-        is_number && !class.is_empty() && class.bytes().all(|b| b.is_ascii_alphabetic())
-    };
-    !file.contains('/') && folder.split_once('_').is_some_and(is_module)
 }
 
 /// Returns whether these are the files of a model folder.

@@ -1,5 +1,6 @@
 //! The hub against a stand-in on this machine: choice, cache, faults.
 
+mod folders;
 mod standin;
 
 use std::fs;
@@ -368,7 +369,7 @@ fn one_that_waits_takes_what_another_left_where_there_are_no_links() {
 }
 
 #[test]
-fn split_models_folders_and_siblings_are_whole() {
+fn split_models_and_siblings_are_whole() {
     let place = Place::new();
     for (path, content) in [
         ("big/m-Q8_0-00001-of-00002.gguf", &b"one"[..]),
@@ -393,42 +394,6 @@ fn split_models_folders_and_siblings_are_whole() {
     assert_eq!(fs::read(sibling).expect("it is there"), b"encoder");
     let none = hub.sibling(&model("hf:u/r"), "mtp-", &mut |_| {});
     assert_eq!(none.expect("a listing"), None);
-    for (path, content) in [
-        ("config.json", &b"{}"[..]),
-        ("model.safetensors", b"weights"),
-        ("tokenizer.json", b"{}"),
-        ("pytorch_model.bin", b"other weights"),
-        ("1_Pooling/config.json", b"{}"),
-        ("onnx/config.json", b"{}"),
-        ("2_Dense/more/config.json", b"{}"),
-    ] {
-        place.standin.add("u/folder", path, content);
-    }
-    let folder = hub
-        .model(&model("hf:u/folder"), &mut |_| {})
-        .expect("it is fetched");
-    let pooling = folder.join("1_Pooling/config.json");
-    assert_eq!(fs::read(pooling).expect("it is there"), b"{}");
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .expect("a folder")
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
-    names.sort();
-    assert_eq!(
-        names,
-        [
-            "1_Pooling",
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json"
-        ]
-    );
 }
 
 #[test]
