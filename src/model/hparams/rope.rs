@@ -203,8 +203,8 @@ fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option
     Ok((0..n_rot / 2).map(axis).collect())
 }
 
-/// Rotates the pairs of halves by image axes where the file has their sections, as llama.cpp does in
-/// architectures whose vision models were added later. Text turns as without axes.
+/// Rotates pairs by image axes where the file has their sections, as llama.cpp does in
+/// architectures that got vision models later. Angles of text do not depend on the axes.
 pub(crate) fn sections_if_any(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let is_set = k.get(SECTIONS).is_some_and(|v| !is_one_of(&v, &[0.0]));
     if is_set {
