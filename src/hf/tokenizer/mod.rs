@@ -306,20 +306,19 @@ struct Specials {
     add_bos: Option<bool>,
 }
 
+/// Returns the text of a token in settings, which give the text alone or with flags.
+fn text_of(value: &Value) -> Option<&str> {
+    value.as_str().or(value["content"].as_str())
+}
+
 fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) -> Result<(), Error> {
-    let text_of = |value: &Value| {
-        value
-            .as_str()
-            .or(value["content"].as_str())
-            .map(str::to_owned)
-    };
     let by_setting = |key: &str| -> Result<Option<u32>, Error> {
         let Some(text) = text_of(&files.settings[key]) else {
             return Ok(None);
         };
         vocab
             .by_text
-            .get(&text)
+            .get(text)
             .copied()
             .map(Some)
             .ok_or_else(|| files.bad(key, "a token of the vocabulary", text))

@@ -9,9 +9,11 @@ use super::super::layout::Rule;
 use super::super::settings::Settings;
 use super::dense::GRANITE_FIVE;
 use super::lfm2::keys_by_layer;
-use super::mamba::{MAMBA, SSM_GROUPS, SSM_HEADS, SSM_KERNEL, SSM_STATE, mamba_shapes, set_inner};
-use super::mixtures::{GRANITE_MOE, USED};
-use super::{Cut, Is, Key, Kind, LLAMA, ModelType, key, names, only, rules};
+use super::mamba::{
+    MAMBA, RENAMED, SSM_GROUPS, SSM_HEADS, SSM_KERNEL, SSM_STATE, mamba_shapes, set_inner,
+};
+use super::mixtures::{GRANITE_MOE, GRANITE_SHARED_WIDTH, LOCAL, USED};
+use super::{Cut, Is, Key, LLAMA, ModelType, names, only, rules};
 
 pub(super) const ALL: &[ModelType] = &[
     ModelType {
@@ -67,11 +69,7 @@ const GRANITE_HYBRID: ModelType = ModelType {
     n_ff: |config| config.count("shared_intermediate_size").map(Some),
     extra: granite_hybrid_keys,
     awq: false,
-    renamed: &[
-        ("mamba.dt_bias", "mamba.dt.bias"),
-        ("mamba.A_log", "mamba.A.log"),
-        ("mamba.D", "mamba.D.bare"),
-    ],
+    renamed: &RENAMED,
     modules: names::GRANITE,
     cuts: SHARED_CUTS,
     order: |config, name| match rules::turned(config, name)? {
@@ -94,13 +92,9 @@ const MIXTURE_KEYS: &[Key] = &{
         SSM_STATE,
         SSM_GROUPS,
         SSM_HEADS,
-        key("expert_count", &["num_local_experts"], Kind::Count),
+        LOCAL,
         USED,
-        key(
-            "expert_shared_feed_forward_length",
-            &["shared_intermediate_size"],
-            Kind::CountOrNone,
-        ),
+        GRANITE_SHARED_WIDTH,
     ]
 };
 

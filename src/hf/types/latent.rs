@@ -16,8 +16,8 @@ pub(super) const ALL: &[ModelType] = &[
     DEEPSEEK,
     ModelType {
         name: "deepseek_v2",
-        // transformers' own name for the type of V2's configurations
         pre: &["deepseek-llm", "deepseek-coder"],
+        extra: |config, view| keys(config, "softmax", view),
         ..DEEPSEEK
     },
     ModelType {
@@ -41,7 +41,7 @@ const DEEPSEEK: ModelType = ModelType {
     ],
     heads_kv: |_, _| Ok(1),
     scalings: &["yarn"],
-    extra: keys,
+    extra: |config, view| keys(config, "sigmoid", view),
     awq: false,
     drops_ahead: true,
     renamed: &[CORRECTION, FUSED[0], FUSED[1]],
@@ -118,8 +118,8 @@ fn heads_come_apart(config: &Config, name: &str) -> Result<Rule, Error> {
 }
 
 /// Sets the widths of heads, before and after the weights are absorbed, the function on router
-/// scores, and the scale of scores under YaRN.
-fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
+/// scores (`usual` if no setting names it), and the scale of scores under YaRN.
+fn keys(config: &Config, usual: &str, view: &mut View) -> Result<(), Error> {
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let (rank, rotated) = (config.count("kv_lora_rank")?, config.head_dim);
     let plain = config.count("qk_nope_head_dim")?;
@@ -132,13 +132,8 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
         view.set(&config.key(key), narrow(value));
     }
     const SCORES: &str = "scoring_func";
-    let of_type = if config.row.name == "deepseek_v2" {
-        "softmax"
-    } else {
-        "sigmoid"
-    };
     let function = config.string(SCORES)?;
-    let number = match function.as_deref().unwrap_or(of_type) {
+    let number = match function.as_deref().unwrap_or(usual) {
         "softmax" => 1_u32,
         "sigmoid" => 2,
         other => return Err(config.bad(SCORES, "softmax or sigmoid", other)),

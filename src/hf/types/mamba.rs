@@ -66,9 +66,9 @@ pub(super) const ALL: &[ModelType] = &[
         awq: false,
         renamed: &[
             ("pre_ff_layernorm.weight", "pre_ff_layernorm.bare"),
-            ("mamba.dt_bias", "mamba.dt.bias"),
-            ("mamba.A_log", "mamba.A.log"),
-            ("mamba.D", "mamba.D.bare"),
+            RENAMED[0],
+            RENAMED[1],
+            RENAMED[2],
         ],
         ends: names::PHI_ENDS,
         modules: FALCON_H1,
@@ -77,6 +77,13 @@ pub(super) const ALL: &[ModelType] = &[
         biases: &[],
         ..LLAMA
     },
+];
+
+/// Vectors of Mamba 2 beside attention whose names do not follow the module scheme.
+pub(super) const RENAMED: [(&str, &str); 3] = [
+    ("mamba.dt_bias", "mamba.dt.bias"),
+    ("mamba.A_log", "mamba.A.log"),
+    ("mamba.D", "mamba.D.bare"),
 ];
 
 /// Epsilon of Mamba 2's norms.

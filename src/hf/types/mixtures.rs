@@ -177,7 +177,7 @@ pub(super) const COUNT: Key = key(
     &["num_experts", "num_local_experts"],
     Kind::Count,
 );
-const LOCAL: Key = key("expert_count", &["num_local_experts"], Kind::Count);
+pub(super) const LOCAL: Key = key("expert_count", &["num_local_experts"], Kind::Count);
 pub(super) const USED: Key = key("expert_used_count", &["num_experts_per_tok"], Kind::Count);
 pub(super) const WIDTH: Key = key(
     "expert_feed_forward_length",
@@ -287,14 +287,14 @@ const GRANITE_MOE_KEYS: &[Key] = &{
         logits,
         LOCAL,
         USED,
-        key(
-            "expert_shared_feed_forward_length",
-            &["shared_intermediate_size"],
-            Kind::CountOrNone,
-        )
-        .optional(),
+        GRANITE_SHARED_WIDTH.optional(),
     ]
 };
+pub(super) const GRANITE_SHARED_WIDTH: Key = key(
+    "expert_shared_feed_forward_length",
+    &["shared_intermediate_size"],
+    Kind::CountOrNone,
+);
 const GLM4_MOE: Names = &[
     ("eh_proj", "nextn.eh_proj"),
     ("enorm", "nextn.enorm"),

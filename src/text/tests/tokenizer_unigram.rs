@@ -9,6 +9,8 @@ use octavo_fixtures::shared;
 use octavo_text::tokenizer::{DetokenizeOptions, EncodeOptions, Tokenizer};
 use serde_json::Value;
 
+use crate::tokenizer_wpm::unhex;
+
 fn vocabularies() -> Vec<PathBuf> {
     let Some(folder) = shared("feat/embed/vocabs") else {
         return Vec::new();
@@ -25,15 +27,6 @@ fn vocabularies() -> Vec<PathBuf> {
 
 fn open(path: &Path) -> Gguf {
     Gguf::open(path, &OpenOptions::default()).expect("a sound file")
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let digits = text.as_bytes().chunks_exact(2);
-    let byte = |pair: &[u8]| {
-        let pair = std::str::from_utf8(pair).expect("digits");
-        u8::from_str_radix(pair, 16).expect("digits")
-    };
-    digits.map(byte).collect()
 }
 
 #[test]

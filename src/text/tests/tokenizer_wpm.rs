@@ -46,7 +46,7 @@ fn small() -> Vec<String> {
     tokens.map(str::to_owned).to_vec()
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
     let byte = |pair: &[u8]| {
         let pair = std::str::from_utf8(pair).expect("two digits");
         u8::from_str_radix(pair, 16).expect("hexadecimal digits")

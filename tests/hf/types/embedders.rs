@@ -294,7 +294,7 @@ fn products_after_pooling_come_along() {
     assert!(error.contains("2 Dense modules, or none"), "{error}");
 }
 
-/// What follows a model in other ways than llama.cpp computes it is refused by name.
+/// Modules and vocabularies without a counterpart in llama.cpp are refused by name.
 #[test]
 fn other_modules_are_refused_by_name() {
     let Some(models) = shared("arch/models") else {
