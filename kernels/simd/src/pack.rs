@@ -1,15 +1,19 @@
 //! Packs rows in a file's layout into strips in the kernels' layout (`formats`).
 //!
-//! Plain integer shuffling, done once at load; no value changes and no byte is added. Block by
-//! block, so that a block of all rows is written while it is in the L1 cache, and in words of four
-//! codes, one lane of a bit plane. Instantiated for each instruction set like the kernels: the
-//! compiler vectorizes it.
+//! Plain integer shuffling, done once at load, or before each use with weights that are not
+//! repacked; no value changes and no byte is added. Block by block: the codes of each row become
+//! words, one lane of a bit plane each, and the words of all rows are transposed. Instantiated for
+//! each instruction set like the kernels: the compiler vectorizes the rest.
 
 use crate::formats::{Float, Format, Transposed};
 use crate::simd::Simd;
 
 /// Bytes fetched from memory at once.
 const LINE: usize = 64;
+
+/// Most rows of a strip, and most words of a row's codes in a block.
+const ROWS: usize = 16;
+const WORDS: usize = 64;
 
 /// Packs `rows` (at most `S::R`, each a whole number of blocks) into one strip. Rows that are
 /// missing are zero.
@@ -25,16 +29,15 @@ pub unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
     let mut room = [0u8; 256];
     let has_planes = F::LOW + F::HIGH + F::TOP > 0;
     let codes = &mut room[..if has_planes { F::K } else { F::CODE_BYTES }];
+    const { assert!(S::R <= ROWS && F::CODE_BYTES <= 4 * WORDS) };
+    // rows that are missing stay zero
+    let mut words = [[0u32; WORDS]; ROWS];
     for (b, block) in out.chunks_exact_mut(bytes * r).enumerate() {
         let (meta, planes) = block.split_at_mut(F::META * r);
         // scales are put together from parts
         meta.fill(0);
-        if rows.len() < r {
-            planes.fill(0);
-        }
-        let (low, planes) = planes.split_at_mut(F::K * F::LOW / 8 * r);
-        let (high, top) = planes.split_at_mut(F::K * F::HIGH / 8 * r);
-        for (i, row) in rows.iter().enumerate() {
+        let mut n = 0;
+        for (i, (row, words)) in rows.iter().zip(&mut words).enumerate() {
             let raw = &row[b * bytes..(b + 1) * bytes];
             let next = raw.as_ptr().wrapping_add(next_strip);
             for line in (0..bytes).step_by(LINE) {
@@ -43,57 +46,73 @@ pub unsafe fn strip<S: Simd, F: Format>(rows: &[&[u8]], out: &mut [u8]) {
             }
             F::transpose(raw, &mut Transposed { meta, i, r });
             F::unpack(raw, codes);
-            if !has_planes {
-                lanes(top, (i, r), codes, u32::from_le_bytes);
-                continue;
-            }
-            match F::LOW {
-                0 => {}
-                8 => lanes(low, (i, r), codes, |c: [u8; 4]| u32::from_le_bytes(c)),
-                _ => lanes(low, (i, r), codes, |c: [u8; 8]| {
-                    let c = u64::from_le_bytes(c);
-                    (c as u32 & 0x0f0f_0f0f) | ((c >> 32) as u32 & 0x0f0f_0f0f) << 4
-                }),
-            }
-            match F::HIGH {
-                0 => {}
-                1 => lanes(high, (i, r), codes, |c: [u8; 32]| words(c, 1, F::LOW)),
-                _ => lanes(high, (i, r), codes, |c: [u8; 16]| words(c, 2, F::LOW)),
-            }
-            if F::TOP == 1 {
-                lanes(top, (i, r), codes, |c: [u8; 32]| {
-                    words(c, 1, F::LOW + F::HIGH)
-                });
-            }
+            n = words_of::<F>(codes, words);
+        }
+        let (columns, rest) = planes.as_chunks_mut::<4>();
+        assert!(
+            columns.len() == n * r && rest.is_empty(),
+            "{n} words of each row"
+        );
+        let (from, to) = (
+            words.as_ptr().cast::<u32>(),
+            columns.as_mut_ptr().cast::<u8>(),
+        );
+        for first in (0..n).step_by(r) {
+            // SAFETY: `r` rows of WORDS words, of which `r` from `first` on are there: both are
+            // powers of two. The block has `n` columns of `r` words.
+            unsafe { S::transpose(from.add(first), WORDS, n - first, to.add(4 * r * first)) };
         }
     }
 }
 
-/// Writes lane `i` of all vectors of a plane, each made of `N` codes.
+/// Writes the words of a row's codes, in the order of their planes; returns their number.
 #[inline(always)]
-fn lanes<const N: usize>(
-    plane: &mut [u8],
-    (i, r): (usize, usize),
+fn words_of<F: Format>(codes: &[u8], to: &mut [u32; WORDS]) -> usize {
+    let mut n = 0;
+    if F::LOW + F::HIGH + F::TOP == 0 {
+        plane(codes, to, &mut n, u32::from_le_bytes);
+        return n;
+    }
+    match F::LOW {
+        0 => {}
+        8 => plane(codes, to, &mut n, |c: [u8; 4]| u32::from_le_bytes(c)),
+        _ => plane(codes, to, &mut n, |c: [u8; 8]| {
+            let c = u64::from_le_bytes(c);
+            (c as u32 & 0x0f0f_0f0f) | ((c >> 32) as u32 & 0x0f0f_0f0f) << 4
+        }),
+    }
+    match F::HIGH {
+        0 => {}
+        1 => plane(codes, to, &mut n, |c: [u8; 32]| packed(c, 1, F::LOW)),
+        _ => plane(codes, to, &mut n, |c: [u8; 16]| packed(c, 2, F::LOW)),
+    }
+    if F::TOP == 1 {
+        plane(codes, to, &mut n, |c: [u8; 32]| {
+            packed(c, 1, F::LOW + F::HIGH)
+        });
+    }
+    n
+}
+
+/// Appends the words of a plane, each made of `N` codes.
+#[inline(always)]
+fn plane<const N: usize>(
     codes: &[u8],
-    lane: impl Fn([u8; N]) -> u32,
+    to: &mut [u32; WORDS],
+    n: &mut usize,
+    word: impl Fn([u8; N]) -> u32,
 ) {
-    let (lanes, _) = plane.as_chunks_mut::<4>();
     let (codes, _) = codes.as_chunks::<N>();
-    // all words first: these are adjacent, so that the compiler vectorizes them
-    let mut words = [0u32; 64];
-    for (word, c) in words.iter_mut().zip(codes) {
-        *word = lane(*c);
+    for (to, c) in to[*n..].iter_mut().zip(codes) {
+        *to = word(*c);
     }
-    let vectors = lanes.iter_mut().skip(i).step_by(r);
-    for (to, word) in vectors.zip(&words[..codes.len()]) {
-        *to = word.to_le_bytes();
-    }
+    *n += codes.len();
 }
 
 /// Packs the `bits` bits from `from` on of every code: each further four codes go to higher bits of
 /// the same bytes.
 #[inline(always)]
-fn words<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
+fn packed<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
     let mask = 0x0101_0101 * ((1 << bits) - 1);
     let (words, _) = codes.as_chunks::<4>();
     words.iter().enumerate().fold(0, |all, (at, c)| {

@@ -164,6 +164,21 @@ pub trait Simd: Copy {
     }
     /// Converts four 16-bit activations to the form that `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
+    /// Transposes words: writes the first `n` columns of `R` rows, or all of their `R` columns. Row
+    /// `i` begins at `words + i * stride`, column `c` goes to `to + 4 * R * c`.
+    #[inline(always)]
+    unsafe fn transpose(words: *const u32, stride: usize, n: usize, to: *mut u8) {
+        for c in 0..n.min(Self::R) {
+            for i in 0..Self::R {
+                // SAFETY: the caller's rows and columns.
+                unsafe {
+                    let word = words.add(i * stride + c).read();
+                    let to = to.add(4 * (c * Self::R + i));
+                    to.cast::<[u8; 4]>().write(word.to_le_bytes());
+                }
+            }
+        }
+    }
     /// Prefetches the line at `p` into the L1 cache.
     unsafe fn prefetch(p: *const u8);
     /// Prefetches the line at `p` into the L2 cache.

@@ -149,6 +149,37 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn transpose(words: *const u32, stride: usize, n: usize, to: *mut u8) {
+        // SAFETY: 8 rows of 8 words, `n` columns or 8; the instruction set is the caller's promise.
+        unsafe {
+            let row = |i: usize| _mm256_loadu_si256(words.add(i * stride).cast());
+            let zero = _mm256_setzero_si256();
+            // in halves of vectors: pairs of columns of two rows, then columns of four rows
+            let (mut twos, mut fours) = ([zero; 8], [zero; 8]);
+            for i in 0..4 {
+                let (a, b) = (row(2 * i), row(2 * i + 1));
+                twos[2 * i] = _mm256_unpacklo_epi32(a, b);
+                twos[2 * i + 1] = _mm256_unpackhi_epi32(a, b);
+            }
+            for i in 0..2 {
+                for half in 0..2 {
+                    let (a, b) = (twos[4 * i + half], twos[4 * i + 2 + half]);
+                    fours[4 * i + 2 * half] = _mm256_unpacklo_epi64(a, b);
+                    fours[4 * i + 2 * half + 1] = _mm256_unpackhi_epi64(a, b);
+                }
+            }
+            for c in 0..n.min(8) {
+                let (a, b) = (fours[c % 4], fours[4 + c % 4]);
+                let column = match c < 4 {
+                    true => _mm256_permute2x128_si256::<0x20>(a, b),
+                    false => _mm256_permute2x128_si256::<0x31>(a, b),
+                };
+                _mm256_storeu_si256(to.add(32 * c).cast(), column);
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn halves<const N: usize>(table: &Halves<N>, index: __m256i) -> __m256i {
         let entries = table.entries.as_ptr().cast();
         let low = 0xffff;

@@ -102,6 +102,48 @@ impl Simd for Avx512 {
         prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 
+    #[inline(always)]
+    unsafe fn transpose(words: *const u32, stride: usize, n: usize, to: *mut u8) {
+        // SAFETY: 16 rows of 16 words, `n` columns or 16; the instruction set is the caller's
+        // promise.
+        unsafe {
+            let row = |i: usize| _mm512_loadu_si512(words.add(i * stride).cast());
+            let zero = _mm512_setzero_si512();
+            // in quarters of vectors: pairs of columns of two rows, then columns of four rows
+            let (mut twos, mut fours, mut columns) = ([zero; 16], [zero; 16], [zero; 16]);
+            for i in 0..8 {
+                let (a, b) = (row(2 * i), row(2 * i + 1));
+                twos[2 * i] = _mm512_unpacklo_epi32(a, b);
+                twos[2 * i + 1] = _mm512_unpackhi_epi32(a, b);
+            }
+            for i in 0..4 {
+                for half in 0..2 {
+                    let (a, b) = (twos[4 * i + half], twos[4 * i + 2 + half]);
+                    fours[4 * i + 2 * half] = _mm512_unpacklo_epi64(a, b);
+                    fours[4 * i + 2 * half + 1] = _mm512_unpackhi_epi64(a, b);
+                }
+            }
+            for c in 0..4 {
+                let [a, b, d, e] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
+                let (even, more_even) = (
+                    _mm512_shuffle_i32x4::<0x88>(a, b),
+                    _mm512_shuffle_i32x4::<0x88>(d, e),
+                );
+                let (odd, more_odd) = (
+                    _mm512_shuffle_i32x4::<0xdd>(a, b),
+                    _mm512_shuffle_i32x4::<0xdd>(d, e),
+                );
+                columns[c] = _mm512_shuffle_i32x4::<0x88>(even, more_even);
+                columns[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd, more_odd);
+                columns[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even, more_even);
+                columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd, more_odd);
+            }
+            for (c, column) in columns.into_iter().enumerate().take(n) {
+                _mm512_storeu_si512(to.add(64 * c).cast(), column);
+            }
+        }
+    }
+
     /// Permutes 64 entries at a time by the lowest six bits, and selects by the others.
     #[inline(always)]
     unsafe fn halves<const N: usize>(table: &Halves<N>, index: __m512i) -> __m512i {
