@@ -176,13 +176,8 @@ impl<'r> Writer<'r> {
 
 fn class(is_negated: bool, ranges: &[(char, char)]) -> String {
     if ranges.is_empty() {
-        // an empty class matches no character, its negation any
-        return if is_negated {
-            "(?s:.)"
-        } else {
-            "[^\\x{0}-\\x{10FFFF}]"
-        }
-        .to_owned();
+        // no character at all, also if it is negated, as in llama.cpp
+        return "[^\\x{0}-\\x{10FFFF}]".to_owned();
     }
     let ranges = ranges.iter().map(|(first, last)| match first == last {
         true => escaped(*first),

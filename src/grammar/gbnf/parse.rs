@@ -1,6 +1,6 @@
 //! GBNF parser.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
@@ -49,9 +49,95 @@ pub(super) fn parse(text: &str) -> Result<Rules, String> {
         }
         parser.rule()?;
     }
-    match parser.rules.contains_key("root") {
-        true => Ok(parser.rules),
-        false => Err("expected a rule named root, found none".to_owned()),
+    if !parser.rules.contains_key("root") {
+        return Err("expected a rule named root, found none".to_owned());
+    }
+    Recursion::of(&parser.rules).check()?;
+    Ok(parser.rules)
+}
+
+/// Finds rules that begin with themselves (left recursion), which llama.cpp refuses. Like there, a
+/// rule, a group or a repetition counts as empty only if it has an alternative without elements.
+struct Recursion<'r> {
+    rules: &'r Rules,
+    inside: Vec<&'r str>,
+    checked: HashSet<&'r str>,
+}
+
+impl<'r> Recursion<'r> {
+    fn of(rules: &'r Rules) -> Recursion<'r> {
+        Recursion {
+            rules,
+            inside: Vec::new(),
+            checked: HashSet::new(),
+        }
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let mut names: Vec<&String> = self.rules.keys().collect();
+        names.sort();
+        names.into_iter().try_for_each(|name| self.rule(name))
+    }
+
+    fn rule(&mut self, name: &str) -> Result<(), String> {
+        // unknown rules are refused elsewhere
+        let Some((name, body)) = self.rules.get_key_value(name) else {
+            return Ok(());
+        };
+        if self.inside.contains(&&**name) || self.inside.len() > MAX_DEPTH {
+            return Err(format!(
+                "expected no rule that begins with itself, found {name}"
+            ));
+        }
+        if self.checked.contains(&**name) {
+            return Ok(());
+        }
+        self.inside.push(name);
+        self.first(body)?;
+        self.inside.pop();
+        self.checked.insert(name);
+        Ok(())
+    }
+
+    /// Checks what an expression may begin with.
+    fn first(&mut self, expr: &'r Expr) -> Result<(), String> {
+        match expr {
+            Expr::Rule(name) => self.rule(name),
+            Expr::Choice(all) => all.iter().try_for_each(|one| self.first(one)),
+            Expr::Sequence(all) => {
+                for part in all {
+                    self.first(part)?;
+                    if !self.may_be_empty(part) {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Expr::Repeat(inner, _, max) => {
+                if max.is_none() && self.may_be_empty(inner) {
+                    return Err("expected no endless repetition of what may be empty".to_owned());
+                }
+                self.first(inner)
+            }
+            Expr::Literal(_) | Expr::Class { .. } | Expr::Any | Expr::Token(_) => Ok(()),
+        }
+    }
+
+    fn may_be_empty(&self, expr: &Expr) -> bool {
+        let has_no_elements = |expr: &Expr| match expr {
+            Expr::Literal(text) => text.is_empty(),
+            Expr::Sequence(all) => all.is_empty(),
+            _ => false,
+        };
+        match expr {
+            Expr::Rule(name) => self.rules.get(name).is_some_and(|body| match body {
+                Expr::Choice(all) => all.iter().any(has_no_elements),
+                body => has_no_elements(body),
+            }),
+            Expr::Choice(all) => all.iter().any(has_no_elements),
+            Expr::Repeat(_, min, _) => *min == 0,
+            other => has_no_elements(other),
+        }
     }
 }
 
@@ -169,7 +255,11 @@ impl Parser {
                         return self.wrong(")");
                     }
                     self.at += 1;
-                    inner
+                    // a group is a rule of its own: see `Recursion`
+                    match inner {
+                        Expr::Repeat(..) => Expr::Choice(vec![inner]),
+                        inner => inner,
+                    }
                 }
                 '.' => {
                     self.at += 1;
@@ -311,13 +401,14 @@ impl Parser {
             Some('n') => return Ok('\n'),
             Some('r') => return Ok('\r'),
             Some('t') => return Ok('\t'),
-            Some(c @ ('\\' | '"' | '[' | ']')) => return Ok(c),
+            Some(c @ ('\\' | '"' | '[' | ']' | '-')) => return Ok(c),
             Some('x') => 2,
             Some('u') => 4,
             Some('U') => 8,
             _ => {
                 self.at -= 1;
-                return self.wrong("one of the escapes \\n \\r \\t \\\\ \\\" \\[ \\] \\x \\u \\U");
+                return self
+                    .wrong("one of the escapes \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x \\u \\U");
             }
         };
         let hex: String = self.chars.iter().skip(self.at).take(digits).collect();

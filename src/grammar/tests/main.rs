@@ -2,6 +2,7 @@
 
 mod calls;
 mod gbnf;
+mod goldens;
 mod reasoning;
 mod schemas;
 mod support;
