@@ -65,7 +65,8 @@ impl TextDecoder {
         config
             .logit_bias
             .extend(in_range.map(|&id| (id, f32::NEG_INFINITY)));
-        let mut sampler = Sampler::new(config, bounds.n_vocab)?;
+        let breakers = |strings: &[String]| vocabulary.dry_breakers(strings);
+        let mut sampler = Sampler::new(config, bounds.n_vocab, breakers)?;
         let words = prompt.iter().filter(|id| !is_image_token(**id));
         words.for_each(|&id| sampler.accept(id));
         Ok(TextDecoder {

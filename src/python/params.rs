@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use octavo_grammar::Rule;
 use octavo_llm::engine::GenerationParams;
-use octavo_llm::engine::sample::{SamplerDefaults, Stage, random_seed};
+use octavo_llm::engine::sample::{
+    ConfigError, NUMBERS, Number, SamplerDefaults, Stage, random_seed,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,20 +14,13 @@ use pyo3::types::PyDict;
 use crate::error::Failure;
 use crate::json;
 
-/// Names of the keyword arguments.
-const NAMES: [&str; 20] = [
+/// Names of the keyword arguments, beside those of the numbers that a sampler has.
+const NAMES: [&str; 13] = [
     "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
     "seed",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
     "logit_bias",
     "samplers",
+    "dry_sequence_breakers",
     "stop",
     "stop_ids",
     "ignore_eos",
@@ -79,8 +74,10 @@ impl<'py> Arguments<'_, 'py> {
         let Some(all) = self.0 else { return Ok(()) };
         for name in all.keys() {
             let name: String = name.extract()?;
-            if !NAMES.contains(&&*name) {
-                let expected = NAMES.join(", ");
+            if !NAMES.contains(&&*name) && Number::named(&name).is_none() {
+                let numbers = NUMBERS.iter().map(|number| number.name);
+                let all: Vec<&str> = NAMES.into_iter().chain(numbers).collect();
+                let expected = all.join(", ");
                 return Err(PyTypeError::new_err(format!(
                     "{name}: expected one of {expected}"
                 )));
@@ -123,26 +120,23 @@ impl Params {
 }
 
 fn sampling(py: Python<'_>, all: &Arguments<'_, '_>) -> PyResult<SamplerDefaults> {
-    let window: Option<i64> = all.get("repeat_last_n")?;
     let bias: Option<BTreeMap<u32, f32>> = all.get("logit_bias")?;
     let order: Option<Vec<String>> = all.get("samplers")?;
     let order = order.map(|names| Stage::parse_order(&names.join(",")));
-    Ok(SamplerDefaults {
-        temperature: all.get("temperature")?,
-        top_k: all.get("top_k")?,
-        top_p: all.get("top_p")?,
-        min_p: all.get("min_p")?,
-        repeat_penalty: all.get("repeat_penalty")?,
-        presence_penalty: all.get("presence_penalty")?,
-        frequency_penalty: all.get("frequency_penalty")?,
-        // a window without an end is the whole context
-        penalty_window: window.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+    let wrong = |error: ConfigError| Failure::from(error).into_py(py);
+    let mut settings = SamplerDefaults {
         logit_bias: bias.map(|all| all.into_iter().collect()),
+        dry_sequence_breakers: all.get("dry_sequence_breakers")?,
         seed: all.get("seed")?,
-        order: order
-            .transpose()
-            .map_err(|error| Failure::from(error).into_py(py))?,
-    })
+        order: order.transpose().map_err(wrong)?,
+        ..SamplerDefaults::default()
+    };
+    for number in &NUMBERS {
+        if let Some(value) = all.get(number.name)? {
+            number.set(&mut settings, value).map_err(wrong)?;
+        }
+    }
+    Ok(settings)
 }
 
 /// Reads a JSON schema: a dictionary, or its text.

@@ -63,11 +63,6 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a number in a range.
-    pub(crate) fn f32(&self, name: &str, range: RangeInclusive<f64>) -> Read<f32> {
-        Ok(self.f64(name, range)?.map(|number| number as f32))
-    }
-
-    /// Reads a number in a range.
     pub(crate) fn f64(&self, name: &str, range: RangeInclusive<f64>) -> Read<f64> {
         let Some(value) = self.get(name) else {
             return Ok(None);

@@ -1,7 +1,9 @@
 //! Fields shared by all text generation requests.
 
+use std::ops::RangeInclusive;
+
 use octavo_engine::GenerationParams;
-use octavo_engine::sample::{SamplerConfig, SamplerDefaults, Stage};
+use octavo_engine::sample::{MAX_BREAKERS, NUMBERS, Number, SamplerConfig, SamplerDefaults, Stage};
 use octavo_engine::{BeamSearch, MAX_CHOICES, Task};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -24,6 +26,21 @@ const MAX_BIASES: usize = 4096;
 
 /// Most alternatives per token (`top_logprobs`).
 pub(crate) const MAX_TOP: usize = 20;
+
+/// llama-server's fields that change a text there and not here, with the number that means nothing
+/// there either (-1 does not as well).
+const WITHOUT_EFFECT: [(&str, f64); 10] = [
+    ("n_indent", 0.0),
+    ("n_keep", 0.0),
+    ("n_discard", 0.0),
+    ("n_cmpl", 1.0),
+    ("t_max_predict_ms", 0.0),
+    ("tfs_z", 1.0),
+    ("lora", 0.0),
+    ("grammar_lazy", 0.0),
+    ("grammar_triggers", 0.0),
+    ("reasoning_budget_tokens", -1.0),
+];
 
 /// API dialect, which decides the accepted ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +78,23 @@ pub(crate) fn options(
     })
 }
 
+/// Returns the warnings of a request: the `first`, if there is one, and one for each field that
+/// would change the text in llama-server, and does not here.
+pub(crate) fn warnings(fields: &Fields<'_>, first: Option<String>) -> Vec<String> {
+    let is_set = |(name, off): &&(&str, f64)| match fields.get(name) {
+        None => false,
+        Some(Value::Bool(is_set)) => *is_set,
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(value) => value
+            .as_f64()
+            .is_none_or(|value| value != *off && value != -1.0),
+    };
+    let set = WITHOUT_EFFECT.iter().filter(is_set);
+    let named = set.map(|(name, _)| format!("{name} is ignored"));
+    first.into_iter().chain(named).collect()
+}
+
 /// Reads the token limit from the first of these fields that is given; `Some(None)` for -1: limited
 /// by the context only.
 pub(crate) fn max_tokens(
@@ -77,50 +111,77 @@ pub(crate) fn max_tokens(
 }
 
 fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerConfig, ApiError> {
-    let is_native = dialect == Dialect::Native;
-    let most = if is_native { 1e9 } else { 2.0 };
-    let repeat = match fields.f32("repeat_penalty", 0.01..=10.0)? {
-        Some(value) => Some(value),
-        None => fields.f32("repetition_penalty", 0.01..=10.0)?,
-    };
-    let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
-    // 0 leaves only the most likely token, as does the smallest number above it
-    let top_p = fields.f32("top_p", 0.0..=1.0)?;
-    let window = fields.int("repeat_last_n", -1..=1 << 20)?;
-    let settings = SamplerDefaults {
-        temperature: fields.f32("temperature", 0.0..=most)?,
-        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
-        top_p: top_p.map(|p| p.max(f32::MIN_POSITIVE)),
-        min_p: fields.f32("min_p", 0.0..=1.0)?,
-        repeat_penalty: repeat,
-        presence_penalty: fields.f32("presence_penalty", -2.0..=2.0)?,
-        frequency_penalty: fields.f32("frequency_penalty", -2.0..=2.0)?,
-        penalty_window: window.map(|n| usize::try_from(n).unwrap_or(app.engine.n_ctx())),
+    let mut settings = SamplerDefaults {
+        dry_sequence_breakers: fields.strings("dry_sequence_breakers", MAX_BREAKERS)?,
         logit_bias: bias(app, fields)?,
         order: samplers(app, fields)?,
         seed: seed(app, fields)?,
+        ..SamplerDefaults::default()
     };
+    for number in &NUMBERS {
+        let name = match number.name {
+            // vLLM's name
+            "repeat_penalty" if fields.get("repeat_penalty").is_none() => "repetition_penalty",
+            name => name,
+        };
+        let range = range(number, dialect);
+        let value = match number.is_whole {
+            true => {
+                let range = *range.start() as i64..=*range.end() as i64;
+                fields.int(name, range)?.map(|value| value as f64)
+            }
+            false => fields.f64(name, range)?,
+        };
+        if let Some(value) = value {
+            // 0 leaves only the most likely token, as does the smallest number above it
+            let value = value.max(*number.range().start());
+            let set = number.set(&mut settings, value);
+            set.map_err(|error| fields.wrong(name, &error.expected))?;
+        }
+    }
     Ok(settings.or(&app.sampling).config(|| app.new_seed()))
+}
+
+/// Returns the least and the greatest value of a setting in a request.
+fn range(number: &Number, dialect: Dialect) -> RangeInclusive<f64> {
+    let (least, most) = number.range().into_inner();
+    match number.name {
+        "temperature" if dialect == Dialect::OpenAi => 0.0..=2.0,
+        "presence_penalty" | "frequency_penalty" => -2.0..=2.0,
+        "repeat_penalty" => 0.01..=10.0,
+        "top_p" | "typical_p" => 0.0..=1.0,
+        "repeat_last_n" | "dry_penalty_last_n" => -1.0..=f64::from(1 << 20),
+        // llama.cpp takes any number below 0 for one that is not given
+        _ if number.is_whole => least.max(-1.0)..=most,
+        _ => least.max(-1e9)..=most.min(1e9),
+    }
 }
 
 /// Returns sampling settings under llama-server's names.
 pub(crate) fn defaults(sampling: SamplerDefaults) -> Value {
-    // print the decimal number that is meant, not its exact binary value
-    let number = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
     let seed = sampling.seed;
     let config = sampling.config(|| 0);
-    json!({
-        "seed": seed.map_or(json!(-1), |seed| json!(seed)),
-        "temperature": number(config.temperature),
-        "top_k": config.top_k,
-        "top_p": number(config.top_p),
-        "min_p": number(config.min_p),
-        "repeat_penalty": number(config.repeat_penalty),
-        "repeat_last_n": i64::try_from(config.penalty_window).unwrap_or(-1),
-        "presence_penalty": number(config.presence_penalty),
-        "frequency_penalty": number(config.frequency_penalty),
-        "samplers": config.order.iter().map(|stage| stage.name()).collect::<Vec<_>>(),
-    })
+    let mut all = numbers(&config);
+    all["seed"] = seed.map_or(json!(-1), |seed| json!(seed));
+    all
+}
+
+/// Returns the sampling settings that are numbers or lists, under llama-server's names.
+pub(crate) fn numbers(config: &SamplerConfig) -> Value {
+    let order: Vec<&str> = config.order.iter().map(|stage| stage.name()).collect();
+    let mut all = json!({
+        "dry_sequence_breakers": config.dry_sequence_breakers,
+        "samplers": order,
+    });
+    let settings = SamplerDefaults::from(config.clone());
+    for number in &NUMBERS {
+        let value = number.get(&settings);
+        all[number.name] = match number.is_whole {
+            true => json!(value.map(|value| value as i64)),
+            false => json!(value),
+        };
+    }
+    all
 }
 
 /// Reads the sampler chain in llama-server's format; unknown names are ignored with a warning.

@@ -286,6 +286,7 @@ mod tests {
         assert_eq!(sampler(""), SamplerConfig::default());
         assert!(sampler("--greedy --repeat-penalty 1.1").is_greedy());
         assert!(sampler("--logit-bias 3-inf").is_greedy());
+        assert!(sampler("--dry-multiplier 0.8 --dry-penalty-last-n -1").is_greedy());
         assert!(sampler("--temp 0 --top-k 5").is_greedy());
         for line in [
             "--temp 0.5",
@@ -294,6 +295,11 @@ mod tests {
             "--min-p 0",
             "--seed 1",
             "--samplers top_k",
+            "--sampler-seq kt",
+            "--typical 0.5",
+            "--mirostat 2",
+            "--xtc-probability 0.5",
+            "--dynatemp-range 0.5",
         ] {
             assert!(!sampler(line).is_greedy(), "{line}");
         }
@@ -315,7 +321,16 @@ mod tests {
             "--top-p 1.5",
             "--min-p -0.1",
             "--min-p 2",
-            "--top-k -1",
+            "--top-k -2",
+            "--typical 0",
+            "--mirostat 3",
+            "--xtc-probability 2",
+            "--dry-base -1",
+            "--dry-penalty-last-n -2",
+            "--adaptive-decay 1",
+            "--adaptive-target 2",
+            "--sampler-seq kz",
+            "--sampler-seq k --samplers top_k",
             "--repeat-penalty 0",
             "--repeat-penalty -1",
             "--presence-penalty nan",
@@ -361,7 +376,7 @@ mod tests {
             "-c -1",
             "-b -1",
             "-n -2",
-            "--top-k -1",
+            "--top-k -2",
             "--top-p -1",
             "--temp -0.5",
             "--seed -2",

@@ -19,7 +19,6 @@ const TALK: &str = "octavo chat holds a conversation, octavo run --chat answers 
                     octavo run alone continues a text";
 const DRAFT: &str = "the draft model runs with the settings of its target";
 const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they cost and save";
-const SAMPLER: &str = "the samplers are penalties, top_k, top_p, min_p and temperature";
 const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, with all that belongs to them";
 const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
 const LORA: &str = "adapters have to be merged into the model's file";
@@ -141,12 +140,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--reasoning-effort", "--reasoning-preserve", "--no-reasoning-preserve"],
         No("a template's settings are given by chat_template_kwargs")),
     // sampling
-    (&["--sampler-seq", "--sampling-seq"], No("--samplers takes their names")),
-    (&["--top-nsigma", "--top-n-sigma", "--xtc-probability", "--xtc-threshold", "--typical",
-       "--typical-p", "--dry-multiplier", "--dry-base", "--dry-allowed-length",
-       "--dry-penalty-last-n", "--dry-sequence-breaker", "--adaptive-target", "--adaptive-decay",
-       "--dynatemp-range", "--dynatemp-exp", "--mirostat", "--mirostat-lr", "--mirostat-ent",
-       "-bs", "--backend-sampling"], No(SAMPLER)),
+    (&["-bs", "--backend-sampling"], No("sampling runs on the CPU; leave it out")),
     // drafts
     (&["--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--spec-draft-n-max",
        "--spec-draft-n-min", "--draft-p-split", "--spec-draft-p-split", "--draft-p-min",

@@ -1,10 +1,10 @@
 //! Settings, limits and results of a text, and the vocabulary that its tokens come from.
 
 use octavo_text::stop::EmptyStop;
-use octavo_text::tokenizer::Tokenizer;
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 
-use crate::sample::{ConfigError, Logprobs, SampleError, SamplerConfig};
+use crate::sample::{ConfigError, DryBreakers, Logprobs, SampleError, SamplerConfig};
 use crate::speculative::Lookup;
 
 /// Maps tokens to text.
@@ -21,6 +21,11 @@ pub trait Vocabulary {
     /// Returns the tokens that are never chosen, if the model names some.
     fn suppressed_ids(&self) -> &[u32] {
         &[]
+    }
+
+    /// Returns the token sequences of strings that end a repetition, where the vocabulary has any.
+    fn dry_breakers(&self, _strings: &[String]) -> DryBreakers {
+        DryBreakers::default()
     }
 }
 
@@ -41,6 +46,17 @@ impl Vocabulary for Tokenizer {
 
     fn suppressed_ids(&self) -> &[u32] {
         self.suppressed_ids()
+    }
+
+    fn dry_breakers(&self, strings: &[String]) -> DryBreakers {
+        let n_vocab = u32::try_from(self.n_vocab()).unwrap_or(u32::MAX);
+        let encode = |text: &[u8]| self.encode(text, EncodeOptions::PIECE).ok();
+        DryBreakers::find(
+            strings,
+            n_vocab,
+            |id| self.piece(id).unwrap_or_default(),
+            encode,
+        )
     }
 }
 

@@ -1,186 +1,125 @@
 //! Settings of a sampler, and which of them are refused.
 
-use std::fmt;
-use std::str::FromStr;
+use super::Stage;
+use super::numbers::NUMBERS;
 
-/// A stage of the sampler chain whose place can be chosen. Logit bias always comes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Repeat, presence and frequency penalties over the last tokens.
-    Penalties,
-    /// Divides the logits.
-    Temperature,
-    /// Keeps tokens at least this probable relative to the most probable one.
-    MinP,
-    /// Keeps the most probable tokens.
-    TopK,
-    /// Keeps the smallest set of most probable tokens that reaches this probability.
-    TopP,
-}
+/// Most strings that break a repetition.
+pub const MAX_BREAKERS: usize = 64;
 
-impl Stage {
-    /// The default order.
-    pub const DEFAULT_ORDER: [Stage; 5] = [
-        Stage::Penalties,
-        Stage::TopK,
-        Stage::TopP,
-        Stage::MinP,
-        Stage::Temperature,
-    ];
-
-    /// llama.cpp's samplers that do nothing by default and are not implemented here, with the
-    /// letter of each.
-    const ELSEWHERE: [(&'static str, char); 6] = [
-        ("dry", 'd'),
-        ("top_n_sigma", 's'),
-        ("typ_p", 'y'),
-        ("xtc", 'x'),
-        ("infill", 'i'),
-        ("adaptive_p", 'a'),
-    ];
-
-    /// Returns its name, the same as llama.cpp's.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Penalties => "penalties",
-            Stage::Temperature => "temperature",
-            Stage::MinP => "min_p",
-            Stage::TopK => "top_k",
-            Stage::TopP => "top_p",
+/// Declares the settings of a sampler once: with their values where they have no effect, and as
+/// optional ones that a source may leave open.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $none:expr,)*) => {
+        /// Sampling settings. The default is greedy, without bias and penalties.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct SamplerConfig {
+            $($(#[$doc])* pub $field: $type,)*
         }
-    }
 
-    /// Returns the letter that llama.cpp has for it in `--sampling-seq`.
-    fn letter(self) -> char {
-        match self {
-            Stage::Penalties => 'e',
-            Stage::Temperature => 't',
-            Stage::MinP => 'm',
-            Stage::TopK => 'k',
-            Stage::TopP => 'p',
-        }
-    }
-
-    /// Returns the stages among these names, each once, in their order, and the names that no
-    /// sampler has. Those of llama.cpp's samplers that are off by default are skipped.
-    pub fn known_of<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<Stage>, Vec<&'a str>) {
-        let (mut order, mut unknown) = (Vec::new(), Vec::new());
-        for name in names {
-            let name = name.trim();
-            let is_elsewhere = Stage::ELSEWHERE
-                .iter()
-                .any(|(other, _)| *other == name.replace('-', "_"));
-            match name.parse::<Stage>() {
-                Ok(stage) if order.contains(&stage) => {}
-                Ok(stage) => order.push(stage),
-                Err(_) if name.is_empty() || is_elsewhere => {}
-                Err(_) => unknown.push(name),
+        impl Default for SamplerConfig {
+            fn default() -> Self {
+                SamplerConfig { $($field: $none,)* }
             }
         }
-        (order, unknown)
-    }
 
-    /// As [`Stage::known_of`], for a text in llama-server's format: names separated by `;` or `,`,
-    /// or a word of llama.cpp's letters, such as `kpmt`.
-    pub fn known_in(text: &str) -> (Vec<Stage>, Vec<&str>) {
-        let is_letter = |c: char| {
-            Stage::DEFAULT_ORDER.iter().any(|stage| stage.letter() == c)
-                || Stage::ELSEWHERE.iter().any(|(_, letter)| *letter == c)
-        };
-        if text.parse::<Stage>().is_ok() || !text.chars().all(is_letter) {
-            return Stage::known_of(text.split([';', ',']));
+        /// Settings of a sampler; those that are `None` are left to another source.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct SamplerDefaults {
+            $(
+                #[doc = concat!("See [`SamplerConfig::", stringify!($field), "`].")]
+                pub $field: Option<$type>,
+            )*
         }
-        let of = |c: char| Stage::DEFAULT_ORDER.into_iter().find(|s| s.letter() == c);
-        Stage::known_of(text.chars().filter_map(of).map(Stage::name))
-    }
 
-    /// Parses an order: names separated by `,` or `;`. A stage left out does not run.
-    ///
-    /// # Errors
-    /// [`ConfigError`] on an unknown name, or one given twice.
-    pub fn parse_order(text: &str) -> Result<Vec<Stage>, ConfigError> {
-        let mut order = Vec::new();
-        for name in text
-            .split([',', ';'])
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-        {
-            let stage: Stage = name.parse()?;
-            if order.contains(&stage) {
-                return Err(ConfigError::new(
-                    "samplers",
-                    "each stage once",
-                    format!("{name} twice"),
-                ));
+        impl SamplerDefaults {
+            /// Fills the settings that are open from `other`.
+            pub fn or(self, other: &SamplerDefaults) -> SamplerDefaults {
+                SamplerDefaults {
+                    $($field: self.$field.or_else(|| other.$field.clone()),)*
+                }
             }
-            order.push(stage);
+
+            /// Returns the configuration of these settings; what is open has no effect. `seed` is
+            /// called if the seed is open.
+            pub fn config(self, seed: impl FnOnce() -> u64) -> SamplerConfig {
+                let none = SamplerConfig::default();
+                let this = SamplerDefaults { seed: self.seed.or_else(|| Some(seed())), ..self };
+                SamplerConfig { $($field: this.$field.unwrap_or(none.$field),)* }
+            }
         }
-        Ok(order)
-    }
+
+        impl From<SamplerConfig> for SamplerDefaults {
+            fn from(config: SamplerConfig) -> SamplerDefaults {
+                SamplerDefaults { $($field: Some(config.$field),)* }
+            }
+        }
+    };
 }
 
-impl FromStr for Stage {
-    type Err = ConfigError;
-
-    fn from_str(s: &str) -> Result<Stage, ConfigError> {
-        let name = s.replace('-', "_");
-        Stage::DEFAULT_ORDER
-            .into_iter()
-            .find(|stage| stage.name() == name || (*stage == Stage::Temperature && name == "temp"))
-            .ok_or_else(|| {
-                ConfigError::new(
-                    "samplers",
-                    "penalties, temperature, min_p, top_k or top_p",
-                    s.to_owned(),
-                )
-            })
-    }
-}
-
-/// Sampling settings. The default is greedy, without bias and penalties.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplerConfig {
+settings! {
     /// Divides the logits; 0 takes the most likely token (after bias and penalties) and draws
     /// nothing.
-    pub temperature: f32,
+    temperature: f32 = 0.0,
+    /// Most by which the temperature is lowered or raised, with the entropy; 0 keeps it.
+    dynatemp_range: f32 = 0.0,
+    /// Exponent of the entropy, as a fraction of the largest one possible, in that.
+    dynatemp_exponent: f32 = 1.0,
     /// Keep this many tokens; 0 keeps all.
-    pub top_k: usize,
+    top_k: usize = 0,
     /// Keep the most probable tokens until their sum reaches this; 1 keeps all.
-    pub top_p: f32,
+    top_p: f32 = 1.0,
     /// Keep tokens with at least this fraction of the highest probability; 0 keeps all.
-    pub min_p: f32,
+    min_p: f32 = 0.0,
+    /// Keep the tokens whose information content is closest to the entropy, until their sum
+    /// exceeds this; 1 keeps all.
+    typical_p: f32 = 1.0,
+    /// Keep tokens whose logits are at most this many standard deviations below the largest; 0
+    /// and less keeps all.
+    top_n_sigma: f32 = -1.0,
+    /// Least number of tokens that top-p, min-p, typical-p and XTC keep.
+    min_keep: usize = 0,
+    /// Probability with which XTC removes tokens; 0 turns it off.
+    xtc_probability: f32 = 0.0,
+    /// Tokens of at least this probability, but the least likely of them, are removed by XTC;
+    /// above 0.5 turns it off.
+    xtc_threshold: f32 = 0.1,
     /// Divisor of recent tokens' logits (factor if they are negative); 1 does nothing.
-    pub repeat_penalty: f32,
+    repeat_penalty: f32 = 1.0,
     /// Subtracted once from a recent token's logit.
-    pub presence_penalty: f32,
+    presence_penalty: f32 = 0.0,
     /// Subtracted from a recent token's logit for each time it occurred.
-    pub frequency_penalty: f32,
-    /// Number of recent tokens that penalties see, including the prompt's; 0 turns penalties off.
-    pub penalty_window: usize,
+    frequency_penalty: f32 = 0.0,
+    /// Number of recent tokens that penalties see, including the prompt's; 0 turns penalties off,
+    /// `usize::MAX` is the whole context.
+    penalty_window: usize = 64,
+    /// DRY subtracts this from the logit of a token that makes a repetition of
+    /// [`dry_allowed_length`](SamplerConfig::dry_allowed_length) tokens one longer; 0 turns it off.
+    dry_multiplier: f32 = 0.0,
+    /// Factor of that for each further token of the repetition; below 1 turns it off.
+    dry_base: f32 = 1.75,
+    /// Longest repetition, in tokens, that DRY lets pass.
+    dry_allowed_length: usize = 2,
+    /// Number of recent tokens that DRY sees; 0 turns it off, `usize::MAX` is the whole context.
+    dry_penalty_last_n: usize = 64,
+    /// Texts that end a repetition.
+    dry_sequence_breakers: Vec<String> = ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
+    /// Version of Mirostat, 1 or 2, which then takes the place of all other samplers but bias and
+    /// temperature; 0 is none.
+    mirostat: usize = 0,
+    /// Surprise that Mirostat aims at, in bits a token.
+    mirostat_tau: f32 = 5.0,
+    /// Learning rate of Mirostat.
+    mirostat_eta: f32 = 0.1,
+    /// Probability that the adaptive sampler aims at; below 0 draws as usual.
+    adaptive_target: f32 = -1.0,
+    /// Weight that each earlier token keeps in the adaptive sampler's average.
+    adaptive_decay: f32 = 0.9,
     /// Added to the logits of these tokens before anything else; negative infinity bans a token.
-    pub logit_bias: Vec<(u32, f32)>,
+    logit_bias: Vec<(u32, f32)> = Vec::new(),
     /// Seed of the draws.
-    pub seed: u64,
+    seed: u64 = 0,
     /// Stages in the order they run; one that is left out does not run.
-    pub order: Vec<Stage>,
-}
-
-impl Default for SamplerConfig {
-    fn default() -> Self {
-        SamplerConfig {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repeat_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            penalty_window: 64,
-            logit_bias: Vec::new(),
-            seed: 0,
-            order: Stage::DEFAULT_ORDER.to_vec(),
-        }
-    }
+    order: Vec<Stage> = Stage::DEFAULT_ORDER.to_vec(),
 }
 
 /// A setting out of its range.
@@ -196,11 +135,15 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    fn new(what: &'static str, expected: impl Into<String>, got: impl Into<String>) -> ConfigError {
+    pub(super) fn new(
+        what: &'static str,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> ConfigError {
         ConfigError {
             what,
             expected: expected.into(),
-            got: got.into(),
+            got: got.to_string(),
         }
     }
 }
@@ -208,81 +151,68 @@ impl ConfigError {
 impl SamplerConfig {
     /// Returns whether the most likely token is taken, without a draw.
     pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0
+        self.temperature == 0.0 && self.dynatemp_range == 0.0
     }
 
     pub(super) fn validate(&self, n_vocab: usize) -> Result<(), ConfigError> {
-        let range = |ok: bool, what, expected: &str, got: f32| match ok {
-            true => Ok(()),
-            false => Err(ConfigError::new(what, expected, got.to_string())),
-        };
-        let t = self.temperature;
-        range(
-            t.is_finite() && t >= 0.0,
-            "temperature",
-            "a finite number of at least 0",
-            t,
-        )?;
-        range(
-            self.top_p > 0.0 && self.top_p <= 1.0,
-            "top_p",
-            "a number above 0 and up to 1",
-            self.top_p,
-        )?;
-        range(
-            (0.0..=1.0).contains(&self.min_p),
-            "min_p",
-            "a number from 0 to 1",
-            self.min_p,
-        )?;
-        let r = self.repeat_penalty;
-        range(
-            r.is_finite() && r > 0.0,
-            "repeat_penalty",
-            "a finite number above 0",
-            r,
-        )?;
-        range(
-            self.presence_penalty.is_finite(),
-            "presence_penalty",
-            "a finite number",
-            self.presence_penalty,
-        )?;
-        range(
-            self.frequency_penalty.is_finite(),
-            "frequency_penalty",
-            "a finite number",
-            self.frequency_penalty,
-        )?;
+        let given = SamplerDefaults::from(self.clone());
+        for number in &NUMBERS {
+            number.check(&given)?;
+        }
+        let n_breakers = self.dry_sequence_breakers.len();
+        if n_breakers > MAX_BREAKERS {
+            let expected = format!("at most {MAX_BREAKERS} strings");
+            return Err(ConfigError::new(
+                "dry_sequence_breakers",
+                expected,
+                n_breakers,
+            ));
+        }
         for &(id, bias) in &self.logit_bias {
             if id as usize >= n_vocab {
-                return Err(ConfigError::new(
-                    "logit_bias",
-                    format!("a token id below {n_vocab}"),
-                    id.to_string(),
-                ));
+                let expected = format!("a token id below {n_vocab}");
+                return Err(ConfigError::new("logit_bias", expected, id));
             }
-            range(
-                bias < f32::INFINITY,
-                "logit_bias",
-                "a finite number, or -inf to ban the token",
-                bias,
-            )?;
+            if bias.is_nan() || bias == f32::INFINITY {
+                let expected = "a finite number, or -inf to ban the token";
+                return Err(ConfigError::new("logit_bias", expected, bias));
+            }
         }
         Ok(())
     }
 
+    /// Returns whether a stage runs.
+    fn runs(&self, stage: Stage) -> bool {
+        self.mirostat == 0 && self.order.contains(&stage)
+    }
+
+    /// Returns whether penalties change logits.
     pub(super) fn penalises(&self) -> bool {
         self.penalty_window > 0
-            && self.order.contains(&Stage::Penalties)
+            && self.runs(Stage::Penalties)
             && (self.repeat_penalty != 1.0
                 || self.presence_penalty != 0.0
                 || self.frequency_penalty != 0.0)
     }
-}
 
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+    /// Returns whether DRY may change logits.
+    pub(super) fn penalises_repetitions(&self) -> bool {
+        self.dry_penalty_last_n > 0
+            && self.runs(Stage::Dry)
+            && self.dry_multiplier != 0.0
+            && self.dry_base >= 1.0
+    }
+
+    /// Returns whether a token other than the most likely one may become it, bias apart.
+    pub(super) fn reorders(&self) -> bool {
+        self.penalises()
+            || self.penalises_repetitions()
+            || self.runs(Stage::TypicalP) && self.typical_p < 1.0
+            || self.runs(Stage::Xtc) && self.xtc_probability > 0.0
+    }
+
+    /// Returns whether the adaptive sampler draws.
+    pub(super) fn adapts(&self) -> bool {
+        self.runs(Stage::AdaptiveP) && self.adaptive_target >= 0.0
     }
 }

@@ -4,7 +4,7 @@ mod defaults;
 mod properties;
 
 use octavo_engine::sample::{
-    SampleError, Sampler, SamplerConfig, Stage, argmax, logprobs, top_logits,
+    DryBreakers, SampleError, Sampler, SamplerConfig, Stage, argmax, logprobs, top_logits,
 };
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn sampling() -> SamplerConfig {
 }
 
 fn sampler(config: SamplerConfig, n_vocab: usize) -> Sampler {
-    Sampler::new(config, n_vocab).expect("valid settings")
+    Sampler::new(config, n_vocab, |_| DryBreakers::default()).expect("valid settings")
 }
 
 /// Returns every token that `n` draws produce, sorted.
@@ -89,6 +89,30 @@ fn oracle(config: &SamplerConfig, logits: &[f32], recent: &[u32], slack: f64) ->
                     sum += p[i];
                 }
             }
+            Stage::TypicalP => {
+                let entropy: f64 = p.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum();
+                let distance = |i: usize| (-p[i].ln() - entropy).abs();
+                ids.sort_by(|&a, &b| distance(a).total_cmp(&distance(b)).then(a.cmp(&b)));
+                let mut sum = 0.0;
+                for &i in &ids {
+                    if config.typical_p < 1.0 && sum > f64::from(config.typical_p) + slack {
+                        l[i] = f64::NEG_INFINITY;
+                    }
+                    sum += p[i];
+                }
+            }
+            Stage::TopNSigma if config.top_n_sigma > 0.0 => {
+                let left: Vec<f64> = l.iter().copied().filter(|l| l.is_finite()).collect();
+                let n = left.len() as f64;
+                let mean = left.iter().sum::<f64>() / n;
+                let variance = left.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / n;
+                let least = l[ids[0]] - f64::from(config.top_n_sigma) * variance.sqrt() - slack;
+                l.iter_mut()
+                    .filter(|l| **l < least)
+                    .for_each(|l| *l = f64::NEG_INFINITY);
+            }
+            // off by default; llama.cpp's tables hold them
+            Stage::TopNSigma | Stage::Dry | Stage::Xtc | Stage::AdaptiveP => {}
         }
     }
     softmax(&l)
@@ -277,7 +301,8 @@ fn settings_out_of_range_are_refused() {
     ];
     for config in bad {
         let text = format!("{config:?}");
-        let error = Sampler::new(config, 7).expect_err(&text).to_string();
+        let made = Sampler::new(config, 7, |_| DryBreakers::default());
+        let error = made.expect_err(&text).to_string();
         assert!(
             error.contains("expected") && !error.contains('\n'),
             "{error}"
@@ -292,13 +317,20 @@ fn orders_parse_and_bad_ones_are_refused() {
         Ok(vec![Stage::TopK, Stage::Temperature, Stage::MinP])
     );
     let default = Stage::DEFAULT_ORDER.map(Stage::name).join(";");
-    assert_eq!(default, "penalties;top_k;top_p;min_p;temperature");
+    assert_eq!(
+        default,
+        "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
+    );
     assert_eq!(
         Stage::parse_order(&default),
         Ok(Stage::DEFAULT_ORDER.to_vec())
     );
     assert!(Stage::parse_order("top_k;top_k").is_err());
-    assert!(Stage::parse_order("dry").is_err());
+    assert!(Stage::parse_order("infill").is_err());
+    let letters = Stage::parse_letters("edskypmxt");
+    assert_eq!(letters, Ok(Stage::DEFAULT_ORDER.to_vec()));
+    assert!(Stage::parse_letters("kk").is_err());
+    assert!(Stage::parse_letters("kz").is_err());
 }
 
 #[test]

@@ -236,7 +236,7 @@ pub(crate) fn prepare(
             progress: Progress::wanted(&fields)?,
             verbose,
             n,
-            warnings: warning.into_iter().collect(),
+            warnings: params::warnings(&fields, warning),
         },
     })
 }

@@ -138,7 +138,7 @@ fn prepare(
             return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             progress: Progress::wanted(fields)?,
-            warnings: Vec::new(),
+            warnings: params::warnings(fields, None),
         },
     })
 }

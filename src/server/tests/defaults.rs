@@ -37,10 +37,7 @@ fn the_options_come_before_the_model_and_the_model_before_llama_servers_defaults
         ("min_p", json!(0.05)),
         ("repeat_penalty", json!(1.0)),
         ("seed", json!(-1)),
-        (
-            "samplers",
-            json!(["penalties", "top_k", "top_p", "min_p", "temperature"]),
-        ),
+        ("samplers", json!(Stage::DEFAULT_ORDER.map(Stage::name))),
     ] {
         assert_eq!(usual[name], value, "{name}");
     }

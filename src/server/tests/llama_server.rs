@@ -276,6 +276,82 @@ fn settings_name_what_is_off_and_what_is_banned() {
 }
 
 #[test]
+fn all_samplers_are_taken() {
+    let server = Server::usual();
+    let with = |more: &Value| {
+        let mut body = json!({ "prompt": "1+1=", "n_predict": 2, "seed": 3 });
+        for (name, value) in more.as_object().expect("fields") {
+            body[name] = value.clone();
+        }
+        server.post("/completion", &body)
+    };
+    let set = json!({
+        "dynatemp_range": 0.5, "dynatemp_exponent": 1.5, "typical_p": 0.9, "top_n_sigma": 1.5,
+        "min_keep": 2, "xtc_probability": 0.25, "xtc_threshold": 0.125, "dry_multiplier": 0.75,
+        "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": -1, "mirostat": 2,
+        "dry_sequence_breakers": ["x"], "mirostat_tau": 3.5, "mirostat_eta": 0.25,
+        "adaptive_target": 0.5, "adaptive_decay": 0.75,
+    });
+    let answer = with(&set);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let settings = answer.json()["generation_settings"].clone();
+    for (name, value) in set.as_object().expect("fields") {
+        assert_eq!(settings[name], *value, "{name}");
+    }
+    let order = with(&json!({ "samplers": "edskypmxta" }));
+    let order = order.json()["generation_settings"]["samplers"].clone();
+    assert_eq!(order.as_array().map(Vec::len), Some(10), "{order}");
+    for (wrong, name) in [
+        (json!({ "mirostat": 3 }), "mirostat"),
+        (json!({ "mirostat": 0.5 }), "mirostat"),
+        (json!({ "xtc_probability": 2 }), "xtc_probability"),
+        (
+            json!({ "dry_sequence_breakers": [3] }),
+            "dry_sequence_breakers",
+        ),
+        (json!({ "adaptive_decay": 1 }), "adaptive_decay"),
+    ] {
+        let refused = with(&wrong);
+        assert_eq!(
+            (refused.status, refused.param()),
+            (400, name.into()),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
+fn a_field_without_effect_is_named() {
+    let server = Server::usual();
+    let nothing = json!({ "n_keep": 0, "lora": [], "tfs_z": 1, "grammar_lazy": false });
+    let much = json!({ "n_keep": 4, "lora": [{ "id": 0, "scale": 1 }], "t_max_predict_ms": 9 });
+    for (path, input) in [
+        ("/completion", json!({ "prompt": "1" })),
+        ("/v1/completions", json!({ "prompt": "1" })),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "1" }] }),
+        ),
+    ] {
+        let warnings = |more: &Value| {
+            let mut body = input.clone();
+            body["max_tokens"] = json!(1);
+            for (name, value) in more.as_object().expect("fields") {
+                body[name] = value.clone();
+            }
+            ok(&server, path, &body)["warnings"].clone()
+        };
+        assert_eq!(warnings(&nothing), Value::Null, "{path}");
+        let named = [
+            "n_keep is ignored",
+            "t_max_predict_ms is ignored",
+            "lora is ignored",
+        ];
+        assert_eq!(warnings(&much), json!(named), "{path}");
+    }
+}
+
+#[test]
 fn a_bias_may_be_of_a_text() {
     let server = Server::usual();
     let ids = ok(&server, "/tokenize", &json!({ "content": "1+" }))["tokens"].clone();

@@ -150,12 +150,12 @@ fn options_are_those_of_chats() {
     let text = &chat(&server, &body)["choices"][0]["message"]["content"];
     assert_eq!(answer["message"]["content"], *text);
 
-    let old = json!({ "mirostat": 1, "num_ctx": 8192, "num_gpu": 99 });
+    let old = json!({ "tfs_z": 0.5, "num_ctx": 8192, "num_gpu": 99 });
     let body = asked(json!({ "options": old, "keep_alive": "5m", "template": "{{ .Prompt }}" }));
     let warnings = &both(&server, CHAT, &body)["warnings"];
     let warnings = warnings.as_array().expect("warnings");
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert_eq!(warnings[0], "options.mirostat is ignored");
+    assert_eq!(warnings[0], "options.tfs_z is ignored");
 }
 
 #[test]

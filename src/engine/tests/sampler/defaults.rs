@@ -11,13 +11,13 @@ fn known_samplers_are_picked_out_of_names_and_letters() {
         "top_k;min_p;temperature",
         "top-k, min-p,temp",
         "kmt",
-        "dkyxmt",
+        "ikmt",
     ] {
         assert_eq!(Stage::known_in(text), (some.clone(), vec![]), "{text}");
     }
     let names = [
         "top_k",
-        "dry",
+        "infill",
         "nonsense",
         "top_k",
         "min_p",
@@ -44,18 +44,26 @@ fn a_file_recommends_what_its_keys_say_and_nonsense_is_passed_over() {
     file.set("general.sampling.penalty_last_n", -1i32);
     file.set("general.sampling.sequence", "top_k;nonsense;temp");
     file.set("general.sampling.mirostat", 2i32);
+    file.set("general.sampling.xtc_probability", 3.0f32);
     let gguf = Gguf::from_bytes(file.bytes(), "a test", &OpenOptions::default()).expect("sound");
     let (defaults, warnings) = SamplerDefaults::from_gguf(&gguf);
     let expected = SamplerDefaults {
         temperature: Some(0.6),
         top_k: Some(20),
         penalty_window: Some(usize::MAX),
+        mirostat: Some(2),
         order: Some(vec![Stage::TopK, Stage::Temperature]),
         ..SamplerDefaults::default()
     };
     assert_eq!(defaults, expected);
     assert_eq!(warnings.len(), 5, "{warnings:#?}");
-    for key in ["top_p", "min_p", "penalty_repeat", "sequence", "mirostat"] {
+    for key in [
+        "top_p",
+        "min_p",
+        "penalty_repeat",
+        "sequence",
+        "xtc_probability",
+    ] {
         let key = format!("general.sampling.{key}:");
         assert!(warnings.iter().any(|line| line.contains(&key)), "{key}");
     }

@@ -13,13 +13,15 @@ fn any_logits() -> impl Strategy<Value = Vec<f32>> {
 
 fn any_config() -> impl Strategy<Value = SamplerConfig> {
     let cutoffs = (0.1f32..3.0, 0usize..30, 0.01f32..=1.0, 0.0f32..=1.0);
+    let rarer = (0.01f32..=1.5, -1.0f32..3.0);
     let penalties = (0.5f32..2.0, -1.0f32..1.0, -1.0f32..1.0, 0usize..12);
     (
         cutoffs,
         penalties,
         any::<u64>(),
         Just(Stage::DEFAULT_ORDER.to_vec()).prop_shuffle(),
-        0usize..=5,
+        0usize..=9,
+        rarer,
     )
         .prop_map(
             |(
@@ -28,6 +30,7 @@ fn any_config() -> impl Strategy<Value = SamplerConfig> {
                 seed,
                 mut order,
                 n,
+                (typical_p, top_n_sigma),
             )| {
                 order.truncate(n);
                 SamplerConfig {
@@ -39,9 +42,11 @@ fn any_config() -> impl Strategy<Value = SamplerConfig> {
                     presence_penalty: presence,
                     frequency_penalty: frequency,
                     penalty_window: window,
-                    logit_bias: Vec::new(),
+                    typical_p: typical_p.min(1.0),
+                    top_n_sigma,
                     seed,
                     order,
+                    ..SamplerConfig::default()
                 }
             },
         )
@@ -73,7 +78,8 @@ proptest! {
         logits in any_logits(),
         config in any_config(),
     ) {
-        let config = SamplerConfig { temperature: 0.0, penalty_window: 0, ..config };
+        let (temperature, penalty_window, typical_p) = (0.0, 0, 1.0);
+        let config = SamplerConfig { temperature, penalty_window, typical_p, ..config };
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let first = logits.iter().position(|&l| l == best).expect("not empty") as u32;
         prop_assert_eq!(sampler(config, logits.len()).sample(&logits), Ok(first));

@@ -1,6 +1,5 @@
 //! Fields that requests for chats and for texts have in common.
 
-use octavo_engine::sample::Stage;
 use serde_json::{Map, Value, json};
 
 use super::{name, untagged};
@@ -9,11 +8,15 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 
 /// Options with the name and the meaning of a chat request's field.
-const SAME: [&str; 10] = [
+const SAME: [&str; 14] = [
     "temperature",
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
     "repeat_penalty",
     "repeat_last_n",
     "presence_penalty",
@@ -23,14 +26,7 @@ const SAME: [&str; 10] = [
 ];
 
 /// Options that change the text in Ollama, and nothing here.
-const IGNORED: [&str; 6] = [
-    "typical_p",
-    "tfs_z",
-    "mirostat",
-    "mirostat_eta",
-    "mirostat_tau",
-    "penalize_newline",
-];
+const IGNORED: [&str; 2] = ["tfs_z", "penalize_newline"];
 
 /// Begins a request with the model, the options, the format of the answer and log-probabilities.
 pub(super) fn shared(app: &App, fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
@@ -93,11 +89,9 @@ pub(super) fn thinking(fields: &Fields<'_>, chat: &mut Map<String, Value>) -> Re
 pub(super) fn ignored(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let mut warnings = Vec::new();
     if let Some(options) = fields.object("options")? {
-        let known = |name: &str| Stage::known_in(name).1.is_empty();
-        let given = IGNORED.iter().filter(|name| {
-            let value = options.get(**name).unwrap_or(&Value::Null);
-            !value.is_null() && !known(name)
-        });
+        let given = IGNORED
+            .iter()
+            .filter(|name| options.get(**name).is_some_and(|value| !value.is_null()));
         warnings.extend(given.map(|name| format!("options.{name} is ignored")));
     }
     for (name, why) in [
