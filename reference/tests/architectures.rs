@@ -118,12 +118,31 @@ const EMBEDDING_MODELS: &[(&str, f64)] = &[
     ("qwen3-embedding", F32_ROUNDING),
 ];
 
+/// More embedding models, of one type or two.
+const MORE_EMBEDDING_MODELS: &[(&str, f64)] = &[
+    ("bge-m3", F16_GELU),
+    ("e5", F16_GELU),
+    ("roberta", F16_GELU),
+    ("jina-bert-v3", F16_GELU),
+    ("modern-bert", F16_GELU),
+    ("eurobert", F32_ROUNDING),
+    ("neo-bert", F32_ROUNDING),
+];
+
+/// Names of the last vectors.
+const RESULTS: [&str; 4] = [
+    "result_norm",
+    "result_embd",
+    "result_embd_pooled",
+    "final_norm_out",
+];
+
 /// Returns the rows of a model's last vectors.
 fn vectors(oracle: &Oracle<'_>, tokens: &[u32]) -> Vec<f64> {
     let mut rows = Vec::new();
     oracle
         .forward_tapped(tokens, &mut |name, _, _, x| {
-            if ["result_norm", "result_embd", "result_embd_pooled"].contains(&name) {
+            if RESULTS.contains(&name) {
                 rows = x.to_vec();
             }
         })
@@ -148,16 +167,23 @@ fn pooled(gguf: &Gguf, rows: &[f64], width: usize) -> Vec<f64> {
 
 #[test]
 fn vectors_agree_with_llama_cpp() {
-    let Some(arch) = fixtures::shared("arch") else {
-        return;
-    };
-    for (name, bound) in EMBEDDING_MODELS {
-        let variants = variants(&arch, name);
-        assert_eq!(variants.len(), 2, "{name}: {variants:?}");
+    if let Some(arch) = fixtures::shared("arch") {
+        vectors_agree(&arch, EMBEDDING_MODELS, N_CTX);
+    }
+    if let Some(more) = fixtures::shared("feat/embed") {
+        vectors_agree(&more, MORE_EMBEDDING_MODELS, 64);
+    }
+}
+
+/// Compares the vectors of the models in a folder, for a context of `n_ctx`.
+fn vectors_agree(folder: &Path, models: &[(&str, f64)], n_ctx: usize) {
+    for (name, bound) in models {
+        let variants = variants(folder, name);
+        assert!((1..=2).contains(&variants.len()), "{name}: {variants:?}");
         for variant in variants {
-            let gguf = open(&arch.join("models").join(format!("{variant}.gguf")));
-            let oracle = Oracle::open_for(&gguf, Some(N_CTX)).unwrap();
-            let goldens = files(&arch.join("goldens").join(&variant), "safetensors");
+            let gguf = open(&folder.join("models").join(format!("{variant}.gguf")));
+            let oracle = Oracle::open_for(&gguf, Some(n_ctx)).unwrap();
+            let goldens = files(&folder.join("goldens").join(&variant), "safetensors");
             assert!(goldens.len() >= 2, "{variant}: {goldens:?}");
             let mut worst: f64 = 0.0;
             for path in goldens {

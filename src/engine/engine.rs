@@ -20,7 +20,7 @@ use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
 use crate::source::ModelSource;
-use octavo_model::{Hparams, Model, Pooling};
+use octavo_model::{Classifier, Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 
@@ -278,6 +278,20 @@ impl Engine {
     /// Returns the maximum number of sequences running at once.
     pub fn sequences(&self) -> usize {
         self.0.limits.sequences
+    }
+
+    /// Returns the classifier of a reranker, if the model is one.
+    pub fn classifier(&self) -> Option<&Arc<Classifier>> {
+        self.model().weights.classifier.as_ref()
+    }
+
+    /// Returns the number of values of an embedding's rows.
+    pub fn embedding_width(&self, pooling: Pooling) -> usize {
+        let graph = &self.model().graph;
+        match (pooling, self.classifier()) {
+            (Pooling::Rank, Some(classifier)) => classifier.n_scores(),
+            _ => graph.values[graph.hidden.index()].width,
+        }
     }
 
     /// Returns how the file pools token vectors into one; mean pooling if the file does not say.

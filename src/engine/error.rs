@@ -96,6 +96,15 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// Scores asked of a model without a classifier.
+    #[error(
+        "this {arch} model has no classifier: expected a reranker, with cls.weight or \
+         cls.output.weight"
+    )]
+    NoClassifier {
+        /// The architecture.
+        arch: &'static str,
+    },
     /// An image token whose image is not held.
     #[error("token id {id}: expected a token of an image that is registered and still held")]
     ImageNotHeld {

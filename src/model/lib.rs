@@ -27,7 +27,9 @@ pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
-pub use weights::{Layer, Pieces, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
+pub use weights::{
+    Classifier, Layer, Pieces, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights,
+};
 
 /// The input of a backend: a graph, its weights, and the tables and caches it refers to.
 pub trait Network {

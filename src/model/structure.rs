@@ -253,7 +253,7 @@ impl Model {
                 let dense = l.ffn.dense();
                 dense.is_some_and(|ffn| ffn.gate.is_some() && w.matrix(ffn.up).row_start > 0)
             }),
-            activation: spec.feature.name(),
+            activation: h.feature().name(),
             gated: any(&|l| l.ffn.dense().is_none_or(|ffn| ffn.gate.is_some())),
             dense_layers: self.layers_where(|l| w.layers[l].ffn.dense().is_some()),
             experts: self.expert_structure(),

@@ -261,6 +261,8 @@ pub const L_OUT: &str = "l_out";
 pub const DEEPSTACK_OUT: &str = "deepstack_out";
 /// Result of the final norm.
 pub const RESULT_NORM: &str = "result_norm";
+/// Final norm of ModernBERT, whose rows are the output.
+pub const FINAL_NORM_OUT: &str = "final_norm_out";
 /// Output of a model without logits.
 pub const RESULT_EMBD: &str = "result_embd";
 /// That output after the products that follow.

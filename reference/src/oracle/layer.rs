@@ -58,7 +58,15 @@ impl Layer<'_, '_> {
     /// Runs the residual stream `x` through this layer.
     pub(super) fn run(&mut self, x: &mut [f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
-        let normed = self.norm_or_copy(architecture.attn_norm, x)?;
+        let is_there = |norm: &Norm| {
+            !architecture.first_unnormed
+                || self.il > 0
+                || self
+                    .weights
+                    .has(&self.name(&format!("{}.weight", norm.tensor)))
+        };
+        let norm = architecture.attn_norm.filter(is_there);
+        let normed = self.norm_or_copy(norm, x)?;
         self.add_mixed_tokens(x, &normed)?;
         if architecture.feeds_forward {
             self.add_fed(x, &normed)?;

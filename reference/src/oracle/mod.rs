@@ -201,7 +201,7 @@ impl<'a> Oracle<'a> {
         match hp.architecture.output_norm {
             Some(norm) => {
                 x = whole_norm(hp, weights, norm, hp.n_embd, &x)?;
-                tap("result_norm", None, hp.n_embd, &mut x);
+                tap(hp.architecture.names.output_norm, None, hp.n_embd, &mut x);
             }
             None => tap("result_embd", None, hp.n_embd, &mut x),
         }

@@ -1,5 +1,7 @@
 //! Adds requests to a batch: checks that they fit and that their options go together.
 
+use octavo_model::Pooling;
+
 use super::branch::Branch;
 use super::request::{BatchError, Request, Task};
 use super::{Batch, MAX_CHOICES, RequestId};
@@ -43,6 +45,13 @@ impl Batch {
         if let Task::Text | Task::Beams(_) = request.task {
             self.engine.check_logits()?;
         }
+        if let Task::Embedding(embed) = request.task
+            && embed.pooling == Pooling::Rank
+            && self.engine.classifier().is_none()
+        {
+            let arch = self.engine.hparams().arch.name();
+            return Err(Error::NoClassifier { arch }.into());
+        }
         let bounds = Bounds {
             n_ctx: self.n_ctx_of_beams(request.prompt.len(), width),
             n_vocab: self.engine.hparams().n_vocab(),
@@ -56,6 +65,7 @@ impl Batch {
             bounds,
             self.engine.tokenizer(),
             self.engine.draft_model(),
+            self.engine.classifier(),
         )?;
         self.engine.check_whole(prompt.len())?;
         let (tokens, most) = (branch.longest_whole_image(), self.engine.limits().outputs);

@@ -1,6 +1,9 @@
 //! One text of a request, its beam search or its embedding: takes the outputs of steps.
 
+use std::sync::Arc;
 use std::time::Instant;
+
+use octavo_model::Classifier;
 
 use crate::decoder::{Bounds, GenerationError, GenerationParams, Text, TextDecoder, Vocabulary};
 use crate::engine::Engine;
@@ -83,6 +86,7 @@ impl Branch {
         bounds: Bounds,
         vocabulary: &dyn Vocabulary,
         draft: Option<&Engine>,
+        classifier: Option<&Arc<Classifier>>,
     ) -> Result<Branch, GenerationError> {
         let n_prompt = request.prompt.len();
         // also for an embedding: it checks the prompt
@@ -96,7 +100,7 @@ impl Branch {
             found: Vec::new(),
         });
         let task = match request.task {
-            Task::Embedding(embed) => TaskState::Embedding(Pool::new(embed)),
+            Task::Embedding(embed) => TaskState::Embedding(Pool::new(embed, classifier)),
             Task::Beams(how) => TaskState::Beams {
                 search: Box::new(Search::new(how, decoder)?),
                 n: request.n,

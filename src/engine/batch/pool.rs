@@ -1,12 +1,18 @@
 //! Pools the vectors of a prompt's tokens into an embedding.
 
-use octavo_model::Pooling;
+use std::sync::Arc;
+
+use octavo_model::{Classifier, Pooling};
 
 use super::request::Embed;
 
 /// An embedding in progress.
 pub(super) struct Pool {
     embed: Embed,
+    /// Pooling of the rows, also where a classifier scores the result.
+    pooling: Pooling,
+    /// Makes scores of the pooled vector.
+    classifier: Option<Arc<Classifier>>,
     /// First position whose vector has not come.
     next: usize,
     /// Sum of the vectors, `[width]`; without pooling all of them, `[tokens][width]`.
@@ -15,8 +21,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(embed: Embed) -> Pool {
+    /// Creates a pool; `classifier` is the model's, which must have one if scores are asked for.
+    pub(super) fn new(embed: Embed, classifier: Option<&Arc<Classifier>>) -> Pool {
+        let classifier = classifier.filter(|_| embed.pooling == Pooling::Rank);
         Pool {
+            pooling: classifier.map_or(embed.pooling, |classifier| classifier.pooling),
+            classifier: classifier.cloned(),
             embed,
             next: 0,
             sum: Vec::new(),
@@ -26,7 +36,7 @@ impl Pool {
 
     /// Returns whether the vector of every token is needed.
     pub(super) fn wants_all(&self) -> bool {
-        self.embed.pooling != Pooling::Last
+        self.pooling != Pooling::Last
     }
 
     /// Adds the vector of the token at a position. A token recomputed after a preemption counts
@@ -37,7 +47,7 @@ impl Pool {
         }
         self.next = position + 1;
         self.width = row.len();
-        match self.embed.pooling {
+        match self.pooling {
             Pooling::First if position > 0 => {}
             Pooling::None => self.sum.extend(row.iter().map(|x| f64::from(*x))),
             _ => {
@@ -48,18 +58,22 @@ impl Pool {
         }
     }
 
-    /// Returns the pooled vector.
+    /// Returns the pooled vector, or its scores.
     pub(super) fn take(&self) -> Vec<f32> {
+        let is_raw = !self.embed.normalize || self.classifier.is_some();
         let rows = self.sum.chunks(self.width.max(1));
-        rows.flat_map(|row| {
-            let scale = match (self.embed.normalize, self.embed.pooling) {
-                (true, _) => inverse_length(row),
-                (false, Pooling::Mean) => 1.0 / self.next as f64,
-                (false, _) => 1.0,
+        let scaled = rows.flat_map(|row| {
+            let scale = match (is_raw, self.pooling) {
+                (false, _) => inverse_length(row),
+                (true, Pooling::Mean) => 1.0 / self.next as f64,
+                (true, _) => 1.0,
             };
-            row.iter().map(move |x| (x * scale) as f32)
-        })
-        .collect()
+            row.iter().map(move |x| x * scale)
+        });
+        match &self.classifier {
+            Some(classifier) => classifier.score(&scaled.collect::<Vec<f64>>()),
+            None => scaled.map(|x| x as f32).collect(),
+        }
     }
 }
 
@@ -83,7 +97,7 @@ mod tests {
             (Pooling::None, all),
         ] {
             for normalize in [false, true] {
-                let mut pool = Pool::new(Embed { pooling, normalize });
+                let mut pool = Pool::new(Embed { pooling, normalize }, None);
                 // two are computed, and all of them again after a preemption
                 for position in [0, 1, 0, 1, 2] {
                     pool.add(position, &vectors[position]);
@@ -99,10 +113,11 @@ mod tests {
 
     #[test]
     fn zeros_stay_zeros() {
-        let mut pool = Pool::new(Embed {
+        let embed = Embed {
             pooling: Pooling::Last,
             normalize: true,
-        });
+        };
+        let mut pool = Pool::new(embed, None);
         pool.add(0, &[0.0, 0.0]);
         assert_eq!(pool.take(), [0.0, 0.0]);
     }

@@ -11,6 +11,7 @@ mod generate;
 mod goldens;
 mod logits;
 mod ranks;
+mod rerank;
 mod sampler;
 mod scripted;
 mod speculative;

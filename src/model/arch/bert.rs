@@ -2,8 +2,8 @@
 //! GELU without a gate. Attention is bidirectional.
 
 use super::{
-    Binder, Block, DECODER, EmbeddingsAndHead, Error, Feature, Ffn, Hparams, Keys, Layer, Norm,
-    NormWeights, Spec, bare_layer, taps, with_output_bias,
+    Binder, Block, Classifier, DECODER, EmbeddingsAndHead, Error, Feature, Ffn, Hparams, Keys,
+    Layer, Norm, NormWeights, Spec, bare_layer, taps, with_output_bias,
 };
 use crate::hparams::{CAUSAL, see_all, token_types};
 
@@ -20,6 +20,7 @@ pub(super) const BERT: Spec = Spec {
     block: Block::NormedSums,
     attn_out: Some(taps::KQV_OUT),
     causal: false,
+    classifier: Some(Classifier::Tanh),
     reads: &[CAUSAL],
     read_hparams,
     bind_embeddings_and_head,

@@ -7,6 +7,7 @@ mod command_r;
 mod deepseek2;
 mod ernie4_5;
 mod ernie4_5_moe;
+mod eurobert;
 mod exaone4;
 mod falcon;
 mod falcon_h1;
@@ -23,13 +24,17 @@ mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
 mod images;
+mod jina_bert_v3;
+mod kinds;
 mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mamba2;
 mod minicpm;
 mod mistral3;
+mod modern_bert;
 mod nemotron;
+mod neo_bert;
 mod nomic_bert;
 mod olmo2;
 mod phi2;
@@ -58,6 +63,8 @@ use super::hparams::{Hparams, Sections};
 use super::keys::{Keys, show};
 use super::taps;
 pub(crate) use images::Images;
+pub(crate) use kinds::Classifier;
+pub(super) use kinds::{QkNorm, Recurrent};
 
 use super::weights::{
     Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, Weights, blk,
@@ -66,13 +73,14 @@ use crate::error::Error;
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 45] = [
+static ALL: [Arch; 49] = [
     Arch(&bert::SPEC),
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
     Arch(&deepseek2::SPEC),
     Arch(&ernie4_5::SPEC),
     Arch(&ernie4_5_moe::SPEC),
+    Arch(&eurobert::SPEC),
     Arch(&exaone4::SPEC),
     Arch(&falcon::SPEC),
     Arch(&falcon_h1::SPEC),
@@ -88,13 +96,16 @@ static ALL: [Arch; 45] = [
     Arch(&granitehybrid::SPEC),
     Arch(&granitemoe::SPEC),
     Arch(&hunyuan_dense::SPEC),
+    Arch(&jina_bert_v3::SPEC),
     Arch(&lfm2::SPEC),
     Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
     Arch(&mamba2::SPEC),
     Arch(&minicpm::SPEC),
     Arch(&mistral3::SPEC),
+    Arch(&modern_bert::SPEC),
     Arch(&nemotron::SPEC),
+    Arch(&neo_bert::SPEC),
     Arch(&nomic_bert::SPEC),
     Arch(&olmo2::SPEC),
     Arch(&phi2::SPEC),
@@ -182,6 +193,8 @@ pub(super) struct Spec {
     /// Causal attention, and the last layer's rows become logits. Otherwise attention is
     /// bidirectional, and the rows are the output (embedding models).
     pub(super) causal: bool,
+    /// Kind of a reranker's classifier, if files may have one.
+    pub(super) classifier: Option<Classifier>,
     /// Learned position embeddings replace RoPE.
     pub(super) embeds_positions: bool,
     /// Files may state an expert count of 1, where other dense models state 0.
@@ -194,26 +207,6 @@ pub(super) struct Spec {
     pub(super) bind_embeddings_and_head: fn(&mut Binder<'_>) -> Result<EmbeddingsAndHead, Error>,
     /// Binds one layer.
     pub(super) layer: fn(&mut Binder<'_>, usize) -> Result<Layer, Error>,
-}
-
-/// Place of the query and key norms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QkNorm {
-    BeforeRope,
-    AfterRope,
-}
-
-/// Kinds of recurrent layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recurrent {
-    /// Gated delta net, in all layers the file's keys do not mark for attention.
-    DeltaNet(KeyHeads),
-    /// Short convolution between two gates, in layers without KV heads.
-    ShortConv,
-    /// Mamba 2, in layers without KV heads.
-    Mamba2,
-    /// Mamba 2 parallel to attention in every layer.
-    Mamba2Beside,
 }
 
 /// Most decoders: RMS norms before attention and before a gated feed-forward block, SiLU, and NeoX
@@ -248,6 +241,7 @@ const DECODER: Spec = Spec {
     rotated: [taps::Q_CUR, taps::K_CUR],
     scaled_embedding: taps::INP_EMBD,
     causal: true,
+    classifier: None,
     embeds_positions: false,
     counts_one_expert: false,
     reads: &[],

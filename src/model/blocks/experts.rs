@@ -63,7 +63,7 @@ impl Builder<'_> {
         let route = self.route(router, w, l);
         let ids = route.ids;
         let [gate, up] = self.expert_inputs(x, ids, w, l);
-        let (act, name) = self.spec.feature.gated_experts();
+        let (act, name) = self.h.feature().gated_experts();
         let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
         let y = self.bank(y, ids, w.down, l, &DOWN);
         let weights = match w.down.scale {

@@ -114,11 +114,11 @@ impl Builder<'_> {
         let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
         let y = match gate {
             Some(gate) => {
-                let (act, name) = self.spec.feature.gated();
+                let (act, name) = self.h.feature().gated();
                 self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l))
             }
             None => {
-                let (f, name) = self.spec.feature.plain();
+                let (f, name) = self.h.feature().plain();
                 self.unary(up, f, at(name, l))
             }
         };

@@ -18,6 +18,7 @@ use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
 use crate::arch::{Arch, Images, Spec};
+use crate::blocks::Feature;
 use crate::error::Error;
 use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
@@ -38,8 +39,8 @@ pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
-    only_windows_turn, sliding_window_rope_base, windows, windows_have_heads, windows_or_none,
-    windows_turn_by,
+    only_windows_turn, sliding_window_rope_base, windows, windows_after_dense, windows_have_heads,
+    windows_or_none, windows_turn_by,
 };
 
 /// Maximum number of layers (llama.cpp's limit is of the same size).
@@ -95,6 +96,12 @@ pub struct Hparams {
     pub n_token_types: usize,
     /// Pooling of a text's rows into one, if the file states it.
     pub pooling: Option<Pooling>,
+    /// Activation of the feed-forward block, where the file names another than the architecture's.
+    pub(crate) activation: Option<Feature>,
+    /// Pooling of the rows into the one that a classifier scores, if the file says.
+    pub classifier_pooling: Option<Pooling>,
+    /// Names of the scores of a classifier, if the file has them.
+    pub labels: Vec<String>,
     /// Width between the two products after pooling, if there are any.
     pub dense: Option<usize>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
@@ -119,6 +126,15 @@ pub struct Factors {
     pub logits: f32,
     /// Soft cap, `cap * tanh(logits / cap)`, applied after the factor.
     pub logit_cap: Option<f32>,
+}
+
+impl Factors {
+    const NONE: Factors = Factors {
+        embedding: 1.0,
+        residual: 1.0,
+        logits: 1.0,
+        logit_cap: None,
+    };
 }
 
 /// Position-dependent scale of queries: `1 + rate * ln(1 + floor(position / step))`.
@@ -177,6 +193,7 @@ impl Hparams {
         }
         let n_vocab = vocabulary(&mut k)?;
         let pooling = pooling::read(&mut k, spec)?;
+        let (labels, classifier_pooling) = pooling::of_classifier(&mut k, spec)?;
         refused::refuse_unsupported(&mut k, spec, context_length.value)?;
         let mut h = Hparams {
             arch,
@@ -187,12 +204,7 @@ impl Hparams {
             layers,
             caches: Vec::new(),
             norm_eps,
-            factors: Factors {
-                embedding: 1.0,
-                residual: 1.0,
-                logits: 1.0,
-                logit_cap: None,
-            },
+            factors: Factors::NONE,
             n_embd_per_layer: 0,
             experts: None,
             leading_dense: 0,
@@ -203,6 +215,9 @@ impl Hparams {
             temperature: None,
             n_token_types: 0,
             pooling,
+            activation: None,
+            classifier_pooling,
+            labels,
             dense: None,
             n_vocab,
             ropes: vec![rope],
@@ -261,6 +276,11 @@ impl Hparams {
             Norm::Rms => "RMS",
             Norm::Layer => "layer",
         }
+    }
+
+    /// Returns the activation of the feed-forward blocks.
+    pub(crate) fn feature(&self) -> Feature {
+        self.activation.unwrap_or(self.arch.spec().feature)
     }
 
     /// Returns the epsilon of every norm.

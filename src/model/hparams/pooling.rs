@@ -1,9 +1,10 @@
 //! Hyperparameters of embedding models: bidirectional attention, token types, and pooling.
 
+use gguf_rs_lite::Value;
 use serde::Serialize;
 
 use super::{Hparams, MAX_WIDTH};
-use crate::arch::Spec;
+use crate::arch::{Classifier, Spec};
 use crate::error::Error;
 use crate::keys::{Keys, Source, show};
 
@@ -23,11 +24,19 @@ pub enum Pooling {
     First,
     /// Last token's row.
     Last,
+    /// Scores of the classifier of a reranker.
+    Rank,
 }
 
 impl Pooling {
     /// Every kind of pooling.
-    pub const ALL: [Pooling; 4] = [Pooling::None, Pooling::Mean, Pooling::First, Pooling::Last];
+    pub const ALL: [Pooling; 5] = [
+        Pooling::None,
+        Pooling::Mean,
+        Pooling::First,
+        Pooling::Last,
+        Pooling::Rank,
+    ];
 
     /// Returns the name llama.cpp's tools use.
     pub fn name(self) -> &'static str {
@@ -36,11 +45,12 @@ impl Pooling {
             Pooling::Mean => "mean",
             Pooling::First => "cls",
             Pooling::Last => "last",
+            Pooling::Rank => "rank",
         }
     }
 }
 
-/// Reads `pooling_type`. A reranker's (rank) is refused: only rows are returned here.
+/// Reads `pooling_type`. A reranker's (rank) needs an architecture with classifiers.
 pub(super) fn read(k: &mut Keys<'_>, spec: &Spec) -> Result<Option<Pooling>, Error> {
     const KEY: &str = "pooling_type";
     if k.get(KEY).is_none() {
@@ -51,12 +61,60 @@ pub(super) fn read(k: &mut Keys<'_>, spec: &Spec) -> Result<Option<Pooling>, Err
         1 => Ok(Some(Pooling::Mean)),
         2 => Ok(Some(Pooling::First)),
         3 => Ok(Some(Pooling::Last)),
+        _ if spec.classifier.is_some() => Ok(Some(Pooling::Rank)),
         _ if spec.causal => Ok(None),
         rank => {
             let expected = "0 (none), 1 (mean), 2 (first token) or 3 (last token)";
             Err(k.unsupported(KEY, expected, rank.to_string()))
         }
     }
+}
+
+/// Reads the names of a classifier's scores, and the pooling of the rows into the one that it
+/// scores.
+pub(super) fn of_classifier(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+) -> Result<(Vec<String>, Option<Pooling>), Error> {
+    Ok((labels(k, spec)?, scored(k, spec)?))
+}
+
+/// Reads the pooling of the rows into the one that a classifier scores.
+fn scored(k: &mut Keys<'_>, spec: &Spec) -> Result<Option<Pooling>, Error> {
+    const KEY: &str = "classifier.pooling_type";
+    if spec.classifier != Some(Classifier::Gelu) || k.get(KEY).is_none() {
+        return Ok(None);
+    }
+    match k.count(KEY, 0..=4, None)?.value {
+        1 => Ok(Some(Pooling::Mean)),
+        2 => Ok(Some(Pooling::First)),
+        other => Err(k.unsupported(KEY, "1 (mean) or 2 (first token)", other.to_string())),
+    }
+}
+
+/// Reads the names of a classifier's scores.
+fn labels(k: &mut Keys<'_>, spec: &Spec) -> Result<Vec<String>, Error> {
+    const KEY: &str = "classifier.output_labels";
+    const MOST: usize = 1 << 16;
+    let expected = format!("an array of 1 to {MOST} strings");
+    let found = match k.get(KEY) {
+        Some(found) if spec.classifier.is_some() => found,
+        _ => return Ok(Vec::new()),
+    };
+    let wrong = |k: &Keys<'_>| k.bad(k.full(KEY), expected.clone(), show(&found));
+    let Value::Array(array) = &found else {
+        return Err(wrong(k));
+    };
+    let strings = array
+        .strings()
+        .filter(|_| (1..=MOST).contains(&array.len()));
+    let Some(strings) = strings else {
+        return Err(wrong(k));
+    };
+    let labels = strings.map(|text| String::from_utf8_lossy(text).into_owned());
+    let labels: Vec<String> = labels.collect();
+    k.note(k.full(KEY), labels.len(), Source::File);
+    Ok(labels)
 }
 
 /// Makes attention bidirectional; the file must set `attention.causal` to false, unless there is a

@@ -57,6 +57,9 @@ fn warn_of_ignored(k: &mut Keys<'_>, spec: &Spec) -> Result<(), Error> {
         }
     }
     const ACTIVATION: &str = "hidden_activation";
+    if spec.reads.contains(&ACTIVATION) {
+        return Ok(());
+    }
     let activation = k.text(ACTIVATION)?;
     if let Some(other) = activation.filter(|a| !["silu", "swiglu", "swish"].contains(a)) {
         let (key, other) = (k.full(ACTIVATION), other.to_owned());

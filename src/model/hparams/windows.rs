@@ -11,6 +11,16 @@ use super::{Hparams, MAX_HEAD_DIM, RopeHparams, ScalingKind};
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
+/// Sizes of windows.
+const RANGE: std::ops::RangeInclusive<usize> = 1..=i32::MAX as usize;
+
+/// Which layer of a period has no window.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dense {
+    First,
+    Last,
+}
+
 /// Sets the window of the layers that have one: those the file marks, or else all but every
 /// `period`th. Without a window size in the file it is `default`, or no layer has one. Returns
 /// whether any layer has a window.
@@ -20,16 +30,46 @@ pub(crate) fn windows(
     period: usize,
     default: Option<usize>,
 ) -> Result<bool, Error> {
-    const RANGE: std::ops::RangeInclusive<usize> = 1..=i32::MAX as usize;
     if k.get(WINDOW).is_none() && default.is_none() {
         return Ok(false);
     }
     let window = k.count(WINDOW, RANGE, default)?.value;
-    let has = pattern(k, h.n_layer(), period)?;
-    for (layer, has) in h.layers.iter_mut().zip(&has) {
+    let has = pattern(k, h.n_layer(), period, Dense::Last)?;
+    Ok(give(h, window, &has))
+}
+
+/// Does the same, but of each period the first layer has no window.
+pub(crate) fn windows_after_dense(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    period: usize,
+) -> Result<bool, Error> {
+    if no_window(k) {
+        return Ok(false);
+    }
+    let window = k.count(WINDOW, RANGE, None)?.value;
+    let has = pattern(k, h.n_layer(), period, Dense::First)?;
+    Ok(give(h, window, &has))
+}
+
+/// Gives layers a window; returns whether any has one.
+fn give(h: &mut Hparams, window: usize, has: &[bool]) -> bool {
+    for (layer, has) in h.layers.iter_mut().zip(has) {
         layer.scores.window = (*has && layer.attends()).then_some(window);
     }
-    Ok(has.contains(&true))
+    has.contains(&true)
+}
+
+/// Returns whether the file has no window, or one of 0.
+fn no_window(k: &mut Keys<'_>) -> bool {
+    let is_off = match k.get(WINDOW) {
+        Some(window) => window.as_int() == Some(0),
+        None => return true,
+    };
+    if is_off {
+        k.note(k.full(WINDOW), 0, crate::keys::Source::File);
+    }
+    is_off
 }
 
 /// Does the same, treating a window of 0 as a missing key.
@@ -38,15 +78,19 @@ pub(crate) fn windows_or_none(
     h: &mut Hparams,
     period: usize,
 ) -> Result<bool, Error> {
-    if k.get(WINDOW).is_some_and(|v| v.as_int() == Some(0)) {
-        k.note(k.full(WINDOW), 0, crate::keys::Source::File);
-        return Ok(false);
+    match no_window(k) {
+        true => Ok(false),
+        false => windows(k, h, period, None),
     }
-    windows(k, h, period, None)
 }
 
 /// Returns which layers have windows: from the file's flags, or from the period of those without.
-fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>, Error> {
+fn pattern(
+    k: &mut Keys<'_>,
+    n_layer: usize,
+    period: usize,
+    dense: Dense,
+) -> Result<Vec<bool>, Error> {
     if let Some(Value::Array(flags)) = k.get(PATTERN) {
         let flag = |v: Value<'_>| match v {
             Value::Bool(flag) => Some(flag),
@@ -71,7 +115,11 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
     }
     let period = k.count(PATTERN, 0..=i32::MAX as usize, Some(period))?.value;
     // as llama.cpp reads them: 0 is all layers, 1 is none
-    let has = |l: usize| period == 0 || l % period < period - 1;
+    let has = |l: usize| match dense {
+        _ if period == 0 => true,
+        Dense::First => !l.is_multiple_of(period),
+        Dense::Last => l % period < period - 1,
+    };
     Ok((0..n_layer).map(has).collect())
 }
 

@@ -5,11 +5,15 @@
 //! small and are read.
 
 mod bind;
+mod classifier;
 mod rope;
 mod tensors;
 
+use std::sync::Arc;
+
 pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, EmbeddingsAndHead, bind, blk};
+pub use classifier::Classifier;
 pub use rope::RopeDivisors;
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
@@ -473,6 +477,8 @@ pub struct Weights {
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers in order.
     pub layers: Vec<Layer>,
+    /// Scores of a text, if the model is a reranker.
+    pub classifier: Option<Arc<Classifier>>,
 }
 
 impl Weights {

@@ -41,6 +41,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     causal: true,
     embedded: None,
     attn_norm: norm("attn_norm", "attn_norm"),
+    first_unnormed: false,
     attn_post_norm: None,
     ffn_norm: norm("ffn_norm", "ffn_norm"),
     ffn_post_norm: None,
@@ -79,6 +80,7 @@ pub(super) const LLAMA: Architecture = Architecture {
         scaled_query: None,
         qk_normed: ["Qcur_normed", "Kcur_normed"],
         rotated: Some(["Qcur", "Kcur"]),
+        output_norm: "result_norm",
         unbiased_logits: None,
     },
 };
@@ -156,6 +158,7 @@ pub(super) const GEMMA2: Architecture = Architecture {
     windows: Some(Windows {
         length: WindowLength::Default(4096),
         period: 2,
+        dense_first: false,
         only_of: None,
         rope: WindowRope::Based,
         own_heads: false,
@@ -177,6 +180,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
     windows: Some(Windows {
         length: WindowLength::Optional,
         period: 6,
+        dense_first: false,
         only_of: None,
         rope: WindowRope::Local(10_000.0),
         own_heads: false,
@@ -198,6 +202,7 @@ pub(super) const OLMO2: Architecture = Architecture {
     windows: Some(Windows {
         length: WindowLength::Optional,
         period: 4,
+        dense_first: false,
         only_of: None,
         rope: WindowRope::Plain,
         own_heads: false,
@@ -209,7 +214,10 @@ pub(super) const OLMO2: Architecture = Architecture {
 pub(super) const BERT: Architecture = Architecture {
     name: "bert",
     causal: false,
-    embedded: Some(Embedded { positions: true }),
+    embedded: Some(Embedded {
+        types: true,
+        positions: true,
+    }),
     attn_norm: None,
     ffn_norm: None,
     sum_norms: Some(["attn_output_norm", "layer_output_norm"]),
@@ -220,6 +228,19 @@ pub(super) const BERT: Architecture = Architecture {
         ..LLAMA.names
     },
     ..STARCODER2
+};
+
+/// Llama's block with bidirectional attention.
+pub(super) const EUROBERT: Architecture = Architecture {
+    name: "eurobert",
+    causal: false,
+    rope_pairs: RopePairs::Halves,
+    names: Names {
+        attn_out: Some("kqv_out"),
+        output_norm: "result_embd",
+        ..LLAMA.names
+    },
+    ..LLAMA
 };
 
 pub(super) const GRANITE: Architecture = Architecture {
@@ -294,6 +315,7 @@ pub(super) const LFM2: Architecture = Architecture {
     windows: Some(Windows {
         length: WindowLength::Optional,
         period: 0,
+        dense_first: false,
         only_of: None,
         rope: WindowRope::Same,
         own_heads: false,

@@ -21,6 +21,8 @@ pub(super) struct Architecture {
     pub(super) embedded: Option<Embedded>,
     /// Norm before attention; without it attention reads the residual stream itself.
     pub(super) attn_norm: Option<Norm>,
+    /// Whether the first layer may lack that norm.
+    pub(super) first_unnormed: bool,
     /// Norm after attention, before the residual is added.
     pub(super) attn_post_norm: Option<Norm>,
     /// Norm before the feed-forward block.
@@ -99,6 +101,8 @@ pub(super) struct Names {
     pub(super) qk_normed: [&'static str; 2],
     /// Queries and keys after RoPE.
     pub(super) rotated: Option<[&'static str; 2]>,
+    /// Norm after the last layer.
+    pub(super) output_norm: &'static str,
     /// Logits before their bias.
     pub(super) unbiased_logits: Option<&'static str>,
 }
@@ -122,10 +126,11 @@ impl NormKind {
     }
 }
 
-/// Embeddings added to each token's: that of the first token type and, if `positions`, of its
+/// Embeddings added to each token's before the norm: that of the first token type, and of its
 /// position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Embedded {
+    pub(super) types: bool,
     pub(super) positions: bool,
 }
 
@@ -212,6 +217,8 @@ pub(super) struct Windows {
     pub(super) length: WindowLength,
     /// Default period: the last layer of each period has no window.
     pub(super) period: usize,
+    /// Of each period, the first layer has no window instead.
+    pub(super) dense_first: bool,
     /// Number of layers of the only models with windows.
     pub(super) only_of: Option<usize>,
     pub(super) rope: WindowRope,

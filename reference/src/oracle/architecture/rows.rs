@@ -3,13 +3,13 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
-    BERT, COMMAND_R, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL, NARROW, OLMO2,
-    PARALLEL, QWEN2, QWEN3, QWEN3_VL, QWEN35, QWEN35_MOE, STARCODER2, UNNAMED_ATTN_OUT, bare, norm,
-    unnumbered,
+    BERT, COMMAND_R, EUROBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL,
+    NARROW, OLMO2, PARALLEL, QWEN2, QWEN3, QWEN3_VL, QWEN35, QWEN35_MOE, STARCODER2,
+    UNNAMED_ATTN_OUT, bare, norm, unnumbered,
 };
 use super::{
-    Architecture, Embedded, Experts, Gating, Names, QkNorm, Recurrent, Rotated, Scales, ScoreScale,
-    Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Embedded, Experts, Gating, Names, NormKind, QkNorm, Recurrent, Rotated, Scales,
+    ScoreScale, Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// Architectures the oracle implements.
@@ -85,6 +85,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         windows: Some(Windows {
             length: WindowLength::Default(4096),
             period: 4,
+            dense_first: false,
             only_of: Some(64),
             rope: WindowRope::Same,
             own_heads: false,
@@ -107,6 +108,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         windows: Some(Windows {
             length: WindowLength::Required,
             period: 6,
+            dense_first: false,
             only_of: None,
             rope: WindowRope::Local(10_000.0),
             own_heads: true,
@@ -130,11 +132,55 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     BERT,
     Architecture {
         name: "nomic-bert",
-        embedded: Some(Embedded { positions: false }),
+        embedded: Some(Embedded {
+            types: true,
+            positions: false,
+        }),
         rotated: Rotated::All,
         up: Up::Gated,
         activation: Activation::Silu,
         ..BERT
+    },
+    Architecture {
+        name: "jina-bert-v3",
+        embedded: Some(Embedded {
+            types: true,
+            positions: false,
+        }),
+        rotated: Rotated::All,
+        ..BERT
+    },
+    EUROBERT,
+    Architecture {
+        name: "neo-bert",
+        output_norm: Some("enc.output_norm"),
+        rope_pairs: RopePairs::Adjacent,
+        up: Up::Fused,
+        ..EUROBERT
+    },
+    Architecture {
+        name: "modern-bert",
+        norm: NormKind::Layer,
+        embedded: Some(Embedded {
+            types: false,
+            positions: false,
+        }),
+        first_unnormed: true,
+        up: Up::Fused,
+        activation: Activation::Gelu,
+        windows: Some(Windows {
+            length: WindowLength::Optional,
+            period: 3,
+            dense_first: true,
+            only_of: None,
+            rope: WindowRope::Local(10_000.0),
+            own_heads: false,
+        }),
+        names: Names {
+            output_norm: "final_norm_out",
+            ..EUROBERT.names
+        },
+        ..EUROBERT
     },
     STARCODER2,
     Architecture {
@@ -164,6 +210,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         windows: Some(Windows {
             length: WindowLength::Required,
             period: 4,
+            dense_first: false,
             only_of: None,
             rope: WindowRope::Same,
             own_heads: false,
@@ -294,6 +341,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         windows: Some(Windows {
             length: WindowLength::Required,
             period: 2,
+            dense_first: false,
             only_of: None,
             rope: WindowRope::Based,
             own_heads: false,

@@ -37,9 +37,9 @@ pub(super) fn read(
             true => Some(keys.count("context_length")?),
             false => None,
         },
-        n_token_types: match embedded {
-            Some(_) => Some(read_token_types(keys)?),
-            None => None,
+        n_token_types: match embedded.is_some_and(|embedded| embedded.types) {
+            true => Some(read_token_types(keys)?),
+            false => None,
         },
         dense: read_dense(keys, n_embd)?,
     }))

@@ -1,6 +1,6 @@
 //! Layers with a sliding window, and its length.
 
-use super::super::architecture::{Architecture, WindowLength};
+use super::super::architecture::{Architecture, WindowLength, Windows};
 use super::keys::Keys;
 use crate::Error;
 use gguf_rs_lite::Value;
@@ -31,14 +31,14 @@ pub(super) fn read(
     if windows.own_heads && keys.array(PATTERN, n_layer)?.is_none() {
         return Err(keys.bad(PATTERN, "an array of flags", "no array"));
     }
-    let windowed = read_pattern(keys, windows.period, n_layer)?;
+    let windowed = read_pattern(keys, &windows, n_layer)?;
     let window = |windowed: bool| windowed.then_some(length);
     Ok(Some(windowed.into_iter().map(window).collect()))
 }
 
-/// Returns whether each layer has a window: from an array, or from a period whose last layer has
-/// none.
-fn read_pattern(keys: &Keys<'_>, period: usize, n_layer: usize) -> Result<Vec<bool>, Error> {
+/// Returns whether each layer has a window: from an array, or from a period whose last or first
+/// layer has none.
+fn read_pattern(keys: &Keys<'_>, windows: &Windows, n_layer: usize) -> Result<Vec<bool>, Error> {
     if let Some(values) = keys.array(PATTERN, n_layer)? {
         let flags = values.iter().map(|value| match value {
             Value::Bool(flag) => Some(*flag),
@@ -47,9 +47,14 @@ fn read_pattern(keys: &Keys<'_>, period: usize, n_layer: usize) -> Result<Vec<bo
         let flags: Option<Vec<bool>> = flags.collect();
         return flags.ok_or_else(|| keys.bad(PATTERN, "an array of flags", "other values"));
     }
-    let period = keys.integer(PATTERN)?.unwrap_or(period);
+    let period = keys.integer(PATTERN)?.unwrap_or(windows.period);
+    let without = if windows.dense_first {
+        0
+    } else {
+        period.wrapping_sub(1)
+    };
     // a period of 0: every layer has a window
     Ok((0..n_layer)
-        .map(|il| period == 0 || il % period < period - 1)
+        .map(|il| period == 0 || il % period != without)
         .collect())
 }

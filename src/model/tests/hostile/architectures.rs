@@ -362,11 +362,6 @@ fn rows_without_logits() {
                 &["bert.attention.causal", "true or false"],
             ),
             (
-                "a reranker",
-                |f| f.set("pooling_type", Val::U32(4)),
-                &["bert.pooling_type = 4", "0 (none)"],
-            ),
-            (
                 "pooling that is unknown",
                 |f| f.set("pooling_type", Val::U32(5)),
                 &["bert.pooling_type", "from 0 to 4", "got 5"],
@@ -401,10 +396,51 @@ fn rows_without_logits() {
                 |f| f.remove("blk.1.layer_output_norm.weight"),
                 &["missing tensor blk.1.layer_output_norm.weight"],
             ),
+        ],
+    );
+}
+
+#[test]
+fn classifiers() {
+    check(
+        "bert",
+        &[
             (
-                "a classifier",
-                |f| f.add("cls.weight", &[64, 64]),
-                &["cls.weight"],
+                "a classifier of another width",
+                |f| f.add("cls.output.weight", &[63, 1]),
+                &["cls.output.weight", "[64, 1]", "[63, 1]"],
+            ),
+            (
+                "a hidden layer that does not fit its output",
+                |f| {
+                    f.add("cls.weight", &[64, 32]);
+                    f.add("cls.output.weight", &[64, 1]);
+                },
+                &["cls.weight", "[64, 32]"],
+            ),
+            (
+                "a bias of another length",
+                |f| {
+                    f.add("cls.output.weight", &[64, 1]);
+                    f.add("cls.output.bias", &[2]);
+                },
+                &["cls.output.bias", "[1]", "[2]"],
+            ),
+            (
+                "more labels than outputs",
+                |f| {
+                    f.add("cls.output.weight", &[64, 1]);
+                    f.set(
+                        "classifier.output_labels",
+                        vec!["no".to_owned(), "yes".to_owned()],
+                    );
+                },
+                &["cls.output.weight", "[64, 1]"],
+            ),
+            (
+                "labels that are numbers",
+                |f| f.set("classifier.output_labels", vec![1u32, 2]),
+                &["bert.classifier.output_labels", "strings"],
             ),
         ],
     );

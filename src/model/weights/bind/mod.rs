@@ -3,16 +3,18 @@
 
 mod blocks;
 mod embeddings_and_head;
+mod floats;
 mod recurrent;
 mod tensors;
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 pub(crate) use embeddings_and_head::EmbeddingsAndHead;
 use gguf_rs_lite::Gguf;
 pub use tensors::TensorBinder;
 
-use super::{Layer, NormWeights, VecId, WeightId, Weights};
+use super::{Classifier, Layer, NormWeights, VecId, WeightId, Weights};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -108,7 +110,12 @@ impl<'a> Binder<'a> {
 
     /// Returns the weights, if every tensor of the file was used, apart from those of layers
     /// outside the forward pass.
-    fn finish(self, weights: EmbeddingsAndHead, layers: Vec<Layer>) -> Result<Weights, Error> {
+    fn finish(
+        self,
+        weights: EmbeddingsAndHead,
+        layers: Vec<Layer>,
+        classifier: Option<Classifier>,
+    ) -> Result<Weights, Error> {
         let behind = |name: &str| {
             let layer = name
                 .strip_prefix("blk.")
@@ -130,6 +137,7 @@ impl<'a> Binder<'a> {
             rope_divisors: weights.rope_divisors,
             per_layer_inputs: weights.per_layer_inputs,
             layers,
+            classifier: classifier.map(Arc::new),
         })
     }
 }
@@ -142,7 +150,11 @@ pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
     let layers = (0..h.n_layer())
         .map(|l| (spec.layer)(&mut binder, l))
         .collect::<Result<Vec<_>, _>>()?;
-    binder.finish(weights, layers)
+    let classifier = match spec.classifier {
+        Some(kind) => Classifier::bind(&mut binder, kind)?,
+        None => None,
+    };
+    binder.finish(weights, layers, classifier)
 }
 
 /// Returns `blk.<layer>.<rest>`.

@@ -12,8 +12,8 @@ use crate::weights::{NormWeights, Tensors, VecId, Vector, WeightId, WeightRef};
 /// Looks tensors up by name, checks them, and records which were used.
 #[derive(Debug)]
 pub struct TensorBinder<'a> {
-    gguf: &'a Gguf,
-    index: HashMap<&'a str, usize>,
+    pub(super) gguf: &'a Gguf,
+    pub(super) index: HashMap<&'a str, usize>,
     used: Vec<bool>,
     found: Tensors,
 }
@@ -212,42 +212,6 @@ impl<'a> TensorBinder<'a> {
         Ok(WeightId(self.found.matrices.len() as u32 - 1))
     }
 
-    /// Returns the dimensions of a tensor after its first, which `right` must accept, and all its
-    /// values; rows have `width` values.
-    pub fn rows(
-        &mut self,
-        name: &str,
-        width: usize,
-        expected: &str,
-        right: impl Fn(&[u64]) -> bool,
-    ) -> Result<(Vec<usize>, Vec<f32>), Error> {
-        let dims = self.index.get(name).map(|i| &self.gguf.tensors()[*i].dims);
-        let expected = || format!("[{width}, {expected}]");
-        let Some(dims) = dims else {
-            return Err(Error::MissingTensor {
-                file: self.file(),
-                tensor: name.to_owned(),
-                expected: expected(),
-            });
-        };
-        let dims: &[u64] = dims;
-        let right = |rows: &[u64]| right(rows) && dims.first() == Some(&(width as u64));
-        let Some(rows) = dims.get(1..).filter(|rows| right(rows)) else {
-            return Err(Error::TensorShape {
-                file: self.file(),
-                tensor: name.to_owned(),
-                expected: expected(),
-                got: show_shape(dims),
-            });
-        };
-        // the reader refused tensors larger than memory
-        let rows: Vec<usize> = rows.iter().map(|n| *n as usize).collect();
-        let found = self.take(name, &[&[width], &rows[..]].concat())?;
-        let (_, info) = found.expect("its shape was looked at");
-        let values = self.read_floats(name, info)?;
-        Ok((rows, values))
-    }
-
     /// Binds a vector; `None` if the file lacks it.
     pub fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
         match self.take(name, &[n])? {
@@ -267,7 +231,7 @@ impl<'a> TensorBinder<'a> {
         Ok(VecId(self.found.vectors.len() as u32 - 1))
     }
 
-    fn read_floats(&self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, Error> {
+    pub(super) fn read_floats(&self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, Error> {
         // llama.cpp multiplies and adds f32 vectors only; a file with other types runs nowhere
         if info.ty != TensorType::F32 {
             return Err(self.wrong_type(info, "F32"));
@@ -468,7 +432,7 @@ fn scaled_stem(name: &str) -> Option<&str> {
     (multiplies && !stem.ends_with(".ffn_gate_inp")).then_some(stem)
 }
 
-fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
+pub(super) fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     format!("[{}]", dims.join(", "))
 }

@@ -1,0 +1,34 @@
+//! Kinds of parts that architectures differ in.
+
+use octavo_kernels::KeyHeads;
+
+/// Kinds of classifiers: which row they score, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Classifier {
+    /// BERT's: the first row; tanh after the hidden product.
+    Tanh,
+    /// ModernBERT's: the mean of the rows; GELU and a norm after the hidden product.
+    Gelu,
+    /// Qwen 3's: the last row; the softmax of the values.
+    Softmax,
+}
+
+/// Place of the query and key norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum QkNorm {
+    BeforeRope,
+    AfterRope,
+}
+
+/// Kinds of recurrent layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Recurrent {
+    /// Gated delta net, in all layers the file's keys do not mark for attention.
+    DeltaNet(KeyHeads),
+    /// Short convolution between two gates, in layers without KV heads.
+    ShortConv,
+    /// Mamba 2, in layers without KV heads.
+    Mamba2,
+    /// Mamba 2 parallel to attention in every layer.
+    Mamba2Beside,
+}
