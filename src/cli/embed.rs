@@ -49,8 +49,8 @@ pub(super) struct EmbedArgs {
     /// come
     #[arg(long, conflicts_with = "image")]
     lines: bool,
-    /// Pooling of a text's token vectors: none, mean, cls (the first) or last [default: what the
-    /// file says, or else mean]
+    /// Pooling of a text's token vectors: none, mean, cls (the first), last, or rank, the scores
+    /// of a classifier [default: what the file says, or else mean]
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     pooling: Option<PoolingName>,
     /// Do not normalize vectors to a length of 1
@@ -82,6 +82,7 @@ pub(super) enum PoolingName {
     Mean,
     Cls,
     Last,
+    Rank,
 }
 
 impl PoolingName {
@@ -91,12 +92,13 @@ impl PoolingName {
             PoolingName::Mean => Pooling::Mean,
             PoolingName::Cls => Pooling::First,
             PoolingName::Last => Pooling::Last,
+            PoolingName::Rank => Pooling::Rank,
         }
     }
 }
 
 /// Maximum number of texts in a batch.
-const TOGETHER: usize = 32;
+pub(super) const TOGETHER: usize = 32;
 
 /// Runs the command.
 pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
@@ -115,7 +117,10 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     let mut feed = args.feed()?;
     signal::install()?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
-    let engine = load::any_engine(&args.model, options(args)?)?;
+    let engine = load::any_engine(
+        &args.model,
+        options(&args.model, &args.compute, args.lines)?,
+    )?;
     let images = encoded.register(&engine)?;
     let embed = Embed {
         pooling: args.pooling.map_or(engine.pooling(), PoolingName::pooling),
@@ -137,7 +142,7 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
         printer: Printer {
             args,
             embed,
-            width: engine.model().graph.values[engine.model().graph.hidden.index()].width,
+            width: engine.embedding_width(embed.pooling),
             ready: BTreeMap::new(),
             next: 0,
             failed: false,
@@ -296,22 +301,26 @@ fn tokens_of(
 }
 
 /// Returns the engine's options. The KV cache is f32 unless a type is given, because it holds a
-/// text only while that is computed; with --lines it has the size of two of the longest texts.
-fn options(args: &EmbedArgs) -> Result<EngineOptions, Failure> {
-    let (sessions, longest) = match args.lines {
+/// text only while that is computed; for many texts it has the size of two of the longest.
+pub(super) fn options(
+    model: &ModelArgs,
+    compute: &ComputeArgs,
+    many: bool,
+) -> Result<EngineOptions, Failure> {
+    let (sessions, longest) = match many {
         true => (TOGETHER, 2),
         false => (1, 1),
     };
     let mut options = EngineOptions {
-        kv_type: args.compute.kv_type_or_f32(),
+        kv_type: compute.kv_type_or_f32(),
         sessions,
-        ..args.compute.options()?
+        ..compute.options()?
     };
-    let gguf = load::source_quietly(&args.model)?.open(true)?;
+    let gguf = load::source_quietly(model)?.open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(longest));
-    if !hparams.is_causal() && !args.compute.has_batch() {
+    if !hparams.is_causal() && !compute.has_batch() {
         // a model without causal attention reads a text in one step
         options.batch = Some(options.batch().max(context));
     }
@@ -379,6 +388,7 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
     let of = |pooling| embed_one(engine, read, Embed { pooling, ..embed });
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
+    let pooled_width = engine.embedding_width(embed.pooling);
     let ids = shown_ids(tokens);
     let pooled = match embed.pooling {
         Pooling::None => None,
@@ -391,7 +401,7 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
     arrays.extend(
         pooled
             .iter()
-            .map(|row| Array::floats("pooled", &[width], row)),
+            .map(|row| Array::floats("pooled", &[pooled_width], row)),
     );
     dump.write_with(|out| arrays::write(EMBEDDINGS_PRODUCER, &arrays, out))?;
     Ok(Exit::Done)

@@ -35,6 +35,7 @@ mod quantize;
 mod ranks;
 mod reply;
 mod report;
+mod rerank;
 mod run;
 mod serve;
 mod shards;
@@ -130,6 +131,7 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
     Embed(embed::EmbedArgs),
+    Rerank(rerank::RerankArgs),
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
     Diff(Box<diff::DiffArgs>),
@@ -173,6 +175,7 @@ impl Command {
             Command::Inspect(_)
             | Command::Tokenize(_)
             | Command::Embed(_)
+            | Command::Rerank(_)
             | Command::Diff(_)
             | Command::QuantReport(_)
             | Command::Convert(_)
@@ -330,6 +333,7 @@ fn execute(command: Command) -> Result<Exit, Failure> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Embed(args) => embed::run(&args),
+        Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),

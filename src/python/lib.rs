@@ -7,6 +7,7 @@ mod arrays;
 mod call;
 mod command;
 mod compare;
+mod embed;
 mod error;
 mod gguf;
 mod json;

@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::PyArray2;
 use octavo_llm::engine::backend::{Phase, TapView};
-use octavo_llm::engine::{Embed, Engine, Event, LogitsFor, Pooling, Request, Task};
+use octavo_llm::engine::{Embed, Engine, LogitsFor, Pooling, Request};
 use octavo_llm::model::taps::numbered;
 use octavo_llm::text::tokenizer::{DetokenizeOptions, EncodeOptions};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::answer::Completion;
 use crate::arrays::{self, Input};
 use crate::call;
+use crate::embed;
 use crate::error::{BadArgument, Failure, closed, forked};
 use crate::gguf::GgufFile;
 use crate::json;
 use crate::load::{Arguments, Loaded};
 use crate::params::Params;
-use crate::stream::{Running, Stream, wait};
+use crate::stream::{Running, Stream};
 
 /// A model ready to run: a GGUF file, a Hugging Face folder, a model of the hub, or the built-in
 /// demo model.
@@ -339,7 +339,8 @@ impl Model {
     ///
     /// Args:
     ///     texts: A list of texts, or of lists of token ids.
-    ///     pooling: "mean", "cls" or "last"; by default what the file says, or else "mean".
+    ///     pooling: "mean", "cls", "last" or "rank"; by default what the file says, or else
+    ///         "mean".
     ///     normalize: Divide each vector by its length.
     ///
     /// Returns:
@@ -354,36 +355,37 @@ impl Model {
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let loaded = self.loaded(py)?;
         let raise = |failure: Failure| failure.into_py(py);
-        let embed = Embed {
-            pooling: pooling_of(pooling, &loaded.engine).map_err(raise)?,
+        let how = Embed {
+            pooling: embed::pooling_of(pooling, &loaded.engine).map_err(raise)?,
             normalize,
         };
-        let submit = |text: &Input| {
-            let request = Request {
-                task: Task::Embedding(embed),
-                prompt: text.tokens(&loaded.engine)?,
-                n: 1,
-                ..Request::default()
-            };
-            Ok(loaded.handle.submit(request)?.patient())
-        };
-        let streams = py.detach(|| texts.iter().map(submit).collect::<Result<Vec<_>, _>>());
-        let (mut values, mut width) = (Vec::new(), 0);
-        for mut stream in streams.map_err(raise)? {
-            loop {
-                match wait(py, &mut stream)? {
-                    Some(Event::Embedded { vector, .. }) => {
-                        width = vector.len();
-                        values.extend(vector);
-                        break;
-                    }
-                    Some(Event::Failed(error)) => return Err(raise(error.into())),
-                    Some(_) => {}
-                    None => return Err(PyRuntimeError::new_err("the request has ended")),
-                }
-            }
-        }
+        let tokens = |text: &Input| text.tokens(&loaded.engine);
+        let prompts: Result<Vec<_>, _> = texts.iter().map(tokens).collect();
+        let (values, width) = embed::vectors(py, &loaded, prompts.map_err(raise)?, how)?;
         arrays::rows(py, values, width)
+    }
+
+    /// Scores documents by how well they answer a query, with a reranker.
+    ///
+    /// Args:
+    ///     query: The query.
+    ///     documents: A list of texts.
+    ///
+    /// Returns:
+    ///     A list of scores, one for each document; the higher the better.
+    fn rerank(&self, py: Python<'_>, query: &str, documents: Vec<String>) -> PyResult<Vec<f32>> {
+        let loaded = self.loaded(py)?;
+        let raise = |failure: Failure| failure.into_py(py);
+        let prompts = embed::pairs(&loaded.engine, query, &documents).map_err(raise)?;
+        let how = Embed {
+            pooling: Pooling::Rank,
+            normalize: false,
+        };
+        let (values, width) = embed::vectors(py, &loaded, prompts, how)?;
+        Ok(values
+            .chunks(width.max(1))
+            .map(|scores| scores[0])
+            .collect())
     }
 
     /// The model file (`octavo.gguf`).
@@ -479,20 +481,4 @@ fn matching_taps(
         selected.extend(matching);
     }
     Ok(selected)
-}
-
-fn pooling_of(name: Option<&str>, engine: &Engine) -> Result<Pooling, Failure> {
-    Ok(match name {
-        None => engine.pooling(),
-        Some("mean") => Pooling::Mean,
-        Some("cls") => Pooling::First,
-        Some("last") => Pooling::Last,
-        Some(other) => {
-            return Err(Failure::from(BadArgument {
-                name: "pooling",
-                expected: "mean, cls or last".to_owned(),
-                got: other.to_owned(),
-            }));
-        }
-    })
 }

@@ -266,7 +266,9 @@ impl From<BatchError> for ApiError {
                 ApiError::unavailable(error.to_string())
             }
             BatchError::Engine(
-                octavo_engine::Error::NoLogits { .. } | octavo_engine::Error::Whole { .. },
+                octavo_engine::Error::NoLogits { .. }
+                | octavo_engine::Error::NoClassifier { .. }
+                | octavo_engine::Error::Whole { .. },
             ) => ApiError::bad_request(error.to_string()),
             BatchError::Engine(_) | BatchError::Draft(_) => ApiError::server(error.to_string()),
         }

@@ -25,6 +25,23 @@ class _Options(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     repeat_last_n: int | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    typical_p: float | None
+    top_n_sigma: float | None
+    min_keep: int | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str] | None
+    mirostat: int | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    adaptive_target: float | None
+    adaptive_decay: float | None
     logit_bias: Mapping[int, float] | None
     samplers: Sequence[str] | None
     stop: str | Sequence[str] | None
@@ -153,6 +170,7 @@ class Model:
     def embed(
         self, texts: Sequence[_Text], *, pooling: str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]: ...
+    def rerank(self, query: str, documents: Sequence[str]) -> list[float]: ...
     @property
     def _gguf(self) -> GgufFile: ...
     @property

@@ -86,11 +86,13 @@ pub(crate) async fn native(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let prepared = prepared(&app, caller, body, Form::Native, false);
-    let Prepared { requests, .. } = prepared.await?;
+    let Prepared {
+        requests, pooling, ..
+    } = prepared.await?;
     let answers = Work::begin(&app, requests)?.collect().await?;
-    let n_embd = app.engine.hparams().n_embd().max(1);
+    let width = app.engine.embedding_width(pooling).max(1);
     let all = answers.iter().enumerate().map(|(index, answer)| {
-        let vectors: Vec<&[f32]> = answer.vector.chunks(n_embd).collect();
+        let vectors: Vec<&[f32]> = answer.vector.chunks(width).collect();
         json!({ "index": index, "embedding": vectors })
     });
     Ok(json_response(&all.collect()))
@@ -100,6 +102,7 @@ pub(crate) async fn native(
 struct Prepared {
     model: String,
     requests: Vec<Request>,
+    pooling: Pooling,
     in_base64: bool,
     /// Number of components to return, if not all.
     dimensions: Option<usize>,
@@ -208,8 +211,9 @@ fn prepare(
         Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some("cls" | "first") => Pooling::First,
+        Some("rank") => Pooling::Rank,
         Some("none") if form == Form::Native => Pooling::None,
-        Some(_) => return Err(fields.wrong("pooling", "last, mean or cls")),
+        Some(_) => return Err(fields.wrong("pooling", "last, mean, cls or rank")),
     };
     let salt = salt(fields, caller.salt())?;
     let request = |Prompt { tokens, images }: Prompt| {
@@ -231,6 +235,7 @@ fn prepare(
     Ok(Prepared {
         model,
         requests: prompts.into_iter().map(request).collect::<Result<_, _>>()?,
+        pooling,
         in_base64,
         dimensions,
     })

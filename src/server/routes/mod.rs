@@ -9,6 +9,7 @@ pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod native;
 pub(crate) mod ollama;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 mod status;
 
@@ -56,6 +57,9 @@ fn questions(app: &Arc<App>) -> Router {
     }
     for path in ["/embedding", "/embeddings"] {
         router = router.route(path, asks(app, embeddings::native));
+    }
+    for path in ["/v1/rerank", "/v1/reranking", "/rerank", "/reranking"] {
+        router = router.route(path, asks(app, rerank::handle));
     }
     for path in ["/v1/responses", "/responses"] {
         router = router.route(path, asks(app, responses::handle));

@@ -15,6 +15,7 @@ mod logging;
 mod messages;
 mod ollama;
 mod page;
+mod rerank;
 mod sharing;
 mod stored;
 mod tabs;
