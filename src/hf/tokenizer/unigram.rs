@@ -55,6 +55,8 @@ pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result
     };
     let texts = embedders::texts(files, USUAL);
     embedders::declare(files, texts, &mut specials, view)?;
+    // a pair is <s> a </s></s> b </s>
+    view.set("tokenizer.ggml.add_sep_token", true);
     Ok(specials)
 }
 

@@ -51,6 +51,10 @@ pub(super) fn declare(
     };
     let texts = embedders::texts(files, USUAL);
     embedders::declare(files, texts, &mut specials, view)?;
+    // a pair is [CLS] a [SEP] b [SEP]: the keys of llama.cpp's converter
+    view.set("tokenizer.ggml.add_bos_token", true)
+        .set("tokenizer.ggml.add_eos_token", true)
+        .set("tokenizer.ggml.add_sep_token", false);
     Ok(specials)
 }
 

@@ -1,6 +1,7 @@
-//! Models that map texts to vectors: BERT, Nomic's BERT and EmbeddingGemma.
+//! Models that map texts to vectors, or score them: BERT, Nomic's BERT and EmbeddingGemma.
 
 use gguf_rs_lite::View;
+use serde_json::Value;
 
 use super::super::Error;
 use super::super::config::Config;
@@ -14,13 +15,23 @@ use super::{Is, LLAMA, ModelType, only};
 pub(super) const ALL: &[ModelType] = &[
     ENCODER,
     ModelType {
-        name: "xlm-roberta",
-        extra: xlm_roberta_keys,
-        prefix: "roberta.",
-        // its head for masked tokens
-        skipped: &["pooler.", "lm_head.", "embeddings.position_ids"],
-        order: positions_after_padding,
+        when: is_classifier,
+        extra: |config, view| {
+            bert_keys(config, view)?;
+            labels(config, view)
+        },
+        // the classifier reads what the pooler makes of the first row
+        skipped: &["cls.", "embeddings.position_ids"],
         ..ENCODER
+    },
+    XLM_ROBERTA,
+    ModelType {
+        when: is_classifier,
+        extra: |config, view| {
+            xlm_roberta_keys(config, view)?;
+            labels(config, view)
+        },
+        ..XLM_ROBERTA
     },
     ModelType {
         name: "nomic_bert",
@@ -92,6 +103,7 @@ pub(super) const ALL: &[ModelType] = &[
 
 const ENCODER: ModelType = ModelType {
     name: "bert",
+    when: |settings| !is_classifier(settings),
     arch: "bert",
     only: &[
         only("position_embedding_type", Is::Text("absolute")),
@@ -111,6 +123,11 @@ const ENCODER: ModelType = ModelType {
         ("embeddings.token_type_embeddings", "token_types"),
         ("embeddings.position_embeddings", "position_embd"),
         ("embeddings.LayerNorm", "token_embd_norm"),
+        // of classifiers: BERT's, and XLM-R's
+        ("pooler.dense", "cls"),
+        ("classifier", "cls.output"),
+        ("classifier.dense", "cls"),
+        ("classifier.out_proj", "cls.output"),
     ],
     layers: "encoder.layer.",
     modules: &[
@@ -124,6 +141,16 @@ const ENCODER: ModelType = ModelType {
         ("output.LayerNorm", "layer_output_norm"),
     ],
     ..BERT
+};
+
+const XLM_ROBERTA: ModelType = ModelType {
+    name: "xlm-roberta",
+    extra: xlm_roberta_keys,
+    prefix: "roberta.",
+    // its head for masked tokens
+    skipped: &["pooler.", "lm_head.", "embeddings.position_ids"],
+    order: positions_after_padding,
+    ..ENCODER
 };
 
 /// Settings that all BERTs share.
@@ -148,6 +175,37 @@ fn bert_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     let types = u32::try_from(types).unwrap_or(u32::MAX);
     view.set("tokenizer.ggml.token_type_count", types);
     sees_all(config, view);
+    Ok(())
+}
+
+/// Returns whether the model has a classifier, as rerankers do.
+fn is_classifier(settings: &Settings) -> bool {
+    let names = settings.get("architectures").and_then(|v| v.as_array());
+    let is_named = |name: &Value| {
+        let name = name.as_str().unwrap_or_default();
+        name.ends_with("ForSequenceClassification")
+    };
+    names.is_some_and(|names| names.iter().any(is_named))
+}
+
+/// Sets the names of the classifier's values, if there are any.
+fn labels(config: &Config, view: &mut View) -> Result<(), Error> {
+    const LABELS: &str = "id2label";
+    let Some(labels) = config.get(LABELS).filter(|labels| !labels.is_null()) else {
+        return Ok(());
+    };
+    let by_id = labels.as_object().map(|labels| {
+        let by_id = |id: usize| labels.get(&id.to_string())?.as_str().map(str::to_owned);
+        (0..labels.len())
+            .map(by_id)
+            .collect::<Option<Vec<String>>>()
+    });
+    let Some(names) = by_id.flatten() else {
+        return Err(config.bad(LABELS, "a name for each of 0, 1, 2, ...", labels));
+    };
+    if !names.is_empty() {
+        view.set(&config.key("classifier.output_labels"), names);
+    }
     Ok(())
 }
 

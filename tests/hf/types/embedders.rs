@@ -56,6 +56,41 @@ pub(super) const CASES: &[Case] = &[
         ..LLAMA
     },
     Case {
+        file: "../../feat/embed/models/bge-reranker",
+        model_type: "xlm-roberta",
+        config: || {
+            json!({
+                "architectures": ["XLMRobertaForSequenceClassification"],
+                "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 3, "max_position_embeddings": 226, "layer_norm_eps": 1e-5,
+                "hidden_act": "gelu", "type_vocab_size": 1, "pad_token_id": 1,
+            })
+        },
+        names: &[BERT, "cls=classifier.dense cls.output=classifier.out_proj"],
+        layers: "encoder.layer.",
+        change: |file| {
+            let positions = file.get_mut("position_embd.weight").expect("there");
+            positions.shape[0] += 2;
+            positions.values.splice(0..0, [9.0; 72]);
+        },
+        ..LLAMA
+    },
+    Case {
+        file: "../../feat/embed/models/cross-encoder",
+        model_type: "bert",
+        config: || {
+            json!({
+                "architectures": ["BertForSequenceClassification"],
+                "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 3, "max_position_embeddings": 192, "layer_norm_eps": 1e-5,
+                "hidden_act": "gelu", "type_vocab_size": 2, "id2label": { "0": "LABEL_0" },
+            })
+        },
+        names: &[BERT, "cls.output=classifier"],
+        layers: "encoder.layer.",
+        ..LLAMA
+    },
+    Case {
         file: "nomic-bert",
         model_type: "nomic_bert",
         config: || {

@@ -255,7 +255,7 @@ fn folders_of_every_type_are_their_files() {
         let converted = dir.path().join("converted.gguf");
         convert(&view, Some(TensorType::F32), &converted, 1);
         same_tensors(&open(&converted), &expected, &what);
-        if !case.pooling.is_empty() {
+        if !case.pooling.is_empty() || expected.tensor("cls.output.weight").is_some() {
             let [a, b] = [&folder, &file].map(|path| embedders::embedding(path));
             assert!(a == b, "{what}: another vector");
             continue;
