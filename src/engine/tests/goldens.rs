@@ -152,6 +152,12 @@ fn check(recorded: &Recorded, way: Way) -> Ratios {
         let divergence = kl(&ours, &golden.exact, golden.n_vocab)
             .expect("same length")
             .mean;
+        // a row of tools/bench/prompt-bits-goldens.csv
+        println!(
+            "{name},{prompt},{isa},{phase:?},{bits},{kv_type},{error:.3e},{:.3e},{divergence:.3e},\
+             {:.3e}",
+            theirs.nmse, theirs.mean_kl
+        );
         let nmse_ratio = error.max(NMSE_FLOOR) / theirs.nmse.max(NMSE_FLOOR);
         let kl_ratio = divergence.max(KL_FLOOR) / theirs.mean_kl.max(KL_FLOOR);
         assert!(
