@@ -48,7 +48,10 @@ FIELDS = {
     "/api/embed": ({"model": "", "input": "1+1="}, "model input truncate dimensions".split()),
     "/api/show": ({"model": "x"}, ["model", "name", "verbose"]),
     "/completion": ({"prompt": "1+1=", "n_predict": 2},
-                    [*COMMON, "prompt", "n_predict", "n_probs"]),
+                    [*COMMON, "prompt", "n_predict", "n_probs", *"""samplers typical_p
+        top_n_sigma min_keep dynatemp_range dynatemp_exponent xtc_probability xtc_threshold
+        dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers
+        mirostat mirostat_tau mirostat_eta adaptive_target adaptive_decay""".split()]),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
                 ["input_prefix", "input_suffix", "prompt", "n_predict", "input_extra"]),
     "/tokenize": ({"content": "a"}, """content prompt messages add_special add_special_tokens

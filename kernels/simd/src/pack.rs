@@ -121,18 +121,61 @@ fn packed<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
 }
 
 /// Packs rows of floats as `[k][S::R]`.
+///
+/// # Safety
+/// As the head of `simd.rs` says.
 #[inline(always)]
-pub fn strip_float<S: Simd, E: Float>(rows: &[&[u8]], out: &mut [u8]) {
+pub unsafe fn strip_float<S: Simd, E: Float>(rows: &[&[u8]], out: &mut [u8]) {
     let r = S::R;
+    const { assert!(S::R <= ROWS && (E::BYTES == 2 || E::BYTES == 4)) };
     if rows.len() < r {
         out.fill(0);
     }
+    // rows that are missing stay zero
+    let mut words = [[0u32; ROWS]; ROWS];
+    let mut columns = [0u8; 4 * ROWS * ROWS];
+    let n_words = rows.first().map_or(0, |row| row.len() / 4);
+    for first in (0..n_words).step_by(r) {
+        let n = r.min(n_words - first);
+        for (row, words) in rows.iter().zip(&mut words) {
+            let (row, _) = row[4 * first..4 * (first + n)].as_chunks::<4>();
+            for (word, bytes) in words.iter_mut().zip(row) {
+                *word = u32::from_le_bytes(*bytes);
+            }
+        }
+        // SAFETY: ROWS rows of as many words, and as many columns.
+        unsafe {
+            S::transpose(words.as_ptr().cast(), ROWS, n, columns.as_mut_ptr());
+        }
+        let to = &mut out[4 * r * first..4 * r * (first + n)];
+        for (column, to) in columns.chunks_exact(4 * r).zip(to.chunks_exact_mut(4 * r)) {
+            match E::BYTES {
+                4 => to.copy_from_slice(column),
+                _ => split_halves(column, to),
+            }
+        }
+    }
+    // an odd number of halves
     for (i, row) in rows.iter().enumerate() {
-        for (e, to) in row
-            .chunks_exact(E::BYTES)
-            .zip(out.chunks_exact_mut(E::BYTES * r))
-        {
+        let rest = out[4 * r * n_words..].chunks_exact_mut(E::BYTES * r);
+        for (e, to) in row[4 * n_words..].chunks_exact(E::BYTES).zip(rest) {
             to[i * E::BYTES..(i + 1) * E::BYTES].copy_from_slice(e);
         }
+    }
+}
+
+/// Writes the lower halves of words, and then the upper ones.
+#[inline(always)]
+fn split_halves(words: &[u8], to: &mut [u8]) {
+    let (low, high) = to.split_at_mut(words.len() / 2);
+    let (words, _) = words.as_chunks::<4>();
+    let halves = low
+        .as_chunks_mut::<2>()
+        .0
+        .iter_mut()
+        .zip(high.as_chunks_mut::<2>().0);
+    for ([a, b, c, d], (low, high)) in words.iter().zip(halves) {
+        *low = [*a, *b];
+        *high = [*c, *d];
     }
 }

@@ -4,40 +4,52 @@ use clap::{Args, ValueEnum};
 use gguf_rs_lite::OwnedValue;
 use octavo_engine::ModelSource;
 
+/// Heading of these options; those that follow keep their own.
+const HEADING: &str = "Overrides of model metadata";
+
 /// Options that override a model's metadata.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Overrides of model metadata")]
 pub(crate) struct KeyArgs {
     /// Override the metadata KEY with VALUE; TYPE is int, float, bool or str, like the key's own;
     /// separate several by commas, or repeat the option
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = key_values)]
     override_kv: Vec<KeyValues>,
     /// RoPE scaling: none, linear or yarn
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     rope_scaling: Option<Scaling>,
     /// RoPE scaling factor: divide the rotary angles by N
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "N", value_parser = positive)]
     rope_scale: Option<f32>,
     /// Multiply the rotary angles by X: the inverse of --rope-scale
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", value_parser = positive, conflicts_with = "rope_scale")]
     rope_freq_scale: Option<f32>,
     /// RoPE base frequency
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", value_parser = positive)]
     rope_freq_base: Option<f32>,
     /// YaRN: original context size of the model, in tokens
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     yarn_orig_ctx: Option<u32>,
     /// YaRN: extrapolation mix factor; supported so far: 1 with yarn, 0 without it, -1 for either
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     yarn_ext_factor: Option<f32>,
     /// RoPE magnitude factor, of the parts of queries and keys that are rotated
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_attn_factor: Option<f32>,
     /// YaRN: number of rotations above which a frequency is not scaled
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_beta_fast: Option<f32>,
     /// YaRN: number of rotations below which a frequency is fully scaled
+    #[arg(help_heading = HEADING)]
     #[arg(long, value_name = "X", value_parser = positive)]
     yarn_beta_slow: Option<f32>,
 }

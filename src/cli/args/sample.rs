@@ -7,8 +7,8 @@ use octavo_engine::sample::{
 
 use crate::failure::Failure;
 
-const SAMPLING: &str = "Sampling (run is greedy unless one of --temp, --top-k, --top-p, --min-p, \
-     --seed, --samplers is given; chat and serve default to the model's recommended settings)";
+const SAMPLING: &str = "Sampling (run is greedy unless --temp, --top-k, --seed or another option \
+     that is not a penalty is given; chat and serve default to the model's recommended settings)";
 
 /// Sampling options.
 #[derive(Debug, Args)]
@@ -51,8 +51,6 @@ pub(crate) struct SampleArgs {
     /// times
     #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
     pub(super) logit_bias: Vec<(u32, f32)>,
-    #[command(flatten)]
-    more: MoreArgs,
     /// Order of the samplers, separated by ; or , (one that is not listed does not run)
     ///
     /// Default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature, after the logit
@@ -65,6 +63,8 @@ pub(crate) struct SampleArgs {
     #[arg(long, visible_alias = "sampling-seq", value_name = "LETTERS", value_parser = letters,
         conflicts_with = "samplers", hide_short_help = true)]
     sampler_seq: Option<Order>,
+    #[command(flatten)]
+    more: MoreArgs,
 }
 
 /// Options of samplers that are off by default.

@@ -10,7 +10,7 @@ use super::super::order::Order;
 use super::super::settings::Settings;
 use super::dense::{GELU, GEMMA3};
 use super::names::LAYER_NORM_EPS;
-use super::{Is, LLAMA, ModelType, only};
+use super::{Is, Kind, LLAMA, ModelType, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
     ENCODER,
@@ -76,6 +76,33 @@ pub(super) const ALL: &[ModelType] = &[
             ("norm2", "layer_output_norm"),
         ],
         ..BERT
+    },
+    ModelType {
+        name: "eurobert",
+        arch: "eurobert",
+        embeds: true,
+        scalings: &[],
+        extra: |config, view| {
+            sees_all(config, view);
+            view.set(&config.key("rope.scaling.type"), "none");
+            Ok(())
+        },
+        awq: false,
+        prefix: "model.",
+        skipped: &["lm_head."],
+        ends: &[("embed_tokens", "token_embd"), ("norm", "output_norm")],
+        layers: "layers.",
+        ..LLAMA
+    },
+    MODERN_BERT,
+    ModelType {
+        when: is_classifier,
+        extra: |config, view| {
+            modern_bert_keys(config, view)?;
+            labels(config, view)
+        },
+        skipped: &["decoder."],
+        ..MODERN_BERT
     },
     ModelType {
         name: "gemma3_text",
@@ -152,6 +179,87 @@ const XLM_ROBERTA: ModelType = ModelType {
     order: positions_after_padding,
     ..ENCODER
 };
+
+const MODERN_BERT: ModelType = ModelType {
+    name: "modernbert",
+    when: |settings| !is_classifier(settings),
+    arch: "modern-bert",
+    pre: &["olmo"],
+    attribute_map: &[("global_rope_theta", "rope_theta")],
+    defaults: &[
+        ("norm_eps", 1e-5),
+        ("global_rope_theta", 160_000.0),
+        ("local_attention", 128.0),
+    ],
+    keys: &[
+        LAYER_NORM_EPS,
+        key(
+            "attention.sliding_window",
+            &["local_attention"],
+            Kind::Count,
+        ),
+        key(
+            "attention.sliding_window_pattern",
+            &["global_attn_every_n_layers"],
+            Kind::Count,
+        )
+        .optional(),
+        key("rope.freq_base_swa", &["local_rope_theta"], Kind::Number).optional(),
+    ],
+    only: &[
+        only("norm_bias", Is::False(false)),
+        only("attention_bias", Is::False(false)),
+        only("mlp_bias", Is::False(false)),
+    ],
+    activations: MODERN_BERT_ACTIVATIONS,
+    rope: true,
+    extra: modern_bert_keys,
+    prefix: "model.",
+    // its heads for masked tokens and classes
+    skipped: &["head.", "decoder.", "classifier."],
+    ends: &[
+        ("embeddings.tok_embeddings", "token_embd"),
+        ("embeddings.norm", "token_embd_norm"),
+        ("final_norm", "output_norm"),
+        ("head.dense", "cls"),
+        ("head.norm", "cls.norm"),
+        ("classifier", "cls.output"),
+    ],
+    layers: "layers.",
+    modules: &[
+        ("attn_norm", "attn_norm"),
+        ("attn.Wqkv", "attn_qkv"),
+        ("attn.Wo", "attn_output"),
+        ("mlp_norm", "ffn_norm"),
+        ("mlp.Wi", "ffn_up"),
+        ("mlp.Wo", "ffn_down"),
+    ],
+    ..BERT
+};
+
+/// GELU, and SiLU in some models of the same type.
+const MODERN_BERT_ACTIVATIONS: &[&str] = &["gelu", "gelu_pytorch_tanh", "silu"];
+
+/// Sets the keys of attention, of the activation, and of the row that a classifier scores.
+fn modern_bert_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    sees_all(config, view);
+    view.set(&config.key("rope.scaling.type"), "none");
+    if config.string("hidden_activation")?.as_deref() == Some("silu") {
+        view.set(&config.key("hidden_activation"), "silu");
+    }
+    match config.string("classifier_pooling")?.as_deref() {
+        _ if !is_classifier(config) => {}
+        // the default of transformers
+        None | Some("cls") => {
+            view.set(&config.key("classifier.pooling_type"), 2u32);
+        }
+        Some("mean") => {
+            view.set(&config.key("classifier.pooling_type"), 1u32);
+        }
+        Some(other) => return Err(config.bad("classifier_pooling", "cls or mean", other)),
+    }
+    Ok(())
+}
 
 /// Settings that all BERTs share.
 const BERT: ModelType = ModelType {

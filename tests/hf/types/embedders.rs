@@ -1,4 +1,4 @@
-//! Models that map texts to vectors: BERT, Nomic's BERT, EmbeddingGemma, and their WordPiece.
+//! Models that map texts to vectors or score them, and BERT's WordPiece.
 
 use super::cases::LLAMA;
 use super::names::GEMMA;
@@ -11,6 +11,26 @@ const BERT: &str = "token_embd=embeddings.word_embeddings \
     attn_v=attention.self.value attn_output=attention.output.dense \
     attn_output_norm=attention.output.LayerNorm ffn_up=intermediate.dense ffn_down=output.dense \
     layer_output_norm=output.LayerNorm";
+
+const MODERN_BERT: &str = "token_embd=model.embeddings.tok_embeddings \
+    token_embd_norm=model.embeddings.norm output_norm=model.final_norm attn_norm=attn_norm \
+    attn_qkv=attn.Wqkv attn_output=attn.Wo ffn_norm=mlp_norm ffn_up=mlp.Wi ffn_down=mlp.Wo \
+    cls=head.dense cls.norm=head.norm cls.output=classifier";
+
+/// Settings of a ModernBERT, and some more.
+fn modern_bert(width: usize, heads: usize, window: usize, more: Value) -> Value {
+    let mut config = json!({
+        "hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": heads, "max_position_embeddings": 256, "norm_eps": 1e-5,
+        "norm_bias": false, "attention_bias": false, "mlp_bias": false,
+        "hidden_activation": "gelu", "global_rope_theta": 160_000.0, "local_rope_theta": 1e4,
+        "local_attention": window, "global_attn_every_n_layers": 3,
+    });
+    for (name, value) in more.as_object().expect("settings") {
+        config[name] = value.clone();
+    }
+    config
+}
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -88,6 +108,51 @@ pub(super) const CASES: &[Case] = &[
         },
         names: &[BERT, "cls.output=classifier"],
         layers: "encoder.layer.",
+        ..LLAMA
+    },
+    Case {
+        file: "../../feat/embed/models/eurobert",
+        model_type: "eurobert",
+        config: || {
+            json!({
+                "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 256, "rope_theta": 250_000.0, "hidden_act": "silu",
+            })
+        },
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.norm attn_norm=input_layernorm \
+            attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj \
+            attn_output=self_attn.o_proj ffn_norm=post_attention_layernorm \
+            ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj",
+        ],
+        layers: "model.layers.",
+        pooling: "mean_tokens",
+        ..LLAMA
+    },
+    Case {
+        file: "../../feat/embed/models/modern-bert",
+        model_type: "modernbert",
+        config: || modern_bert(36, 3, 16, json!({})),
+        names: &[MODERN_BERT],
+        layers: "model.layers.",
+        pooling: "cls_token",
+        ..LLAMA
+    },
+    Case {
+        file: "../../feat/embed/models/modern-bert-reranker",
+        model_type: "modernbert",
+        config: || {
+            let names = ["ModernBertForSequenceClassification"];
+            modern_bert(
+                32,
+                2,
+                20,
+                json!({ "architectures": names, "classifier_pooling": "mean" }),
+            )
+        },
+        names: &[MODERN_BERT],
+        layers: "model.layers.",
         ..LLAMA
     },
     Case {
