@@ -21,7 +21,7 @@ fn mistakes_in_the_arguments_exit_with_2() {
             &["run", "-p", "x", "--repeat-penalty", "0"],
             "--repeat-penalty",
         ),
-        (&["run", "-p", "x", "--samplers", "dry"], "dry"),
+        (&["run", "-p", "x", "--samplers", "infill"], "infill"),
         (
             &[
                 "run",

@@ -344,7 +344,7 @@ fn completions_and_help_can_be_read() {
     let run = good(&["run", "--help"]);
     let flowing = run.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        flowing.contains("penalties;top_k;top_p;min_p;temperature, after the logit bias"),
+        flowing.contains("min_p;xtc;temperature, after the logit bias"),
         "{run}"
     );
     for shared in [

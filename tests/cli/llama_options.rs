@@ -33,7 +33,7 @@ fn the_others_are_refused_by_their_names() {
         ("run -p x -sm none", "octavo has no -sm: "),
         ("bench -pg 1,2", "octavo has no -pg: "),
         ("tokenize -ngl 3 -p x", "octavo tokenize has no -ngl"),
-        ("run -p x --mirostat 2", "octavo has no --mirostat: "),
+        ("run -p x -bs", "octavo has no -bs: "),
     ] {
         let error = bad(&line.split(' ').collect::<Vec<_>>(), 2);
         assert!(error.contains(says), "{line}: {error}");

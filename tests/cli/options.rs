@@ -113,7 +113,7 @@ fn numbers_below_0_are_values() {
     for (line, says) in [
         (
             "run -p x --repeat-last-n -2",
-            "--repeat-last-n <N>': -2 is not in -1..",
+            "--repeat-last-n <N>': expected a whole number from -1 to",
         ),
         ("run -p x -t -1", "--threads <N>': -1 is not in 1..=1024"),
         ("run -p x -c -5", "--ctx-size <N>': -5 is not in 0.."),

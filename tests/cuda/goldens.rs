@@ -221,27 +221,18 @@ fn embedding_models_hold() {
     let Some(shared) = shared_dir() else { return };
     for name in ["bert", "nomic-bert", "gemma-embedding"] {
         for ty in ["F32", "Q8_0"] {
-            hold_texts(
-                &shared.join("arch"),
-                &format!("{name}-{ty}"),
-                &["sum", "fox"],
-            );
-        }
-    }
-    for name in ["eurobert", "neo-bert", "jina-bert-v3", "modern-bert"] {
-        hold_texts(&shared.join("feat/embed"), &format!("{name}-F32"), &["fox"]);
-    }
-}
-
-/// Compares the vectors of a model's texts, with all layers on the device and with some.
-fn hold_texts(folder: &Path, name: &str, texts: &[&str]) {
-    let model = open(&folder.join(format!("models/{name}.gguf")));
-    for text in texts {
-        let golden = folder.join(format!("goldens/{name}/{text}.safetensors"));
-        let golden = Embedded::read(&golden).expect("a golden");
-        for kv_type in [KvType::F32, KvType::F16] {
-            for gpu_layers in [usize::MAX, 1] {
-                hold_rows(name, &model, &golden, (kv_type, gpu_layers));
+            let name = format!("{name}-{ty}");
+            let model = open(&shared.join(format!("arch/models/{name}.gguf")));
+            for (prompt, kv_type) in [
+                ("sum", KvType::F32),
+                ("fox", KvType::F32),
+                ("fox", KvType::F16),
+            ] {
+                let golden = format!("arch/goldens/{name}/{prompt}.safetensors");
+                let golden = Embedded::read(&shared.join(golden)).expect("a golden");
+                for gpu_layers in [usize::MAX, 1] {
+                    hold_rows(&name, &model, &golden, (kv_type, gpu_layers));
+                }
             }
         }
     }
