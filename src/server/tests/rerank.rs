@@ -79,7 +79,7 @@ fn answers_are_those_of_llama_server() {
             n += 1;
         }
     }
-    assert!(n > 20, "{n} exchanges");
+    assert!(n >= 20, "{n} exchanges");
 }
 
 #[test]
