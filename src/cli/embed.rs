@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use octavo_engine::{
     Batch, BatchOptions, Context, Embed, Engine, EngineOptions, Event, ImageHandle, Pooling,
-    Request, RequestId, Task,
+    Request, RequestId,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
@@ -337,11 +337,8 @@ fn batch_options() -> BatchOptions {
 
 fn request(tokens: &[u32], images: &[ImageHandle], embed: Embed) -> Request {
     Request {
-        task: Task::Embedding(embed),
-        prompt: tokens.to_vec(),
         images: images.to_vec(),
-        n: 1,
-        ..Request::default()
+        ..Request::embedding(tokens.to_vec(), embed)
     }
 }
 

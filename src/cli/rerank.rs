@@ -1,7 +1,7 @@
 //! `octavo rerank`: scores documents by how well they answer a query.
 
 use clap::Args;
-use octavo_engine::{Batch, BatchOptions, Embed, Engine, Event, Pooling, Request, Task};
+use octavo_engine::{Batch, BatchOptions, Embed, Engine, Event, Request};
 use octavo_text::pair::PairFormat;
 use serde_json::{Value, json};
 
@@ -115,7 +115,7 @@ fn rank(
         let free = (2 * TOGETHER).saturating_sub(running.len());
         for (index, text) in waiting.by_ref().take(free) {
             let tokens = format.encode(engine.tokenizer(), query, &text)?;
-            let id = batch.add(request(tokens));
+            let id = batch.add(Request::embedding(tokens, Embed::RANK));
             let of = |error| Failure::from(error).of(&format!("document {index}"));
             running.insert(id.map_err(of)?, (index, text));
         }
@@ -135,18 +135,6 @@ fn rank(
         if let Some(error) = failed {
             return Err(error.into());
         }
-    }
-}
-
-fn request(tokens: Vec<u32>) -> Request {
-    Request {
-        task: Task::Embedding(Embed {
-            pooling: Pooling::Rank,
-            normalize: false,
-        }),
-        prompt: tokens,
-        n: 1,
-        ..Request::default()
     }
 }
 

@@ -5,7 +5,7 @@ use octavo_kernels::Phase;
 use octavo_text::chat::{self, Message};
 use octavo_text::tokenizer::EncodeOptions;
 
-use crate::batch::{Batch, BatchError, BatchOptions, Embed, Event, Request, Task};
+use crate::batch::{Batch, BatchError, BatchOptions, Embed, Event, Request};
 use crate::decoder::GenerationParams;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -73,18 +73,12 @@ impl Engine {
     /// # Errors
     /// As [`Engine::generate`].
     pub fn embed(&self, text: &str) -> Result<Vec<f32>, BatchError> {
-        let task = Task::Embedding(Embed {
+        let embed = Embed {
             pooling: self.pooling(),
             normalize: true,
-        });
-        let request = Request {
-            prompt: self.prompt(text)?,
-            n: 1,
-            task,
-            ..Request::default()
         };
         let mut batch = Batch::new(self, BatchOptions::default());
-        batch.add(request)?;
+        batch.add(Request::embedding(self.prompt(text)?, embed))?;
         let mut result = None;
         while !batch.is_empty() {
             batch.step(&mut |_, event| match event {

@@ -1,6 +1,6 @@
 //! Vectors and scores of texts.
 
-use octavo_llm::engine::{Embed, Engine, Event, Pooling, Request, Task};
+use octavo_llm::engine::{Embed, Engine, Event, Pooling, Request};
 use octavo_llm::text::pair::PairFormat;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -30,12 +30,7 @@ pub(crate) fn vectors(
 ) -> PyResult<(Vec<f32>, usize)> {
     let raise = |failure: Failure| failure.into_py(py);
     let submit = |prompt: Vec<u32>| {
-        let request = Request {
-            task: Task::Embedding(embed),
-            prompt,
-            n: 1,
-            ..Request::default()
-        };
+        let request = Request::embedding(prompt, embed);
         Ok(loaded.handle.submit(request)?.patient())
     };
     let streams = py.detach(|| {

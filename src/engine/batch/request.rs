@@ -35,6 +35,14 @@ pub struct Embed {
     pub normalize: bool,
 }
 
+impl Embed {
+    /// The scores of a classifier.
+    pub const RANK: Embed = Embed {
+        pooling: Pooling::Rank,
+        normalize: false,
+    };
+}
+
 /// How a beam search finds likely texts.
 ///
 /// At each step every beam proposes its `2 * width` most likely tokens, by natural log-probability
@@ -95,6 +103,16 @@ impl Request {
             prompt: prompt.to_vec(),
             options: options.clone(),
             n: 1,
+            ..Request::default()
+        }
+    }
+
+    /// Creates a request for the vectors of a prompt.
+    pub fn embedding(prompt: Vec<u32>, embed: Embed) -> Request {
+        Request {
+            prompt,
+            n: 1,
+            task: Task::Embedding(embed),
             ..Request::default()
         }
     }

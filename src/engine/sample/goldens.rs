@@ -416,11 +416,13 @@ fn strings_that_end_a_repetition_are_found_in_the_vocabulary() {
     assert!(cases.len() >= 12, "{} cases", cases.len());
 }
 
-/// Prints how long each sampler takes for the vocabulary of Qwen 3.
+/// Prints the time of each sampler with the vocabulary of Qwen 3, which is milliseconds. A sampler
+/// that compares all candidates with each other takes minutes; the bound leaves room for a machine
+/// that runs other programs.
 #[test]
 fn no_sampler_is_slow() {
     const N_VOCAB: u32 = 151_936;
-    const MOST: f64 = 0.25;
+    const MOST: f64 = 5.0;
     let logits: Vec<f32> = (0..N_VOCAB)
         .map(|id| (id.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e6)
         .collect();

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use octavo_engine::{Embed, Pooling, Request, Task};
+use octavo_engine::{Embed, Pooling, Request};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -220,16 +220,14 @@ fn prepare(
         if tokens.len() > app.n_ctx() {
             return Err(ApiError::too_long(tokens.len(), app.n_ctx()));
         }
+        let embed = Embed {
+            pooling,
+            normalize: pooling != Pooling::None,
+        };
         Ok(Request {
-            task: Task::Embedding(Embed {
-                pooling,
-                normalize: pooling != Pooling::None,
-            }),
             salt: salt.clone(),
-            n: 1,
-            prompt: tokens,
             images,
-            ..Request::default()
+            ..Request::embedding(tokens, embed)
         })
     };
     Ok(Prepared {

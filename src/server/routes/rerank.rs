@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
-use octavo_engine::{Embed, Pooling, Request, Task};
+use octavo_engine::{Embed, Request};
 use octavo_text::pair::PairFormat;
 use serde_json::{Map, Value, json};
 
@@ -123,14 +123,8 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             return Err(ApiError::too_long(prompt.len(), app.n_ctx()));
         }
         Ok(Request {
-            task: Task::Embedding(Embed {
-                pooling: Pooling::Rank,
-                normalize: false,
-            }),
             salt: salt.clone(),
-            n: 1,
-            prompt,
-            ..Request::default()
+            ..Request::embedding(prompt, Embed::RANK)
         })
     };
     let requests: Result<Vec<Request>, ApiError> = documents.iter().map(request).collect();

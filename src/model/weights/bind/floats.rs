@@ -74,9 +74,7 @@ impl TensorBinder<'_> {
         if octavo_quant::dequantize(info.ty, self.gguf.data(info), &mut values).is_err() {
             return Err(self.wrong_type(info, "a type that holds weights"));
         }
-        match values.iter().position(|x| !x.is_finite()) {
-            Some(i) => Err(self.bad_element(name, i, "a finite number", values[i])),
-            None => Ok(Some((rows, values))),
-        }
+        self.all_finite(name, &values)?;
+        Ok(Some((rows, values)))
     }
 }

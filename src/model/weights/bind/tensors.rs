@@ -240,10 +240,17 @@ impl<'a> TensorBinder<'a> {
         let data: Vec<f32> = bytes
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
-        if let Some(index) = data.iter().position(|x| !x.is_finite()) {
-            return Err(self.bad_element(name, index, "a finite number", data[index]));
-        }
+        self.all_finite(name, &data)?;
         Ok(data)
+    }
+
+    /// # Errors
+    /// [`Error`] naming the first value that is not finite.
+    pub(super) fn all_finite(&self, name: &str, values: &[f32]) -> Result<(), Error> {
+        match values.iter().position(|x| !x.is_finite()) {
+            Some(i) => Err(self.bad_element(name, i, "a finite number", values[i])),
+            None => Ok(()),
+        }
     }
 
     /// Adds a vector that is not in the file: derived from others, or given by the architecture.
