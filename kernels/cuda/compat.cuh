@@ -101,6 +101,13 @@ DEVICE void store_vector(void* at, T v) {
     *static_cast<T*>(at) = v;
 }
 
+// The same number, of which the compiler forgets what it is: what depends on it is computed where
+// it is used, and not kept in registers from one round of a loop to the next.
+DEVICE u32 forgotten(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 DEVICE u32 shared_address(const void* at) {
     u32 a;
     asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(at));
@@ -132,12 +139,37 @@ DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d = a b + c: a is 16x32 signed bytes by rows, b 32x8 by columns, c and d 16x8 integers.
+DEVICE void mma_s8(i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const i32 (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+}
+
+// The same of 16 columns of a.
+DEVICE void mma_s8_half(i32 (&d)[4], u32 a0, u32 a1, u32 b, const i32 (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%7, %8, %9, %10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 // Sixteen bytes to shared memory, which are there after `copied`; zeros where there is nothing to
 // copy.
 DEVICE void copy_early(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
                  : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+// The same of 4, 8 or 16 bytes.
+template <u32 BYTES>
+DEVICE void copy_small_early(void* to, const void* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0)
                  : "memory");
 }
 // Ends a group of them.
@@ -223,6 +255,7 @@ DEVICE void store_vector(void* at, T v) {
     *static_cast<T*>(at) = v;
 }
 
+DEVICE u32 forgotten(u32 x) { return x; }
 DEVICE Words load16_once(const void* at) { return load_vector<Words>(at); }
 DEVICE void load_matrices(u32 (&m)[4], const void* row) { shim::load_matrices(m, row, false); }
 DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) {
@@ -231,10 +264,20 @@ DEVICE void load_matrices_transposed(u32 (&m)[4], const void* row) {
 DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     shim::mma_f16(d, a, b0, b1);
 }
+DEVICE void mma_s8(i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const i32 (&c)[4]) {
+    shim::mma_s8<2>(d, a, {b0, b1}, c);
+}
+DEVICE void mma_s8_half(i32 (&d)[4], u32 a0, u32 a1, u32 b, const i32 (&c)[4]) {
+    shim::mma_s8<1>(d, {a0, a1}, {b}, c);
+}
+template <u32 BYTES>
+DEVICE void copy_small_early(void* to, const void* from, bool there) {
+    shim::check_aligned(to, BYTES);
+    shim::check_aligned(from, BYTES);
+    shim::begin_copy(to, there ? from : nullptr, BYTES);
+}
 DEVICE void copy_early(void* to, const void* from, bool there) {
-    shim::check_aligned(to, 16);
-    shim::check_aligned(from, 16);
-    shim::begin_copy(to, there ? from : nullptr);
+    copy_small_early<16>(to, from, there);
 }
 DEVICE void copies_begun() { shim::end_group_of_copies(); }
 template <int LATER>

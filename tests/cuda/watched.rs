@@ -61,6 +61,10 @@ impl Device for Watched {
         self.device.is_wide()
     }
 
+    fn has_fast_imma(&self) -> bool {
+        self.device.has_fast_imma()
+    }
+
     fn free_bytes(&self) -> Result<u64, Error> {
         self.device.free_bytes()
     }

@@ -30,6 +30,7 @@ enum class State { runnable, at_barrier, in_exchange, ended };
 struct Copy {
     void* to;
     const void* from;
+    size_t bytes;
 };
 
 struct Fiber {
@@ -206,7 +207,7 @@ void barrier(const char* file, int line) { wait(State::at_barrier, file, line); 
 const Gift* exchange(const char* file, int line, const void* gift, size_t bytes) {
     Warp& warp = warps[number(*current) / 32];
     const unsigned turn = current->exchanges++ % 2;
-    memcpy(warp.gifts[turn][lane()], gift, bytes);
+    if (bytes > 0) memcpy(warp.gifts[turn][lane()], gift, bytes);
     wait(State::in_exchange, file, line);
     return warp.gifts[turn];
 }
@@ -225,9 +226,9 @@ void* shared(const void* key, size_t bytes) {
     return arena + at;
 }
 
-void begin_copy(void* to, const void* from) {
-    memset(to, POISON, 16);
-    current->copies.back().push_back({to, from});
+void begin_copy(void* to, const void* from, size_t bytes) {
+    memset(to, POISON, bytes);
+    current->copies.back().push_back({to, from, bytes});
 }
 
 void end_group_of_copies() { current->copies.emplace_back(); }
@@ -237,9 +238,9 @@ void wait_for_copies(size_t later) {
     while (copies.size() > later + 1) {
         for (const Copy& copy : copies.front()) {
             if (copy.from == nullptr) {
-                memset(copy.to, 0, 16);
+                memset(copy.to, 0, copy.bytes);
             } else {
-                memcpy(copy.to, copy.from, 16);
+                memcpy(copy.to, copy.from, copy.bytes);
             }
         }
         copies.erase(copies.begin());

@@ -34,9 +34,9 @@ void barrier(const char* file, int line);
 typedef unsigned char Gift[32];
 const Gift* exchange(const char* file, int line, const void* gift, size_t bytes);
 void* shared(const void* key, size_t bytes);
-// Sixteen bytes, zeros if there is no source: NaN until a wait for their group copies them, as late
-// as that may be.
-void begin_copy(void* to, const void* from);
+// Some bytes, zeros if there is no source: NaN until a wait for their group copies them, as late as
+// that may be.
+void begin_copy(void* to, const void* from, size_t bytes);
 void end_group_of_copies();
 // Waits for all of a thread's groups but the last `later`.
 void wait_for_copies(size_t later);
@@ -146,6 +146,29 @@ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     }
 }
 
+// Of signed bytes, `n` times sixteen columns of a. Which lane has which element is as in `mma_f16`,
+// four columns to a word.
+template <unsigned n>
+inline void mma_s8(i32 (&d)[4], const u32 (&a)[2 * n], const u32 (&b)[n], const i32 (&c)[4]) {
+    u32 mine[3 * n];
+    memcpy(mine, a, sizeof a);
+    memcpy(mine + 2 * n, b, sizeof b);
+    const Gift* gifts = exchange("mma_s8", n, mine, sizeof mine);
+    for (unsigned e = 0; e < 4; ++e) {
+        const unsigned row = lane() / 4 + e / 2 * 8, column = lane() % 4 * 2 + e % 2;
+        i32 sum = c[e];
+        for (unsigned holder = 0; holder < 4; ++holder) {
+            u32 left[3 * n], right[3 * n];
+            memcpy(left, gifts[row % 8 * 4 + holder], sizeof left);
+            memcpy(right, gifts[column * 4 + holder], sizeof right);
+            for (unsigned k = 0; k < n; ++k)
+                sum = dp4a(static_cast<i32>(left[row / 8 + 2 * k]),
+                           static_cast<i32>(right[2 * n + k]), sum);
+        }
+        d[e] = sum;
+    }
+}
+
 // See compat.cuh, whose `swizzled` says where an eighth is: here once more, since a GPU knows it by
 // itself.
 inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 k) {
@@ -181,6 +204,7 @@ inline void multiply_wide(float (&d)[64], const u32 (&a)[4], const void* b, u32 
 #define blockDim (shim::block_size)
 #define gridDim (shim::grid_size)
 #define __syncthreads() shim::barrier(__FILE__, __LINE__)
+#define __syncwarp() static_cast<void>(shim::exchange(__FILE__, __LINE__, nullptr, 0))
 #define __shfl_sync(mask, value, from) shim::shuffle(__FILE__, __LINE__, value, from)
 #define __shfl_xor_sync(mask, value, o) shim::shuffle(__FILE__, __LINE__, value, shim::lane() ^ (o))
 #define __dp4a shim::dp4a

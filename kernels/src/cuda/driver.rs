@@ -262,6 +262,10 @@ impl Device for Gpu {
         self.info.is_wide()
     }
 
+    fn has_fast_imma(&self) -> bool {
+        self.info.has_fast_imma()
+    }
+
     fn free_bytes(&self) -> Result<u64, Error> {
         self.bind()?;
         let (free, all) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;

@@ -47,6 +47,12 @@ impl GpuInfo {
         self.capability == (9, 0)
     }
 
+    /// Whether its tensor cores multiply bytes at full speed with `mma.sync`. Those of data center
+    /// Blackwell have other instructions for it.
+    pub(super) fn has_fast_imma(&self) -> bool {
+        self.capability.0 != 10
+    }
+
     /// Checks that the kernels can run on it.
     pub(super) fn check(&self) -> Result<(), Error> {
         if let Some(fault) = &self.fault {

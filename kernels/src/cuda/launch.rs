@@ -7,8 +7,9 @@
 mod products;
 
 pub use products::{
-    Form, GEMV_COLUMNS, activation_bytes, activations, expert_gemv, gemm, gemv, kernel_names,
-    normed_activations, wide_gemm, wide_gemm_in_all_tiles,
+    Form, GEMV_COLUMNS, IMMA_COLUMNS, IMMA_FROM, activation_bytes, activations, expert_gemv, gemm,
+    gemv, imma, imma_in_all_tiles, kernel_names, normed_activations, wide_gemm,
+    wide_gemm_in_all_tiles,
 };
 
 use super::Ptr;

@@ -246,6 +246,10 @@ pub trait Device: Send {
     /// Whether it has warpgroup matrix multiply (Hopper): prefill has separate kernels there.
     fn is_wide(&self) -> bool;
 
+    /// Whether batches are multiplied by integer tensor cores (`imma`) rather than by `dp4a`
+    /// instructions (`gemv`). Both give the same bits.
+    fn has_fast_imma(&self) -> bool;
+
     /// Returns the free memory in bytes.
     ///
     /// # Errors
@@ -352,6 +356,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn is_wide(&self) -> bool {
         (**self).is_wide()
+    }
+
+    fn has_fast_imma(&self) -> bool {
+        (**self).has_fast_imma()
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {

@@ -21,6 +21,8 @@ pub enum Module {
     Embed(TensorType),
     /// Matrix products of decode.
     Gemv(TensorType),
+    /// Matrix products of batches of 3 to 16 rows, for weights with codes.
+    Imma(TensorType),
     /// Matrix products of prefill.
     Gemm(TensorType),
     /// Matrix products of prefill with warpgroup multiply (Hopper); empty for any other GPU.
@@ -45,7 +47,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// Headers that the kernels include: name and text.
-pub const HEADERS: [(&str, &str); 18] = [
+pub const HEADERS: [(&str, &str); 19] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -58,6 +60,7 @@ pub const HEADERS: [(&str, &str); 18] = [
     ),
     ("embed.cuh", include_str!("../../cuda/embed.cuh")),
     ("gemv.cuh", include_str!("../../cuda/gemv.cuh")),
+    ("imma.cuh", include_str!("../../cuda/imma.cuh")),
     ("gemm.cuh", include_str!("../../cuda/gemm.cuh")),
     ("wide.cuh", include_str!("../../cuda/wide.cuh")),
     ("wide_gemm.cuh", include_str!("../../cuda/wide_gemm.cuh")),
@@ -79,7 +82,7 @@ pub const HEADERS: [(&str, &str); 18] = [
 ];
 
 /// Source files of the modules: name and text.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -92,6 +95,7 @@ const FILES: [(&str, &str); 12] = [
     ("expert_gemv.cu", include_str!("../../cuda/expert_gemv.cu")),
     ("recurrence.cu", include_str!("../../cuda/recurrence.cu")),
     ("wide_gemm.cu", include_str!("../../cuda/wide_gemm.cu")),
+    ("imma.cu", include_str!("../../cuda/imma.cu")),
 ];
 
 impl Module {
@@ -102,6 +106,7 @@ impl Module {
         for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::ExpertGemv(ty)]);
             all.extend([Module::Gemm(ty), Module::WideGemm(ty)]);
+            all.extend(pack::has_codes(ty).then_some(Module::Imma(ty)));
         }
         all.extend(HEAD_DIMS.map(Module::Attention));
         all
@@ -122,6 +127,7 @@ impl Module {
             Module::ExpertGemv(_) => 9,
             Module::Recurrence => 10,
             Module::WideGemm(_) => 11,
+            Module::Imma(_) => 12,
         }]
     }
 
@@ -132,6 +138,7 @@ impl Module {
             Module::Experts | Module::Recurrence => None,
             Module::Embed(ty)
             | Module::Gemv(ty)
+            | Module::Imma(ty)
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
             | Module::ExpertGemv(ty) => Some(("FORMAT", ty.to_string())),

@@ -57,6 +57,7 @@ impl Default for Sources {
             Module::Probe,
             Module::Embed(FORMATS[0]),
             Module::Gemv(FORMATS[0]),
+            Module::Imma(FORMATS[0]),
             Module::Gemm(FORMATS[0]),
             Module::WideGemm(FORMATS[0]),
             Module::Attention(HEAD_DIMS[0]),
@@ -147,6 +148,8 @@ pub struct Shim {
     pub capacity: u64,
     /// Whether prefill uses the kernels of a GPU with warpgroup matrix multiply.
     pub wide: bool,
+    /// Whether batches are multiplied by integer tensor cores.
+    pub fast_imma: bool,
 }
 
 /// An allocation between guard regions that nothing may write; initially all NaN.
@@ -182,6 +185,7 @@ impl Shim {
             schedule: Schedule::Forward,
             capacity: 1 << 32,
             wide: false,
+            fast_imma: true,
         })
     }
 
@@ -214,6 +218,7 @@ impl Shim {
         let is_compiled = |module: &Module| match module {
             Module::Embed(ty)
             | Module::Gemv(ty)
+            | Module::Imma(ty)
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
             | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
@@ -309,6 +314,10 @@ impl Device for Shim {
 
     fn is_wide(&self) -> bool {
         self.wide
+    }
+
+    fn has_fast_imma(&self) -> bool {
+        self.fast_imma
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {

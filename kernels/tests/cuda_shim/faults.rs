@@ -13,11 +13,12 @@ fn planted(
     to: &str,
     schedule: Schedule,
 ) -> Option<Result<Vec<f32>, String>> {
-    planted_in(Bench::gemm, file, from, to, schedule)
+    planted_in((Bench::gemm, 60), file, from, to, schedule)
 }
 
+/// As [`planted`], for any product of some tokens.
 fn planted_in(
-    product: Product,
+    (product, tokens): (Product, usize),
     file: &str,
     from: &str,
     to: &str,
@@ -31,7 +32,7 @@ fn planted_in(
     sources.replace(file, from, to);
     let mut bench = device_of(sources)?;
     bench.0.schedule(schedule);
-    let (rows, cols, tokens) = (64, 512, 60);
+    let (rows, cols) = (64, 512);
     let mut rng = Rng(12);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(tokens * cols);
@@ -143,7 +144,7 @@ fn other_faults_are_seen() {
 #[test]
 fn copies_that_come_late_or_early_are_seen() {
     let wide = |from: &str, to: &str, schedule| {
-        planted_in(Bench::wide_gemm, "wide_gemm.cuh", from, to, schedule)
+        planted_in((Bench::wide_gemm, 60), "wide_gemm.cuh", from, to, schedule)
     };
     let stages = "constexpr u32 WIDE_STAGES = 3;";
     let Some(right) = wide(stages, "constexpr u32 WIDE_STAGES = 3u;", Schedule::Forward) else {
@@ -160,6 +161,49 @@ fn copies_that_come_late_or_early_are_seen() {
         for schedule in Schedule::ALL {
             let got = wide(from, to, schedule).expect("the compiler is there");
             let seen = got.as_ref().map_or(true, |numbers| *numbers != right);
+            assert!(seen, "{from:?} as {to:?}, {schedule:?}");
+        }
+    }
+}
+
+/// Steps of a batch's products that are used too early, that overwrite others still being
+/// multiplied, and sums that are added in another order.
+#[test]
+fn faults_in_products_of_batches_are_seen() {
+    let imma = |from: &str, to: &str, schedule| {
+        planted_in((Bench::imma, 11), "imma.cuh", from, to, schedule)
+    };
+    let most = "constexpr u32 IMMA_MAX_STAGES = 4;";
+    let Some(right) = imma(
+        most,
+        "constexpr u32 IMMA_MAX_STAGES = 3;",
+        Schedule::Forward,
+    ) else {
+        return;
+    };
+    let right = right.expect("it runs with fewer stages");
+    let barrier = "                __syncthreads();\n                // to where the step";
+    let faults = [
+        ("copied<T::STAGES - 2>();", "copied<T::STAGES - 1>();"),
+        ("copied<T::STAGES - 2>();", ""),
+        (barrier, "                // to where the step"),
+        (
+            "    __syncwarp();\n    const u8* unit",
+            "    const u8* unit",
+        ),
+        (
+            "(z[0] + z[4]) + (z[2] + z[6])",
+            "(z[0] + z[2]) + (z[4] + z[6])",
+        ),
+        ("? T::STAGES - 1 : stage - 1", "? 0 : stage - 1"),
+    ];
+    for (from, to) in faults {
+        for schedule in Schedule::ALL {
+            let got = imma(from, to, schedule).expect("the compiler is there");
+            let seen = got.as_ref().map_or(true, |numbers| {
+                let mut pairs = numbers.iter().zip(&right);
+                pairs.any(|(a, b)| a.to_bits() != b.to_bits())
+            });
             assert!(seen, "{from:?} as {to:?}, {schedule:?}");
         }
     }

@@ -3,6 +3,7 @@
 //! detected.
 
 mod attention;
+mod batches;
 mod copies;
 mod experts;
 mod faults;
@@ -102,6 +103,28 @@ impl Bench {
     /// Computes `W x (+ add)` for rows of `x`, by the decode kernels.
     fn gemv(
         &mut self,
+        shape: (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
+        self.by_gemv(launch::gemv, shape, raw, x, add)
+    }
+
+    /// Computes the same by the kernels of batches.
+    fn imma(
+        &mut self,
+        shape: (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
+        self.by_gemv(launch::imma, shape, raw, x, add)
+    }
+
+    fn by_gemv(
+        &mut self,
+        launch: fn(T, &Gemv, u32) -> Launch,
         (ty, rows, cols): (T, usize, usize),
         raw: &[u8],
         x: &[f32],
@@ -117,16 +140,13 @@ impl Bench {
             GemvPart::default(),
             GemvPart::default(),
         ];
-        self.run(&launch::gemv(
-            ty,
-            &Gemv {
-                parts,
-                x,
-                columns: columns as u32,
-                ..Gemv::default()
-            },
-            2,
-        ));
+        let p = Gemv {
+            parts,
+            x,
+            columns: columns as u32,
+            ..Gemv::default()
+        };
+        self.run(&launch(ty, &p, 2));
         self.read(out, columns * rows)
     }
 

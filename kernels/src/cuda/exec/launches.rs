@@ -28,6 +28,8 @@ pub(super) struct LaunchContext<'a> {
     pub(super) multiprocessors: u32,
     /// Whether the device has warpgroup matrix multiply.
     pub(super) wide: bool,
+    /// Whether the device multiplies batches by integer tensor cores.
+    pub(super) imma: bool,
     pub(super) shape: Shape,
     pub(super) record: Addresses,
 }

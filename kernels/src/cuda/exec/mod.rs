@@ -186,14 +186,12 @@ impl<D: Device> Executor<D> {
     /// Builds every kernel that a step may need, so that the first step does not wait for
     /// compilation.
     fn build(&mut self) -> Result<(), Error> {
-        for generated in [false, true] {
-            let shape = Shape {
-                generated,
-                rows: 1,
-                outputs: 1,
-                sequences: 1,
-                tiles: usize::from(!generated),
-            };
+        let prompt = Shape {
+            generated: false,
+            tiles: 1,
+            ..Shape::bucket(1)
+        };
+        for shape in [prompt, Shape::bucket(1), Shape::bucket(launch::IMMA_FROM)] {
             let apart = self
                 .context(shape)
                 .all(false)

@@ -162,7 +162,7 @@ impl LaunchContext<'_> {
         }
     }
 
-    /// Adds launches of `gemv` for any number of rows, with weights of one type. `gated`: the two
+    /// Adds launches of `gemv` or `imma` for any number of rows, with weights of one type. `gated`: the two
     /// products are gate and up, and the integer form goes to the pointer, unless it is null.
     fn gemv(
         &self,
@@ -178,8 +178,13 @@ impl LaunchContext<'_> {
             .iter()
             .map(|p| self.matrix(self.plan.weights[p.w]).1)
             .collect();
-        for first in (0..rows).step_by(launch::GEMV_COLUMNS) {
-            let columns = launch::GEMV_COLUMNS.min(rows - first);
+        let has_imma = self.imma && form == Form::Integers;
+        let most = match has_imma && rows >= launch::IMMA_FROM {
+            true => launch::IMMA_COLUMNS,
+            false => launch::GEMV_COLUMNS,
+        };
+        for first in (0..rows).step_by(most) {
+            let columns = most.min(rows - first);
             let mut parts = [GemvPart::default(); GEMV_PARTS];
             for ((part, w), p) in parts.iter_mut().zip(&matrices).zip(products) {
                 let further = |at: Ptr| at.or_offset(4 * u64::from(w.rows) * first as u64);
@@ -202,8 +207,11 @@ impl LaunchContext<'_> {
                 gated: gated.map_or(0, |(act, _)| launch::gate_of_gemv(act)),
                 ..Gemv::default()
             };
-            list.launches
-                .push(launch::gemv(ty, &p, self.multiprocessors));
+            let multiply = match has_imma && columns >= launch::IMMA_FROM {
+                true => launch::imma,
+                false => launch::gemv,
+            };
+            list.launches.push(multiply(ty, &p, self.multiprocessors));
         }
     }
 }

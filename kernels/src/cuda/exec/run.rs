@@ -18,6 +18,7 @@ impl<D: Device> Executor<D> {
             n_pages: self.limits.n_pages,
             multiprocessors: self.device.multiprocessors(),
             wide: self.device.is_wide(),
+            imma: self.device.has_fast_imma(),
             shape,
             record: self
                 .record

@@ -3,7 +3,7 @@
 use super::super::Ptr;
 use super::super::modules::Module;
 use super::super::pack::{self, STRIP, UNIT, kernels_of};
-use super::super::params::{Arrange, ExpertGemv, Gemm, Gemv};
+use super::super::params::{Arrange, ExpertGemv, Gemm, Gemv, GemvPart};
 use super::{Launch, blocks, launch, norm_threads};
 use octavo_quant::TensorType;
 
@@ -13,6 +13,15 @@ pub const GEMV_COLUMNS: usize = 8;
 const GEMV_WARPS: u32 = 8;
 /// `gemv` blocks per multiprocessor: the register limit of the one-column kernel.
 const GEMV_BLOCKS: u32 = 3;
+/// Maximum number of activation columns per launch of `imma`.
+pub const IMMA_COLUMNS: usize = 16;
+/// Fewest columns for which `imma` is faster than `gemv`.
+pub const IMMA_FROM: usize = 3;
+/// Rows per `imma` tile, large and small.
+const IMMA_ROWS: [u32; 2] = [64, 32];
+/// Bytes of shared memory of an `imma` block, as in `cuda/imma.cuh`: the most that GPUs of every
+/// architecture have.
+const IMMA_SHARED: u32 = 99 * 1024;
 /// Tokens and rows per `gemm` tile, small and large.
 const GEMM_TILES: [u32; 2] = [64, 128];
 /// Columns per K slice of `wide_gemm`.
@@ -154,6 +163,45 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
         32 * GEMV_WARPS,
         &p,
     )
+}
+
+/// Multiplies matrices of one type with codes by up to [`IMMA_COLUMNS`] rows of activations, on
+/// tensor cores; the results have the bits of [`gemv`]. Chooses the tiles by the number of
+/// multiprocessors.
+pub fn imma(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
+    // rounds of blocks, each of which reads its rows of weights and all activations
+    let time = |rows: &u32| {
+        let rounds = imma_tiles(p, *rows).div_ceil(multiprocessors.max(1));
+        u64::from(rounds) * u64::from(rows + IMMA_COLUMNS as u32)
+    };
+    let rows = IMMA_ROWS.into_iter().min_by_key(time);
+    imma_of(ty, p, rows.expect("there are tiles"))
+}
+
+/// Returns launches in every tile size; all give the same results.
+pub fn imma_in_all_tiles(ty: TensorType, p: &Gemv) -> [Launch; 2] {
+    IMMA_ROWS.map(|rows| imma_of(ty, p, rows))
+}
+
+fn imma_tiles(p: &Gemv, rows: u32) -> u32 {
+    let matrices = if p.gated != 0 { 1 } else { p.parts.len() };
+    let tiles = |part: &GemvPart| part.w.strips.div_ceil(rows / STRIP as u32);
+    p.parts[..matrices].iter().map(tiles).sum()
+}
+
+fn imma_of(ty: TensorType, p: &Gemv, rows: u32) -> Launch {
+    let columns = (p.columns as usize).next_multiple_of(IMMA_COLUMNS / 2);
+    assert!(
+        columns <= IMMA_COLUMNS,
+        "{columns} columns: expected at most {IMMA_COLUMNS}"
+    );
+    let ty = kernels_of(ty);
+    let name = format!("imma_{ty}_{rows}_{columns}");
+    let grid = [imma_tiles(p, rows).max(1), 1, 1];
+    Launch {
+        shared: IMMA_SHARED,
+        ..launch(Module::Imma(ty), name, grid, 32 * GEMV_WARPS, p)
+    }
 }
 
 /// Multiplies by any number of rows of activations, in large tiles where each multiprocessor then

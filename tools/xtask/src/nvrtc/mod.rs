@@ -105,6 +105,20 @@ fn wide_tile(kernel: &str) -> Option<[usize; 2]> {
     Some([sizes.next()?.parse().ok()?, tokens])
 }
 
+/// Returns products per unit of a warp for `imma_Q4_K_64_16`; `None` for other kernels.
+fn imma_products(kernel: &str) -> Option<usize> {
+    let mut parts = kernel.strip_prefix("imma_")?.rsplitn(3, '_');
+    let mut size = || parts.next()?.parse::<usize>().ok();
+    let (columns, rows) = (size()?, size()?);
+    // each half of a unit has its own product where it has its own scale
+    let halves = match parts.next()? {
+        "Q2_K" | "Q3_K" | "Q6_K" => 2,
+        _ => 1,
+    };
+    // high and low bytes of tiles of 16 rows and 8 columns
+    Some(2 * halves * rows / 16 * columns / 8)
+}
+
 /// Returns the head size of `attend_prompt_128_F16`; `None` for other kernels.
 fn prompt_head(kernel: &str) -> Option<usize> {
     let (dim, _) = kernel.strip_prefix("attend_prompt_")?.split_once('_')?;

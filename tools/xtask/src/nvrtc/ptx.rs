@@ -1,7 +1,7 @@
 //! Invariants of the kernels' PTX, whatever later changes do to their sources: matrix units used
 //! where intended, no local memory, and non-coherent loads only of data that no kernel writes.
 
-use super::{prompt_head, unpredicated, wide_tile};
+use super::{imma_products, prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's PTX.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,10 @@ fn expected_mma(kernel: &str) -> usize {
     if let Some([_, tokens]) = wide_tile(kernel) {
         // two slices of eight pieces, with 128 tokens at a time
         return 2 * 8 * tokens / 128;
+    }
+    if let Some(of_unit) = imma_products(kernel) {
+        // four units of 32, with their own sums
+        return 4 * of_unit;
     }
     match kernel {
         // a warp's quarter of a tile by an eighth, or both by a half, over four pieces of a slice

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{prompt_head, unpredicated, wide_tile};
+use super::{imma_products, prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,10 @@ pub(super) fn codes(text: &str) -> Vec<Code> {
             (mma, loads) = (0, 0);
             continue;
         }
-        if opcode.starts_with("HMMA") || opcode.starts_with("HGMMA") {
+        if ["HMMA", "HGMMA", "IMMA"]
+            .iter()
+            .any(|name| opcode.starts_with(name))
+        {
             code.mma += 1;
             mma += 1;
         }
@@ -98,6 +101,10 @@ fn least(kernel: &str) -> Least {
     if let Some([_, tokens]) = wide_tile(kernel) {
         // all of a slice
         return at_least(8 * tokens / 128, 0);
+    }
+    if let Some(of_unit) = imma_products(kernel) {
+        // all of a unit
+        return at_least(of_unit, 0);
     }
     match kernel {
         // a slice of a warp's part; in large tiles, two of its four tiles
