@@ -30,9 +30,10 @@ DEVICE void expert_gemv(const ExpertGemvParams& p) {
     constexpr int pieces = F::FLOAT ? FLOAT_PIECES : INTEGER_PIECES;
     const u8* x = activation_piece(p.x, choice / p.sharing, pieces, 0, p.w.units, 0);
     const u32 part = warp % parts, strip = least(first + warp / parts, strips - 1);
-    const float mine = strip_part<F, 1>(p.w, x, 1, expert * strips + strip, part, parts);
+    float mine[1];
+    strip_part<F, 1>(mine, p.w, x, 1, expert * strips + strip, part, parts);
     constexpr u32 lanes = WARP / STRIP;
-    if (lane % lanes == 0) sums[part][warp / parts][lane / lanes] = mine;
+    if (lane % lanes == 0) sums[part][warp / parts][lane / lanes] = mine[0];
     __syncthreads();
     const u32 row = first * STRIP + threadIdx.x;
     if (threadIdx.x >= across * STRIP || row >= p.n) return;

@@ -186,3 +186,59 @@ KERNEL(expert_bias, ExpertBiasParams, THREADS) {
     const u64 expert = place(p.ids[at / p.n], p.experts);
     p.out[at] = p.x[at] + p.bias[expert * p.n + at % p.n];
 }
+
+struct SortExpertsParams {
+    const float* ids;  // (choices)
+    u32* order;        // (choices): expert by expert, of one in the order of `ids`
+    ExpertTile* tiles; // (choices / width + experts)
+    u32 choices;
+    u32 experts;
+    u32 width;  // most choices of a tile
+    u32 unused;
+};
+static_assert(sizeof(SortExpertsParams) == 40, "kernels/src/cuda/params.rs has the same");
+
+// A block for each expert: it counts the choices of those before it and its own, so that it knows
+// where its own belong. Its tiles begin with number before / width + expert, which leaves enough for
+// all experts before it whatever they have.
+KERNEL(sort_experts, SortExpertsParams, THREADS) {
+    SHARED(u32, before_of, [THREADS / WARP]);
+    SHARED(u32, own_of, [THREADS / WARP]);
+    const u32 expert = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 each = (p.choices + THREADS - 1) / THREADS;
+    const u32 first = threadIdx.x * each, end = least(first + each, p.choices);
+    u32 before = 0, own = 0;
+    for (u32 i = first; i < end; ++i) {
+        const u32 other = place(p.ids[i], p.experts);
+        before += other < expert ? 1u : 0u;
+        own += other == expert ? 1u : 0u;
+    }
+    u32 up_to = own;
+#pragma unroll
+    for (u32 o = 1; o < WARP; o *= 2) {
+        const u32 left = __shfl_sync(ALL_LANES, up_to, (lane - o) % WARP);
+        if (lane >= o) up_to += left;
+    }
+    const u32 all_before = static_cast<u32>(lanes_sum<WARP>(static_cast<i32>(before)));
+    if (lane == WARP - 1) {
+        before_of[warp] = all_before;
+        own_of[warp] = up_to;
+    }
+    __syncthreads();
+    u32 start = 0, earlier = 0, all = 0;
+    for (u32 i = 0; i < THREADS / WARP; ++i) {
+        start += before_of[i];
+        earlier += i < warp ? own_of[i] : 0u;
+        all += own_of[i];
+    }
+    u32 at = start + earlier + up_to - own;
+    for (u32 i = first; i < end; ++i) {
+        if (place(p.ids[i], p.experts) == expert) p.order[at++] = i;
+    }
+    const u32 tile = start / p.width + expert, tiles = (start + all) / p.width + 1 + expert - tile;
+    for (u32 i = threadIdx.x; i < tiles; i += THREADS) {
+        const u32 done = least(i * p.width, all);
+        store_vector<ExpertTile>(p.tiles + tile + i,
+                                 {expert, start + done, least(p.width, all - done), 0});
+    }
+}

@@ -11,4 +11,12 @@ DEVICE u32 place(float id, u32 n) {
     return id < static_cast<float>(n) ? static_cast<u32>(id) : n - 1;
 }
 
+// Choices of one expert that are multiplied together: these many of the order, from `first` on.
+struct alignas(16) ExpertTile {
+    u32 expert;
+    u32 first;
+    u32 choices;  // 0: none are left for it
+    u32 unused;
+};
+
 #endif

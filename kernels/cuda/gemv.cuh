@@ -1,5 +1,5 @@
-// Products of a packed matrix with up to eight rows of activations: what generation spends its time
-// in, which is the time it takes to read the weights once.
+// Products of a packed matrix with up to eight rows of activations, or sixteen where weights are
+// floats: what generation spends its time in, which is the time it takes to read the weights once.
 //
 // A warp has a strip of four rows, or a part of one where rows are long, its lanes neighbouring
 // units. For a unit a lane issues all of the strip's 16-byte reads before it uses any of them,
@@ -174,10 +174,18 @@ DEVICE void gemv_floats(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u3
     }
 }
 
-// A part of a strip's products with all columns: a lane gets the sum of value
-// lane / (32 / (4 N)), which is that of row value % 4 and column value / 4.
+// Results of a strip that all lanes have at once, and how often.
+template <int N>
+constexpr u32 RESULTS_AT_ONCE = least<u32>(N* STRIP, WARP);
+template <int N>
+constexpr u32 ROUNDS_OF_RESULTS = N * STRIP / RESULTS_AT_ONCE<N>;
+
+// A part of a strip's products with all columns: a lane gets the sums of value
+// lane / (32 / n) of every round of n results; value i of all is that of row i % 4 and column i / 4.
 template <class F, int N>
-DEVICE float strip_part(const Matrix& w, const u8* x, u32 columns, u32 strip, u32 part, u32 parts) {
+DEVICE void strip_part(float (&mine)[ROUNDS_OF_RESULTS<N>], const Matrix& w, const u8* x,
+                       u32 columns, u32 strip, u32 part, u32 parts) {
+    constexpr u32 at_once = RESULTS_AT_ONCE<N>;
     float acc[N][STRIP] = {};
     for (u32 unit = part * WARP + threadIdx.x % WARP; unit < w.units; unit += parts * WARP) {
         if constexpr (F::FLOAT) {
@@ -186,17 +194,20 @@ DEVICE float strip_part(const Matrix& w, const u8* x, u32 columns, u32 strip, u3
             gemv_codes<F, N>(acc, w, x, columns, strip, unit);
         }
     }
-    float sums[N * STRIP];
 #pragma unroll
-    for (u32 i = 0; i < N * STRIP; ++i) sums[i] = acc[i / STRIP][i % STRIP];
-    return lanes_sums(sums);
+    for (u32 round = 0; round < ROUNDS_OF_RESULTS<N>; ++round) {
+        float sums[at_once];
+#pragma unroll
+        for (u32 i = 0; i < at_once; ++i)
+            sums[i] = acc[(round * at_once + i) / STRIP][i % STRIP];
+        mine[round] = lanes_sums(sums);
+    }
 }
 
 template <class F, int N>
 DEVICE void gemv(const GemvParams& p) {
-    static_assert(N * STRIP <= WARP, "a lane for each result");
-    constexpr u32 values = N * STRIP, lanes = WARP / values;
-    SHARED(float, sums, [2][MAX_PARTS][GEMV_WARPS][values]);
+    constexpr u32 at_once = RESULTS_AT_ONCE<N>, lanes = WARP / at_once;
+    SHARED(float, sums, [2][MAX_PARTS][GEMV_WARPS][N * STRIP]);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 parts = parts_of(p.parts[0].w.units), across = GEMV_WARPS / parts;
     const u32 part = warp % parts, matrices = p.gated != 0 ? 2 : 1;
@@ -217,8 +228,13 @@ DEVICE void gemv(const GemvParams& p) {
             for (u32 i = warp / parts; i < p.tile; i += across) {
                 // behind the last strip it is that one again, which nobody asks for
                 const u32 strip = least(first + i, w.strips - 1);
-                const float mine = strip_part<F, N>(w, p.x, p.columns, strip, part, parts);
-                if (lane % lanes == 0) sums[m][part][i][lane / lanes] = mine;
+                float mine[ROUNDS_OF_RESULTS<N>];
+                strip_part<F, N>(mine, w, p.x, p.columns, strip, part, parts);
+#pragma unroll
+                for (u32 round = 0; round < ROUNDS_OF_RESULTS<N>; ++round) {
+                    if (lane % lanes == 0)
+                        sums[m][part][i][round * at_once + lane / lanes] = mine[round];
+                }
             }
         }
         __syncthreads();
@@ -242,10 +258,12 @@ DEVICE void gemv(const GemvParams& p) {
                 const float value = product(column, i % rows);
                 to.out[place] = to.add != nullptr ? to.add[place] + value : value;
             }
-        } else if (warp < p.columns) {
+        } else {
             // column by column, so that all lanes of a warp are there
-            const float value = first * STRIP + lane < to.w.rows ? product(warp, lane) : 0.0f;
-            store_integers(p.integers, warp, p.tiles, tile, value);
+            for (u32 column = warp; column < p.columns; column += GEMV_WARPS) {
+                const float value = first * STRIP + lane < to.w.rows ? product(column, lane) : 0.0f;
+                store_integers(p.integers, column, p.tiles, tile, value);
+            }
         }
         __syncthreads();
     }

@@ -50,6 +50,7 @@ struct ImmaTile {
     static constexpr u32 RESULTS = ROWS * COLUMNS;
     static constexpr u32 REST = IMMA_WARPS * OWN + 2 * 4 * RESULTS;
     static constexpr u32 STAGES = least<u32>(IMMA_MAX_STAGES, (IMMA_SHARED - REST) / STAGE);
+    static constexpr u32 RESULTS_AT = STAGES * STAGE + IMMA_WARPS * OWN;
     static constexpr u32 SHARED = STAGES * STAGE + REST;
     static_assert(STAGES >= 2, "one step is multiplied while another comes");
 };
@@ -71,7 +72,9 @@ struct ImmaSteps {
 
 // Brings the steps of a tile to shared memory. Addresses are computed again for each step: the sums
 // leave few registers for what stays the same.
-template <class F, u32 MT, u32 NT>
+//
+// Columns are rows of `x`: the first ones, or those that `rows` names if there are names.
+template <class F, u32 MT, u32 NT, bool NAMED>
 struct ImmaBringer {
     typedef ImmaTile<F, MT, NT> T;
     static constexpr u32 LINES = IMMA_THREADS / IMMA_WARPS;  // brought by all threads at once
@@ -81,6 +84,7 @@ struct ImmaBringer {
     u32 end_strip;  // the tile ends before it
     const u8* x;
     u32 columns;
+    const u32* rows;
 
     DEVICE void bring(u8* stage, u32 first_unit) const {
         const u32 i = forgotten(threadIdx.x), line = i / IMMA_WARPS, own = i % IMMA_WARPS;
@@ -94,8 +98,12 @@ struct ImmaBringer {
         };
         codes(to, w.low, F::LOW);
         if constexpr (F::HIGH > 0) codes(to + T::HIGH_AT, w.high, F::HIGH);
-        lines(to + T::X_AT, x, line, unit, there ? columns * INTEGER_PIECES - line : 0,
-              T::COLUMNS * INTEGER_PIECES);
+        if constexpr (NAMED) {
+            named(to + T::X_AT, line, unit, there);
+        } else {
+            lines(to + T::X_AT, x, line, unit, there ? columns * INTEGER_PIECES - line : 0,
+                  T::COLUMNS * INTEGER_PIECES);
+        }
         if (line < T::STRIPS) {
             const bool any = there && line < strips;
             const u64 at = static_cast<u64>(first_strip + line) * w.units + unit;
@@ -125,6 +133,17 @@ struct ImmaBringer {
             const i32 at = static_cast<i32>(j * LINES);
             if (whole || forgotten(threadIdx.x) / IMMA_WARPS < all - j * LINES)
                 copy_early(to + j * LINES * T::LINE, from + j * further, at < there);
+        }
+    }
+    DEVICE void named(u8* to, u32 first, u32 unit, bool there) const {
+        constexpr u32 all = T::COLUMNS * INTEGER_PIECES;
+#pragma unroll
+        for (u32 j = 0; j < (all + LINES - 1) / LINES; ++j) {
+            const u32 at = first + j * LINES, column = at / INTEGER_PIECES;
+            if ((j + 1) * LINES > all && at >= all) continue;
+            const u32 row = rows[least(column, columns - 1)], piece = at % INTEGER_PIECES;
+            const u8* from = activation_piece(x, row, INTEGER_PIECES, piece, w.units, unit);
+            copy_early(to + j * LINES * T::LINE, from, there && column < columns);
         }
     }
 };
@@ -340,13 +359,13 @@ DEVICE void imma_join(float* results, const float (&acc)[IMMA_SUMS][MT][NT][4], 
 }
 
 // Multiplies a tile of strips, from `first_strip` and before `end_strip`, with `columns` rows of
-// `x`. The results are in shared memory after a barrier: [column][row].
-template <class F, u32 MT, u32 NT>
+// `x`, the first or those named. The results are in shared memory after a barrier: [column][row].
+template <class F, u32 MT, u32 NT, bool NAMED>
 DEVICE void imma_tile(float* results, u8* room, const Matrix& w, u32 first_strip, u32 end_strip,
-                      const u8* x, u32 columns) {
+                      const u8* x, u32 columns, const u32* rows) {
     typedef ImmaTile<F, MT, NT> T;
     float* const all_own = reinterpret_cast<float*>(room + T::STAGES * T::STAGE);
-    const ImmaBringer<F, MT, NT> bringer = {w, first_strip, end_strip, x, columns};
+    const ImmaBringer<F, MT, NT, NAMED> bringer = {w, first_strip, end_strip, x, columns, rows};
     const u32 parts = parts_of(w.units);
     ImmaSteps coming = {0, 0};
     u32 stage = 0;
@@ -387,7 +406,7 @@ template <class F, u32 MT, u32 NT>
 DEVICE void imma(const GemvParams& p) {
     typedef ImmaTile<F, MT, NT> T;
     LAUNCHED_SHARED(room, T::SHARED);
-    float* const results = reinterpret_cast<float*>(room + T::STAGES * T::STAGE + IMMA_WARPS * T::OWN);
+    float* const results = reinterpret_cast<float*>(room + T::RESULTS_AT);
     u32 tile = blockIdx.x, of = 0;
     if (p.gated == 0) {
         for (; of < 2; ++of) {
@@ -400,7 +419,8 @@ DEVICE void imma(const GemvParams& p) {
 #pragma unroll 1
     for (u32 m = 0; m < matrices; ++m) {
         const Matrix& w = p.parts[of + m].w;
-        imma_tile<F, MT, NT>(results + m * T::RESULTS, room, w, first, w.strips, p.x, p.columns);
+        imma_tile<F, MT, NT, false>(results + m * T::RESULTS, room, w, first, w.strips, p.x,
+                                    p.columns, nullptr);
         __syncthreads();
     }
     const GemvPart& to = p.parts[of];

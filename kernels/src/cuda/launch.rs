@@ -7,8 +7,9 @@
 mod products;
 
 pub use products::{
-    Form, GEMV_COLUMNS, IMMA_COLUMNS, IMMA_FROM, activation_bytes, activations, expert_gemv, gemm,
-    gemv, imma, imma_in_all_tiles, kernel_names, normed_activations, wide_gemm,
+    EXPERT_TILE_BYTES, FLOAT_COLUMNS, Form, GEMV_COLUMNS, IMMA_COLUMNS, IMMA_FROM,
+    activation_bytes, activations, expert_gemv, expert_imma, expert_tiles, gemm, gemv, imma,
+    imma_in_all_tiles, kernel_names, normed_activations, sort_experts, wide_gemm,
     wide_gemm_in_all_tiles,
 };
 
@@ -22,7 +23,7 @@ use super::params::{
 };
 use octavo_quant::TensorType;
 use octavo_simd::function::{Activation, Function};
-use octavo_simd::kv_layout::{KvType, KvTypes};
+use octavo_simd::kv_layout::{KvType, KvTypes, PAGE_POSITIONS};
 
 /// A kernel launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -307,6 +308,16 @@ const HEADS_WARPS: u32 = 4;
 /// Maximum number of splits of a row's positions (split-KV).
 pub const MAX_SPLITS: u32 = 32;
 
+/// Returns the most splits of a row that attends to positions before `end`, as `shares_of` in
+/// `cuda/attention_split.cuh` makes them.
+pub fn splits_of(end: usize) -> usize {
+    let of_warps = PAGE_POSITIONS * ATTEND_WARPS;
+    end.div_ceil(of_warps).clamp(1, MAX_SPLITS as usize)
+}
+
+/// Warps of an `attend` block, each of which has a page at a time.
+const ATTEND_WARPS: usize = 4;
+
 /// Whether attention supports heads of `head_dim` values.
 pub fn takes_head_dim(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
@@ -320,8 +331,9 @@ pub fn takes_prompt(kv: KvType, head_dim: usize, heads_per_kv: usize) -> bool {
         && heads_per_kv <= TILE_QUERIES
 }
 
-/// Computes attention of any rows, for heads of `head_dim` values, in two launches.
-pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
+/// Computes attention of any rows, for heads of `head_dim` values, in two launches. No row may have
+/// more than `most_splits` splits.
+pub fn attend(kv: KvType, head_dim: usize, p: &Attention, most_splits: u32) -> [Launch; 2] {
     assert!(
         takes_head_dim(head_dim),
         "heads of {head_dim} values: see `takes_head_dim`"
@@ -336,7 +348,7 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
     let grid = [
         p.heads_kv * per_kv.div_ceil(at_once),
         p.paging.rows,
-        p.splits,
+        p.splits.min(most_splits),
     ];
     let module = Module::Attention(head_dim);
     let name = format!("attend_{}_{head_dim}_{at_once}", kv_name(kv));

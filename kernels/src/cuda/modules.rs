@@ -21,6 +21,8 @@ pub enum Module {
     Embed(TensorType),
     /// Matrix products of decode.
     Gemv(TensorType),
+    /// Matrix products of batches of 9 to 16 rows, for float weights.
+    FloatGemv(TensorType),
     /// Matrix products of batches of 3 to 16 rows, for weights with codes.
     Imma(TensorType),
     /// Matrix products of prefill.
@@ -33,6 +35,8 @@ pub enum Module {
     Recurrence,
     /// Matrix products with experts.
     ExpertGemv(TensorType),
+    /// Matrix products of three rows and more with experts, for weights with codes.
+    ExpertImma(TensorType),
     /// Attention, with values per head.
     Attention(usize),
 }
@@ -47,7 +51,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// Headers that the kernels include: name and text.
-pub const HEADERS: [(&str, &str); 19] = [
+pub const HEADERS: [(&str, &str); 20] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -69,6 +73,10 @@ pub const HEADERS: [(&str, &str); 19] = [
         "expert_gemv.cuh",
         include_str!("../../cuda/expert_gemv.cuh"),
     ),
+    (
+        "expert_imma.cuh",
+        include_str!("../../cuda/expert_imma.cuh"),
+    ),
     ("paging.cuh", include_str!("../../cuda/paging.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
     (
@@ -82,7 +90,7 @@ pub const HEADERS: [(&str, &str); 19] = [
 ];
 
 /// Source files of the modules: name and text.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 15] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -96,6 +104,8 @@ const FILES: [(&str, &str); 13] = [
     ("recurrence.cu", include_str!("../../cuda/recurrence.cu")),
     ("wide_gemm.cu", include_str!("../../cuda/wide_gemm.cu")),
     ("imma.cu", include_str!("../../cuda/imma.cu")),
+    ("expert_imma.cu", include_str!("../../cuda/expert_imma.cu")),
+    ("float_gemv.cu", include_str!("../../cuda/float_gemv.cu")),
 ];
 
 impl Module {
@@ -106,7 +116,10 @@ impl Module {
         for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::ExpertGemv(ty)]);
             all.extend([Module::Gemm(ty), Module::WideGemm(ty)]);
-            all.extend(pack::has_codes(ty).then_some(Module::Imma(ty)));
+            match pack::has_codes(ty) {
+                true => all.extend([Module::Imma(ty), Module::ExpertImma(ty)]),
+                false => all.push(Module::FloatGemv(ty)),
+            }
         }
         all.extend(HEAD_DIMS.map(Module::Attention));
         all
@@ -128,6 +141,8 @@ impl Module {
             Module::Recurrence => 10,
             Module::WideGemm(_) => 11,
             Module::Imma(_) => 12,
+            Module::ExpertImma(_) => 13,
+            Module::FloatGemv(_) => 14,
         }]
     }
 
@@ -138,9 +153,11 @@ impl Module {
             Module::Experts | Module::Recurrence => None,
             Module::Embed(ty)
             | Module::Gemv(ty)
+            | Module::FloatGemv(ty)
             | Module::Imma(ty)
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
+            | Module::ExpertImma(ty)
             | Module::ExpertGemv(ty) => Some(("FORMAT", ty.to_string())),
             Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
         }

@@ -124,6 +124,12 @@ params! {
     ExpertGemv, 88 {
         w: Matrix, x: Ptr, ids: Ptr, out: Ptr, n: u32, experts: u32, sharing: u32, unused: u32,
     }
+    /// `experts.cu`.
+    SortExperts, 40 {
+        ids: Ptr, order: Ptr, tiles: Ptr, choices: u32, experts: u32, width: u32, unused: u32,
+    }
+    /// `expert_imma.cuh`.
+    ExpertImma, 88 { w: Matrix, x: Ptr, order: Ptr, tiles: Ptr, out: Ptr, n: u32, sharing: u32 }
     /// `kv.cu`.
     KvWrite, 88 {
         k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32,

@@ -57,7 +57,9 @@ impl Default for Sources {
             Module::Probe,
             Module::Embed(FORMATS[0]),
             Module::Gemv(FORMATS[0]),
+            Module::FloatGemv(FORMATS[0]),
             Module::Imma(FORMATS[0]),
+            Module::ExpertImma(FORMATS[0]),
             Module::Gemm(FORMATS[0]),
             Module::WideGemm(FORMATS[0]),
             Module::Attention(HEAD_DIMS[0]),
@@ -218,9 +220,11 @@ impl Shim {
         let is_compiled = |module: &Module| match module {
             Module::Embed(ty)
             | Module::Gemv(ty)
+            | Module::FloatGemv(ty)
             | Module::Imma(ty)
             | Module::Gemm(ty)
             | Module::WideGemm(ty)
+            | Module::ExpertImma(ty)
             | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
             _ => true,
         };

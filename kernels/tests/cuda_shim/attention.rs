@@ -264,7 +264,10 @@ impl Scene {
 
     fn attend(&self, bench: &mut Bench, seed: u64, splits: usize) -> Vec<f32> {
         let p = self.prepare(bench, seed, splits);
-        launch::attend(self.kv, self.dim, &p)
+        // no more blocks than the longest sequence has splits
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let most = launch::splits_of(longest) as u32;
+        launch::attend(self.kv, self.dim, &p, most)
             .iter()
             .for_each(|launch| bench.run(launch));
         assert_eq!(bench.read_integers(p.paging.missing, 1), [0], "pages read");

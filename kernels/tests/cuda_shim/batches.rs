@@ -1,8 +1,8 @@
 //! Products of batches on tensor cores: the bits of decode products, whatever is computed beside.
 
 use octavo_kernels::cuda::launch::{self, Form, IMMA_COLUMNS};
-use octavo_kernels::cuda::pack::{UNIT, has_codes, is_packed};
-use octavo_kernels::cuda::params::{Gemv, GemvPart};
+use octavo_kernels::cuda::pack::{UNIT, has_codes, is_packed, pack_experts};
+use octavo_kernels::cuda::params::{ExpertImma, Gemv, GemvPart, SortExperts};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Launch, Ptr};
 use octavo_quant::TensorType as T;
@@ -164,6 +164,134 @@ fn gates_and_integers_have_the_bits_of_single_columns() {
             (Epilogue::Integers(kind), 100, 9 + k % 8),
         ] {
             check(&mut bench, (ty, &[rows, rows], cols), columns, epilogue);
+        }
+    }
+}
+
+impl Bench {
+    /// Multiplies rows of `x` by the experts `ids`, in tiles of choices; `sharing` of these share one
+    /// input.
+    fn expert_imma(
+        &mut self,
+        (ty, experts, n, cols): (T, usize, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        ids: &[f32],
+        sharing: usize,
+    ) -> Vec<f32> {
+        let packed = pack_experts(ty, experts, experts * n, cols, raw).expect("whole rows");
+        let base = self.bytes(&packed.bytes);
+        let shape @ [width, tiles] = launch::expert_tiles(ids.len(), experts);
+        let sort = SortExperts {
+            ids: self.floats(ids),
+            order: self.alloc(4 * ids.len()),
+            tiles: self.alloc(launch::EXPERT_TILE_BYTES * tiles),
+            choices: ids.len() as u32,
+            experts: experts as u32,
+            width: width as u32,
+            unused: 0,
+        };
+        self.run(&launch::sort_experts(&sort));
+        let p = ExpertImma {
+            w: packed.layout.matrix(base),
+            x: self.arranged(Form::Integers, x, cols),
+            order: sort.order,
+            tiles: sort.tiles,
+            out: self.alloc(4 * ids.len() * n),
+            n: n as u32,
+            sharing: sharing as u32,
+        };
+        self.run(&launch::expert_imma(ty, &p, shape));
+        self.read(p.out, ids.len() * n)
+    }
+}
+
+/// The chosen experts in any number: every choice stands once in the order, and in one tile, whose
+/// expert it chose.
+#[test]
+fn choices_are_sorted_by_expert_and_dealt_to_tiles() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(21);
+    for (choices, experts, width) in [
+        (6, 4, 8),
+        (1, 1, 8),
+        (700, 3, 16),
+        (259, 128, 8),
+        (24, 64, 8),
+    ] {
+        for schedule in bench.0.schedules() {
+            bench.0.schedule(*schedule);
+            // ids that are no numbers of experts, too
+            let any = |i: usize| match i % 97 {
+                7 => f32::NAN,
+                8 => 1e9,
+                _ => (rng.bits() % experts as u64) as f32,
+            };
+            let ids: Vec<f32> = (0..choices).map(any).collect();
+            let tiles = choices / width + experts;
+            let p = SortExperts {
+                ids: bench.floats(&ids),
+                order: bench.alloc(4 * choices),
+                tiles: bench.alloc(launch::EXPERT_TILE_BYTES * tiles),
+                choices: choices as u32,
+                experts: experts as u32,
+                width: width as u32,
+                unused: 0,
+            };
+            bench.run(&launch::sort_experts(&p));
+            let order = bench.read_integers(p.order, choices);
+            let words = bench.read_integers(p.tiles, 4 * tiles);
+            let mut seen = vec![0; choices];
+            for tile in words.chunks_exact(4) {
+                let [expert, first, n, _] =
+                    [tile[0], tile[1], tile[2], tile[3]].map(|w| w as usize);
+                assert!(n <= width, "a tile of {n} choices");
+                for choice in order.iter().skip(first).take(n).map(|i| *i as usize) {
+                    let id = ids[choice];
+                    let chosen = if id > 0.0 {
+                        (id as usize).min(experts - 1)
+                    } else {
+                        0
+                    };
+                    assert_eq!(chosen, expert, "choice {choice}: {id}");
+                    seen[choice] += 1;
+                }
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{seen:?}");
+            bench.0.clear();
+        }
+    }
+}
+
+/// Experts by tiles of choices give the bits of experts one choice after another.
+#[test]
+fn batches_of_choices_have_the_bits_of_single_ones() {
+    let Some(mut bench) = device() else { return };
+    let types = weight_types().filter(|ty| is_packed(*ty) && has_codes(*ty));
+    for (k, ty) in types.enumerate() {
+        let mut rng = Rng(u64::from(ty.id()) + 31);
+        let cols = if ty == T::Q4_K {
+            8448
+        } else {
+            288usize.next_multiple_of(ty.block_len())
+        };
+        for (experts, n, choices, sharing) in [(3, 70, 40, 2), (5, 20, 11, 1)] {
+            let schedules = bench.0.schedules();
+            bench.0.schedule(schedules[k % schedules.len()]);
+            let raw = random_blocks(&mut rng, ty, experts * n * cols);
+            let ids: Vec<f32> = (0..choices)
+                .map(|_| (rng.bits() % experts as u64) as f32)
+                .collect();
+            let x = rng.floats(choices / sharing * cols);
+            let shape = (ty, experts, n, cols);
+            let expected = bench.expert_gemv(shape, &raw, &x, &ids, sharing);
+            let got = bench.expert_imma(shape, &raw, &x, &ids, sharing);
+            let mut pairs = expected.iter().zip(&got);
+            assert!(
+                pairs.all(|(a, b)| a.to_bits() == b.to_bits()),
+                "{ty}, {experts} experts of {n} rows, {choices} choices"
+            );
+            bench.0.clear();
         }
     }
 }

@@ -171,7 +171,7 @@ fn parts_get_the_bias_of_their_expert() {
 
 impl Bench {
     /// Multiplies rows of `x` by the experts `ids`; `sharing` of these share one input.
-    fn expert_gemv(
+    pub(super) fn expert_gemv(
         &mut self,
         (ty, experts, n, cols): (T, usize, usize, usize),
         raw: &[u8],

@@ -249,13 +249,13 @@ fn attention_leaves_integers() {
         after: 0,
         unused: 0,
     };
-    launch::attend(KvType::F32, dim, &p)
+    launch::attend(KvType::F32, dim, &p, p.splits)
         .iter()
         .for_each(|launch| bench.run(launch));
     let floats = bench.read(p.out, n);
     let bytes = launch::activation_bytes(Form::Integers, rows, heads * dim);
     p.integers = bench.alloc(bytes);
-    launch::attend(KvType::F32, dim, &p)
+    launch::attend(KvType::F32, dim, &p, p.splits)
         .iter()
         .for_each(|launch| bench.run(launch));
     let arranged = bench.arranged(Form::Integers, &floats, heads * dim);

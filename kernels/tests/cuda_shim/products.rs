@@ -115,7 +115,8 @@ fn generation_products_match_the_oracle() {
         for (i, cols) in widths(ty).into_iter().enumerate() {
             for (j, rows) in [1, 4, 19, 37].into_iter().enumerate() {
                 bench.0.schedule(Schedule::ALL[(i + j) % 3]);
-                let tokens = [1, 2, 3, 8, 5][(i + 2 * j) % 5];
+                let more = if has_codes(ty) { 5 } else { 13 };
+                let tokens = [1, 2, 3, 8, more][(i + 2 * j) % 5];
                 check_product(&mut bench, Bench::gemv, form, (ty, rows, cols), tokens);
             }
         }
@@ -222,7 +223,7 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
         .into_iter()
         .chain([(T::Q4_K, 8448)])
     {
-        let (rows, tokens) = (21, 8);
+        let (rows, tokens) = (21, if has_codes(ty) { 8 } else { 16 });
         let raw = random_blocks(&mut rng, ty, rows * cols);
         let x = rng.floats(tokens * cols);
         let wide = bench

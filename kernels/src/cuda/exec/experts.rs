@@ -3,7 +3,9 @@
 
 use super::launches::{LaunchContext, List, small};
 use crate::cuda::launch::Form;
-use crate::cuda::params::{ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum};
+use crate::cuda::params::{
+    ExpertBias, ExpertGemv, ExpertImma, Gather, Normalize, Softmax, SortExperts, TopK, WeightedSum,
+};
 use crate::cuda::{Launch, launch};
 use crate::program::Slot;
 use octavo_simd::generic::routing::TopGroups;
@@ -90,7 +92,7 @@ impl LaunchContext<'_> {
     }
 
     /// Multiplies by expert matrices. Prefill uses this as well: a row's results are the same in
-    /// both phases.
+    /// both phases, and for any number of rows.
     pub(super) fn expert_product(&self, x: Slot, w: usize, ids: Slot, out: Slot, list: &mut List) {
         let (ty, matrix) = self.matrix(self.plan.weights[w]);
         let experts = self.plan.placed[self.plan.weights[w]].experts;
@@ -104,17 +106,52 @@ impl LaunchContext<'_> {
             list.ready = None;
             (self.at(self.plan.activations), 1)
         };
+        let (rows, n) = (self.rows(ids), matrix.rows / small(experts));
+        if self.imma && form == Form::Integers && rows >= launch::IMMA_FROM {
+            let p = ExpertImma {
+                w: matrix,
+                x: input,
+                order: self.at(self.plan.order),
+                tiles: self.at(self.plan.tiles),
+                out: self.slot(out),
+                n,
+                sharing: small(sharing),
+            };
+            let tiles = self.sorted(ids, experts, list);
+            list.launches.push(launch::expert_imma(ty, &p, tiles));
+            return;
+        }
         let p = ExpertGemv {
             w: matrix,
             x: input,
             ids: self.slot(ids),
             out: self.slot(out),
-            n: matrix.rows / small(experts),
+            n,
             experts: small(experts),
             sharing: small(sharing),
             unused: 0,
         };
-        let choices = small(self.rows(ids) * used);
+        let choices = small(rows * used);
         list.launches.push(launch::expert_gemv(ty, &p, choices));
+    }
+
+    /// Sorts the choices of experts, unless they are sorted already; returns the width and the
+    /// number of their tiles.
+    fn sorted(&self, ids: Slot, experts: usize, list: &mut List) -> [usize; 2] {
+        let choices = self.elements(ids);
+        let tiles @ [width, _] = launch::expert_tiles(choices, experts);
+        if list.sorted != Some(ids) {
+            list.launches.push(launch::sort_experts(&SortExperts {
+                ids: self.slot(ids),
+                order: self.at(self.plan.order),
+                tiles: self.at(self.plan.tiles),
+                choices: small(choices),
+                experts: small(experts),
+                width: small(width),
+                unused: 0,
+            }));
+            list.sorted = Some(ids);
+        }
+        tiles
     }
 }

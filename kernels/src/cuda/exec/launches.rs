@@ -67,6 +67,8 @@ pub(super) struct List {
     pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
     pub(super) ready: Option<Ready>,
+    /// The slot of chosen experts of which the order and the tiles are up to date.
+    pub(super) sorted: Option<Slot>,
 }
 
 impl LaunchContext<'_> {
@@ -74,13 +76,14 @@ impl LaunchContext<'_> {
     /// for it; no result changes.
     pub(super) fn all(&self, fuse: bool) -> Vec<OpLaunches> {
         let mut parts = Vec::with_capacity(self.program.ops.len());
-        let mut ready = None;
+        let (mut ready, mut sorted) = (None, None);
         let mut at = 0;
         while at < self.program.ops.len() {
             let mut list = List {
                 gather: None,
                 launches: Vec::new(),
                 ready,
+                sorted,
             };
             let group = self.groups[at].as_ref().filter(|_| fuse);
             let fused = group.filter(|group| self.fused(at, group, &mut list));
@@ -94,6 +97,7 @@ impl LaunchContext<'_> {
                 .ready
                 .filter(|r| r.new || !written(r.slot))
                 .map(|r| Ready { new: false, ..r });
+            sorted = list.sorted.filter(|slot| !written(*slot));
             parts.push(OpLaunches {
                 op: last,
                 gather: list.gather,

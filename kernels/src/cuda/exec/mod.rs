@@ -34,6 +34,9 @@ use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
 use crate::program::{Program, StateUse, Step, TokenRow};
 
+/// Most rows of a step of one sequence that is captured for exactly these rows.
+const MAX_CAPTURED_DRAFTS: usize = launch::IMMA_COLUMNS;
+
 /// Progress of capturing the launches of a decode shape.
 enum CaptureState {
     /// It ran once without a graph, so that all that a device loads lazily is loaded.
@@ -186,12 +189,14 @@ impl<D: Device> Executor<D> {
     /// Builds every kernel that a step may need, so that the first step does not wait for
     /// compilation.
     fn build(&mut self) -> Result<(), Error> {
+        let one = Shape::bucket(1, 0);
         let prompt = Shape {
             generated: false,
             tiles: 1,
-            ..Shape::bucket(1)
+            ..one
         };
-        for shape in [prompt, Shape::bucket(1), Shape::bucket(launch::IMMA_FROM)] {
+        let batch = self.limits.outputs.min(launch::IMMA_COLUMNS);
+        for shape in [prompt, one, Shape::bucket(batch, 0)] {
             let apart = self
                 .context(shape)
                 .all(false)
@@ -300,13 +305,13 @@ impl<D: Device> Executor<D> {
         let (rows, output_rows) = self.program.rows(step, self.limits.n_pages);
         let Limits {
             rows: most,
-            outputs: most_outputs,
+            outputs,
             sequences,
             positions,
             ..
         } = self.limits;
         assert!(
-            rows.len() <= most && output_rows.len() <= most_outputs && step.seqs.len() <= sequences,
+            rows.len() <= most && output_rows.len() <= outputs && step.seqs.len() <= sequences,
             "a step too large"
         );
         assert!(
@@ -320,12 +325,14 @@ impl<D: Device> Executor<D> {
         if rows.is_empty() {
             return Ok((rows, 0));
         }
-        let bucket = Shape::bucket(rows.len());
-        let whole = step.seqs.len() == rows.len() && output_rows.len() == rows.len();
-        let fits = bucket.rows <= most.min(most_outputs).min(sequences);
-        let exact = Shape::of(step, self.tile_rows);
-        let replayed = self.capture && tap.is_none() && exact.generated && whole && fits;
-        let shape = if replayed { bucket } else { exact };
+        let ends = rows
+            .iter()
+            .map(|row| row.end.max(row.block[1]).max(row.image_end));
+        let end = ends.max().unwrap_or(0);
+        let exact = Shape::of(step, self.tile_rows, end);
+        let captured = self.captured_shape(&exact, end);
+        let captured = captured.filter(|_| self.capture && tap.is_none());
+        let (replayed, shape) = (captured.is_some(), captured.unwrap_or(exact));
         let bytes = self
             .record
             .fill(&shape, step, &rows, &output_rows, self.tile_rows);
@@ -345,6 +352,36 @@ impl<D: Device> Executor<D> {
             None => self.run((shape, best))?,
         }
         Ok((rows, output_rows.len()))
+    }
+
+    /// Returns the shape in which a step's launches are captured, if they are: that of decode steps
+    /// with outputs for all rows, of one token of each sequence or of some drafted ones.
+    fn captured_shape(&self, exact: &Shape, end: usize) -> Option<Shape> {
+        let &Shape {
+            generated,
+            rows,
+            outputs,
+            sequences,
+            ..
+        } = exact;
+        let Limits {
+            rows: most_rows,
+            outputs: most_outputs,
+            sequences: most_sequences,
+            ..
+        } = self.limits;
+        if !generated || outputs != rows {
+            return None;
+        }
+        let bucket = Shape::bucket(rows, end);
+        let fits = bucket.rows <= most_rows.min(most_outputs).min(most_sequences);
+        // a sequence without rows has no place among states, so padding cannot be one
+        let can_pad = sequences == rows || self.program.states.is_empty();
+        let has_few_drafts = sequences == 1 && rows <= MAX_CAPTURED_DRAFTS;
+        match fits && can_pad {
+            true => Some(bucket),
+            false => has_few_drafts.then_some(*exact),
+        }
     }
 
     /// Checks that the states of a step fit.

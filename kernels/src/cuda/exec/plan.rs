@@ -205,6 +205,9 @@ pub(super) struct Plan {
     /// Partial sums of split attention, and their softmax maxima and totals.
     pub(super) sums: u64,
     pub(super) states: u64,
+    /// Chosen experts in the order of the experts, and the tiles in which they are multiplied.
+    pub(super) order: u64,
+    pub(super) tiles: u64,
     /// Partial results of argmax.
     pub(super) parts: u64,
     /// Gathered parts of rows from all ranks, concatenated.
@@ -253,8 +256,11 @@ impl Plan {
         let gated = arena.take(&[widest.gated_bytes]);
         let query_width = widest.query_width;
         let heads = arena.take(&[4, limits.rows, query_width + 2 * widest.key_width]);
-        let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
-        let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
+        let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS];
+        let mut of_splits = |each: &[usize]| arena.take(&[&split[..], each].concat());
+        let (sums, states) = (of_splits(&[query_width]), of_splits(&[widest.heads, 2]));
+        let order = arena.take(&[4, widest.choices]);
+        let tiles = arena.take(&[launch::EXPERT_TILE_BYTES, widest.tiles]);
         let parts = arena.take(&[
             limits.outputs,
             launch::ARGMAX_PARTS as usize,
@@ -284,6 +290,8 @@ impl Plan {
             heads,
             sums,
             states,
+            order,
+            tiles,
             parts,
             gathered,
             record,
@@ -427,7 +435,12 @@ struct Widest {
     activation_bytes: usize,
     gated_bytes: usize,
     query_width: usize,
+    /// Query heads.
+    heads: usize,
     key_width: usize,
+    /// Experts chosen in a step, and tiles of them.
+    choices: usize,
+    tiles: usize,
 }
 
 impl Widest {
@@ -444,7 +457,12 @@ impl Widest {
                         widest.activation_bytes = widest.activation_bytes.max(bytes);
                     }
                 }
-                Op::ExpertMatMul { x, w, .. } => {
+                Op::ExpertMatMul { x, w, ids, experts } => {
+                    let choices = rows_of(ids) * program.slots[ids].width;
+                    // fewer choices can have more tiles, being narrower
+                    let tiles = choices / (launch::IMMA_COLUMNS / 2) + experts;
+                    widest.choices = widest.choices.max(choices);
+                    widest.tiles = widest.tiles.max(tiles);
                     let source = source(w);
                     let inputs = rows_of(x) * (program.slots[x].width / source.cols);
                     let form = Form::of_gemv(source.stored());
@@ -456,8 +474,11 @@ impl Widest {
                     let bytes = launch::activation_bytes(Form::Integers, rows_of(x), width);
                     widest.gated_bytes = widest.gated_bytes.max(bytes);
                 }
-                Op::Attention { q, .. } => {
-                    widest.query_width = widest.query_width.max(program.slots[q].width);
+                Op::Attention { q, cache, .. } => {
+                    let width = program.slots[q].width;
+                    let heads = width / program.cache(cache).head_dim;
+                    widest.query_width = widest.query_width.max(width);
+                    widest.heads = widest.heads.max(heads);
                 }
                 Op::KvWrite { k, .. } => {
                     widest.key_width = widest.key_width.max(program.slots[k].width);

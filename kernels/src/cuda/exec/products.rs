@@ -179,9 +179,10 @@ impl LaunchContext<'_> {
             .map(|p| self.matrix(self.plan.weights[p.w]).1)
             .collect();
         let has_imma = self.imma && form == Form::Integers;
-        let most = match has_imma && rows >= launch::IMMA_FROM {
-            true => launch::IMMA_COLUMNS,
-            false => launch::GEMV_COLUMNS,
+        let most = match form {
+            Form::Integers if has_imma => launch::IMMA_COLUMNS,
+            Form::Integers => launch::GEMV_COLUMNS,
+            _ => launch::FLOAT_COLUMNS,
         };
         for first in (0..rows).step_by(most) {
             let columns = most.min(rows - first);

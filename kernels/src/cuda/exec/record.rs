@@ -4,7 +4,7 @@
 
 use super::limits::Limits;
 use crate::cuda::Ptr;
-use crate::cuda::launch::TILE_QUERIES;
+use crate::cuda::launch::{self, TILE_QUERIES};
 use crate::cuda::params::Paging;
 use crate::program::{Phase, Program, StateUse, Step, TokenRow};
 
@@ -17,11 +17,14 @@ pub(super) struct Shape {
     pub(super) sequences: usize,
     /// Tiles of prefill attention on tensor cores.
     pub(super) tiles: usize,
+    /// Most splits of a row's positions in attention, rounded up.
+    pub(super) splits: usize,
 }
 
 impl Shape {
-    /// Returns the exact shape of a step, with prefill attention in tiles of `tile_rows` rows.
-    pub(super) fn of(step: &Step<'_>, tile_rows: usize) -> Shape {
+    /// Returns the exact shape of a step, with prefill attention in tiles of `tile_rows` rows;
+    /// its rows attend to positions before `end`.
+    pub(super) fn of(step: &Step<'_>, tile_rows: usize, end: usize) -> Shape {
         let generated = step.phase == Phase::Decode;
         let tiles = step
             .seqs
@@ -35,12 +38,13 @@ impl Shape {
             outputs,
             sequences,
             tiles: if generated { 0 } else { tiles },
+            splits: splits(rows, end),
         }
     }
 
-    /// Returns the shape for decoding `n` sequences, one token each, all with outputs: exactly `n`
-    /// up to 8, then the next power of two.
-    pub(super) fn bucket(n: usize) -> Shape {
+    /// Returns the shape for decoding `n` tokens, all with outputs, of up to `n` sequences that
+    /// attend to positions before `end`: exactly `n` rows up to 8, then the next power of two.
+    pub(super) fn bucket(n: usize, end: usize) -> Shape {
         let rows = if n <= 8 { n } else { n.next_power_of_two() };
         Shape {
             generated: true,
@@ -48,7 +52,19 @@ impl Shape {
             outputs: rows,
             sequences: rows,
             tiles: 0,
+            splits: splits(rows, end),
         }
+    }
+}
+
+/// Returns a number of splits that no row with positions before `end` exceeds: all, or in batches
+/// of shorter sequences so few that blocks without work take little time. Two sizes, because every
+/// size is captured apart.
+fn splits(rows: usize, end: usize) -> usize {
+    const FEW: usize = launch::MAX_SPLITS as usize / 4;
+    match rows < 8 || launch::splits_of(end) > FEW {
+        true => launch::MAX_SPLITS as usize,
+        false => FEW,
     }
 }
 

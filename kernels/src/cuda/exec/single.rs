@@ -378,8 +378,11 @@ impl LaunchContext<'_> {
             )];
         }
         let parts = (0..self.shape.rows).step_by(ATTEND_ROWS);
+        let splits = small(self.shape.splits);
         parts
-            .flat_map(|first| launch::attend(ty, kv.head_dim, &self.some_rows(&all, first, q)))
+            .flat_map(|first| {
+                launch::attend(ty, kv.head_dim, &self.some_rows(&all, first, q), splits)
+            })
             .collect()
     }
 

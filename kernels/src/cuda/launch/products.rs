@@ -3,12 +3,13 @@
 use super::super::Ptr;
 use super::super::modules::Module;
 use super::super::pack::{self, STRIP, UNIT, kernels_of};
-use super::super::params::{Arrange, ExpertGemv, Gemm, Gemv, GemvPart};
+use super::super::params::{Arrange, ExpertGemv, ExpertImma, Gemm, Gemv, GemvPart, SortExperts};
 use super::{Launch, blocks, launch, norm_threads};
 use octavo_quant::TensorType;
 
-/// Maximum number of activation columns per launch of `gemv`.
+/// Maximum number of activation columns per launch of `gemv` with codes, and with floats.
 pub const GEMV_COLUMNS: usize = 8;
+pub const FLOAT_COLUMNS: usize = 16;
 /// Warps per `gemv` block, and its maximum number of strips per tile.
 const GEMV_WARPS: u32 = 8;
 /// `gemv` blocks per multiprocessor: the register limit of the one-column kernel.
@@ -131,13 +132,17 @@ fn parts_of(units: u32) -> u32 {
     if units < 256 { 1 } else { 4 }
 }
 
-/// Multiplies matrices of one type by up to [`GEMV_COLUMNS`] rows of activations; chooses the tiles
-/// by the number of multiprocessors.
+/// Multiplies matrices of one type by up to [`GEMV_COLUMNS`] rows of activations, or
+/// [`FLOAT_COLUMNS`] if they are floats; chooses the tiles by the number of multiprocessors.
 pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     let columns = p.columns.max(1).next_power_of_two();
+    let most = match pack::has_codes(ty) {
+        true => GEMV_COLUMNS,
+        false => FLOAT_COLUMNS,
+    };
     assert!(
-        columns as usize <= GEMV_COLUMNS,
-        "{columns} columns: expected at most {GEMV_COLUMNS}"
+        columns as usize <= most,
+        "{columns} columns: expected at most {most}"
     );
     let matrices = if p.gated != 0 { 1 } else { p.parts.len() };
     let tiles = |tile: u32| -> u32 {
@@ -156,8 +161,12 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
         ..*p
     };
     let ty = kernels_of(ty);
+    let module = match columns as usize > GEMV_COLUMNS {
+        true => Module::FloatGemv(ty),
+        false => Module::Gemv(ty),
+    };
     launch(
-        Module::Gemv(ty),
+        module,
         format!("gemv_{ty}_{columns}"),
         [p.tiles.min(blocks).max(1), 1, 1],
         32 * GEMV_WARPS,
@@ -267,6 +276,45 @@ pub fn expert_gemv(ty: TensorType, p: &ExpertGemv, choices: u32) -> Launch {
     let grid = [choices, p.n.div_ceil(STRIP as u32).div_ceil(across), 1];
     let name = format!("expert_gemv_{ty}_1");
     launch(Module::ExpertGemv(ty), name, grid, 32 * GEMV_WARPS, p)
+}
+
+/// Bytes of a tile of choices (`ExpertTile` in `cuda/experts.cuh`).
+pub const EXPERT_TILE_BYTES: usize = 16;
+
+/// Returns the most choices per tile of [`expert_imma`], and the number of tiles that
+/// [`sort_experts`] writes.
+pub fn expert_tiles(choices: usize, experts: usize) -> [usize; 2] {
+    // narrow tiles where most experts have few choices
+    let width = match choices <= 6 * experts {
+        true => IMMA_COLUMNS / 2,
+        false => IMMA_COLUMNS,
+    };
+    [width, choices / width + experts]
+}
+
+/// Sorts the choices of rows by expert, and deals those of each expert to tiles.
+pub fn sort_experts(p: &SortExperts) -> Launch {
+    launch(Module::Experts, "sort_experts", [p.experts, 1, 1], 256, p)
+}
+
+/// Multiplies rows by their experts, in `tiles` tiles of up to `width` choices, on tensor cores; the
+/// results have the bits of [`expert_gemv`].
+pub fn expert_imma(ty: TensorType, p: &ExpertImma, [width, tiles]: [usize; 2]) -> Launch {
+    let time = |rows: &u32| p.n.div_ceil(*rows) * (rows + width as u32);
+    let rows = IMMA_ROWS.into_iter().min_by_key(time);
+    let rows = rows.expect("there are tiles");
+    let ty = kernels_of(ty);
+    let name = format!("expert_imma_{ty}_{rows}_{width}");
+    // tiles in x: only this dimension of a grid is never too small
+    let grid = [small(tiles), p.n.div_ceil(rows), 1];
+    Launch {
+        shared: IMMA_SHARED,
+        ..launch(Module::ExpertImma(ty), name, grid, 32 * GEMV_WARPS, p)
+    }
+}
+
+fn small(n: usize) -> u32 {
+    u32::try_from(n).expect("no step is larger than a grid")
 }
 
 /// Names the kernels that multiply weights of type `ty`: decode, then prefill.

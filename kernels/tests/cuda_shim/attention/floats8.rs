@@ -19,7 +19,7 @@ fn read_all(bench: &mut Bench) -> Vec<f32> {
         let to = Ptr(p.pages_v.0 + (page * page_bytes + at) as u64);
         bench.0.device().upload(to, &bytes).expect("its own memory");
     }
-    for launch in launch::attend(KvType::F8E4M3, DIM, &p) {
+    for launch in launch::attend(KvType::F8E4M3, DIM, &p, p.splits) {
         bench.run(&launch);
     }
     let row = scene.rows.iter().position(Option::is_some).expect("one");

@@ -120,7 +120,7 @@ fn attention_without_a_page(
     };
     let mut behind = p;
     behind.paging.first_row = 100;
-    launch::attend(KvType::F16, dim, &behind)
+    launch::attend(KvType::F16, dim, &behind, behind.splits)
         .iter()
         .for_each(|launch| bench.run(launch));
     let expected_behind: Vec<u32> = expected

@@ -105,8 +105,10 @@ fn wide_tile(kernel: &str) -> Option<[usize; 2]> {
     Some([sizes.next()?.parse().ok()?, tokens])
 }
 
-/// Returns products per unit of a warp for `imma_Q4_K_64_16`; `None` for other kernels.
+/// Returns products per unit of a warp for `imma_Q4_K_64_16` and `expert_imma_Q4_K_64_16`; `None`
+/// for other kernels.
 fn imma_products(kernel: &str) -> Option<usize> {
+    let kernel = kernel.strip_prefix("expert_").unwrap_or(kernel);
     let mut parts = kernel.strip_prefix("imma_")?.rsplitn(3, '_');
     let mut size = || parts.next()?.parse::<usize>().ok();
     let (columns, rows) = (size()?, size()?);
