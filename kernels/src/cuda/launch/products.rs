@@ -7,8 +7,9 @@ use super::super::params::{Arrange, ExpertGemv, ExpertImma, Gemm, Gemv, GemvPart
 use super::{Launch, blocks, launch, norm_threads};
 use octavo_quant::TensorType;
 
-/// Maximum number of activation columns per launch of `gemv` with codes, and with floats.
+/// Maximum number of activation columns per launch of `gemv`, for weights with codes.
 pub const GEMV_COLUMNS: usize = 8;
+/// Maximum number of activation columns per launch of `gemv`, for float weights.
 pub const FLOAT_COLUMNS: usize = 16;
 /// Warps per `gemv` block, and its maximum number of strips per tile.
 const GEMV_WARPS: u32 = 8;
