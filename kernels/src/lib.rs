@@ -15,6 +15,7 @@ mod exec;
 mod fuse;
 mod hadamard;
 mod kv;
+mod logits;
 mod matrix;
 mod memory;
 mod op;
@@ -32,6 +33,7 @@ pub use affinity::stay_on;
 pub use exec::{Executor, TapFn};
 pub use hadamard::HADAMARD_ORDER;
 pub use kv::{KvStore, KvTooLarge};
+pub use logits::{ExpSums, LOGIT_BLOCK, LogitKernels, exp_f64};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{
     LargePages, NoMemory, large_pages, lock_limit, room, share_heap, trim, with_memory,

@@ -11,6 +11,7 @@ mod embedding_inputs;
 mod experts;
 mod hadamard;
 mod layer;
+mod logits;
 mod matmul;
 mod recurrence;
 mod standin;

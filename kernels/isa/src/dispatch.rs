@@ -23,14 +23,14 @@ pub(crate) mod prelude {
     pub(crate) use octavo_simd::function::{Activation, Function};
     pub(crate) use octavo_simd::generic::elementwise::{Activate, Combine};
     pub(crate) use octavo_simd::generic::{
-        attention, batch, elementwise, gemm, gemv, int8, int16, probe, recurrence, routing,
+        attention, batch, elementwise, gemm, gemv, int8, int16, logits, probe, recurrence, routing,
     };
     pub(crate) use octavo_simd::kv_layout::KvType;
     pub(crate) use octavo_simd::pack;
     pub(crate) use octavo_simd::simd::Simd;
     pub(crate) use octavo_simd::table::{
-        ActivationForm, CodeKernel, CodeKernels, FloatKernels, Gemv, Packed, PromptAttention,
-        PromptKernels, Table, UnpackedKernels,
+        ActivationForm, CodeKernel, CodeKernels, FloatKernels, Gemv, LogitKernels, Packed,
+        PromptAttention, PromptKernels, Table, UnpackedKernels,
     };
 }
 
@@ -152,6 +152,13 @@ macro_rules! float_kernels {
             fn rotate [] (
                 x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32,
             ) = elementwise::rotate::<$simd>;
+            fn widen [] (x: *const f32, n: usize, y: *mut f64, maxima: *mut f64) -> bool =
+                logits::widen::<$simd>;
+            fn maxima [] (x: *const f64, n: usize, maxima: *mut f64) = logits::maxima::<$simd>;
+            fn exp_sums [T: logits::Logit] (
+                x: *const T, n: usize, max: f64, sums: *mut [f64; 2],
+            ) = logits::exp_sums::<$simd, T>;
+            fn exps [] (x: *const f64, n: usize, max: f64, y: *mut f64) = logits::exps::<$simd>;
             fn read [const PREFETCH: bool] (p: *const f32, n: usize) -> f32 =
                 probe::read::<$simd, PREFETCH>;
             fn multiply [const ACCS: usize] (turns: usize) -> f32 =
@@ -434,6 +441,13 @@ macro_rules! instantiate {
                 weighted_sum,
                 to_f16,
                 rotate,
+                logits: LogitKernels {
+                    widen,
+                    maxima,
+                    exp_sums: exp_sums::<f64>,
+                    exp_sums_f32: exp_sums::<f32>,
+                    exps,
+                },
                 read: [read::<false>, read::<true>],
                 multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
                 busy_unit: None,

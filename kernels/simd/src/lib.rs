@@ -12,6 +12,7 @@
 #[cfg(target_arch = "aarch64")]
 pub mod aarch64;
 pub mod act;
+pub mod doubles;
 pub mod formats;
 pub mod function;
 pub mod generic;

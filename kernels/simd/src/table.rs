@@ -140,6 +140,18 @@ pub struct PromptAttention {
     pub attend: unsafe fn(&attention::Block<'_>, [attention::PackSpan; 2], *mut u8),
 }
 
+/// Kernels of rows of logits in f64, of a number of values, by blocks: see
+/// [`logits`](crate::generic::logits). Their results have the same bits in every table.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitKernels {
+    pub widen: unsafe fn(*const f32, usize, *mut f64, *mut f64) -> bool,
+    pub maxima: unsafe fn(*const f64, usize, *mut f64),
+    pub exp_sums: unsafe fn(*const f64, usize, f64, *mut [f64; 2]),
+    /// The same of logits in f32.
+    pub exp_sums_f32: unsafe fn(*const f32, usize, f64, *mut [f64; 2]),
+    pub exps: unsafe fn(*const f64, usize, f64, *mut f64),
+}
+
 /// Normalizes a number of values by weights, with an epsilon.
 pub type Norm = unsafe fn(*const f32, *const f32, f32, usize, *mut f32);
 
@@ -175,6 +187,7 @@ pub struct Table {
     pub weighted_sum: unsafe fn(&routing::Parts),
     pub to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
+    pub logits: LogitKernels,
     /// Loops that measure memory bandwidth: without and with prefetch.
     pub read: [unsafe fn(*const f32, usize) -> f32; 2],
     /// Loops that measure arithmetic: with few and with many accumulators.

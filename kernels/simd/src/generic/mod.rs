@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod gemv;
 pub mod int16;
 pub mod int8;
+pub mod logits;
 pub mod probe;
 pub mod recurrence;
 pub mod routing;

@@ -1,6 +1,7 @@
 //! x86-64 vectors: bit tricks only; the algorithms are in `generic`.
 pub mod avx2;
 pub mod avx512;
+mod doubles;
 
 use crate::simd::ops;
 
